@@ -10,9 +10,9 @@ from caphv.api.object import NAMESPACES, Obj, Resource, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import find_resource, served_version
 from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unreachable
+from caphv.runtime.listing import list_pages
 from overview.objects import ManagementObjects, Unseen
 
-_PAGE = 500
 Step = Callable[[str], None]
 """Hears what is being read now."""
 
@@ -77,24 +77,8 @@ async def list_all(
     Raises `ApiError`, `Unreachable`.
     """
     head = {"apiVersion": resource.api_version, "kind": resource.kind}
-    found: list[Obj] = []
-    token = ""
-    while True:
-        # The token of a further page stands for the version of the first.
-        version = "" if token else exactly
-        page = await client.list(
-            resource,
-            namespace,
-            limit=_PAGE,
-            continue_token=token,
-            label_selector=label_selector,
-            resource_version=version,
-            exact=bool(version),
-        )
-        found += ({**head, **item} for item in page.get("items") or ())
-        token = page["metadata"].get("continue", "")
-        if not token:
-            return found
+    pages = list_pages(client, resource, namespace, label_selector=label_selector, exactly=exactly)
+    return [{**head, **item} async for page in pages for item in page]
 
 
 def unseen(what: str, error: ApiError | Unreachable) -> Unseen:

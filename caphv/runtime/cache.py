@@ -21,7 +21,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,13 +30,11 @@ from caphv.runtime import logs, metrics
 from caphv.runtime.budget import PIECE_SECONDS, MemoryBudget, TimeBudget, memory_of
 from caphv.runtime.errors import ApiError, Gone, TooLarge, TooManyRequests, Unreachable, without_trace
 from caphv.runtime.freshness import Freshness
+from caphv.runtime.listing import MAX_OBJECTS, ListSource, PageSize
 from caphv.runtime.store import IndexFunction, Store
 
 log = logging.getLogger(__name__)
 
-_PAGE, _UNTRUSTED_PAGE, _SMALLEST_PAGE = 500, 125, 1
-# In a list of an untrusted server, also of objects that the cache does not keep.
-_MAX_OBJECTS = 100_000
 _LASTING = 1.0
 # After so many seconds without contact the cache lists again: the server may have been restored or replaced.
 _STALE = 300.0
@@ -66,24 +64,19 @@ class Change:
 Handler = Callable[[Change], None]
 
 
-class Source(Protocol):
-    """What an informer reads from: an `ApiClient`, or something that chooses one for each request."""
+class Source(ListSource, Protocol):
+    """What an informer reads from: an `ApiClient`, or something that chooses one for each request.
+
+    Its `budget` is what the cache may take; None for no limit.
+    """
 
     @property
     def name(self) -> str:
         """Name of the server in metrics and logs."""
 
     @property
-    def budget(self) -> MemoryBudget | None:
-        """What the cache may take; None for no limit."""
-
-    @property
     def time(self) -> TimeBudget | None:
         """Share of the event loop that the server may use; None for no limit."""
-
-    @property
-    def list(self) -> Callable[..., Awaitable[Obj]]:
-        """As `ApiClient.list`."""
 
     @property
     def watch(self) -> Callable[..., AsyncGenerator[tuple[str, Obj], None]]:
@@ -140,7 +133,7 @@ class Informer:
         self._began = time.monotonic()
         self._warned = False
         self._sizes: dict[Key, int] = {}
-        self._limit = _UNTRUSTED_PAGE if client.budget else _PAGE
+        self._page_size = PageSize(client)
         self._handlers: list[Handler] = []
         self._first_list = asyncio.Event()
         self._wake = asyncio.Event()
@@ -298,7 +291,7 @@ class Informer:
             continue_token = page["metadata"].get("continue", "")
             if not continue_token:
                 break
-            if len(seen) == before or (self._client.budget and len(seen) > _MAX_OBJECTS):
+            if len(seen) == before or (self._client.budget and len(seen) > MAX_OBJECTS):
                 raise TooLarge(f"the list of {self.resource} does not end: {len(seen)} objects")
         if rollback:
             log.warning("%s on %s was restored to an older state", self.resource, self._client.name)
@@ -334,7 +327,7 @@ class Informer:
                 return await self._client.list(
                     self.resource,
                     self._namespace,
-                    limit=self._limit,
+                    limit=self._page_size.limit,
                     continue_token=continue_token,
                     metadata_only=self._metadata_only,
                     resource_version="0" if from_cache else "",
@@ -342,10 +335,9 @@ class Informer:
                 )
             except TooLarge:
                 # Older servers ignore the limit of a list from their cache.
-                if not from_cache and self._limit <= _SMALLEST_PAGE:
-                    raise
                 self._first_from_cache = False
-                self._limit = max(_SMALLEST_PAGE, self._limit // 4)
+                if not self._page_size.shrink():
+                    raise
 
     async def _watch(self) -> None:
         watch = self._client.watch(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from caphv.api.object import PODS, Obj, being_deleted, labels_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.exec import ExecError, pod_exec
+from caphv.runtime.listing import list_pages
 from caphv.runtime.text import load_json
 
 NAMESPACE = "kube-system"
@@ -48,8 +49,18 @@ class Member:
 
 async def find_pods(client: ApiClient, node: str = "") -> list[Obj]:
     """Read the Pods that can be asked, not those of a node. Raises `ApiError`, `Unreachable`."""
-    # There are few static Pods: one list is cheaper than one by label and another by name.
-    return pods_to_ask((await client.list(PODS, NAMESPACE))["items"], node)
+    # kubeadm and RKE2 label them. All Pods of the namespace are many: each node has some.
+    selector = ",".join(f"{name}={value}" for name, value in LABELS.items())
+    for label_selector in (selector, ""):
+        found = [
+            pod
+            async for page in list_pages(client, PODS, NAMESPACE, label_selector=label_selector)
+            for pod in page
+            if _is_etcd(pod)
+        ]
+        if found:
+            return pods_to_ask(found, node)
+    return []
 
 
 async def list_members(client: ApiClient, pod: Obj, program: Collection[str] = ETCDCTL) -> list[Member]:
@@ -91,9 +102,7 @@ def pods_to_ask(pods: Iterable[Obj], node: str) -> list[Obj]:
     there = [
         pod
         for pod in pods
-        if pod["spec"].get("nodeName") not in (None, "", node)
-        and not being_deleted(pod)
-        and any(container["name"] == CONTAINER for container in pod["spec"]["containers"])
+        if pod["spec"].get("nodeName") not in (None, "", node) and not being_deleted(pod) and _is_etcd(pod)
     ]
     labelled = [pod for pod in there if LABELS.items() <= labels_of(pod).items()]
     named = [pod for pod in there if pod["metadata"]["name"].startswith("etcd-")]
@@ -108,6 +117,10 @@ def _member(entry: Obj) -> Member:
 async def _etcdctl(client: ApiClient, pod: Obj, program: Collection[str], *arguments: str) -> bytes:
     name = pod["metadata"]["name"]
     return await pod_exec(client, NAMESPACE, name, CONTAINER, [*program, *arguments], timeout=_TIMEOUT)
+
+
+def _is_etcd(pod: Obj) -> bool:
+    return any(container["name"] == CONTAINER for container in pod["spec"]["containers"])
 
 
 def _is_ready(pod: Obj) -> bool:

@@ -31,6 +31,7 @@ class Server:
     server: str
     objs: dict[str, list[Obj]] = field(default_factory=dict)
     errors: dict[str, ApiError | Unreachable] = field(default_factory=dict)
+    budget: None = None
 
     def _refuse(self, verb: str, resource: Resource) -> None:
         for name in (f"{verb} {resource.kind}", resource.kind):

@@ -109,10 +109,12 @@ def test_providers_that_remove_members_themselves() -> None:
 class Silent:
     """A workload API that is away."""
 
+    budget = None
+
     def __init__(self) -> None:
         self.asked = 0
 
-    async def list(self, *_: Any) -> Any:
+    async def list(self, *_: Any, **__: Any) -> Any:
         self.asked += 1
         raise Unreachable("https://192.0.2.1:6443: timed out")
 
