@@ -44,17 +44,13 @@ def read(kubeconfig: str, namespace: str = "") -> Surroundings:
     from caphv.runtime.errors import ApiError, Unreachable
     from caphv.runtime.kubeconfig import parse_kubeconfig
     from overview.capacityreader import NotAHarvesterError, read_surroundings
-    from overview.harvester import HARVESTER_SECONDS
+    from overview.harvester import HARVESTER_SECONDS, answering_client
 
     access = parse_kubeconfig(kubeconfig)
 
     async def ask() -> Surroundings:
-        client = access.client(name="harvester", user_agent="caphv-cli", timeout=HARVESTER_SECONDS, max_in_flight=16)
-        try:
-            async with asyncio.timeout(HARVESTER_SECONDS):
-                return await read_surroundings(client, [namespace] if namespace else [])
-        finally:
-            await client.close()
+        async with answering_client(access, "harvester", HARVESTER_SECONDS, max_in_flight=16) as client:
+            return await read_surroundings(client, [namespace] if namespace else [])
 
     with patient_progress() as step:
         step("reading Harvester")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
 
 from caphv.api.object import POD_DISRUPTION_BUDGETS, Key, Obj, key_of
@@ -10,7 +9,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.kubeconfig import KubeconfigError
 from overview.doctor.model import Check, Result, ok, skipped
-from overview.harvester import WORKLOAD_SECONDS, read_access
+from overview.harvester import WORKLOAD_SECONDS, answering_client, read_access
 from overview.reader import list_all
 
 _SHOWN = 3
@@ -20,12 +19,8 @@ async def disruption_checks(management: ApiClient, cluster: Key) -> list[Check]:
     """Ask a workload cluster for budgets that allow no disruption now. Never raises for one that does not answer."""
     try:
         access = await read_access(management, Key(cluster.namespace, f"{cluster.name}-kubeconfig"), "value")
-        client = access.client(name="workload", user_agent="caphv-cli", timeout=WORKLOAD_SECONDS)
-        try:
-            async with asyncio.timeout(WORKLOAD_SECONDS):
-                return list(checks(cluster, await list_all(client, POD_DISRUPTION_BUDGETS)))
-        finally:
-            await client.close()
+        async with answering_client(access, "workload", WORKLOAD_SECONDS) as client:
+            return list(checks(cluster, await list_all(client, POD_DISRUPTION_BUDGETS)))
     except (ApiError, Unreachable, KubeconfigError, TimeoutError) as error:
         why = str(error) or f"no answer within {WORKLOAD_SECONDS:.0f} s"
         return [skipped("disruptions", f"Cluster {cluster}", f"the workload cluster cannot be read: {why}")]

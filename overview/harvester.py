@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +24,11 @@ from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconf
 from overview.objects import HarvesterObjects, Unseen
 from overview.reader import list_all, unseen
 
+# A server that answers nothing for so long is given up, and any after this many times as long: one with thousands of
+# objects takes more than that for all of its pages.
 HARVESTER_SECONDS = 15.0
 WORKLOAD_SECONDS = 6.0
+_LONGEST = 20
 _SERVERS_AT_ONCE = 16
 # Of a whole command, whatever it reads: a flag of the user, which no code on the way decides about.
 _insecure_allowed = ContextVar("insecure_allowed", default=False)
@@ -155,10 +158,28 @@ async def read_nodes(client: ApiClient, clusters: Iterable[Key]) -> dict[Key, li
 
 async def nodes_of(access: Kubeconfig) -> list[Obj]:
     """Read the Nodes of one workload cluster. Raises `ApiError`, `Unreachable`, `TimeoutError`, `KubeconfigError`."""
-    client = access.client(name="workload", user_agent="caphv-cli", timeout=WORKLOAD_SECONDS)
+    async with answering_client(access, "workload", WORKLOAD_SECONDS) as client:
+        return await list_all(client, NODES)
+
+
+@asynccontextmanager
+async def answering_client(access: Kubeconfig, name: str, seconds: float, **options: Any) -> AsyncIterator[ApiClient]:
+    """Lend a client as long as its server answers: each answer grants `seconds` more, up to 20 times `seconds`.
+
+    `options` are those of `ApiClient`. Raises `KubeconfigError`, and `TimeoutError` in the block.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _LONGEST * seconds
+
+    def answered(status: int, _duration: float | None) -> None:
+        with suppress(RuntimeError):  # an answer that comes after the end
+            if status:
+                deadline.reschedule(min(end, loop.time() + seconds))
+
+    client = access.client(name=name, user_agent="caphv-cli", timeout=seconds, on_response=answered, **options)
     try:
-        async with asyncio.timeout(WORKLOAD_SECONDS):
-            return await list_all(client, NODES)
+        async with asyncio.timeout(seconds) as deadline:
+            yield client
     finally:
         await client.close()
 
@@ -224,9 +245,8 @@ async def _harvester(found: Harvesters, accounts: list[Account], limit: asyncio.
     async with limit:
         for account in sorted(accounts, key=lambda account: account.identity):
             what = f"Harvester {account.access.server} by identity {account.identity}"
-            client = account.access.client(name="harvester", user_agent="caphv-cli", timeout=HARVESTER_SECONDS)
             try:
-                async with asyncio.timeout(HARVESTER_SECONDS):
+                async with answering_client(account.access, "harvester", HARVESTER_SECONDS) as client:
                     part = await read_harvester(client, account.namespaces)
             except (ApiError, Unreachable) as error:
                 found.unseen.append(unseen(what, error))
@@ -234,8 +254,6 @@ async def _harvester(found: Harvesters, accounts: list[Account], limit: asyncio.
             except TimeoutError:
                 found.unseen.append(Unseen(what, f"no answer within {HARVESTER_SECONDS:.0f} s"))
                 continue
-            finally:
-                await client.close()
             whole = part if whole is None else _joined(whole, part)
             found.by_identity[account.identity] = whole
     for account in accounts:

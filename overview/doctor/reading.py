@@ -21,11 +21,11 @@ from caphv.api.object import (
 )
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
-from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
+from caphv.runtime.kubeconfig import KubeconfigError
 from overview.doctor import rights
 from overview.doctor.harvester import HarvesterFacts
 from overview.doctor.management import ManagementFacts
-from overview.harvester import HARVESTER_SECONDS, identity_of, read_access, read_harvester
+from overview.harvester import HARVESTER_SECONDS, answering_client, identity_of, read_access, read_harvester
 from overview.objects import ManagementObjects
 from overview.poolreader import Machines, read_machines, read_pools
 from overview.reader import list_all, unseen
@@ -94,8 +94,8 @@ async def _facts(
         facts.error = str(error)
         return facts
     try:
-        async with asyncio.timeout(HARVESTER_SECONDS):
-            await _ask(facts, facts.access, machines)
+        async with answering_client(facts.access, "harvester", HARVESTER_SECONDS, max_in_flight=16) as harvester:
+            await _ask(facts, harvester, machines)
     except (ApiError, Unreachable, KubeconfigError) as error:
         facts.error = f"it refuses the credentials or cannot be reached: {error}"
     except TimeoutError:
@@ -103,26 +103,22 @@ async def _facts(
     return facts
 
 
-async def _ask(facts: HarvesterFacts, access: Kubeconfig, machines: Machines | None) -> None:
+async def _ask(facts: HarvesterFacts, harvester: ApiClient, machines: Machines | None) -> None:
     namespaces = frozenset(str(obj["spec"]["targetNamespace"]) for obj in facts.clusters)
-    harvester = access.client(name="harvester", user_agent="caphv-cli", timeout=HARVESTER_SECONDS, max_in_flight=16)
-    try:
-        facts.objects = await read_harvester(harvester, namespaces, surroundings=True)
+    facts.objects = await read_harvester(harvester, namespaces, surroundings=True)
+    with suppress(ApiError):
+        facts.denied = await rights.denied(harvester, [*rights.needed(facts.clusters), *rights.AHEAD])
+    with suppress(ApiError):
+        # As the provider does, whose role allows it to list this one name.
+        listed = await harvester.list(
+            DEPLOYMENTS, _HARVESTER.namespace, field_selector=f"metadata.name={_HARVESTER.name}"
+        )
+        facts.deployment = next(iter(listed["items"]), None)
+    with suppress(ApiError):
+        facts.storage_classes = await list_all(harvester, STORAGE_CLASSES)
+    if machines is not None:
         with suppress(ApiError):
-            facts.denied = await rights.denied(harvester, [*rights.needed(facts.clusters), *rights.AHEAD])
-        with suppress(ApiError):
-            # As the provider does, whose role allows it to list this one name.
-            listed = await harvester.list(
-                DEPLOYMENTS, _HARVESTER.namespace, field_selector=f"metadata.name={_HARVESTER.name}"
-            )
-            facts.deployment = next(iter(listed["items"]), None)
-        with suppress(ApiError):
-            facts.storage_classes = await list_all(harvester, STORAGE_CLASSES)
-        if machines is not None:
-            with suppress(ApiError):
-                facts.pools = (await read_pools(harvester, machines, namespaces)).reports()
-    finally:
-        await harvester.close()
+            facts.pools = (await read_pools(harvester, machines, namespaces)).reports()
 
 
 async def _get(client: ApiClient, facts: ManagementFacts, resource: Resource, namespace: str, name: str) -> Obj | None:

@@ -9,13 +9,17 @@ from typing import Any
 import click
 import pytest
 import yaml
+from aiohttp import web
 from click.testing import CliRunner
 
-from caphv.api.object import Key, Obj, Resource
+from caphv.api.object import NODES, Key, Obj, Resource
 from caphv.runtime.errors import Forbidden, NotFound
+from caphv.runtime.kubeconfig import Kubeconfig
 from commands.options.harvesters import insecure_option
-from overview.harvester import Harvesters, read_harvesters, read_nodes, sharing_token
+from overview.harvester import Harvesters, answering_client, read_harvesters, read_nodes, sharing_token
 from overview.objects import Unseen
+from overview.reader import list_all
+from tests.support.answering import serving
 
 # It parses: that its body is no certificate shows only when it is used.
 BROKEN = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
@@ -103,3 +107,34 @@ def test_credentials_are_not_sent_to_a_server_that_is_not_verified_unless_the_us
         assert part in refused["identity Secret team/identity"]
     assert list(allowed) == [f"Harvester {SERVER} by identity team/identity"]
     assert again == refused
+
+
+def paged(pages: int, pause: float) -> Any:
+    """A server whose collection has so many pages of one object, each after a pause."""
+
+    async def answer(request: web.Request) -> web.Response:
+        await asyncio.sleep(pause)
+        page = int(request.query.get("continue") or 0) + 1
+        rest = {"continue": str(page)} if page < pages else {}
+        return web.json_response(
+            {"metadata": {"resourceVersion": "10", **rest}, "items": [{"metadata": {"name": f"node-{page}"}}]}
+        )
+
+    return answer
+
+
+async def test_a_server_with_many_pages_may_take_longer_than_one_that_is_silent() -> None:
+    async with serving(paged(10, 0.1)) as other:
+        async with answering_client(Kubeconfig(server=other.server), "harvester", 0.7) as client:
+            assert len(await list_all(client, NODES)) == 10
+        with pytest.raises(TimeoutError):
+            async with answering_client(Kubeconfig(server=other.server), "harvester", 0.05) as client:
+                await list_all(client, NODES)
+
+
+async def test_a_server_whose_pages_do_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("overview.harvester._LONGEST", 1)
+    async with serving(paged(10**6, 0.01)) as other:
+        with pytest.raises(TimeoutError):
+            async with answering_client(Kubeconfig(server=other.server), "harvester", 0.3) as client:
+                await list_all(client, NODES)
