@@ -112,12 +112,12 @@ def webhook(**flags: Any) -> None:
 
 async def _serve(flags: dict[str, Any], target: Obj | None) -> None:
     from caphv.runtime.client import ApiClient
-    from caphv.runtime.kubeconfig import own_configuration
+    from caphv.runtime.kubeconfig import process_configuration
     from caphv.runtime.manager import BindAddresses, Manager
     from webhooks.server import WebhookServer
 
     asks = target is not None or flags["metrics_secure"]
-    client = ApiClient(await own_configuration(flags["kubeconfig"]), name="management") if asks else None
+    client = ApiClient(await process_configuration(flags["kubeconfig"]), name="management") if asks else None
     addresses = BindAddresses(flags["metrics_bind_address"], flags["health_probe_bind_address"])
     manager = Manager(addresses=addresses, metrics_auth=metrics_auth(flags, client))
     server = WebhookServer(

@@ -24,7 +24,7 @@ from caphv.runtime.errors import NotFound, Unreachable
 from caphv.runtime.eventloop import unless_stopped
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.health import HealthServer
-from caphv.runtime.kubeconfig import own_configuration, own_namespace
+from caphv.runtime.kubeconfig import own_namespace, process_configuration
 from caphv.runtime.manager import BindAddresses, Manager
 from caphv.runtime.metrics_auth import MetricsAuth
 from caphv.runtime.queue import Group
@@ -77,7 +77,7 @@ async def run(
     options: ProviderOptions, stop: asyncio.Event, parts: Callable[[ApiClient], Sequence[Runnable]] | None = None
 ) -> None:
     """Run the provider and `parts` until `stop` is set. Raises `KubeconfigError`, `LeaseLost`."""
-    own = await own_configuration(options.kubeconfig)
+    own = await process_configuration(options.kubeconfig)
     policy = options.address_policy
     policy.record_own(os.environ.get("KUBERNETES_SERVICE_HOST", ""))
     client = ApiClient(dataclasses.replace(own, check_address=policy.record_own), name="management")

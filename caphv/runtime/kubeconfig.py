@@ -153,12 +153,34 @@ def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Kubec
 
 
 async def own_configuration(kubeconfig: str = "", context: str = "") -> Connection:
-    """The connection of this process: the given kubeconfig, else the Pod's ServiceAccount, else `KUBECONFIG`.
+    """The connection of a user's command: the given kubeconfig, else `KUBECONFIG`, else the Pod's ServiceAccount.
 
     `context` overrides the current context of a kubeconfig. Raises `KubeconfigError` if none exists or is readable.
     """
+    return await _configuration(kubeconfig, context, in_cluster=uses_service_account(kubeconfig, context))
+
+
+async def process_configuration(kubeconfig: str = "") -> Connection:
+    """The connection of a controller: the given kubeconfig, else the Pod's ServiceAccount, else `KUBECONFIG`.
+
+    Raises `KubeconfigError` if none exists or is readable.
+    """
+    return await _configuration(kubeconfig, "", in_cluster=not kubeconfig and _in_pod())
+
+
+def uses_service_account(kubeconfig: str, context: str) -> bool:
+    """Whether a user's command with these flags uses the ServiceAccount of its Pod: it does where no file is named."""
+    if kubeconfig or context or not _in_pod():
+        return False
+    return not any(os.path.exists(file) for file in _files(os.environ.get("KUBECONFIG", "")))
+
+
+def _in_pod() -> bool:
+    return bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
+
+
+async def _configuration(kubeconfig: str, context: str, *, in_cluster: bool) -> Connection:
     where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    in_cluster = not kubeconfig and not context and bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
     try:
         if in_cluster:
             return _in_cluster()
@@ -170,7 +192,7 @@ async def own_configuration(kubeconfig: str = "", context: str = "") -> Connecti
         # Imported here: the loaders of the `kubernetes` package take memory that processes in a cluster do not need.
         from caphv.runtime.user_kubeconfig import connection  # noqa: PLC0415
 
-        return await connection(kubeconfig, context)
+        return await connection(where, context)
     except Exception as error:
         if in_cluster:
             raise KubeconfigError(f"cannot use the Pod's service account: {type(error).__name__}: {error}") from None
@@ -180,14 +202,14 @@ async def own_configuration(kubeconfig: str = "", context: str = "") -> Connecti
         ) from None
 
 
-def own_namespace() -> str:
-    """Return the namespace of the Pod that this process runs in; `caphv-system` outside of a cluster."""
+def own_namespace(default: str = _DEFAULT_NAMESPACE) -> str:
+    """Return the namespace of the Pod that this process runs in; `default` outside of a cluster."""
     if os.environ.get("POD_NAMESPACE"):
         return os.environ["POD_NAMESPACE"]
     try:
-        return (_SERVICE_ACCOUNT / "namespace").read_text().strip() or _DEFAULT_NAMESPACE
+        return (_SERVICE_ACCOUNT / "namespace").read_text().strip() or default
     except OSError:
-        return _DEFAULT_NAMESPACE
+        return default
 
 
 def _files(where: str) -> list[Path]:

@@ -57,7 +57,8 @@ class Connection:
     """How to reach one API server; `server` is its URL, `server_name` the name in its certificate if different.
 
     `check_address` hears of each address before a socket is opened to it, and may refuse it. It does not hear of a
-    `trusted_proxy`, which the environment of this process sets.
+    `trusted_proxy`, which the environment of this process sets. `headers` are sent with each request; a name may come
+    several times.
     """
 
     server: str
@@ -67,6 +68,7 @@ class Connection:
     server_name: str | None
     trusted_proxy: bool = False
     check_address: AddressCheck | None = field(default=None, repr=False, compare=False)
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no types
@@ -76,7 +78,7 @@ class _RestClient(RESTClientObject):  # type: ignore[misc] # the package has no 
     through the session that it makes.
     """
 
-    def __init__(self, connection: Connection, headers: Mapping[str, str], resolver: Resolver | None) -> None:
+    def __init__(self, connection: Connection, headers: Sequence[tuple[str, str]], resolver: Resolver | None) -> None:
         untrusted = resolver is not None
         # Not the package's own, which would create a TLS context that nothing uses: 22 KiB for each account.
         self.retry_client = None
@@ -135,9 +137,9 @@ class Transport:
         self.connection = connection
         self.untrusted = untrusted
         self.time = TimeBudget() if untrusted else None
-        headers = {"User-Agent": user_agent, "Accept": "application/json"}
+        headers = [*connection.headers, ("User-Agent", user_agent), ("Accept", "application/json")]
         if untrusted:
-            headers["Accept-Encoding"] = "identity"
+            headers.append(("Accept-Encoding", "identity"))
         self._resolver = Resolver()
         self._rest = _RestClient(connection, headers, self._resolver if untrusted else None)
         self._max_response = MAX_RESPONSE if untrusted else _MAX_TRUSTED_RESPONSE
@@ -363,7 +365,10 @@ def _describe_tls(error: Exception) -> str:
         return "the certificate of the server is for another host name; set tls-server-name, or correct server"
     if error.verify_code in (9, 10):
         return "the certificate of the server has expired or is not valid yet"
-    return "the certificate of the server does not match certificate-authority-data"
+    # 18 to 21: its issuer is not among those that are trusted.
+    if error.verify_code in (18, 19, 20, 21):
+        return "the certificate of the server does not match certificate-authority-data"
+    return f"the certificate of the server is not accepted: {error.verify_message}"
 
 
 def refused_address(error: BaseException) -> AddressNotAllowed | None:

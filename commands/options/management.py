@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -79,22 +77,9 @@ def selection(clusters: Sequence[str], flags: dict[str, Any]) -> Selection:
 
 def context_namespace(kubeconfig: str, context: str) -> str:
     """Return the namespace of the context, as kubectl takes it; `default` where none is set."""
-    from caphv.runtime.text import TextError, load_yaml
+    from caphv.runtime import user_kubeconfig
 
-    names = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    contexts: dict[str, Any] = {}
-    current = context
-    for name in filter(None, names.split(os.pathsep)):
-        with contextlib.suppress(OSError, TextError, UnicodeDecodeError):
-            config = load_yaml(Path(name).expanduser().read_text(encoding="utf-8"))
-            if isinstance(config, dict):
-                current = current or str(config.get("current-context") or "")
-                entries = config.get("contexts")
-                for entry in entries if isinstance(entries, list) else ():
-                    if isinstance(entry, dict):
-                        contexts.setdefault(str(entry.get("name")), entry.get("context"))
-    found = contexts.get(current)
-    return str(found.get("namespace") or "default") if isinstance(found, dict) else "default"
+    return user_kubeconfig.context_namespace(kubeconfig, context)
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,7 @@ from caphv.runtime.errors import NotFound, Unreachable
 from caphv.runtime.eventloop import unless_stopped
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.health import HealthServer
-from caphv.runtime.kubeconfig import own_configuration, own_namespace
+from caphv.runtime.kubeconfig import own_namespace, process_configuration
 from caphv.runtime.manager import BindAddresses, Manager
 from caphv.runtime.metrics_auth import MetricsAuth
 from caphv.runtime.runnable import Runnable
@@ -74,7 +74,7 @@ async def run(options: PackagerOptions, stop: asyncio.Event) -> None:
 @contextlib.asynccontextmanager
 async def connected(options: PackagerOptions) -> AsyncIterator[Process]:
     """Yield a packager that is connected to its management cluster; `manager.run` starts it."""
-    client = ApiClient(await own_configuration(options.kubeconfig), name="management")
+    client = ApiClient(await process_configuration(options.kubeconfig), name="management")
     try:
         async with HealthServer(options.addresses.health, "waiting for the management cluster") as health:
             yield await Process.connect(client, options, health)

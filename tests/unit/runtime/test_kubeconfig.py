@@ -387,6 +387,7 @@ def test_own_kubeconfig_with_inline_credentials(tmp_path: Path, monkeypatch: pyt
 
 def test_service_account_of_the_pod_with_a_renewed_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("caphv.runtime.kubeconfig._SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     (tmp_path / "ca.crt").write_text(CA.certificate.decode())
@@ -402,6 +403,7 @@ def test_service_account_of_the_pod_with_a_renewed_token(tmp_path: Path, monkeyp
 
 def test_pod_without_its_service_account_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("caphv.runtime.kubeconfig._SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     with pytest.raises(KubeconfigError, match=r"service account.*ca\.crt"):
         asyncio.run(own_configuration())

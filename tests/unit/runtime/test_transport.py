@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gzip
+import ssl
 
 import orjson
 import pytest
@@ -54,6 +55,21 @@ async def test_list_that_makes_no_progress_times_out() -> None:
     async with serving(stalled, timeout=0.2) as client:
         with pytest.raises(Unreachable, match=r"timed out|Timeout"):
             await asyncio.wait_for(client.list(THINGS), 5)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (62, "is for another host name"),
+        (10, "has expired"),
+        (20, "does not match certificate-authority-data"),
+        (85, "is not accepted: Missing Authority Key Identifier"),
+    ],
+)
+def test_a_certificate_that_is_refused_says_why(code: int, text: str) -> None:
+    error = ssl.SSLCertVerificationError()
+    error.verify_code, error.verify_message = code, "Missing Authority Key Identifier"
+    assert text in transport.describe(error)
 
 
 async def trickle(request: web.BaseRequest) -> web.StreamResponse:
