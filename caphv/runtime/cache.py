@@ -5,7 +5,7 @@ for each change; here reads are free and changes call handlers. The rules:
 
 * objects that are missing from a list were deleted while the watch was down: handlers are called for them;
 * a watch resumes from the last resource version (bookmarks advance it when nothing happens); it starts over with a
-  list only after 410 Gone;
+  list after 410 Gone, and when attempts fail after five minutes without any contact;
 * own writes enter the cache at once (`observe`), so that the next reconcile does not act on the state before; when the
   watch delivers the same version, handlers are not called again;
 * an own write of an object that is absent is only accepted if it is newer than all the watch has delivered: an older
@@ -357,6 +357,7 @@ class Informer:
             self.freshness.closed()
 
     def _take(self, kind: str, obj: Obj) -> None:
+        self._contacted = time.monotonic()
         if kind == "DELETED":
             self._remove(key_of(obj), obj)
         elif kind != "BOOKMARK":

@@ -97,6 +97,20 @@ async def test_after_410_a_list_finds_what_was_deleted_meanwhile() -> None:
         assert it.informer.last_error is None, "410 is no failure"
 
 
+@pytest.mark.parametrize(("bookmarks", "lists"), [(True, 1), (False, 2)])
+async def test_only_a_server_without_contact_for_minutes_is_listed_again(bookmarks: bool, lists: int) -> None:
+    server = Collection()
+    server.write("a")
+    async with watched(server):
+        for _ in range(6):
+            await asyncio.sleep(55)
+            if bookmarks:
+                server.bookmark()
+        server.end_watches(Unreachable("the server closed the connection"))
+        await asyncio.sleep(5)
+        assert server.lists == lists
+
+
 async def test_410_again_and_again_is_not_answered_in_a_circle() -> None:
     server = Collection()
     async with watched(server):
