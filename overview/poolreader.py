@@ -54,14 +54,14 @@ async def read_machines(client: ApiClient, namespace: str) -> Machines:
         hidden.append(unseen("namespace kube-system of the management cluster", error))
     try:
         found = await list_all(client, resources.HARVESTER_MACHINES)
-        return Machines(uid, by_key(found), None, tuple(hidden), await _balancers(client))
+        return Machines(uid, by_key(found), None, tuple(hidden), await _balancers(client, None))
     except Forbidden as error:
         if not namespace:
             raise
         hidden.append(unseen("HarvesterMachines or HarvesterClusters of other namespaces", error))
     found = await list_all(client, resources.HARVESTER_MACHINES, namespace)
-    balancers = await _balancers(client, namespace)
-    return Machines(uid, by_key(found), frozenset({namespace}), tuple(hidden), balancers)
+    namespaces = frozenset({namespace})
+    return Machines(uid, by_key(found), namespaces, tuple(hidden), await _balancers(client, namespaces))
 
 
 async def read_pools(client: ApiClient, machines: Machines, namespaces: frozenset[str]) -> PoolObjects:
@@ -97,7 +97,7 @@ async def apply_repair(
         pool = next((obj for obj in found.pools if obj["metadata"]["name"] == name), None)
         if report is None or pool is None or not report.wrong:
             return None
-        balancers = await _balancers(management) if report.leaked else {}
+        balancers = await _balancers(management, machines.namespaces) if report.leaked else {}
         for entry in report.leaked:
             namespace, _, machine = entry.id.partition("/")
             if Key(namespace, machine) in balancers or await _exists(management, namespace, machine):
@@ -113,10 +113,11 @@ async def apply_repair(
     raise Conflict(409, "Conflict", f"IPPool {name} is being modified concurrently: try again")
 
 
-async def _balancers(client: ApiClient, namespace: str = "") -> dict[Key, Key]:
+async def _balancers(client: ApiClient, namespaces: frozenset[str] | None) -> dict[Key, Key]:
     """Return the HarvesterCluster of each load balancer, by namespace and name of the latter on Harvester."""
     return {
         Key(str((obj.get("spec") or {}).get("targetNamespace") or ""), name): key_of(obj)
+        for namespace in (sorted(namespaces) if namespaces is not None else [""])
         for obj in await list_all(client, resources.HARVESTER_CLUSTERS, namespace)
         for name in names.generated_names(obj, names.LOAD_BALANCER_SUFFIX)
     }

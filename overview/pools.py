@@ -91,9 +91,14 @@ class Owners:
     """The HarvesterCluster of each load balancer, which reserves its address before anything of it exists."""
     vms_complete: bool = True
 
-    def sees(self, namespace: str) -> bool:
-        """Whether HarvesterMachines of a namespace were read, so that an absent one does not exist."""
-        return self.namespaces is None or namespace in self.namespaces
+    def sees(self, key: Key) -> bool:
+        """Whether an owner of this id was read, so that an absent one does not exist.
+
+        The id of a load balancer has its namespace on Harvester, which does not tell that of its cluster.
+        """
+        if self.namespaces is None:
+            return True
+        return key.namespace in self.namespaces and not key.name.endswith(f"-{names.LOAD_BALANCER_SUFFIX}")
 
 
 def audit(pools: Iterable[Obj], owners: Owners, harvester: str) -> tuple[PoolReport, ...]:
@@ -152,7 +157,7 @@ def _entry(pool: Obj, address: str, identity: str, owners: Owners) -> Entry:
         return Entry(name, address, identity, Verdict.HELD, owner, created, detail)
     if user := _user(address, identity, owners):
         return Entry(name, address, identity, Verdict.IN_USE, user, detail="its owner does not exist any more")
-    verdict, detail = _without_owner(namespace, mark, owners)
+    verdict, detail = _without_owner(Key(namespace, owner_name), mark, owners)
     return Entry(name, address, identity, verdict, detail=detail)
 
 
@@ -172,13 +177,13 @@ def _owner(key: Key, address: str, owners: Owners) -> tuple[str, str, str]:
     return "", "", ""
 
 
-def _without_owner(namespace: str, mark: str, owners: Owners) -> tuple[Verdict, str]:
+def _without_owner(key: Key, mark: str, owners: Owners) -> tuple[Verdict, str]:
     """Whether an entry without a visible owner has certainly leaked."""
     if not mark:
         return Verdict.UNRECORDED, "no machine, load balancer or Service that is seen has this name"
     if not owners.management_cluster:
         return Verdict.UNKNOWN, "the uid of this management cluster, of namespace kube-system, is not seen"
-    if not owners.sees(namespace):
+    if not owners.sees(key):
         return Verdict.UNKNOWN, "HarvesterMachines and HarvesterClusters of all namespaces are not seen"
     if not owners.vms_complete:
         return Verdict.UNKNOWN, "VMs of all namespaces are not seen: give --harvester-kubeconfig"

@@ -18,6 +18,7 @@ from commands.main import cli
 from commands.options.harvesters import HarvesterClient
 from commands.options.management import run
 from overview.objects import Unseen
+from overview.poolreader import Machines, apply_repair, read_machines
 
 pytestmark = pytest.mark.unit
 
@@ -184,3 +185,30 @@ def test_an_error_of_a_request_is_not_taken_for_one_of_reading(error: Exception)
     with pytest.raises(Exception, match=f"^a request failed: {error}$") as caught:
         run(write())
     assert caught.value.exit_code == 2  # type: ignore[attr-defined]
+
+
+class OneNamespace(Server):
+    """A management cluster for an account with rights in one namespace."""
+
+    async def list(self, resource: Resource, namespace: str = "", **options: Any) -> Obj:
+        if namespace != "team":
+            raise Forbidden(403, "Forbidden", f"may not list {resource.kind} at the cluster scope")
+        return await super().list(resource, namespace, **options)
+
+
+@pytest.mark.parametrize(("holder", "released"), [("team/gone", True), ("team/team-shop-lb", False)])
+async def test_rights_in_one_namespace_release_addresses_of_its_machines_only(holder: str, released: bool) -> None:
+    management: Any = OneNamespace("https://management:6443")
+    machines = Machines(US, {}, frozenset({"team"}))
+    pool = leaking("a", holder)
+    other: Any = harvester(1, pool)
+    report = await apply_repair(management, other, "a", machines, frozenset())
+    assert ((report is not None), pool["status"]["allocated"]) == (released, {} if released else {"10.0.0.10": holder})
+
+
+async def test_what_an_account_for_one_namespace_reads_suffices() -> None:
+    management: Any = OneNamespace(
+        "https://management:6443", {NAMESPACES.kind: [{"metadata": {"name": "kube-system", "uid": US}}]}
+    )
+    machines = await read_machines(management, "team")
+    assert (machines.management_cluster, machines.namespaces, len(machines.unseen)) == (US, frozenset({"team"}), 1)
