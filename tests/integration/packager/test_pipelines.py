@@ -37,14 +37,10 @@ HASH = "5e" * 32
 def github(event: str) -> tuple[str, dict[str, str]]:
     """The steps of an event as a script, and the variables that have values in the file."""
     pipeline = yaml.safe_load((PIPELINES / "github.yaml").read_text())
-    (job,) = pipeline["jobs"].values()
+    (job,) = (job for job in pipeline["jobs"].values() if job["if"] == f"github.event_name == '{event}'")
     # Each step is a shell of its own, which its first failing command ends; a failed step ends the job.
-    steps = [
-        f"(set -e\n{step['run']}\n)"
-        for step in job["steps"]
-        if "run" in step and step.get("if", f"github.event_name == '{event}'").endswith(f"'{event}'")
-    ]
-    fixed = {name: text for name, text in job["env"].items() if "${{" not in text}
+    steps = [f"(set -e\n{step['run']}\n)" for step in job["steps"] if "run" in step]
+    fixed = {name: text for name, text in pipeline["env"].items() if "${{" not in text}
     return "set -e\n" + "\n".join(steps), {**fixed, "GITHUB_SERVER_URL": "https://github.com"}
 
 

@@ -57,6 +57,7 @@ def test_docs_and_examples_install_the_wheel_of_this_release_by_its_hash(checkou
         # Without a hash, pip compares nothing: an empty variable has to end the command.
         installs = re.findall(r"pip install[^\n]*", text)
         assert [line for line in installs if '"$CAPHV_WHEEL#sha256=${CAPHV_WHEEL_SHA256:?}"' not in line] == [], path
-        assert re.findall(r"CAPHV_WHEEL: (\S+)", text) == [wheel] * len(installs), path
+        # Jobs of one pipeline share it.
+        assert {*re.findall(r"CAPHV_WHEEL: (\S+)", text)} == ({wheel} if installs else set()), path
         found += len(installs)
     assert found >= 3
