@@ -172,10 +172,15 @@ class VirtualMachines:
         return [claim for claim in found if claim is not None]
 
     async def _halt(self, vm: Obj, vmi: Obj | None) -> Result | None:
-        if vmi is None or _phase(vmi) == "Succeeded":
+        """Stop a VM. An instance that ended stays with `RerunOnFailure`: it is why the VM does not start.
+
+        With `Halted` there is none in any phase (kubevirt: pkg/virt-controller/watch/vm/vm.go, `syncRunStrategy`).
+        """
+        ended = vmi is not None and _phase(vmi) == "Succeeded"
+        if vmi is None or (ended and _strategy(vm) != "Halted"):
             await self._report(vm, STOPPED)
             return None
-        wait = self._remaining("stop", vmi, self._config.stop_seconds)
+        wait = 0 if ended else self._remaining("stop", vmi, self._config.stop_seconds)
         if wait > 0:
             await self._report(vm, STOPPING)
             return Result(requeue_after=wait)
@@ -265,10 +270,14 @@ class VirtualMachines:
 
 
 def _wants_to_run(vm: Obj, vmi: Obj | None) -> bool:
-    strategy = vm["spec"].get("runStrategy") or ("Always" if vm["spec"].get("running") else "Halted")
+    strategy = _strategy(vm)
     if strategy == "RerunOnFailure":
         return vmi is None or _phase(vmi) != "Succeeded"
     return strategy == "Always" or (strategy == "Manual" and vmi is not None)
+
+
+def _strategy(vm: Obj) -> str:
+    return str(vm["spec"].get("runStrategy") or ("Always" if vm["spec"].get("running") else "Halted"))
 
 
 def _phase(vmi: Obj) -> str:
