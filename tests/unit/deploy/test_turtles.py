@@ -25,8 +25,10 @@ def read(name: str) -> dict[str, Any]:
 def test_one_provider_stays_at_its_version_and_the_other_follows_new_ones() -> None:
     stays, follows = read("capiprovider.yaml"), read("capiprovider-automatic-updates.yaml")
     version = stays["spec"]["version"]
-    assert stays["spec"].pop("fetchConfig") == {"url": f"{RELEASES}/download/{version}/infrastructure-components.yaml"}
-    assert follows["spec"].pop("fetchConfig") == {"url": f"{RELEASES}/latest/download/infrastructure-components.yaml"}
+    # These are no addresses of files: clusterctl's library takes version and file name from this form (cluster-api,
+    # cmd/clusterctl/client/repository/repository_github.go, NewGitHubRepository).
+    assert stays["spec"].pop("fetchConfig") == {"url": f"{RELEASES}/{version}/infrastructure-components.yaml"}
+    assert follows["spec"].pop("fetchConfig") == {"url": f"{RELEASES}/latest/infrastructure-components.yaml"}
     assert follows["spec"].pop("enableAutomaticUpdate") is True
     # In all else, name included, they are the same: applying one over the other changes between them.
     assert follows == stays
@@ -45,6 +47,13 @@ def test_documented_entry_of_turtles_names_the_version_that_a_provider_follows(c
     (entry,) = config["spec"]["providers"]
     assert (entry["name"], entry["type"]) == (follows["name"], f"{follows['type'].title()}Provider")
     assert entry["url"] == f"{RELEASES}/{follows['version']}/infrastructure-components.yaml"
+
+
+def test_no_page_has_the_address_of_a_download_instead(checkout: Path) -> None:
+    """Its version would be `download`, and its file one in a folder, which no release has."""
+    pages = [*(checkout / "docs").rglob("*.md"), *(checkout / "deploy").rglob("*.yaml")]
+    wrong = re.compile(r"releases/(?:latest/download|download/[^/\s]+)/\S+-components\.yaml")
+    assert [page for page in pages if wrong.search(page.read_text())] == []
 
 
 def test_their_version_is_one_of_the_contract_of_this_release() -> None:
