@@ -60,7 +60,8 @@ def test_their_version_is_one_of_the_contract_of_this_release() -> None:
     metadata = yaml.safe_load((data.folder("deploy/clusterctl") / "metadata.yaml").read_text())
     series = {(each["major"], each["minor"]): each["contract"] for each in metadata["releaseSeries"]}
     major, minor, _ = read("capiprovider.yaml")["spec"]["version"].removeprefix("v").split(".")
-    assert series[int(major), int(minor)] == "v1beta2"
+    wanted = f"{{major: {major}, minor: {minor}, contract: v1beta2}}"
+    assert series.get((int(major), int(minor))) == "v1beta2", f"deploy/clusterctl/metadata.yaml: add {wanted}"
 
 
 def test_the_secret_has_all_variables_with_their_defaults(checkout: Path) -> None:
