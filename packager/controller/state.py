@@ -17,6 +17,7 @@ from caphv.api import clusterapi, names, resources
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Forbidden
 from packager.addons.gather import ClusterFacts, FleetCluster
 from packager.cluster_objects import fleet_cluster_owner, fleet_clusters, is_on_harvester, is_suspended
 from packager.controller import informers
@@ -192,8 +193,19 @@ class ClusterCache:
             return ClusterState(why=f"waiting for HarvesterCluster {key} to be created", incomplete=True)
         if name and control_plane is None:
             why = f"waiting for {kind} {key.namespace}/{name} of {group} to be created and readable"
-            return ClusterState(why=why, incomplete=self.kinds.settled(group, kind))
+            return ClusterState(why=why + self._lacking_right(group, kind), incomplete=self.kinds.settled(group, kind))
         return None
+
+    def _lacking_right(self, group: str, kind: str) -> str:
+        """Return what the packager's account needs to read a kind; empty if it was not refused."""
+        informer = self.kinds.get(group, kind)
+        if informer is None or not isinstance(informer.last_error, Forbidden):
+            return ""
+        rule = f"{{apiGroups: [{group}], resources: [{informer.resource.plural}], verbs: [list, watch]}}"
+        what, place = (
+            ("Role", f" in namespace {self.options.namespace}") if self.options.namespace else ("ClusterRole", "")
+        )
+        return f". The packager may not list {informer.resource}: bind a {what}{place} with rule {rule} to its account"
 
     def _want_control_plane(self, cluster: Obj) -> None:
         group, kind, name = control_plane_ref(cluster)

@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from caphv.api.names import Reason
-from caphv.api.object import Key, Obj
+from caphv.api.object import Key, Obj, Resource
 from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Forbidden
 from packager.controller import condition, fleet, loop
 from packager.controller import state as view
 from packager.controller.condition import Outcome
@@ -234,11 +235,11 @@ def test_what_suspends_a_cluster() -> None:
     assert "remove it to resume" in view.suspension(annotated)
 
 
-def cache(watch_filter: str = "") -> view.ClusterCache:
+def cache(watch_filter: str = "", namespace: str = "") -> view.ClusterCache:
     return view.ClusterCache(
         cast(ApiClient, SimpleNamespace(name="management", budget=None)),
         "v1beta2",
-        view.ClusterFilter(watch_filter=watch_filter),
+        view.ClusterFilter(namespace, watch_filter),
         lambda *_: None,
         lambda: None,
     )
@@ -282,3 +283,29 @@ def test_which_clusters_an_upgrade_awaits() -> None:
             label = {"cluster.x-k8s.io/watch-filter": "green" if name == "others" else "blue"}
             found.harvester_clusters.observe({"metadata": {**common, "labels": label}})
     assert found.present() == {Key("team", "own"), Key("team", "unread")}
+
+
+@pytest.mark.parametrize(
+    ("namespace", "role"), [("", "a ClusterRole with rule"), ("team", "a Role in namespace team with rule")]
+)
+def test_a_control_plane_that_must_not_be_read_names_the_right(
+    monkeypatch: pytest.MonkeyPatch, namespace: str, role: str
+) -> None:
+    found = cache(namespace=namespace)
+    reference = {"apiGroup": "example.com", "kind": "SpaceControlPlane", "name": "one"}
+    metadata = {"name": "one", "namespace": "team", "uid": "one", "resourceVersion": "1"}
+    found.harvester_clusters.observe({"metadata": metadata, "spec": {}})
+    spec = {"infrastructureRef": {"kind": "HarvesterCluster", "name": "one"}, "controlPlaneRef": reference}
+    found.clusters.observe({"metadata": metadata, "spec": spec})
+    resource = Resource("example.com", "v1", "spacecontrolplanes", "SpaceControlPlane")
+    informer = SimpleNamespace(resource=resource, last_error=None, get=lambda *_: None)
+    monkeypatch.setattr(found.kinds, "want", lambda *_, **__: None)
+    monkeypatch.setattr(found.kinds, "get", lambda group, _: informer if group == "example.com" else None)
+    (waiting,) = found.states().values()
+    assert waiting.why == "waiting for SpaceControlPlane team/one of example.com to be created and readable"
+    informer.last_error = Forbidden(403, "Forbidden", "no")
+    (refused,) = found.states().values()
+    rule = "{apiGroups: [example.com], resources: [spacecontrolplanes], verbs: [list, watch]}"
+    assert refused.why == (
+        f"{waiting.why}. The packager may not list spacecontrolplanes.example.com: bind {role} {rule} to its account"
+    )
