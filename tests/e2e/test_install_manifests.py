@@ -107,14 +107,28 @@ def test_chart_and_kustomization_give_the_same_objects(
 def test_components_give_what_values_of_the_chart_give(helm: Path, chart: Path, checkout: Path, tmp_path: Path) -> None:
     """Two components over `production`. The chart makes the Secret, and knows its CA; else the user does."""
     folder = checkout / "deploy" / "kustomize"
-    names = ["overlays/production", "components/self-signed", "components/one-namespace"]
+    names = ["overlays/production", "packager", "components/self-signed", "components/one-namespace"]
     places = [os.path.relpath(folder / name, tmp_path) for name in names]
     (tmp_path / "kustomization.yaml").write_text(
-        yaml.safe_dump({"kind": "Kustomization", "resources": places[:1], "components": places[1:]})
+        yaml.safe_dump({"kind": "Kustomization", "resources": places[:2], "components": places[2:]})
     )
     theirs = parsed(call(binaries.binary("kustomize"), "build", tmp_path))
-    ours = parsed(template(helm, chart, tmp_path, {**PRODUCTION, **SELF_SIGNED, "watchNamespace": "team-a"}))
+    values = {**PRODUCTION, **PACKAGER, **SELF_SIGNED, "watchNamespace": "team-a"}
+    ours = parsed(template(helm, chart, tmp_path, values))
     del ours["Secret", "caphv-system", "caphv-webhook-self-signed"]
+    packager = ours["Deployment", "caphv-system", "caphv-packager"]["spec"]["template"]
+    assert packager["metadata"]["annotations"].pop("caphv.io/settings")
+    assert "--namespace=team-a" in packager["spec"]["containers"][0]["args"]
+    # Cluster-wide is only what is in no namespace of clusters.
+    assert ("ClusterRole", "", "caphv-packager-role") not in ours
+    assert ("Role", "team-a", "caphv-packager-role") in ours
+    assert not {"harvesterclusters", "harvesterclusters/status", "events"} & {
+        resource
+        for key, obj in ours.items()
+        if key[0] == "ClusterRole" and "packager" in key[2]
+        for rule in obj["rules"]
+        for resource in rule["resources"]
+    }
     for webhook in webhooks_of(ours):
         del webhook["clientConfig"]["caBundle"]
     assert ours.keys() == theirs.keys()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import re
 
 from caphv.api.object import Obj
 from sandbox.processes.apiserver import ApiServer
@@ -24,6 +26,18 @@ def granted(roles: list[Obj]) -> set[Permission]:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+
+
+def in_namespace(roles: list[Obj], namespace: str) -> list[Obj]:
+    """Roles and bindings as component `one-namespace` has them; other objects are left out."""
+    found = [copy.deepcopy(obj) for obj in roles if obj["kind"].startswith(("ClusterRole", "Role"))]
+    for obj in found:
+        if re.fullmatch(r"caphv-(manager|packager)-role(binding)?", obj["metadata"]["name"]):
+            obj["kind"] = obj["kind"].removeprefix("Cluster")
+            obj["metadata"]["namespace"] = namespace
+            if "roleRef" in obj:
+                obj["roleRef"]["kind"] = "Role"
+    return found
 
 
 def asked(server: ApiServer, user: str, decision: str) -> set[Permission]:

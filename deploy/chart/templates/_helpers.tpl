@@ -64,3 +64,15 @@ and the object. Namespaces become that of the release.
 {{- $_ := set $container "env" (concat $container.env $proxy) }}
 {{- end }}
 {{- end -}}
+
+{{/* For objects of one namespace, the rights that are in namespaces are in that one only. */}}
+{{- define "caphv.rbac" -}}
+{{- $namespace := .root.Values.watchNamespace }}
+{{- if and $namespace (regexMatch "^caphv-(manager|packager)-role(binding)?$" .object.metadata.name) }}
+{{- $_ := set .object "kind" (trimPrefix "Cluster" .object.kind) }}
+{{- $_ := set .object.metadata "namespace" $namespace }}
+{{- with .object.roleRef }}
+{{- $_ := set . "kind" "Role" }}
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from caphv.api.object import Obj, Resource
+from caphv.api import names
+from caphv.api.object import EVENTS, LEASES, Obj, Resource
+from caphv.runtime.errors import Forbidden
 from release.components import objects
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
@@ -26,7 +29,8 @@ from tests.support.packager.environment import (
 )
 from tests.support.packager.repositories import Origin
 from tests.support.paths import CHECKOUT
-from tests.support.permissions import GROUPS, asked, granted
+from tests.support.permissions import GROUPS, asked, granted, in_namespace
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -36,6 +40,8 @@ OTHERS = [
     Resource(CONTROL_PLANES.group, CONTROL_PLANES.version, f"{kind.lower()}s", kind)
     for kind in ("KThreesControlPlane", "KubeadmControlPlane", "TalosControlPlane")
 ]
+# A control plane that the shipped rules do not know.
+UNKNOWN = Resource(CONTROL_PLANES.group, CONTROL_PLANES.version, "spacecontrolplanes", "SpaceControlPlane")
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +55,24 @@ def audited(etcd_folder: Path) -> Iterator[ApiServer]:
 
 
 async def prepared(server: ApiServer) -> None:
-    await install(server, CLUSTERS, CLASSES, CONTROL_PLANES, *OTHERS, FLEET_CLUSTERS, FLEET_BUNDLES, GIT_REPOS)
+    await install(server, CLUSTERS, CLASSES, CONTROL_PLANES, *OTHERS, UNKNOWN, FLEET_CLUSTERS, FLEET_BUNDLES, GIT_REPOS)
     namespace: Obj = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "caphv-system"}}
     async with server.client() as client:
-        await manifests.apply(client, [namespace, *ROLES])
+        await manifests.apply(client, [namespace])
 
 
-async def test_shipped_rules_are_enough_and_none_is_too_many(
+async def test_shipped_rules_are_enough_in_one_namespace_and_none_is_too_many(
     audited: ApiServer, tmp_path: Path, origin: Origin
 ) -> None:
+    """Those for all namespaces are the same rules without the limit, which a unit test compares."""
     async with opened(audited, tmp_path, origin) as case:
+        await manifests.apply(case.client, in_namespace(ROLES, case.namespace))
         await live(case)
-    assert asked(audited, ACCOUNT, "forbid") == set()
+    assert asked(audited, ACCOUNT, "forbid") == {(UNKNOWN.group, UNKNOWN.plural, "list")}
     assert granted(ROLES) - asked(audited, ACCOUNT, "allow") == set()
+    async with audited.client(ACCOUNT, GROUPS) as client:
+        with pytest.raises(Forbidden):
+            await client.list(CLUSTERS, "default")
 
 
 async def live(case: Case) -> None:
@@ -72,15 +83,26 @@ async def live(case: Case) -> None:
     await packager.start()
     assert (await scrape(packager.metrics_port, await token(case.client, "stranger")))[0] == 403
     await case.cluster("one", values={"cni": {"name": "calico"}})
-    for resource in OTHERS:
+    for resource in (*OTHERS, UNKNOWN):
         await other(case, resource)
+    rule = "{apiGroups: [controlplane.cluster.x-k8s.io], resources: [spacecontrolplanes], verbs: [list, watch]}"
+    await case.until_condition("spacecontrolplane", "False", "AddonBundlesInProgress", f"with rule {rule}")
     await case.until_condition("one", "False", "AddonBundlesNotApplied")
     # The same Event again is the same object again.
     for mtu, reason in ((9, "AddonBundlesInvalid"), (1450, "AddonBundlesNotApplied"), (9, "AddonBundlesInvalid")):
         await case.set_values("one", {"cni": {"name": "calico", "mtu": mtu}})
         await case.until_condition("one", "False", reason)
     await case.delete("one")
+    # The Lease is in the packager's own namespace.
+    request = {"metadata": {"annotations": {names.UPGRADE_ANNOTATION: "nonsense"}}}
+    await case.client.patch(LEASES, f"{case.namespace}.{names.PACKAGER_LEASE}", "caphv-system", request)
+    await until(partial(has_event, case), "no Event of the upgrade")
     await packager.stop()
+
+
+async def has_event(case: Case) -> bool:
+    listed = await case.client.list(EVENTS, "caphv-system")
+    return any(row["reason"] == "UpgradeNotPossible" for row in listed["items"])
 
 
 async def other(case: Case, resource: Resource) -> None:

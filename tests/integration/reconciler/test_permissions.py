@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -41,7 +40,7 @@ from sandbox.harvester.config import SimulatorConfig
 from sandbox.processes import binaries, children, network, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
 from tests.support.paths import CHECKOUT
-from tests.support.permissions import GROUPS, asked, granted
+from tests.support.permissions import GROUPS, asked, granted, in_namespace
 from tests.support.reconciler import environment, inprocess
 from tests.support.reconciler.case import (
     HARVESTER_CLUSTERS,
@@ -357,14 +356,9 @@ async def elsewhere(case: Case) -> None:
 
 def limited_to(namespace: str, account: str = LIMITED) -> list[Obj]:
     """The shipped rights as component `one-namespace` has them, bound to an account of their own."""
-    found = [copy.deepcopy(obj) for obj in BASE if obj["kind"].startswith(("ClusterRole", "Role"))]
+    found = in_namespace(BASE, namespace)
     for obj in found:
-        if obj["metadata"]["name"] in ("caphv-manager-role", "caphv-manager-rolebinding"):
-            obj["kind"] = obj["kind"].removeprefix("Cluster")
-            obj["metadata"]["namespace"] = namespace
-            if "roleRef" in obj:
-                obj["roleRef"]["kind"] = "Role"
-        elif "subjects" in obj:
+        if "subjects" in obj and obj["metadata"].get("namespace") != namespace:
             obj["metadata"]["name"] += f"-{account.rpartition(':')[2]}"
         for subject in obj.get("subjects", ()):
             subject["name"] = account.rpartition(":")[2]

@@ -16,6 +16,7 @@ import yaml
 from commands.webhook import CERT_DIR
 from release import components, lock, webhooks
 from release.__main__ import contents
+from tests.support.permissions import granted
 from webhooks.configuration import INJECT_ANNOTATION
 
 pytestmark = pytest.mark.unit
@@ -236,3 +237,21 @@ def test_bill_of_materials_is_what_runs_and_not_what_tests(files: dict[str, byte
     assert all(set(targets) <= known for targets in edges.values())
     # Nothing is listed without a reason.
     assert {target for targets in edges.values() for target in targets} == known - {f"pkg:pypi/caphv@{version}"}
+
+
+def test_role_of_the_packager_for_all_namespaces_is_complete(checkout: Path) -> None:
+    """Users bind it to the provider's account. The role that remains with one namespace has no object of a cluster."""
+    shipped = components.objects(checkout / "deploy" / "kustomize" / "packager")
+    roles = {obj["metadata"]["name"]: granted([obj]) for obj in shipped if obj["kind"] == "ClusterRole"}
+    everywhere, always = roles["caphv-packager-role"], roles["caphv-packager-cluster-role"]
+    assert always < everywhere
+    assert {resource for _, resource, _ in everywhere - always} == {
+        "clusters",
+        "events",
+        "harvesterclusters",
+        "harvesterclusters/status",
+        "kthreescontrolplanes",
+        "kubeadmcontrolplanes",
+        "rke2controlplanes",
+        "taloscontrolplanes",
+    }
