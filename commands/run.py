@@ -116,8 +116,8 @@ Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage er
     callback=_networks,
     metavar="CIDR",
     show_default=False,
-    help="Network in which identities may name a Harvester although its addresses are refused: loopback, link-local, "
-    "metadata services, the management cluster's API server. Repeatable.",
+    help="CIDR exempt from the address check of identities, which refuses loopback, link-local and metadata addresses "
+    "and the management cluster's own API server. Repeatable.",
 )
 @log_options
 @click.option("--zap-log-level", default=None, hidden=True)
