@@ -116,6 +116,7 @@ def test_components_give_what_values_of_the_chart_give(helm: Path, chart: Path, 
     values = {**PRODUCTION, **PACKAGER, **SELF_SIGNED, "watchNamespace": "team-a"}
     ours = parsed(template(helm, chart, tmp_path, values))
     del ours["Secret", "caphv-system", "caphv-webhook-self-signed"]
+    del ours["NetworkPolicy", "caphv-system", "caphv-packager"]
     packager = ours["Deployment", "caphv-system", "caphv-packager"]["spec"]["template"]
     assert packager["metadata"]["annotations"].pop("caphv.io/settings")
     assert "--namespace=team-a" in packager["spec"]["containers"][0]["args"]
