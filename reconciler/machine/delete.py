@@ -188,9 +188,9 @@ def _own_claims(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> lis
     return [name for name in own if name not in others]
 
 
-def _claims_of_others(scope: MachineScope, namespace: TargetNamespace) -> set[str]:
-    """Names of the claims that other VMs in the namespace use."""
-    return claims_of(*(vm for vm in namespace.vms.store if vm["metadata"]["name"] != scope.name))
+def _claims_of_others(scope: MachineScope, namespace: TargetNamespace, *, ours: bool = True) -> set[str]:
+    """Names of the claims that other VMs in the namespace use; the VM of the machine's name is one unless `ours`."""
+    return claims_of(*(vm for vm in namespace.vms.store if not ours or vm["metadata"]["name"] != scope.name))
 
 
 def _number_of_disks(scope: MachineScope) -> int:
@@ -202,7 +202,7 @@ async def _delete_disks(scope: MachineScope, namespace: TargetNamespace, *, ours
     left = [claim for claim in namespace.claims.store if _is_disk_left(scope, claim, ours=ours)]
     if left:
         # Harvester refuses to delete what another VM has.
-        others = _claims_of_others(scope, namespace)
+        others = _claims_of_others(scope, namespace, ours=ours)
         left = [claim for claim in left if claim["metadata"]["name"] not in others]
     deleted_at = scope.memory.vm_deleted_at
     if left and deleted_at is not None and time.monotonic() - deleted_at < _HARVESTER_DELETES:

@@ -214,3 +214,40 @@ async def test_running_vm_and_one_that_shares_nothing_keep_their_volumes() -> No
     one, two = vm_of("one", "shared", deleted=True), vm_of("two", "shared")
     assert (await deletion_of(one, two, instance={"metadata": {"name": "one"}})).patches == []
     assert (await deletion_of(one, vm_of("two", "other"))).patches == []
+
+
+# Another VM of the machine's name
+
+
+def disk(name: str) -> Obj:
+    return {"metadata": {"namespace": "vms", "name": name, "uid": f"uid-{name}", "annotations": record(OWN)}}
+
+
+def scope_with(vm: Obj, *disks: Obj) -> tuple[Any, Any]:
+    """A machine with address 10.0.0.1, and a VM of its name."""
+    scope, harvester = scope_of(pool=pool("10.0.0.1", "manageme"))
+    namespace = harvester.watch_namespace("vms")
+    harvester.client = Client(refuses=False)
+    namespace.vms = SimpleNamespace(get=lambda *_: vm, store=(vm,))
+    namespace.claims = SimpleNamespace(
+        store=disks, get=lambda _, name: name, deleted=lambda *_: False, forget=lambda *_: None
+    )
+    return scope, harvester
+
+
+def unrecorded(vm: Obj) -> Obj:
+    vm["metadata"] |= {"annotations": {}}
+    return vm
+
+
+async def test_disk_that_a_vm_made_by_hand_uses_stays_and_the_machine_is_deleted() -> None:
+    used, left = disk("one-disk-0-abcde"), disk("one-disk-1-abcde")
+    vm = unrecorded(vm_of("one", "one-disk-0-abcde"))
+    scope, harvester = scope_with(vm, used, left)
+    with pytest.raises(Blocked, match=r"waiting for disks on Harvester to be deleted: one-disk-1-abcde$"):
+        await delete.delete_machine(scope)
+    assert harvester.client.deleted == ["one-disk-1-abcde"]
+    scope, harvester = scope_with(vm, used)
+    await delete.delete_machine(scope)
+    assert harvester.client.deleted == []
+    assert harvester.allocator.released == ["10.0.0.1"]
