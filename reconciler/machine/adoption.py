@@ -37,6 +37,20 @@ def vm_lost(scope: MachineScope) -> Blocked:
     )
 
 
+def _vm_replaced(scope: MachineScope, vm: Obj) -> Blocked:
+    """The VM of the machine no longer exists, and another one has its name."""
+    deletion = "deletes" if owns_vm(scope, vm) else "keeps"
+    return Blocked(
+        ConditionType.VM_PROVISIONING_READY,
+        Reason.MACHINE_NOT_FOUND,
+        f"the VirtualMachine of this machine no longer exists, and {key_of(vm)} is another one of its name; delete the "
+        f'Machine, which {deletion} that VM, or adopt the VM with annotation {names.ADOPT_ANNOTATION}: "true"',
+        Watched.VM,
+        Watched.SELF,
+        warn=True,
+    )
+
+
 def vm_ownership(scope: MachineScope, vm: Obj) -> Ownership:
     """Ownership of the VM. What proves a move proves nothing once the VM was ours and has another record now.
 
@@ -52,7 +66,7 @@ async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
     """Return the VM with our record. Raises `Blocked` if it belongs to another owner or is not the previous VM."""
     adopt = wants_adoption(scope.obj)
     if _known_uid(scope) not in ("", uid_of(vm)) and not adopt:
-        raise vm_lost(scope)
+        raise _vm_replaced(scope, vm)
     if vm_ownership(scope, vm) is Ownership.FOREIGN and not adopt:
         owner = annotations_of(vm).get(names.OWNER_ANNOTATION, "another owner")
         raise scope.failed(
@@ -60,7 +74,7 @@ async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
             f'targetNamespace for its cluster, or adopt the VM with annotation {names.ADOPT_ANNOTATION}: "true"',
             Watched.VM,
         )
-    if not adopt and not has_known_origin(scope, vm):
+    if not adopt and not _has_known_origin(scope, vm):
         raise scope.failed(
             f"VirtualMachine {key_of(vm)} exists on Harvester, and this provider did not create it; rename this "
             f'machine, or adopt the VM with annotation {names.ADOPT_ANNOTATION}: "true"',
@@ -85,15 +99,23 @@ async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
     return vm
 
 
-def has_known_origin(scope: MachineScope, vm: Obj) -> bool:
+def owns_vm(scope: MachineScope, vm: Obj) -> bool:
+    """Whether the VM is deleted with the machine."""
+    return vm_ownership(scope, vm) is not Ownership.FOREIGN and _has_known_origin(scope, vm)
+
+
+def _has_known_origin(scope: MachineScope, vm: Obj) -> bool:
     """Whether the VM has our record, is known to be the machine's, or has the Go provider's mark.
 
-    A VM that a user created by hand would later be deleted with its disks.
+    A VM that a user created by hand would later be deleted with its disks. The mark proves nothing once the machine had
+    another VM: one that Harvester restored from an old backup has it, too.
     """
     if vm_ownership(scope, vm) is Ownership.OURS or _known_uid(scope) == uid_of(vm):
         return True
     if wants_adoption(scope.obj):
         return True
+    if _known_uid(scope):
+        return False
     template = (vm["spec"].get("template") or {}).get("metadata") or {}
     return names.MACHINE_TYPE_LABEL in (template.get("annotations") or {}) or names.MACHINE_TYPE_LABEL in labels_of(vm)
 

@@ -10,7 +10,7 @@ from caphv.runtime.errors import ApiError, Conflict, Invalid, NotFound, Unreacha
 from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.harvester.views import TargetNamespace
-from reconciler.machine.adoption import has_known_origin, vm_ownership
+from reconciler.machine.adoption import owns_vm
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.etcd import ensure_member_removed
 from reconciler.machine.ipaddress import release_address
@@ -30,7 +30,7 @@ async def delete_machine(scope: MachineScope) -> None:
         return
     namespace = scope.current_namespace()
     vm = namespace.vms.get(scope.target_namespace, scope.name) or await _unconfirmed_vm(scope, namespace)
-    ours = _ours(scope, vm)
+    ours = vm is None or owns_vm(scope, vm)
     await ensure_member_removed(scope)
     if vm is not None and ours:
         await _delete_vm(scope, namespace, vm)
@@ -101,12 +101,6 @@ def _out_of_reach(scope: MachineScope) -> str:
         return f"Harvester at {session.server} {how}"
     error = scope.context.memory.cluster(scope.harvester_cluster).connection_error
     return f"the HarvesterCluster cannot connect ({error})" if session is None and error else ""
-
-
-def _ours(scope: MachineScope, vm: Obj | None) -> bool:
-    if vm is None:
-        return True
-    return vm_ownership(scope, vm) is not Ownership.FOREIGN and has_known_origin(scope, vm)
 
 
 async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:

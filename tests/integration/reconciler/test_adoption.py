@@ -9,7 +9,15 @@ from sandbox.harvester import kinds
 from sandbox.processes import pki
 from tests.support.reconciler.case import AT_ONCE, CLUSTERS, HARVESTER_MACHINES, Case
 from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
-from tests.support.reconciler.ownership import CLUSTER, ELSEWHERE, OWNER, OWNER_UID, left_behind, recorded
+from tests.support.reconciler.ownership import (
+    CLUSTER,
+    ELSEWHERE,
+    OWNER,
+    OWNER_UID,
+    left_behind,
+    recorded,
+    remove_from_harvester,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -189,16 +197,6 @@ async def test_unmarked_address_is_left_to_another_vm_of_the_name(case: Case, ot
 
 
 # Release
-
-
-async def remove_from_harvester(case: Case, name: str) -> None:
-    """What an operator has to do after a forced deletion."""
-    await case.ask_deletion(kinds.VIRTUAL_MACHINES, name)
-    await case.until_gone(kinds.VIRTUAL_MACHINES, name)
-    for disk in await case.names(PERSISTENT_VOLUME_CLAIMS):
-        await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, disk)
-        await case.until_gone(PERSISTENT_VOLUME_CLAIMS, disk)
-    await case.ask_deletion(SECRETS, f"{name}-cloud-init")
 
 
 async def test_machine_is_released_on_request_while_harvester_is_away(case: Case) -> None:

@@ -7,10 +7,20 @@ import base64
 import pytest
 
 from caphv.api import names
-from caphv.api.object import NODES, SECRETS, Obj, annotations_of, labels_of, uid_of
+from caphv.api.object import (
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    SECRETS,
+    Obj,
+    annotations_of,
+    being_deleted,
+    labels_of,
+    uid_of,
+)
 from sandbox.harvester import fault_actions, kinds
 from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case
 from tests.support.reconciler.conditions import is_false, is_ready, is_true
+from tests.support.reconciler.ownership import CLUSTER, OWNER, OWNER_UID, remove_from_harvester
 
 pytestmark = pytest.mark.integration
 
@@ -138,24 +148,42 @@ async def test_vm_that_finds_no_host_any_more_is_reported(case: Case) -> None:
     await until_reported(case, "one", FAILED, "no host of Harvester can run the VM")
 
 
+async def recreated(case: Case, name: str, **annotations: str | None) -> Obj:
+    """Delete a VM and create a copy of it with these annotations."""
+    vm = await case.vm(name)
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, name)
+    await case.until_gone(kinds.VIRTUAL_MACHINES, name)
+    copied = {name: vm["metadata"][name] for name in ("name", "namespace", "labels")}
+    copied["annotations"] = {name: value for name, value in (annotations_of(vm) | annotations).items() if value}
+    await case.harvester.create(
+        kinds.VIRTUAL_MACHINES, kinds.typed(kinds.VIRTUAL_MACHINES, {"metadata": copied, "spec": vm["spec"]})
+    )
+    return await case.until(kinds.VIRTUAL_MACHINES, name, lambda obj: obj.get("status", {}).get("ready"))
+
+
 async def test_another_vm_of_the_same_name_is_not_the_machines(case: Case) -> None:
     await case.ready_cluster()
     before = await case.ready_machine("one")
-    vm = await case.vm("one")
-    await case.ask_deletion(kinds.VIRTUAL_MACHINES, "one")
-    await case.until_gone(kinds.VIRTUAL_MACHINES, "one")
-    copied = {name: vm["metadata"][name] for name in ("name", "namespace", "labels", "annotations")}
-    again = await case.harvester.create(
-        kinds.VIRTUAL_MACHINES, kinds.typed(kinds.VIRTUAL_MACHINES, {"metadata": copied, "spec": vm["spec"]})
-    )
-    await case.until(kinds.VIRTUAL_MACHINES, "one", lambda obj: obj.get("status", {}).get("ready"))
-    found = await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "MachineNotFound"))
+    again = await recreated(case, "one")
+    lost = is_false("VMProvisioningReady", "MachineNotFound", "which deletes that VM")
+    found = await case.until(HARVESTER_MACHINES, "one", lost)
     assert found["spec"]["providerID"] == before["spec"]["providerID"] != f"harvester://{uid_of(again)}"
     # It may have been restored from a backup: only a user can know.
     await case.patch(HARVESTER_MACHINES, "one", {"metadata": {"annotations": {names.ADOPT_ANNOTATION: "true"}}})
     taken = await case.until(HARVESTER_MACHINES, "one", is_ready)
     assert taken["status"]["virtualMachine"]["uid"] == uid_of(again)
     assert taken["spec"]["providerID"] == before["spec"]["providerID"]
+    # One that Harvester restored from a backup older than its adoption has no record.
+    again = await recreated(case, "one", **dict.fromkeys((OWNER, OWNER_UID, CLUSTER)))
+    kept = is_false("VMProvisioningReady", "MachineNotFound", "which keeps that VM")
+    await case.until(HARVESTER_MACHINES, "one", kept)
+    disks = await case.names(PERSISTENT_VOLUME_CLAIMS)
+    await case.delete_machine("one")
+    left = await case.vm("one")
+    assert uid_of(left) == uid_of(again)
+    assert not being_deleted(left)
+    assert disks == await case.names(PERSISTENT_VOLUME_CLAIMS) != []
+    await remove_from_harvester(case, "one")
 
 
 # Zones

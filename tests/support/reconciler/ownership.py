@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from caphv.api.object import NAMESPACES, SECRETS, Obj
+from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import (
     Case,
@@ -37,3 +37,13 @@ async def left_behind(case: Case, name: str, annotations: Obj, *, marked: bool =
         metadata = vm["spec"]["template"].setdefault("metadata", {})
         metadata["annotations"] = {"harvestercluster/machinetype": f"controlplane-{case.name}"}
     return await case.harvester.create(kinds.VIRTUAL_MACHINES, vm)
+
+
+async def remove_from_harvester(case: Case, name: str) -> None:
+    """Remove a VM that its machine left, with its disks and Secret, as an operator does."""
+    await case.ask_deletion(kinds.VIRTUAL_MACHINES, name)
+    await case.until_gone(kinds.VIRTUAL_MACHINES, name)
+    for disk in await case.names(PERSISTENT_VOLUME_CLAIMS):
+        await case.ask_deletion(PERSISTENT_VOLUME_CLAIMS, disk)
+        await case.until_gone(PERSISTENT_VOLUME_CLAIMS, disk)
+    await case.ask_deletion(SECRETS, f"{name}-cloud-init")

@@ -49,6 +49,9 @@ FOLLOWED = {
     ),
     ("machine/adoption.py", "belongs to"): "test_adoption.py::test_foreign_vm_is_taken_over_on_request_once",
     ("machine/adoption.py", "did not create it"): "test_remedies.py::adopt_a_vm_made_by_hand",
+    ("machine/adoption.py", "another one of its name"): (
+        "test_vm_failures.py::test_another_vm_of_the_same_name_is_not_the_machines"
+    ),
     ("machine/create.py", "KeyPair"): "test_machine.py::test_key_pair_that_appears_later_unblocks",
     ("machine/create.py", "delete it, or rename"): "test_remedies.py::delete_a_cloud_init_secret_of_another_owner",
     ("machine/delete.py", "deletion is blocked"): (

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from caphv.api import names
 from caphv.api.object import Key, Obj
 from caphv.runtime.errors import Invalid
 from caphv.runtime.queue import WorkQueue
@@ -223,8 +224,8 @@ def disk(name: str) -> Obj:
     return {"metadata": {"namespace": "vms", "name": name, "uid": f"uid-{name}", "annotations": record(OWN)}}
 
 
-def scope_with(vm: Obj, *disks: Obj) -> tuple[Any, Any]:
-    """A machine with address 10.0.0.1, and a VM of its name."""
+def scope_with(vm: Obj, *disks: Obj, known: str = "") -> tuple[Any, Any]:
+    """A machine with address 10.0.0.1, whose status has this uid of its VM, and a VM of its name."""
     scope, harvester = scope_of(pool=pool("10.0.0.1", "manageme"))
     namespace = harvester.watch_namespace("vms")
     harvester.client = Client(refuses=False)
@@ -232,11 +233,13 @@ def scope_with(vm: Obj, *disks: Obj) -> tuple[Any, Any]:
     namespace.claims = SimpleNamespace(
         store=disks, get=lambda _, name: name, deleted=lambda *_: False, forget=lambda *_: None
     )
+    if known:
+        scope.draft.fields["virtualMachine"] = {"uid": known}
     return scope, harvester
 
 
-def unrecorded(vm: Obj) -> Obj:
-    vm["metadata"] |= {"annotations": {}}
+def unrecorded(vm: Obj, **labels: str) -> Obj:
+    vm["metadata"] |= {"annotations": {}, "labels": labels}
     return vm
 
 
@@ -251,3 +254,15 @@ async def test_disk_that_a_vm_made_by_hand_uses_stays_and_the_machine_is_deleted
     await delete.delete_machine(scope)
     assert harvester.client.deleted == []
     assert harvester.allocator.released == ["10.0.0.1"]
+
+
+async def test_a_vm_with_the_mark_of_the_go_provider_that_replaced_the_machines_is_kept() -> None:
+    vm = unrecorded(vm_of("one", "restored"), **{names.MACHINE_TYPE_LABEL: "worker"})
+    scope, harvester = scope_with(vm, known="before")
+    await delete.delete_machine(scope)
+    assert harvester.client.deleted == []
+    scope, harvester = scope_with(vm)
+    harvester.watch_namespace("vms").vms.deleted = lambda *_: False
+    with pytest.raises(Blocked, match="waiting for VirtualMachine one"):
+        await delete.delete_machine(scope)
+    assert harvester.client.deleted == ["one"]
