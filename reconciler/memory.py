@@ -77,6 +77,8 @@ class MachineMemory:
     """A transient state was written since the last one that stays. Without it: the next is written sooner."""
     drift: tuple[Hashable, str] | None = None
     """Versions of machine and VM that were compared, and the result. Without it: they are compared again."""
+    placed: tuple[str, str] | None = None
+    """Uid of the instance and host that were last observed. Without it: a restart is reported until it is written."""
     logged: set[str] = field(default_factory=set)
     """What the log has reported about the VM. Without it: its host and address are logged again."""
     reservation: Repeated = field(default_factory=Repeated)

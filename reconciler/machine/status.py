@@ -42,8 +42,12 @@ def _placed(scope: MachineScope, before: dict[str, Any], vmi: Obj, host: str) ->
     scope.draft.fields["virtualMachine"] |= {"instanceUID": instance, "host": host}
     if domain := _failure_domain(scope, vmi):
         scope.draft.fields["failureDomain"] = domain
-    earlier = before.get("host")
-    if before.get("instanceUID") not in (None, instance):
+    earlier_instance, earlier = before.get("instanceUID"), before.get("host")
+    if earlier_instance and scope.memory.placed:
+        # The status is written later, while the VM's state is transient. An adopted VM has no earlier instance.
+        earlier_instance, earlier = scope.memory.placed
+    scope.memory.placed = (instance, host)
+    if earlier_instance not in (None, instance):
         moved = f", previously on {earlier}" if earlier not in (None, host) else ""
         scope.warning_event("VMRestarted", f"VM restarted on host {host}{moved}")
     elif earlier is None:
