@@ -77,6 +77,8 @@ class MachineReconciler:
             debounce = 0.0 if blocked.warn else scope.memory.debounce(GRACE_SECONDS if blocked.unknown else _DEBOUNCE)
             if not debounce:
                 await self._write(scope)
+            if scope.failure:
+                raise scope.failure from None
             delays = (debounce, blocked.requeue_after, scope.requeue_after)
             return Result(requeue_after=min(filter(None, delays), default=None))
         except (ApiError, Unreachable) as error:
@@ -86,6 +88,8 @@ class MachineReconciler:
             await self._write(scope)
             raise
         await self._write(scope)
+        if scope.failure:
+            raise scope.failure
         return Result(requeue_after=scope.requeue_after)
 
     async def _normal(self, scope: MachineScope) -> None:
@@ -100,7 +104,11 @@ class MachineReconciler:
         scope.draft.set_true(ConditionType.MACHINE_CREATED)
         if scope.cluster_key and self._context.workloads.node(scope.cluster_key, scope.name):
             # Before the VM reports anything: its guest agent may depend on Pods that wait for the removal of the taint.
-            await initialize_node(scope, await self._ensure_provider_id(scope, vm))
+            provider_id = await self._ensure_provider_id(scope, vm)
+            try:
+                await initialize_node(scope, provider_id)
+            except (ApiError, Unreachable) as error:
+                scope.failure = error  # what the VM reports does not depend on the workload API
         first = not scope.draft.fields.get("initialization")
         if not first:
             # Before what may end this: an edit may be why the VM does not run.
@@ -123,7 +131,8 @@ class MachineReconciler:
             metrics.MACHINE_CREATION_SECONDS.observe(metrics.age(vm["metadata"]["creationTimestamp"]))
         if not was_ready:
             await self._write(scope)
-        await initialize_node(scope, provider_id)
+        if scope.failure is None:
+            await initialize_node(scope, provider_id)
 
     def _require_infrastructure(self, scope: MachineScope) -> None:
         assert scope.cluster is not None  # noqa: S101 - checked by the caller

@@ -80,7 +80,8 @@ async def initialize_node(scope: MachineScope, provider_id: str) -> None:
             # The test in the patch failed: the taints were modified concurrently; retry.
             raise Conflict(error.status, error.reason, error.message) from None
         metrics.NODE_INIT_ERRORS.inc(bool(initializes))
-        scope.warning_event("NodeInitializationFailed", f"cannot initialize Node {scope.name}: {error}")
+        what = "initialize" if initializes else "update the zone and region of"
+        scope.warning_event("NodeInitializationFailed", f"cannot {what} Node {scope.name}: {error}")
         raise
     workloads.observe(scope.cluster_key, answer)
     if initializes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from caphv.api import clusterapi, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, key_of
+from caphv.runtime.errors import ApiError, Unreachable
 from reconciler import triggers
 from reconciler.context import Context
 from reconciler.harvester.ownership import Owner
@@ -24,6 +25,7 @@ class MachineScope:
     """`obj` is the HarvesterMachine; the other three may be missing while a machine is deleted.
 
     `requeue_after` is a delay in seconds, set by a step that has to be tried again although the reconcile continues.
+    `failure` is the error of such a step, raised after the status was written.
     """
 
     context: Context
@@ -33,6 +35,7 @@ class MachineScope:
     harvester_cluster: Obj | None
     draft: StatusDraft
     requeue_after: float | None = None
+    failure: ApiError | Unreachable | None = None
 
     key: Key = field(init=False)
     """Key of the HarvesterMachine."""

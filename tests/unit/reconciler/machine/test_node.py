@@ -16,6 +16,7 @@ from reconciler.machine.node import initialization, initialize_node, labelling, 
 
 pytestmark = pytest.mark.unit
 
+UNINITIALIZED = {"key": "node.cloudprovider.kubernetes.io/uninitialized", "effect": "NoSchedule"}
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
 
 
@@ -44,14 +45,14 @@ def node(labels: dict[str, str] | None = None, **spec: Any) -> Obj:
 class Workloads:
     """One Node, and an API server that answers every patch with an error."""
 
-    def __init__(self, error: ApiError) -> None:
-        self.error = error
+    def __init__(self, error: ApiError, node: Obj) -> None:
+        self.error, self.found = error, node
 
     async def ensure(self, _key: Key) -> None:
         return
 
     def node(self, _key: Key, _name: str) -> Obj:
-        return node(taints=[{"key": "node.cloudprovider.kubernetes.io/uninitialized", "effect": "NoSchedule"}])
+        return self.found
 
     def client(self, _key: Key) -> Workloads:
         return self
@@ -65,22 +66,38 @@ DENIED = 'admission webhook "nodes.example.com" denied the request: no'
 
 @pytest.mark.parametrize(
     ("status", "message", "raised", "events"),
-    [(422, "the test failed", Conflict, []), (500, DENIED, Invalid, ["NodeInitializationFailed"])],
+    [
+        (422, "the test failed", Conflict, []),
+        (500, DENIED, Invalid, [f"NodeInitializationFailed: cannot initialize Node one: {DENIED}"]),
+    ],
 )
 async def test_denial_is_reported_and_a_concurrent_change_is_not(
     status: int, message: str, raised: type[ApiError], events: list[str]
 ) -> None:
-    reported: list[str] = []
-    scope: Any = SimpleNamespace(
-        cluster_key=Key("ns", "demo"),
-        name="one",
-        context=SimpleNamespace(workloads=Workloads(error_from(status, {"message": message}))),
-        host=lambda: None,
-        warning_event=lambda reason, _message: reported.append(reason),
-    )
+    scope, reported = scope_with(error_from(status, {"message": message}), node(taints=[UNINITIALIZED]))
     with pytest.raises(raised, match=message):
         await initialize_node(scope, "harvester://1")
     assert reported == events
+
+
+async def test_labels_that_cannot_be_written_are_no_failed_initialization() -> None:
+    scope, reported = scope_with(error_from(403, {"message": "no"}), node(providerID="harvester://1"))
+    with pytest.raises(ApiError):
+        await initialize_node(scope, "harvester://1")
+    assert reported == ["NodeInitializationFailed: cannot update the zone and region of Node one: no"]
+
+
+def scope_with(error: ApiError, found: Obj) -> tuple[Any, list[str]]:
+    """A machine with this Node on a host of zone `a`, and the Events that it reports."""
+    reported: list[str] = []
+    scope = SimpleNamespace(
+        cluster_key=Key("ns", "demo"),
+        name="one",
+        context=SimpleNamespace(workloads=Workloads(error, found)),
+        host=lambda: {"metadata": {"labels": {ZONE: "a"}}},
+        warning_event=lambda reason, message: reported.append(f"{reason}: {message}"),
+    )
+    return scope, reported
 
 
 def test_topology_is_what_the_host_tells() -> None:

@@ -1,0 +1,123 @@
+"""A workload API that fails does not keep a machine from reporting its VM."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from caphv.api import conditions
+from caphv.api.object import Key, Obj
+from caphv.runtime.errors import ApiError, Forbidden, Unreachable
+from caphv.runtime.queue import WorkQueue
+from reconciler.context import Context
+from reconciler.machine import controller
+from reconciler.memory import Memory
+from reconciler.status import StatusDraft
+from reconciler.triggers import Topics
+
+pytestmark = pytest.mark.unit
+
+KEY = Key("team", "one")
+NODE: Obj = {
+    "metadata": {"name": "one"},
+    "spec": {"taints": [{"key": "node.cloudprovider.kubernetes.io/uninitialized"}]},
+}
+RUNNING = {"printableStatus": "Running"}
+ADDRESS = {"interfaces": [{"name": "nic-0", "ipAddress": "10.0.0.1"}], "phase": "Running"}
+
+
+class Machine:
+    """A machine with a Node, which the workload API does not let anyone patch, and a VM with this status."""
+
+    def __init__(self, error: Exception, vm_status: Obj, *, ready: bool) -> None:
+        self.error = error
+        self.events: list[str] = []
+        self.patches = 0
+        metadata: Obj = {"namespace": "vms", "name": "one", "uid": "vm", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        self.vm: Obj = {"metadata": metadata, "status": vm_status}
+        owner = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": "one", "uid": "m"}
+        metadata = {"namespace": "team", "name": "one", "uid": "u", "ownerReferences": [owner]}
+        status = {"ready": ready, "initialization": {"provisioned": True}} if ready else {}
+        self.obj: Obj = {"metadata": metadata, "spec": {"providerID": "harvester://vm"}, "status": status}
+
+    async def reconcile(self) -> None:
+        await controller.MachineReconciler(cast(Context, self._context())).reconcile(KEY)
+
+    def reason_and_message(self, condition: str = "VMProvisioningReady") -> tuple[str, str]:
+        found = conditions.get_condition(self.obj["status"]["conditions"], condition)
+        assert found
+        return found["reason"], found.get("message", "")
+
+    def _context(self) -> Any:
+        cluster = {
+            "metadata": {"namespace": "team", "name": "demo", "uid": "c"},
+            "spec": {"targetNamespace": "vms"},
+            "status": {"initialization": {"infrastructureProvisioned": True}},
+        }
+        instances = SimpleNamespace(get=lambda *_: {"metadata": {"uid": "i"}, "status": ADDRESS})
+        namespace = SimpleNamespace(synced=True, instances=instances)
+        session = SimpleNamespace(error=None, synced=True, fingerprint="h", watch_namespace=lambda _: namespace)
+        caches = SimpleNamespace(
+            harvester_machines=SimpleNamespace(get=lambda *_: self.obj),
+            machines=SimpleNamespace(get=lambda *_: {"metadata": {}}),
+            cluster_of=lambda _: cluster,
+            harvester_cluster_of=lambda _: cluster,
+        )
+        workloads = SimpleNamespace(node=lambda *_: NODE, client=lambda _: self, ensure=_nothing, hint=lambda _: None)
+        return SimpleNamespace(
+            caches=caches,
+            memory=Memory(),
+            topics=Topics(),
+            queues=SimpleNamespace(machines=WorkQueue[Key]("test")),
+            sessions=SimpleNamespace(of=lambda _: session),
+            workloads=workloads,
+            ensure_finalizer=_nothing,
+            write_status=self._write,
+            event=lambda _resource, _obj, _type, reason, message: self.events.append(f"{reason}: {message}"),
+        )
+
+    async def patch(self, *_: Any, **_more: Any) -> Obj:
+        self.patches += 1
+        raise self.error
+
+    async def _write(self, _informer: Any, _obj: Obj, draft: StatusDraft) -> None:
+        self.obj = {**self.obj, "status": draft.fields}
+
+
+async def _nothing(*_: Any) -> None:
+    return
+
+
+@pytest.fixture(autouse=True)
+def phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The VM exists and is as the machine wants it."""
+
+    async def ensure_vm(scope: Any) -> Obj:
+        vm: Obj = scope.context.workloads.client(None).vm
+        return vm
+
+    monkeypatch.setattr(controller, "ensure_vm", ensure_vm)
+    monkeypatch.setattr(controller, "report_drift", lambda *_: None)
+
+
+@pytest.mark.parametrize("error", [Unreachable("no route"), Forbidden(403, "Forbidden", "may not patch nodes")])
+@pytest.mark.parametrize("ready", [True, False])
+async def test_vm_is_reported_although_the_node_cannot_be_patched(error: ApiError | Unreachable, ready: bool) -> None:
+    machine = Machine(error, {"printableStatus": "ErrorUnschedulable"}, ready=ready)
+    with pytest.raises(type(error)):
+        await machine.reconcile()
+    reason, message = machine.reason_and_message()
+    assert reason == "VMProvisioningFailed"
+    assert "no host of Harvester can run the VM" in message
+    assert not machine.obj["status"]["ready"]
+    assert any(event.startswith("NodeInitializationFailed: cannot initialize Node one") for event in machine.events)
+
+
+async def test_machine_with_a_running_vm_gets_ready_and_its_node_is_tried_once_a_reconcile() -> None:
+    machine = Machine(Unreachable("no route"), RUNNING, ready=False)
+    with pytest.raises(Unreachable):
+        await machine.reconcile()
+    assert machine.obj["status"]["ready"]
+    assert machine.patches == 1
