@@ -64,7 +64,7 @@ class MachineMemory:
     vm_deleted_at: float | None = None
     """When (monotonic) this process had the VM deleted. Without it: leftover disks are deleted without a delay."""
     creation_unconfirmed: bool = False
-    """A creation of the VM got no response. Without it: a deletion relies on the watch alone, not on a read."""
+    """A creation of the VM got no response. Without it: deletions and releases rely on the watch alone."""
     quota_starts: int = 0
     """Starts of its VM in vain since a quota halted it. Without it: the next one comes sooner."""
     quota_halted_at: float | None = None

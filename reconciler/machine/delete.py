@@ -29,7 +29,7 @@ async def delete_machine(scope: MachineScope) -> None:
     if _never_provisioned(scope) or _force_delete(scope):
         return
     namespace = scope.current_namespace()
-    vm = namespace.vms.get(scope.target_namespace, scope.name) or await _unconfirmed_vm(scope, namespace)
+    vm = namespace.vms.get(scope.target_namespace, scope.name) or await scope.unconfirmed_vm()
     ours = vm is None or owns_vm(scope, vm)
     await ensure_member_removed(scope)
     if vm is not None and ours:
@@ -41,18 +41,6 @@ async def delete_machine(scope: MachineScope) -> None:
         await _delete_secret(scope)
     scope.current_namespace()  # again: Harvester may have become unreachable meanwhile
     await release_address(scope, foreign_vm=not ours)
-
-
-async def _unconfirmed_vm(scope: MachineScope, namespace: TargetNamespace) -> Obj | None:
-    """The VM whose creation got no response, read from Harvester; None if there is none."""
-    if not scope.memory.creation_unconfirmed:
-        return None
-    try:
-        vm = await scope.session().client.get(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace)
-    except NotFound:
-        return None
-    namespace.vms.observe(vm)
-    return vm
 
 
 def _never_provisioned(scope: MachineScope) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from caphv.api import ippool, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, key_of
-from caphv.runtime.errors import ApiError, Forbidden, Unauthorized, Unreachable, kind_of
+from caphv.runtime.errors import ApiError, Conflict, Forbidden, Unauthorized, Unreachable, kind_of
 from reconciler import metrics, triggers
 from reconciler.harvester import ipam
 from reconciler.harvester.ownership import former_owner, record
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 # Characters of a management cluster's uid that mark its addresses: random, and short for pools of thousands.
 _SHORT = 8
+# Refusals of a machine's own address after which another one may be free.
+_ANOTHER = (ipam.RefusalReason.EXHAUSTED, ipam.RefusalReason.TAKEN)
 # Pool, address, and whether the machine certainly holds it.
 _Entry = tuple[str, str, bool]
 
@@ -73,7 +76,24 @@ async def _allocate(scope: MachineScope, network: PoolNetwork) -> ipam.Grant | i
         await adopt_address(scope, former.management_cluster)
     contested = await _contested(scope, _entries(scope, scope.owner.management_cluster))
     request = ipam.AddressRequest(scope.reservation, pools, known, _cluster(scope), adopt=not contested)
-    return await session.allocator.allocate(request)
+    answer = await session.allocator.allocate(request)
+    if known and isinstance(answer, ipam.Refusal) and answer.reason in _ANOTHER:
+        await _give_up(scope, known)
+        answer = await session.allocator.allocate(replace(request, address=""))
+    return answer
+
+
+async def _give_up(scope: MachineScope, address: str) -> None:
+    """Release the address of a machine without a VM: nothing uses it, and its pools cannot serve it any more.
+
+    Raises `Blocked` or `Conflict` if a VM may exist.
+    """
+    scope.current_namespace()
+    if await scope.unconfirmed_vm() is not None:
+        raise Conflict(409, "Conflict", f"VirtualMachine {scope.target_namespace}/{scope.name} was created; retrying")
+    await _release(scope, [entry for entry in await _held(scope) if entry[1] == address])
+    del scope.draft.fields["allocatedIPAddress"]
+    scope.draft.fields.pop("allocatedPoolRef", None)
 
 
 async def restore_address(scope: MachineScope) -> None:
@@ -164,7 +184,11 @@ async def release_address(scope: MachineScope, *, foreign_vm: bool) -> None:
     Pools are read instead of the status: a crash after the reservation leaves the address only in the pool.
     """
     await scope.session().allocator.settle({scope.reservation})
-    for pool, address in _marked(scope) if foreign_vm else await _held(scope):
+    await _release(scope, _marked(scope) if foreign_vm else await _held(scope))
+
+
+async def _release(scope: MachineScope, entries: Iterable[tuple[str, str]]) -> None:
+    for pool, address in entries:
         if await scope.session().allocator.release(pool, address, scope.reservation, _cluster(scope)):
             metrics.IPPOOL_RELEASES.inc()
             log.info("released address %s in IPPool %s", address, pool)

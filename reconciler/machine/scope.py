@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from caphv.api import clusterapi, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, key_of
-from caphv.runtime.errors import ApiError, Unreachable
+from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from reconciler import triggers
 from reconciler.context import Context
 from reconciler.harvester.ownership import Owner
@@ -137,6 +137,17 @@ class MachineScope:
         if not namespace.current or not session.pools.current:
             raise self._caches_not_ready("", self.subscribe(triggers.caches(session.fingerprint)))
         return namespace
+
+    async def unconfirmed_vm(self) -> Obj | None:
+        """The VM whose creation got no response, read from Harvester; None if there is none."""
+        if not self.memory.creation_unconfirmed:
+            return None
+        try:
+            vm = await self.session().client.get(resources.VIRTUAL_MACHINES, self.name, self.target_namespace)
+        except NotFound:
+            return None
+        self.namespace().vms.observe(vm)
+        return vm
 
     def _caches_not_ready(self, error: str, source: Subscription) -> Blocked:
         return Blocked(

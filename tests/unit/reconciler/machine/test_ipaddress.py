@@ -1,4 +1,7 @@
-"""A machine with a VM keeps its address: whatever a pool has lost is reserved again, and nothing else is written."""
+"""A machine with a VM keeps its address: whatever a pool has lost is reserved again, and nothing else is written.
+
+One without a VM follows its pools.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,12 @@ from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
 from reconciler.harvester import ipam
 from reconciler.harvester.ownership import Owner
-from reconciler.machine.ipaddress import restore_address
+from reconciler.machine.ipaddress import ensure_address, restore_address
+from reconciler.machine.network import StaticAddress
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
-from reconciler.status import StatusDraft
-from reconciler.triggers import Topics
+from reconciler.status import Blocked, StatusDraft
+from reconciler.triggers import Topics, Watched
 from tests.support.ippools import pool
 
 pytestmark = pytest.mark.unit
@@ -161,3 +165,101 @@ def test_machine_that_waited_for_an_address_when_its_vm_was_adopted_does_not_any
     machine.obj["status"] = {"conditions": [{"type": "VMIPAllocated", "status": "False"}]}
     assert not machine.reconcile().has(ALLOCATED)
     assert machine.requests == []
+
+
+# A machine without a VM
+
+
+class New(Machine):
+    """A machine whose VM Harvester has refused after it had reserved `ADDRESS` in pool `p`."""
+
+    def __init__(self, *pools: Obj, **more: Any) -> None:
+        super().__init__(*pools, **more)
+        self.current = True
+        self.vm: Obj | None = None
+        self.static: StaticAddress | None = None
+
+    def reconcile(self) -> StatusDraft:
+        draft = StatusDraft(self.obj)
+        scope = self._scope(draft)
+        try:
+            network = asyncio.run(ensure_address(scope))
+            assert isinstance(network, StaticAddress)
+            self.static = network
+        finally:
+            self.obj = {**self.obj, "status": draft.fields}
+        return draft
+
+    def holders(self) -> dict[str, dict[str, str]]:
+        return {name: obj["status"]["allocated"] for name, obj in self.pools.items()}
+
+    def _scope(self, draft: StatusDraft) -> MachineScope:
+        scope = super()._scope(draft)
+        session = scope.session()
+        session.allocator.release = self._release
+        session.client = SimpleNamespace(list=self._no_vms)
+        scope.name, scope.target_namespace = "one", "vms"
+        namespace = {"subnetMask": "255.255.255.0", "gateway": "10.0.0.1"}
+        scope.cluster_spec["vmNetworkConfig"] |= namespace
+        scope.session = lambda: session  # type: ignore[method-assign]
+        scope.current_namespace = self._current_namespace  # type: ignore[method-assign]
+        scope.unconfirmed_vm = self._unconfirmed_vm  # type: ignore[method-assign]
+        return scope
+
+    def _current_namespace(self) -> Any:
+        if not self.current:
+            raise Blocked(ConditionType.VM_PROVISIONING_READY, "r", "the watch is not connected", Watched.CONNECTION)
+
+    async def _unconfirmed_vm(self) -> Obj | None:
+        return self.vm
+
+    async def _no_vms(self, *_: Any, **_more: Any) -> Obj:
+        return {"items": []}
+
+    async def _allocate(self, request: ipam.AddressRequest) -> Any:
+        answer = await super()._allocate(request)
+        if isinstance(answer, ipam.Grant):
+            self.pools[answer.pool]["status"]["allocated"][answer.address] = request.id
+        return answer
+
+    async def _release(self, name: str, address: str, holder: str, _cluster: str) -> bool:
+        assert self.pools[name]["status"]["allocated"].pop(address) == holder
+        return True
+
+
+def test_machine_without_a_vm_follows_a_change_of_its_pools() -> None:
+    machine = New(pool(allocated={ADDRESS: ID, "10.0.0.13": "team/two"}), pool("q", OTHER), configured=("q",))
+    draft = machine.reconcile()
+    assert machine.holders() == {"p": {"10.0.0.13": "team/two"}, "q": {"10.9.0.2": ID}}
+    assert (draft.fields["allocatedIPAddress"], draft.fields["allocatedPoolRef"]) == ("10.9.0.2", "q")
+    assert machine.static is not None
+    assert machine.static.address == "10.9.0.2"
+
+
+def test_machine_without_a_vm_gets_another_address_if_another_one_holds_its_own() -> None:
+    machine = New(pool(allocated={ADDRESS: "another/owner"}))
+    machine.reconcile()
+    assert machine.holders() == {"p": {ADDRESS: "another/owner", "10.0.0.10": ID}}
+
+
+def test_machine_without_a_vm_keeps_an_address_that_its_pools_serve() -> None:
+    machine = New(pool(), pool("q", OTHER), configured=("q", "p"))
+    machine.reconcile()
+    assert machine.holders() == {"p": {ADDRESS: ID}, "q": {}}
+
+
+def test_machine_whose_new_pool_does_not_exist_keeps_what_it_has() -> None:
+    machine = New(pool(allocated={ADDRESS: ID}), configured=("q",))
+    with pytest.raises(Blocked, match="IPPool q does not exist"):
+        machine.reconcile()
+    assert machine.holders() == {"p": {ADDRESS: ID}}
+
+
+@pytest.mark.parametrize("unknown", ["watch", "creation"])
+def test_address_is_not_released_while_a_vm_may_exist(unknown: str) -> None:
+    machine = New(pool(allocated={ADDRESS: ID}), pool("q", OTHER), configured=("q",))
+    machine.current = unknown != "watch"
+    machine.vm = {"metadata": {"name": "one"}} if unknown == "creation" else None
+    with pytest.raises((Blocked, Conflict)):
+        machine.reconcile()
+    assert machine.holders() == {"p": {ADDRESS: ID}, "q": {}}
