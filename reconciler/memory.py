@@ -75,6 +75,8 @@ class MachineMemory:
     """Since when (monotonic) a transient state lasts. Without it: it is written to the status a second later."""
     transient_written: bool = False
     """A transient state was written since the last one that stays. Without it: the next is written sooner."""
+    proof_due: float | None = None
+    """When (monotonic) an annotation with the VM's uid is due. Without it: another moment is drawn."""
     drift: tuple[Hashable, str] | None = None
     """Versions of machine and VM that were compared, and the result. Without it: they are compared again."""
     placed: tuple[str, str] | None = None

@@ -46,6 +46,8 @@ MANAGED_BY_ANNOTATION = "cluster.x-k8s.io/managed-by"
 ADOPT_ANNOTATION = "caphv.io/adopt"
 FORCE_DELETE_ANNOTATION = "caphv.io/force-delete"
 RECONCILE_AT_ANNOTATION = "caphv.io/reconcile-at"
+# On a HarvesterMachine whose providerID has another form than the provider's: the uid of its VM.
+VM_UID_ANNOTATION = "caphv.io/vm-uid"
 # On every object that `caphv restore` created: the identity of the backup.
 RESTORED_FROM_ANNOTATION = "caphv.io/restored-from"
 # On those of them that own objects on Harvester: who they were, `<uid of kube-system>/<uid>`.

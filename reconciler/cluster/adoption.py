@@ -1,8 +1,8 @@
 """Objects of a cluster on Harvester: adopted or refused, and deleted only if the cluster owns them.
 
-After a move, the VM of a machine proves that the cluster owns its objects: the machine's providerID carries the uid of
-the VM, and the VM has the same former owner. After `caphv restore`, an annotation says who the cluster was. Without
-either, the user has to set annotation `caphv.io/adopt`.
+After a move, the VM of a machine proves that the cluster owns its objects: the machine carries the uid of the VM, and
+the VM has the same former owner. After `caphv restore`, an annotation says who the cluster was. Without either, the
+user has to set annotation `caphv.io/adopt`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.ownership import (
     Ownership,
     formerly_owned,
+    names_vm,
     ownership_of,
     record,
     same_name,
@@ -47,10 +48,9 @@ def _moved(scope: ClusterScope, obj: Obj) -> bool:
     vms = scope.namespace().vms
     for machine in scope.context.caches.machines_of(scope.cluster):
         vm = vms.get(scope.target_namespace, machine["metadata"]["name"])
-        provider_id = (machine.get("spec") or {}).get("providerID")
-        if vm is None or being_deleted(vm) or provider_id != f"{names.PROVIDER_ID_PREFIX}{uid_of(vm)}":
-            continue
         owner = scope.context.owner(resources.HARVESTER_MACHINES.kind, machine)
+        if vm is None or being_deleted(vm) or not names_vm(machine, vm, owner):
+            continue
         clusters = (former, owner.management_cluster)
         if same_name(vm, owner) and annotations_of(vm).get(names.OWNER_CLUSTER_ANNOTATION) in clusters:
             return True

@@ -16,7 +16,7 @@ from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import Source, unused, used_source, wanted_source
 from reconciler.cluster.endpoint import API_PORT, reserve_address
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester.ownership import Ownership, ownership_of, record
+from reconciler.harvester.ownership import Ownership, names_vm, ownership_of, record
 from reconciler.machine.placement import CLUSTER_LABEL, cluster_label, control_plane_selector
 from reconciler.status import Blocked
 from reconciler.triggers import Watched
@@ -79,8 +79,7 @@ def control_plane_vms(scope: ClusterScope) -> list[Obj]:
         if vm is None or not _is_control_plane(scope, machine):
             continue
         owner = scope.context.owner(resources.HARVESTER_MACHINES.kind, machine)
-        provider_id = str((machine.get("spec") or {}).get("providerID") or "")
-        if ownership_of(vm, owner, provider_id=provider_id) is not Ownership.FOREIGN:
+        if names_vm(machine, vm, owner) or ownership_of(vm, owner) is not Ownership.FOREIGN:
             found.append(vm)
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from caphv.api import names
-from caphv.api.object import Obj, annotations_of
+from caphv.api.object import Obj, annotations_of, uid_of
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,29 @@ def record(owner: Owner) -> dict[str, str]:
     }
 
 
-def ownership_of(obj: Obj, owner: Owner, *, provider_id: str = "") -> Ownership:
-    """Compare the record on `obj` with `owner`.
-
-    `provider_id` is the owner's `spec.providerID`: if it carries the uid of `obj`, it proves ownership although the
-    record names another management cluster or uid, as after a move or a restored backup.
-    """
-    metadata = obj.get("metadata") or {}
-    uid = metadata.get("uid")
-    if uid and provider_id == f"{names.PROVIDER_ID_PREFIX}{uid}":
-        return Ownership.OURS
-    annotations = metadata.get("annotations") or {}
+def ownership_of(obj: Obj, owner: Owner) -> Ownership:
+    """Compare the record on `obj` with `owner`."""
+    annotations = (obj.get("metadata") or {}).get("annotations") or {}
     expected = record(owner)
     found = {key: annotations[key] for key in expected if key in annotations}
     if not found:
         return Ownership.UNRECORDED
     return Ownership.OURS if found == expected else Ownership.FOREIGN
+
+
+def names_vm(machine: Obj, vm: Obj, owner: Owner) -> bool:
+    """Whether a HarvesterMachine, `owner`, carries the uid of a VM, which a move and a backup preserve.
+
+    It proves that the VM is the machine's although its record has other uids. A providerID carries it, unless it is the
+    Node's own or that of a VM that was replaced; then an annotation does. The annotation can be edited, so it proves
+    nothing if the record names another machine: for that, there is `caphv.io/adopt`.
+    """
+    uid = uid_of(vm)
+    if not uid:
+        return False
+    if (machine.get("spec") or {}).get("providerID") == f"{names.PROVIDER_ID_PREFIX}{uid}":
+        return True
+    return annotations_of(machine).get(names.VM_UID_ANNOTATION) == uid and same_name(vm, owner)
 
 
 def former_owner(own: Obj, owner: Owner) -> Owner | None:

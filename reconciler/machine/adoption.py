@@ -2,19 +2,22 @@
 
 A VM without a record but with the Go provider's mark is adopted: it gets the record, and nothing else changes. A VM
 that a user created by hand is not adopted without annotation `caphv.io/adopt`. A VM with the record of another owner is
-adopted only with proof: after a move or a restored backup, the machine's providerID carries the VM's uid, or the record
-is that of the machine before `caphv restore` created it again; in any other case, the user has to set the annotation.
+adopted only with proof: after a move or a restored backup, the machine's providerID or an annotation carries the VM's
+uid, or the record is that of the machine before `caphv restore` created it again; in any other case, the user has to
+set the annotation.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
+import time
 
 from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, annotations_of, key_of, labels_of, uid_of
 from caphv.runtime.errors import NotFound
-from reconciler.harvester.ownership import Ownership, formerly_owned, ownership_of, record, wants_adoption
+from reconciler.harvester.ownership import Ownership, formerly_owned, names_vm, ownership_of, record, wants_adoption
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.disks import is_machine_pvc
 from reconciler.machine.ipaddress import adopt_address
@@ -22,6 +25,9 @@ from reconciler.machine.scope import MachineScope
 from reconciler.machine.volumes import boot_claims
 from reconciler.status import Blocked
 from reconciler.triggers import Watched
+
+# Seconds over which annotations are written on machines of an earlier version.
+_SPREAD = 600.0
 
 
 def vm_lost(scope: MachineScope) -> Blocked:
@@ -57,9 +63,9 @@ def vm_ownership(scope: MachineScope, vm: Obj) -> Ownership:
     Otherwise a machine left behind on a former management cluster would take the VM back, or delete it.
     """
     known = _known_uid(scope) == uid_of(vm)
-    if not known and formerly_owned(vm, scope.obj, scope.owner):
+    if not known and (formerly_owned(vm, scope.obj, scope.owner) or names_vm(scope.obj, vm, scope.owner)):
         return Ownership.OURS
-    return ownership_of(vm, scope.owner, provider_id="" if known else str(scope.spec.get("providerID") or ""))
+    return ownership_of(vm, scope.owner)
 
 
 async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
@@ -95,8 +101,29 @@ async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
         scope.draft.fields["virtualMachine"] = {"uid": uid_of(vm)}
         await scope.context.write_status(scope.context.caches.harvester_machines, scope.obj, scope.draft)
         # Once: otherwise two management clusters with the annotation would adopt the VM from each other forever.
-        await scope.drop_annotation(names.ADOPT_ANNOTATION)
+        annotations = vm_proof(str(scope.spec.get("providerID") or ""), vm)
+        await scope.patch({"metadata": {"annotations": {names.ADOPT_ANNOTATION: None, **annotations}}})
     return vm
+
+
+def vm_proof(provider_id: str, vm: Obj) -> dict[str, str]:
+    """Annotations by which a machine with this providerID carries the uid of its VM; see `names_vm`."""
+    carried = not provider_id or provider_id == f"{names.PROVIDER_ID_PREFIX}{uid_of(vm)}"
+    return {} if carried else {names.VM_UID_ANNOTATION: uid_of(vm)}
+
+
+async def ensure_vm_proof(scope: MachineScope, vm: Obj) -> None:
+    """Write the annotation of `vm_proof` on a machine of 0.11. An upgrade spreads these writes over time."""
+    if names_vm(scope.obj, vm, scope.owner):
+        return
+    now = time.monotonic()
+    if scope.memory.proof_due is None:
+        scope.memory.proof_due = now + random.uniform(0.0, _SPREAD)
+    left = scope.memory.proof_due - now
+    if left > 0:
+        scope.requeue_after = min(filter(None, (scope.requeue_after, left)))
+        return
+    await scope.patch({"metadata": {"annotations": vm_proof(str(scope.spec["providerID"]), vm)}})
 
 
 def owns_vm(scope: MachineScope, vm: Obj) -> bool:

@@ -12,6 +12,7 @@ from caphv.runtime.controller import Result
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
 from reconciler import metrics
 from reconciler.context import Context
+from reconciler.machine.adoption import ensure_vm_proof, vm_proof
 from reconciler.machine.create import ensure_vm
 from reconciler.machine.delete import delete_machine
 from reconciler.machine.node import initialize_node
@@ -131,6 +132,7 @@ class MachineReconciler:
             metrics.MACHINE_CREATION_SECONDS.observe(metrics.age(vm["metadata"]["creationTimestamp"]))
         if not was_ready:
             await self._write(scope)
+        await ensure_vm_proof(scope, vm)
         if scope.failure is None:
             await initialize_node(scope, provider_id)
 
@@ -178,7 +180,7 @@ class MachineReconciler:
         own = node["spec"].get("providerID") if node and not former else None
         wanted = str(own or scope.spec.get("providerID") or f"{names.PROVIDER_ID_PREFIX}{uid_of(vm)}")
         if scope.spec.get("providerID") != wanted:
-            await scope.patch_spec({"providerID": wanted})
+            await scope.patch({"metadata": {"annotations": vm_proof(wanted, vm)}, "spec": {"providerID": wanted}})
         return wanted
 
     async def _delete(self, scope: MachineScope) -> None:

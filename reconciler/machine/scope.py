@@ -187,15 +187,9 @@ class MachineScope:
         """Emit an Event of type Normal, and log it."""
         self.context.event(resources.HARVESTER_MACHINES, self.obj, "Normal", reason, message)
 
-    async def drop_annotation(self, name: str) -> None:
-        """Remove an annotation from the HarvesterMachine."""
-        patch = {"metadata": {"annotations": {name: None}}}
+    async def patch(self, patch: Obj) -> None:
+        """Merge a patch of metadata and spec into the HarvesterMachine."""
         informer = self.context.caches.harvester_machines
         self.obj = await self.context.client.patch(informer.resource, self.name, self.key.namespace, patch)
         informer.observe(self.obj)
-        self.draft.moved_to(self.obj)
-
-    async def patch_spec(self, spec: dict[str, object]) -> None:
-        """Merge fields into the spec of the HarvesterMachine."""
-        self.obj = await self.context.patch_spec(self.context.caches.harvester_machines, self.obj, spec)
         self.draft.moved_to(self.obj)

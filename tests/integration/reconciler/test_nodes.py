@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from caphv.api.object import NODES, Obj
+from caphv.api import names
+from caphv.api.object import NODES, Obj, annotations_of, uid_of
 from sandbox.processes import pki
 from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, UNINITIALIZED, Case
 from tests.support.reconciler.conditions import is_false, is_ready
@@ -65,6 +66,8 @@ async def test_provider_id_of_the_node_wins(case: Case) -> None:
     await case.until(HARVESTER_MACHINES, name, is_ready)
     node = await until_initialized(case, name, "harvester://its-own")
     assert node["spec"]["providerID"] == found["spec"]["providerID"]
+    # A move preserves it, and it proves then whose the VM is.
+    assert annotations_of(found)[names.VM_UID_ANNOTATION] == uid_of(await case.vm(name))
 
 
 async def test_node_is_initialized_although_its_vm_reports_no_address(case: Case) -> None:

@@ -173,6 +173,8 @@ async def test_another_vm_of_the_same_name_is_not_the_machines(case: Case) -> No
     taken = await case.until(HARVESTER_MACHINES, "one", is_ready)
     assert taken["status"]["virtualMachine"]["uid"] == uid_of(again)
     assert taken["spec"]["providerID"] == before["spec"]["providerID"]
+    noted = {names.VM_UID_ANNOTATION: uid_of(again)}
+    await case.until(HARVESTER_MACHINES, "one", lambda obj: noted.items() <= annotations_of(obj).items())
     # One that Harvester restored from a backup older than its adoption has no record.
     again = await recreated(case, "one", **dict.fromkeys((OWNER, OWNER_UID, CLUSTER)))
     kept = is_false("VMProvisioningReady", "MachineNotFound", "which keeps that VM")

@@ -23,10 +23,14 @@ OWNER = Owner("HarvesterCluster", "team", "demo", "now", "here")
 def moved(provider_id: str = "harvester://vm", **changes: Any) -> tuple[Any, Obj]:
     """A cluster with a machine, and a Service with the record of both owners' former management cluster."""
     former = replace(OWNER, uid="before", management_cluster="former")
+    noted = {"caphv.io/vm-uid": changes.pop("noted", "")}
     vm_owner = Owner("HarvesterMachine", "team", "one", "machine-before", "former")
     annotations = record(replace(vm_owner, **changes.pop("vm_owner", {})))
     vm = {"metadata": {"namespace": "vms", "name": "one", "uid": "vm", "annotations": annotations, **changes}}
-    machine = {"metadata": {"namespace": "team", "name": "one"}, "spec": {"providerID": provider_id}}
+    machine = {
+        "metadata": {"namespace": "team", "name": "one", "annotations": noted},
+        "spec": {"providerID": provider_id},
+    }
     context = SimpleNamespace(
         caches=SimpleNamespace(machines_of=lambda _: [machine]),
         owner=lambda *_: replace(vm_owner, uid="machine-now", management_cluster=OWNER.management_cluster),
@@ -45,6 +49,8 @@ def moved(provider_id: str = "harvester://vm", **changes: Any) -> tuple[Any, Obj
 def test_vm_of_a_machine_proves_that_the_cluster_was_moved() -> None:
     scope, service = moved()
     assert not is_foreign(scope, service)
+    scope, service = moved("rke2://one", noted="vm")
+    assert not is_foreign(scope, service)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +58,19 @@ def test_vm_of_a_machine_proves_that_the_cluster_was_moved() -> None:
     [
         {"provider_id": "harvester://another"},
         {"provider_id": ""},
+        {"provider_id": "rke2://one", "noted": "another"},
         {"deletionTimestamp": "2026-01-01T00:00:00Z"},
         {"vm_owner": {"management_cluster": "third"}},
         {"vm_owner": {"name": "two"}},
     ],
-    ids=["another VM", "no VM", "VM is being deleted", "VM of a third management cluster", "VM of another machine"],
+    ids=[
+        "another VM",
+        "no VM",
+        "another VM in the annotation",
+        "VM is being deleted",
+        "VM of a third management cluster",
+        "VM of another machine",
+    ],
 )
 def test_nothing_else_proves_a_move(changes: dict[str, Any]) -> None:
     scope, service = moved(**changes)

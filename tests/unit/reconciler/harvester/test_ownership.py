@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from reconciler.harvester.ownership import Owner, Ownership, ownership_of, record, same_name, wants_adoption
+from reconciler.harvester.ownership import Owner, Ownership, names_vm, ownership_of, record, same_name, wants_adoption
 
 pytestmark = pytest.mark.unit
 
@@ -40,11 +40,25 @@ def test_objects_of_the_go_provider_have_no_record() -> None:
     assert ownership_of({"metadata": {"name": "m"}}, OWNER) is Ownership.UNRECORDED
 
 
-def test_provider_id_proves_ownership_after_a_move() -> None:
+def test_uid_of_the_vm_proves_ownership_after_a_move() -> None:
     moved = vm(record(replace(OWNER, uid="before", management_cluster="before")))
-    assert ownership_of(moved, OWNER, provider_id="harvester://vm-uid") is Ownership.OURS
-    assert ownership_of(moved, OWNER, provider_id="harvester://another") is Ownership.FOREIGN
-    assert ownership_of({"metadata": {}}, OWNER, provider_id="harvester://") is Ownership.UNRECORDED
+    assert names_vm(machine("harvester://vm-uid"), moved, OWNER)
+    assert not names_vm(machine("harvester://another"), moved, OWNER)
+    assert not names_vm(machine("harvester://"), {"metadata": {}}, OWNER)
+    assert names_vm(machine("rke2://m", "vm-uid"), moved, OWNER)
+    assert not names_vm(machine("rke2://m", "another"), moved, OWNER)
+    assert not names_vm(machine("rke2://m", ""), {"metadata": {}}, OWNER)
+
+
+def test_annotation_proves_nothing_against_the_record_of_another_machine() -> None:
+    other = vm(record(replace(OWNER, name="other", management_cluster="before")))
+    assert not names_vm(machine("rke2://m", "vm-uid"), other, OWNER)
+    assert names_vm(machine("harvester://vm-uid"), other, OWNER)
+
+
+def machine(provider_id: str, uid: str | None = None) -> dict[str, Any]:
+    annotations = {} if uid is None else {"caphv.io/vm-uid": uid}
+    return {"metadata": {"name": "m", "annotations": annotations}, "spec": {"providerID": provider_id}}
 
 
 def test_after_a_move_the_record_still_names_the_owner() -> None:

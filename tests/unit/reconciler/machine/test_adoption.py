@@ -10,9 +10,10 @@ import pytest
 from caphv.api import names
 from caphv.api.object import Obj
 from caphv.runtime.errors import Conflict
-from reconciler.harvester.ownership import Owner, record
-from reconciler.machine.adoption import adopt_or_refuse
+from reconciler.harvester.ownership import Owner, Ownership, record
+from reconciler.machine.adoption import adopt_or_refuse, ensure_vm_proof, vm_ownership, vm_proof
 from reconciler.machine.scope import MachineScope
+from reconciler.memory import MachineMemory
 
 pytestmark = pytest.mark.unit
 
@@ -68,9 +69,10 @@ def test_disks_with_the_former_record_are_taken_over_whatever_their_names() -> N
 
 
 def scope_of(client: Client, *claims: Obj) -> MachineScope:
+    spec = {"providerID": f"{names.PROVIDER_ID_PREFIX}vm"}
     scope = SimpleNamespace(
-        obj={"metadata": {"name": "one"}},
-        spec={"providerID": f"{names.PROVIDER_ID_PREFIX}vm"},
+        obj={"metadata": {"name": "one"}, "spec": spec},
+        spec=spec,
         owner=NOW,
         name="one",
         target_namespace="vms",
@@ -79,3 +81,55 @@ def scope_of(client: Client, *claims: Obj) -> MachineScope:
         namespace=lambda: SimpleNamespace(claims=SimpleNamespace(store=claims, observe=lambda _: None)),
     )
     return cast(MachineScope, scope)
+
+
+# Machines whose providerID is that of the Node
+
+
+def noted(uid: str, known: str = "") -> MachineScope:
+    """A machine with providerID `rke2://one`, this uid in its annotation, and that one in its status."""
+    scope = scope_of(Client())
+    scope.obj["metadata"]["annotations"] = {names.VM_UID_ANNOTATION: uid} if uid else {}
+    scope.obj["spec"]["providerID"] = "rke2://one"
+    scope.draft.fields["virtualMachine"] = {"uid": known}
+    return scope
+
+
+def test_annotation_proves_a_move_until_the_vm_was_the_machines() -> None:
+    assert vm_ownership(noted("vm"), VM) is Ownership.OURS
+    assert vm_ownership(noted("another"), VM) is Ownership.FOREIGN
+    assert vm_ownership(noted(""), VM) is Ownership.FOREIGN
+    # Left behind on the former management cluster, the machine does not take its VM back.
+    assert vm_ownership(noted("vm", known="vm"), VM) is Ownership.FOREIGN
+
+
+def test_annotation_is_written_where_the_provider_id_does_not_carry_the_uid() -> None:
+    assert vm_proof("harvester://vm", VM) == vm_proof("", VM) == {}
+    assert vm_proof("rke2://one", VM) == vm_proof("harvester://replaced", VM) == {names.VM_UID_ANNOTATION: "vm"}
+
+
+@pytest.mark.virtual_time
+async def test_machines_of_an_earlier_version_are_annotated_once_within_ten_minutes() -> None:
+    vm = {"metadata": {**VM["metadata"], "annotations": record(NOW)}}
+    written: list[float] = []
+    began = asyncio.get_running_loop().time()
+
+    async def upgraded() -> None:
+        scope = noted("")
+        scope.requeue_after, scope.memory = None, MachineMemory("u")
+
+        async def patch(patch: Obj) -> None:
+            written.append(asyncio.get_running_loop().time() - began)
+            scope.obj["metadata"] |= patch["metadata"]
+
+        scope.patch = patch  # type: ignore[method-assign]
+        await ensure_vm_proof(scope, vm)
+        assert scope.requeue_after
+        await asyncio.sleep(scope.requeue_after)
+        for _ in range(2):
+            await ensure_vm_proof(scope, vm)
+
+    await asyncio.gather(*(upgraded() for _ in range(100)))
+    assert len(written) == 100
+    assert max(written) <= 600
+    assert sum(moment < 60 for moment in written) < 40, "an upgrade writes them over time"

@@ -12,6 +12,7 @@ from caphv.api.object import Key, Obj
 from caphv.runtime.errors import ApiError, Forbidden, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
+from reconciler.harvester.ownership import Owner
 from reconciler.machine import controller
 from reconciler.memory import Memory
 from reconciler.status import StatusDraft
@@ -75,6 +76,7 @@ class Machine:
             workloads=workloads,
             ensure_finalizer=_nothing,
             write_status=self._write,
+            owner=lambda *_: Owner("HarvesterMachine", "team", "one", "u", "here"),
             event=lambda _resource, _obj, _type, reason, message: self.events.append(f"{reason}: {message}"),
         )
 
