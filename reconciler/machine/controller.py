@@ -14,7 +14,7 @@ from reconciler import metrics
 from reconciler.context import Context
 from reconciler.machine.adoption import ensure_vm_proof, vm_proof
 from reconciler.machine.create import ensure_vm
-from reconciler.machine.delete import delete_machine
+from reconciler.machine.deletion import delete_machine
 from reconciler.machine.node import initialize_node
 from reconciler.machine.quota import halted_by_quota, is_starting, start_halted, started_after_quota, vm_runs
 from reconciler.machine.scope import MachineScope

@@ -98,7 +98,7 @@ PROVIDER = {
         f"{RECONCILER}/test_permissions.py::test_shipped_rules_are_enough_and_none_is_too_many",
     ),
     "absence in a cache that is not connected counted as deleted": (
-        f"{UNIT}/machine/test_delete.py::test_absence_in_a_cache_that_is_not_connected_releases_nothing",
+        f"{UNIT}/machine/test_deletion.py::test_absence_in_a_cache_that_is_not_connected_releases_nothing",
     ),
     "a machine waited for an address while one was free": (
         f"{UNIT}/test_triggers.py::test_no_machine_waits_for_an_address_while_one_is_free",
@@ -108,7 +108,7 @@ PROVIDER = {
         f"{UNIT}/test_workloadcluster.py::test_kubeconfig_of_a_deleted_cluster_is_not_used_for_one_of_the_same_name",
     ),
     "force-delete had no effect without a session": (
-        f"{UNIT}/machine/test_delete.py::test_force_delete_works_without_a_session",
+        f"{UNIT}/machine/test_deletion.py::test_force_delete_works_without_a_session",
     ),
     "each account read everything for itself": (
         f"{UNIT}/harvester/test_sessions.py::test_accounts_on_one_harvester_read_each_collection_once",
@@ -125,7 +125,7 @@ PROVIDER = {
         f"{UNIT}/test_remedies.py::test_each_remedy_is_followed_by_a_test",
     ),
     "machines were reconciled five times a second while a cache was not filled": (
-        f"{UNIT}/machine/test_delete.py::test_machine_waits_for_its_caches_without_a_timer",
+        f"{UNIT}/machine/test_deletion.py::test_machine_waits_for_its_caches_without_a_timer",
     ),
     "a changed address of the load balancer was written again and again": (
         f"{UNIT}/cluster/test_endpoint.py::test_changed_address_is_reported_and_not_written",
@@ -149,7 +149,7 @@ PROVIDER = {
         f"{RECONCILER}/test_adoption.py::test_vm_made_by_hand_is_neither_adopted_nor_deleted",
     ),
     "the address of another owner's VM was released": (
-        f"{UNIT}/machine/test_delete.py::test_address_of_a_foreign_vm_is_released_only_with_our_mark",
+        f"{UNIT}/machine/test_deletion.py::test_address_of_a_foreign_vm_is_released_only_with_our_mark",
     ),
     "hosts without room or label changed failure domains": (
         f"{UNIT}/cluster/test_failuredomains.py::test_witness_is_no_failure_domain",

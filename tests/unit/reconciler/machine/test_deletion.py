@@ -14,7 +14,7 @@ from caphv.runtime.errors import Invalid
 from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
 from reconciler.harvester.ownership import Owner, record
-from reconciler.machine import delete
+from reconciler.machine import deletion
 from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import Memory
@@ -89,7 +89,7 @@ def pool(address: str, cluster: str) -> Obj:
 async def test_absence_in_a_cache_that_is_not_connected_releases_nothing() -> None:
     scope, harvester = scope_of(current=False, pool=pool("10.0.0.1", "manageme"))
     with pytest.raises(Blocked) as blocked:
-        await delete.delete_machine(scope)
+        await deletion.delete_machine(scope)
     assert blocked.value.unknown
     assert isinstance(blocked.value.triggers[0], Subscription)
     assert harvester.allocator.released == []
@@ -98,7 +98,7 @@ async def test_absence_in_a_cache_that_is_not_connected_releases_nothing() -> No
 async def test_machine_waits_for_its_caches_without_a_timer() -> None:
     scope, _ = scope_of(current=False)
     with pytest.raises(Blocked) as blocked:
-        await delete.delete_machine(scope)
+        await deletion.delete_machine(scope)
     assert blocked.value.requeue_after is None
     scope.context.topics.notify(("caches", "harvester"))
     assert len(scope.context.queues.machines) == 1
@@ -122,16 +122,16 @@ async def test_address_whose_reservation_got_no_answer_is_released() -> None:
 async def test_force_delete_works_without_a_session() -> None:
     scope, _ = scope_of(session=False, annotations={"caphv.io/force-delete": "true"})
     with pytest.raises(Blocked, match="waiting for the HarvesterCluster to connect"):
-        await delete.delete_machine(scope)
+        await deletion.delete_machine(scope)
     scope.context.memory.cluster(scope.harvester_cluster).connection_error = "another Harvester"
-    await delete.delete_machine(scope)
+    await deletion.delete_machine(scope)
 
 
 async def test_blocked_deletion_names_the_annotation_that_ends_it() -> None:
     scope, _ = scope_of(session=False)
     scope.context.memory.cluster(scope.harvester_cluster).connection_error = "another Harvester"
     with pytest.raises(Blocked, match=r'caphv\.io/force-delete: "true"'):
-        await delete.delete_machine(scope)
+        await deletion.delete_machine(scope)
 
 
 class Client:
@@ -183,7 +183,7 @@ async def deletion_of(*vms: Obj, refuses: bool = False, instance: Obj | None = N
         get=lambda *_: vms[0], store=vms, observe=lambda _: None, deleted=lambda *_: False, forget=lambda *_: None
     )
     with pytest.raises((Blocked, Invalid)):
-        await delete.delete_machine(scope)
+        await deletion.delete_machine(scope)
     return client
 
 
@@ -248,10 +248,10 @@ async def test_disk_that_a_vm_made_by_hand_uses_stays_and_the_machine_is_deleted
     vm = unrecorded(vm_of("one", "one-disk-0-abcde"))
     scope, harvester = scope_with(vm, used, left)
     with pytest.raises(Blocked, match=r"waiting for disks on Harvester to be deleted: one-disk-1-abcde$"):
-        await delete.delete_machine(scope)
+        await deletion.delete_machine(scope)
     assert harvester.client.deleted == ["one-disk-1-abcde"]
     scope, harvester = scope_with(vm, used)
-    await delete.delete_machine(scope)
+    await deletion.delete_machine(scope)
     assert harvester.client.deleted == []
     assert harvester.allocator.released == ["10.0.0.1"]
 
@@ -259,10 +259,10 @@ async def test_disk_that_a_vm_made_by_hand_uses_stays_and_the_machine_is_deleted
 async def test_a_vm_with_the_mark_of_the_go_provider_that_replaced_the_machines_is_kept() -> None:
     vm = unrecorded(vm_of("one", "restored"), **{names.MACHINE_TYPE_LABEL: "worker"})
     scope, harvester = scope_with(vm, known="before")
-    await delete.delete_machine(scope)
+    await deletion.delete_machine(scope)
     assert harvester.client.deleted == []
     scope, harvester = scope_with(vm)
     harvester.watch_namespace("vms").vms.deleted = lambda *_: False
     with pytest.raises(Blocked, match="waiting for VirtualMachine one"):
-        await delete.delete_machine(scope)
+        await deletion.delete_machine(scope)
     assert harvester.client.deleted == ["one"]
