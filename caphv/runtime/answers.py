@@ -50,7 +50,13 @@ class Answers:
         if not known:
             self._log_detail(detail)
             body = {"message": _NO_API_HINT}
-        raise error_from(status, body, retry_after)
+        raise self.error(status, body, retry_after)
+
+    def error(self, status: int, body: Any, retry_after: str | None = None) -> ApiError:
+        """Return the error of a response that is no success."""
+        error = error_from(status, body, retry_after)
+        error.server = self._name
+        return error
 
     def one(self, name: str, answer: Any) -> Obj:
         """Return an answer that has the form of an object of this name; empty for any. Raises `ServerFault`."""
@@ -78,7 +84,7 @@ class Answers:
         if self._opaque:
             self._log_detail(text)
             text = "this server refuses the connection to a container"
-        return error_from(status, {"message": text})
+        return self.error(status, {"message": text})
 
     def unreachable(self, error: BaseException) -> Unreachable:
         """Return the error of a request that got no response."""
@@ -99,7 +105,7 @@ class Answers:
         if self._budget:
             self._budget.broken(_NO_API)
         self._log_detail(detail)
-        return error_from(502, {"message": _NO_API_HINT})
+        return self.error(502, {"message": _NO_API_HINT})
 
     def _log_detail(self, detail: str) -> None:
         """Tell operators what an opaque error hides: a change, and not each attempt."""

@@ -20,7 +20,7 @@ from caphv.api.object import Obj, Resource, being_deleted, well_formed
 from caphv.runtime import logs, metrics
 from caphv.runtime.answers import Answers
 from caphv.runtime.budget import OWN_CACHE_BYTES, MemoryBudget, TimeBudget
-from caphv.runtime.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable, error_from
+from caphv.runtime.errors import Conflict, Forbidden, Invalid, NotFound, Unreachable
 from caphv.runtime.slots import RequestSlots
 from caphv.runtime.transport import (
     Connection,
@@ -365,7 +365,7 @@ class ApiClient:
                     began = time.thread_time() if self.time else 0.0
                     event = orjson.loads(line)  # noqa: TID251 - bounded by the size of an answer
                     if event["type"] == "ERROR":
-                        raise error_from(int(event["object"].get("code") or 500), event["object"])
+                        raise self._answers.error(int(event["object"].get("code") or 500), event["object"])
                     yield event["type"], self._answers.changed(event["type"], event["object"])
                     if self.time:
                         # With what the caller did with it, who waits for nothing but the next event.

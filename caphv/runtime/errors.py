@@ -9,7 +9,10 @@ from caphv.api.plaintext import LONGEST_ERROR, plain
 
 
 class ApiError(Exception):
-    """The API server refused a request: `status` is the HTTP code, `reason` that of the Status object."""
+    """The API server refused a request: `status` is the HTTP code, `reason` that of the Status object.
+
+    `server` is the name of the client that asked, empty where none did.
+    """
 
     def __init__(self, status: int, reason: str, message: str, details: dict[str, Any] | None = None) -> None:
         super().__init__(message or reason or f"HTTP {status}")
@@ -17,6 +20,7 @@ class ApiError(Exception):
         self.reason = reason
         self.message = message
         self.details = details or {}
+        self.server = ""
 
 
 class NotFound(ApiError):

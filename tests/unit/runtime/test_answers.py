@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from caphv.api.object import CONFIG_MAPS, Obj, being_deleted, key_of, labels_of, uid_of, well_formed
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ServerFault
+from caphv.runtime.errors import ApiError, Forbidden, ServerFault
 from tests.support.answering import serving
 
 pytestmark = pytest.mark.unit
@@ -114,3 +114,16 @@ async def test_event_about_an_object_without_a_name_is_an_error_unless_it_is_a_b
         with pytest.raises(ServerFault) if kind == "ADDED" else contextlib.nullcontext():
             assert await anext(watch) == (kind, event["object"])
         await watch.aclose()
+
+
+async def test_error_names_the_client_that_asked() -> None:
+    async def refuse(_request: web.BaseRequest) -> web.Response:
+        return web.json_response({"kind": "Status", "message": "cannot"}, status=403)
+
+    async with serving(refuse) as client:
+        with pytest.raises(Forbidden) as error:
+            await client.get(CONFIG_MAPS, "one", "ns")
+        assert (error.value.server, str(error.value)) == ("test", "cannot")
+        with pytest.raises(ApiError) as error:
+            await anext(client.watch(CONFIG_MAPS, resource_version="1"))
+        assert error.value.server == "test"
