@@ -32,12 +32,11 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from caphv.runtime.text import off_loop
 from reconciler import triggers
-from reconciler.cluster import cloudaccount, references
+from reconciler.cluster import cloudaccount, references, refusals
 from reconciler.cluster.identity import secret_of
 from reconciler.cluster.manifest import ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import SECRET, SECRET_KEYS
-from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.kubeconfig import kubeconfig
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Trigger, Watched
@@ -79,9 +78,7 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
             scope.warning_event(blocked.reason, blocked.message)
         scope.draft.set_false(_READY, blocked.reason, blocked.message)
     except (Forbidden, Invalid) as error:
-        message = f"a request for the cloud config was refused: {error.message}"
-        if isinstance(error, Forbidden):
-            message += command_for(scope.target_namespace)
+        message = f"a request for the cloud config was refused {refusals.explained(error, scope.target_namespace)}"
         if not scope.draft.has_message(_READY, message):
             scope.warning_event(Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)
         scope.draft.set_false(_READY, Reason.CLOUD_PROVIDER_CONFIG_FAILED, message)

@@ -6,11 +6,14 @@ import contextlib
 from collections.abc import Iterator
 
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.errors import Forbidden, Invalid
+from caphv.runtime.errors import ApiError, Forbidden, Invalid
+from reconciler.harvester.identityaccount import command_for
 from reconciler.status import Blocked
 from reconciler.triggers import Delay
 
 _RETRY_SECONDS = 60.0
+# Of the clients that a reconcile uses, by name.
+_SERVERS = {"harvester": "Harvester", "management": "the management cluster", "workload": "the workload cluster"}
 
 
 @contextlib.contextmanager
@@ -26,3 +29,14 @@ def reported(condition: ConditionType, write: str) -> Iterator[None]:
         message = f"Harvester refuses to {write}: {error.message}"
         reason = Reason.INFRASTRUCTURE_PROVISIONING_FAILED
         raise Blocked(condition, reason, message, Delay(_RETRY_SECONDS), warn=True) from None
+
+
+def by_harvester(error: ApiError) -> bool:
+    """Whether Harvester refused a request, and no other server."""
+    return error.server == "harvester"
+
+
+def explained(error: ApiError, target: str) -> str:
+    """Say who refused a request and why; for a right missing on Harvester, with the command that grants it."""
+    grants = command_for(target) if by_harvester(error) and isinstance(error, Forbidden) else ""
+    return f"by {_SERVERS.get(error.server, 'a server')}: {error.message}{grants}"

@@ -2,7 +2,8 @@
 
 import base64
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -10,14 +11,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api import names
-from caphv.api.object import Key
+from caphv.api.conditions import get_condition
+from caphv.api.names import ConditionType
+from caphv.api.object import Key, Obj
+from caphv.runtime.errors import Forbidden
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from reconciler.cluster.cloudaccount import usable
-from reconciler.cluster.cloudconfig import TOKEN_SECONDS, expiry, intact, renewal, secret_object
+from reconciler.cluster.cloudconfig import (
+    TOKEN_SECONDS,
+    ensure_cloud_config,
+    expiry,
+    intact,
+    renewal,
+    secret_object,
+)
 from reconciler.cluster.manifest import ManifestError, with_credentials
+from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import LABEL
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
 from reconciler.harvester.ownership import Owner, record
+from reconciler.memory import Memory
+from reconciler.status import StatusDraft
 
 pytestmark = pytest.mark.unit
 
@@ -221,3 +235,54 @@ def test_unreadable_times_are_no_reason_to_warn(noted: str) -> None:
     secret = secret_object("uid-1", "content", "inputs", NOW)
     secret["metadata"]["annotations"][names.RENEW_AT_ANNOTATION] = noted
     assert expiry(secret) is None
+
+
+# Refusals
+
+
+class Refused(SimpleNamespace):
+    """The scope of a ready cluster that has its cloud config."""
+
+    def __init__(self, spec: Obj) -> None:
+        obj = {"metadata": {"namespace": "clusters", "name": "demo", "uid": "u"}, "spec": spec}
+        draft = StatusDraft(obj)
+        for condition in ("Ready", "InfrastructureReady", "CloudProviderConfigReady"):
+            draft.set_true(ConditionType(condition))
+        memory, events = Memory(), list[str]()
+        super().__init__(
+            obj=obj,
+            key=Key("clusters", "demo"),
+            draft=draft,
+            memory=memory.cluster(obj),
+            target_namespace="vms",
+            context=SimpleNamespace(memory=memory, object_watches=SimpleNamespace(forget=self._forget)),
+            warning_event=lambda _reason, message: events.append(message),
+            events=events,
+            requeue_after=None,
+        )
+
+    async def _forget(self, _key: Key) -> None:
+        pass
+
+    def requeue_within(self, delay: float | None) -> None:
+        self.requeue_after = delay
+
+    def condition(self, name: str) -> dict[str, Any]:
+        return get_condition(self.draft.fields["conditions"], name) or {}
+
+
+def forbidden(server: str) -> Forbidden:
+    error = Forbidden(403, "Forbidden", "cannot do that")
+    error.server = server
+    return error
+
+
+@pytest.mark.parametrize(("server", "name"), [("workload", "the workload cluster"), ("management", "the management")])
+async def test_refusal_of_another_server_is_not_blamed_on_harvester(server: str, name: str) -> None:
+    refused = Refused({"cloudConfig": {"delivery": "File"}})
+    refused.connected = lambda: (_ for _ in ()).throw(forbidden(server))
+    await ensure_cloud_config(cast(ClusterScope, refused))
+    message = refused.condition("CloudProviderConfigReady")["message"]
+    assert f"refused by {name}" in message
+    assert "Harvester" not in message
+    assert refused.events == [message]
