@@ -26,6 +26,7 @@ from reconciler.cluster import (
     limits,
     loadbalancer,
     pools,
+    refusals,
 )
 from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.scope import ClusterScope
@@ -143,9 +144,15 @@ class ClusterReconciler:
             return await self._blocked(scope, connection.refused(scope, Delay(_REFUSED_ONCE)))
         except (ApiError, Unreachable) as error:
             # A refused request needs a user's action. A cluster that is ready stays so.
-            waits = being_deleted(scope.obj) or not scope.draft.fields.get("ready")
-            if isinstance(error, (Forbidden, Invalid)) and waits:
-                self._report(scope, _refused(error))
+            if isinstance(error, (Forbidden, Invalid)):
+                refused = _refused(scope, error)
+                if being_deleted(scope.obj) and refusals.by_harvester(error):
+                    if deletion.may_force_delete(scope.obj, refused):
+                        await self._force_delete(scope, refused)
+                        return None
+                    refused.message += deletion.advice(refused)
+                if being_deleted(scope.obj) or not scope.draft.fields.get("ready"):
+                    self._report(scope, refused)
             connection.note_lost_namespace(scope, error)
             await cloudconfig.renew_cloud_config(scope, str(error))
             await self._write(scope)
@@ -273,11 +280,11 @@ def _lost_cluster(obj: Obj) -> Obj:
     return {"metadata": {"name": cluster_name(obj), "namespace": obj["metadata"]["namespace"]}}
 
 
-def _refused(error: ApiError) -> Blocked:
+def _refused(scope: ClusterScope, error: ApiError) -> Blocked:
     return Blocked(
         ConditionType.INFRASTRUCTURE_READY,
         Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
-        f"a request was refused: {error.message}",
+        f"a request was refused {refusals.explained(error, scope.target_namespace)}",
         Watched.SELF,  # and the back-off of the failed reconcile
         warn=True,
     )

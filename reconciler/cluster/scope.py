@@ -10,6 +10,7 @@ from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, Reason, generat
 from caphv.api.object import Key, Obj, key_of
 from reconciler import triggers
 from reconciler.context import Context
+from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.ownership import Owner, same_name
 from reconciler.harvester.session import Session
 from reconciler.harvester.views import TargetNamespace
@@ -91,14 +92,7 @@ class ClusterScope:
         with self.subscribe(triggers.caches(session.fingerprint)) as caches:
             namespace = session.watch_namespace(self.target_namespace)
             if not namespace.synced:
-                raise Blocked(
-                    ConditionType.TARGET_NAMESPACE_READY,
-                    Reason.TARGET_NAMESPACE_CHECKING,
-                    namespace.sync_error or f"reading namespace {self.target_namespace} on Harvester",
-                    caches,
-                    warn=bool(namespace.sync_error),
-                    unknown=not namespace.sync_error,
-                )
+                raise self._not_read(namespace, caches)
         return namespace
 
     def current_namespace(self) -> TargetNamespace:
@@ -107,14 +101,20 @@ class ClusterScope:
         with self.subscribe(triggers.caches(session.fingerprint)) as current:
             namespace = self.namespace()
             if not (namespace.current and session.pools.current and session.services.current):
-                raise Blocked(
-                    ConditionType.TARGET_NAMESPACE_READY,
-                    Reason.TARGET_NAMESPACE_CHECKING,
-                    f"reading namespace {self.target_namespace} on Harvester",
-                    current,
-                    unknown=True,
-                )
+                raise self._not_read(namespace, current)
         return namespace
+
+    def _not_read(self, namespace: TargetNamespace, source: Subscription) -> Blocked:
+        session, where = self.connected(), f"namespace {self.target_namespace} on Harvester"
+        refusal = session.refusal(namespace, session.pools, session.services)
+        if refusal:
+            reason = Reason.TARGET_NAMESPACE_NOT_READY
+            message = f"{where} cannot be read: {refusal}{command_for(self.target_namespace)}"
+        else:
+            reason = Reason.TARGET_NAMESPACE_CHECKING
+            message = namespace.sync_error or f"reading {where}"
+        known = bool(refusal or namespace.sync_error)
+        return Blocked(ConditionType.TARGET_NAMESPACE_READY, reason, message, source, warn=known, unknown=not known)
 
     def warning_event(self, reason: str, message: str) -> None:
         """Emit an Event of type Warning, and log it."""

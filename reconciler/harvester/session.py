@@ -14,7 +14,7 @@ import functools
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ from reconciler.harvester.harvester import (
 )
 from reconciler.harvester.rights import may
 from reconciler.harvester.sharedcache import Collection
-from reconciler.harvester.views import TargetNamespace, View, sync_error_of
+from reconciler.harvester.views import TargetNamespace, View, refusal_of, sync_error_of
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Session:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._health = ""
-        self._caches_state: tuple[bool, frozenset[int], str] = (False, frozenset(), "")
+        self._caches_state: Hashable = (False, frozenset(), "", "")
         self._probe = Probe(self.report_health, self.own_informers, self.report_caches)
         self._views: dict[Collection, View] = {}
         for collection in CLUSTER_WIDE:
@@ -164,6 +164,15 @@ class Session:
     def sync_error(self) -> str:
         """Why cluster-wide caches cannot be filled; empty while the first lists are still being read."""
         return sync_error_of(view.informer for view in self._views.values())
+
+    def refusal(self, namespace: TargetNamespace, *watched: Informer) -> str:
+        """What the account may not read of a namespace, of these cluster-wide caches, and of those never filled."""
+        others = (each for each in self._views.values() if each.informer in watched or not each.informer.synced)
+        return refusal_of([*namespace.views, *others], self._reads)
+
+    def _reads(self, view: View) -> bool:
+        """Whether the account reads a collection itself, so that errors are its own."""
+        return not view.shared or bool(self._harvester and self._harvester.cache(view.collection).reads(self))
 
     @property
     def missing_kind(self) -> str:
@@ -242,7 +251,8 @@ class Session:
         # An informer forgets its error when the server accepts its watch, before it is current.
         failing = frozenset(number for number, informer in enumerate(informers) if informer.last_error)
         current = all(informer.current or informer.last_error for informer in informers)
-        state = current, failing, sync_error_of(informers)
+        refused = refusal_of(self._all_views(), self._reads)
+        state = current, failing, refused, sync_error_of(informers)
         if state != self._caches_state:
             self._caches_state = state
             self._events.caches(self)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from caphv.runtime.cache import Informer
+from caphv.runtime.errors import Forbidden
 from reconciler.harvester.harvester import collections_of
 from reconciler.harvester.sharedcache import Collection
 
@@ -108,3 +109,16 @@ class TargetNamespace:
 def sync_error_of(informers: Iterable[Informer]) -> str:
     """Why caches cannot be filled; empty while the first lists are still being read."""
     return "; ".join(str(one.last_error) for one in informers if not one.synced and one.last_error)
+
+
+def refusal_of(views: Iterable[View], reads: Callable[[View], bool]) -> str:
+    """Why an account may not read caches, filled or not; empty if it may, or while a first list is still being read.
+
+    A cache that was filled shows the past once its watch is refused. `reads` says whether the account reads it itself:
+    the error of another one that reads for it says nothing about it.
+    """
+    views = list(views)
+    if any(not view.informer.synced and view.informer.last_error is None for view in views):
+        return ""  # what fails first depends on the order of answers
+    errors = (view.informer.last_error for view in views if reads(view))
+    return "; ".join(str(error) for error in errors if isinstance(error, Forbidden))

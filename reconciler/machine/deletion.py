@@ -55,18 +55,19 @@ def _never_provisioned(scope: MachineScope) -> bool:
 
 
 def _force_delete(scope: MachineScope) -> bool:
-    """Whether the user force-deletes a machine whose Harvester is unreachable. Raises `Blocked` if not."""
-    why = _out_of_reach(scope)
-    if not why:
+    """Whether the user force-deletes a machine whose Harvester cannot be read. Raises `Blocked` if not."""
+    blocked = _out_of_reach(scope) or scope.refused()
+    if blocked is None:
         return False
+    why = blocked.message
     if annotations_of(scope.obj).get(names.FORCE_DELETE_ANNOTATION) != "true":
         raise Blocked(
-            names.ConditionType.VM_PROVISIONING_READY,
-            names.Reason.HARVESTER_CONNECTION_FAILED,
+            blocked.condition,
+            blocked.reason,
             f"{why}; deletion is blocked. To delete without Harvester, set annotation {names.FORCE_DELETE_ANNOTATION}: "
             '"true"; objects on Harvester are then left behind',
-            Watched.CONNECTION,
             Watched.SELF,
+            *blocked.triggers,
         )
     place = f"{scope.target_namespace}/{scope.name}" if scope.target_namespace else scope.name
     address, pool = (scope.draft.fields.get(name) for name in ("allocatedIPAddress", "allocatedPoolRef"))
@@ -79,8 +80,14 @@ def _force_delete(scope: MachineScope) -> bool:
     return True
 
 
-def _out_of_reach(scope: MachineScope) -> str:
-    """Why Harvester is unreachable, empty if it is reachable or not yet known."""
+def _out_of_reach(scope: MachineScope) -> Blocked | None:
+    """Why Harvester is unreachable, None if it is reachable or not yet known."""
+    why = _failure(scope)
+    condition, reason = names.ConditionType.VM_PROVISIONING_READY, names.Reason.HARVESTER_CONNECTION_FAILED
+    return Blocked(condition, reason, why, Watched.CONNECTION) if why else None
+
+
+def _failure(scope: MachineScope) -> str:
     if scope.harvester_cluster is None:
         return "the Cluster or its HarvesterCluster no longer exists"
     session = scope.context.sessions.of(key_of(scope.harvester_cluster))

@@ -11,6 +11,7 @@ from caphv.api.object import Key, Obj, key_of
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from reconciler import triggers
 from reconciler.context import Context
+from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.ownership import Owner
 from reconciler.harvester.session import Session
 from reconciler.harvester.topology import unpublished_domains
@@ -125,7 +126,7 @@ class MachineScope:
         # Nothing is awaited before the subscription, so no change can be missed; most calls need none.
         if not namespace.synced or not session.synced:
             filled = self.subscribe(triggers.caches(session.fingerprint))
-            raise self._caches_not_ready(namespace.sync_error or session.sync_error, filled)
+            raise self._caches_not_ready(namespace, filled)
         return namespace
 
     def current_namespace(self) -> TargetNamespace:
@@ -135,7 +136,7 @@ class MachineScope:
         """
         namespace, session = self.namespace(), self.session()
         if not namespace.current or not session.pools.current:
-            raise self._caches_not_ready("", self.subscribe(triggers.caches(session.fingerprint)))
+            raise self._caches_not_ready(namespace, self.subscribe(triggers.caches(session.fingerprint)))
         return namespace
 
     async def unconfirmed_vm(self) -> Obj | None:
@@ -149,14 +150,23 @@ class MachineScope:
         self.namespace().vms.observe(vm)
         return vm
 
-    def _caches_not_ready(self, error: str, source: Subscription) -> Blocked:
-        return Blocked(
-            ConditionType.VM_PROVISIONING_READY,
-            Reason.VM_PROVISIONING_IN_PROGRESS,
-            error or f"reading namespace {self.target_namespace} on Harvester",
-            source,
-            unknown=True,
-        )
+    def refused(self) -> Blocked | None:
+        """Why a deletion will never learn what exists: the account may not read it. None if it may, or that is open."""
+        try:
+            self.current_namespace()
+        except Blocked as blocked:
+            return blocked if blocked.reason == Reason.TARGET_NAMESPACE_NOT_READY else None
+        return None
+
+    def _caches_not_ready(self, namespace: TargetNamespace, source: Subscription) -> Blocked:
+        session, where = self.session(), f"namespace {self.target_namespace} on Harvester"
+        reason = Reason.VM_PROVISIONING_IN_PROGRESS
+        message = namespace.sync_error or session.sync_error or f"reading {where}"
+        refusal = session.refusal(namespace, session.pools)
+        if refusal:
+            reason = Reason.TARGET_NAMESPACE_NOT_READY
+            message = f"{where} cannot be read: {refusal}{command_for(self.target_namespace)}"
+        return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, source, unknown=True)
 
     def host(self) -> Obj | None:
         """Host of Harvester on which the VM runs, None while it does not."""

@@ -6,9 +6,11 @@ import copy
 
 import pytest
 
-from caphv.api.object import DEPLOYMENTS, NAMESPACES
-from tests.support.reconciler.case import AT_ONCE, HARVESTER_CLUSTERS, Case
-from tests.support.reconciler.conditions import is_false, is_ready, is_true
+from caphv.api.object import DEPLOYMENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Resource
+from reconciler.harvester import identityaccount
+from sandbox.harvester import kinds
+from tests.support.reconciler.case import AT_ONCE, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
+from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 
 pytestmark = pytest.mark.integration
 
@@ -101,3 +103,50 @@ async def set_available(case: Case, status: str) -> None:
     conditions = [{"type": "Available", "status": status, "reason": "Test"}]
     patch = {"status": {"conditions": conditions}}
     await case.harvester.patch(DEPLOYMENTS, "harvester", "harvester-system", patch, subresource="status")
+
+
+# Rights in the target namespace
+
+FORCE = {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}}
+NOT_READY = "TargetNamespaceNotReady"
+
+
+async def use_account_of_another_namespace(case: Case) -> None:
+    """Have the cluster use an account that may read nothing in its target namespace."""
+    account = identityaccount.Account(case.name, "caphv-system", (f"{case.name}-other",))
+    await case.identity(await identityaccount.create(case.harvester, account, case.environment.harvester.url))
+
+
+async def force_deleted(case: Case, resource: Resource, name: str, condition: str) -> None:
+    """Delete an object: it says what the account may not read, who can grant that, and what ends the wait."""
+    await case.ask_deletion(resource, name)
+    found = await case.until(resource, name, is_false(condition, NOT_READY, 'caphv.io/force-delete: "true"'))
+    message = condition_of(found, condition)["message"]
+    assert (
+        f'cannot list resource "virtualmachines" in API group "kubevirt.io" in the namespace "{case.target}"' in message
+    )
+    assert f"caphv identity create --harvester-kubeconfig FILE --target-namespace {case.target}, " in message
+    await case.patch(resource, name, FORCE)
+    await case.until_gone(resource, name, timeout=AT_ONCE)
+    await case.until_event(name, "Warning", "ForcedDeletion")
+
+
+async def test_cluster_with_another_target_namespace_than_its_account_can_be_deleted(case: Case) -> None:
+    await use_account_of_another_namespace(case)
+    await case.create_cluster()
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(CONNECTION))
+    await force_deleted(case, HARVESTER_CLUSTERS, case.name, "TargetNamespaceReady")
+
+
+async def test_machine_and_cluster_whose_account_has_lost_its_rights_can_be_deleted(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    await use_account_of_another_namespace(case)
+    await force_deleted(case, HARVESTER_MACHINES, "one", "VMProvisioningReady")
+    await force_deleted(case, HARVESTER_CLUSTERS, case.name, "TargetNamespaceReady")
+    # They are left, as the Events say.
+    assert await case.names(kinds.VIRTUAL_MACHINES) == ["one"]
+    for resource in (kinds.VIRTUAL_MACHINES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES):
+        (name,) = await case.names(resource)
+        await case.ask_deletion(resource, name)
+        await case.until_gone(resource, name)

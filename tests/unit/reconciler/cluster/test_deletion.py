@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj
+from caphv.api.conditions import get_condition
+from caphv.api.names import CLUSTER_FINALIZER, ConditionType, Reason
+from caphv.api.object import Key, Obj
+from caphv.runtime.errors import ApiError, Forbidden, Invalid
+from caphv.runtime.queue import WorkQueue
+from reconciler.cluster import connection, deletion, identity, limits
+from reconciler.cluster.controller import ClusterReconciler
 from reconciler.cluster.deletion import advice, left_over, may_force_delete, never_provisioned
-from reconciler.status import Blocked
-from reconciler.triggers import Watched
+from reconciler.cluster.identityprotection import IdentityProtection
+from reconciler.cluster.scope import ClusterScope
+from reconciler.memory import Memory
+from reconciler.status import Blocked, StatusDraft
+from reconciler.triggers import Topics, Watched
 
 pytestmark = pytest.mark.unit
 
@@ -24,6 +33,7 @@ LASTING = [
     Reason.HARVESTER_AUTHENTICATION_FAILED,
     Reason.ANOTHER_HARVESTER,
     Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
+    Reason.TARGET_NAMESPACE_NOT_READY,
 ]
 
 
@@ -48,6 +58,117 @@ def test_what_does_not_pass_may_be_left(reason: Reason) -> None:
 def test_what_passes_is_waited_for_all_the_same(reason: Reason) -> None:
     assert not may_force_delete(cluster(), blocked(reason))
     assert advice(blocked(reason)) == ""
+
+
+def scope_of(*, synced: bool, refusal: str = "", error: str = "") -> ClusterScope:
+    """A scope whose target namespace is not current."""
+    namespace = SimpleNamespace(synced=synced, current=False, sync_error=error)
+    session: Any = SimpleNamespace(
+        fingerprint="harvester",
+        watch_namespace=lambda _: namespace,
+        refusal=lambda *_: refusal,
+        pools=SimpleNamespace(current=True),
+        services=SimpleNamespace(current=True),
+    )
+    context: Any = SimpleNamespace(topics=Topics(), queues=SimpleNamespace(clusters=WorkQueue[Key]("test")))
+    return ClusterScope(context, cluster(), cluster(), StatusDraft(cluster()), session)
+
+
+@pytest.mark.parametrize("synced", [False, True], ids=["never read", "read before"])
+def test_namespace_that_the_account_may_not_read_is_no_passing_state(synced: bool) -> None:
+    scope = scope_of(synced=synced, refusal="cannot list virtualmachines", error="" if synced else "cannot list")
+    with pytest.raises(Blocked, match=r"cannot list virtualmachines.*--target-namespace vms") as found:
+        scope.current_namespace()
+    assert (found.value.reason, found.value.warn, found.value.unknown) == ("TargetNamespaceNotReady", True, False)
+    assert may_force_delete(scope.obj, found.value)
+    scope.context.topics.notify(("caches", "harvester"))
+    assert len(scope.context.queues.clusters) == 1
+
+
+@pytest.mark.parametrize("error", ["", "HTTP 503"])
+def test_namespace_that_is_being_read_is_waited_for(error: str) -> None:
+    with pytest.raises(Blocked, match=error or "reading namespace vms") as found:
+        scope_of(synced=not error, error=error).current_namespace()
+    assert (found.value.warn, found.value.unknown) == (bool(error), not error)
+    assert not may_force_delete(cluster(), found.value)
+
+
+class Deleted:
+    """A HarvesterCluster without machines that is being deleted, and of which a request is refused."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: ApiError, annotation: str) -> None:
+        async def passes(*_: object) -> None:
+            return None
+
+        async def fails(_: object) -> None:
+            raise error
+
+        for module, name in ((identity, "ensure_session"), (connection, "ensure_connection")):
+            monkeypatch.setattr(module, name, passes)
+        monkeypatch.setattr(limits, "report_limits", lambda _: None)
+        monkeypatch.setattr(deletion, "delete_infrastructure", fails)
+        self.obj = cluster(annotation)
+        self.obj["metadata"] |= {"uid": "u", "finalizers": [CLUSTER_FINALIZER], "deletionTimestamp": "2026-01-01"}
+        self.obj["status"] = {"harvester": {"uid": "h"}}
+        self.message = ""
+        self.events: list[str] = []
+        self.gone = False
+
+    async def reconcile(self) -> None:
+        caches = SimpleNamespace(
+            harvester_clusters=SimpleNamespace(get=lambda *_: self.obj),
+            cluster_of=lambda _: {"metadata": {"namespace": "clusters", "name": "demo"}},
+            machines_of=lambda _: (),
+        )
+        context: Any = SimpleNamespace(
+            caches=caches,
+            memory=Memory(),
+            event=lambda _kind, _obj, _type, reason, _message: self.events.append(reason),
+            remove_finalizer=self._remove_finalizer,
+            write_status=self._write_status,
+            allow_insecure_identities=False,
+            namespace="",
+        )
+        await ClusterReconciler(context, cast(IdentityProtection, None)).reconcile(Key("clusters", "demo"))
+
+    async def _remove_finalizer(self, *_: object) -> None:
+        self.gone = True
+
+    async def _write_status(self, _caches: object, _obj: Obj, draft: StatusDraft) -> None:
+        ready = get_condition(draft.fields["conditions"], "Ready")
+        self.message = ready["message"] if ready else ""
+
+
+def refusal(kind: type[ApiError], server: str) -> ApiError:
+    error = kind(403, "", "cannot delete loadbalancers")
+    error.server = server
+    return error
+
+
+@pytest.mark.parametrize("kind", [Forbidden, Invalid])
+async def test_deletion_that_harvester_refuses_ends_on_request(
+    monkeypatch: pytest.MonkeyPatch, kind: type[ApiError]
+) -> None:
+    waiting = Deleted(monkeypatch, refusal(kind, "harvester"), annotation="")
+    with pytest.raises(kind):
+        await waiting.reconcile()
+    assert "refused by Harvester: cannot delete loadbalancers" in waiting.message
+    assert 'set annotation caphv.io/force-delete: "true"' in waiting.message
+    assert ("--target-namespace vms" in waiting.message) is (kind is Forbidden)
+    assert not waiting.gone
+    forced = Deleted(monkeypatch, refusal(kind, "harvester"), annotation="true")
+    await forced.reconcile()
+    assert (forced.gone, forced.events) == (True, ["ForcedDeletion"])
+
+
+async def test_refusal_of_another_server_is_no_reason_to_leave_objects_on_harvester(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forced = Deleted(monkeypatch, refusal(Forbidden, "management"), annotation="true")
+    with pytest.raises(Forbidden):
+        await forced.reconcile()
+    assert not forced.gone
+    assert forced.message == "a request was refused by the management cluster: cannot delete loadbalancers"
 
 
 def test_all_that_may_be_left_is_named() -> None:

@@ -192,6 +192,55 @@ async def test_account_that_may_not_list_a_collection_does_not_see_what_others_r
         assert second.error is None
 
 
+async def test_refused_watch_of_a_filled_cache_is_a_refusal_that_ends_with_the_right() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        session = await it.open(server, "a")
+        namespace = session.watch_namespace("vms")
+        await until(lambda: filled(session) and namespace.current and session.pools.current)
+        assert session.refusal(namespace, session.pools) == ""
+        before = len(it.reported)
+        server.denied = {("a", "virtualmachines"), ("a", "ippools"), ("a", "services")}
+        server.end_watches()
+        await until(lambda: "ippools" in session.refusal(namespace, session.pools))
+        await until(lambda: len(it.reported) > before)
+        assert filled(session)
+        # What is not read now, and was, does not count unless it is asked for.
+        await until(lambda: isinstance(session.services.last_error, Forbidden))
+        assert session.refusal(namespace, session.pools) == "cannot list virtualmachines; cannot list ippools"
+        server.denied = set()
+        await until(lambda: session.refusal(namespace, session.pools, session.services) == "")
+
+
+async def test_refusal_waits_for_all_first_lists() -> None:
+    server = Server()
+    server.denied = {("a", "virtualmachines")}
+    server.held = {"persistentvolumeclaims": asyncio.Event()}
+    async with serving(server), opened() as it:
+        session = await it.open(server, "a")
+        namespace = session.watch_namespace("vms")
+        await until(lambda: namespace.vms.last_error)
+        assert session.refusal(namespace) == ""
+        server.held["persistentvolumeclaims"].set()
+        await until(lambda: session.refusal(namespace) == "cannot list virtualmachines")
+
+
+async def test_refusal_of_the_account_that_reads_is_none_of_another_that_shares_the_cache() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        server.denied = {("a", "ippools")}
+        server.end_watches("ippools")
+        await until(lambda: isinstance(first.pools.last_error, Forbidden))
+        second = await it.open(server, "b")
+        await until(lambda: second.pools is first.pools and filled(second))
+        # Before the second account has had its turn.
+        assert isinstance(second.pools.last_error, Forbidden)
+        assert second.refusal(second.watch_namespace("vms"), second.pools) == ""
+        assert first.refusal(first.watch_namespace("vms"), first.pools) == "cannot list ippools"
+
+
 async def test_verdict_waits_for_the_answers_about_all_collections() -> None:
     server = Server()
     server.missing = {"ippools", "virtualmachineimages"}

@@ -10,7 +10,7 @@ import pytest
 
 from caphv.api import names
 from caphv.api.object import Key, Obj
-from caphv.runtime.errors import Invalid
+from caphv.runtime.errors import Invalid, NotFound
 from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
 from reconciler.harvester.ownership import Owner, record
@@ -48,7 +48,9 @@ class Allocator:
         return True
 
 
-def scope_of(*, current: bool = True, session: bool = True, annotations: Obj | None = None, **pools: Obj) -> Any:
+def scope_of(
+    *, current: bool = True, session: bool = True, refusal: str = "", annotations: Obj | None = None, **pools: Obj
+) -> Any:
     """A scope whose Harvester has these pools and no VM."""
     empty = SimpleNamespace(get=lambda *_: None, store=())
     namespace = SimpleNamespace(
@@ -63,6 +65,7 @@ def scope_of(*, current: bool = True, session: bool = True, annotations: Obj | N
         fingerprint="harvester",
         pools=SimpleNamespace(current=True, store=store),
         watch_namespace=lambda _: namespace,
+        refusal=lambda *_: refusal,
         allocator=Allocator(store),
     )
     sessions = SimpleNamespace(of=lambda _: harvester if session else None)
@@ -125,6 +128,40 @@ async def test_force_delete_works_without_a_session() -> None:
         await deletion.delete_machine(scope)
     scope.context.memory.cluster(scope.harvester_cluster).connection_error = "another Harvester"
     await deletion.delete_machine(scope)
+
+
+FORCED = {"caphv.io/force-delete": "true"}
+
+
+async def test_machine_of_an_account_that_may_not_read_waits_until_a_user_force_deletes_it() -> None:
+    scope, harvester = scope_of(current=False, refusal="cannot watch virtualmachines", pool=pool("10.0.0.1", "m"))
+    with pytest.raises(
+        Blocked, match=r'cannot watch.*--target-namespace vms.*caphv\.io/force-delete: "true"'
+    ) as blocked:
+        await delete.delete_machine(scope)
+    assert (blocked.value.reason, blocked.value.unknown) == ("TargetNamespaceNotReady", False)
+    scope.context.topics.notify(("caches", "harvester"))
+    assert len(scope.context.queues.machines) == 1
+    scope.obj["metadata"]["annotations"] = FORCED
+    await delete.delete_machine(scope)
+    assert harvester.allocator.released == []
+
+
+async def test_force_delete_does_not_end_a_deletion_that_takes_time() -> None:
+    scope, _ = scope_of(current=False, annotations=FORCED)
+    with pytest.raises(Blocked, match="reading namespace vms"):
+        await delete.delete_machine(scope)
+
+
+async def test_refusal_that_no_deletion_depends_on_skips_nothing() -> None:
+    class Absent:
+        async def get(self, *_: object) -> Obj:
+            raise NotFound(404, "NotFound", "")
+
+    scope, harvester = scope_of(refusal="cannot watch images", annotations=FORCED, pool=pool("10.0.0.1", "manageme"))
+    harvester.client = Absent()
+    await delete.delete_machine(scope)
+    assert harvester.allocator.released == ["10.0.0.1"]
 
 
 async def test_blocked_deletion_names_the_annotation_that_ends_it() -> None:
