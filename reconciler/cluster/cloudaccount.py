@@ -40,7 +40,6 @@ from caphv.runtime.errors import Forbidden, NotFound
 from reconciler.cluster.adoption import may_adopt
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import LABEL, grant, grants
-from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.kubeconfig import virtual_address
 from reconciler.harvester.ownership import Owner, Ownership, ownership_of, record
 from reconciler.status import Blocked
@@ -177,18 +176,8 @@ async def _existing(scope: ClusterScope) -> str:
 
 async def delete_account(scope: ClusterScope) -> None:
     """Delete binding, token and account, in this order: what remains is of no use to a token."""
-    try:
-        for name in account_names(scope):
-            await _delete_account(scope, name)
-    except Forbidden as error:
-        raise Blocked(
-            ConditionType.INFRASTRUCTURE_READY,
-            Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
-            f"Harvester refuses to delete the account of the cloud provider: {error.message}"
-            + command_for(scope.target_namespace),
-            Delay(_UNWATCHED),
-            warn=True,
-        ) from None
+    for name in account_names(scope):
+        await _delete_account(scope, name)
 
 
 async def _delete_account(scope: ClusterScope, name: str) -> None:

@@ -58,12 +58,13 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
     Failures affect only condition `CloudProviderConfigReady`.
     """
     steps = _steps(scope.obj["spec"])
-    if not steps:
-        if scope.draft.has(_READY):
-            await delete_cloud_config(scope)
-            scope.draft.drop(_READY)
+    if not steps and not scope.draft.has(_READY):
         return
     try:
+        if not steps:
+            await delete_cloud_config(scope)
+            scope.draft.drop(_READY)
+            return
         await _check_account(scope)
         for step in steps:
             scope.requeue_within(await step(scope))
@@ -146,9 +147,11 @@ async def delete_cloud_config(scope: ClusterScope) -> None:
     """Delete account, binding and tokens, which invalidates every kubeconfig that was delivered."""
     if not _steps(scope.obj["spec"]) and not scope.draft.has(_READY):
         return
-    scope.context.memory.forget_cluster(scope.key)
-    await scope.context.object_watches.forget(scope.key)
+    # Noticed without a delay, if this fails halfway and the field comes back.
+    scope.memory.account_checked_at = None
     await cloudaccount.delete_account(scope)
+    await scope.context.object_watches.forget(scope.key)
+    scope.context.memory.forget_cluster(scope.key)
 
 
 def renewal(secret: Obj, inputs: str, now: datetime) -> float | None:

@@ -16,6 +16,7 @@ from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.kubeconfig import parse_kubeconfig
+from reconciler.cluster import cloudaccount
 from reconciler.cluster.cloudaccount import usable
 from reconciler.cluster.cloudconfig import (
     TOKEN_SECONDS,
@@ -275,6 +276,29 @@ def forbidden(server: str) -> Forbidden:
     error = Forbidden(403, "Forbidden", "cannot do that")
     error.server = server
     return error
+
+
+async def test_account_that_may_not_be_deleted_leaves_a_cluster_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused, answers = Refused({}), [forbidden("harvester"), None]
+
+    async def delete(_: object) -> None:
+        if answer := answers.pop(0):
+            raise answer
+
+    monkeypatch.setattr(cloudaccount, "delete_account", delete)
+    remembered = refused.memory
+    remembered.connection_error = "kept"
+    await ensure_cloud_config(cast(ClusterScope, refused))
+    assert refused.draft.is_true(ConditionType.READY)
+    assert refused.draft.is_true(ConditionType.INFRASTRUCTURE_READY)
+    found = refused.condition("CloudProviderConfigReady")
+    assert (found["status"], found["reason"]) == ("False", "CloudProviderConfigGenerationFailed")
+    assert "refused by Harvester: cannot do that; an administrator of Harvester can grant it" in found["message"]
+    assert refused.requeue_after == 60
+    assert refused.context.memory.cluster(refused.obj) is remembered
+    await ensure_cloud_config(cast(ClusterScope, refused))
+    assert refused.condition("CloudProviderConfigReady") == {}
+    assert refused.context.memory.cluster(refused.obj) is not remembered
 
 
 @pytest.mark.parametrize(("server", "name"), [("workload", "the workload cluster"), ("management", "the management")])
