@@ -31,6 +31,7 @@ from caphv.api.object import (
     Key,
     Obj,
     Resource,
+    annotations_of,
     key_of,
     labels_of,
     uid_of,
@@ -108,7 +109,7 @@ async def existing_credentials(scope: ClusterScope) -> Credentials | None:
 def _lasting(secret: Obj, account: str) -> Credentials:
     """The token in a Secret. Raises `Blocked` if it is another account's, or until Harvester has filled it."""
     key = key_of(secret)
-    if secret["metadata"].get("annotations", {}).get(SERVICE_ACCOUNT_ANNOTATION) != account:
+    if annotations_of(secret).get(SERVICE_ACCOUNT_ANNOTATION) != account:
         raise Blocked(
             ConditionType.CLOUD_PROVIDER_CONFIG_READY,
             Reason.CLOUD_PROVIDER_CONFIG_FAILED,
@@ -183,15 +184,21 @@ async def delete_account(scope: ClusterScope) -> None:
 async def _delete_account(scope: ClusterScope, name: str) -> None:
     client, namespace = scope.connected().client, scope.target_namespace
     account, binding = await _read(client, namespace, name)
-    if (account is None and binding is None) or not await _usable(scope, account, binding, name):
+    if not await _usable(scope, account, binding, name):
         return
-    token = await _find(client, SECRETS, f"{name}-token", namespace)
-    if token and token.get("type") != SERVICE_ACCOUNT_TOKEN_TYPE:
-        token = None
+    # Also without an account: a later one of this name would have the role.
     await _leave(scope, name)
+    token = await _find(client, SECRETS, f"{name}-token", namespace) if account or binding else None
+    if token and not _is_token_of(token, name):
+        token = None
     for resource, obj in ((CLUSTER_ROLE_BINDINGS, binding), (SECRETS, token), (SERVICE_ACCOUNTS, account)):
         if obj:
             await _delete(client, resource, obj)
+
+
+def _is_token_of(secret: Obj, account: str) -> bool:
+    of = annotations_of(secret).get(SERVICE_ACCOUNT_ANNOTATION)
+    return secret.get("type") == SERVICE_ACCOUNT_TOKEN_TYPE and of == account
 
 
 def account_names(scope: ClusterScope) -> tuple[str, str]:

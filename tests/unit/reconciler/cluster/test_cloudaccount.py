@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION
+from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TYPE
 from caphv.api.object import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Key, Obj, Resource
 from caphv.runtime.errors import NotFound
 from reconciler.cluster import cloudaccount
@@ -35,6 +35,18 @@ class Harvester:
             return self.objects[resource, name]
         except KeyError:
             raise NotFound(404, "NotFound", name) from None
+
+
+class Writable(Harvester):
+    """Objects by kind and name, which can be patched and deleted."""
+
+    async def patch(self, resource: Resource, name: str, _namespace: str, patch: Obj) -> Obj:
+        assert patch.pop("metadata") == {"resourceVersion": "1"}
+        self.objects[resource, name] |= patch
+        return self.objects[resource, name]
+
+    async def delete(self, resource: Resource, name: str, _namespace: str, *, uid: str) -> None:
+        assert self.objects.pop((resource, name))["metadata"]["uid"] == uid
 
 
 class Requeued(SimpleNamespace):
@@ -120,3 +132,33 @@ def test_token_that_is_never_filled_is_read_once_a_minute() -> None:
 def test_missing_account_is_not_created_for_a_paused_cluster(missing: Resource) -> None:
     objects = [each for each in account_of_go(token="dG9rZW4=", ca_crt="Y2E=") if each[0] is not missing]
     assert restored(*objects).memory.guest_kubeconfig is None
+
+
+def token(account: str) -> tuple[Resource, Obj]:
+    """Secret `demo-token` of an account."""
+    annotations = {SERVICE_ACCOUNT_ANNOTATION: account}
+    metadata = {"name": "demo-token", "namespace": "vms", "uid": "3", "annotations": annotations}
+    return SECRETS, {"metadata": metadata, "type": SERVICE_ACCOUNT_TOKEN_TYPE}
+
+
+@pytest.mark.parametrize(("account", "left"), [("demo", []), ("another", [SECRETS])])
+def test_token_of_another_account_is_not_deleted(account: str, left: list[Resource]) -> None:
+    ours = {"namespace": "vms", "name": "demo", "annotations": record(OURS)}
+    harvester = Writable(
+        (SERVICE_ACCOUNTS, {"metadata": {**ours, "uid": "1"}}),
+        (CLUSTER_ROLE_BINDINGS, {"metadata": {**ours, "uid": "2"}, **grant(Key("vms", "demo"))}),
+        token(account),
+    )
+    asyncio.run(cloudaccount.delete_account(scope(harvester)))
+    assert [resource for resource, _ in harvester.objects] == left
+
+
+def test_account_that_was_deleted_leaves_the_binding_of_its_namespace() -> None:
+    others = {"kind": "ServiceAccount", "name": "another", "namespace": "vms"}
+    shared = {"metadata": {"name": "caphv-guests:vms", "resourceVersion": "1"}, **grant(Key("vms", "demo"))}
+    shared["subjects"].append(others)
+    # Without the account, nothing says whose the Secret is.
+    harvester = Writable((CLUSTER_ROLE_BINDINGS, shared), token("demo"))
+    asyncio.run(cloudaccount.delete_account(scope(harvester)))
+    assert harvester.objects[CLUSTER_ROLE_BINDINGS, "caphv-guests:vms"]["subjects"] == [others]
+    assert (SECRETS, "demo-token") in harvester.objects
