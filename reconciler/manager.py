@@ -20,7 +20,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.discovery import served_version
 from caphv.runtime.election import LeaderElection
-from caphv.runtime.errors import NotFound, Unreachable
+from caphv.runtime.errors import Forbidden, NotFound, ServerFault, TooManyRequests, Unreachable
 from caphv.runtime.eventloop import unless_stopped
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.health import HealthServer
@@ -187,8 +187,10 @@ class Provider:
                     management_cluster=management_cluster,
                     health=health,
                 )
-            except (NotFound, Unreachable) as error:
+            except (NotFound, TooManyRequests, ServerFault, Unreachable) as error:
                 log.warning("management cluster is not ready, retrying in %.1f s: %s", delay, error)
+            except Forbidden as error:  # also of a server that has just started, or of roles that are applied later
+                log.warning("management cluster refuses this provider, retrying in %.1f s: %s", delay, error)
             await asyncio.sleep(delay)
             delay = min(delay * 2, 15)
 
