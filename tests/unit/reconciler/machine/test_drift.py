@@ -15,6 +15,7 @@ from reconciler.machine.drift import drift
 from reconciler.machine.vm import VirtualMachineInputs, virtual_machine
 from sandbox.harvester.mutations import mutated
 from tests.support.reconciler.machines import inputs
+from webhooks.admission import Review, validate
 
 pytestmark = pytest.mark.unit
 
@@ -216,3 +217,42 @@ def test_failure_domain_may_be_a_requirement_or_a_preference(strict: bool) -> No
     without = on_harvester(virtual_machine(replace(new, failure_domain="")))
     found = drift(virtual_machine(new), without, new.requirement)
     assert found == ("nodeAffinity lacks the failure domain of the machine",)
+
+
+TOGETHER = {"podAffinity": {REQUIRED: [{"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "db"}}}]}}
+EDITS: dict[str, Any] = {
+    "cpu": 8,
+    "memory": "16Gi",
+    "volumes": [{"volumeType": "image", "imageName": "default/sles", "volumeSize": "80Gi", "bootOrder": 1}],
+    "networks": ["default/production"],
+    "firmware": {"efi": True},
+    "tpm": {"enabled": True},
+    "failureDomain": "zone-1",
+    "nodeAffinity": ZONES,
+    "workloadAffinity": TOGETHER,
+}
+
+
+def edited(**spec: Any) -> VirtualMachineInputs:
+    return replace(inputs(**spec), failure_domain=str(spec.get("failureDomain") or ""))
+
+
+def immutable(differences: str, edited_spec: Obj, spec: Obj) -> list[tuple[tuple[Any, ...], bool]]:
+    """Fields that rule `machine-immutable` finds, and whether that is a warning only."""
+    conditions = [{"type": "VMUpToDate", "status": "False" if differences else "True", "message": differences}]
+    metadata = {"namespace": "ns", "name": "node-1", "uid": "uid-1"}
+    old = {"metadata": metadata, "spec": edited_spec, "status": {"ready": True, "conditions": conditions}}
+    verdict = validate(Review("UPDATE", "HarvesterMachine", "v1beta1", {**old, "spec": spec}, old))
+    found = (*verdict.errors, *verdict.warnings)
+    return [(each.path, each in verdict.warnings) for each in found if each.rule == "machine-immutable"]
+
+
+@pytest.mark.parametrize("field", EDITS)
+def test_admission_lets_a_user_take_back_each_edit_that_a_difference_names(field: str) -> None:
+    before, now = edited(), edited(**{field: EDITS[field]})
+    differences = drift(virtual_machine(now), on_harvester(virtual_machine(before)), now.requirement)
+    specs = now.machine["spec"], before.machine["spec"]
+    assert differences
+    for difference in differences:
+        assert immutable(difference, *specs) == [(("spec", field), True)]
+    assert immutable("", *specs) == [(("spec", field), False)]
