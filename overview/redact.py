@@ -62,6 +62,9 @@ _TEXTS = tuple(
             rf"(?i)((?:{_KEYS}|(?<![a-z])auth)\\*[\"']?\s*[:=]\s*(\\*[\"']))(?:(?!\2)(?:\\.|[^\\\n]))+",
             rf"(?i)({_KEYS}\\*[\"']? ?[:=][ \t]*)[^\s&\"',\\}}]{{6,}}",
             rf"(?i)(--[\w-]{{0,64}}{_KEYS}[ =])[^\s&\"',\\]{{6,}}",
+            # An argument and its value as two items, of JSON and of YAML.
+            rf"(?i)(--[\w-]{{0,64}}{_KEYS}\\*[\"']\s*,\s*(\\*[\"'])(?!-))(?:(?!\2)(?:\\.|[^\\\n]))+",
+            rf"(?im)(^[ \t]*-[ \t]+[\"']?--[\w-]{{0,64}}{_KEYS}[\"']?[ \t]*\n[ \t]*-[ \t]+)(?![\"']?-)[^\n]+",
         ),
     )
 )
@@ -69,6 +72,9 @@ _TEXTS = tuple(
 _USER_DATA = r"userdata(?:[-_]?base64)?|cloud[-_]?init|cloud[-_]?config"
 _NAMES = re.compile(rf"(?i)(?:{_KEYS}|credentials?|secret|{_USER_DATA})$")
 _TEXT_FIELDS = re.compile(rf"(?i)(?:{_KEYS}|credentials?|{_USER_DATA})$")
+_ARGUMENT = re.compile(rf"(?i)--[\w-]{{0,64}}{_KEYS}")
+# The first line of a block scalar of YAML: how deep its field is, and its name.
+_BLOCK = re.compile(r"([ \t]*(?:-[ \t]+)*)[\"']?([\w.-]{1,128})[\"']?[ \t]*:[ \t]*[|>][-+1-9]{0,2}[ \t]*(?:#.*)?")
 
 
 def redacted(value: Any) -> Any:
@@ -76,7 +82,10 @@ def redacted(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _field(name, each, value) for name, each in value.items() if name != "managedFields"}
     if isinstance(value, list):
-        return [redacted(each) for each in value]
+        return [
+            REMOVED if _is_value_of(before, each) else redacted(each)
+            for before, each in zip(("", *value), value, strict=False)
+        ]
     return redacted_text(value) if isinstance(value, str) else value
 
 
@@ -84,7 +93,31 @@ def redacted_text(text: str) -> str:
     """Return text, such as a log, without what looks like a key, a token or a password."""
     for pattern in _TEXTS:
         text = pattern.sub(rf"\g<1>{REMOVED}", text)
-    return text
+    return _without_blocks(text)
+
+
+def _without_blocks(text: str) -> str:
+    """Remove block scalars of YAML, which have their value on the lines below the name."""
+    kept: list[str] = []
+    depth = -1
+    for line in text.split("\n"):
+        inside = not line.strip() or len(line) - len(line.lstrip(" \t")) > depth
+        if depth >= 0 and inside:
+            continue
+        depth = -1
+        kept.append(line)
+        if "|" in line or ">" in line:
+            first = _BLOCK.fullmatch(line.rstrip("\r"))
+            if first and (_TEXT_FIELDS.search(first[2]) or _is_secret(first[2])):
+                depth = len(first[1])
+                kept.append(f"{' ' * depth}  {REMOVED}")
+    return "\n".join(kept)
+
+
+def _is_value_of(argument: Any, value: Any) -> bool:
+    """Whether an item of a list is the value of the argument before it, as in the arguments of a command."""
+    both = isinstance(argument, str) and isinstance(value, str)
+    return both and _ARGUMENT.fullmatch(argument) is not None and not value.startswith("-")
 
 
 def _field(name: str, value: Any, parent: dict[str, Any]) -> Any:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from overview.redact import REMOVED, redacted, redacted_text
 
@@ -41,6 +45,9 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----"
         ("joined with abcdef.0123456789abcdef.", "0123456789abcdef"),
         ("clone https://ABCDEFTOKEN@example.com/x", "ABCDEFTOKEN"),
         ("clone https://user:pa/ss@example.com/x", "pa/ss"),
+        ('args: ["--etcd-s3-secret-key", "wJ al"]', "wJ al"),
+        (r'"{\"args\": [\"--token\", \"hunter 2\"]}"', "hunter 2"),
+        ("- --token\n- 'hunter 2'\n- --v=2", "hunter 2"),
     ],
 )
 def test_texts_lose_what_looks_like_a_credential(text: str, secret: str) -> None:
@@ -162,3 +169,52 @@ def test_what_helps_stays() -> None:
         "status": {"conditions": [{"message": "identity Secret team/identity: not found; create it"}]},
     }
     assert redacted(value) == value
+
+
+# A secret that nothing but its place gives away.
+SECRETS = st.text("GHJKLMNPQRSTVWXYZ ", min_size=4, max_size=30).map(lambda text: f"Q{text}Q")
+KEYS = st.sampled_from(["password", "token", "apiKey", "etcd-s3-secret-key", "CLIENT_SECRET", "passphrase"])
+
+
+@given(KEYS, SECRETS, st.lists(st.sampled_from(["run", "--v=2", "--tls-min-version", "1.3"]), max_size=3))
+def test_value_after_its_argument_is_removed(key: str, secret: str, others: list[str]) -> None:
+    command = [*others, f"--{key}", secret, *others]
+    expected = [*others, f"--{key}", REMOVED, *others]
+    assert redacted({"command": command}) == {"command": expected}
+    for text in (json.dumps(command), repr(command), yaml.safe_dump(command, width=200)):
+        assert secret not in redacted_text(text)
+        assert yaml.safe_load(redacted_text(text)) == expected
+
+
+def test_argument_without_a_value_hides_no_other() -> None:
+    command = ["--rotate-token", "--v=2", "--token-ttl", "24h", "token", "list"]
+    assert redacted(command) == command
+    assert redacted_text(json.dumps(command)) == json.dumps(command)
+    assert redacted_text(yaml.safe_dump(command)) == yaml.safe_dump(command)
+
+
+@given(
+    KEYS | st.sampled_from(["userData", "content", "preKubeadmCommands"]),
+    st.lists(SECRETS | st.just(""), min_size=1, max_size=4),
+    st.sampled_from(["|", "|-", ">", ">-", "|+", "|  # why"]),
+    st.sampled_from(["", "  ", "- ", "  - "]),
+    st.integers(1, 6),
+)
+def test_block_scalar_of_a_secret_is_removed_and_what_follows_stays(
+    key: str, lines: list[str], style: str, prefix: str, deeper: int
+) -> None:
+    column = len(prefix)
+    block = "".join(f"{' ' * (column + deeper)}{line}\n" if line else "\n" for line in lines)
+    text = f"{prefix}{key}: {style}\n{block}{' ' * column}replicas: 3\n"
+    once = redacted_text(text)
+    assert not any(line in once for line in lines if line)
+    found = yaml.safe_load(once)
+    fields = found[0] if isinstance(found, list) else found
+    assert fields["replicas"] == 3
+    assert fields[key].strip() == REMOVED
+    assert redacted_text(once) == once
+
+
+def test_other_block_scalars_stay() -> None:
+    text = "message: |\n  first\n\n  second\ntokenFile: >\n  /etc/x\nsteps | token: |\n"
+    assert redacted_text(text) == text
