@@ -28,7 +28,7 @@ from typing import Protocol
 from caphv.api.object import Key, Obj, Resource, being_deleted, key_of, resource_version
 from caphv.runtime import logs, metrics
 from caphv.runtime.budget import PIECE_SECONDS, MemoryBudget, TimeBudget, memory_of
-from caphv.runtime.errors import ApiError, Gone, TooLarge, TooManyRequests, Unreachable, without_trace
+from caphv.runtime.errors import ApiError, Gone, NotFound, TooLarge, TooManyRequests, Unreachable, without_trace
 from caphv.runtime.freshness import Freshness
 from caphv.runtime.listing import MAX_OBJECTS, ListSource, PageSize
 from caphv.runtime.store import IndexFunction, Store
@@ -426,7 +426,9 @@ class Informer:
         )
         self._warned = self._warned or not normal
         level = logging.DEBUG if normal else logging.WARNING
-        log.log(level, "watch of %s on %s failed: %s", self.resource, self._client.name, error)
+        # The body of this answer is no Status object: its error would say that no API server answers.
+        why = "the server does not serve this kind (HTTP 404)" if isinstance(error, NotFound) else error
+        log.log(level, "watch of %s on %s failed: %s", self.resource, self._client.name, why)
         if self._on_error:
             self._on_error(error)
 

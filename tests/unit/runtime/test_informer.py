@@ -12,7 +12,7 @@ from caphv.runtime import logs
 from caphv.runtime.budget import MemoryBudget
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Forbidden, Gone, TooLarge, TooManyRequests, Unreachable
+from caphv.runtime.errors import Forbidden, Gone, TooLarge, TooManyRequests, Unreachable, error_from
 from tests.support.fake_collection import THINGS, Collection, Watched, watched
 from tests.support.virtualtime import settle
 
@@ -409,6 +409,18 @@ async def test_server_that_booted_and_fails_is_a_warning_at_once(caplog: pytest.
             server.end_watches()
             await asyncio.sleep(5)
     assert "watch of things.example.io on fake failed: refused" in caplog.messages
+
+
+async def test_warning_of_a_kind_that_is_not_served_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    server = Collection()
+    server.failures.extend([error_from(404, {"message": "this server does not answer like an API server"})] * 1000)
+    with caplog.at_level(logging.WARNING):
+        task = Watched(server, max_backoff=1.0).informer.start()
+        await asyncio.sleep(5)
+        task.cancel()
+    assert set(caplog.messages) == {
+        "watch of things.example.io on fake failed: the server does not serve this kind (HTTP 404)"
+    }
 
 
 async def test_only_the_probe_warns_of_a_server_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
