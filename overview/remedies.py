@@ -45,7 +45,7 @@ _BY_REASON: dict[str, str] = {
     Reason.HARVESTER_CONNECTION_FAILED: "Check Secret {identity} and the way to Harvester: caphv doctor {ref}",
     Reason.HARVESTER_CONNECTION_IN_PROGRESS: "Check the way to Harvester: caphv doctor {ref}",
     Reason.ANOTHER_HARVESTER: "Write the kubeconfig of the former Harvester into Secret {identity}",
-    Reason.TARGET_NAMESPACE_NOT_READY: "Create namespace {target} on Harvester, or grant the account the right to",
+    Reason.TARGET_NAMESPACE_NOT_READY: "Create namespace {target} on Harvester, or grant the account its rights there",
     Reason.VM_IP_POOL_CREATION_FAILED: "Correct vmNetworkConfig of the cluster, or free the name on Harvester",
     Reason.CUSTOM_POOL_CREATION_FAILED: "Correct loadBalancerConfig of the cluster, or free the name on Harvester",
     Reason.VM_IP_POOL_EXHAUSTED: _POOLS,
