@@ -138,19 +138,19 @@ async def test_machine_of_an_account_that_may_not_read_waits_until_a_user_force_
     with pytest.raises(
         Blocked, match=r'cannot watch.*--target-namespace vms.*caphv\.io/force-delete: "true"'
     ) as blocked:
-        await delete.delete_machine(scope)
+        await deletion.delete_machine(scope)
     assert (blocked.value.reason, blocked.value.unknown) == ("TargetNamespaceNotReady", False)
     scope.context.topics.notify(("caches", "harvester"))
     assert len(scope.context.queues.machines) == 1
     scope.obj["metadata"]["annotations"] = FORCED
-    await delete.delete_machine(scope)
+    await deletion.delete_machine(scope)
     assert harvester.allocator.released == []
 
 
 async def test_force_delete_does_not_end_a_deletion_that_takes_time() -> None:
     scope, _ = scope_of(current=False, annotations=FORCED)
     with pytest.raises(Blocked, match="reading namespace vms"):
-        await delete.delete_machine(scope)
+        await deletion.delete_machine(scope)
 
 
 async def test_refusal_that_no_deletion_depends_on_skips_nothing() -> None:
@@ -160,7 +160,7 @@ async def test_refusal_that_no_deletion_depends_on_skips_nothing() -> None:
 
     scope, harvester = scope_of(refusal="cannot watch images", annotations=FORCED, pool=pool("10.0.0.1", "manageme"))
     harvester.client = Absent()
-    await delete.delete_machine(scope)
+    await deletion.delete_machine(scope)
     assert harvester.allocator.released == ["10.0.0.1"]
 
 
