@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from caphv.runtime.text import Limits, TextError, load_yaml, load_yaml_all
+from packager.definitions import ownership
 from packager.definitions.files import MANIFESTS
 from packager.git.folder import RECORD
 from packager.git.prune import Plan
@@ -97,7 +98,7 @@ def _changes_of(name: str, plan: Plan, snapshot: Snapshot) -> list[_Change]:
     for root in (MANIFESTS, CLUSTERS):
         folder = f"{root}/{name}/"
         for path in sorted(path for path in plan.write if path.startswith(folder)):
-            if path.endswith(f"/{RECORD}") or (before := snapshot.read(path)) is None:
+            if path.endswith((f"/{RECORD}", f"/{ownership.FILE}")) or (before := snapshot.read(path)) is None:
                 continue
             for change in _compared(path.removeprefix(folder), before, plan.write[path]):
                 found.setdefault((_name(change.path), change.before, change.after), change)

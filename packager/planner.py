@@ -21,7 +21,7 @@ from packager import commit_summary, move_marker, rollout
 from packager.addons.gather import ClusterFacts
 from packager.addons.versions import Versions
 from packager.bundler import Batch, Bundler
-from packager.definitions import files, protection, statusfile
+from packager.definitions import files, ownership, protection, statusfile
 from packager.definitions.applied import applied
 from packager.definitions.builder import MANIFEST_ROOT, Builder, BuildResult, existing, manifest_path, pool_path
 from packager.definitions.dropped import is_pool
@@ -167,8 +167,10 @@ class Planner:
         waiting = [*built.kept] if built else []
         if built:
             waiting += _release_pools(wanted, built, state, snapshot)
+        if built and source:
+            waiting += _unclaimed(built, source, snapshot)
         if built and source and source.complete:
-            waiting += _release(wanted, built, state, snapshot)
+            waiting += _release(wanted, built, state, snapshot, source)
         moved: list[str] = []
         if state.live:
             self._forget(state)
@@ -181,7 +183,9 @@ class Planner:
         plan = changes(snapshot, wanted, pruning, staging(policies, snapshot, state.uninstallable))
         plan = move_marker.with_marks(plan, moved, snapshot)
         plan = replace(plan, held=(*plan.held, *waiting))
-        plan = statusfile.with_status(plan, built, snapshot) if built else plan
+        if built and source:
+            plan = statusfile.with_status(plan, built, snapshot, source.name)
+            plan = replace(plan, held=(*plan.held, *_asked(built, source, state, snapshot)))
         return Planned(batch, built, commit_summary.summarized(plan, snapshot))
 
     def _wanted(self, built: BuildResult | None, batch: Batch, state: ManagementState) -> dict[Root, dict[str, Folder]]:
@@ -207,8 +211,9 @@ class Planner:
             pruning = _definition_pruning(built, source, state, self._max_prune, snapshot)
         if not state.live:
             return pruning
-        defined = _defined(snapshot)
-        scope = {f"{files.MANIFESTS}/{name}" for name in defined} | self._bundles(snapshot)
+        defined = set(ownership.clusters(snapshot))
+        scope = {folder for folder in pruning.scope or () if folder.startswith(f"{files.MANIFESTS}/")}
+        scope |= self._bundles(snapshot)
         staying = {f"{CLUSTERS}/{key}" for key in state.keep | state.incomplete} | batch.kept
         staying |= {f"{CLUSTERS}/{name}" for name in defined if f"{files.MANIFESTS}/{name}" not in pruning.confirmed}
         deleted = {f"{CLUSTERS}/{key}" for key in state.deleted}
@@ -305,28 +310,49 @@ def _definition_pruning(
     built: BuildResult, source: Source, state: ManagementState, budget: int, snapshot: Snapshot
 ) -> Pruning:
     """Return what may be removed: only clusters of this source whose definition was removed and confirmed."""
-    defined = _defined(snapshot)
-    gone = defined - built.wanted[MANIFEST_ROOT].keys() - {str(key) for key in built.invalid}
+    gone = _gone(built, source, snapshot)
+    # Those of other sources are neither removed nor reported.
+    present = gone | {*ownership.clusters(snapshot)} & built.wanted[MANIFEST_ROOT].keys()
     confirmed = {name for name in _confirmed(gone, state, snapshot) if not _is_waiting(name, state, snapshot)}
     # Clusters without new files that stay: invalid and suspended ones, and those whose removal is not confirmed.
     staying = {str(key) for key in (*built.invalid, *built.suspended)} | (gone - confirmed)
     return Pruning(
         complete=source.complete,
         budget=budget,
-        scope={f"{root}/{name}" for root in (files.MANIFESTS, CLUSTERS) for name in defined},
+        scope={f"{root}/{name}" for root in (files.MANIFESTS, CLUSTERS) for name in present},
         keep={f"{CLUSTERS}/{name}" for name in staying} | {f"{files.MANIFESTS}/{key}" for key in built.invalid},
         confirmed={f"{files.MANIFESTS}/{name}" for name in confirmed},
     )
 
 
-def _defined(snapshot: Snapshot) -> set[str]:
-    """Return the clusters, `<namespace>/<name>`, whose manifests the repository holds."""
-    return {
-        f"{namespace}/{name}"
-        for namespace, outer in snapshot.entries(files.MANIFESTS).items()
-        if outer.is_folder
-        for name in snapshot.entries(f"{files.MANIFESTS}/{namespace}")
-    }
+def _gone(built: BuildResult, source: Source, snapshot: Snapshot) -> set[str]:
+    """Return the clusters of a source, `<namespace>/<name>`, that it no longer defines."""
+    return _undefined(built, ownership.Owners(snapshot, source.name).own)
+
+
+def _undefined(built: BuildResult, clusters: Collection[str]) -> set[str]:
+    return {*clusters} - built.wanted[MANIFEST_ROOT].keys() - {str(key) for key in built.invalid}
+
+
+def _unclaimed(built: BuildResult, source: Source, snapshot: Snapshot) -> list[Skipped]:
+    """Return manifests that no source has claimed: in a shared repository nothing tells whose they are."""
+    why = (
+        "several sources write this repository, and none of them has claimed this cluster: define it in its source, or "
+        f"name that source in {ownership.FILE} of this folder"
+    )
+    found = _undefined(built, ownership.Owners(snapshot, source.name).unclaimed)
+    return [Skipped(f"{files.MANIFESTS}/{name}", why) for name in sorted(found)]
+
+
+def _asked(built: BuildResult, source: Source, state: ManagementState, snapshot: Snapshot) -> list[Skipped]:
+    """Return the clusters of other sources that a user asks this one to remove: Clusters confirm it to any source."""
+    owners = ownership.Owners(snapshot, source.name)
+    asked = () if state.live else _undefined(built, {str(key) for key in state.confirmed}) - owners.own
+    return [
+        Skipped(f"{files.MANIFESTS}/{name}", f"cluster is defined by another source, {other}: remove it there")
+        for name in sorted(asked)
+        if (other := owners.recorded(name))
+    ]
 
 
 def _confirmed(removed: Iterable[str], state: ManagementState, snapshot: Snapshot) -> set[str]:
@@ -350,20 +376,24 @@ def _is_waiting(name: str, state: ManagementState, snapshot: Snapshot) -> bool:
 
 
 def _release(
-    wanted: Mapping[Root, dict[str, Folder]], built: BuildResult, state: ManagementState, snapshot: Snapshot
+    wanted: Mapping[Root, dict[str, Folder]],
+    built: BuildResult,
+    state: ManagementState,
+    snapshot: Snapshot,
+    source: Source,
 ) -> list[Skipped]:
     """Release clusters whose removal is confirmed: lift their protection, and report that the removal follows.
 
     A change that is not merged lifts nothing: it must not carry the removal, too.
     """
     snapshot = snapshot.merged
-    removed = _defined(snapshot) - built.wanted[MANIFEST_ROOT].keys() - {str(key) for key in built.invalid}
+    removed = _gone(built, source, snapshot)
     released = []
     for name in sorted(_confirmed(removed, state, snapshot)):
         if _is_waiting(name, state, snapshot):
             namespace, _, _ = name.partition("/")
-            folder = Folder(files.released_files(_manifest(snapshot, name), namespace))
-            wanted[MANIFEST_ROOT][name] = folder
+            released_files = files.released_files(_manifest(snapshot, name), namespace)
+            wanted[MANIFEST_ROOT][name] = ownership.folder(released_files, source.name)
             why = "its protection is lifted; confirm again and sync once Fleet has applied that"
             if state.live:
                 why = "its protection is lifted; it is removed once Fleet has applied that"

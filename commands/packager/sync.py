@@ -71,6 +71,14 @@ input, or wrong usage.
 )
 @click.argument("definitions", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @source_options
+@click.option(
+    "--source-name",
+    envvar="CAPHV_SOURCE_NAME",
+    default="",
+    show_default=False,
+    metavar="NAME",
+    help="Name of this source in a repository that several sources share.  [default: from --source-repo]",
+)
 @repository_options
 @commit_options
 @prune_option
@@ -143,8 +151,9 @@ def _once(flags: dict[str, Any], reader: Reader, planner: Planner) -> _Round:
     from packager.definitions.builder import BuildResult
 
     with progress() as step:
+        name = _source_name(flags)
         files, unread, reason = _files(flags, step)
-        source = _read(reader, files, unread)
+        source = _read(reader, files, unread, name)
         with _target(flags) as store:
             step("reading the repository")
             planned, result, failures = _synced(source, reason, store, planner, flags)
@@ -158,11 +167,11 @@ def _once(flags: dict[str, Any], reader: Reader, planner: Planner) -> _Round:
     return _Round(FAULTY if built.errors or failures or plan.held or plan.refused else DONE, retry)
 
 
-def _read(reader: Reader, files: Tree, unread: Mapping[str, Unread]) -> Source:
+def _read(reader: Reader, files: Tree, unread: Mapping[str, Unread], name: str) -> Source:
     from packager.git.errors import UnusableContent
 
     try:
-        return reader.read(files, unread)
+        return reader.read(files, unread, name=name)
     except UnusableContent as error:
         raise InputError(str(error)) from None
 
@@ -233,6 +242,24 @@ def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, Mapping[str, Unread
             raise InputError(f"{flags['source_repo']} has no branch {flags['source_branch']}")
         origin = f"{flags['source_repo']}@{snapshot.commit}"
         return manifests(snapshot.tree), snapshot.unread(), definitions_changed(origin, snapshot.message)
+
+
+def _source_name(flags: dict[str, Any]) -> str:
+    """Return the name by which the repository records the source."""
+    from packager.definitions import ownership
+    from packager.git.errors import InvalidRemote
+    from packager.git.remote import Remote
+
+    try:
+        if flags["source_name"]:
+            return ownership.checked_name(flags["source_name"])
+        if not flags["source_repo"]:
+            return ownership.DIRECTORY
+        return ownership.name_of(Remote(flags["source_repo"], flags["source_branch"], flags["source_path"]))
+    except InvalidRemote as error:
+        raise click.UsageError(str(error)) from None
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--source-name") from None
 
 
 def _source(flags: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from packager.controller.open_repository import RepositoryConfig, RepositoryHandle
+from packager.definitions import ownership
 from packager.definitions.source import Reader, Source, Validator
 from packager.git.errors import GitError
 
@@ -51,7 +52,7 @@ class DefinitionSource:
         if not snapshot.commit:
             # A missing branch is not an empty one: no definitions would mean that all clusters are to be removed.
             raise GitError(f"{remote.shown} has no branch {remote.branch}: create it, or name another one")
-        source = self._reader.read(snapshot.tree, snapshot.unread())
+        source = self._reader.read(snapshot.tree, snapshot.unread(), name=ownership.name_of(remote))
         origin = f"{remote.shown}@{snapshot.commit}"
         self._current = snapshot.commit, DefinitionCommit(origin, source, snapshot.message)
 

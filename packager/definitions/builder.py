@@ -16,7 +16,7 @@ from caphv.runtime.text import Limits, TextError, load_yaml_all
 from caphv.validation.finding import Fault, Finding
 from packager.addons.merge import at
 from packager.cluster_objects import facts_of, is_suspended
-from packager.definitions import dropped, files
+from packager.definitions import dropped, files, ownership
 from packager.definitions.build import build
 from packager.definitions.gitrepos import Member, folders
 from packager.definitions.model import FLEET
@@ -58,7 +58,8 @@ class BuildResult:
     """What a source builds to: folders by root, objects by cluster, and problems.
 
     `kept` are objects that are no longer defined and stay in the manifest of their cluster. `emptied` are those of a
-    cluster that leave it, and must lose their protection first.
+    cluster that leave it, and must lose their protection first. `foreign` are the clusters among `invalid` that another
+    source defines.
     """
 
     wanted: dict[Root, dict[str, Folder]] = field(
@@ -68,6 +69,7 @@ class BuildResult:
     groups: dict[tuple[str, str], Sequence[Obj]] = field(default_factory=dict)
     problems: list[SourceProblem] = field(default_factory=list)
     invalid: set[Key] = field(default_factory=set)
+    foreign: set[Key] = field(default_factory=set)
     suspended: set[Key] = field(default_factory=set)
     uninstall: dict[Key, UninstallPolicy] = field(default_factory=dict)
     kept: list[Skipped] = field(default_factory=list)
@@ -109,13 +111,14 @@ class _Known:
     """
 
     read: tuple[object, ...]
+    source: str
     manifests: frozenset[str]
     records: frozenset[str]
     one: _ClusterBuild
 
-    def matches(self, read: tuple[object, ...], manifest: str, record: str) -> bool:
+    def matches(self, read: tuple[object, ...], source: str, manifest: str, record: str) -> bool:
         # The reader returns the same objects for an unchanged file.
-        same = len(read) == len(self.read) and all(map(operator.is_, read, self.read))
+        same = len(read) == len(self.read) and all(map(operator.is_, read, self.read)) and source == self.source
         return same and manifest in self.manifests and record in self.records
 
 
@@ -154,14 +157,22 @@ class Builder:
         shared = tuple(_id(snapshot, path) for path in (vendored.INDEX, branches.FILE))
         before, self._known = self._known if shared == self._shared else {}, {}
         self._shared = shared
+        owners = ownership.Owners(snapshot, source.name)
+        built.foreign = {key for key in source.invalid if owners.other(str(key))}
         for entry in source.clusters:
+            if other := owners.other(str(entry.key)):
+                built.problems.append(_of_another(entry, other))
+                built.invalid.add(entry.key)
+                built.foreign.add(entry.key)
+                continue
+            recorded = owners.to_record(str(entry.key))
             read = (entry.head, *entry.others, *([] if entry.is_definition else classes))
             ids = _id(snapshot, manifest_path(entry.key)), _id(snapshot, _record_path(entry.key))
             known = before.get(entry.key)
-            if known is None or not known.matches(read, *ids):
-                one = self._one(entry, classes, snapshot)
+            if known is None or not known.matches(read, recorded, *ids):
+                one = self._one(entry, classes, snapshot, recorded)
                 manifests, records = ({id_, built_id} for id_, built_id in zip(ids, _built_ids(one), strict=True))
-                known = _Known(read, frozenset(manifests), frozenset(records), one)
+                known = _Known(read, recorded, frozenset(manifests), frozenset(records), one)
             self._known[entry.key] = known
             self._add(entry.key, known.one, built, snapshot)
         if self._git_repos and self._bundles:
@@ -174,9 +185,11 @@ class Builder:
         built.problems.sort()
         return built
 
-    def _one(self, entry: ClusterEntry, classes: Sequence[Obj], snapshot: Snapshot) -> _ClusterBuild:
+    def _one(self, entry: ClusterEntry, classes: Sequence[Obj], snapshot: Snapshot, source: str) -> _ClusterBuild:
         try:
-            return self._defined(entry, snapshot) if entry.is_definition else self._plain(entry, classes, snapshot)
+            if entry.is_definition:
+                return self._defined(entry, snapshot, source)
+            return self._plain(entry, classes, snapshot, source)
         except GitError:
             raise
         except Exception as error:
@@ -185,7 +198,7 @@ class Builder:
             detail = f"internal error ({type(error).__name__}): see the log, and report it"
             return _ClusterBuild((entry.head.problem(Finding(("spec",), Fault.INVALID, detail, "definition-failed")),))
 
-    def _defined(self, entry: ClusterEntry, snapshot: Snapshot) -> _ClusterBuild:
+    def _defined(self, entry: ClusterEntry, snapshot: Snapshot, source: str) -> _ClusterBuild:
         before = existing(snapshot, entry.key)
         built = build(entry.head.obj, self._renderer, snapshot.tree, before)
         problems = tuple(entry.head.problem(finding) for finding in built.findings)
@@ -195,11 +208,11 @@ class Builder:
         # A definition that names a repository has its own GitRepo among its objects.
         own_repo = built.definition.fleet is not None
         rendered = built.rendered if by_fleet else None
-        found = self._cluster(entry.key, built.objects, before, rendered, own_repo=own_repo)
+        found = self._cluster(entry.key, built.objects, before, rendered, source, own_repo=own_repo)
         current = needs_current_class(built.objects[0])
         return replace(found, problems=problems, shared=built.shared, needs_current_class=current)
 
-    def _plain(self, entry: ClusterEntry, classes: Sequence[Obj], snapshot: Snapshot) -> _ClusterBuild:
+    def _plain(self, entry: ClusterEntry, classes: Sequence[Obj], snapshot: Snapshot, source: str) -> _ClusterBuild:
         objects = [entry.head.obj, *(item.obj for item in entry.others)]
         rendered, problems = None, []
         for facts in facts_of([*objects, *classes]):
@@ -208,16 +221,24 @@ class Builder:
                 problems += [_placed(entry, finding) for finding in rendered.findings]
         if rendered and not rendered.ok:
             return _ClusterBuild(tuple(problems))
-        found = self._cluster(entry.key, objects, existing(snapshot, entry.key), rendered, own_repo=False)
+        before = existing(snapshot, entry.key)
+        found = self._cluster(entry.key, objects, before, rendered, source, own_repo=False)
         return replace(found, problems=tuple(problems))
 
     def _cluster(
-        self, key: Key, objects: Sequence[Obj], before: Sequence[Obj], rendered: Rendered | None, *, own_repo: bool
+        self,
+        key: Key,
+        objects: Sequence[Obj],
+        before: Sequence[Obj],
+        rendered: Rendered | None,
+        source: str,
+        *,
+        own_repo: bool,
     ) -> _ClusterBuild:
         staying = dropped.staying(before, objects, key.namespace)
-        manifest = Folder(files.cluster_files([*objects, *staying], key.namespace))
+        manifest = ownership.folder(files.cluster_files([*objects, *staying], key.namespace), source)
         kept = tuple(Skipped(pool_path(key, obj), dropped.WHY) for obj in staying if dropped.is_pool(obj))
-        emptied = _emptied(key, objects, before, staying)
+        emptied = _emptied(key, objects, before, staying, source)
         found = _ClusterBuild(objects=objects, manifest=manifest, kept=kept, emptied=emptied)
         if rendered is None or rendered.settings is None or not self._bundles:
             return found
@@ -306,14 +327,17 @@ def pool_path(key: Key, pool: Obj) -> str:
     return f"{files.MANIFESTS}/{key}/{pool['kind']}/{pool['metadata']['name']}"
 
 
-def _emptied(key: Key, objects: Sequence[Obj], before: Sequence[Obj], staying: Sequence[Obj]) -> Emptied | None:
+def _emptied(
+    key: Key, objects: Sequence[Obj], before: Sequence[Obj], staying: Sequence[Obj], source: str
+) -> Emptied | None:
     found = dropped.emptied(before, objects, key.namespace)
     pools = tuple(obj for obj in found if dropped.is_pool(obj))
     if not pools:
         return None
     # Pools may share a template.
     others = {id(obj): obj for obj in (*staying, *found) if obj not in pools}
-    return Emptied(pools, Folder(files.cluster_files([*objects, *others.values()], key.namespace, pools)))
+    content = files.cluster_files([*objects, *others.values()], key.namespace, pools)
+    return Emptied(pools, ownership.folder(content, source))
 
 
 def manifest_path(key: Key) -> str:
@@ -335,6 +359,14 @@ def _built_ids(found: _ClusterBuild) -> tuple[str, str]:
     manifest = found.manifest and found.manifest.files[_MANIFEST]
     record = found.bundles and found.bundles.files[RECORD]
     return blob_id(manifest) if manifest else "", blob_id(record) if record else ""
+
+
+def _of_another(entry: ClusterEntry, source: str) -> SourceProblem:
+    detail = (
+        f"cluster is defined by another source, {source}: remove one of the definitions; to move the cluster to this "
+        f"source, remove {ownership.path_of_record(str(entry.key))} from the repository"
+    )
+    return entry.head.problem(Finding(("metadata", "name"), Fault.DUPLICATE, detail, "definition-source"))
 
 
 def _placed(entry: ClusterEntry, finding: Finding) -> SourceProblem:

@@ -2,6 +2,7 @@
 
 ```
 manifests/<namespace>/<cluster>/cluster/     all objects of a cluster, for the management cluster
+manifests/<namespace>/<cluster>/.caphv-source  the source that defines it
 namespaces/<namespace>/<group>/              shared by clusters of a namespace: the Namespace, and ClusterClasses
 gitrepos/<workspace>/<name>/                 GitRepos by which Fleet reads the bundles
 clusters/<namespace>/<cluster>/<bundle>/     bundles, for the clusters themselves

@@ -275,3 +275,8 @@ def _secrets(obj: Obj) -> Iterator[Finding]:
 
 
 TWICE = RULES.declare("definition-twice", "Two definitions must not define the same cluster.", kinds=KINDS)
+SOURCE = RULES.declare(
+    "definition-source",
+    "Two sources of a shared repository must not define the same cluster. Only `caphv packager` checks it.",
+    kinds=KINDS,
+)

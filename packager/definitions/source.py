@@ -20,6 +20,7 @@ from caphv.validation.yaml.loader import SUFFIXES, parsed
 from caphv.validation.yaml.tree import Document
 from packager.addons.merge import at
 from packager.definitions import model
+from packager.definitions.ownership import DIRECTORY
 from packager.git.errors import UnusableContent
 from packager.git.snapshot import Unread
 from packager.rendering import secretscan
@@ -99,7 +100,7 @@ class Source:
     """The content of a source. `complete` is false when there may be clusters that could not be read.
 
     `invalid` are clusters that exist but have errors; `groups` are ClusterClasses with their templates, which clusters
-    share.
+    share. `name` is how repositories record the source, see `packager.definitions.ownership`.
     """
 
     clusters: list[ClusterEntry] = field(default_factory=list)
@@ -107,6 +108,7 @@ class Source:
     problems: list[SourceProblem] = field(default_factory=list)
     invalid: set[Key] = field(default_factory=set)
     complete: bool = True
+    name: str = DIRECTORY
 
 
 class Reader:
@@ -116,23 +118,26 @@ class Reader:
         self._validate = validate
         self._known: dict[str, tuple[bytes, _File]] = {}  # by name, with the digest of the content
 
-    def read(self, files: Tree, unread: Mapping[str, Unread] = MappingProxyType({})) -> Source:
+    def read(
+        self, files: Tree, unread: Mapping[str, Unread] = MappingProxyType({}), *, name: str = DIRECTORY
+    ) -> Source:
         """Read all YAML and JSON files except hidden ones; `unread` are links and submodules next to them.
 
-        Raises UnusableContent for more than the packager can hold; nothing else that files can cause.
+        `name` is the source's. Raises UnusableContent for more than the packager can hold; nothing else that files can
+        cause.
         """
         read: dict[str, tuple[bytes, _File]] = {}
         values = 0
-        for name, content in sorted(manifests(files).items()):
-            read[name] = self._file(name, content)
-            values += read[name][1].values
+        for path, content in sorted(manifests(files).items()):
+            read[path] = self._file(path, content)
+            values += read[path][1].values
             if values > _MOST_VALUES:
                 raise UnusableContent(f"the definitions have more than {_MOST_VALUES:,} values: {_SPLIT}")
         self._known = read
-        source = Source()
-        for name, other in unread.items():
-            _note(name, other, source, followed=name in read)
-        by_file = {name: _items(file, source) for name, (_, file) in read.items()}
+        source = Source(name=name)
+        for path, other in unread.items():
+            _note(path, other, source, followed=path in read)
+        by_file = {path: _items(file, source) for path, (_, file) in read.items()}
         _cut(by_file, source)
         for entry in source.clusters:
             _check(entry, source, self._validate)

@@ -191,4 +191,4 @@ def test_validation_knows_definitions_and_that_two_make_one_cluster() -> None:
 
 def test_every_rule_is_described() -> None:
     own = {rule for _, _, rule in CASES.values() if rule.startswith("definition-")} | {"definition-reserved"}
-    assert own | {"definition-twice", "no-secrets-in-git"} == {rule.name for rule in rules.RULES}
+    assert own | {"definition-twice", "definition-source", "no-secrets-in-git"} == {rule.name for rule in rules.RULES}
