@@ -25,7 +25,7 @@ def moved(folders: Iterable[str], seen: Collection[str], snapshot: Snapshot) -> 
     return sorted(
         folder
         for folder in folders
-        if snapshot.entry(f"{folder}/{MARK}") or (folder in seen and snapshot.entry(f"{folder}/{RECORD}"))
+        if snapshot.entry(f"{folder}/{MARK}") or (folder in seen and snapshot.read(f"{folder}/{RECORD}") is not None)
     )
 
 

@@ -29,7 +29,7 @@ class Current:
     foreign: Mapping[str, str] = field(default_factory=dict)
     record: str = ""
     obstacle: str = ""
-    """A file, link or submodule where the folder should be."""
+    """What is where the folder, or its list of files, should be."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def _clash(now: Current | None, folder: Folder) -> str:
     if now is None:
         return ""
     if now.obstacle:
-        return f"{now.obstacle} is not a folder; move it away"
+        return f"{now.obstacle}; move it away"
     for path, content in folder.files.items():
         if path in now.foreign and now.foreign[path] != blob_id(content):
             return f"{path} was not written by caphv; move it away, or add it to {RECORD} to hand it over"

@@ -77,7 +77,10 @@ def _folders(snapshot: Snapshot, root: str) -> dict[str, str]:
 
 def _current(snapshot: Snapshot, path: str) -> Current:
     if obstacle := snapshot.obstacle(joined(path, RECORD)):
-        return Current(obstacle=obstacle)
+        return Current(obstacle=f"{obstacle} is not a folder")
+    listing = snapshot.entry(joined(path, RECORD))
+    if listing and not listing.is_file:
+        return Current(obstacle=f"{joined(path, RECORD)} is not a regular file")
     entries = snapshot.files(path)
     own = recorded(snapshot.read(joined(path, RECORD)))
     listed = entries.pop(RECORD, None)

