@@ -104,29 +104,41 @@ def evaluate(
 ) -> Report:
     """Return all problems by bundle; `readers` are the GitRepos that read the cluster's folder."""
     missing = [bundle for bundle, obj in found.items() if obj is None]
+    behind = {bundle: commit for bundle, obj in found.items() if obj and (commit := _behind(obj, wanted, is_before))}
     problems = []
     if missing:
         problems.append(f"{', '.join(missing)}: {_why_missing(readers, wanted)}")
     for bundle, obj in found.items():
-        if obj is not None and (problem := _problem(obj, wanted, is_before)):
+        if bundle in behind:
+            problems.append(f"{bundle}: Fleet is still at commit {behind[bundle][:12]}")
+        elif obj is not None and (problem := _problem(obj)):
             problems.append(f"{bundle}: {problem}")
+    # A GitRepo that cannot be read keeps its Bundles.
+    if behind and not missing and (reason := _reported(readers)):
+        problems.append(reason)
     return Report(tuple(problems))
 
 
 def _why_missing(readers: list[Obj] | None, wanted: ExpectedBundles) -> str:
     if readers == []:
         return f"no GitRepo in namespace {wanted.workspace} has the path {wanted.folder}/*; create one"
-    for repo in readers or ():
-        if repo["status"]["message"]:
-            return f"GitRepo {repo['metadata']['name']} says: {repo['status']['message']}"
-    return "Fleet has not read it yet"
+    return _reported(readers) or "Fleet has not read it yet"
 
 
-def _problem(bundle: Obj, wanted: ExpectedBundles, is_before: Callable[[str, str], bool]) -> str:
-    status = bundle["status"]
+def _reported(readers: list[Obj] | None) -> str:
+    """Return what a GitRepo says about the repository, empty if all can read it."""
+    failing = (repo for repo in readers or () if repo["status"]["message"])
+    return next((f"GitRepo {repo['metadata']['name']} says: {repo['status']['message']}" for repo in failing), "")
+
+
+def _behind(bundle: Obj, wanted: ExpectedBundles, is_before: Callable[[str, str], bool]) -> str:
+    """Return the commit that Fleet has of a Bundle if it is older than the wanted one."""
     commit = labels_of(bundle).get(_COMMIT_LABEL, "")
-    if commit and is_before(commit, wanted.commit):
-        return f"Fleet is still at commit {commit[:12]}"
+    return commit if commit and is_before(commit, wanted.commit) else ""
+
+
+def _problem(bundle: Obj) -> str:
+    status = bundle["status"]
     if not status["processed"]:
         return NOT_PROCESSED
     if status["message"]:

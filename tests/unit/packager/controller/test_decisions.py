@@ -198,6 +198,16 @@ def test_why_fleet_has_not_got_a_bundle() -> None:
     assert reported == ("cni: GitRepo repo says: authentication required",)
 
 
+def test_why_fleet_stays_at_an_older_commit() -> None:
+    old = f"cni: Fleet is still at commit {OLDER[:12]}"
+    path = f"{WANTED.folder}/*"
+    assert problems(bundle(commit=OLDER), [git_repo(path)]) == (old,)
+    failing = git_repo(path, message="authentication required")
+    assert problems(bundle(commit=OLDER), [failing]) == (old, "GitRepo repo says: authentication required")
+    # What Fleet has read already, it deploys.
+    assert problems(bundle(), [failing]) == ()
+
+
 def test_bundles_of_others_are_not_checked() -> None:
     assert fleet.slim_bundle({"metadata": {"name": "x", "labels": {"app": "x"}}}) is None
 
