@@ -10,7 +10,7 @@ from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import find_resource
-from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ class OptionalKinds:
     """Caches by group and kind; each starts once it is wanted and its CRD exists.
 
     A Cluster refers to its control plane without a version, and Fleet may be installed later or never. `settled` is
-    called when a kind was listed for the first time, or found to be missing.
+    called when a kind was listed for the first time, or is known to be missing or forbidden. A server that fails for a
+    moment tells neither.
     """
 
     def __init__(self, client: ApiClient, settled: Callable[[], None]) -> None:
@@ -41,6 +42,7 @@ class OptionalKinds:
         self._informers: dict[tuple[str, str], Informer] = {}
         self._settled: set[tuple[str, str]] = set()
         self._contacted: set[tuple[str, str]] = set()
+        self._errors: dict[tuple[str, str], Exception] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.crds = Informer(client, CUSTOM_RESOURCE_DEFINITIONS, metadata_only=True, transform=_only_name)
         self.crds.add_handler(self._crd_changed)
@@ -67,7 +69,7 @@ class OptionalKinds:
                 namespace=where,
                 transform=transform,
                 on_contact=lambda: self._contact(key),
-                on_error=lambda _: self._settle(key),
+                on_error=lambda error: self._failed(key, informer, error),
             )
             informer.add_handler(handler)
             return informer
@@ -82,6 +84,11 @@ class OptionalKinds:
     def settled(self, group: str, kind: str) -> bool:
         """Whether absence from the cache means absence: the kind was listed, cannot be listed, or does not exist."""
         return (group, kind) in self._settled
+
+    def problem(self, group: str, kind: str) -> str:
+        """Return why a kind cannot be read, empty when it is settled or was not read yet."""
+        error = self._errors.get((group, kind))
+        return f"{kind} of {group} cannot be read: {error}" if error and not self.settled(group, kind) else ""
 
     async def wait_settled(self) -> None:
         """Wait until all wanted kinds are settled."""
@@ -105,6 +112,11 @@ class OptionalKinds:
             self._settled.discard(key)
             self._settle(key)
 
+    def _failed(self, key: tuple[str, str], informer: Informer, error: Exception) -> None:
+        self._errors[key] = error
+        if informer.synced or isinstance(error, Forbidden | NotFound):
+            self._settle(key)
+
     def _settle(self, key: tuple[str, str]) -> None:
         if key not in self._settled:
             self._settled.add(key)
@@ -119,15 +131,18 @@ class OptionalKinds:
 
     async def _found(self, key: tuple[str, str]) -> Resource | None:
         """Return the resource of a kind, None when it does not exist: a new CRD starts another search."""
-        for _ in range(_SEARCHES):
+        searches = 0
+        while searches < _SEARCHES:
             try:
                 return await find_resource(self._client, *key)
             except NotFound:
+                searches += 1
                 # A CRD exists before the server serves its kind.
                 self._settle(key)
                 if not any(_group(crd) == key[0] for crd in self.crds.store):
                     return None
             except (ApiError, Unreachable) as error:
+                self._errors[key] = error
                 log.warning("cannot discover kind %s of %s, will retry: %s", key[1], key[0], error)
             await asyncio.sleep(_RETRY)
         return None

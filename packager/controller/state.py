@@ -181,7 +181,7 @@ class ClusterCache:
         if missing := self._missing(cluster, harvester_cluster, control_plane):
             return missing
         if not self.kinds.settled(*_FLEET_CLUSTER):
-            return ClusterState(why="waiting for the list of Fleet Clusters")
+            return ClusterState(why=self.kinds.problem(*_FLEET_CLUSTER) or "waiting for the list of Fleet Clusters")
         return ClusterState(ClusterFacts(cluster, harvester_cluster, control_plane, imported))
 
     def _missing(self, cluster: Obj, harvester_cluster: Obj | None, control_plane: Obj | None) -> ClusterState | None:
@@ -193,7 +193,8 @@ class ClusterCache:
             return ClusterState(why=f"waiting for HarvesterCluster {key} to be created", incomplete=True)
         if name and control_plane is None:
             why = f"waiting for {kind} {key.namespace}/{name} of {group} to be created and readable"
-            return ClusterState(why=why + self._lacking_right(group, kind), incomplete=self.kinds.settled(group, kind))
+            why = self.kinds.problem(group, kind) or why + self._lacking_right(group, kind)
+            return ClusterState(why=why, incomplete=self.kinds.settled(group, kind))
         return None
 
     def _lacking_right(self, group: str, kind: str) -> str:
