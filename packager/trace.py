@@ -18,6 +18,7 @@ from packager.addons.gather import Gathered
 from packager.addons.merge import at
 from packager.controller.fleet import NOT_PROCESSED, is_processed, reads
 from packager.git.history import Change
+from packager.git.paths import joined
 from packager.git.snapshot import Snapshot
 from packager.rendering.bundles import FLEET_YAML, bundle_name, workspace
 from packager.rendering.renderer import Rendered
@@ -125,16 +126,21 @@ def manifests(rendered: Rendered, bundle: str) -> list[Obj]:
 
 
 def trace(
-    rendered: Rendered, bundle: str, snapshot: Snapshot | None, live: LiveState, branch: BranchState = BranchState()
+    rendered: Rendered,
+    bundle: str,
+    snapshot: Snapshot | None,
+    live: LiveState,
+    branch: BranchState = BranchState(),
+    *,
+    path: str = "",
 ) -> Trace:
-    """Return the stages of one bundle of a cluster that could be rendered."""
+    """Return the stages of one bundle of a cluster that could be rendered; `path` is the folder in the repository."""
     name = bundle_name(rendered.cluster, bundle)
-    stages = [_rendered(rendered, bundle), *_repository(rendered, bundle, snapshot, branch.change)]
+    stages = [_rendered(rendered, bundle), *_repository(rendered, bundle, snapshot, branch)]
     if branch.is_own:
         detail = "does not follow the common branch: push" if branch.is_stale else f"commit {branch.head[:_SHORT]}"
         stages.append(Stage("branch", branch.name, not branch.is_stale, detail))
-    head = branch.head or (snapshot.commit if snapshot else "")
-    stages += _fleet(rendered, name, head, live)
+    stages += _fleet(rendered, name, branch.head, live, path)
     stages += _objects(rendered, bundle, live)
     return Trace(bundle, tuple(stages))
 
@@ -147,28 +153,28 @@ def _rendered(rendered: Rendered, bundle: str) -> Stage:
     return Stage("rendered", folder, True, chart or kinds)
 
 
-def _repository(rendered: Rendered, bundle: str, snapshot: Snapshot | None, change: Change | None) -> Iterator[Stage]:
+def _repository(rendered: Rendered, bundle: str, snapshot: Snapshot | None, branch: BranchState) -> Iterator[Stage]:
     folder = f"{cluster_folder(*rendered.cluster)}/{bundle}/"
     if snapshot is None:
         yield Stage("repository", folder, None, "no repository was given: --repo or --folder")
         return
     files = {path: text for path, text in rendered.tree.items() if path.startswith(folder)}
     different = [path.removeprefix(folder) for path, text in sorted(files.items()) if snapshot.read(path) != text]
-    commit = f"commit {snapshot.commit[:_SHORT]}"
+    commit = f"commit {snapshot.commit[:_SHORT]}" if branch.name else "the folder"
     if len(different) == len(files) and all(snapshot.read(path) is None for path in files):
         yield Stage("repository", folder, False, f"{commit} does not have the bundle: push it")
     elif different:
         yield Stage("repository", folder, False, f"{commit} differs in {', '.join(different)}: push it")
     else:
-        yield Stage("repository", folder, True, f"last changed by {change}" if change else commit)
+        yield Stage("repository", folder, True, f"last changed by {branch.change}" if branch.change else commit)
 
 
-def _fleet(rendered: Rendered, name: str, head: str, live: LiveState) -> Iterator[Stage]:
+def _fleet(rendered: Rendered, name: str, head: str, live: LiveState, path: str) -> Iterator[Stage]:
     if rendered.settings is None or live.git_repos is None or live.bundles is None:
         yield Stage("Fleet", "", None, live.why)
         return
     place = workspace(rendered.settings)
-    yield _git_repo(cluster_folder(*rendered.cluster), place, head, live.git_repos)
+    yield _git_repo(joined(path, cluster_folder(*rendered.cluster)), place, head, live.git_repos)
     found = live.bundles.get(name)
     if found is None:
         yield Stage("Bundle", f"{place}/{name}", False, "does not exist: Fleet has not read the folder")

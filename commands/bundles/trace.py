@@ -71,7 +71,7 @@ def trace(**flags: Any) -> None:
         facts, rendered, live = asyncio.run(_read(flags, key, snapshot.tree if snapshot else {}))
         setting = setting_stage(gather(facts), path, place, change) if path else None
         traces = [
-            trace_bundle(rendered, name, snapshot, live, _branch(store, rendered, name))
+            trace_bundle(rendered, name, snapshot, live, _branch(store, rendered, name), path=flags["inner"])
             for name in bundles_of(rendered, path)
         ]
     click.echo(TRACED[flags["output"]](key, setting, traces), nl=False)

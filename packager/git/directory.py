@@ -50,8 +50,8 @@ class Directory:
         return of_path(self._root / self._path / path)
 
     def branch_of(self, _group: str) -> tuple[str, str]:
-        """Return no branch, and what a snapshot has as its commit."""
-        return "", _COMMIT
+        """Return no branch and no commit: the folder has none."""
+        return "", ""
 
     def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result:
         """Write the plan for the current folder; there is no commit, and `reason` is not stored.

@@ -80,13 +80,18 @@ async def play_cluster_api(server: ApiServer, client: ApiClient) -> None:
 async def play_fleet(client: ApiClient, folder: Path) -> None:
     place = {"namespace": "team-a"}
     await create(client, FLEET_CLUSTERS, {"metadata": {"name": "demo", **place}, "spec": {}}, {"namespace": "agent"})
-    paths = {"paths": ["clusters/team-a/*/*"]}
-    await create(client, GIT_REPOS, {"metadata": {"name": "caphv-0", **place}, "spec": paths}, {"commit": "folder"})
+    paths = {"paths": ["add-ons/clusters/team-a/*/*"]}
+    await create(
+        client,
+        GIT_REPOS,
+        {"metadata": {"name": "caphv-0", **place}, "spec": paths},
+        {"commit": "3f1c9a5e77b0" + "0" * 28},
+    )
     summary = {"observedGeneration": 1, "summary": {"desiredReady": 1, "ready": 1}}
     await create(client, FLEET_BUNDLES, {"metadata": {"name": NAME, **place}, "spec": {}}, summary)
     deployment = {"metadata": {"name": NAME, "namespace": "agent"}, "spec": {"deploymentID": "1"}}
     await create(client, DEPLOYMENTS, deployment, {"appliedDeploymentID": "1", "ready": True})
-    config = yaml.safe_load((folder / "clusters/team-a/demo/cni/helmchartconfig.yaml").read_bytes())
+    config = yaml.safe_load((folder / "add-ons/clusters/team-a/demo/cni/helmchartconfig.yaml").read_bytes())
     await client.apply(HELM_CHART_CONFIGS, config, manager="fleetagent")
 
 
@@ -102,7 +107,7 @@ async def test_a_setting_is_followed_to_its_object_and_to_who_reverted_it(
     addons = {"cni": {"name": "calico", "mtu": 1400}}
     (definitions / "demo.yaml").write_text(yaml.safe_dump(definition("demo", addons=addons), sort_keys=False))
     own = committed(definitions)
-    more = ("--folder", str(folder), "--definitions", str(definitions), "-o", "json")
+    more = ("--folder", str(folder), "--path", "add-ons", "--definitions", str(definitions), "-o", "json")
 
     async def traced(code: int) -> Any:
         found = await in_thread("trace", "team-a/demo", "cni.mtu", *more)
@@ -111,7 +116,7 @@ async def test_a_setting_is_followed_to_its_object_and_to_who_reverted_it(
 
     async with server.client() as client:
         await play_cluster_api(server, client)
-        pushed = await in_thread("push", "--folder", str(folder))
+        pushed = await in_thread("push", "--folder", str(folder), "--path", "add-ons")
         assert pushed.exit_code == 0, pushed.output
         pushed_by = committed(folder)
         (bundle,) = (await traced(1))["bundles"]

@@ -14,14 +14,15 @@ from packager.git.directory import Directory
 from packager.git.snapshot import Snapshot
 from packager.rendering.bundles import bundle_name
 from packager.rendering.renderer import Rendered, Renderer
-from packager.trace import LiveState, Trace, bundles_of, manifests, setting_stage, trace
+from packager.trace import BranchState, LiveState, Trace, bundles_of, manifests, setting_stage, trace
 from packager.tree import CLUSTERS
 from tests.support.packager.examples import K3S, cluster
 
 pytestmark = pytest.mark.unit
 FACTS = cluster("demo", {"cni": {"name": "cilium", "mtu": 1400}}, spec=K3S, namespace="team-a")
 NAME = bundle_name(FACTS.key, "cni")
-COMMIT = "folder"
+COMMIT = "b" * 40
+BRANCH = BranchState("main", COMMIT)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_a_setting_that_arrived_stops_nowhere(rendered: Rendered, snapshot: Snap
     assert (setting.ok, setting.place) == (True, "demo.yaml:7")
     assert setting.detail.startswith("cni.mtu = 1400, from metadata.annotations.addons.caphv.io/values.cni.mtu")
     assert bundles_of(rendered, ("cni", "mtu")) == ["cni"]
-    found = trace(rendered, "cni", snapshot, live(rendered))
+    found = trace(rendered, "cni", snapshot, live(rendered), BRANCH)
     assert found.stopped is None
     assert [stage.ok for stage in found.stages] == [True] * len(found.stages)
     names = [stage.name for stage in found.stages]
@@ -102,7 +103,7 @@ def test_fleet_stops_it_in_many_ways(rendered: Rendered, snapshot: Snapshot) -> 
     modified = [{"kind": "HelmChart", "name": "rke2-cilium", "patch": "{…}"}]
     for changes, expected in (
         ({"git_repos": []}, ("GitRepo", "none in this namespace")),
-        ({"git_repos": [{**repo, "status": {"commit": "old"}}]}, ("GitRepo", "is at commit old, the branch at folder")),
+        ({"git_repos": [{**repo, "status": {"commit": "old"}}]}, ("GitRepo", "is at commit old, the branch at bbbb")),
         ({"git_repos": [{**repo, "status": {"conditions": conditions}}]}, ("GitRepo", "authentication required")),
         ({"bundles": {}}, ("Bundle", "does not exist")),
         ({"bundles": {NAME: newer}}, ("Bundle", "Fleet has not processed it yet")),
@@ -113,8 +114,24 @@ def test_fleet_stops_it_in_many_ways(rendered: Rendered, snapshot: Snapshot) -> 
             ("BundleDeployment", "HelmChart rke2-cilium was changed"),
         ),
     ):
-        name, detail = stopped(trace(rendered, "cni", snapshot, live(rendered, **changes)))
+        name, detail = stopped(trace(rendered, "cni", snapshot, live(rendered, **changes), BRANCH))
         assert (name, expected[1] in detail) == (expected[0], True), (changes, detail)
+
+
+def test_the_path_of_the_repository_is_part_of_what_gitrepos_read(rendered: Rendered, snapshot: Snapshot) -> None:
+    repo = live(rendered).git_repos[0]  # type: ignore[index]
+    found = live(rendered, git_repos=[{**repo, "spec": {"paths": ["add-ons/clusters/team-a/*/*"]}}])
+    assert trace(rendered, "cni", snapshot, found, BRANCH, path="add-ons").stopped is None
+    assert stopped(trace(rendered, "cni", snapshot, found, BRANCH))[0] == "GitRepo"
+    _, detail = stopped(trace(rendered, "cni", snapshot, live(rendered), BRANCH, path="add-ons"))
+    assert detail == "none in this namespace has a path for add-ons/clusters/team-a/demo/*; create one"
+
+
+def test_a_folder_has_no_commit_to_compare(rendered: Rendered, snapshot: Snapshot, tmp_path: Path) -> None:
+    name, head = Directory(tmp_path, names=(CLUSTERS,)).branch_of("")
+    found = trace(rendered, "cni", snapshot, live(rendered), BranchState(name, head))
+    assert found.stopped is None
+    assert [stage.detail for stage in found.stages[1:3]] == ["the folder", f"commit {COMMIT[:12]}"]
 
 
 def test_a_reverted_object_names_its_writer(rendered: Rendered, snapshot: Snapshot) -> None:
