@@ -34,7 +34,7 @@ from packager.git.publish import changes, log_result
 from packager.git.repository import Result
 from packager.git.snapshot import Snapshot
 from packager.tree import CLUSTER_ROOT, CLUSTERS
-from packager.uninstall import policies_of, staging
+from packager.uninstall import policies_of, staging, with_released
 
 Pins = Mapping[Key, Versions]
 """Versions that clusters get instead of those in their lockfile: an upgrade or a rollback."""
@@ -181,6 +181,7 @@ class Planner:
         policies |= policies_of(batch.rendered)
         pruning = replace(pruning, keep={*pruning.keep, *moved})
         plan = changes(snapshot, wanted, pruning, staging(policies, snapshot, state.uninstallable))
+        plan = with_released(plan, snapshot)
         plan = move_marker.with_marks(plan, moved, snapshot)
         plan = replace(plan, held=(*plan.held, *waiting))
         if built and source:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caphv.api import names
 from caphv.api.object import Key, Obj
 from caphv.runtime.text import Limits, TextError, load_yaml
-from packager.git.prune import Removal, Skipped, Stay
+from packager.git.prune import Plan, Removal, Skipped, Stay
 from packager.git.snapshot import Snapshot
 from packager.rendering import yaml
 from packager.rendering.bundles import FLEET_YAML, bundle_name
@@ -90,13 +90,28 @@ def staging(
     return stage
 
 
+def with_released(plan: Plan, snapshot: Snapshot) -> Plan:
+    """Return a plan that names, for each bundle that is held back, the file by which Fleet may uninstall it already."""
+
+    def released(what: str) -> str:
+        parts, path = what.split("/"), f"{what}/{FLEET_YAML}"
+        found = _parsed(snapshot.merged.read(path)) if parts[0] == CLUSTERS and len(parts) == 4 else None
+        entry = snapshot.merged.entry(path) if found and found.get("keepResources", False) is False else None
+        return entry.id if entry else ""
+
+    return replace(plan, held=tuple(replace(one, released=released(one.what)) for one in plan.held))
+
+
 class Waiting:
-    """Removals that wait for Fleet. Where its status is not visible, they wait for a fixed time."""
+    """Removals that wait for Fleet. Where its status is not visible, they wait for a fixed time.
+
+    The time begins when Fleet can read that it may uninstall the bundle, and again when that changes.
+    """
 
     def __init__(self, uninstallable: Callable[[], frozenset[str] | None]) -> None:
         """`uninstallable` returns the bundles that Fleet would uninstall; None when Fleet is not visible."""
         self._uninstallable = uninstallable
-        self._since: dict[str, float] = {}
+        self._since: dict[str, tuple[str, float]] = {}
 
     def over(self) -> frozenset[str]:
         """Return the names of the Fleet bundles that need not wait any longer."""
@@ -104,14 +119,17 @@ class Waiting:
         if visible is not None:
             return visible
         now = time.monotonic()
-        return frozenset(name for name, since in self._since.items() if now - since >= _BLIND_SECONDS)
+        return frozenset(name for name, (_, since) in self._since.items() if now - since >= _BLIND_SECONDS)
 
     def note(self, held: Iterable[Skipped]) -> None:
-        """Remember since when removals are held back."""
-        now = time.monotonic()
-        folders = [one.what.split("/") for one in held]
-        waiting = [bundle_name(Key(*parts[1:3]), parts[3]) for parts in folders if len(parts) == 4]
-        self._since = {name: self._since.get(name, now) for name in waiting}
+        """Remember since when Fleet may uninstall the bundles that are held back."""
+        before, now, self._since = self._since, time.monotonic(), {}
+        for one in held:
+            if one.released:
+                _, namespace, cluster, bundle = one.what.split("/")
+                name = bundle_name(Key(namespace, cluster), bundle)
+                released, since = before.get(name, ("", now))
+                self._since[name] = one.released, since if released == one.released else now
 
 
 def _released(fleet_yaml: Obj) -> Obj:

@@ -70,10 +70,14 @@ class Removal:
 
 @dataclass(frozen=True, order=True)
 class Skipped:
-    """A removal that was held back, or a folder that was left alone; `why` names the remedy."""
+    """A removal that was held back, or a folder that was left alone; `why` names the remedy.
+
+    `released` is the id of the file by which Fleet may uninstall a bundle, empty if it may not.
+    """
 
     what: str
     why: str
+    released: str = ""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from packager.addons.settings import ClusterFacts
 from packager.bundler import Bundler
+from packager.git.commit import Reason
 from packager.git.directory import Directory
 from packager.git.prune import Pruning, Skipped
+from packager.git.snapshot import Snapshot
 from packager.planner import ManagementState, Planner, publish
 from packager.rendering.bundles import bundle_name
 from packager.rendering.renderer import RenderOptions
@@ -192,11 +194,17 @@ def test_nothing_is_uninstalled_by_accident(tmp_path_factory: pytest.TempPathFac
         assert not uninstalled & enabled, "an add-on that the cluster wants"
 
 
-def test_removals_wait_a_fixed_time_where_fleet_is_not_visible(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("packager.uninstall.time.monotonic", lambda: clock[0])
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which a test sets."""
+    now = [0.0]
+    monkeypatch.setattr("packager.uninstall.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_removals_wait_a_fixed_time_where_fleet_is_not_visible(clock: list[float]) -> None:
     waiting = Waiting(lambda: None)
-    held = [Skipped(f"{FOLDER}/csi", "because"), Skipped("manifests/clusters/a", "because")]
+    held = [Skipped(f"{FOLDER}/csi", "because", "1"), Skipped("manifests/clusters/a", "because")]
     name = bundle_name(facts({}).key, "csi")
     for clock[0], over in ((0.0, set()), (899.0, set()), (900.0, {name})):
         waiting.note(held)
@@ -204,4 +212,64 @@ def test_removals_wait_a_fixed_time_where_fleet_is_not_visible(monkeypatch: pyte
     waiting.note([])
     waiting.note(held)
     assert waiting.over() == set()
+    clock[0] += 900
+    assert waiting.over() == {name}
+    # Another release of the same bundle.
+    waiting.note([Skipped(f"{FOLDER}/csi", "because", "2")])
+    assert waiting.over() == set()
     assert Waiting(lambda: frozenset({"csi-a"})).over() == {"csi-a"}
+
+
+class Blind(Site):
+    """A repository whose Fleet is not visible; with `review` every commit is only proposed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.waiting = Waiting(lambda: None)
+        self.merged: Snapshot | None = None
+
+    def push(self, facts: ClusterFacts, *_: Any, budget: int = 99, **__: Any) -> dict[str, str]:
+        state = ManagementState(
+            (facts,), live=False, pruning=Pruning(complete=True, budget=budget), uninstallable=self.waiting.over()
+        )
+        snapshot = self.store.sync()
+        proposed = Snapshot(snapshot._objects, snapshot.commit, merged=self.merged)
+        plan = PLANNER.plan(proposed, state).plan
+        self.store.commit(lambda _: plan, Reason("a test"))
+        self.waiting.note(plan.held)
+        return {held.what.rpartition("/")[2]: held.why for held in plan.held}
+
+
+def test_no_time_passes_before_fleet_may_uninstall(tmp_path: Path, clock: list[float]) -> None:
+    blind, disabled = Blind(tmp_path), facts({"csi": OFF})
+    blind.push(facts({}))
+    for clock[0] in (0.0, 2000.0):
+        assert "--max-prune" in blind.push(disabled, budget=0)["csi"]
+    for clock[0], waits in ((2000.0, "may uninstall it now"), (2001.0, "waiting until"), (2900.0, "waiting until")):
+        assert waits in blind.push(disabled)["csi"]
+    clock[0] = 2901.0
+    assert blind.push(disabled) == {}
+    assert "csi" not in blind.bundles()
+
+
+def test_no_time_passes_while_a_release_is_only_proposed(tmp_path: Path, clock: list[float]) -> None:
+    blind, disabled = Blind(tmp_path), facts({"csi": OFF})
+    blind.push(facts({}))
+    blind.merged = blind.store.sync()
+    for clock[0] in (0.0, 2000.0):
+        assert "may uninstall it now" in blind.push(disabled)["csi"]
+    blind.merged = None
+    for clock[0] in (2001.0, 2900.0):
+        assert "waiting until" in blind.push(disabled)["csi"]
+    clock[0] = 2901.0
+    assert blind.push(disabled) == {}
+
+
+def test_a_cni_waits_from_its_release_on(tmp_path: Path, clock: list[float]) -> None:
+    blind, none = Blind(tmp_path), {"cni": {"name": "none"}}
+    blind.push(facts({}))
+    for clock[0] in (0.0, 2000.0):
+        assert "allow-network-change=true" in blind.push(facts(none))["cni"]
+    assert "may uninstall it now" in blind.push(facts(none, allowed=True))["cni"]
+    for clock[0] in (2001.0, 2900.0):
+        assert "waiting until" in blind.push(facts(none, allowed=True))["cni"]
