@@ -86,7 +86,7 @@ class _ClusterBuild:
     """The result for one cluster; `manifest` is None for an invalid one.
 
     `bundles` is None for a cluster that is suspended or gets its add-ons in another way; `workspace` is set where Fleet
-    needs a GitRepo for them.
+    reads them. With `own_repo` its objects have a GitRepo for that.
     """
 
     problems: tuple[SourceProblem, ...] = ()
@@ -99,6 +99,7 @@ class _ClusterBuild:
     suspended: bool = False
     workspace: str = ""
     group: str = ""
+    own_repo: bool = False
     needs_current_class: bool = False
     uninstall: UninstallPolicy = field(default_factory=UninstallPolicy)
 
@@ -177,7 +178,7 @@ class Builder:
             self._add(entry.key, known.one, built, snapshot)
         if self._git_repos and self._bundles:
             members = [
-                Member(key, known.one.workspace, known.one.group)
+                Member(key, known.one.workspace, known.one.group, known.one.own_repo)
                 for key, known in self._known.items()
                 if known.one.workspace
             ]
@@ -249,8 +250,9 @@ class Builder:
         return replace(
             found,
             bundles=bundles,
-            workspace="" if own_repo else workspace(rendered.settings),
+            workspace=workspace(rendered.settings),
             group=rendered.settings.fleet.group,
+            own_repo=own_repo,
             uninstall=policy_of(rendered),
         )
 

@@ -3,7 +3,7 @@
 Without groups there is one for each workspace and namespace, with a pattern: a new cluster does not change it. Clusters
 whose settings name a group have a GitRepo of their own. Two GitRepos must not read the same folder, because Fleet gives
 each bundle to one of them; so in a namespace with groups all paths are listed, and a GitRepo that all its clusters left
-gives up their paths.
+gives up their paths. The same holds next to a cluster whose definition names a repository: its manifest has a GitRepo.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from caphv.api.object import Key, Obj
 from caphv.runtime.text import Limits, TextError, load_yaml_all
 from packager.addons.merge import at
-from packager.definitions.files import GITREPOS
+from packager.definitions.files import CLUSTER, GITREPOS, MANIFESTS
 from packager.definitions.protection import protected
 from packager.git.folder import RECORD, Folder, recorded
 from packager.git.paths import joined
@@ -32,11 +32,12 @@ _LIMITS = Limits(size=4 * 1024 * 1024, nodes=100_000, seconds=10)
 
 
 class Member(NamedTuple):
-    """A cluster with bundles. `group` is empty where its settings name none."""
+    """A cluster with bundles. `group` is empty where its settings name none; `own`: its manifest has a GitRepo."""
 
     cluster: Key
     workspace: str
     group: str
+    own: bool = False
 
 
 def folders(options: GitRepoOptions, members: Iterable[Member], snapshot: Snapshot) -> dict[str, Folder]:
@@ -45,10 +46,12 @@ def folders(options: GitRepoOptions, members: Iterable[Member], snapshot: Snapsh
     Clusters of the repository that are not among the members, because their definition is invalid or suspended, stay
     with the GitRepo that reads them. Of GitRepos without a member, those are returned that lose a path to another one.
     """
-    known = list(members)
+    given = list(members)
+    known = [one for one in given if not one.own]
     with contextlib.suppress(ValueError):  # each cluster has a finding about it
         options = replace(options, own_branches=branches.groups(snapshot.read(branches.FILE)))
-    grouped = {(one.workspace, one.cluster.namespace) for one in known if one.group}
+    grouped = {(one.workspace, one.cluster.namespace) for one in given if one.group or one.own}
+    grouped |= {place for place in _places(known) if _is_listed(options, snapshot, *place, given)}
     paths: dict[tuple[str, str], set[str]] = {}
     for one in known:
         namespace = one.cluster.namespace
@@ -57,8 +60,10 @@ def folders(options: GitRepoOptions, members: Iterable[Member], snapshot: Snapsh
         paths.setdefault((one.workspace, one.group or namespace), set()).add(path)
     for workspace, namespace in grouped:
         before = _readers(snapshot, workspace)
-        for key in _others(snapshot, namespace, known):
+        for key in _others(snapshot, namespace, given):
             path = cluster_path(options, key)
+            if _has_own(snapshot, key):
+                continue
             # A pattern of earlier read it together with all others of its namespace.
             group = before.get(path, git_repo(options, workspace, namespace, [])["metadata"]["name"])
             place = workspace, group.removeprefix(f"{options.name}-")
@@ -68,10 +73,29 @@ def folders(options: GitRepoOptions, members: Iterable[Member], snapshot: Snapsh
         for place, found in sorted(paths.items())
         for repo in [git_repo(options, *place, sorted(found))]
     }
-    for workspace in {workspace for workspace, _ in paths}:
+    for workspace in {one.workspace for one in given} | {workspace for workspace, _ in paths}:
         read = {path for place, found in paths.items() if place[0] == workspace for path in found}
+        read |= {cluster_path(options, one.cluster) for one in given if one.own}
         repos = dict(_left(options, snapshot, workspace, read)) | repos
     return {place: Folder({_FILE: yaml.dump_all(protected([repo])).encode()}) for place, repo in repos.items()}
+
+
+def _places(members: Iterable[Member]) -> set[tuple[str, str]]:
+    return {(one.workspace, one.cluster.namespace) for one in members}
+
+
+def _is_listed(
+    options: GitRepoOptions, snapshot: Snapshot, workspace: str, namespace: str, members: Iterable[Member]
+) -> bool:
+    """Whether a cluster that is no member, perhaps of another source, forbids a pattern for its namespace."""
+    others = _others(snapshot, namespace, members)
+    before = _readers(snapshot, workspace) if others else {}
+    return any(cluster_path(options, key) in before or _has_own(snapshot, key) for key in others)
+
+
+def _has_own(snapshot: Snapshot, cluster: Key) -> bool:
+    """Whether the manifest of a cluster has a GitRepo."""
+    return b"\nkind: GitRepo\n" in (snapshot.read(f"{MANIFESTS}/{cluster}/{CLUSTER}/{CLUSTER}.yaml") or b"")
 
 
 def _left(options: GitRepoOptions, snapshot: Snapshot, workspace: str, read: set[str]) -> Iterator[tuple[str, Obj]]:

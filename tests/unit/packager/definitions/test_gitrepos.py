@@ -20,8 +20,10 @@ pytestmark = pytest.mark.unit
 OPTIONS = GitRepoOptions("https://git.example.com/fleet.git")
 
 
-def member(name: str, group: str = "", workspace: str = "fleet-default", namespace: str = "team-a") -> Member:
-    return Member(Key(namespace, name), workspace, group)
+def member(
+    name: str, group: str = "", workspace: str = "fleet-default", namespace: str = "team-a", *, own: bool = False
+) -> Member:
+    return Member(Key(namespace, name), workspace, group, own)
 
 
 class Site:
@@ -34,6 +36,9 @@ class Site:
             path = self.folder / "clusters" / str(one.cluster) / "cni" / "fleet.yaml"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
+            manifest = self.folder / "manifests" / str(one.cluster) / "cluster" / "cluster.yaml"
+            manifest.parent.mkdir(parents=True, exist_ok=True)
+            manifest.write_text(f"apiVersion: fleet.cattle.io/v1alpha1\nkind: {'GitRepo' if one.own else 'Other'}\n")
         found = folders(OPTIONS, members, Directory(self.folder, names=NAMES).sync())
         for place, folder in found.items():
             for name, content in folder.with_record.items():
@@ -101,6 +106,33 @@ def test_a_gitrepo_keeps_what_no_other_one_reads(site: Site) -> None:
     assert [*site.write(member("a", "two"))] == ["fleet-default/caphv-two"]
 
 
+def test_a_cluster_with_a_gitrepo_of_its_own_is_read_by_no_other_one(site: Site) -> None:
+    assert site.write(member("a", own=True)) == {}
+    expected = {"fleet-default/caphv-team-a": ["clusters/team-a/b/*"]}
+    assert site.write(member("a", own=True), member("b")) == expected
+    # Its definition is invalid now, or belongs to another source.
+    assert site.write(member("b")) == expected
+    assert site.write(member("a"), member("b")) == {"fleet-default/caphv-team-a": ["clusters/team-a/*/*"]}
+
+
+def test_a_cluster_that_gets_a_gitrepo_of_its_own_leaves_the_common_one(site: Site) -> None:
+    site.write(member("a"))
+    assert site.write(member("a", own=True)) == {"fleet-default/caphv-team-a": ["clusters/.none"]}
+    assert site.write(member("a", own=True)) == {}
+
+
+def test_sources_of_one_namespace_agree_when_one_of_them_has_groups(site: Site) -> None:
+    one, other = member("a", "production"), member("b")
+    site.write(other)
+    expected = {
+        "fleet-default/caphv-production": ["clusters/team-a/a/*"],
+        "fleet-default/caphv-team-a": ["clusters/team-a/b/*"],
+    }
+    for _ in range(2):
+        assert site.write(one) == expected
+        assert site.write(other) == expected
+
+
 def test_gitrepos_of_other_workspaces_and_clients_stay(site: Site) -> None:
     site.write(member("a"))
     foreign = site.folder / GITREPOS / "team-a" / "mine" / "gitrepo.yaml"
@@ -109,15 +141,20 @@ def test_gitrepos_of_other_workspaces_and_clients_stay(site: Site) -> None:
     assert [*site.write(member("a", workspace="team-a"))] == ["team-a/caphv-team-a"]
 
 
-@given(st.lists(st.dictionaries(st.sampled_from("abcde"), st.sampled_from(["", "one", "two"]), min_size=1), min_size=1))
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcde"), st.sampled_from(["", "one", "two", "own"]), min_size=1), min_size=1
+    )
+)
 def test_whatever_moves_no_two_gitrepos_read_a_cluster(
     tmp_path_factory: pytest.TempPathFactory, steps: list[dict[str, str]]
 ) -> None:
     """Clusters that a step leaves out have become invalid: they are read all the same."""
-    site, seen = Site(tmp_path_factory.mktemp("site")), set[str]()
+    site, seen, own = Site(tmp_path_factory.mktemp("site")), set[str](), set[str]()
     for groups in steps:
-        site.write(*(member(name, group) for name, group in groups.items()))
+        site.write(*(member(name, group, own=group == "own") for name, group in groups.items()))
         seen |= groups.keys()
+        own = own - groups.keys() | {name for name, group in groups.items() if group == "own"}
         repos = [yaml.load(path.read_bytes(), yaml.CSafeLoader) for path in site.folder.rglob("gitrepo.yaml")]
         for name in seen:
             readers = [
@@ -125,7 +162,7 @@ def test_whatever_moves_no_two_gitrepos_read_a_cluster(
                 for repo in repos
                 if any(fnmatch.fnmatchcase(f"clusters/team-a/{name}/cni", path) for path in repo["spec"]["paths"])
             ]
-            assert len(readers) == 1, (name, readers)
+            assert len(readers) == (name not in own), (name, readers)
 
 
 @given(st.dictionaries(st.sampled_from("abcde"), st.sampled_from(["", "one", "two"]), min_size=1))
