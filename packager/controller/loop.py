@@ -169,7 +169,7 @@ class SyncLoop:
                 self._reporter.event(key, "AddonBundlesRemoved", f"commit {published.result.commit} removed {what}")
         for key, what, why in held:
             if what not in self._held:
-                self._reporter.warning_event(key, "AddonBundlesKept", f"{what} is no longer needed but was kept: {why}")
+                self._reporter.warning_event(key, "AddonBundlesKept", f"{what} was kept: {why}")
         self._held = {what for _, what, _ in held}
 
     def _report_definitions(self, published: Published) -> None:
