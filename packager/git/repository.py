@@ -245,13 +245,14 @@ class Repository:
         """Create the branch again at its last known commit, or without its history if neither side has that."""
         branch = self.remote.branch
         try:
-            self._push(commit, branch, "")
+            created = self._push(commit, branch, "")
         except Rejected as error:
             if _NO_HISTORY not in str(error):
                 raise
             text = f"Restore the files of branch {branch} from commit {commit}\n"
-            self._push(self._clone.same_tree(commit, text, self._identity.variables), branch, "")
-        log.warning("created branch %s again, which was at commit %s", branch, commit)
+            created = self._push(self._clone.same_tree(commit, text, self._identity.variables), branch, "")
+        if created:
+            log.warning("created branch %s again, which was at commit %s", branch, commit)
         self._state = None
 
     def _attempt_review(self, state: _State, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
