@@ -11,7 +11,7 @@ from caphv.api.object import Obj
 from caphv.validation.finding import Fault, Finding, LocatedFinding
 from packager.addons.merge import at
 from packager.addons.settings import AddonSettings
-from packager.checks import immutable, kinds, references
+from packager.checks import immutable, kinds, podfamilies, references
 from packager.checks.charts import Chart, Charts
 from packager.checks.contents import Bundle, ChartRef, Release, bundles_of
 from packager.checks.helm import Helm, HelmError
@@ -77,6 +77,7 @@ class Checker:
         run = _Run(self, settings)
         contents = [run.content(bundle) for bundle in bundles_of(tree)]
         findings = [*run.findings, *_unserved(contents, settings), *_missing(contents, settings)]
+        findings += _families(contents, settings)
         charts = tuple(run.charts)
         changed = {path: content for path, content in before.items() if tree.get(path) != content}
         if changed:
@@ -196,6 +197,16 @@ def _remedy(kind: kinds.Kind, everywhere: set[kinds.Kind], settings: AddonSettin
     return (
         f"{settings.distribution} in {version} does not serve it, and no bundle defines it: add a bundle with its CRD"
     )
+
+
+def _families(contents: Sequence[_Content], settings: AddonSettings) -> Iterator[Located]:
+    """Yield IP families of Pods that the CNI turns off; RKE2 itself gives its own charts the networks."""
+    for content in contents:
+        own = {release.file for release in content.bundle.releases if not release.chart.version}
+        for item in content.objects:
+            if item.file not in own:
+                for finding in podfamilies.unserved(item.obj, settings.cni.pod_cidrs):
+                    yield LocatedFinding(item.file, replace(finding, detail=f"{_name(item)} {finding.detail}"))
 
 
 def _dependencies(content: _Content, names: Mapping[str, _Content]) -> list[_Content]:

@@ -21,8 +21,8 @@ from caphv.api import names
 from caphv.api.object import Key, Obj
 from caphv.validation.finding import Fault, FieldPath, Finding, in_order
 from packager.addons.gather import annotations_of_cluster
-from packager.addons.merge import merged, origin
-from packager.addons.settings import AddonSettings, Charts, ClusterFacts, settings_of
+from packager.addons.merge import at, merged, origin
+from packager.addons.settings import AddonSettings, Charts, ClusterFacts, Packaging, settings_of
 from packager.addons.versions import BUNDLES_FOLDER, Table, Versions, checked_repository, table
 from packager.rendering import (
     branches,
@@ -175,6 +175,7 @@ class Renderer:
             findings = findings + self._left_out(old.sources, previous, folder)
             findings = findings + lockfile.moved_charts(settings, old.installer)
         findings = findings + _too_new(settings, versions)
+        findings = findings + self._without_pod_networks(settings, versions)
         findings = findings + self.table.unsupported(versions, settings.kubernetes_version)
         try:
             charts = self._charts(previous)
@@ -213,6 +214,25 @@ class Renderer:
         if index != self._vendored[0]:
             self._vendored = index, vendored.read(previous)
         return self._vendored[1]
+
+    def _without_pod_networks(self, settings: AddonSettings, versions: Versions) -> list[Finding]:
+        """Advise where the templates of 0.11 leave Cilium without an IP family; a user's templates may not."""
+        cni = settings.cni
+        given = at(cni.values, "global")
+        affected = versions.templates == _FIRST_TEMPLATES and not self._made_of(versions.templates).templates
+        if not affected or cni.name != "cilium" or cni.packaging is Packaging.HELM_CHART_CONFIG:
+            return []
+        on = {"4": at(given, "clusterCIDRv4"), "6": at(given, "clusterCIDRv6") or at(cni.values, "ipv6", "enabled")}
+        families = {"6" if ":" in cidr else "4" for cidr in cni.pod_cidrs}
+        missing = [f"cni.values.global.clusterCIDRv{family}" for family in sorted(families) if not on[family]]
+        if not missing:
+            return []
+        detail = (
+            f"release {versions.release} of the bundles does not tell Cilium its networks, and its agents do not "
+            "serve their IP families: upgrade this cluster with caphv bundles upgrade, or set " + " and ".join(missing)
+        )
+        path = origin(settings.origins, ("cni", "name"))
+        return [Finding(path, Fault.UNSUPPORTED, detail, "bundles-cilium", cni.name, advice=True)]
 
     def _made_of(self, version: str) -> sources.Sources:
         if version not in self._overlays:

@@ -56,6 +56,22 @@ def test_shipped_bundles_are_clean(clusters: Path, charts: Path, distribution: s
     assert {row["name"] for row in content["clusters"][0]["charts"] if row["rendered"]} == wanted
 
 
+@pytest.mark.parametrize("pods", [["10.42.0.0/16"], ["fd00:1::/56"], ["10.42.0.0/16", "fd00:1::/56"]])
+def test_cilium_serves_each_family_of_the_pods(clusters: Path, charts: Path, pods: list[str]) -> None:
+    cni = {"name": "cilium", "podCIDRs": pods}
+    write(clusters, manifest("a", {"distribution": "k3s", "cni": cni}))
+    status, found, content = check(clusters, "--charts", charts)
+    assert (status, found) == (0, [])
+    assert "rke2-cilium" in {row["name"] for row in content["clusters"][0]["charts"] if row["rendered"]}
+    # As the templates of 0.11 did.
+    values = {"global": {"clusterCIDRv4": None, "clusterCIDRv6": None}}
+    write(clusters, manifest("a", {"distribution": "k3s", "cni": {**cni, "values": values}}))
+    status, found, _ = check(clusters, "--charts", charts)
+    keys = [f"data.enable-ipv{'6' if ':' in cidr else '4'}" for cidr in pods]
+    off = [row for row in found if row[1].startswith("data.")]
+    assert (status, off) == (1, [("cni/helmchart.yaml", key, False) for key in keys])
+
+
 def test_unknown_values_name_the_key_that_was_meant(clusters: Path, charts: Path) -> None:
     values = {"replicas": 2, "image": {"repo": "x", "repository": "y"}, "kube-vip": {"enabled": False}}
     write(clusters, manifest("a", {**KUBEADM, "ccm": {"values": values}}))

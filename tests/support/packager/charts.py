@@ -86,6 +86,27 @@ CSI_DRIVER_VALUES = {
     "cloudConfig": {"secretName": "", "hostPath": ""},
     "tolerations": [],
 }
+CILIUM = """\
+{{- if empty .Values.global.clusterCIDRv4 }}{{- $_ := set .Values.ipv4 "enabled" false }}{{- end }}
+{{- if not (empty .Values.global.clusterCIDRv6) }}{{- $_ := set .Values.ipv6 "enabled" true }}{{- end }}
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: cilium-config, namespace: kube-system}
+data:
+  enable-ipv4: {{ .Values.ipv4.enabled | quote }}
+  enable-ipv6: {{ .Values.ipv6.enabled | quote }}
+  underlay-protocol: {{ .Values.underlayProtocol | quote }}
+"""
+"""Reads global values as RKE2's chart does, whose values.yaml does not have them."""
+CILIUM_VALUES = {
+    "global": {"systemDefaultRegistry": ""},
+    "ipv4": {"enabled": True},
+    "ipv6": {"enabled": False},
+    "ipam": {"mode": "kubernetes"},
+    "routingMode": "",
+    "tunnelProtocol": "",
+    "underlayProtocol": "",
+}
 SNAPSHOT_CRDS = "---\n".join(
     f"""\
 apiVersion: apiextensions.k8s.io/v1
@@ -108,4 +129,5 @@ def shipped(folder: Path) -> Path:
     crds = chart(folder, "rke2-snapshot-controller-crd", "5.2.003", {}, templates__crds=SNAPSHOT_CRDS)
     archived(crds, "5.2.003")
     chart(folder, "rke2-snapshot-controller", "5.2.003", {})
+    chart(folder, "rke2-cilium", "1.20.103", CILIUM_VALUES, templates__config=CILIUM)
     return folder

@@ -43,6 +43,8 @@ TALOS = {
     "clusterNetwork": PODS,
 }
 TAKEN = {"takeOwnership": True, "keepResources": False}
+IPV6 = {"podCIDRs": ["fd00:1::/56"], "serviceCIDRs": ["fd00:2::/112"]}
+DUAL_STACK = {"pods": {"cidrBlocks": ["10.42.0.0/16", "fd00:1::/56"]}}
 
 EXAMPLES = [
     cluster("plain"),
@@ -122,6 +124,7 @@ EXAMPLES = [
     cluster("k3s-flannel", {"singleNode": True}, spec=K3S),
     cluster("k3s-calico", {"cni": {"name": "calico", "kubeProxyReplacement": True}}, spec=K3S, namespace="edge"),
     cluster("k3s-cilium", {"cni": {"name": "cilium", "version": "1.20.102"}}, spec=K3S, namespace="edge"),
+    cluster("k3s-cilium-ipv6", {"cni": {"name": "cilium", **IPV6}}, spec=K3S, namespace="edge"),
     cluster(
         "k3s-air-gapped",
         {
@@ -158,7 +161,12 @@ EXAMPLES = [
     cluster("rke2-helm-controller", {"charts": {"installedBy": "HelmController", "secretName": "charts"}}),
     cluster("kubeadm-calico", {"cni": {"name": "calico", "version": "v3.32.100"}}, spec=KUBEADM, namespace="upstream"),
     cluster("talos-calico", {"cni": {"name": "calico"}, "fleet": TAKEN}, spec=TALOS, namespace="upstream"),
-    cluster("talos-cilium", {"cni": {"name": "cilium", "mtu": 1400}}, spec=TALOS, namespace="upstream"),
+    cluster(
+        "talos-cilium",
+        {"cni": {"name": "cilium", "mtu": 1400}},
+        spec={**TALOS, "clusterNetwork": DUAL_STACK},
+        namespace="upstream",
+    ),
 ]
 # An air-gapped site has all charts in one registry.
 MIRRORED = [one for one in EXAMPLES if one.key.name in ("plain", "k3s-calico", "k3s-air-gapped", "kubeadm-calico")]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from packager.checks import immutable, kinds
 from packager.checks.check import Checker
 from packager.checks.contents import ChartRef, bundles_of
+from packager.checks.podfamilies import unserved
 from packager.checks.references import is_built_in, references
 from packager.checks.values import unknown_values, without
 from packager.rendering.renderer import Rendered, Renderer
@@ -201,3 +202,25 @@ def test_documented_values_are_never_unknown(values: Any) -> None:
     values = values if isinstance(values, dict) else {"a": values}
     assert unknown_values(values, values, lambda _: None, "x") == []
     assert without(values, [(key,) for key in values]) == {}
+
+
+@pytest.mark.parametrize(
+    ("pods", "data", "wanted"),
+    [
+        (["10.42.0.0/16"], {"enable-ipv4": "true", "enable-ipv6": "false"}, []),
+        (["10.42.0.0/16"], {"enable-ipv4": "false", "enable-ipv6": "true"}, [("data.enable-ipv4", False)]),
+        (["fd00:1::/56"], {"enable-ipv4": "false", "enable-ipv6": "true"}, []),
+        (["10.42.0.0/16", "fd00:1::/56"], {"enable-ipv4": "true"}, []),
+        (["10.42.0.0/16", "fd00:1::/56"], {"enable-ipv6": "false"}, [("data.enable-ipv6", True)]),
+        (
+            ["10.42.0.0/16", "fd00:1::/56"],
+            {"enable-ipv4": "false", "enable-ipv6": "false"},
+            [("data.enable-ipv4", False), ("data.enable-ipv6", False)],
+        ),
+    ],
+)
+def test_families_that_cilium_turns_off(pods: list[str], data: Obj, wanted: list[tuple[str, bool]]) -> None:
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cilium-config"}, "data": data}
+    assert [(one.field, one.advice) for one in unserved(config, pods)] == wanted
+    other = {**config, "metadata": {"name": "another"}}
+    assert list(unserved(other, pods)) == []
