@@ -18,6 +18,7 @@ from packager.addons.gather import parsed
 from packager.addons.merge import origin
 from packager.addons.settings import HELM_CONTROLLER, AddonSettings
 from packager.addons.versions import Versions, pinned
+from packager.git.folder import RECORD, Tree, recorded
 from packager.rendering import sources
 from packager.rendering import yaml as yamltext
 from packager.tree import cluster_folder
@@ -83,6 +84,18 @@ def read(content: bytes) -> Record:
     except (KeyError, TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
         msg = f"lacks or spoils a field: {type(error).__name__} {error}"
         raise ValueError(msg) from None
+
+
+def held(previous: Tree, folder: str) -> Record | None:
+    """Return what the record in a cluster's folder says, None for a new cluster.
+
+    Raises ValueError when it is none, or missing from a folder whose list of files has it: as a new cluster, this one
+    would get the newest versions, and nothing would be compared.
+    """
+    content = previous.get(f"{folder}/{FILE}")
+    if content is None and FILE in recorded(previous.get(f"{folder}/{RECORD}")):
+        raise ValueError("is missing")
+    return None if content is None else read(content)
 
 
 def changes(settings: AddonSettings, before: Mapping[str, Any]) -> list[Finding]:

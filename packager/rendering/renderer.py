@@ -24,6 +24,7 @@ from packager.addons.gather import annotations_of_cluster
 from packager.addons.merge import at, merged, origin
 from packager.addons.settings import AddonSettings, Charts, ClusterFacts, Packaging, settings_of
 from packager.addons.versions import BUNDLES_FOLDER, Table, Versions, checked_repository, table
+from packager.git.folder import RECORD
 from packager.rendering import (
     branches,
     bundles,
@@ -140,6 +141,8 @@ class Renderer:
             return Rendered(facts.key, findings=(finding,))
         before = previous.get(f"{folder}/{lockfile.FILE}")
         inputs = _fingerprint(facts, before, pin)
+        if before is None:
+            inputs += hashlib.sha256(previous.get(f"{folder}/{RECORD}") or b"").digest()
         for shared in (vendored.INDEX, branches.FILE):
             inputs += hashlib.sha256(previous.get(shared) or b"").digest()
         known = self._known.get(facts.key)
@@ -158,9 +161,8 @@ class Renderer:
         settings, findings = settings_of(facts)
         if settings is None:
             return Rendered(facts.key, findings=tuple(findings))
-        before = previous.get(f"{folder}/{lockfile.FILE}")
         try:
-            old = lockfile.read(before) if before is not None else None
+            old = lockfile.held(previous, folder)
         except ValueError as error:
             detail = f"{error}: restore it from the history of the repository, or remove the folder {folder}"
             finding = Finding((f"{folder}/{lockfile.FILE}",), Fault.INVALID, detail, "bundles-record")

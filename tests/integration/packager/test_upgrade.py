@@ -44,15 +44,17 @@ class Site:
         self.definitions, self.repository = extract(folder)
         self.before = files_in(self.repository)
 
-    def sync(self) -> Plan:
-        """Sync the definitions as they are now; return what the commit changed."""
+    def sync(self, refused: str = "") -> Plan:
+        """Sync the definitions as they are now; return what the commit changed. All errors have the text `refused`."""
         bundler = Bundler()
         planner = Planner(bundler, Builder(bundler.renderer, OPTIONS), max_prune=100)
         store = Directory(self.repository, names=NAMES)
         source = Reader(crossobject.check).read(files_in(self.definitions))
         planned, result = publish(store, planner, ManagementState(live=False), source)
         assert planned.built
-        assert planned.built.errors == []
+        errors = [error.message for error in planned.built.errors]
+        assert bool(errors) == bool(refused), errors
+        assert all(refused in error for error in errors), errors
         return result.plan
 
     @property
@@ -108,6 +110,25 @@ def test_bundles_keep_their_release_and_all_are_protected(site: Site) -> None:
     for path in changed - records:
         old, new = (yaml.safe_load(files[path]) for files in (site.before, site.after))
         assert new == {**old, "keepResources": True}
+
+
+def test_a_deleted_lockfile_is_restored_before_anything_changes(site: Site) -> None:
+    """As after a wrong resolution of a merge. The cluster would get the newest release, and another CNI unnoticed."""
+    record = site.repository / "clusters" / "team-a" / "example" / "caphv.yaml"
+    content = record.read_bytes()
+    assert b'release: "2026.11"' in content
+    record.unlink()
+    definition = site.definitions / "example.yaml"
+    text = definition.read_text()
+    assert "name: calico" in text
+    definition.write_text(text.replace("name: calico", "name: cilium"))
+    folder = "clusters/team-a/example"
+    assert folder not in site.sync("is missing: restore it from the history").changed
+    record.write_bytes(content)
+    assert folder not in site.sync("was rendered as").changed
+    definition.write_text(text)
+    site.sync()
+    assert record.read_bytes() == content
 
 
 def test_new_boot_files_come_with_the_next_deliberate_change(site: Site) -> None:
