@@ -387,9 +387,13 @@ def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]
 async def _applied(
     applier: Applier, found: Built, secret: list[Obj], build: Callable[[Sequence[Obj]], Built]
 ) -> tuple[list[Obj], list[ApplyFailure]]:
+    from commands.options.clusters import CommandError
+
     there = [obj for planned in found.objects if (obj := await applier.read(planned)) is not None]
     # Nodes of a running cluster keep the files that they started with: other ones would replace the control plane.
     found = build(there) if there else found
+    if not found.ok:
+        raise CommandError(*(str(one) for one in found.findings if not one.advice))
     missing = await applier.missing(found.shared.values())
     objects = [*missing[:1], *secret, *missing[1:], *found.objects]
     return objects, await applier.apply(objects)

@@ -10,7 +10,7 @@ from caphv.api import names
 from caphv.api.object import Obj
 from caphv.validation.finding import FieldPath, Finding, in_order
 from packager.addons.settings import ClusterFacts
-from packager.definitions import addons, model, shared
+from packager.definitions import addons, model, shared, started
 from packager.definitions import objects as individual
 from packager.definitions.model import CLUSTER_RESOURCE_SET, FLEET, Definition
 from packager.definitions.nodeconfig import NodeConfig, after_rendering, before_rendering, with_kept_files
@@ -74,8 +74,11 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] 
     findings = in_order([*findings, *(moved(finding) for finding in rendered.findings)])
     if not rendered.ok or rendered.settings is None:
         return Built(definition, rendered=rendered, findings=findings)
-    boot = after_rendering(definition, rendered)
+    boot = after_rendering(definition, rendered, existing)
     own = _own(definition, boot)
+    compared = definition.distribution != "kubeadm" and not rendered.forced
+    if compared and (refused := started.changes(existing, own)):
+        return Built(definition, rendered=rendered, findings=in_order([*findings, *refused]))
     if (kept := with_kept_files(boot, existing, own)) != boot:
         own = _own(definition, kept)
     if definition.delivery == CLUSTER_RESOURCE_SET:

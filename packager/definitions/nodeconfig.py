@@ -8,6 +8,7 @@ from typing import Any
 
 from caphv.api.object import Obj
 from packager.addons.merge import at
+from packager.definitions import started
 from packager.definitions.model import NONE, Definition
 from packager.rendering import yaml
 from packager.rendering.nodefiles import node_files
@@ -19,23 +20,32 @@ _RKE2_CONFIG = "/etc/rancher/rke2/config.yaml.d/50-caphv.yaml"
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """CNI, files and RKE2's `serverConfig`; `external` tells whether kubelets wait for a cloud provider."""
+    """CNI, files and RKE2's `serverConfig`; `external` tells whether kubelets wait for a cloud provider.
+
+    `without_cloud_controller`: servers run without that of their distribution, which can never change.
+    """
 
     cni: str = ""
     external: bool = True
+    without_cloud_controller: bool = True
     cloud_config_delivery: str = "Secret"
     server_files: Sequence[Obj] = ()
     agent_files: Sequence[Obj] = ()
     server_config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def before_rendering(definition: Definition) -> NodeConfig:
-    """Return what is known before the add-ons are rendered, which is all that rendering needs."""
+def before_rendering(definition: Definition, existing: Sequence[Obj] = ()) -> NodeConfig:
+    """Return what is known before the add-ons are rendered, which is all that rendering needs.
+
+    `existing` are the objects of a running cluster.
+    """
     addons = definition.addons
     brought = "calico" if definition.distribution == "rke2" else "none"
+    external = addons.get("ccm", {}).get("enabled", True) or definition.delivery == NONE
     return NodeConfig(
         cni=addons.get("cni", {}).get("name", brought),
-        external=addons.get("ccm", {}).get("enabled", True) or definition.delivery == NONE,
+        external=external,
+        without_cloud_controller=external or started.without_cloud_controller(existing) is True,
         cloud_config_delivery="File" if "hostPath" in addons.get("cloudConfig", {}) else "Secret",
         server_config=_server_config(addons),
     )
@@ -46,12 +56,13 @@ def _server_config(addons: Mapping[str, Any]) -> Obj:
     return {"cloudProviderName": name} if addons.get("ccm", {}).get("enabled", True) else {}
 
 
-def after_rendering(definition: Definition, rendered: Rendered) -> NodeConfig:
+def after_rendering(definition: Definition, rendered: Rendered, existing: Sequence[Obj] = ()) -> NodeConfig:
     """Return all that the nodes of a rendered cluster start with."""
-    known = before_rendering(definition)
+    known = before_rendering(definition, existing)
     if definition.distribution == "kubeadm":
         return known
-    found = node_files(rendered)
+    kept = started.without_cloud_controller(existing) is True
+    found = node_files(rendered, without_cloud_controller=kept)
     files, agent_files = dict(found.server_files), dict(found.agent_files)
     replaced = rendered.settings is not None and rendered.settings.cni.kube_proxy_replacement
     if definition.cluster_class and definition.distribution == "rke2" and replaced:
@@ -64,13 +75,11 @@ def after_rendering(definition: Definition, rendered: Rendered) -> NodeConfig:
         elif definition.registries:
             registries = {_K3S_REGISTRIES: yaml.dump(dict(definition.registries)).encode()}
             files, agent_files = files | registries, agent_files | registries
-    return NodeConfig(
-        known.cni,
-        known.external,
-        known.cloud_config_delivery,
-        [_file(path, content) for path, content in files.items()],
-        [_file(path, content) for path, content in agent_files.items()],
-        found.server_config,
+    return replace(
+        known,
+        server_files=[_file(path, content) for path, content in files.items()],
+        agent_files=[_file(path, content) for path, content in agent_files.items()],
+        server_config=found.server_config,
     )
 
 

@@ -125,7 +125,8 @@ def _commands(definition: Definition, field: str) -> Obj:
 def _k3s(definition: Definition, boot: NodeConfig) -> Obj:
     # Settings of the server are in a file: not all of them have fields.
     files = {"files": list(boot.server_files)} if boot.server_files else {}
-    server = {"disableCloudController": True, "disableComponents": ["servicelb"]} if boot.external else {}
+    off = boot.without_cloud_controller
+    server = {"disableCloudController": True, "disableComponents": ["servicelb"]} if off else {}
     return {"kthreesConfigSpec": {"serverConfig": server, **files, **_commands(definition, "preK3sCommands")}}
 
 

@@ -32,6 +32,7 @@ _EFFECTS = {
     "podCIDRs": "running Pods would keep addresses that are no longer routed",
     "serviceCIDRs": "existing Services would keep addresses that are no longer served, DNS first",
 }
+_NETWORKS = ("podCIDRs", "serviceCIDRs")
 
 
 @dataclass(frozen=True)
@@ -101,20 +102,34 @@ def held(previous: Tree, folder: str) -> Record | None:
 def changes(settings: AddonSettings, before: Mapping[str, Any]) -> list[Finding]:
     """Return a refusal for each change that would break a live cluster's network."""
     now: Obj = settings.network
+    changed = [field for field, value in now.items() if field in before and before[field] != value]
     if now["cni"] == "none" or before.get("cni") in (None, "none"):
-        # No CNI was rendered, so no CNI of the bundles runs.
-        return []
+        # No CNI of the bundles runs. Networks are settings of API server and controllers, and K3s then runs flannel.
+        kept = ("cni", *_NETWORKS) if settings.distribution == "k3s" else _NETWORKS
+        changed = [field for field in changed if field in kept]
     return [
         Finding(
             origin(settings.origins, ("cni", "name" if field == "cni" else field)),
             Fault.FORBIDDEN,
-            f"was rendered as {_shown(before[field])} and would become {_shown(value)}: {_EFFECTS[field]}. Create a "
-            "new cluster, or force it with annotation addons.caphv.io/allow-network-change=true",
+            f"was rendered as {_shown(before[field])} and would become {_shown(now[field])}: "
+            f"{_effect(settings.distribution, field)}. Create a new cluster, or force it with annotation "
+            f"addons.caphv.io/allow-network-change=true. {_recreated(settings)}",
             "live-network",
         )
-        for field, value in now.items()
-        if field in before and before[field] != value
+        for field in changed
     ]
+
+
+def _effect(distribution: str, field: str) -> str:
+    """Return what a change does; K3s and RKE2 compare settings of servers (`CriticalControlArgs`) when one joins."""
+    critical = ("cni", *_NETWORKS) if distribution == "k3s" else _NETWORKS
+    joins = distribution not in ("k3s", "rke2") or field not in critical
+    return _EFFECTS[field] + ("" if joins else ", and new servers could not join")
+
+
+def _recreated(settings: AddonSettings) -> str:
+    folder = cluster_folder(*settings.cluster)
+    return f"If a new cluster has the name of a deleted one, remove folder {folder} from the repository"
 
 
 def moved_charts(settings: AddonSettings, before: str) -> list[Finding]:
@@ -124,7 +139,7 @@ def moved_charts(settings: AddonSettings, before: str) -> list[Finding]:
     names = {"": "Fleet", HELM_CONTROLLER: "RKE2's Helm controller"}
     detail = (
         f"charts of this cluster are installed by {names.get(before, before)}, and its releases would be removed under "
-        "the other one: restore the setting, or create a new cluster with it"
+        f"the other one: restore the setting, or create a new cluster with it. {_recreated(settings)}"
     )
     path = origin(settings.origins, ("charts", "installedBy"))
     return [Finding(path, Fault.FORBIDDEN, detail, "charts-installer")]

@@ -32,8 +32,12 @@ class NodeFiles:
     server_config: Mapping[str, object] = field(default_factory=dict)
 
 
-def node_files(rendered: Rendered) -> NodeFiles:
-    """Return what the nodes of a rendered cluster start with. Raises ValueError for a cluster that has no files."""
+def node_files(rendered: Rendered, *, without_cloud_controller: bool = False) -> NodeFiles:
+    """Return what the nodes of a rendered cluster start with. Raises ValueError for a cluster that has no files.
+
+    `without_cloud_controller`: servers run without the cloud controller of the distribution. None can join with it,
+    also when the add-on is disabled.
+    """
     settings = rendered.settings
     if settings is None or not rendered.ok:
         msg = f"cluster {rendered.cluster} was not rendered: " + "; ".join(map(str, rendered.findings))
@@ -42,12 +46,12 @@ def node_files(rendered: Rendered) -> NodeFiles:
     if manifests:
         manifests |= _skip_script(settings.distribution)
     if settings.distribution == "k3s":
-        server, agent = _k3s_config(settings)
+        server, agent = _k3s_config(settings, without_cloud_controller or settings.ccm.enabled)
         place = "/etc/rancher/k3s/config.yaml.d/50-caphv.yaml"
         return NodeFiles({place: yaml.dump(server).encode(), **manifests}, {place: yaml.dump(agent).encode()})
     if settings.distribution == "rke2":
         registry = _rke2_registry(settings)
-        return NodeFiles({**registry, **manifests}, registry, _rke2_config(settings))
+        return NodeFiles({**registry, **manifests}, registry, _rke2_config(settings, without_cloud_controller))
     # Others have no Helm controller: nothing on their nodes would read manifests.
     return NodeFiles({})
 
@@ -125,10 +129,11 @@ def _skip_script(distribution: str) -> dict[str, bytes]:
     return {script: content.encode(), unit: _UNIT.format(script=script).encode()}
 
 
-def _rke2_config(settings: AddonSettings) -> Obj:
+def _rke2_config(settings: AddonSettings, without_cloud_controller: bool) -> Obj:
     external = settings.packaging is not Packaging.HELM_CHART_CONFIG
     # RKE2's own cloud provider and, without kube-proxy, its replacement's rival are turned off.
-    disabled = ["cloudController"] if external and settings.ccm.enabled else []
+    off = external if settings.ccm.enabled else without_cloud_controller
+    disabled = ["cloudController"] if off else []
     disabled += ["kubeProxy"] if settings.cni.kube_proxy_replacement else []
     return {
         "cni": settings.cni.name,
@@ -145,12 +150,13 @@ def _rke2_registry(settings: AddonSettings) -> dict[str, bytes]:
     return {"/etc/rancher/rke2/config.yaml.d/50-caphv-registry.yaml": content}
 
 
-def _k3s_config(settings: AddonSettings) -> tuple[Obj, Obj]:
+def _k3s_config(settings: AddonSettings, without_cloud_controller: bool) -> tuple[Obj, Obj]:
     """Settings of servers and agents, the first four as the document of Harvester's cloud provider has them."""
     agent: Obj = {}
     server: Obj = {}
     if settings.ccm.enabled:
         agent = {"kubelet-arg": ["cloud-provider=external"], "protect-kernel-defaults": False}
+    if without_cloud_controller:
         server = {"disable": ["servicelb"], "disable-cloud-controller": True}
     if settings.image_registry:
         # Agents have no such flag, and do not start with it: servers tell them theirs.

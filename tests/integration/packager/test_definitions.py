@@ -149,6 +149,9 @@ def test_generate_applies_and_applies_again(caphv: Caphv, management: ApiServer)
     assert "mtu: 1400" in after["metadata"]["annotations"]["addons.caphv.io/values"]
     # Nodes have started with these files; others would replace the control plane.
     assert after["spec"] == before["spec"]
+    refused = caphv("generate", *flags, "--service-cidr", "10.9.0.0/16", "--apply", expect=1)
+    assert "new servers could not join" in refused.stderr
+    assert "applied" not in refused.stdout
     other = caphv("generate", *flags, "--name", "other", "--apply").stdout
     assert "applied Cluster generated/other" in other
     assert on(management, lambda client: client.get(CLUSTERS, "demo", "generated"))["spec"] == before["spec"]

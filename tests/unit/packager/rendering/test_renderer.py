@@ -1,6 +1,5 @@
 """Rendering: pinned, refused where it would hurt, never a secret, and no value leaves its place."""
 
-import json
 import string
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from caphv import data
 from caphv.api.object import Key, Obj
 from packager.addons.versions import checked_repository
 from packager.rendering import secretscan
@@ -23,6 +21,7 @@ from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Renderer, RenderOptions
 from packager.tree import path_of
 from tests.support.packager.examples import OPTIONS, cluster, rendered
+from tests.support.packager.rendering import files, rules
 
 pytestmark = pytest.mark.unit
 
@@ -57,16 +56,6 @@ def test_what_is_written_is_read_again(value: Any) -> None:
 def test_what_yaml_does_not_know_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         yamltext.dump({"a": value} if not isinstance(value, dict) else value)
-
-
-def files(facts: Any, previous: dict[str, bytes] | None = None, **options: Any) -> dict[str, bytes]:
-    result = Renderer(RenderOptions(**options)).render_one(facts, previous or {})
-    assert result.ok, result.findings
-    return dict(result.tree)
-
-
-def rules(facts: Any, previous: dict[str, bytes] | None = None, **options: Any) -> set[str]:
-    return {finding.rule for finding in Renderer(RenderOptions(**options)).render_one(facts, previous or {}).findings}
 
 
 @cache
@@ -117,89 +106,6 @@ def test_bundle_names_are_unique_and_short() -> None:
 
 
 # Pins and live networks
-
-
-def table(path: Path, *, charts: str) -> Path:
-    """The shipped table as a later release may have it: one newer set, made for a newer Kubernetes."""
-    content = json.loads((data.folder("fleet-bundles") / "versions.json").read_text())
-    release = content["releases"][0]
-    release |= {"name": "newer", "supports": {"kubernetes": {"from": "1.40", "to": "1.41"}}}
-    release["charts"] = dict.fromkeys(release["charts"], charts)
-    path.write_text(json.dumps(content))
-    return path
-
-
-def test_versions_stay_until_an_upgrade_is_asked_for(tmp_path: Path) -> None:
-    first = files(cluster("a"))
-    newer = table(tmp_path / "versions.json", charts="9.9.9")
-    kept = Renderer(versions=newer).render_one(cluster("a"), first)
-    assert dict(kept.tree) == first
-    renderer = Renderer(versions=newer)
-    renderer.render_one(cluster("a"), first)
-    upgraded = renderer.render_one(cluster("a"), first, renderer.table.newest)
-    assert 'version: "9.9.9"' in upgraded.tree["clusters/clusters/a/ccm/fleet.yaml"].decode()
-    assert [finding.rule for finding in upgraded.findings if finding.advice] == ["bundles-kubernetes"]
-    assert upgraded.ok
-
-
-@pytest.mark.parametrize(
-    "addons",
-    [
-        {"cni": {"podCIDRs": ["10.7.0.0/16"]}},
-        {"cni": {"serviceCIDRs": ["10.7.0.0/16"]}},
-        {"cni": {"encapsulation": "VXLAN"}},
-        {"cni": {"name": "cilium"}},
-        {"cni": {"kubeProxyReplacement": True}},
-    ],
-)
-def test_a_live_network_is_not_changed_unless_forced(addons: Obj) -> None:
-    first = files(cluster("a"))
-    refused = Renderer().render_one(cluster("a", addons), first)
-    assert not refused.tree
-    assert {finding.rule for finding in refused.findings} == {"live-network"}
-    assert all("was rendered as" in finding.detail for finding in refused.findings)
-    assert files(cluster("a", addons), first, force=True) != first
-    allowed = cluster("a", addons)
-    allowed.cluster["metadata"]["annotations"]["addons.caphv.io/allow-network-change"] = "true"
-    assert files(allowed, first)
-
-
-def storage(**fields: Any) -> Obj:
-    return {"csi": {"storageClasses": [{"name": "fast", "hostStorageClass": "longhorn", **fields}]}}
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("hostStorageClass", "replicated"), ("reclaimPolicy", "Retain"), ("volumeBindingMode", "WaitForFirstConsumer")],
-)
-def test_what_cannot_be_changed_in_a_storage_class_is_refused_before_helm_fails(setting: str, value: str) -> None:
-    first = files(cluster("a", storage()))
-    refused = Renderer().render_one(cluster("a", storage(**{setting: value})), first)
-    assert not refused.tree
-    assert [(one.rule, one.field.rpartition(".")[2]) for one in refused.findings] == [("live-storage-class", setting)]
-    assert "add a class of another name" in refused.findings[0].detail
-
-
-def test_other_fields_of_a_storage_class_and_new_classes_may_change() -> None:
-    first = files(cluster("a", storage()))
-    assert files(cluster("a", storage(allowVolumeExpansion=False, default=True)), first) != first
-    more = storage()
-    more["csi"]["storageClasses"].append({"name": "slow", "hostStorageClass": "replicated"})
-    assert files(cluster("a", more), first)
-    # One that was removed no longer exists in the cluster, and may be added again.
-    removed = files(cluster("a"), first)
-    assert files(cluster("a", storage(reclaimPolicy="Retain")), removed)
-
-
-def test_other_settings_of_a_live_network_may_change() -> None:
-    assert files(cluster("a", {"cni": {"mtu": 1400, "bgp": "Enabled"}}), files(cluster("a")))
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b"\xff", b"versions: {}\n", b"versions: 1\nnetwork: {}\ncontentHash: x"]
-)
-def test_a_spoilt_record_is_refused(content: bytes) -> None:
-    assert rules(cluster("a"), {"clusters/clusters/a/caphv.yaml": content}) == {"bundles-record"}
 
 
 def test_templates_that_are_not_there_are_refused() -> None:
