@@ -23,7 +23,10 @@ _BOOLEANS = (
     "allow-insecure-identities",
     "cross-namespace-refs",
     "metrics-secure",
+    "zap-devel",
 )
+# Those of Go's strconv.ParseBool.
+_TRUE, _FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", "FALSE", "False")
 _ZAP_LEVELS = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
 _ZAP_UNUSED = ("zap-stacktrace-level", "zap-time-encoding")
 
@@ -41,7 +44,10 @@ def _as_click(arg: str) -> str:
         return arg
     name, value = long[1], long[2]
     if name in _BOOLEANS and value is not None:
-        return f"--{name}" if value.lower() in ("true", "t", "1") else f"--no-{name}"
+        if value not in (*_TRUE, *_FALSE):
+            allowed = ", ".join((*_TRUE, *_FALSE))
+            raise click.BadParameter(f"{value!r} is not one of {allowed}", param_hint=f"'--{name}'")
+        return f"--{name}" if value in _TRUE else f"--no-{name}"
     return f"--{name}" if value is None else f"--{name}={value}"
 
 
@@ -122,7 +128,7 @@ Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage er
 @log_options
 @click.option("--zap-log-level", default=None, hidden=True)
 @click.option("--zap-encoder", type=click.Choice(["json", "console"]), default=None, hidden=True)
-@click.option("--zap-devel", is_flag=False, flag_value="true", default=None, hidden=True)
+@click.option("--zap-devel/--no-zap-devel", hidden=True)
 @click.option("--zap-stacktrace-level", default=None, hidden=True, callback=_zap, expose_value=False)
 @click.option("--zap-time-encoding", default=None, hidden=True, callback=_zap, expose_value=False)
 def run(**flags: Any) -> None:
@@ -152,7 +158,7 @@ def _log_settings(flags: dict[str, Any]) -> tuple[str, Any]:
     if zap:
         # A number is a verbosity; everything above 0 is debug.
         level = _ZAP_LEVELS.get(zap) or ("debug" if zap.isdigit() and int(zap) > 0 else "info")
-    elif flags["zap_devel"] == "true":
+    elif flags["zap_devel"]:
         level = "debug"
     if flags["zap_encoder"]:
         log_format = "json" if flags["zap_encoder"] == "json" else "text"
