@@ -14,7 +14,7 @@ import yaml
 from caphv.api.object import EVENTS, PODS, Key, Obj, key_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
-from caphv.runtime.transport import Connection
+from caphv.runtime.transport import Connection, describe
 from overview.harvester import Harvesters
 from overview.model import as_json
 from overview.objects import HarvesterObjects, ManagementObjects
@@ -47,7 +47,7 @@ def files_of_harvester(number: int, objects: HarvesterObjects) -> Iterator[tuple
         if objs := getattr(objects, name):
             yield f"harvester-{number}/{name}.yaml", _dump(objs)
     hidden = "".join(f"{each}\n" for each in objects.unseen)
-    yield f"harvester-{number}/server.txt", f"{objects.server}\n{objects.version}\n{hidden}"
+    yield f"harvester-{number}/server.txt", redacted_text(f"{objects.server}\n{objects.version}\n{hidden}")
 
 
 def files_of_harvesters(harvesters: Harvesters) -> Iterator[tuple[str, str]]:
@@ -82,7 +82,7 @@ async def logs(client: ApiClient, connection: Connection, namespace: str, step: 
     try:
         pods = await list_all(client, PODS, namespace)
     except (ApiError, Unreachable) as error:
-        return {"logs/README.txt": f"Pods of namespace {namespace}: {error}\n"}
+        return {"logs/README.txt": redacted_text(f"Pods of namespace {namespace}: {error}\n")}
     found = {}
     timeout = aiohttp.ClientTimeout(total=_LOG_SECONDS)
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -124,9 +124,10 @@ async def _log(session: aiohttp.ClientSession, connection: Connection, path: str
             server_hostname=connection.server_name,
             allow_redirects=False,
         ) as answer:
-            return redacted_text(await answer.text(errors="replace"))
+            text = await answer.text(errors="replace")
+            return redacted_text(text if answer.status == 200 else f"cannot be read: HTTP {answer.status}: {text}\n")
     except (aiohttp.ClientError, OSError) as error:
-        return f"cannot be read: {error}\n"
+        return redacted_text(f"cannot be read: {describe(error)}\n")
 
 
 def _dump(value: Obj | list[Obj]) -> str:
