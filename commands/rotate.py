@@ -201,40 +201,71 @@ def _report(plan: _Plan, flags: dict[str, Any], *, applied: bool) -> None:
 
 
 async def _rotate(found: _Identity, plan: _Plan, flags: dict[str, Any]) -> None:
+    """Issue and test, write, end the former token: what fails says which of the tokens is in use from then on."""
+    to_stderr = flags["output"] != "text"
+    async with _harvester(found, plan, flags) as harvester:
+        content = await _tested_content(harvester, found, plan, flags)
+        click.echo("the new token works", err=to_stderr)
+        if plan.issues:
+            await _write(flags, found, plan, content)
+            echo(f"wrote Secret {found.key}", err=to_stderr)
+        if plan.deletes:
+            await asyncio.sleep(_SETTLE_SECONDS if plan.clusters else 0)
+            await _verify(flags, found)
+            await _finish(harvester, flags, found, plan.deletes, content)
+            echo(f"deleted the former token, Secret {plan.deletes}", err=to_stderr)
+
+
+async def _tested_content(harvester: ApiClient, found: _Identity, plan: _Plan, flags: dict[str, Any]) -> str:
+    """Return the kubeconfig with the new token, which works."""
     from caphv.runtime.errors import ApiError, Unauthorized, Unreachable
     from caphv.runtime.kubeconfig import KubeconfigError
     from reconciler.harvester.identityaccount import AccountError
 
-    to_stderr = flags["output"] != "text"
     try:
-        async with _harvester(found, flags) as harvester:
-            content = await _new_content(harvester, found, plan)
-            await _test(harvester, content, found)
-            click.echo("the new token works", err=to_stderr)
-            if plan.issues:
-                await _write(flags, found, plan, content)
-                echo(f"wrote Secret {found.key}", err=to_stderr)
-            if plan.deletes:
-                await asyncio.sleep(_SETTLE_SECONDS if plan.clusters else 0)
-                await _verify(flags, found)
-                await _finish(harvester, flags, found, plan.deletes)
-                echo(f"deleted the former token, Secret {plan.deletes}", err=to_stderr)
+        content = await _new_content(harvester, found, plan)
+        await _test(harvester, content, found)
     except (AccountError, KubeconfigError, ApiError, Unreachable) as error:
-        hint = "" if flags["harvester_kubeconfig"] else "; an administrator can: --harvester-kubeconfig FILE"
         what = "the token is not valid any more" if isinstance(error, Unauthorized) else "Harvester"
-        raise CommandError(f"the former token stays in use: {what}: {error}{hint}") from None
+        raise CommandError(f"{_in_use(plan)}: {what}: {error}{_administrator(flags)}") from None
+    return content
+
+
+def _in_use(plan: _Plan) -> str:
+    """Which token the clusters use before the Secret is written: an interrupted rotation has written it before."""
+    return "the former token stays in use" if plan.issues else _written()
+
+
+def _written(error: Exception | None = None) -> str:
+    """What holds after the Secret was written; with an error, after the former token could not be deleted."""
+    valid = "may still be" if error and _unknown(error) else "is still"
+    return f"the new token is in use, and the former one {valid} valid"
+
+
+def _administrator(flags: dict[str, Any]) -> str:
+    return "" if flags["harvester_kubeconfig"] else "; an administrator can: --harvester-kubeconfig FILE"
+
+
+def _unknown(error: Exception) -> bool:
+    """Whether a request that failed may have taken effect."""
+    from caphv.runtime.errors import ServerFault, Unreachable
+
+    return isinstance(error, ServerFault | Unreachable)
 
 
 @asynccontextmanager
-async def _harvester(found: _Identity, flags: dict[str, Any]) -> AsyncIterator[ApiClient]:
+async def _harvester(found: _Identity, plan: _Plan, flags: dict[str, Any]) -> AsyncIterator[ApiClient]:
     """Lend a client that may issue tokens: the administrator's, or that of the identity itself."""
     from caphv.runtime.client import ApiClient
-    from caphv.runtime.kubeconfig import own_configuration
+    from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
 
-    if flags["harvester_kubeconfig"]:
-        client = ApiClient(await own_configuration(flags["harvester_kubeconfig"]), name="harvester")
-    else:
-        client = found.access.client(name="harvester", user_agent="caphv-cli", timeout=15)
+    try:
+        if flags["harvester_kubeconfig"]:
+            client = ApiClient(await own_configuration(flags["harvester_kubeconfig"]), name="harvester")
+        else:
+            client = found.access.client(name="harvester", user_agent="caphv-cli", timeout=15)
+    except KubeconfigError as error:
+        raise CommandError(f"{_in_use(plan)}: kubeconfig of Harvester: {error}") from None
     try:
         yield client
     finally:
@@ -272,7 +303,7 @@ async def _test(harvester: ApiClient, content: str, found: _Identity) -> None:
 
 async def _write(flags: dict[str, Any], found: _Identity, plan: _Plan, content: str) -> None:
     from caphv.api.object import SECRETS
-    from caphv.runtime.errors import Conflict
+    from caphv.runtime.errors import ApiError, Conflict, Unreachable
 
     metadata: Obj = {"resourceVersion": found.secret["metadata"]["resourceVersion"]}
     metadata["annotations"] = {PREVIOUS_TOKEN_ANNOTATION: plan.deletes or None}
@@ -281,13 +312,22 @@ async def _write(flags: dict[str, Any], found: _Identity, plan: _Plan, content: 
         try:
             await client.patch(SECRETS, found.key.name, found.key.namespace, {"metadata": metadata, "data": data})
         except Conflict:
-            raise CommandError(f"Secret {found.key} was changed meanwhile: run this again") from None
+            raise CommandError(
+                f"the former token stays in use: Secret {found.key} was changed meanwhile: run this again"
+            ) from None
+        except (ApiError, Unreachable) as error:
+            what = f"Secret {found.key} cannot be written on the management cluster: {error}"
+            if _unknown(error):
+                text = "the Secret has the new token or the former one; both are valid, so clusters stay connected"
+                raise CommandError(f"{text}. Run this again: {what}") from None
+            raise CommandError(f"the former token stays in use: {what}") from None
 
 
 async def _verify(flags: dict[str, Any], found: _Identity) -> None:
     """Check that clusters which were connected before still are."""
     from caphv.api.names import ConditionType
     from caphv.api.resources import HARVESTER_CLUSTERS
+    from caphv.runtime.errors import ApiError, NotFound, Unreachable
     from overview.objects import condition_of
 
     def connected(obj: Obj) -> bool:
@@ -297,7 +337,12 @@ async def _verify(flags: dict[str, Any], found: _Identity) -> None:
     async with management_client(flags) as client:
         for obj in filter(connected, found.clusters):
             metadata = obj["metadata"]
-            now = await client.get(HARVESTER_CLUSTERS, metadata["name"], metadata["namespace"])
+            try:
+                now = await client.get(HARVESTER_CLUSTERS, metadata["name"], metadata["namespace"])
+            except NotFound:
+                continue  # deleted meanwhile: it needs no token
+            except (ApiError, Unreachable) as error:
+                raise CommandError(f"{_written()}: management cluster: {error}. Run this again") from None
             lost += [] if connected(now) else [f"{metadata['namespace']}/{metadata['name']}"]
     if lost:
         echo(
@@ -307,21 +352,20 @@ async def _verify(flags: dict[str, Any], found: _Identity) -> None:
         sys.exit(1)
 
 
-async def _finish(harvester: ApiClient, flags: dict[str, Any], found: _Identity, name: str) -> None:
+async def _finish(harvester: ApiClient, flags: dict[str, Any], found: _Identity, name: str, content: str) -> None:
     """Delete the former token, then the note that it has to be deleted."""
     from caphv.api.object import SECRETS
-    from caphv.runtime.errors import ApiError
+    from caphv.runtime.errors import ApiError, Unreachable
     from caphv.runtime.kubeconfig import parse_kubeconfig
     from reconciler.harvester.rotation import delete_token
 
     if not flags["harvester_kubeconfig"]:
         # The client has the former token, which ends with its Secret.
-        async with management_client(flags) as client:
-            secret = await client.get(SECRETS, found.key.name, found.key.namespace)
-        access = parse_kubeconfig(base64.b64decode(secret["data"]["kubeconfig"]))
-        harvester = access.client(name="harvester", user_agent="caphv-cli", timeout=15)
+        harvester = parse_kubeconfig(content).client(name="harvester", user_agent="caphv-cli", timeout=15)
     try:
         await delete_token(harvester, found.token.account, name)
+    except (ApiError, Unreachable) as error:
+        raise CommandError(f"{_written(error)}: Harvester: {error}. Run this again{_administrator(flags)}") from None
     finally:
         if not flags["harvester_kubeconfig"]:
             await harvester.close()
@@ -329,5 +373,8 @@ async def _finish(harvester: ApiClient, flags: dict[str, Any], found: _Identity,
         patch = {"metadata": {"annotations": {PREVIOUS_TOKEN_ANNOTATION: None}}}
         try:
             await client.patch(SECRETS, found.key.name, found.key.namespace, patch)
-        except ApiError as error:
-            raise CommandError(f"the note on Secret {found.key} stays; run this again: {error}") from None
+        except (ApiError, Unreachable) as error:
+            raise CommandError(
+                "the new token is in use, and the former one is deleted; "
+                f"the note on Secret {found.key} stays; run this again: {error}"
+            ) from None
