@@ -38,6 +38,12 @@ def cloud_config() -> None:
     """
 
 
+def _name(_ctx: click.Context, _option: click.Parameter, text: str) -> str:
+    if not text or "/" in text:
+        raise click.BadParameter(f"{text!r} is not the name of an object")
+    return text
+
+
 def _options(command: Any) -> Any:
     for add in (
         click.option(
@@ -46,8 +52,10 @@ def _options(command: Any) -> Any:
             required=True,
             help="Administrator's kubeconfig for Harvester.",
         ),
-        click.option("-n", "--namespace", required=True, help="Namespace of the cluster's VMs on Harvester."),
-        click.argument("name"),
+        click.option(
+            "-n", "--namespace", required=True, callback=_name, help="Namespace of the cluster's VMs on Harvester."
+        ),
+        click.argument("name", callback=_name),
     ):
         command = add(command)
     return command

@@ -14,6 +14,7 @@ from commands.options.management import (
     management_client,
     management_options,
     namespace_options,
+    object_key,
     patient_progress,
     print_data,
     run,
@@ -58,8 +59,11 @@ def doctor(clusters: tuple[str, ...], **flags: Any) -> None:
     objects whose owner no longer exists; what Fleet deploys to clusters; and the clusters themselves.
     """
     chosen = selection(clusters, flags)
+    wanted = (
+        object_key(flags["harvester"], "--harvester", chosen.namespace or "default") if flags["harvester"] else None
+    )
     with patient_progress() as step:
-        checks = run(_checks(flags, chosen, step))
+        checks = run(_checks(flags, chosen, wanted, step))
     if flags["output"] == "text":
         from commands.output import doctor as out
 
@@ -69,17 +73,12 @@ def doctor(clusters: tuple[str, ...], **flags: Any) -> None:
     sys.exit(1 if any(check.wrong for check in checks) else 0)
 
 
-async def _checks(flags: dict[str, Any], chosen: Selection, step: Step) -> list[Check]:
-    from caphv.api.object import Key
+async def _checks(flags: dict[str, Any], chosen: Selection, wanted: Key | None, step: Step) -> list[Check]:
     from overview.query import Query, ask
 
     async with management_client(flags) as client:
         answer = await ask(client, Query(chosen.namespace, frozenset(chosen.keys)), step)
         chosen.require({cluster.key for cluster in answer.overview.clusters})
-        wanted: Key | None = None
-        if flags["harvester"]:
-            namespace, _, name = flags["harvester"].rpartition("/")
-            wanted = Key(namespace or chosen.namespace or "default", name)
         step("asking Harvesters")
         return await run_checks(client, answer, chosen.namespace, flags["provider_namespace"], wanted)
 

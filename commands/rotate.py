@@ -21,6 +21,7 @@ from commands.options.management import (
     context_namespace,
     management_client,
     management_options,
+    object_key,
     patient_progress,
     print_data,
     run,
@@ -72,8 +73,7 @@ def rotate(secret: str, **flags: Any) -> None:
     written, and only when the clusters that use it are still connected, the former token is deleted on Harvester. A
     token that no Secret on Harvester holds expires on its own. An interrupted rotation is completed by the next call.
     """
-    namespace, _, name = secret.rpartition("/")
-    key = Key(namespace or context_namespace(flags["kubeconfig"], flags["context"]), name)
+    key = object_key(secret, "SECRET", context_namespace(flags["kubeconfig"], flags["context"]))
     with patient_progress() as step:
         step("reading the identity")
         found = run(_read(flags, key))

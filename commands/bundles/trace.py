@@ -12,6 +12,7 @@ import click
 
 from commands.bundles.common import DIFFERENT, DONE, bundler_of, output, render_options
 from commands.options.clusters import InputError, progress
+from commands.options.management import object_key
 from commands.options.repository import names_repository, open_store, repository_options
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def trace(**flags: Any) -> None:
     from packager.trace import bundles_of, setting_stage
     from packager.trace import trace as trace_bundle
 
-    key = _key(flags["cluster"])
+    key = object_key(flags["cluster"], "CLUSTER")
     path = _setting(flags["setting"])
     place, change = _place(flags, key, path) if path else ("", None)
     with progress() as step, contextlib.ExitStack() as stack:
@@ -76,15 +77,6 @@ def trace(**flags: Any) -> None:
         ]
     click.echo(TRACED[flags["output"]](key, setting, traces), nl=False)
     sys.exit(DIFFERENT if any(found.stopped for found in traces) else DONE)
-
-
-def _key(text: str) -> Key:
-    from caphv.api.object import Key
-
-    namespace, slash, name = text.partition("/")
-    if not (namespace and slash and name) or "/" in name:
-        raise click.UsageError(f"{text!r} is not NAMESPACE/NAME, for example team-a/demo")
-    return Key(namespace, name)
 
 
 def _setting(text: str) -> tuple[str, ...]:

@@ -65,14 +65,19 @@ def selection(clusters: Sequence[str], flags: dict[str, Any]) -> Selection:
     default = flags["namespace"] or context_namespace(flags["kubeconfig"], flags["context"])
     if not clusters:
         return Selection("" if flags["all_namespaces"] else default)
-    keys = []
-    for text in clusters:
-        namespace, _, name = text.rpartition("/")
-        if not name or "/" in namespace:
-            raise click.BadParameter(f"{text!r} is neither NAME nor NAMESPACE/NAME", param_hint="CLUSTER")
-        keys.append(Key(namespace or default, name))
+    keys = [object_key(text, "CLUSTER", default) for text in clusters]
     namespaces = {key.namespace for key in keys}
     return Selection(namespaces.pop() if len(namespaces) == 1 else "", tuple(keys))
+
+
+def object_key(text: str, param_hint: str, default: str = "") -> Key:
+    """Read `NAMESPACE/NAME`, or only `NAME` where there is a default namespace. Raises `click.BadParameter`."""
+    namespace, _, name = text.rpartition("/")
+    namespace = namespace or default
+    if not name or not namespace or "/" in namespace:
+        form = "neither NAME nor NAMESPACE/NAME" if default else "not NAMESPACE/NAME, for example team-a/demo"
+        raise click.BadParameter(f"{text!r} is {form}", param_hint=param_hint)
+    return Key(namespace, name)
 
 
 def context_namespace(kubeconfig: str, context: str) -> str:

@@ -17,6 +17,7 @@ import click
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import chart_options, helm_secret_options, rendering
 from commands.options.clusters import InputError, Step, progress
+from commands.options.management import object_key
 from commands.options.repository import (
     commit_options,
     names_repository,
@@ -29,6 +30,7 @@ from commands.output.echo import echo
 from commands.packager import management
 
 if TYPE_CHECKING:
+    from caphv.api.object import Key
     from packager.apply import ApplyFailure
     from packager.definitions.builder import BuildResult
     from packager.definitions.source import Reader, Source
@@ -51,6 +53,10 @@ class _Round:
 
     status: int
     retry: float | None
+
+
+def _keys(_ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> frozenset[Key]:
+    return frozenset(object_key(text, "--confirm") for text in texts)
 
 
 @click.command(
@@ -86,6 +92,7 @@ input, or wrong usage.
     "--confirm",
     "confirmed",
     multiple=True,
+    callback=_keys,
     metavar="NAMESPACE/NAME",
     help="Cluster to delete along with its removed definition. Repeatable.",
 )
@@ -328,14 +335,12 @@ def _synced(
     A definition that has left the repository is forgotten: while its Cluster cannot be deleted, it must stay there. So
     the server is asked before the push, and nothing is deleted that the branch still holds: a push may be rejected.
     """
-    from caphv.api.object import Key
     from packager.git.errors import GitError
     from packager.git.publish import log_result
     from packager.git.repository import Result
     from packager.planner import ManagementState
 
-    confirmed = frozenset(Key(*name.partition("/")[::2]) for name in flags["confirmed"])
-    state = ManagementState(confirmed=confirmed, live=False)
+    state = ManagementState(confirmed=flags["confirmed"], live=False)
     if flags["message"]:
         reason = replace(reason, why=flags["message"])
     if flags["dry_run"]:
