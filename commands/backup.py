@@ -73,8 +73,10 @@ def backup(clusters: tuple[str, ...], directory: Path, **flags: Any) -> None:
         _show(found)
         if not flags["dry_run"]:
             count = files.write(directory, found, sealer)
-            form = "in plain text" if sealer is None else "encrypted"
-            click.echo(f"Saved {count} files to {directory}, {form}. Keep the passphrase elsewhere")
+            form = "encrypted. Keep the passphrase elsewhere"
+            if sealer is None:
+                form = "in plain text. Everybody who can read the files gets all Secrets"
+            echo(f"Saved {count} files to {directory}, {form}")
     except files.BackupError as error:
         raise InputError(str(error)) from None
     if found.unseen:
