@@ -42,14 +42,16 @@ class Night:
     def __init__(self, title: str, case: Case, folder: Path, pool: str = "") -> None:
         (section,) = re.findall(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.S | re.M)
         blocks = re.findall(r"^```sh\n(.*?)^```", section, re.S | re.M)
-        self.left = [words[1:] for block in blocks for words in doccommands.commands(block)]
+        called = (words for block in blocks for words in doccommands.commands(block))
+        self.left = [words[1:] for words in called if words[0] == "caphv"]
         self._names = {
             "team-a/production": f"{case.name}/{case.name}",
             "team-a/harvester-identity": f"{case.name}/identity",
             "team-a": case.name,
             "machines": pool,
             "harvester.yaml": str(folder / "harvester.yaml"),
-            "backups/nightly": str(folder / "nightly"),
+            "backups/substituted": str(folder / "backup"),
+            "backups/2026-11-22": str(folder / "backup"),
         }
         self._folder = folder
         private_file(folder / "harvester.yaml", pki.to_yaml(case.environment.harvester.kubeconfig()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +16,9 @@ from commands import backup as command
 from commands.main import cli
 from overview.backup import reading
 from overview.backup.files import Backup, Origin
+from tests.support import doccommands
 from tests.support.backup import whole_cluster
+from tests.support.paths import CHECKOUT
 
 pytestmark = pytest.mark.unit
 
@@ -52,3 +56,56 @@ def test_plain_files_have_no_passphrase(saved: Callable[..., Result]) -> None:
     assert result.exit_code == 0, result.output
     assert "passphrase" not in result.output
     assert "in plain text. Everybody who can read the files gets all Secrets" in result.output
+
+
+PAGE = CHECKOUT / "docs" / "tasks" / "backup-and-restore.md"
+NIGHTS = ("2026-11-22", "2026-11-23")
+
+
+def documented() -> list[list[str]]:
+    """Every `caphv backup` of the page that saves all clusters; `substituted` is the date."""
+    every = (words for block in doccommands.blocks(PAGE) for words in doccommands.commands(block))
+    return [words for words in every if words[:3] == ["caphv", "backup", "-A"]]
+
+
+def test_the_documented_backup_succeeds_every_night(saved: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "backups").mkdir()
+    (tmp_path / "passphrase").write_text("correct horse battery")
+    words, *others = documented()
+    assert others == [words]
+    for night in NIGHTS:
+        place, option, _ = (word.replace("substituted", night) for word in words[3:])
+        result = saved(place, option, str(tmp_path / "passphrase"))
+        assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in (tmp_path / "backups").iterdir()) == sorted(NIGHTS)
+
+
+def test_the_nightly_script_keeps_the_newest_thirty_and_reports_success_only(tmp_path: Path) -> None:
+    """With `caphv` and the heartbeat replaced: a directory that exists, or a wish of the test, makes it fail."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in {
+        "date": 'echo "$NIGHT"',
+        "caphv": '[ -z "$FAILS" ] && mkdir "$3"',
+        "curl": 'echo "$NIGHT" >> called',
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    (script,) = (block for block in doccommands.blocks(PAGE) if block.startswith("set -e"))
+    script = script.replace("/var/backups/caphv", str(tmp_path))
+
+    def night(date: str, fails: str = "") -> int:
+        env = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "NIGHT": date, "FAILS": fails}
+        return subprocess.run(["sh"], input=script, env=env, text=True, check=False, capture_output=True).returncode
+
+    days = [f"2026-10-{day:02}" for day in range(1, 32)]
+    assert [night(day) for day in (days[0], days[1])] == [0, 0]
+    for day in days[2:]:
+        (tmp_path / "backups" / day).mkdir()
+    (tmp_path / "backups" / "letters").mkdir()
+    assert night("2026-11-01", "yes") == 1
+    assert (tmp_path / "backups" / days[0]).exists()
+    assert night("2026-11-02") == 0
+    kept = sorted(path.name for path in (tmp_path / "backups").iterdir())
+    assert kept == [*days[2:], "2026-11-02", "letters"]
+    assert (tmp_path / "called").read_text().split() == [*days[:2], "2026-11-02"]
