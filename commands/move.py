@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _PAUSE_SECONDS = 60.0
 _POLL_SECONDS = 1.0
+_PAUSED = "The clusters are paused on the source, where nothing was lost. Correct it and run this again."
+_PERHAPS_PAUSED = _PAUSED.replace("The clusters are", "Clusters may be")
 
 
 @click.command(
@@ -47,7 +49,8 @@ Examples:
   caphv move -n team-a --to-kubeconfig new-management.yaml --yes      all clusters of a namespace
 
 \b
-Exit status: 0 moved, or (with --dry-run) possible, 1 aborted or not completed, 2 a management cluster cannot be read.
+Exit status: 0 moved, or (with --dry-run) possible, 1 aborted or not completed, 2 a management cluster cannot be read,
+and nothing was changed.
 """,
 )
 @click.argument("clusters", metavar="[CLUSTER]...", nargs=-1)
@@ -176,6 +179,21 @@ def _show(found: _Found, flags: dict[str, Any]) -> None:
 
 
 async def _move(found: _Found, chosen: Selection, flags: dict[str, Any]) -> None:
+    """Move the clusters. From the first pause on, whatever ends this says that they are paused, and what to do."""
+    from caphv.runtime.errors import ApiError, Unreachable
+    from caphv.runtime.kubeconfig import KubeconfigError
+    from overview.reader import NoClusterApiError
+
+    try:
+        await _moved(found, chosen, flags)
+    except (ApiError, Unreachable, KubeconfigError, NoClusterApiError) as error:
+        _stop(f"a request failed: {error}")
+    except asyncio.CancelledError:  # an interrupt
+        echo(_PAUSED, err=True)
+        raise
+
+
+async def _moved(found: _Found, chosen: Selection, flags: dict[str, Any]) -> None:
     restore = await _paused(found, chosen, flags)
     await _created(restore, flags)
     async with _target(flags) as target:
@@ -186,12 +204,15 @@ async def _move(found: _Found, chosen: Selection, flags: dict[str, Any]) -> None
 
 async def _paused(found: _Found, chosen: Selection, flags: dict[str, Any]) -> Restore:
     """Pause the clusters, and return them as they are from then on, compared and checked again."""
+    from caphv.runtime.errors import ApiError, Unreachable
     from overview.backup.moving import harvester_objects, not_paused_yet, pause
     from overview.backup.preflight import checks, stopping
 
     async with management_client(flags) as source:
-        clusters = found.target.kinds["cluster.x-k8s.io", "Cluster"]
-        await pause(source, clusters, found.backup, found.target.uid)
+        try:
+            await pause(source, found.target.kinds["cluster.x-k8s.io", "Cluster"], found.backup, found.target.uid)
+        except (ApiError, Unreachable) as error:
+            _stop(f"not all clusters could be paused: {error}", state=_PERHAPS_PAUSED)
     _say("paused on the source", flags)
     backup, waiting = found.backup, list[str]()
 
@@ -258,21 +279,32 @@ async def _deleted(target: Restore, flags: dict[str, Any]) -> None:
 
 
 async def _until(condition: Callable[[], Coroutine[Any, Any, bool]], seconds: float) -> bool:
+    """Wait for a condition; a server that is away for a moment is asked again. Raises `ApiError`, `Unreachable`."""
+    from caphv.runtime.errors import ApiError, ServerFault, TooManyRequests, Unreachable
+
+    failure: ApiError | Unreachable | None = None
     try:
         async with asyncio.timeout(seconds):
-            while not await condition():  # noqa: ASYNC110 - it depends on three servers
+            while True:
+                try:
+                    if await condition():
+                        return True
+                    failure = None
+                except (Unreachable, ServerFault, TooManyRequests) as error:
+                    failure = error
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:
+        if failure:
+            raise failure from None
         return False
-    return True
 
 
 def _say(text: str, flags: dict[str, Any]) -> None:
     echo(text, err=flags["output"] != "text")
 
 
-def _stop(*errors: str) -> None:
+def _stop(*errors: str, state: str = _PAUSED) -> None:
     for error in errors:
         echo(f"Error: {error}", err=True)
-    echo("The clusters are paused on the source, where nothing was lost. Correct it and run this again.", err=True)
+    echo(state, err=True)
     sys.exit(1)
