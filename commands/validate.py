@@ -38,6 +38,7 @@ Examples:
   helm template chart/ | caphv validate -
   caphv validate --fail-on warning -o github .    in a GitHub workflow
   caphv validate -o sarif . > caphv.sarif         for a code scanner
+  caphv validate --skip-other-files *.yaml        although some are not objects, like fleet.yaml
 
 \b
 Exit status: 0 valid, 1 invalid, 2 a file could not be read, or wrong usage.
@@ -59,7 +60,13 @@ Exit status: 0 valid, 1 invalid, 2 a file could not be read, or wrong usage.
     show_default=True,
     help="What makes the exit status 1.",
 )
-def validate(paths: tuple[str, ...], output: str, fail_on: str) -> None:
+@click.option(
+    "--skip-other-files",
+    "skip_others",
+    is_flag=True,
+    help="Read files like those of folders: skip hidden files, kustomizations and what is not a Kubernetes object.",
+)
+def validate(paths: tuple[str, ...], output: str, fail_on: str, skip_others: bool) -> None:
     """Check manifests without a cluster, as the webhook would, and all of them together.
 
     HarvesterClusters, HarvesterMachines and their templates are checked by the rules of the admission webhook, unknown
@@ -72,7 +79,7 @@ def validate(paths: tuple[str, ...], output: str, fail_on: str) -> None:
     """
     from commands.output import validate
 
-    found = examine(paths)
+    found = examine(paths, skip_others=skip_others)
     click.echo(validate.FORMATS[output](found), color=validate.colour())
     for message in found.unreadable:
         echo(f"caphv validate: {message}", err=True)
@@ -80,13 +87,16 @@ def validate(paths: tuple[str, ...], output: str, fail_on: str) -> None:
     sys.exit(UNREADABLE if found.unreadable else INVALID if refused else VALID)
 
 
-def examine(paths: Sequence[str]) -> "Report":
-    """Read and validate everything that the paths name; `-` is standard input. Raises nothing that files can cause."""
+def examine(paths: Sequence[str], *, skip_others: bool = False) -> "Report":
+    """Read and validate everything that the paths name; `-` is standard input. Raises nothing that files can cause.
+
+    With `skip_others`, a file that is named may be something else than a Kubernetes object, like one in a folder.
+    """
     from caphv.validation.yaml.loader import read_all
     from commands.output.validate import Report
 
     result = Report()
-    sources, unreadable = read_all(paths, sys.stdin.buffer, _announce)
+    sources, unreadable = read_all(paths, sys.stdin.buffer, _announce, skip_others=skip_others)
     result.unreadable.extend(unreadable)
     result.files = [source.name for source in sources]
     _validate(sources, result)
@@ -119,6 +129,8 @@ def _validate(sources: "Sequence[Source]", result: "Report") -> None:
         for document in source.documents:
             found = list(items(source, document, result))
             every += found
+            if not found and not source.named:
+                continue  # for example a workflow, whose key `on` is fine
             ours = any(one.concerns(item.obj) for one in sets for item in found)
             for problem in document.problems:
                 # Advice is for those who can follow it: an octal mode in a foreign object is intended.

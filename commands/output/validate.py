@@ -122,15 +122,25 @@ def items(source: Source, document: Document, report: Report) -> Iterator[Item]:
                 yield Item(source, document, base, value)
 
 
+def _looks_like_one(value: dict[str, Any]) -> bool:
+    return bool(value.keys() & {"apiVersion", "kind"}) or value.keys() >= {"metadata", "spec"}
+
+
 def _no_object(source: Source, document: Document, base: FieldPath, value: Any) -> TextFinding | None:
     """Why a value is not an object of Kubernetes; None when it is one, or a file of another sort found in a folder."""
     at = document.position(base)
+    found = not source.named and not base
+    if (
+        found
+        and isinstance(value, list)
+        and not any(isinstance(item, dict) and _looks_like_one(item) for item in value)
+    ):
+        return None
     if not isinstance(value, dict):
         sort = "a list" if isinstance(value, list) else "a single value"
         remedy = "begin a mapping with apiVersion and kind; several objects are separated by lines ---"
         return text_finding(yaml_rules.DOCUMENT, at, f"this is {sort}, and no object of Kubernetes", remedy)
-    looks_like_one = value.keys() & {"apiVersion", "kind"} or value.keys() >= {"metadata", "spec"}
-    if not source.named and not base and not looks_like_one:
+    if found and not _looks_like_one(value):
         return None
     for key in ("apiVersion", "kind"):
         if not isinstance(value.get(key), str) or not value[key]:

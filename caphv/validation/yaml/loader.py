@@ -46,16 +46,22 @@ class Source:
         return self.lines[line - 1]
 
 
-def files(paths: Iterable[str]) -> Iterator[tuple[str, bool]]:
+def files(paths: Iterable[str], *, skip_others: bool = False) -> Iterator[tuple[str, bool]]:
     """Yield file names of files and, sorted, of all YAML and JSON files below folders; True for those named as such.
 
-    Hidden files and folders are left out.
+    Hidden files and folders are left out. With `skip_others`, files count as found in a folder, and not as named.
 
     Raises:
         Unreadable: there is no such file or folder, or a folder holds none of these files.
     """
     for path in paths:
-        found = [(path, True)] if path == STDIN or not os.path.isdir(path) else [(name, False) for name in _below(path)]
+        if path == STDIN or not os.path.isdir(path):
+            if path == STDIN or not skip_others:
+                yield path, True
+            elif _is_chosen(os.path.basename(path)) and not _is_hidden(path):
+                yield path, False
+            continue
+        found = [(name, False) for name in _below(path)]
         if not found:
             msg = f"{path}: no file ends in {', '.join(SUFFIXES)}"
             raise Unreadable(msg)
@@ -70,9 +76,17 @@ def _below(folder: str) -> list[str]:
 
     for directory, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        chosen = (name for name in names if name.endswith(SUFFIXES) and not name.startswith("."))
-        found += [os.path.join(directory, name) for name in sorted(chosen) if name not in _KUSTOMIZATIONS]
+        found += [os.path.join(directory, name) for name in sorted(filter(_is_chosen, names))]
     return found
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether a file is in a hidden folder below the working directory."""
+    return not os.path.isabs(path) and any(part.startswith(".") and part != ".." for part in Path(path).parts)
+
+
+def _is_chosen(name: str) -> bool:
+    return name.endswith(SUFFIXES) and not name.startswith(".") and name not in _KUSTOMIZATIONS
 
 
 def read(name: str, stdin: BinaryIO, *, named: bool = True) -> Source:
@@ -97,15 +111,19 @@ def read(name: str, stdin: BinaryIO, *, named: bool = True) -> Source:
 
 
 def read_all(
-    paths: Iterable[str], stdin: BinaryIO, before_file: Callable[[str], None] = lambda _: None
+    paths: Iterable[str],
+    stdin: BinaryIO,
+    before_file: Callable[[str], None] = lambda _: None,
+    *,
+    skip_others: bool = False,
 ) -> tuple[list[Source], list[str]]:
     """Read all files that the paths name, each once; return them, and why files and folders cannot be read.
 
-    `before_file` is called with the name of each file before it is read.
+    `before_file` is called with the name of each file before it is read; `skip_others` is that of `files`.
     """
     sources: list[Source] = []
     unreadable: list[str] = []
-    for name, named in _each_once(paths, unreadable):
+    for name, named in _each_once(paths, unreadable, skip_others):
         before_file(name)
         try:
             sources.append(read(name, stdin, named=named))
@@ -114,12 +132,12 @@ def read_all(
     return sources, unreadable
 
 
-def _each_once(paths: Iterable[str], unreadable: list[str]) -> Iterator[tuple[str, bool]]:
+def _each_once(paths: Iterable[str], unreadable: list[str], skip_others: bool) -> Iterator[tuple[str, bool]]:
     """Yield what `files` does, no file twice; why a path has none is added to `unreadable`."""
     seen: set[str] = set()
     for path in paths:
         try:
-            for name, named in files([path]):
+            for name, named in files([path], skip_others=skip_others):
                 same = os.path.realpath(name) if name != STDIN else name
                 if same not in seen:
                     seen.add(same)

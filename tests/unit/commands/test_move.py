@@ -138,7 +138,7 @@ def test_a_server_that_stays_away_is_named(sides: Sides) -> None:
     assert PAUSED in result.output
 
 
-def test_before_the_pause_nothing_is_said_about_one(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_the_pause_no_pause_is_reported(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(*_: object) -> Backup:
         raise REFUSED
 
