@@ -63,7 +63,8 @@ and nothing was changed.
 @click.option(
     "--force",
     is_flag=True,
-    help="Move them although a VM is absent, a shared ConfigMap differs or the pause is not confirmed.",
+    help="Move them although a VM is absent, a shared ConfigMap differs, the target refuses a dry run or the pause is "
+    "not confirmed.",
 )
 @change_options
 @insecure_option
@@ -108,7 +109,8 @@ class _Found:
 
 async def _prepare(chosen: Selection, flags: dict[str, Any]) -> _Found:
     from overview.backup.adoption import read_vms
-    from overview.backup.preflight import checks
+    from overview.backup.moving import is_resumed
+    from overview.backup.preflight import checks, stopping
 
     backup = await _read(chosen, flags)
     if not backup.clusters:
@@ -118,7 +120,18 @@ async def _prepare(chosen: Selection, flags: dict[str, Any]) -> _Found:
     await _require(chosen, backup, target, flags)
     async with management_client(flags) as source:
         vms = await read_vms(source, backup)
-    return _Found(backup, target, checks(backup, target, vms), vms)
+    found = checks(backup, target, vms)
+    if not stopping(found, force=True) and not is_resumed(target):
+        found += await _tried(target, flags)
+    return _Found(backup, target, found, vms)
+
+
+async def _tried(target: Restore, flags: dict[str, Any]) -> list[Check]:
+    from overview.backup.dryrun import try_creation
+    from overview.backup.preflight import creation_checks
+
+    async with _target(flags) as client:
+        return creation_checks(target, await try_creation(client, target))
 
 
 async def _read(chosen: Selection, flags: dict[str, Any]) -> Backup:

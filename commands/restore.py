@@ -30,7 +30,8 @@ Examples:
 
 \b
 Exit status: 0 restored, or (with --dry-run) possible, 1 aborted, failed or still paused, or (with --dry-run) parts are
-missing or objects differ, 2 the backup or the management cluster cannot be read, or the restore is refused.
+missing, objects differ or are refused, 2 the backup or the management cluster cannot be read, or the restore is
+refused.
 """,
 )
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
@@ -71,7 +72,8 @@ def restore(directory: Path, **flags: Any) -> None:
         found = run(_prepare(backup, flags))
     pending, different = _show(found, flags)
     if flags["dry_run"]:
-        sys.exit(0 if whole and not different else 1)
+        accepted = _show_refused(found, flags)
+        sys.exit(0 if whole and not different and accepted else 1)
     if not pending and not is_paused_by_us(found):
         echo("Nothing to do: all objects exist, and none is paused by this restore")
         return
@@ -172,6 +174,22 @@ def _show(found: Restore, flags: dict[str, Any]) -> tuple[int, bool]:
         echo(f"Error: {identity} exists and is different", err=True)
     _refuse("delete these objects, or keep them as they are with --keep-existing", flags)
     return pending, True
+
+
+def _show_refused(found: Restore, flags: dict[str, Any]) -> bool:
+    """Try the creation of all objects as dry runs, and say what is refused; answer whether nothing is."""
+    from overview.backup.dryrun import DryRun, try_creation
+
+    async def tried() -> DryRun:
+        async with management_client(flags) as client:
+            return await try_creation(client, found)
+
+    result = run(tried())
+    for text in result.refused:
+        echo(f"Error: refused: {text}", err=True)
+    if result.namespaces:
+        echo(f"not tried, as namespaces do not exist yet: {', '.join(result.namespaces)}. Create them to have it tried")
+    return not result.refused
 
 
 def _refuse(message: str, flags: dict[str, Any]) -> None:

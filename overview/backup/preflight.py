@@ -7,16 +7,17 @@ from collections.abc import Iterable, Iterator
 from caphv.api.clusterapi import externally_managed
 from caphv.api.object import key_of
 from overview.backup.adoption import VirtualMachines
+from overview.backup.dryrun import DryRun
 from overview.backup.files import Backup
 from overview.backup.moving import CLUSTER, harvester_objects, interrupted, is_resumed, of_kind, owned
 from overview.backup.order import Action, is_paused
 from overview.backup.writing import Restore
-from overview.doctor.model import Check, Result, ok
+from overview.doctor.model import Check, Result, ok, skipped
 from overview.remedies import resume_command
 
-_CONFIG_MAPS, _VMS = "configmaps", "vms"
+_CONFIG_MAPS, _VMS, _CREATION = "configmaps", "vms", "creation"
 # No controller replaces a machine because of these. A class, a template or an identity could cost VMs.
-_OVERRIDABLE = (_CONFIG_MAPS, _VMS)
+_OVERRIDABLE = (_CONFIG_MAPS, _VMS, _CREATION)
 
 
 def checks(backup: Backup, target: Restore, vms: VirtualMachines) -> list[Check]:
@@ -26,6 +27,16 @@ def checks(backup: Backup, target: Restore, vms: VirtualMachines) -> list[Check]
     if is_resumed(target):
         message = "the clusters run there already: an interrupted move is completed"
         found.append(ok("resumed", _there(target), message))
+    return found
+
+
+def creation_checks(target: Restore, tried: DryRun) -> list[Check]:
+    """Check what the target answers to dry runs of the creation: a refusal would stop the move after the pause."""
+    remedy = "Correct it there: the move would stop after the pause"
+    found = [Check(_CREATION, _there(target), Result.ERROR, f"refused there: {text}", remedy) for text in tried.refused]
+    if tried.namespaces:
+        message = f"not tried, as namespaces do not exist there yet: {', '.join(tried.namespaces)}. Create them first"
+        found.append(skipped(_CREATION, _there(target), message))
     return found
 
 

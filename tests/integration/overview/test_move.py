@@ -156,7 +156,7 @@ def test_force_does_not_hide_that_an_object_could_not_be_created(sides: Sides, m
     before, create = of("failing", sides.here()), ApiClient.create
 
     async def without_machines(client: ApiClient, resource: Resource, obj: Obj, **options: bool) -> Obj:
-        if resource.kind == "Machine":
+        if resource.kind == "Machine" and not options.get("dry_run"):
             raise Unreachable("no answer")
         return await create(client, resource, obj, **options)
 

@@ -17,8 +17,9 @@ from caphv.api.objectid import id_of
 from caphv.runtime.errors import ApiError, Forbidden, ServerFault, Unreachable
 from commands import move as command
 from commands.main import cli
-from overview.backup import adoption, moving, preflight, reading, writing
+from overview.backup import adoption, dryrun, moving, preflight, reading, writing
 from overview.backup.adoption import VirtualMachines
+from overview.backup.dryrun import DryRun
 from overview.backup.files import Backup, Origin
 from overview.backup.writing import Restore
 from tests.support.backup import whole_cluster
@@ -68,7 +69,7 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> Sides:
 
     monkeypatch.setattr(command, "management_client", client)
     monkeypatch.setattr(command, "_POLL_SECONDS", 0.001)
-    monkeypatch.setattr(command, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(command, "_PAUSE_SECONDS", 10.0)
     monkeypatch.setattr(reading, "read_backup", answer("read", backup))
     monkeypatch.setattr(writing, "prepare", answer("prepare", Restore(backup, "https://target", "target", kinds)))
     for name in ("create", "verify", "unpause"):
@@ -79,6 +80,7 @@ def sides(monkeypatch: pytest.MonkeyPatch) -> Sides:
     monkeypatch.setattr(moving, "delete_source", answer("delete", []))
     monkeypatch.setattr(adoption, "read_vms", answer("vms", vms))
     monkeypatch.setattr(preflight, "checks", lambda *_: [])
+    monkeypatch.setattr(dryrun, "try_creation", answer("try", DryRun()))
     return both
 
 
@@ -147,3 +149,16 @@ def test_before_the_pause_no_pause_is_reported(sides: Sides, monkeypatch: pytest
     assert result.exit_code == 2
     assert "may not do that" in result.output
     assert PAUSED not in result.output
+
+
+def test_a_refused_dry_run_stops_the_move_before_the_pause(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object) -> DryRun:
+        return DryRun(("Machine team/shop-0: exceeded quota",))
+
+    monkeypatch.setattr(dryrun, "try_creation", refused)
+    result = move()
+    assert result.exit_code == 1
+    assert "Machine team/shop-0: exceeded quota" in result.output
+    assert "override it with --force" in result.output
+    assert "pause" not in sides.steps
+    assert move("--force").exit_code == 0
