@@ -27,7 +27,7 @@ from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from caphv.api.object import Key
-    from overview.deletion import Leftover, PendingDeletion
+    from overview.deletionreport import Leftover, PendingDeletion
     from overview.diagnosis import Parts
     from overview.objects import ManagementObjects
 
@@ -71,7 +71,7 @@ def delete(cluster: str, **flags: Any) -> None:
         raise click.UsageError("--explain changes nothing: give it alone")
     chosen = selection((cluster,), {**flags, "all_namespaces": False})
     from overview.assembly import parts_of
-    from overview.deletion import pending_deletions
+    from overview.deletionreport import pending_deletions
 
     if flags["explain"]:
         _explain_remains(chosen, flags)
@@ -95,7 +95,7 @@ def delete(cluster: str, **flags: Any) -> None:
 def _explain_remains(chosen: Selection, flags: dict[str, Any]) -> None:
     """Explain what is left of a cluster without its Cluster object, and end the command; else do nothing."""
     from caphv.api.object import key_of
-    from overview.deletion import pending_remains, remains_of
+    from overview.deletionreport import pending_remains, remains_of
     from overview.reader import read_management
 
     key = chosen.keys[0]
@@ -140,7 +140,7 @@ def _show_waits(key: Key, waits: Iterable[PendingDeletion], *, force: bool) -> N
 
 def _announce(parts: Parts, *, force: bool) -> None:
     from caphv.api.object import being_deleted
-    from overview.deletion import forcible, leftovers_of
+    from overview.deletionreport import forcible, leftovers_of
     from overview.diagnosis import resume_commands
     from overview.remedies import resume_command
 
@@ -175,7 +175,7 @@ def _save(parts: Parts, file: Path) -> None:
     """
     import yaml
 
-    from overview.deletion import leftovers_of
+    from overview.deletionreport import leftovers_of
     from overview.model import as_json
 
     spec = (parts.harvester_cluster or {}).get("spec") or {}
@@ -200,7 +200,7 @@ async def _delete(parts: Parts, flags: dict[str, Any]) -> None:
     from caphv.api.names import FORCE_DELETE_ANNOTATION
     from caphv.api.object import being_deleted, key_of, uid_of
     from caphv.runtime.errors import NotFound
-    from overview.deletion import forcible
+    from overview.deletionreport import forcible
     from overview.reader import kinds_of
 
     annotation = {"metadata": {"annotations": {FORCE_DELETE_ANNOTATION: "true"}}}

@@ -100,9 +100,9 @@ def _wanted(flags: dict[str, Any]) -> Scale:
 def _plan(answer: Answer, key: Key, wanted: Scale) -> Plan:
     from dataclasses import replace
 
+    from overview.clusterparts import parts_and_deployments
     from overview.preflight import Demand, room, size_of
     from overview.scaling import growth, plan_scale
-    from overview.selected import parts_and_deployments
 
     parts, deployments = parts_and_deployments(answer.objects, key)
     plan = plan_scale(parts, deployments, wanted)
@@ -113,9 +113,9 @@ def _plan(answer: Answer, key: Key, wanted: Scale) -> Plan:
 
 def _wait(plan: Plan, wanted: Scale, flags: dict[str, Any]) -> None:
     from commands.output.changes import Progress
+    from overview.clusterparts import cluster_and_parts
     from overview.model import Cluster
     from overview.scaling import scaled
-    from overview.selected import cluster_and_parts
 
     progress, last = Progress(to_stderr=flags["output"] != "text"), list[Cluster]()
 

@@ -86,10 +86,10 @@ def upgrade(cluster: str, **flags: Any) -> None:
 async def _plan(flags: dict[str, Any], chosen: Selection, step: Step) -> Plan:
     from dataclasses import replace
 
+    from overview.clusterparts import cluster_and_parts
     from overview.disruptions import disruption_checks
     from overview.preflight import Demand, room, size_of
     from overview.query import Query, ask
-    from overview.selected import cluster_and_parts
     from overview.upgrading import plan_upgrade, surge
 
     async with management_client(flags) as client:
@@ -109,8 +109,8 @@ async def _plan(flags: dict[str, Any], chosen: Selection, step: Step) -> Plan:
 def _wait(plan: Plan, flags: dict[str, Any]) -> None:
     from caphv.runtime.errors import Conflict
     from commands.output.changes import Progress
-    from overview.apply import apply
-    from overview.selected import cluster_and_parts
+    from overview.clusterparts import cluster_and_parts
+    from overview.patchwriter import apply
     from overview.upgrading import plan_upgrade, progress
 
     lines, last, wanted = Progress(to_stderr=flags["output"] != "text"), list["Cluster"](), flags["version"]

@@ -11,9 +11,9 @@ from caphv.api.names import ZONE_LABEL
 from caphv.api.object import Obj, key_of, labels_of
 from caphv.api.quantity import quantity
 from overview.details import pools_of
+from overview.hostcapacity import Host, Size, hosts_of
 from overview.model import Pool
 from overview.objects import HarvesterObjects
-from overview.room import Host, Size, hosts_of
 
 _PERCENT_BY_DEFAULT = 100
 

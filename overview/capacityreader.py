@@ -11,9 +11,9 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from overview.capacity import CapacityObjects
 from overview.harvester import read_harvester
+from overview.hostcapacity import hosts_of
 from overview.newcluster import Surroundings
 from overview.reader import list_all, unseen
-from overview.room import hosts_of
 
 _LONGHORN = "longhorn-system"
 _OVER_PROVISIONING = "storage-over-provisioning-percentage"

@@ -14,11 +14,11 @@ from caphv.api.object import Key, Obj, annotations_of, key_of
 from caphv.validation.finding import Fault, FieldPath, Finding, did_you_mean
 from overview.capacity import CapacityObjects
 from overview.details import pools_of
+from overview.hostcapacity import overcommit_of
 from overview.objects import condition_of
-from overview.plan.effects import Needs, effect_of
+from overview.plan.machinechanges import Needs, effect_of
 from overview.plan.needs import Need, needs_and_free
 from overview.plan.pools import Pool, Wanted
-from overview.room import overcommit_of
 
 _MACHINES: FieldPath = ("spec", "machines")
 _POOLS: FieldPath = ("spec", "addresses", "ipPoolRefs")

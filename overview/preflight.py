@@ -12,9 +12,9 @@ from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, la
 from overview.details import pools_of
 from overview.diagnosis import Parts, resume_commands
 from overview.doctor.model import Check, Result, ok, skipped
+from overview.hostcapacity import Size, hosts_of, overcommit_of, requested, unplaced
 from overview.model import Cluster, Severity
 from overview.objects import HarvesterObjects
-from overview.room import Size, hosts_of, overcommit_of, requested, unplaced
 
 # Who applies an object from Git, by an annotation or label that it leaves.
 _GITOPS = {

@@ -119,7 +119,7 @@ def apply_plan(plan: Plan, flags: dict[str, Any]) -> None:
     from caphv.runtime.errors import Conflict
 
     async def write() -> None:
-        from overview.apply import apply
+        from overview.patchwriter import apply
 
         async with management_client(flags) as client:
             try:

@@ -7,7 +7,7 @@ from rich.console import Console
 from commands.output.capacity import amount
 from commands.output.overview import console
 from commands.output.text import Text
-from overview.plan.effects import Action, Field, PoolEffect
+from overview.plan.machinechanges import Action, Field, PoolEffect
 from overview.plan.model import ClusterPlan, Plan
 from overview.plan.needs import Need
 

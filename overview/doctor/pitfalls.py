@@ -13,8 +13,8 @@ from typing import Any
 from caphv.api.object import Obj, key_of
 from caphv.runtime.text import TextError, load_json
 from overview.doctor.model import Check, Result, ok
+from overview.hostcapacity import hosts_of, requested, unplaced
 from overview.objects import HarvesterObjects, condition_of, conditions_of
-from overview.room import hosts_of, requested, unplaced
 
 _LONGHORN = "driver.longhorn.io"
 # Images of SUSE without the package kernel-default: https://github.com/harvester/harvester/issues/6418

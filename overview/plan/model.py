@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from overview.plan.effects import Action, Field, PoolEffect
+from overview.plan.machinechanges import Action, Field, PoolEffect
 from overview.plan.needs import Need
 
 

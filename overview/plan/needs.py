@@ -10,9 +10,9 @@ from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Obj
 from overview.capacity import Capacity, CapacityObjects, capacity_of
+from overview.hostcapacity import Overcommit, Size, hosts_of, overcommit_of, unplaced
 from overview.model import Pool
-from overview.plan.effects import Needs
-from overview.room import Overcommit, Size, hosts_of, overcommit_of, unplaced
+from overview.plan.machinechanges import Needs
 
 _FULL_SIZE = "counted without overcommit, which no VM shows"
 

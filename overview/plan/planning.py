@@ -18,7 +18,7 @@ from overview.capacityreader import read_capacity
 from overview.harvester import HARVESTER_SECONDS, read_accounts
 from overview.model import Cluster
 from overview.objects import ManagementObjects
-from overview.plan.effects import ClusterEffect, effect_of
+from overview.plan.machinechanges import ClusterEffect, effect_of
 from overview.plan.model import ClusterPlan, ObjectPlan, Plan
 from overview.plan.needs import needs_and_free
 from overview.plan.pools import CONTROL_PLANE, TOPOLOGY_NAME, Objects, Wanted, wanted_of

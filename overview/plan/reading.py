@@ -17,7 +17,7 @@ from caphv.runtime.errors import ApiError, NotFound
 from caphv.runtime.text import TextError, load_json
 from overview.backup.graph import is_cluster_api, references
 from overview.backup.reading import read_objects
-from overview.plan.effects import Action, Field, fields
+from overview.plan.machinechanges import Action, Field, fields
 from overview.plan.pools import Objects, clusters_of
 from overview.reader import kinds_of, list_all
 

@@ -38,7 +38,7 @@ from overview.identities import Identity
 from overview.model import Cluster, Disk, Overview, Pool, VirtualMachine
 from overview.newcluster import Surroundings
 from overview.objects import HarvesterObjects, Unseen
-from overview.plan.effects import Action, Field, PoolEffect
+from overview.plan.machinechanges import Action, Field, PoolEffect
 from overview.plan.model import ClusterPlan, ObjectPlan
 from overview.plan.model import Plan as ManifestPlan
 from overview.plan.needs import Need
@@ -209,7 +209,7 @@ def test_a_conflict_stays_in_the_line_of_its_error(monkeypatch: pytest.MonkeyPat
         yield
 
     monkeypatch.setattr("commands.options.changes.management_client", client)
-    monkeypatch.setattr("overview.apply.apply", lambda *_: fails(Conflict(409, "Conflict", HOSTILE)))
+    monkeypatch.setattr("overview.patchwriter.apply", lambda *_: fails(Conflict(409, "Conflict", HOSTILE)))
     with pytest.raises(click.ClickException) as caught:
         apply_plan(ChangePlan(Key("team", "shop"), (PATCH,), ()), {})
     assert (caught.value.exit_code, "was changed meanwhile" in caught.value.format_message()) == (1, True)

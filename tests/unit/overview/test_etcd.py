@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from caphv.api.object import Key
 from caphv.runtime.etcd import Member
 from overview.changes import ChangeError
+from overview.clusterparts import cluster_and_parts
 from overview.doctor.model import Result
 from overview.etcd import EtcdMember, chosen, members_with_machines, removal_checks
 from overview.model import Cluster
-from overview.selected import cluster_and_parts
 from tests.support.clusters import Builder
 
 pytestmark = pytest.mark.unit

@@ -8,9 +8,9 @@ import pytest
 
 from caphv.api.object import Key, Obj
 from overview.changes import ChangeError, Plan
+from overview.clusterparts import cluster_and_parts
 from overview.doctor.model import Result
 from overview.scaling import Scale, growth, plan_scale, scaled
-from overview.selected import cluster_and_parts
 from tests.support.clusters import Builder, ago
 
 pytestmark = pytest.mark.unit

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from caphv.api.object import Key
 from overview.changes import Change, ChangeError, Plan
+from overview.clusterparts import cluster_and_parts
 from overview.doctor.model import Result
-from overview.selected import cluster_and_parts
 from overview.upgrading import Version, plan_upgrade, progress, surge
 from tests.support.clusters import VERSION, Builder
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key, Obj
+from overview.clusterparts import parts_and_deployments
 from overview.disruptions import checks as disruptions
 from overview.doctor.model import Check, Result
+from overview.hostcapacity import Host, Size, hosts_of, overcommit_of, unplaced
 from overview.objects import HarvesterObjects
 from overview.preflight import Demand, room, size_of
-from overview.room import Host, Size, hosts_of, overcommit_of, unplaced
-from overview.selected import parts_and_deployments
 from tests.support.clusters import Builder, condition
 
 pytestmark = pytest.mark.unit

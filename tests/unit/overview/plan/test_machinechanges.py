@@ -14,7 +14,7 @@ from caphv.api.object import Key, Obj
 from caphv.api.objectid import ObjectId, id_of
 from overview.capacity import CapacityObjects
 from overview.objects import HarvesterObjects
-from overview.plan.effects import ClusterEffect, PoolEffect, effect_of, fields
+from overview.plan.machinechanges import ClusterEffect, PoolEffect, effect_of, fields
 from overview.plan.needs import needs_and_free
 from overview.plan.pools import wanted_of
 from tests.support.clusterclasses import objects as class_objects

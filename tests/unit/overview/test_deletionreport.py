@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caphv.api.object import Key
 from overview.assembly import parts_of
-from overview.deletion import (
+from overview.deletionreport import (
     PendingDeletion,
     forcible,
     leftovers_of,

@@ -10,8 +10,8 @@ from typing import Any
 
 from caphv.api.object import Key, Obj
 from caphv.api.quantity import quantity
+from overview.hostcapacity import Size
 from overview.plan.pools import Pool, Wanted
-from overview.room import Size
 
 _MOST_REASONS = 6
 
