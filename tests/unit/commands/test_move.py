@@ -120,7 +120,9 @@ def test_a_pause_that_fails_says_that_clusters_may_be_paused(sides: Sides) -> No
 @pytest.mark.parametrize("step", ["read", "create", "vms", "delete"])
 def test_an_interrupt_after_the_pause_says_so(step: str, sides: Sides) -> None:
     sides.failures = {step: [KeyboardInterrupt()]}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     result = move()
+    signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130
     assert PAUSED in result.output
 

@@ -49,6 +49,7 @@ class Server:
     """A management cluster and a Harvester in one; `fail` raises what a request meets."""
 
     server = "https://harvester.example.com:6443"
+    budget = None
 
     def __init__(self) -> None:
         condition = {"type": "HarvesterConnectionReady", "status": "True"}

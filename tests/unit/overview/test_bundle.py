@@ -22,6 +22,8 @@ PASSWORD, TOKEN = "s3cret", "abcdef0123456789"
 class Pods:
     """An API client that lists one Pod, or fails."""
 
+    budget = None
+
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 
