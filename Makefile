@@ -87,7 +87,7 @@ lint: lint-code ## Check format, lint, types, import contracts and generated fil
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python -m caphv.api.crds --check
 	$(BIN)/python -m caphv.api.reference --check
-	$(BIN)/python -m release.rules --check
+	$(BIN)/python -m release.ruletables --check
 	$(BIN)/python -m release.webhooks --check
 	$(BIN)/python -m release.clusterclasses --check
 
@@ -98,7 +98,7 @@ format: setup ## Format the code and apply safe lint fixes
 generate: setup ## Write the files generated from schemas, clusterclass/ and code
 	$(BIN)/python -m caphv.api.crds
 	$(BIN)/python -m caphv.api.reference
-	$(BIN)/python -m release.rules
+	$(BIN)/python -m release.ruletables
 	$(BIN)/python -m release.webhooks
 	$(BIN)/python -m release.clusterclasses
 

@@ -1,7 +1,7 @@
 """Writes lists of rules into pages of the docs, between marks, so that no rule is forgotten.
 
 A page holds `<!-- rules: NAME -->` and `<!-- end of rules -->`, each on a line of its own; what is between them is
-generated. A list may move to another page with its marks. `release.rules` says which lists there are.
+generated. A list may move to another page with its marks. `release.ruletables` says which lists there are.
 """
 
 from __future__ import annotations

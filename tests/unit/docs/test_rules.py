@@ -11,7 +11,7 @@ from caphv.validation import documentation
 from caphv.validation.yaml import yaml_rules
 from packager.addons import validation as addons
 from packager.definitions import validation as definitions
-from release import rules
+from release import ruletables
 from tests import corpus
 from webhooks import crossobject
 from webhooks.admission import RULES
@@ -44,7 +44,7 @@ def test_stale_pages_are_noticed(tmp_path: Path) -> None:
 
 
 def test_lists_of_rules_are_fresh() -> None:
-    assert rules.main(["--check"]) == 0
+    assert ruletables.main(["--check"]) == 0
 
 
 def test_every_rule_is_listed_on_a_page(checkout: Path) -> None:
@@ -68,7 +68,7 @@ def test_rules_say_what_must_hold() -> None:
 def test_every_example_breaks_its_rule_and_the_page_shows_the_message(checkout: Path) -> None:
     page = (checkout / "docs" / "validation.md").read_text(encoding="utf-8")
     for rule in RULES.values():
-        findings = rules.findings_of_example(rule)
+        findings = ruletables.findings_of_example(rule)
         assert findings, rule.name
         assert all(f"\n{finding}\n" in page for finding in findings), rule.name
 

@@ -1,4 +1,4 @@
-"""The lists of rules in the docs. `python -m release.rules` writes them; with `--check` it only compares."""
+"""The lists of rules in the docs. `python -m release.ruletables` writes them; with `--check` it only compares."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ PARTS: dict[str, documentation.Part] = {
 def main(arguments: list[str] | None = None) -> int:
     """Write the lists, or with `--check` only compare; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m release.rules", description="Generate the lists of rules in docs/."
+        prog="python -m release.ruletables", description="Generate the lists of rules in docs/."
     )
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a list is stale")
     check = parser.parse_args(arguments).check
     stale = documentation.stale(data.folder("docs"), PARTS)
     for path, text in stale.items():
         if check:
-            sys.stderr.write(f"{path.name} is stale: run python -m release.rules\n")
+            sys.stderr.write(f"{path.name} is stale: run python -m release.ruletables\n")
         else:
             path.write_text(text, encoding="utf-8")
     return 1 if check and stale else 0
