@@ -33,7 +33,7 @@ Examples:
   caphv backup -A backups/2026-11-22                 all clusters
   caphv backup team-a/shop backups/shop --passphrase-file passphrase
   caphv backup -A backups/today --dry-run            show what would be saved
-  caphv restore backups/2026-11-22                   and back again
+  caphv restore backups/2026-11-22                   restore it
 
 \b
 Exit status: 0 everything was saved, 1 what you may not read is missing, 2 nothing was saved.
@@ -43,7 +43,9 @@ Exit status: 0 everything was saved, 1 what you may not read is missing, 2 nothi
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @namespace_options
 @click.option(
-    "--unencrypted", is_flag=True, help="Write Secrets in plain text. Everybody who reads the files has them."
+    "--unencrypted",
+    is_flag=True,
+    help="Write Secrets in plain text. Anyone who can read the files gets the credentials.",
 )
 @passphrase_options
 @click.option("--dry-run", is_flag=True, help="Show what would be saved, and write nothing.")

@@ -91,7 +91,7 @@ def _output(command: Any) -> Any:
             "--expires-in",
             type=click.IntRange(1, 3650),
             metavar="DAYS",
-            help="Issue a token that ends; Harvester may limit its lifetime.  [default: it never ends]",
+            help="Issue a token that expires; Harvester may limit its lifetime.  [default: does not expire]",
         ),
     ):
         command = add(command)
@@ -181,7 +181,7 @@ def renew(name: str, **flags: Any) -> None:
 
 
 @cloud_config.command(
-    short_help="End the access of a cluster.",
+    short_help="Revoke a cluster's access.",
     epilog="""\b
 Examples:
   caphv cloud-config revoke shop -n shop-vms --harvester-kubeconfig harvester.yaml --former
@@ -225,9 +225,9 @@ def _creations(found: GuestAccount, flags: dict[str, Any]) -> list[str]:
     if found.binding is None:
         lines.append(f"creates ClusterRoleBinding {found.key.name} to ClusterRole harvesterhci.io:cloudprovider")
     if flags["expires_in"]:
-        lines.append(f"issues a token that ends after {flags['expires_in']} days")
+        lines.append(f"issues a token that expires after {flags['expires_in']} days")
     elif not found.tokens:
-        lines.append(f"creates a Secret in namespace {found.key.namespace} with a token that never ends")
+        lines.append(f"creates a Secret in namespace {found.key.namespace} with a token that does not expire")
     return lines
 
 

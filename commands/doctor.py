@@ -54,8 +54,8 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
 def doctor(clusters: tuple[str, ...], **flags: Any) -> None:
     """Check the management cluster, identities, Harvesters and clusters, and say what to do about each finding.
 
-    Checked are versions, CRDs, the provider, webhooks, cert-manager and certificates; credentials with their ends and
-    the rights of the account; hosts, zones, pools, images, networks, key pairs, guest agents and replicas of volumes;
+    Checked are versions, CRDs, the provider, webhooks, cert-manager and certificates; expiry of credentials and the
+    rights of the account; hosts, zones, pools, images, networks, key pairs, guest agents and replicas of volumes;
     objects whose owner no longer exists; what Fleet deploys to clusters; and the clusters themselves.
     """
     chosen = selection(clusters, flags)

@@ -76,7 +76,9 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
     help="File with more cloud-config for the guests. It must not hold secrets.",
 )
 @click.option(
-    "--rancher-auto-import/--no-rancher-auto-import", default=None, help="Let Rancher import it.  [default: it does]"
+    "--rancher-auto-import/--no-rancher-auto-import",
+    default=None,
+    help="Import the cluster into Rancher.  [default: true]",
 )
 @click.option(
     "--harvester-kubeconfig",
@@ -88,7 +90,7 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
     type=click.Path(dir_okay=False, allow_dash=True),
     help="File with a ClusterDefinition, - for standard input; flags take precedence.",
 )
-@click.option("--interactive", is_flag=True, help="Ask for what no flag says, and offer what Harvester has.")
+@click.option("--interactive", is_flag=True, help="Prompt for values not given by flags, and offer what Harvester has.")
 @click.option("--no-harvester", is_flag=True, help="Do not check against Harvester.")
 @click.option("--apply", "applied", is_flag=True, help="Apply to the management cluster by server side apply.")
 @click.option(

@@ -111,7 +111,7 @@ class _Identity:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a rotation does; without `seconds` the new token never ends, without `deletes` the former stays."""
+    """What a rotation does; without `seconds` the new token does not expire, without `deletes` the former stays."""
 
     secret: str
     account: str

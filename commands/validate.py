@@ -74,8 +74,8 @@ def validate(paths: tuple[str, ...], output: str, fail_on: str, skip_others: boo
     checked across all files given: references, address ranges, replicas, variables. ClusterDefinitions are checked
     with the add-ons that they want. Other kinds are ignored.
 
-    Errors would be refused or cannot work; warnings are legal and unwise. Each comes with file, line and column. The
-    content of Secrets is never shown.
+    Errors would be refused or cannot work; warnings are valid but not recommended. Each comes with file, line and
+    column. The content of Secrets is never shown.
     """
     from commands.output import validate
 
@@ -121,8 +121,8 @@ def _validate(sources: "Sequence[Source]", result: "Report") -> None:
     every: list[Item] = []
     for source in sources:
         if source.named and not source.problems and not source.documents:
-            detail = "there is no object in it"
-            remedy = "write one, or check what should have written it"
+            detail = "the file contains no object"
+            remedy = "add one, or check the tool that generates it"
             result.add_text(source, text_finding(yaml_rules.DOCUMENT, Position(1, 1), detail, remedy))
         for problem in source.problems:
             result.add_text(source, problem)

@@ -13,7 +13,7 @@ _SUBJECT = "system:serviceaccount:"
 
 @dataclass(frozen=True, slots=True)
 class ServiceAccountToken:
-    """The account of a token. `secret` is empty for a token that no Secret holds; `seconds` is 0 if it never ends."""
+    """The account of a token. `secret` is empty if no Secret holds it; `seconds` is 0 if it does not expire."""
 
     account: Key
     secret: str = ""

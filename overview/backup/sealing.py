@@ -52,7 +52,7 @@ class Opener:
         """Return the content of an encrypted file. Raises `SealError`."""
         found = _HEADER.match(sealed)
         if found is None:
-            raise SealError("is no encrypted file of a backup, or its beginning is damaged")
+            raise SealError("is not an encrypted backup file, or its header is damaged")
         header, body = found[0], sealed[found.end() :]
         if header not in self._ciphers:
             cost = int(found[1])

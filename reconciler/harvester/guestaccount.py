@@ -129,7 +129,7 @@ async def ensure(client: ApiClient, found: GuestAccount) -> None:
 async def token(client: ApiClient, found: GuestAccount, *, seconds: int, renew: bool) -> tuple[str, str]:
     """Return a token and the CA (PEM) of the server that takes it.
 
-    With `seconds` it ends and is new at each call; otherwise it never ends, and is new only with `renew`.
+    With `seconds` it expires and is new at each call; otherwise it does not expire, and is new only with `renew`.
     Raises `AccountError`, `ApiError`.
     """
     key = found.key
