@@ -1,7 +1,7 @@
 """What a benchmark runs on: real API servers, the simulated Harvester, and the provider as a process of its own.
 
 The Cluster API core is left out: the benchmark writes what the core would write, so that only the provider is measured.
-Each of the provider's identities has a user of its own, by which audit logs tell its requests from all others.
+Each of the provider's identities has a user of its own, by which audit logs identify its requests.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ async def create_clusters(
 ) -> list[str]:
     """Create clusters and wait until their infrastructure is ready; return their names (and namespaces).
 
-    Cluster `n` uses account `n` modulo `accounts`. With `targets` they share so many target namespaces on Harvester.
+    Cluster `n` uses account `n` modulo `accounts`. With `targets` they share this many target namespaces on Harvester.
     """
     names = [f"{prefix}{number}" for number in range(count)]
     for number, name in enumerate(names):

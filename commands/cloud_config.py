@@ -33,7 +33,7 @@ Examples:
 def cloud_config() -> None:
     """Give cloud provider and CSI driver of a cluster outside Cluster API access to Harvester.
 
-    For RKE2, K3s and custom clusters on VMs that Rancher's node driver or a person made. The provider does this itself
+    For RKE2, K3s and custom clusters on VMs that Rancher's node driver or a user created. The provider does this
     for clusters of Cluster API: see field cloudConfig of HarvesterCluster.
     """
 
@@ -107,7 +107,7 @@ Examples:
   caphv cloud-config create shop -n shop-vms --harvester-kubeconfig harvester.yaml --yes -o secret | kubectl apply -f -
 
 \b
-Exit status: 0 done, 1 refused or aborted, 2 invalid usage or Harvester cannot be asked.
+Exit status: 0 done, 1 refused or aborted, 2 invalid usage or Harvester cannot be read.
 """,
 )
 @_options
@@ -141,7 +141,7 @@ Examples:
   caphv cloud-config renew shop -n shop-vms --harvester-kubeconfig harvester.yaml -o kubeconfig --file shop-cloud.yaml
 
 \b
-Exit status: 0 done, 1 refused or aborted, 2 invalid usage or a server cannot be asked.
+Exit status: 0 done, 1 refused or aborted, 2 invalid usage or a server cannot be read.
 """,
 )
 @_options
@@ -149,14 +149,14 @@ Exit status: 0 done, 1 refused or aborted, 2 invalid usage or a server cannot be
 @click.option(
     "--workload-kubeconfig",
     type=click.Path(exists=True, dir_okay=False),
-    help="Write it to Secret kube-system/harvester-cloud-config of this cluster, then end the former tokens.",
+    help="Write it to Secret kube-system/harvester-cloud-config of this cluster, then revoke the former tokens.",
 )
 @_change
 def renew(name: str, **flags: Any) -> None:
     """Issue another token of an account, test it, and deliver it.
 
-    With --workload-kubeconfig it is written into the cluster, and the former tokens end. Otherwise it is printed, and
-    the former tokens stay valid until `revoke --former`.
+    With --workload-kubeconfig it is written into the cluster, and the former tokens are revoked. Otherwise it is
+    printed, and the former tokens stay valid until `revoke --former`.
     """
     found = run(_read(name, flags))
     _require(found)
@@ -188,7 +188,7 @@ Examples:
   caphv cloud-config revoke shop -n shop-vms --harvester-kubeconfig harvester.yaml --dry-run
 
 \b
-Exit status: 0 done or nothing to do, 1 refused or aborted, 2 invalid usage or Harvester cannot be asked.
+Exit status: 0 done or nothing to do, 1 refused or aborted, 2 invalid usage or Harvester cannot be read.
 """,
 )
 @_options

@@ -64,7 +64,7 @@ Exit status: 0 done, 1 aborted, or (with --explain) the deletion is stuck, 2 the
 def delete(cluster: str, **flags: Any) -> None:
     """Delete a Cluster with all that belongs to it, on the management cluster and on Harvester.
 
-    With --force the provider gives up what it cannot delete on a Harvester that does not answer. While Harvester
+    With --force the provider leaves behind what it cannot delete on a Harvester that does not answer. While Harvester
     answers, --force changes nothing: everything is deleted as usual.
     """
     if flags["explain"] and (flags["force"] or flags["dry_run"]):
@@ -108,7 +108,7 @@ def _explain_remains(chosen: Selection, flags: dict[str, Any]) -> None:
     left = None if key in map(key_of, objects.clusters) else remains_of(objects, key)
     if left is None:
         return
-    echo(f"Cluster {key} does not exist any more, and objects of it do")
+    echo(f"Cluster {key} no longer exists, and objects of it do")
     waits = pending_remains(left, datetime.now(UTC))
     _show_waits(key, waits, force=False)
     sys.exit(1)

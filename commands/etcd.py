@@ -205,13 +205,13 @@ async def _asked(flags: dict[str, Any], key: Key, cluster: Cluster) -> AsyncIter
             access = await read_access(management, ObjectKey(key.namespace, f"{key.name}-kubeconfig"), "value")
             client = access.client(name="workload", user_agent="caphv-cli", timeout=10)
         except (ApiError, KubeconfigError) as error:
-            raise InputError(f"the workload cluster cannot be asked: {error}") from None
+            raise InputError(f"the workload cluster cannot be queried: {error}") from None
     try:
         errors = []
         try:
             pods = await find_pods(client)
         except (ApiError, Unreachable) as error:
-            raise InputError(f"the workload cluster cannot be asked: {error}") from None
+            raise InputError(f"the workload cluster cannot be queried: {error}") from None
         for pod in pods:
             try:
                 found = await list_members(client, pod, program)
@@ -221,6 +221,6 @@ async def _asked(flags: dict[str, Any], key: Key, cluster: Cluster) -> AsyncIter
             yield _Answer(client, pod, program, found)
             return
         hint = "no Pod of etcd in kube-system: K3s and Talos run it outside of Pods, ask it on a server"
-        raise InputError(f"etcd cannot be asked: {'; '.join(errors) or hint}")
+        raise InputError(f"etcd cannot be queried: {'; '.join(errors) or hint}")
     finally:
         await client.close()

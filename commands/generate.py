@@ -64,10 +64,12 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
 @click.option(
     "--individual-objects",
     is_flag=True,
-    help="Make control plane, templates and pools one by one, without ClusterClass.",
+    help="Create control plane, templates and pools as individual objects, without a ClusterClass.",
 )
 @click.option("--fips-required", is_flag=True, help="Let nodes start only if their image runs in FIPS mode.")
-@click.option("--stig", is_flag=True, help="Harden RKE2 by DISA's STIG: CIS profile, audit log, Secure Boot and TPM.")
+@click.option(
+    "--stig", is_flag=True, help="Harden RKE2 according to DISA's STIG: CIS profile, audit log, Secure Boot and TPM."
+)
 @click.option("--disable-fstrim-timer", is_flag=True, help="Turn fstrim.timer off in the guests.")
 @click.option("--no-guest-agent", is_flag=True, help="Do not install qemu-guest-agent: the image has it.")
 @click.option(
@@ -83,7 +85,7 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
 @click.option(
     "--harvester-kubeconfig",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Kubeconfig for Harvester, for the identity Secret; without it the Secret has to be there.",
+    help="Kubeconfig for Harvester, for the identity Secret; without it the Secret must exist.",
 )
 @click.option(
     "--definition",
@@ -92,7 +94,7 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
 )
 @click.option("--interactive", is_flag=True, help="Prompt for values not given by flags, and offer what Harvester has.")
 @click.option("--no-harvester", is_flag=True, help="Do not check against Harvester.")
-@click.option("--apply", "applied", is_flag=True, help="Apply to the management cluster by server side apply.")
+@click.option("--apply", "applied", is_flag=True, help="Apply to the management cluster with server-side apply.")
 @click.option(
     "--push",
     "pushed",
@@ -108,7 +110,7 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
     type=click.Choice(["yaml", "json", "definition"]),
     default="yaml",
     show_default=True,
-    help="Objects, or the ClusterDefinition that they are made of.",
+    help="Objects, or the ClusterDefinition that they are generated from.",
 )
 def generate(**options: Any) -> None:
     """Generate all objects of a cluster: from flags, from answers, or from a ClusterDefinition.
@@ -175,7 +177,7 @@ def _interview(given: Mapping[str, str], options: dict[str, Any]) -> Interview:
         except harvester.HarvesterRefusedError as error:
             raise click.UsageError(str(error)) from None
         except harvester.HarvesterUnreachableError as error:
-            echo(f"warning: Harvester does not answer, so that nothing is offered: {error}", err=True)
+            echo(f"warning: Harvester does not answer, so there are no suggestions: {error}", err=True)
             return None
 
     interview = Interview(given, read)
@@ -281,7 +283,7 @@ def _read(file: str) -> Document:
 
 
 def _identity(file: Path | None, problems: list[str]) -> str:
-    """Return the kubeconfig for Harvester, or tell what is wrong with it: nothing in it is run or followed."""
+    """Return the kubeconfig for Harvester, or report what is wrong with it: nothing in it is run or followed."""
     from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
     from commands.options.clusters import InputError
 

@@ -200,7 +200,7 @@ def _summary(found: Definition, harvester: Surroundings | None, server: str) -> 
         ("Machine addresses", addresses),
         ("Control plane address", balancer),
         ("Harvester", f"namespace {found.target_namespace}{f' on {server}' if server else ''}"),
-        ("Identity", f"Secret {found.key.namespace}/{found.identity_secret}{'' if server else ', which has to exist'}"),
+        ("Identity", f"Secret {found.key.namespace}/{found.identity_secret}{'' if server else ', which must exist'}"),
         ("Add-ons", f"by {found.delivery}" if found.delivery != "None" else "none"),
     ]
 

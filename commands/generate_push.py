@@ -47,7 +47,7 @@ def push(found: Built, build: Callable[[Tree], Built]) -> Built:
         )
     if held := (*result.plan.held, *result.plan.refused):
         raise CommandError("; ".join(f"{one.what}: {one.why}" for one in held))
-    done = f"pushed the bundles in commit {result.commit[:12]}" if result.commit else "the bundles are there already"
+    done = f"pushed the bundles in commit {result.commit[:12]}" if result.commit else "the bundles are already there"
     echo(f"{done}: {source['repo']}, branch {source['branch']}", err=True)
     return found
 

@@ -164,7 +164,8 @@ Examples:
   caphv identity list -A -o json | jq '.[] | select(.wrong)'
 
 \b
-Exit status: 0 all identities are valid, 1 one is not or ends within 14 days, 2 the management cluster cannot be read.
+Exit status: 0 all identities are valid, 1 one is not or expires within 14 days, 2 the management cluster cannot be
+read.
 """,
 )
 @namespace_options

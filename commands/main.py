@@ -18,7 +18,7 @@ COMMANDS = {
     "doctor": ("commands.doctor:doctor", "Check everything that clusters depend on."),
     "support-bundle": (
         "commands.support_bundle:support_bundle",
-        "Collect what is needed to get help into one archive.",
+        "Collect diagnostic data for a support request.",
     ),
     "scale": ("commands.scale:scale", "Change the number of a cluster's machines."),
     "upgrade": ("commands.upgrade:upgrade", "Upgrade the Kubernetes of a cluster."),

@@ -58,7 +58,12 @@ and nothing was changed.
 @click.option("--to-kubeconfig", default="", help="Kubeconfig of the new management cluster.")
 @click.option("--to-context", default="", help="Context of that kubeconfig.")
 @click.option(
-    "--timeout", type=Duration(), default="10m", show_default=True, metavar="TIME", help="Longest wait for adoption."
+    "--timeout",
+    type=Duration(),
+    default="10m",
+    show_default=True,
+    metavar="TIME",
+    help="Maximum time to wait for adoption.",
 )
 @click.option(
     "--force",

@@ -40,8 +40,8 @@ Examples:
   caphv plan -f cluster.yaml -o json | jq '.clusters[].pools[] | select(.replaced > 0)'
 
 \b
-Exit status: 0 nothing would change, 1 an object is refused or something is short, 2 the management cluster or a file
-cannot be read, 3 something would change.
+Exit status: 0 nothing would change, 1 an object is refused or capacity is insufficient, 2 the management cluster or
+a file cannot be read, 3 something would change.
 """,
 )
 @click.argument("cluster", required=False, default="")

@@ -107,11 +107,11 @@ Exit status: 0 all done, or (with --dry-run) shown, 1 aborted or failed, 2 somet
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be released, and change nothing.")
 def release(names: tuple[str, ...], **flags: Any) -> None:
-    """Release addresses that this management cluster made for machines and load balancers that do not exist any more.
+    """Release addresses that this management cluster reserved for machines and load balancers that no longer exist.
 
-    Addresses that a VM or Service still uses, that another management cluster made, or that carry no record stay, and
-    `caphv pools audit` lists them. One write per pool corrects entries, counts and marks together, and fails as a whole
-    when the pool was changed meanwhile.
+    Addresses that a VM or Service still uses, that another management cluster reserved, or that carry no record stay,
+    and `caphv pools audit` lists them. One write per pool corrects entries, counts and marks together, and fails as a
+    whole when the pool was changed meanwhile.
     """
     from commands.output import pools as out
 
@@ -167,7 +167,7 @@ async def _audit(names: Iterable[str], flags: dict[str, Any], step: Step) -> _Fo
 
 
 async def _release(plans: list[PoolReport], flags: dict[str, Any]) -> bool:
-    """Release pool by pool, and write at once what came of each. Answers whether all could be done."""
+    """Release pool by pool, and print each result at once. Return whether all could be released."""
     from overview.poolreader import read_machines
 
     async with management_client(flags) as management:

@@ -47,9 +47,9 @@ refused.
     "--old-management-cluster-stopped",
     "stopped",
     is_flag=True,
-    help="Confirm that the old management cluster is stopped, and end the pause without a question.",
+    help="Confirm that the old management cluster is stopped, and end the pause without asking.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Create the objects without a question; they stay paused.")
+@click.option("-y", "--yes", is_flag=True, help="Create the objects without asking; they stay paused.")
 @click.option("--dry-run", is_flag=True, help="Show what would be created, and change nothing.")
 @management_options
 def restore(directory: Path, **flags: Any) -> None:

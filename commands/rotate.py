@@ -1,4 +1,4 @@
-"""`caphv identity rotate`: another token for an identity, tested before the former one ends."""
+"""`caphv identity rotate`: another token for an identity, tested before the former one is revoked."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def rotate(secret: str, **flags: Any) -> None:
 
     The new token is tested first: it has to lead to the same Harvester and to have all rights. Then the Secret is
     written, and only when the clusters that use it are still connected, the former token is deleted on Harvester. A
-    token that no Secret on Harvester holds expires on its own. An interrupted rotation is completed by the next call.
+    token that no Secret on Harvester holds expires by itself. An interrupted rotation is completed by the next call.
     """
     key = object_key(secret, "SECRET", context_namespace(flags["kubeconfig"], flags["context"]))
     with patient_progress() as step:
@@ -190,7 +190,7 @@ def _show(plan: _Plan) -> None:
     if plan.deletes:
         echo(f"  deletes the former token, Secret {plan.deletes}; other management clusters with it lose access")
     else:
-        echo(f"  the former token stays valid: {plan.kept or 'no Secret holds it, it expires on its own'}")
+        echo(f"  the former token stays valid: {plan.kept or 'no Secret holds it, it expires by itself'}")
 
 
 def _report(plan: _Plan, flags: dict[str, Any], *, applied: bool) -> None:

@@ -1,4 +1,4 @@
-"""`caphv status`: a line for each cluster, and for whatever is wrong the cause and the next step."""
+"""`caphv status`: one line per cluster, and for each problem the cause and the next step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Examples:
   caphv status                          clusters of the current namespace
   caphv status -A                       all clusters
-  caphv status -A --watch               and again whenever something changes
+  caphv status -A --watch               refreshed on every change
   caphv status production -n team-a --deep
   caphv status -A --serve               a live page at http://127.0.0.1:8642/
   caphv status -A -o json | jq '.clusters[] | select(.wrong)'
@@ -46,7 +46,7 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
 @click.option(
     "--deep/--no-deep", default=None, help="Ask Harvesters and workload clusters, too.  [default: with --serve only]"
 )
-@click.option("-w", "--watch", is_flag=True, help="Show it again whenever something changes.")
+@click.option("-w", "--watch", is_flag=True, help="Refresh on every change.")
 @click.option("--serve", is_flag=True, help="Serve a live page for a browser.")
 @click.option(
     "--bind-address",
@@ -59,7 +59,7 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
 @insecure_option
 @management_options
 def status(clusters: tuple[str, ...], **flags: Any) -> None:
-    """Show a line for each cluster on Harvester, and for whatever is wrong the cause and the next step.
+    """Show one line per cluster on Harvester, and for each problem the cause and the next step.
 
     CLUSTER is a name, or NAMESPACE/NAME. Everything is read with your kubeconfig and your rights; what you may not read
     is named on standard error.

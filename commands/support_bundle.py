@@ -25,7 +25,7 @@ from commands.options.outputfile import OutputFile, write_private
 
 @click.command(
     "support-bundle",
-    short_help="Collect what is needed to get help into one archive.",
+    short_help="Collect diagnostic data for a support request.",
     epilog="""\b
 Examples:
   caphv support-bundle team-a/production

@@ -40,7 +40,7 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
 def tree(clusters: tuple[str, ...], **flags: Any) -> None:
     """Show a cluster with its machines, VMs, hosts, disks, addresses, Nodes and bundles, with ages and conditions.
 
-    Harvester and the workload cluster are asked with the credentials in Secrets that you may read.
+    Harvester and the workload cluster are read with the credentials in Secrets that you may read.
     """
     chosen = selection(clusters, flags)
     with patient_progress() as step:

@@ -53,7 +53,7 @@ Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in t
 def upgrade(cluster: str, **flags: Any) -> None:
     """Upgrade a cluster to another version of Kubernetes, one machine at a time.
 
-    Before any change, the command checks that the version is one of the cluster's distribution, is no downgrade and
+    Before any change, the command checks that the version is one of the cluster's distribution, is not a downgrade and
     skips no minor version. It also checks the health of the cluster, addresses and hosts for the additional machines,
     and PodDisruptionBudgets that stop a drain.
     Without a topology, workers follow once the control plane is upgraded: with --wait in one run, otherwise run the
@@ -132,8 +132,8 @@ def _wait(plan: Plan, flags: dict[str, Any]) -> None:
     if not run(until_done(flags, plan.cluster, step)):
         lines.stopped(last[0] if last else None)
         click.echo(
-            f"Not done in time. Machines that were replaced keep {wanted}, the others run on; nothing is lost.\n"
-            "Correct what is named above; the rollout continues by itself. Run this command again to wait for it.",
+            f"Not done in time. Machines that were replaced keep {wanted}, the others keep running; nothing is lost.\n"
+            "Correct what is named above; the rollout continues automatically. Run this command again to wait for it.",
             err=True,
         )
         sys.exit(1)

@@ -70,9 +70,9 @@ def validate(paths: tuple[str, ...], output: str, fail_on: str, skip_others: boo
     """Check manifests without a cluster, as the webhook would, and all of them together.
 
     HarvesterClusters, HarvesterMachines and their templates are checked by the rules of the admission webhook, unknown
-    fields included. What Clusters, ClusterClasses, control planes and MachineDeployments have to do with them is
-    checked across all files given: references, address ranges, replicas, variables. ClusterDefinitions are checked
-    with the add-ons that they want. Other kinds are ignored.
+    fields included. Clusters, ClusterClasses, control planes and MachineDeployments are checked against them across all
+    files given: references, address ranges, replicas, variables. ClusterDefinitions are checked with their add-ons.
+    Other kinds are ignored.
 
     Errors would be refused or cannot work; warnings are valid but not recommended. Each comes with file, line and
     column. The content of Secrets is never shown.
@@ -104,7 +104,7 @@ def examine(paths: Sequence[str], *, skip_others: bool = False) -> "Report":
 
 
 def _announce(name: str) -> None:
-    """Tell a person at a terminal about a file that takes long: a MiB takes two seconds."""
+    """Tell the user at a terminal about a file that takes long: a MiB takes two seconds."""
     with contextlib.suppress(OSError):
         if sys.stderr.isatty() and (size := Path(name).stat().st_size) > _LARGE:
             echo(f"reading {name}, {size / 1024**2:.1f} MiB ...", err=True)

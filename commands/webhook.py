@@ -32,15 +32,15 @@ def webhook_options(command: _Command) -> _Command:
             default="",
             show_default=False,
             metavar="URL",
-            help="Where API servers find the webhooks when no Service leads here: https://host[:port].",
+            help="URL of the webhooks for API servers, if no Service routes to this process: https://host[:port].",
         ),
         click.option(
             "--webhook-service",
             default="",
             show_default=False,
             metavar="NAMESPACE/NAME",
-            help="Service that leads here; default in a Pod: caphv-webhook-service in the Pod's namespace. "
-            "Without Service and URL the webhook configurations are left alone.",
+            help="Service that routes to this process; default in a Pod: caphv-webhook-service in the Pod's namespace. "
+            "Without Service and URL the webhook configurations are not changed.",
         ),
         click.option(
             "--webhook-cert-dir",
@@ -71,7 +71,7 @@ Examples:
                                                    whether the certificate has the name that API servers call
 
 \b
-Exit status: 0 stopped as asked, 1 it could not start or continue, 2 wrong usage.
+Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage error.
 """,
 )
 @click.option(
@@ -85,15 +85,15 @@ Exit status: 0 stopped as asked, 1 it could not start or continue, 2 wrong usage
 @probe_option
 @log_options
 def webhook(**flags: Any) -> None:
-    """Serve the admission webhooks alone, apart from the provider.
+    """Serve the admission webhooks in a process separate from the provider.
 
     API servers send each HarvesterCluster, HarvesterMachine and template that is created or changed; the answer lists
-    all its errors at once. `caphv run --enable-webhooks` serves the same. Run separately, it scales
+    all its errors at once. `caphv run --enable-webhooks` serves the same webhooks. A separate process scales
     independently: all replicas serve requests, without leader election.
 
-    It waits for a certificate, takes a new one without dropping a request, and keeps the two webhook configurations on
-    the API server: it creates missing ones, and recreates those that are deleted. An object that is being deleted is
-    never held back.
+    It waits for a certificate, loads a new one without dropping a request, and maintains the two webhook configurations
+    on the API server: it creates missing ones, and recreates those that are deleted. It never rejects a change of an
+    object that is being deleted.
     """
     from caphv.runtime import eventloop, logs
     from caphv.runtime.errors import ApiError

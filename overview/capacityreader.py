@@ -1,4 +1,4 @@
-"""Reads what tells how much is free on a Harvester."""
+"""Reads how much is free on a Harvester."""
 
 from __future__ import annotations
 

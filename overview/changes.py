@@ -1,4 +1,4 @@
-"""What a command is going to change on the management cluster, and what speaks against it: frozen data."""
+"""What a command is going to change on the management cluster, and what prevents it: frozen data."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def _severity(obj: Obj, kind: str, condition: Obj, age: timedelta) -> Severity:
     reason = condition.get("reason")
     if reason in _WARNINGS:
         return Severity.WARNING
-    # The core and control plane providers do not tell a failure from what takes its time.
+    # The core and control plane providers do not distinguish a failure from a slow operation.
     passing = reason in _PASSING or (kind != "HarvesterCluster" and kind != "HarvesterMachine")
     if condition.get("type") in ("TopologyReconciled",) and "Failed" in str(reason):
         passing = False

@@ -1,4 +1,4 @@
-"""Which identities lead to which Harvester, when they end, and which clusters depend on them: pure."""
+"""Which identities lead to which Harvester, when they expire, and which clusters depend on them: pure."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ ObjectsByCluster = dict[Key, list[Obj]]
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """Something that could not be read: what, and why. `forbidden` tells a missing right from an outage."""
+    """Something that could not be read: what, and why. `forbidden` separates a missing right from an outage."""
 
     what: str
     why: str

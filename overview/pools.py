@@ -1,7 +1,7 @@
 """Owners of the entries of IPPools, and which entries leaked: pure decisions.
 
 An address that is released while it is in use gives two machines one address, so an entry is released only
-when its mark names this management cluster, the machine or cluster in it does not exist any more, and nothing uses
+when its mark names this management cluster, the machine or cluster in it no longer exists, and nothing uses
 the address. What the Go provider or a person wrote carries no mark: it is listed, with what is known of it, and stays.
 """
 
@@ -156,7 +156,7 @@ def _entry(pool: Obj, address: str, identity: str, owners: Owners) -> Entry:
     if owner:
         return Entry(name, address, identity, Verdict.HELD, owner, created, detail)
     if user := _user(address, identity, owners):
-        return Entry(name, address, identity, Verdict.IN_USE, user, detail="its owner does not exist any more")
+        return Entry(name, address, identity, Verdict.IN_USE, user, detail="its owner no longer exists")
     verdict, detail = _without_owner(Key(namespace, owner_name), mark, owners)
     return Entry(name, address, identity, verdict, detail=detail)
 
@@ -187,7 +187,7 @@ def _without_owner(key: Key, mark: str, owners: Owners) -> tuple[Verdict, str]:
         return Verdict.UNKNOWN, "HarvesterMachines and HarvesterClusters of all namespaces are not seen"
     if not owners.vms_complete:
         return Verdict.UNKNOWN, "VMs of all namespaces are not seen: give --harvester-kubeconfig"
-    return Verdict.LEAKED, "its HarvesterMachine or load balancer does not exist any more"
+    return Verdict.LEAKED, "its HarvesterMachine or load balancer no longer exists"
 
 
 def _expected(pool: Obj) -> int:

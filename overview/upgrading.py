@@ -1,4 +1,4 @@
-"""How to upgrade the Kubernetes of a cluster: what to patch, what speaks against it, and how far it is. Pure."""
+"""How to upgrade the Kubernetes of a cluster: what to patch, what prevents it, and how far it is. Pure."""
 
 from __future__ import annotations
 

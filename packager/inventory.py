@@ -16,7 +16,7 @@ from packager.tree import CLUSTERS, Tree, cluster_folder
 
 @dataclass(frozen=True)
 class RepositoryCluster:
-    """One cluster of a repository: `name` is `<namespace>/<name>`; `fault` tells why there is no lockfile."""
+    """One cluster of a repository: `name` is `<namespace>/<name>`; `fault` says why there is no lockfile."""
 
     name: str
     bundles: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Marks bundles of clusters that were deleted while paused, as `clusterctl move` does: they may run on elsewhere.
+"""Marks bundles of clusters that were deleted while paused, as `clusterctl move` does: they may still run elsewhere.
 
 Only the process that saw the deletion knows it, so the mark is a file with the bundles: it survives a restart, and a
 user who knows better removes it in Git. When the Cluster comes back, the next rendering removes the mark.
@@ -37,6 +37,9 @@ def with_marks(plan: Plan, folders: Iterable[str], snapshot: Snapshot) -> Plan:
             own = recorded(snapshot.read(f"{folder}/{RECORD}"))
             write |= {f"{folder}/{MARK}": _TEXT, f"{folder}/{RECORD}": record([*own, MARK])}
         held.append(
-            Skipped(folder, f"its Cluster was deleted while paused and may run on elsewhere; if not, remove {MARK}")
+            Skipped(
+                folder,
+                f"its Cluster was deleted while paused and may still be running elsewhere; if not, remove {MARK}",
+            )
         )
     return replace(plan, write=write, held=tuple(held))

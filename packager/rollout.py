@@ -345,7 +345,7 @@ def noting(found: Step | None, left_out: LeftOut, outdated: Outdated) -> Step | 
 
 
 def outdated_in(snapshot: Snapshot, facts: Mapping[Key, ClusterFacts], target: Versions) -> Outdated:
-    """Return what tells which of these clusters a repository holds with other versions than the target's."""
+    """Return a function that says which of these clusters a repository holds with other versions than the target's."""
 
     def outdated(key: Key) -> Versions | None:
         versions = inventory.pinned(facts[key], snapshot.tree) if key in facts else None

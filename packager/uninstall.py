@@ -54,7 +54,7 @@ def policies_of(rendered: Iterable[Rendered]) -> dict[str, UninstallPolicy]:
 def staging(
     policies: Mapping[str, UninstallPolicy], snapshot: Snapshot, applied: Collection[str] | None
 ) -> Callable[[Removal], Stay | None]:
-    """Return what tells for a removal why it must wait, None if it need not.
+    """Return a function that says why a removal must wait, None if it need not.
 
     `policies` are by `<namespace>/<cluster>`. `applied` are names of Fleet bundles that Fleet would uninstall, None if
     that is unknown. A bundle that only a branch for review releases is not released yet.

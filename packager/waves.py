@@ -83,7 +83,7 @@ def split(waves: Sequence[str], clusters: Sequence[ClusterFacts]) -> list[Wave]:
 
 
 class CommitOrder:
-    """Tells commits before an awaited one from that commit and later ones, which are all that it knows.
+    """Distinguishes commits before an awaited one from that commit and later ones, which are all that it knows.
 
     `heads` returns the newest commits of the remote; it is asked in each round, since Fleet may reach a head only after
     others have followed it.

@@ -106,7 +106,7 @@ class Context:
             log.info("%s is %s", informer.resource.kind, news)
 
     def _log_life(self, informer: Informer, what: str) -> None:
-        # An identity Secret lives on: the finalizer only protects it.
+        # An identity Secret stays: the finalizer only protects it.
         if informer is not self.caches.secrets:
             log.info("%s is %s", informer.resource.kind, what)
 

@@ -66,7 +66,7 @@ class MachineMemory:
     creation_unconfirmed: bool = False
     """A creation of the VM got no response. Without it: deletions and releases rely on the watch alone."""
     quota_starts: int = 0
-    """Starts of its VM in vain since a quota halted it. Without it: the next one comes sooner."""
+    """Failed starts of its VM since a quota halted it. Without it: the next start comes sooner."""
     quota_halted_at: float | None = None
     """When (monotonic) its VM was found halted again after the last start. Without it: it is started sooner."""
     member_removed: bool = False

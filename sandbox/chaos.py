@@ -33,7 +33,7 @@ FAULTS = {
     "away": 4.0,
 }
 LONGEST_PAUSE = 1.0
-# One of so many steps kills the provider instead of injecting a fault.
+# One of this many steps kills the provider instead of injecting a fault.
 KILL_ONE_OF = 6
 
 

@@ -1,1 +1,1 @@
-"""The admission webhook: what an object may say, and the server that tells the API server so."""
+"""The admission webhook: what an object may contain, and the server that answers the API server."""

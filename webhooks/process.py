@@ -50,7 +50,7 @@ async def _serve(settings: ServerSettings) -> None:
 
 
 def main() -> None:
-    """Serve with the settings in the first argument. Exit status: 0 stopped as asked, 1 could not start or continue."""
+    """Serve with the settings in the first argument. Exit status: 0 stopped by a signal, 1 failed to start or run."""
     settings = ServerSettings(**orjson.loads(sys.argv[1]))  # noqa: TID251 - our own parent process
     logs.configure(settings.log_level, settings.log_format)
     try:

@@ -117,7 +117,7 @@ class _Kept:
         except Forbidden:
             made = await self._client.create(self._resource, new)  # the role of 0.11 grants this
         except Conflict:
-            return  # another replica was faster, and the watch will tell
+            return  # another replica was faster, and the watch will report it
         log.info("%s was missing and has been made", self._name)
         self._take(made, authority)
 
@@ -132,7 +132,7 @@ class _Kept:
             self.informer.forget("", self._name)
             self._looked = None
         except Conflict:
-            pass  # another client changed it meanwhile, and the watch will tell
+            pass  # another client changed it meanwhile, and the watch will report it
         else:
             self._take(found, authority)
 

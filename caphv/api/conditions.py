@@ -73,7 +73,7 @@ def get_condition(conditions: list[Obj], condition_type: str) -> Obj | None:
 
 
 def is_true(conditions: list[Obj], condition_type: str) -> bool:
-    """Tell whether the condition of this type exists with status "True"."""
+    """Return whether the condition of this type exists with status "True"."""
     condition = get_condition(conditions, condition_type)
     return condition is not None and condition.get("status") == "True"
 

@@ -3,7 +3,7 @@
 `python -m caphv.api.crds` writes `deploy/crds`; with `--check` it writes nothing and fails on stale files.
 
 A CRD allows less than JSON Schema ("structural schemas"): no `$ref`, no `examples`, and `metadata` without any content.
-The own keywords `x-caphv-versions`, `x-caphv-strict`, `x-caphv-cel`, `x-caphv-new` and `x-caphv-crd` are explained in
+The keywords `x-caphv-versions`, `x-caphv-strict`, `x-caphv-cel`, `x-caphv-new` and `x-caphv-crd` are explained in
 `schemas/definitions.json`.
 """
 

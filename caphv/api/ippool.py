@@ -93,7 +93,7 @@ def mark_name(address: str) -> str:
 
 
 def serves(pool: Obj, networks: Iterable[str]) -> bool:
-    """Tell whether `pool` may serve a machine on `networks`: it names none of its own, or one of these.
+    """Return whether `pool` may serve a machine on `networks`: it names none of its own, or one of these.
 
     References are `<namespace>/<name>` or `<name>`; a name without namespace matches by name alone.
     """

@@ -1,4 +1,4 @@
-"""Text of servers, tenants and files for conditions, Events, errors, logs and output: nothing that a terminal obeys."""
+"""Text of servers, tenants and files for conditions, Events, errors, logs and output, without control characters."""
 
 import re
 

@@ -1,7 +1,7 @@
 """Turns what a server sends into values and errors, as far as it is believed.
 
 An untrusted server may send anything: what has not the form of an object is an error here, so that no reconcile fails
-with it. `opaque` errors do not tell what answered, so that no one can scan a network with kubeconfigs; the log does.
+with it. `opaque` errors do not contain what answered, so that no one can scan a network with kubeconfigs; the log does.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Answers:
         return self.error(502, {"message": _NO_API_HINT})
 
     def _log_detail(self, detail: str) -> None:
-        """Tell operators what an opaque error hides: a change, and not each attempt."""
+        """Log what an opaque error hides, for operators: a change, and not each attempt."""
         now = time.monotonic()
         if self._opaque and detail != self._detail and now - self._detail_at >= _DETAIL_SECONDS:
             self._detail, self._detail_at = detail, now

@@ -18,13 +18,13 @@ _OBJECT, _LIST, _VALUE, _QUOTE = 160, 72, 40, 20
 # adds to both: a VM with its disks takes 40 KiB.
 OWN_CACHE_BYTES, SHARED_CACHE_BYTES = 16 * _MIB, 24 * _MIB
 _MACHINE_BYTES = 64 * 1024
-# A connection may use the event loop for so many seconds at once, and for this share of the time on average.
+# A connection may use the event loop for this many seconds at once, and for this share of the time on average.
 _CREDIT_SECONDS, _SHARE = 5.0, 0.05
 # Each machine adds to both: all of its objects are read in less, and 5,000 machines that change rarely in 10 %.
 _MACHINE_SECONDS, _MACHINE_SHARE = 0.01, 0.00001
 # One that uses more, or broke a bound, gets a smaller share for so long.
 _LIMITED_SHARE, _LIMITED_SECONDS = 0.02, 600.0
-# Work is done in pieces of so many seconds of CPU, and others have their turns between them.
+# Work is done in pieces of this many seconds of CPU, and others have their turns between them.
 PIECE_SECONDS = 0.001
 # Sockets and HTTP take this much CPU for each byte of a response, and for each request.
 _BYTE_SECONDS, _REQUEST_SECONDS = 1e-9, 0.0005
@@ -101,7 +101,7 @@ class TimeBudget:
             self.on_limit()
 
     def received(self, size: int) -> None:
-        """Record that so many bytes were read."""
+        """Record that this many bytes were read."""
         self.spend(size * _BYTE_SECONDS)
 
     def requested(self) -> None:

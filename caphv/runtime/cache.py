@@ -36,7 +36,7 @@ from caphv.runtime.store import IndexFunction, Store
 log = logging.getLogger(__name__)
 
 _LASTING = 1.0
-# After so many seconds without contact the cache lists again: the server may have been restored or replaced.
+# After this many seconds without contact the cache lists again: the server may have been restored or replaced.
 _STALE = 300.0
 
 
@@ -90,7 +90,7 @@ class Informer:
     called with each failed attempt, `on_contact` with each watch that the server accepts. `probe` is an informer of the
     same server that retries often: while it fails, this one waits `max_backoff` seconds, or for `retry_now`.
     `first_from_cache` lets the server answer the first list from its own cache, which is cheaper and may be a little
-    old: not for collections where absence leads to a deletion. A server that has never answered may be away for
+    old: not for collections where absence leads to a deletion. A server that has never answered may be unreachable for
     `patience` seconds before failures are logged as warnings. Run it as a task; cancel the task to stop.
     """
 

@@ -54,7 +54,7 @@ class ApiClient:
     `on_response` hears of each response: its HTTP code and its duration in seconds, None for watches. Code 0 means that
     none came, or only a part; each `Invalid` has code 422. `untrusted` bounds what the server may send, see
     `Transport`. `fence` is called right before each write and raises if this process must no longer write. `opaque`:
-    errors do not tell what answered, so that no one can scan a network with kubeconfigs; the log does.
+    errors do not contain what answered, so that no one can scan a network with kubeconfigs; the log does.
 
     `on_limit` is called when the server reaches a limit, see `limits`.
     """
@@ -126,7 +126,7 @@ class ApiClient:
         return ApiClient(self._connection, name=self.name, timeout=timeout, max_in_flight=max_in_flight)
 
     async def close(self) -> None:
-        """Close all connections for good; running and later requests raise `Unreachable`."""
+        """Close all connections permanently; running and later requests raise `Unreachable`."""
         await self._transport.close()
 
     # Objects

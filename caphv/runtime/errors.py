@@ -1,4 +1,4 @@
-"""Errors of requests to an API server, as exceptions that callers tell apart by type."""
+"""Errors of requests to an API server, as exceptions of different types."""
 
 from __future__ import annotations
 

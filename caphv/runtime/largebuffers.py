@@ -1,7 +1,7 @@
 """Returns the memory of large buffers to the system as soon as they are freed.
 
 glibc takes the first large buffers from the system, and later ones of up to 32 MiB from its heap, where smaller objects
-keep them from being returned: a few large requests leave tens of MiB behind for good. A fixed threshold prevents it.
+keep them from being returned: a few large requests leave tens of MiB behind permanently. A fixed threshold prevents it.
 
 Each read of a TLS connection takes a buffer of 256 KiB for a moment. The thresholds keep it in the heap: seven times
 the CPU of a small read would otherwise be system calls and page faults.

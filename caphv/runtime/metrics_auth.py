@@ -2,7 +2,7 @@
 
 Metrics name clusters, machines and Harvesters, which not everybody on the Pod network may see. The Go provider put
 kube-rbac-proxy in front of them; here the process does the same itself: a TokenReview authenticates the bearer token,
-a SubjectAccessReview tells whether its account may `get` the path.
+a SubjectAccessReview decides whether its account may `get` the path.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class MetricsAuth(Runnable):
                 decision = await self._authorizer.authorize(token, request.path)
             except (ApiError, Unreachable) as error:
                 log.warning("cannot authorize a request for %s: %s", request.path, error)
-                return web.Response(status=503, text="the API server cannot be asked who may read this; try again\n")
+                return web.Response(status=503, text="the API server cannot check who may read this; try again\n")
         if decision is Decision.ALLOWED:
             return await handler(request)
         if decision is Decision.UNKNOWN:

@@ -1,6 +1,6 @@
 """Log lines of the same failure: the first is written, the others are counted.
 
-A server that is away fails each attempt to reach it, for hours. Without this, the lines of one failure hide all others.
+An unreachable server fails each attempt to reach it, for hours. Without this, the lines of one failure hide all others.
 A hostile server fails in another way each time, so different failures of one server are limited, too. What is kept of a
 line is its text alone: a trace holds all that its functions worked on, such as whole answers of that server.
 """
@@ -42,7 +42,7 @@ class Repeats:
     """Decides which lines are written; one for each handler.
 
     Lines are the same if logger, level, text, error and fields are. Field `server` is the URL of the server that a line
-    is about. Only warnings and errors are counted: lines of a lower level tell what happened, and each counts.
+    is about. Only warnings and errors are counted: lines of a lower level say what happened, and each counts.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-# A request waits for at most as long as so many recent requests took, and at most so many seconds.
+# A request waits for at most as long as this many recent requests took, and at most this many seconds.
 _REQUESTS = 3.0
 _MOST_SECONDS = 0.5
 _FIRST_GUESS = 0.02
-# Requests that wait for so many seconds, because all others run, are reported for some minutes.
+# Requests that wait for this many seconds, because all others run, are reported for some minutes.
 _LONG_WAIT, _REPORTED_SECONDS = 5.0, 600.0
 
 

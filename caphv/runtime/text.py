@@ -1,4 +1,4 @@
-"""The one way in for YAML and JSON that others wrote: bounded before anything is built from it.
+"""The single entry point for YAML and JSON that others wrote: bounded before anything is built from it.
 
 libyaml's composer recurses on the C stack: 30,000 brackets end the process, and no `except` sees it. Aliases make
 gigabytes of a few lines, and a number of a million digits blocks for minutes. So the parser's events are counted first,

@@ -44,7 +44,7 @@ _READ_BUFFER = 64 * 1024
 _IDLE_SECONDS, _IDLE_SECONDS_UNTRUSTED = 60, 20
 # Behind a proxy, how long the check of the server's address is valid.
 _TARGET_CHECK_SECONDS = 30.0
-# TCP keep-alive: after so many idle seconds, so many probes, so many seconds apart.
+# TCP keep-alive: seconds of idleness, number of probes, seconds between them.
 _KEEPALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 DEAD_CONNECTION_SECONDS = _KEEPALIVE["TCP_KEEPIDLE"] + _KEEPALIVE["TCP_KEEPINTVL"] * _KEEPALIVE["TCP_KEEPCNT"]
 
@@ -148,7 +148,7 @@ class Transport:
         self.closed = False
 
     async def close(self) -> None:
-        """Close all connections for good; later requests raise `aiohttp.ClientConnectionError`."""
+        """Close all connections permanently; later requests raise `aiohttp.ClientConnectionError`."""
         self.closed = True
         await self._rest.close()
 

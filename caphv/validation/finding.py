@@ -43,8 +43,8 @@ class Finding:
 
     `rule` is the name of the broken rule, the same in every report and in `docs/validation.md`; the rule fills it in
     where its check leaves it empty. `detail` says what must hold and what to do about it. `value` is shown with faults
-    that concern a value; it is never a secret: rules about Secrets leave it out. An `advice` is legal and unwise: it
-    warns and refuses nothing. `remedy` is further help, for reports that have room for it.
+    that concern a value; it is never a secret: rules about Secrets leave it out. An `advice` is about a value that is
+    valid but not recommended: it warns and refuses nothing. `remedy` is further help, for reports that have room.
     """
 
     path: FieldPath

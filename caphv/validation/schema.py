@@ -3,7 +3,7 @@
 Two validators share the work. Most objects are valid, and jsonschema-rs says so in microseconds; only an invalid one
 goes through jsonschema, which explains itself a hundred times more slowly.
 
-All references are resolved among the files of `schemas/` and never over a network. The own keywords `x-caphv-versions`
+All references are resolved among the files of `schemas/` and never over a network. The keywords `x-caphv-versions`
 and `x-caphv-form` are explained in `schemas/definitions.json`.
 """
 
@@ -218,7 +218,7 @@ def _unknown(error: Any) -> list[str]:
     known = error.schema.get("properties", {})
     if error.validator == "additionalProperties":
         return sorted(name for name in error.instance if name not in known)
-    # Only the message tells which of them a schema applied in place knows.
+    # Only the message says which of them a schema applied in place knows.
     return sorted(name for name in error.instance if name not in known and repr(name) in error.message)
 
 

@@ -293,7 +293,7 @@ Examples:
 @repository_options
 @output("table", "json", "yaml")
 def list_(**flags: Any) -> None:
-    """List the clusters of a repository: pinned versions, newer ones, and the hash over their files."""
+    """List the clusters of a repository: pinned versions, newer ones, and the hash of their files."""
     from commands.output import bundles as out
     from packager.addons.versions import table
     from packager.inventory import inventory

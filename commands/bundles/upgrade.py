@@ -152,7 +152,7 @@ class _Upgrade:
         return ManagementState(chosen, live=False, pruning=pruning, pins=pins)
 
     def step(self, find: Callable[[Outdated], rollout.Step | None]) -> rollout.Step | None:
-        """Return what `find` finds, given what tells which clusters can be upgraded; the others are left out."""
+        """Return what `find` finds, given which clusters can be upgraded; the others are left out."""
         from packager import rollout
 
         facts = {one.key: one for one in self.given.clusters}

@@ -26,7 +26,7 @@ Examples:
   caphv bundles vendor clusters/ --charts charts/ --folder fleet/
 
 \b
-Exit status: 0 done or nothing to do, 1 a chart is not at hand, or clusters cannot be rendered, 2 unreadable input,
+Exit status: 0 done or nothing to do, 1 a chart is not available, or clusters cannot be rendered, 2 unreadable input,
 wrong usage, or no helm.
 """,
 )
@@ -69,13 +69,13 @@ def vendor(**flags: Any) -> None:
             except ValueError as error:
                 raise InputError(str(error)) from None
     click.echo(out.PUSHED[flags["output"]](result), nl=False, color=out.colour())
-    for line in (*(f"{name}: not at hand" for name in missing), *out.problems(given, batch)):
+    for line in (*(f"{name}: not available" for name in missing), *out.problems(given, batch)):
         click.echo(f"caphv bundles: {line}", err=True)
     sys.exit(UNREADABLE if given.input.unreadable else DIFFERENT if missing or batch.failed else DONE)
 
 
 def _charts(batch: Batch, checker: Checker) -> tuple[dict[tuple[str, str], VendoredChart], list[str]]:
-    """Return the charts that Fleet installs, and the names of those that are not at hand. Raises InputError."""
+    """Return the charts that Fleet installs, and the names of those that are not available. Raises InputError."""
     from packager.checks.charts import files_of
     from packager.checks.contents import bundles_of
     from packager.checks.helm import HelmError

@@ -48,7 +48,7 @@ def change_options(command: _Command) -> _Command:
             type=click.Choice(["text", "json", "yaml"]),
             default="text",
             show_default=True,
-            help="Form of what is shown.",
+            help="Output format.",
         ),
         click.option("--dry-run", is_flag=True, help="Show what would be changed, and change nothing."),
         click.option("-y", "--yes", is_flag=True, help="Do not ask."),
@@ -63,7 +63,12 @@ def wait_options(timeout: str) -> Callable[[_Command], _Command]:
     def add(command: _Command) -> _Command:
         for option in (
             click.option(
-                "--timeout", type=Duration(), default=timeout, show_default=True, metavar="TIME", help="Longest wait."
+                "--timeout",
+                type=Duration(),
+                default=timeout,
+                show_default=True,
+                metavar="TIME",
+                help="Maximum time to wait.",
             ),
             click.option("--wait", is_flag=True, help="Wait until it is done, and show the progress."),
         ):

@@ -25,7 +25,7 @@ def show(plan: Plan) -> None:
     """Write a plan, from objects to Harvester, with a summary."""
     out = console()
     if not plan.changes:
-        out.print(Text("Nothing to do: everything is as wanted"))
+        out.print(Text("Nothing to do: everything is up to date"))
         return
     if plan.objects:
         out.print(Text("Management cluster", style="bold"))

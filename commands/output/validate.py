@@ -108,7 +108,7 @@ class Report:
 
 
 def items(source: Source, document: Document, report: Report) -> Iterator[Item]:
-    """Yield the objects of a document, those of a List one by one; tell the report what is none."""
+    """Yield the objects of a document, those of a List one by one; report what is not an object."""
     waiting: list[tuple[FieldPath, Any]] = [((), document.value)]
     while waiting:
         base, value = waiting.pop(0)
@@ -127,7 +127,7 @@ def _looks_like_one(value: dict[str, Any]) -> bool:
 
 
 def _no_object(source: Source, document: Document, base: FieldPath, value: Any) -> TextFinding | None:
-    """Why a value is not an object of Kubernetes; None when it is one, or a file of another sort found in a folder."""
+    """Why a value is not a Kubernetes object; None when it is one, or a file of another sort found in a folder."""
     at = document.position(base)
     found = not source.named and not base
     if (
@@ -139,12 +139,12 @@ def _no_object(source: Source, document: Document, base: FieldPath, value: Any) 
     if not isinstance(value, dict):
         sort = "a list" if isinstance(value, list) else "a single value"
         remedy = "begin a mapping with apiVersion and kind; several objects are separated by lines ---"
-        return text_finding(yaml_rules.DOCUMENT, at, f"this is {sort}, and no object of Kubernetes", remedy)
+        return text_finding(yaml_rules.DOCUMENT, at, f"this is {sort}, and not a Kubernetes object", remedy)
     if found and not _looks_like_one(value):
         return None
     for key in ("apiVersion", "kind"):
         if not isinstance(value.get(key), str) or not value[key]:
-            message = f"{key}: Required value: must be a text, as every object of Kubernetes has it"
+            message = f"{key}: Required value: must be text, as in every Kubernetes object"
             return text_finding(
                 yaml_rules.DOCUMENT, document.position((*base, key)), message, f"add {key} at the top of the object"
             )
@@ -154,12 +154,12 @@ def _no_object(source: Source, document: Document, base: FieldPath, value: Any) 
 def _hint(document: Document, path: FieldPath, finding: Finding) -> str:
     """What YAML made of a value that has the wrong type, and that a template is none yet."""
     if isinstance(finding.value, str) and "${" in finding.value:
-        return "variables in ${} are filled in before: check what clusterctl, Flux or envsubst makes of this file"
+        return "variables in ${} are substituted first: check the output of clusterctl, Flux or envsubst"
     node = document.node(path)
     if finding.fault is not Fault.WRONG_TYPE or node is None or node.plain is None or isinstance(node.value, str):
         return ""
     if node.plain == "":
-        return "nothing stands after the colon: write a value, or remove the key"
+        return "nothing follows the colon: write a value, or remove the key"
     if "string" not in finding.detail:
         return ""
     return f'YAML reads {node.plain} as {json.dumps(node.value)}: write "{node.plain}", in quotes, to mean the text'

@@ -28,7 +28,7 @@ Examples:
 def gitrepo(**flags: Any) -> None:
     """Print the GitRepo with which Fleet applies all manifests of a repository to the management cluster itself.
 
-    It is applied once. Clusters go with their folders; namespaces and ClusterClasses stay.
+    Apply it once. Fleet deletes a cluster only after its confirmed removal; namespaces and ClusterClasses stay.
     """
     from packager.definitions.files import management_git_repo
     from packager.rendering import yaml

@@ -41,7 +41,7 @@ class BackupError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a backup comes from: `identity` tells it from others, `uid` is that of the old `kube-system`."""
+    """Where a backup comes from: `identity` identifies it, `uid` is that of the old `kube-system`."""
 
     identity: str
     created: str
@@ -187,7 +187,7 @@ class _Reader:
         metadata = obj.get("metadata")
         texts = (obj.get("apiVersion"), obj.get("kind"), metadata.get("name") if isinstance(metadata, dict) else None)
         if not all(isinstance(text, str) and text for text in texts):
-            raise SealError("is not an object of Kubernetes")
+            raise SealError("is not a Kubernetes object")
         return obj
 
     def _content(self, name: str) -> bytes:

@@ -72,7 +72,7 @@ class Source:
 
 
 def plan(backup: Backup, existing: Mapping[ObjectId, Obj], origin: str) -> tuple[Step, ...]:
-    """Return what to do with each object, in order. `origin` tells objects that this backup restored before."""
+    """Return what to do with each object, in order. `origin` identifies objects that this backup restored before."""
     levels = _Levels(backup.objects)
     steps = [
         Step(identity, obj, levels.of(identity), _action(obj, existing.get(identity), origin), _uid(existing, identity))

@@ -49,7 +49,7 @@ class Restore:
 
     @property
     def source(self) -> Source:
-        """What tells objects of this backup from others."""
+        """What identifies objects of this backup."""
         origin = self.backup.origin
         return Source(origin.identity or _WITHOUT_INDEX, origin.uid) if origin else Source(_WITHOUT_INDEX)
 

@@ -35,7 +35,7 @@ def checks(objs: Iterable[Obj]) -> Iterator[Check]:
             yield Check("annotations", subject, Result.WARNING, message, remedy)
         ready = condition_of(obj, "Ready").get("status") == "True"
         if notes.get(names.ADOPT_ANNOTATION) == "true" and ready and not being_deleted(obj):
-            message = "it may take over objects of other owners: adopt is still set, and everything is adopted"
+            message = "it may adopt objects of other owners: adopt is still set, although everything is adopted"
             remedy = f"Remove it: {_annotate(obj, names.ADOPT_ANNOTATION)}"
             yield Check("annotations", subject, Result.WARNING, message, remedy)
 

@@ -78,13 +78,13 @@ def _expiry(access: Kubeconfig, subject: str, now: datetime) -> Check:
     ends = access.expires()
     remedy = f"Replace it: caphv identity rotate {subject.removeprefix('Secret ')}, or download a new kubeconfig"
     if ends is None:
-        return ok("credentials", subject, "the credentials name no end")
+        return ok("credentials", subject, "the credentials state no expiry date")
     if ends <= now:
         return Check(
-            "credentials", subject, Result.ERROR, f"the credentials ended at {ends:%Y-%m-%d %H:%M} UTC", remedy
+            "credentials", subject, Result.ERROR, f"the credentials expired at {ends:%Y-%m-%d %H:%M} UTC", remedy
         )
     if ends - now < _SOON:
-        message = f"the credentials end at {ends:%Y-%m-%d %H:%M} UTC, in {(ends - now).days} days"
+        message = f"the credentials expire at {ends:%Y-%m-%d %H:%M} UTC, in {(ends - now).days} days"
         return Check("credentials", subject, Result.WARNING, message, remedy)
     return ok("credentials", subject, f"the credentials are valid until {ends:%Y-%m-%d}")
 
@@ -272,7 +272,7 @@ def _guest_agents(objects: HarvesterObjects, subject: str, now: datetime) -> Ite
 
 
 def _orphans(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
-    """Objects that this management cluster made, and whose owner does not exist any more."""
+    """Objects that this management cluster made, and whose owner no longer exists."""
     objects = facts.objects
     if objects is None or facts.all_machines is None or facts.all_clusters is None or not facts.management_cluster:
         yield skipped("orphans", subject, "objects of all namespaces, or namespace kube-system, may not be read")
@@ -289,7 +289,7 @@ def _orphans(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
                 left.append(f"{kind} {key_of(obj)}")
     if left:
         remedy = "If they are no longer needed, delete them on Harvester; then run caphv pools release"
-        yield Check("orphans", subject, Result.WARNING, f"their owner does not exist any more: {_some(left)}", remedy)
+        yield Check("orphans", subject, Result.WARNING, f"their owner no longer exists: {_some(left)}", remedy)
     else:
         yield ok("orphans", subject, "every object of this management cluster has its owner")
 

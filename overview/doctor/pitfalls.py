@@ -191,7 +191,7 @@ def _overcommit(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
     for what, most in _MOST.items():
         percent = configured.get(what) if isinstance(configured, dict) else None
         if isinstance(percent, int) and percent > most:
-            message = f"setting overcommit-config promises {percent} % of the {what} that there is"
+            message = f"setting overcommit-config allows {percent} % of the existing {what}"
             remedy = f"Reduce {what} to {most}, the default, or watch what is really used"
             yield Check("over-provisioning", subject, Result.WARNING, message, remedy)
 
@@ -201,7 +201,7 @@ def _proxy(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
     if not isinstance(configured, dict):
         return
     if (configured.get("httpProxy") or configured.get("httpsProxy")) and not configured.get("noProxy"):
-        message = "setting http-proxy has no exceptions: images and backups at internal addresses pass the proxy"
+        message = "setting http-proxy has no exceptions: images and backups at internal addresses go through the proxy"
         remedy = "Add the internal networks and domains to noProxy of Harvester's setting http-proxy"
         yield Check("proxy", subject, Result.WARNING, message, remedy)
 

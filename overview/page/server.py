@@ -106,7 +106,7 @@ class LivePage:
                 await runner.cleanup()
 
     async def _again_and_again(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Work until cancelled. What fails is shown and tried again: a page that stands still must not look live."""
+        """Work until cancelled. What fails is shown and tried again: a page that is stuck must not look live."""
         while True:
             try:
                 await work()

@@ -125,7 +125,7 @@ async def _preview(client: ApiClient, found: Preview, resource: Resource | None,
 
 
 def _needs_others(found: Preview, obj: Obj, error: ApiError) -> bool:
-    """Whether an object is refused for want of its namespace or class, which the same manifests create."""
+    """Whether an object is refused because its namespace or class is missing, which the same manifests create."""
     created = {change.identity for change in found.changes if change.action is Action.CREATE}
     if isinstance(error, NotFound):
         return ObjectId("", "Namespace", "", key_of(obj).namespace) in created
@@ -140,7 +140,7 @@ def _overlaid(live: Any, wanted: Any) -> Any:
 
 
 async def _desired(client: ApiClient, resource: Resource, obj: Obj, live: Obj | None) -> Obj:
-    """What the object would be: as `kubectl apply` would make it where that wrote it, else by server side apply."""
+    """What the object would be: as `kubectl apply` would make it where that wrote it, else by server-side apply."""
     last = _last_applied(live)
     if live is None:
         return await client.create(resource, obj, dry_run=True)

@@ -54,7 +54,7 @@ _DISTRIBUTIONS = {
     "KubeadmControlPlane": "kubeadm",
     "TalosControlPlane": "talos",
 }
-# What is known of a Cluster whose ClusterClass is not at hand: the names of those that we ship.
+# What is known of a Cluster whose ClusterClass is not available: the names of those that we ship.
 _CLASSES = {"harvester-k3s": "k3s", "harvester-kubeadm": "kubeadm"}
 
 
@@ -104,7 +104,7 @@ class Gathered:
         self.add(_nested(path, value), lambda _: source)
 
     def add(self, values: Obj, source: Callable[[FieldPath], FieldPath]) -> None:
-        """Merge one source over the earlier ones; `source` tells where in it a field stands."""
+        """Merge one source over the earlier ones; `source` says where in it a field is."""
         self.values = merged(self.values, values)
         for path in leaves(values):
             # A list or scalar that replaces an object leaves no trace of its parts, and the other way round.

@@ -397,9 +397,7 @@ def _fleet_cluster(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     named = {found.name for found in facts.fleet_clusters if found.manager == CAAPF}
     wanted = fleet.get("clusterName") or facts.key.name
     if fleet["importedBy"] == CAAPF and named and wanted not in named:
-        detail = (
-            f"CAAPF has named the Fleet Cluster {min(named)}: set fleet.clusterName to it, no bundle would reach it"
-        )
+        detail = f"CAAPF has named the Fleet Cluster {min(named)}: set fleet.clusterName to it, or no bundle reaches it"
         yield Finding(("fleet", "clusterName"), Fault.INVALID, detail, value=wanted)
 
 

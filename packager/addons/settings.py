@@ -158,7 +158,7 @@ class AddonSettings:
 
 
 def settings_of(facts: ClusterFacts) -> tuple[AddonSettings | None, list[Finding]]:
-    """Return the settings of a cluster and all that is wrong or unwise with them, paths as in the source.
+    """Return the settings of a cluster and all errors and warnings of them, paths as in the source.
 
     There are no settings when a finding is more than advice.
     """

@@ -22,7 +22,7 @@ _DEEPEST = 4
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart at hand: a folder or an archive, and its documented values with those of its subcharts."""
+    """An available chart: a folder or an archive, and its documented values with those of its subcharts."""
 
     path: Path
     version: str

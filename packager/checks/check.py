@@ -89,7 +89,7 @@ class Checker:
         return Checked(str(settings.cluster), tuple(findings), charts)
 
     def find(self, release: Release) -> Chart | None:
-        """Return the chart of a release if it is at hand, else None. Raises HelmError."""
+        """Return the chart of a release if it is available, else None. Raises HelmError."""
         if self._charts is None:
             return None
         files = release.chart_files
@@ -97,7 +97,7 @@ class Checker:
 
     @property
     def needs_charts(self) -> bool:
-        """Whether a chart that is not at hand is an error."""
+        """Whether a chart that is not available is an error."""
         return bool(self._charts and self._charts.are_given)
 
     def render(self, release: Release, values: Obj, settings: AddonSettings) -> list[tuple[str, Obj]]:
@@ -124,7 +124,7 @@ class _Run:
         self.charts: list[CheckedChart] = []
 
     def content(self, bundle: Bundle) -> _Content:
-        """Return the objects of a bundle; charts that are not at hand make it opaque."""
+        """Return the objects of a bundle; charts that are not available make it opaque."""
         content = _Content(bundle)
         content.objects += (_Object(obj, file, "", bundle.namespace) for file, obj in bundle.manifests)
         for release in bundle.releases:
@@ -143,7 +143,7 @@ class _Run:
         if chart is None:
             # RKE2's own charts come with RKE2, and need no mirror.
             if self._checker.needs_charts and release.chart.version:
-                detail = f"{release.chart} is not at hand: add it to the folder of --charts, or use --fetch"
+                detail = f"{release.chart} is not available: add it to the folder of --charts, or use --fetch"
                 self.findings.append(_located(release, Finding(release.path, Fault.REQUIRED, detail, RENDER)))
             return False
         values = dict(release.values)
@@ -274,7 +274,7 @@ def _changed(before: Tree, contents: Sequence[_Content], run: _Run) -> Iterator[
 
 
 def _unknown(content: _Content, chart: ChartRef) -> Located:
-    detail = f"was {chart} before, which is not at hand: whether fields that cannot change stay the same is unknown"
+    detail = f"was {chart} before, which is not available: whether fields that cannot change stay the same is unknown"
     finding = Finding(("helm", "version"), Fault.INVALID, detail, immutable.IMMUTABLE, advice=True)
     return LocatedFinding(content.bundle.fleet_yaml, finding)
 

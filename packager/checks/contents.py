@@ -36,7 +36,7 @@ class ChartRef:
 
 @dataclass(frozen=True)
 class Release:
-    """One Helm release. `values` stand at `path` in `file`; `by_fleet` tells who installs it: Fleet or the cluster."""
+    """One Helm release. `values` stand at `path` in `file`; `by_fleet` says who installs it: Fleet or the cluster."""
 
     name: str
     namespace: str

@@ -1,4 +1,4 @@
-"""The real `helm`: pulls charts and renders them, in an environment of our own and with a time limit.
+"""The real `helm`: pulls charts and renders them, in a separate environment and with a time limit.
 
 `helm template` reads no cluster. Charts may be hostile: it runs nothing of theirs, and its output is bounded.
 """

@@ -23,7 +23,7 @@ _DEEPEST = 12
 
 @dataclass
 class ChartImages:
-    """A chart and its images; `source` is `rendered`, `documented`, or empty where the chart is not at hand."""
+    """A chart and its images; `source` is `rendered`, `documented`, or empty where the chart is not available."""
 
     chart: ChartRef
     images: set[str] = field(default_factory=set)

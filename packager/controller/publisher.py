@@ -171,7 +171,7 @@ class Publisher:
         self._stale = frozenset(
             key for key, commit in earlier.items() if _folder_at(repository, commit, key) != self._folders.get(key, "")
         )
-        # All are older than the heads; nothing tells their own order.
+        # All are older than the heads; their order is not known.
         self._order.update(dict.fromkeys((earlier[key] for key in self._stale), 0))
         for commit in heads:
             self._note(commit)

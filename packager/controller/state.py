@@ -58,7 +58,7 @@ class ClusterFilter:
 class ClusterCache:
     """Caches of the management cluster. `changed` is called for each Cluster that may need another rendering.
 
-    Its second argument tells whether a user requested it. `settled` is called when an optional kind was read for the
+    Its second argument says whether a user requested it. `settled` is called when an optional kind was read for the
     first time, or found to be missing.
     """
 
@@ -138,7 +138,7 @@ class ClusterCache:
     def deleted(self) -> set[Key]:
         """Clusters whose deletion was seen from its request to its end, until they exist again.
 
-        One that is merely absent, for example after the restore of an older backup, may run on.
+        One that is merely absent, for example after the restore of an older backup, may still be running.
         """
         return set(self._deleted)
 
@@ -228,7 +228,7 @@ class ClusterCache:
         return f"waiting for Cluster API to create infrastructure and control plane from ClusterClass {key}"
 
     def _find(self, group: str, kind: str, key: Key) -> Obj | None:
-        """Look up the class of a Cluster without infrastructure: it tells whether the Cluster is on Harvester."""
+        """Look up the class of a Cluster without infrastructure: it says whether the Cluster is on Harvester."""
         return self.classes.get(*key) if (group, kind) == (resources.CLUSTER_API_GROUP, "ClusterClass") else None
 
     # Changes

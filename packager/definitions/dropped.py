@@ -18,8 +18,8 @@ from packager.addons.merge import at
 from packager.definitions.rules import ADDONS_LABEL
 
 WHY = (
-    "it is no longer defined, but its machines run on; to delete them with their VMs, define it with replicas: 0 and "
-    "without limits of the autoscaler, and remove it once that is applied; deleting it by hand does not end this"
+    "it is no longer defined, but its machines keep running; to delete them with their VMs, define it with replicas: 0 "
+    "and without limits of the autoscaler, and remove it once that is applied; deleting it by hand does not end this"
 )
 _AUTOSCALER = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-"
 _Identity = tuple[str, str, str, str]

@@ -129,7 +129,7 @@ FLAGS = (
     Flag(
         "--failure-domains",
         ("spec", "controlPlane", "failureDomains"),
-        "Zones, or hosts, for the control plane, with commas.  [default: all]",
+        "Zones, or hosts, for the control plane, comma-separated.  [default: all]",
         value=_list,
     ),
     Flag(
@@ -140,13 +140,13 @@ FLAGS = (
     Flag(
         "--worker-node-affinity",
         ("spec", "workers", _EACH, "nodeAffinity"),
-        "Labels of the hosts for workers: KEY=VALUE or KEY, with commas.",
+        "Labels of the hosts for workers: KEY=VALUE or KEY, comma-separated.",
         value=_hosts,
     ),
     Flag(
         "--worker-workload-affinity",
         ("spec", "workers", _EACH, "workloadAffinity"),
-        "Labels of workloads that the hosts of workers must run: KEY=VALUE or KEY, with commas.",
+        "Labels of workloads that the hosts of workers must run: KEY=VALUE or KEY, comma-separated.",
         value=_neighbours,
     ),
     Flag(
@@ -189,7 +189,7 @@ FLAGS = (
     Flag(
         "--network",
         ("spec", "machines", "networks"),
-        "VM network, namespace/name; several with commas.",
+        "VM network, namespace/name; several comma-separated.",
         "VM network (namespace/name)",
         None,
         _list,
@@ -203,8 +203,8 @@ FLAGS = (
     Flag(
         "--ip-pool-refs",
         ("spec", "addresses", "ipPoolRefs"),
-        "Several IPPools with commas, asked in this order.",
-        "IPPools for addresses of VMs (with commas, empty for DHCP)",
+        "Several IPPools, comma-separated, tried in this order.",
+        "IPPools for addresses of VMs (comma-separated, empty for DHCP)",
         value=_list,
     ),
     Flag("--gateway", ("spec", "addresses", "gateway"), "Gateway of the VM network.", "Gateway (empty with DHCP)"),
@@ -217,8 +217,8 @@ FLAGS = (
     Flag(
         "--dns",
         ("spec", "addresses", "dnsServers"),
-        "DNS servers, with commas.",
-        "DNS servers (with commas, may be empty)",
+        "DNS servers, comma-separated.",
+        "DNS servers (comma-separated, may be empty)",
         value=_list,
     ),
     Flag(
@@ -258,13 +258,13 @@ FLAGS = (
     Flag(
         "--pod-cidr",
         ("spec", "clusterNetwork", "podCIDRs"),
-        "Networks of Pods, with commas.  [default: 10.42.0.0/16]",
+        "Networks of Pods, comma-separated.  [default: 10.42.0.0/16]",
         value=_list,
     ),
     Flag(
         "--service-cidr",
         ("spec", "clusterNetwork", "serviceCIDRs"),
-        "Networks of Services, with commas.  [default: 10.43.0.0/16]",
+        "Networks of Services, comma-separated.  [default: 10.43.0.0/16]",
         value=_list,
     ),
     Flag(
@@ -275,7 +275,7 @@ FLAGS = (
     Flag(
         "--registry-mirror",
         ("spec", "registries", "mirrors"),
-        "Mirrors of registries for RKE2 and K3s, REGISTRY=URL, with commas.",
+        "Mirrors of registries for RKE2 and K3s, REGISTRY=URL, comma-separated.",
         value=_mirrors,
     ),
     Flag(
@@ -287,7 +287,7 @@ FLAGS = (
     Flag(
         "--fleet-addon-repo",
         ("spec", "fleet", "repo"),
-        "Repository with the cluster's bundles: Fleet installs the add-ons.  [default: ClusterResourceSets do]",
+        "Repository with the cluster's bundles, for add-ons by Fleet.  [default: add-ons by ClusterResourceSets]",
     ),
     Flag("--fleet-addon-branch", ("spec", "fleet", "branch"), "Branch of that repository.  [default: main]"),
 )

@@ -103,7 +103,7 @@ def is_definition(obj: Any) -> bool:
 
 
 def check(obj: Any) -> list[Finding]:
-    """Return all that is wrong or unwise with a definition by itself."""
+    """Return all errors and warnings of a definition by itself."""
     found = schema.load(SCHEMA).findings(obj)
     more = rules.check_what_can_be(obj, found) if found else rules.check(obj)
     return in_order(_discreet(finding) for finding in (*found, *more))
@@ -117,7 +117,7 @@ def _discreet(finding: Finding) -> Finding:
 
 
 def read(obj: Any) -> tuple[Definition | None, list[Finding]]:
-    """Return the definition, and all that is wrong or unwise with it; none when a finding is more than advice."""
+    """Return the definition, and all errors and warnings of it; none when a finding is more than advice."""
     found = check(obj)
     if any(not finding.advice for finding in found):
         return None, found

@@ -20,7 +20,7 @@ _RKE2_CONFIG = "/etc/rancher/rke2/config.yaml.d/50-caphv.yaml"
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """CNI, files and RKE2's `serverConfig`; `external` tells whether kubelets wait for a cloud provider.
+    """CNI, files and RKE2's `serverConfig`; `external` says whether kubelets wait for a cloud provider.
 
     `without_cloud_controller`: servers run without that of their distribution, which can never change.
     """

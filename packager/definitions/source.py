@@ -162,7 +162,7 @@ class _File:
 
 
 def _note(name: str, entry: Unread, source: Source, *, followed: bool) -> None:
-    """Report a link or submodule where a definition may have been: nothing tells that from a removed one."""
+    """Report a link or submodule where a definition may have been: it cannot be distinguished from a removed one."""
     if followed:
         detail = "is a symbolic link, which is followed in a folder, but not in a repository: put the file itself here"
         source.problems.append(SourceProblem(name, 1, detail, advice=True))
@@ -233,7 +233,7 @@ def _read(name: str, content: bytes) -> _File:
 
 def _texts(name: str, content: bytes, documents: Iterable[Document]) -> Iterator[SourceProblem]:
     """Yield problems of documents that are a text, which may stand for a file with definitions."""
-    detail = "is a text and no object: correct it, or remove the file"
+    detail = "is text, not an object: correct it, or remove the file"
     if content.startswith(_LFS_POINTER):
         detail = "is a pointer of Git LFS, whose files are not fetched: commit the file itself, without LFS"
     for document in documents:

@@ -1,6 +1,6 @@
 """A folder that the packager writes, with the list of its files, and its Git id.
 
-Git's ids tell whether a folder changed, so that nothing is read for a thousand unchanged folders. The list tells which
+Git's ids show whether a folder changed, so that nothing is read for a thousand unchanged folders. The list says which
 files are the packager's: other files in the folder are unmanaged and stay.
 """
 

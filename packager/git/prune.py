@@ -89,7 +89,7 @@ class Stay:
 
 
 Staging = Callable[[Removal], Stay | None]
-"""Tells why a removal must wait; None if it need not."""
+"""Says why a removal must wait; None if it need not."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Plan:
     """Changes of files by path relative to the remote's path, and their summary.
 
     `subject` is the first line of the commit's message, empty for one made of the folders; `why` is the reason if it is
-    the plan's own; `details` tell what changes in each cluster, by `<namespace>/<name>`. `foreign` are files that
+    the plan's own; `details` say what changes in each cluster, by `<namespace>/<name>`. `foreign` are files that
     others put where Fleet deploys them.
     """
 
@@ -258,7 +258,7 @@ def _clash(now: Current | None, folder: Folder) -> str:
     parents = {parent for path in folder.files for parent in _parents(path)}
     for path in sorted(now.foreign):
         if path in parents or any(parent in folder.files for parent in _parents(path)):
-            return f"{path} was not written by caphv and stands in the way; move it away"
+            return f"{path} was not written by caphv and blocks the path; move it away"
     return ""
 
 

@@ -97,7 +97,7 @@ class _State:
 class Repository:
     """Reads a remote and commits to it. Use it as a context manager, from one thread at a time; calls block.
 
-    `folder` is the cache, for this remote alone. `split` tells which folders of the branch are also on branches of
+    `folder` is the cache, for this remote alone. `split` says which folders of the branch are also on branches of
     their own; these follow each commit. Methods raise GitErrors.
     """
 

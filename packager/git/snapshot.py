@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A link or submodule; `is_folder` tells whether files may be below it."""
+    """A link or submodule; `is_folder` says whether files may be below it."""
 
     why: str
     is_folder: bool
@@ -95,7 +95,7 @@ class Objects:
     def _read(self, name: str) -> bytes:
         try:
             binary = bytes.fromhex(name)
-            # A few KiB of a pack can be gigabytes, so `cat-file --batch-check` tells the size first.
+            # A few KiB of a pack can be gigabytes, so `cat-file --batch-check` reads the size first.
             size = self._repository.odb.info(binary).size
             if size <= MAX_BYTES:
                 return bytes(self._repository.odb.stream(binary).read())

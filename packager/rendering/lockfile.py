@@ -39,7 +39,7 @@ _NETWORKS = ("podCIDRs", "serviceCIDRs")
 class Record:
     """Content of the file: versions, what cannot change, the hash over the other files, and what they are made of.
 
-    `sources` is None in a file of 0.11, which does not tell.
+    `sources` is None in a file of 0.11, which does not contain it.
     """
 
     versions: Versions

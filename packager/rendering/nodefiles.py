@@ -159,7 +159,7 @@ def _k3s_config(settings: AddonSettings, without_cloud_controller: bool) -> tupl
     if without_cloud_controller:
         server = {"disable": ["servicelb"], "disable-cloud-controller": True}
     if settings.image_registry:
-        # Agents have no such flag, and do not start with it: servers tell them theirs.
+        # Agents have no such flag, and do not start with it: servers pass them theirs.
         server["system-default-registry"] = settings.image_registry
     if settings.cni.name != "none":
         server |= {"flannel-backend": "none", "disable-network-policy": True}

@@ -36,7 +36,7 @@ def is_plain(cluster: Key) -> bool:
 
 
 def key(settings: AddonSettings, versions: Versions) -> bytes | None:
-    """Return what tells settings apart, whosever they are; None where they hold a name of the stand-in themselves."""
+    """Return a key, equal for equal settings of several clusters; None if settings contain a name of the stand-in."""
     try:
         content = orjson.dumps([replace(settings, cluster=_NO_CLUSTER, origins={}), versions], default=list)
     except TypeError:  # a number that is too large for it

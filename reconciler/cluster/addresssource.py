@@ -59,7 +59,7 @@ def used_source(scope: ClusterScope) -> Source | None:
 
 
 def unused(cluster_spec: Obj, used: Source | None) -> str:
-    """Message about a source that the spec asks for in vain; empty if it is the one in use."""
+    """Message about a source that the spec names without effect; empty if it is the one in use."""
     wanted, host = wanted_source(cluster_spec), (cluster_spec.get("controlPlaneEndpoint") or {}).get("host")
     if used is None or wanted == used or (wanted.ipam == used.ipam and not wanted.pool):
         return ""

@@ -12,8 +12,8 @@ from reconciler.status import Blocked
 from reconciler.triggers import Watched
 
 _OLD_CORE = (
-    "the core of Cluster API serves v1beta1 only and takes none: control plane machines are spread over hosts without "
-    "regard to zones; upgrade it to 1.12 or newer"
+    "Cluster API core serves only v1beta1, which has no form for them: control plane machines are spread over hosts "
+    "without regard to zones; upgrade it to 1.12 or newer"
 )
 
 

@@ -25,7 +25,7 @@ def report_limits(scope: ClusterScope) -> None:
         if client and client.limits
     ]
     if scope.context.events.limited(scope.obj):
-        reached.append("Events of this HarvesterCluster are too many, and further ones are not written")
+        reached.append("this HarvesterCluster has too many Events; further ones are not written")
     if not reached:
         scope.draft.drop(_CONDITION)
         return

@@ -242,9 +242,7 @@ async def _keep_reservation(scope: ClusterScope) -> str:
             f"cannot reserve control plane address {host} again in {source}: {kind}; the log of the provider says more"
         )
     retries.ended()
-    scope.event(
-        "AddressReservedAgain", f"{source} did not have control plane address {host} any more; reserved it again"
-    )
+    scope.event("AddressReservedAgain", f"{source} no longer had control plane address {host}; reserved it again")
     return ""
 
 

@@ -41,7 +41,7 @@ class _Allocation:
 
 @dataclass(slots=True, eq=False)
 class _Release:
-    """`cluster` is the holder's management cluster; the future tells whether the holder had the address."""
+    """`cluster` is the holder's management cluster; the future says whether the holder had the address."""
 
     allocator: AddressAllocator
     pool: str
@@ -81,7 +81,7 @@ class AllocatorGroup:
 
 
 class AddressAllocator:
-    """Reserves and releases addresses. `in_use` tells whether an address must not be newly allocated.
+    """Reserves and releases addresses. `in_use` says whether an address must not be newly allocated.
 
     `writes_for_others`: the account may patch pools, and shares their cache.
     """
@@ -163,7 +163,7 @@ class AddressAllocator:
             await self._written(pool, ipam.superseding(version))
         except (Forbidden, Invalid) as error:
             # What would be refused now is not worth a deletion that never ends.
-            log.warning("cannot tell whether a write to IPPool %s without an answer takes effect: %s", pool, error)
+            log.warning("cannot find out whether a write to IPPool %s without an answer takes effect: %s", pool, error)
 
     def _take(self, waiting: list[_Pending], wanted: Callable[[_Pending], bool]) -> list[_Pending]:
         """Remove and return what this allocator may serve, and drop the requests of cancelled reconciles."""

@@ -6,8 +6,8 @@ controller and others write the same object, so a write based on stale data must
 
 Harvester's load balancer controller asks for an address by id, and the pool's history decides (`Get` in
 `pkg/ipam/allocator.go` of load-balancer-harvester): it gets the address that the history has for the id, even if that
-is already reserved for the id. A reservation without history is a duplicate: Harvester 1.4 fails for good, and 1.5 and
-later release the address before they ask again. So an address for a load balancer is entered in both.
+is already reserved for the id. A reservation without history is a duplicate: Harvester 1.4 fails permanently, and 1.5
+and later release the address before they ask again. So an address for a load balancer is entered in both.
 
 Each entry is marked with its management cluster, by an annotation that is written in the same patch; see
 `caphv.api.ippool`. (Annotations of an object hold 256 KiB: 6,000 addresses per pool.)

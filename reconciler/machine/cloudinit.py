@@ -151,7 +151,7 @@ def _check_size(size: int) -> None:
 
 
 def _split_header(text: str, source: _Source) -> tuple[bool, str]:
-    """Tell whether the data is a template, and return it without its header lines."""
+    """Return whether the data is a template, and return it without its header lines."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     first, _, rest = text.partition("\n")
     is_template = _TEMPLATE.fullmatch(first) is not None

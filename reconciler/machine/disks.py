@@ -70,7 +70,7 @@ def pvc_name(vm_name: str, uid: str, index: int) -> str:
 
 
 def is_machine_pvc(vm_name: str, claim_name: str, disks: int | None = None) -> bool:
-    """Tell whether a claim has the name of a disk of this VM, or of one of its first `disks`.
+    """Return whether a claim has the name of a disk of this VM, or of one of its first `disks`.
 
     We, the Go provider and Harvester's UI name disks so; the UI numbers disks that users add after those of the spec.
     `a-disk-x-disk-0-abcde` is a disk of `a-disk-x`, not of `a`.

@@ -165,7 +165,7 @@ async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: s
         if isinstance(answer, ipam.Grant):
             changed.cancel()
             _reserved(scope, answer.pool, address)
-            message = f"IPPool {answer.pool} did not have address {address} of this machine any more"
+            message = f"IPPool {answer.pool} no longer had address {address} of this machine"
             scope.event("AddressReservedAgain", f"{message}; reserved it again")
             return
         failure = answer.message

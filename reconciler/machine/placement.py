@@ -31,7 +31,7 @@ def control_plane_selector(cluster_name: str) -> str:
 
 
 def cluster_label(cluster: Key) -> str:
-    """Return the value of label `caphv.io/cluster`, which unlike the Go provider's labels tells namespaces apart."""
+    """Return the value of label `caphv.io/cluster`: unlike the Go provider's labels, it contains the namespace."""
     return label_value(f"{cluster.namespace}.{cluster.name}")
 
 

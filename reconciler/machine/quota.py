@@ -102,7 +102,7 @@ def vm_runs(scope: MachineScope) -> None:
 
 
 def _wait_after_start(scope: MachineScope, reason: str) -> None:
-    """Raise `Blocked` for a while after a start in vain, longer each time, unless another VM begins to run.
+    """Raise `Blocked` for a while after a failed start, longer each time, unless another VM begins to run.
 
     Harvester's webhook knows the quotas of Rancher only. It admits each start over another ResourceQuota, which then
     refuses the Pod of the VM.
@@ -117,9 +117,9 @@ def _wait_after_start(scope: MachineScope, reason: str) -> None:
     left = memory.quota_halted_at + seconds - now
     if left <= 0 or scope.context.memory.quotas.ran_since(_quota_key(scope), memory.quota_halted_at):
         return
-    # Time alone tells it that another VM runs.
+    # Only a timer lets it notice that another VM runs.
     blocked = scope.failed(_message(scope, reason), Delay(min(left, REFUSED)), Watched.VM)
-    # Further starts in vain are no news.
+    # Further failed starts are not reported.
     blocked.warn = memory.quota_starts == 1
     raise blocked
 

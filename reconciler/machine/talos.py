@@ -20,7 +20,7 @@ _MACHINE = re.compile(r"^machine:", re.MULTILINE)
 
 
 def is_machine_config(bootstrap: str) -> bool:
-    """Tell whether the value of a bootstrap Secret is a machine configuration of Talos."""
+    """Return whether the value of a bootstrap Secret is a machine configuration of Talos."""
     text = bootstrap.removeprefix("\ufeff").replace("\r\n", "\n")
     if _MARK.match(text):
         return True

@@ -1,4 +1,4 @@
-"""Charts: rendered by the real `helm` where a chart is at hand, opaque otherwise."""
+"""Charts: rendered by the real `helm` where a chart is available, opaque otherwise."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ async def begin_maintenance(client: ApiClient, name: str) -> list[Obj]:
 
 
 async def end_maintenance(client: ApiClient, hosts: Iterable[Obj]) -> None:
-    """End the maintenance of hosts; VMs do not come back by themselves."""
+    """End the maintenance of hosts; VMs do not start again automatically."""
     for host in hosts:
         await maintenance.disable(client, host["metadata"]["name"])
 

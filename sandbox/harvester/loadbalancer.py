@@ -33,7 +33,7 @@ SERVICE_LABEL = "loadbalancer.harvesterhci.io/servicelb"
 
 
 class LoadBalancers:
-    """The controller of LoadBalancers and pools; `answers(address, port)` tells whether a guest listens there."""
+    """The controller of LoadBalancers and pools; `answers(address, port)` says whether a guest listens there."""
 
     def __init__(
         self,

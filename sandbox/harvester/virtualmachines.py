@@ -125,7 +125,7 @@ class VirtualMachines:
         return Result(requeue_after=wait) if wait > 0 else None
 
     async def _stop(self, vm: Obj, lacking: str) -> None:
-        """Halt a VM for good because of a quota (harvester: pkg/controller/master/virtualmachine, `stopVM`)."""
+        """Halt a VM permanently because of a quota (harvester: pkg/controller/master/virtualmachine, `stopVM`)."""
         key = key_of(vm)
         metadata = {
             "annotations": {kinds.INSUFFICIENT_QUOTA: lacking},

@@ -321,7 +321,7 @@ def _version(command: str) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def _missing(path: Path) -> Iterator[bool]:
-    """Tell whether `path` is missing; when it is, hold the lock under which it may be made."""
+    """Return whether `path` is missing; when it is, hold the lock under which it may be made."""
     if path.exists():
         yield False
         return

@@ -53,7 +53,7 @@ def build(checkout: Path, folder: Path) -> Path:
     environment["PATH"] = f"{programs}:{environment['PATH']}"
     lines = [line for name in BUILDING for line in found[name]]
     for step in (line.removeprefix("RUN ") for line in lines if line.startswith("RUN ")):
-        # Packages that pip has at hand are not downloaded again: the hashes of the lock are compared all the same.
+        # Packages that pip has in its cache are not downloaded again: the hashes of the lock are compared all the same.
         command = PLACE.sub(lambda found: f"{folder}{found[1]}", step.replace("--no-cache-dir ", ""))
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command],

@@ -1,4 +1,4 @@
-"""Changes to a cluster that are planned with `caphv plan` and then applied: what was predicted, and what came of it."""
+"""Changes to a cluster that are planned with `caphv plan` and then applied: predictions and results."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class Inventory:
 
     @cached_property
     def clusters(self) -> list[tuple[Entry, Entry]]:
-        """Each Cluster that lives on Harvester, with its HarvesterCluster."""
+        """Each Cluster on Harvester, with its HarvesterCluster."""
         found = []
         for cluster in self.of_kind("Cluster", CLUSTER_API_GROUP):
             ref = cluster.field.at("spec", "infrastructureRef")

@@ -105,7 +105,7 @@ class _Range(NamedTuple):
 
 
 def harvester(infrastructure: Entry) -> str:
-    """By what two HarvesterClusters are known to live on one Harvester: the same identity Secret."""
+    """By what two HarvesterClusters are known to use the same Harvester: the same identity Secret."""
     secret = infrastructure.field.at("spec", "identitySecret")
     return f"{secret.at('namespace').text}/{secret.at('name').text}"
 

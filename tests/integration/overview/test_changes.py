@@ -122,7 +122,7 @@ def test_without_a_topology_the_control_plane_is_upgraded_first(clusters: Manage
     assert deployment["spec"]["template"]["spec"]["version"] != NEXT
 
 
-def test_a_wait_that_will_change_workers_asks_and_heeds_checks_like_the_first_run(clusters: Management) -> None:
+def test_a_wait_that_will_change_workers_asks_and_respects_checks_like_the_first_run(clusters: Management) -> None:
     words = ("upgrade", "without/plain", "--version", NEXT, "--wait", "--timeout", "1s")
     result, written = writes(clusters, *words)
     assert (result.exit_code, written) == (2, [])

@@ -122,7 +122,7 @@ JSON = ("-o", "json", "--no-harvester")
 
 def test_what_is_applied_already_changes_nothing(server: ApiServer, tmp_path: Path) -> None:
     result = plan(server, tmp_path, cluster())
-    assert (result.exit_code, result.stdout) == (0, "Nothing to do: everything is as wanted\n"), result.output
+    assert (result.exit_code, result.stdout) == (0, "Nothing to do: everything is up to date\n"), result.output
 
 
 def test_changes_of_a_topology_are_followed_to_machines(server: ApiServer, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ async def test_a_restarted_and_a_joining_server_do_not_undo_what_fleet_changed(
         assert await mtu() == 1400
 
 
-async def test_charts_at_hand_are_rendered_by_the_real_helm(new_api_server: NewServer, tmp_path: Path) -> None:
+async def test_charts_available_are_rendered_by_the_real_helm(new_api_server: NewServer, tmp_path: Path) -> None:
     place = tmp_path / "harvester-cloud-provider"
     (place / "templates").mkdir(parents=True)
     (place / "Chart.yaml").write_text("{apiVersion: v2, name: harvester-cloud-provider, version: 0.2.15}")

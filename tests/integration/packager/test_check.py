@@ -130,7 +130,7 @@ def test_vendored_charts_are_rendered_from_their_bundles(clusters: Path, charts:
     assert rows == {"harvester-cloud-provider": True, "harvester-csi-driver": True, "rke2-calico": False}
 
 
-def test_charts_that_are_not_at_hand(clusters: Path, charts: Path, tmp_path: Path) -> None:
+def test_charts_that_are_not_available(clusters: Path, charts: Path, tmp_path: Path) -> None:
     write(clusters, manifest("a"))
     # Without charts, manifests are checked; with some, a missing one is an error. RKE2 brings its own charts.
     status, found, content = check(clusters)

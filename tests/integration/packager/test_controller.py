@@ -90,7 +90,7 @@ async def test_what_changes_together_is_one_commit_and_an_invalid_setting_stops_
     assert case.mine("two") == files, "what the repository holds stays"
 
 
-async def test_a_repository_that_is_away_loses_no_change(case: Case) -> None:
+async def test_a_repository_that_is_unreachable_loses_no_change(case: Case) -> None:
     packager = await case.running()
     await case.cluster("quiet", values=CALICO)
     await case.cluster("one", values=CALICO)
@@ -133,7 +133,7 @@ async def test_a_deleted_cluster_is_pruned_and_more_than_the_budget_is_not(case:
         await case.cluster(name, values=CALICO)
     for name in names:
         await case.until_condition(name, "True")
-    # Gone while it was paused, it may live on elsewhere.
+    # Gone while it was paused, it may still be running elsewhere.
     await case.client.patch(CLUSTERS, "four", case.namespace, {"spec": {"paused": True}})
     await case.until_condition("four", "False", "AddonBundlesSuspended", "paused")
     await case.delete("four")

@@ -90,7 +90,7 @@ async def test_a_push_of_definitions_becomes_manifests_and_bundles_at_once(case:
     assert "bad.yaml" in files["caphv-status.yaml"]
     await packager.until_value(1, "caphv_packager_definitions", state="faulty")
     await packager.until_value(1, "caphv_packager_push_events_total", code="401")
-    # A source that is away stops no bundles.
+    # A source that is unreachable stops no bundles.
     away = source.folder.with_name("away")
     source.folder.rename(away)
     gone = time.time()

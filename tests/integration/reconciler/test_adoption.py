@@ -199,7 +199,7 @@ async def test_unmarked_address_is_left_to_another_vm_of_the_name(case: Case, ot
 # Release
 
 
-async def test_machine_is_released_on_request_while_harvester_is_away(case: Case) -> None:
+async def test_machine_is_released_on_request_while_harvester_is_unreachable(case: Case) -> None:
     pool = await case.pool("pool", 1, 5)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     await case.ready_machine("one")

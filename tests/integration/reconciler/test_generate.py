@@ -123,7 +123,7 @@ def _interview(case: Case, identity: str, folder: Path, pools: tuple[str, str]) 
         networks = terminal.answer("VM network (namespace/name), or a number: ", "1, 2")
         assert "1  default/production" in networks
         assert "2  default/storage" in networks
-        offered = terminal.answer("IPPools for addresses of VMs (with commas, empty for DHCP), or a number", scarce)
+        offered = terminal.answer("IPPools for addresses of VMs (comma-separated, empty for DHCP), or a number", scarce)
         assert f"{pool}  (20 addresses free)" in offered
         assert f"{scarce}  (3 addresses free)" in offered
         terminal.expect("3 addresses are free, and the cluster needs 5")

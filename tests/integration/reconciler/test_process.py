@@ -65,7 +65,7 @@ async def test_restart_between_reservation_and_vm_uses_the_reserved_address(case
     assert await case.allocated(pool) == held == {machine["status"]["allocatedIPAddress"]: f"{case.name}/one"}
 
 
-async def test_what_happened_while_it_was_away_is_seen(case: Case) -> None:
+async def test_what_happened_while_it_was_unreachable_is_seen(case: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("lost")
     await case.ready_machine("unwanted")

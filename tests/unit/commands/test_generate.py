@@ -317,7 +317,7 @@ def test_an_unreachable_harvester_refuses_nothing(tmp_path: Path) -> None:
     asked = call("--interactive", stdin=f"{tmp_path / 'none.yaml'}\n{nowhere}\ndemo\n")
     assert asked.stderr.count("Kubeconfig for Harvester") == 2
     assert "No such file" in asked.stderr
-    assert "so that nothing is offered" in asked.stderr
+    assert "so there are no suggestions" in asked.stderr
 
 
 def test_answers_are_kept_when_they_do_not_fit_together() -> None:
@@ -381,7 +381,7 @@ def test_push_puts_the_bundles_where_the_gitrepo_reads_them(tmp_path: Path, monk
     assert {f"{folder}/{bundle}/fleet.yaml" for bundle in ("ccm", "cni", "csi")} <= set(origin.files())
     assert "add --push" not in result.stderr
     # Again changes nothing; another setting is one more commit.
-    assert "the bundles are there already" in call(*target).stderr
+    assert "the bundles are already there" in call(*target).stderr
     assert call(*target, "--cni-mtu", "1400").exit_code == 0
     assert origin.count() == 2
     # What would break a running network is refused, and nothing is pushed.

@@ -131,7 +131,7 @@ def test_packager_without_git_names_the_image_that_has_it(command: list[str]) ->
 
 
 @pytest.mark.parametrize("command", [["run"], ["packager", "run", "--repo", "file:///nowhere"]], ids=" ".join)
-def test_a_stop_is_obeyed_while_the_management_cluster_is_away(
+def test_a_stop_is_obeyed_while_the_management_cluster_is_unreachable(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop_soon() -> asyncio.Event:
@@ -156,7 +156,7 @@ def nowhere(folder: Path) -> str:
     return str(folder / "kubeconfig")
 
 
-def test_the_liveness_probe_is_answered_while_the_management_cluster_is_away(
+def test_the_liveness_probe_is_answered_while_the_management_cluster_is_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (port,) = free_ports(1)

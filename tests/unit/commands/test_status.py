@@ -56,7 +56,7 @@ ENTRY = Entry(
     "production/frontend-workers-7xk2p-9dq4m",
     Verdict.IN_USE,
     "VirtualMachine production/frontend-workers-7xk2p-9dq4m",
-    detail="its owner does not exist any more",
+    detail="its owner no longer exists",
 )
 POOL = PoolReport("https://harvester.example.com:6443", "machines", 50, 49, 49, (ENTRY,))
 

@@ -287,9 +287,9 @@ def test_a_large_file_is_announced_on_a_terminal(tmp_path: Path, monkeypatch: py
 
 
 def test_warnings_fail_on_request_only() -> None:
-    unwise = CLUSTER.replace("targetNamespace: demo", "targetNamespace: harvester-system")
-    assert call("-", stdin=unwise).exit_code == 0
-    assert call("--fail-on", "warning", "-", stdin=unwise).exit_code == 1
+    discouraged = CLUSTER.replace("targetNamespace: demo", "targetNamespace: harvester-system")
+    assert call("-", stdin=discouraged).exit_code == 0
+    assert call("--fail-on", "warning", "-", stdin=discouraged).exit_code == 1
 
 
 @pytest.mark.parametrize("output", validate.FORMATS)

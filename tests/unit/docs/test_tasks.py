@@ -72,7 +72,7 @@ def leaves(without: Container[str] = ()) -> set[str]:
 def test_the_night_of_an_exhausted_pool_shows_what_the_audit_writes() -> None:
     page = (CHECKOUT / "docs" / "tasks" / "three-nights.md").read_text(encoding="utf-8")
     held = [Entry("machines", f"172.16.4.{number}", "team-a/held", Verdict.HELD) for number in range(49)]
-    detail = "its HarvesterMachine or load balancer does not exist any more"
+    detail = "its HarvesterMachine or load balancer no longer exists"
     leaked = Entry("machines", "172.16.3.41", "team-a/production-md-0-9kd2c", Verdict.LEAKED, detail=detail)
     out = Console(file=io.StringIO(), width=1000)
     pools.show(

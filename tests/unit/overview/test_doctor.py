@@ -251,7 +251,7 @@ SILENT = {
     ("fields", "check", "result", "text"),
     [
         ({"access": None, "error": "not found"}, "identity", Result.ERROR, "not found"),
-        ({"access": Kubeconfig("https://h", token=token(days=-1))}, "credentials", Result.ERROR, "ended at"),
+        ({"access": Kubeconfig("https://h", token=token(days=-1))}, "credentials", Result.ERROR, "expired at"),
         ({"access": Kubeconfig("https://h", token=token(days=3))}, "credentials", Result.WARNING, "in 3 days"),
         ({"objects": None, "error": "no answer"}, "connection", Result.ERROR, "no answer"),
         ({"denied": [RIGHT]}, "rights", Result.ERROR, "create virtualmachines.kubevirt.io in namespace vms"),

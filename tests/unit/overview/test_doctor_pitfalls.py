@@ -134,7 +134,7 @@ AHEAD = ago(seconds=-300)
             {"settings": [setting("overcommit-config", {"storage": 400})]},
             "over-provisioning",
             Result.WARNING,
-            "400 % of the storage",
+            "400 % of the existing storage",
         ),
         (
             {"settings": [setting("http-proxy", {"httpsProxy": "http://proxy:3128", "noProxy": ""})]},

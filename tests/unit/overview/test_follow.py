@@ -1,4 +1,4 @@
-"""What is followed stays true while the server is away, and while nothing changes."""
+"""What is followed stays true while the server is unreachable, and while nothing changes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_outage_is_named_as_long_as_it_lasts(error: Exception, text: str, awa
         async with Follower(client) as follower:
             changes = follower.changes()
             seen = await _first(changes, lambda objects: not objects.sees(clusters))
-            assert follower.away is away
+            assert follower.away == away
             assert next(text in each.why for each in seen.unseen if each.what == clusters)
             await _first(changes, lambda objects: objects.sees(clusters))
             assert not follower.away

@@ -1,4 +1,4 @@
-"""The live page never stands still unseen."""
+"""The live page is never stuck unnoticed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Management:
 
 
 class Follower:
-    """Yields the same objects now and then; the management cluster is away for a time."""
+    """Yields the same objects now and then; the management cluster is unreachable for a time."""
 
     def __init__(self, objects: ManagementObjects, *, away: bool = False) -> None:
         self._objects = objects
@@ -88,7 +88,7 @@ def test_a_look_that_fails_is_shown_and_tried_again(page: LivePage, monkeypatch:
     assert (healed["fault"], healed["unseen"]) == ("", [])
 
 
-def test_a_management_cluster_that_is_away_is_named(page: LivePage) -> None:
+def test_a_management_cluster_that_is_unreachable_is_named(page: LivePage) -> None:
     follower: Any = Follower(Builder("shop").objects(), away=True)
     found = states(page, {"clusters": lambda: page._follow(follower)}, number=2)
     assert [each["fault"] for each in found] == ["management cluster not readable", ""]

@@ -137,7 +137,7 @@ def test_crds_outlive_their_bundle(site: Site) -> None:
     site.fleet()
     site.push(facts({**calico, "csi": OFF}, spec=KUBEADM))
     assert "csi-crds" not in site.bundles()
-    # What is uninstalled must not wait for a bundle that does not exist any more.
+    # What is uninstalled must not wait for a bundle that no longer exists.
     assert "dependsOn" not in site.bundles()["snapshot-controller"]
     site.fleet()
     site.push(facts({**calico, "csi": OFF}, spec=KUBEADM))

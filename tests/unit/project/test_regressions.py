@@ -161,7 +161,7 @@ PROVIDER = {
     ),
     "late writes had no precondition, probes no answer, and a conflict was ignored": (
         f"{RECONCILER}/test_interruption.py::test_write_that_outlives_the_lease_does_no_harm",
-        "tests/unit/commands/test_main.py::test_the_liveness_probe_is_answered_while_the_management_cluster_is_away",
+        "tests/unit/commands/test_main.py::test_the_liveness_probe_is_answered_while_the_management_cluster_is_unreachable",
         f"{UNIT}/machine/test_adoption.py::test_a_secret_that_is_written_meanwhile_is_taken_over_with_the_vm_later",
     ),
 }

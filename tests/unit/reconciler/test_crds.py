@@ -16,7 +16,7 @@ from tests.support.paths import SHARED_CRDS as CRDS
 
 pytestmark = [
     pytest.mark.unit,
-    pytest.mark.skipif(not CRDS.is_dir(), reason="the CRDs of others are not at hand"),
+    pytest.mark.skipif(not CRDS.is_dir(), reason="the CRDs of others are not available"),
 ]
 
 

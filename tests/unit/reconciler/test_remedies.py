@@ -55,7 +55,7 @@ FOLLOWED = {
     ("machine/create.py", "KeyPair"): "test_machine.py::test_key_pair_that_appears_later_unblocks",
     ("machine/create.py", "delete it, or rename"): "test_remedies.py::delete_a_cloud_init_secret_of_another_owner",
     ("machine/deletion.py", "deletion is blocked"): (
-        "test_adoption.py::test_machine_is_released_on_request_while_harvester_is_away"
+        "test_adoption.py::test_machine_is_released_on_request_while_harvester_is_unreachable"
     ),
     ("machine/talos.py", "remove it"): "test_remedies.py::remove_user_data_that_talos_does_not_read",
 }

@@ -25,7 +25,7 @@ async def test_cache_is_not_current_before_its_first_watch_is_accepted() -> None
         assert it.informer.freshness.stale_seconds == 0
 
 
-async def test_cache_whose_server_is_away_is_synced_but_not_current() -> None:
+async def test_cache_whose_server_is_unreachable_is_synced_but_not_current() -> None:
     server = Collection()
     async with watched(server) as it:
         await it.informer.freshness.wait_current()

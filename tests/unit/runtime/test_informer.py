@@ -423,7 +423,7 @@ async def test_warning_of_a_kind_that_is_not_served_says_so(caplog: pytest.LogCa
     }
 
 
-async def test_only_the_probe_warns_of_a_server_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
+async def test_only_the_probe_warns_of_a_server_that_is_unreachable(caplog: pytest.LogCaptureFixture) -> None:
     probed, server = Collection(), Collection()
     probed.name, server.name = "probe", "other"
     with caplog.at_level(logging.INFO):

@@ -85,7 +85,7 @@ def test_repeated_failure_is_one_line() -> None:
     stream = io.StringIO()
     logs.configure("info", "text", stream)
     for _ in range(50):
-        logging.getLogger("caphv.test").warning("server is away")
+        logging.getLogger("caphv.test").warning("server is unreachable")
         logging.getLogger("caphv.test").info("machine is Ready")
     lines = stream.getvalue().splitlines()
     assert sum("away" in line for line in lines) == 1

@@ -152,7 +152,7 @@ async def test_only_accounts_that_may_read_metrics_get_them() -> None:
         assert (status, "caphv_leader" in text) == (200, True)
 
 
-async def test_while_the_api_server_is_away_no_one_new_is_let_in_and_no_token_is_logged(
+async def test_while_the_api_server_is_unreachable_no_one_new_is_let_in_and_no_token_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with Running() as running:

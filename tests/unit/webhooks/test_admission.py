@@ -171,7 +171,7 @@ def test_every_advice_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("rule", ADVICE)
-def test_what_is_legal_and_unwise_is_warned_about(rule: str) -> None:
+def test_what_is_legal_and_discouraged_is_warned_about(rule: str) -> None:
     kind, spec, fields = ADVICE[rule]
     review = create(changed(kind, **spec))
     assert validate(review).errors == ()

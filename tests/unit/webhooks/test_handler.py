@@ -106,11 +106,11 @@ def test_what_is_reported_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_warnings_come_with_both_verdicts_and_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    advice = Finding(("spec", "x"), Fault.INVALID, "is unwise:\nthink\x07 é", "x", advice=True)
+    advice = Finding(("spec", "x"), Fault.INVALID, "is discouraged:\nthink\x07 é", "x", advice=True)
     use_verdict(monkeypatch, warnings=(advice,))
     response = ask(request())
     assert response["allowed"] is True
-    assert response["warnings"] == ["spec.x: is unwise: think  é"]
+    assert response["warnings"] == ["spec.x: is discouraged: think  é"]
     use_verdict(monkeypatch, Finding(("spec",), Fault.REQUIRED, "give it", "y"), warnings=(advice,))
     assert ask(request())["warnings"] == response["warnings"]
 

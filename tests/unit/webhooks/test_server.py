@@ -340,7 +340,7 @@ async def test_a_pair_that_does_not_fit_changes_nothing(broken: str, tmp_path: P
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_1, ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_tls_is_1_2_or_newer(version: ssl.TLSVersion, tmp_path: Path) -> None:
-    with warnings.catch_warnings(action="ignore"):  # setting an old version is reported as unwise
+    with warnings.catch_warnings(action="ignore"):  # setting an old version is reported as discouraged
         async with running(tmp_path) as it:
             context = ssl.create_default_context(cadata=it.ca.certificate.decode())
             context.set_ciphers("DEFAULT@SECLEVEL=0")

@@ -18,7 +18,7 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 pytestmark = [
     pytest.mark.unit,
-    pytest.mark.skipif(not SHARED.is_dir(), reason="the CRDs and charts of others are not at hand"),
+    pytest.mark.skipif(not SHARED.is_dir(), reason="the CRDs and charts of others are not available"),
 ]
 
 # Fields of fleet.yaml that are not of a Bundle's spec.

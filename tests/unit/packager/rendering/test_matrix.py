@@ -59,8 +59,8 @@ def test_each_addon_is_installed_by_one_and_the_right_one(distribution: str) -> 
             assert {bundle: way(result.tree, bundle) for bundle in wanted} == wanted, (cni, ccm, csi, provider)
             assert way(result.tree, "cni-crds") == (CHART if (network, cni) == (CHART, "calico") else NOTHING)
         bundled = distribution == "rke2" and provider == "harvester"
-        unwise = [finding.field.rpartition("values]")[2] for finding in result.findings if finding.advice]
-        assert unwise == (
+        discouraged = [finding.field.rpartition("values]")[2] for finding in result.findings if finding.advice]
+        assert discouraged == (
             [f".{name}.enabled" for name, on in (("ccm", ccm), ("csi", csi)) if not on] if bundled else []
         )
 

@@ -153,7 +153,7 @@ def test_the_command_vendors_once_for_all_clusters(tmp_path: Path, monkeypatch: 
     assert copies == {files[f"{TOP}/harvester-csi-driver-0.1.31/templates/all.yaml"]}
 
 
-def test_a_chart_that_is_not_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chart_that_is_not_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPHV_HELM", "/bin/sh")
     clusters = write(tmp_path / "clusters", manifest("a"))
     fleet = tmp_path / "fleet"
@@ -162,4 +162,4 @@ def test_a_chart_that_is_not_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "charts").mkdir()
     result = call("vendor", clusters, "--folder", fleet, "--charts", tmp_path / "charts")
     assert result.exit_code == 1
-    assert "chart harvester-cloud-provider 0.2.15: not at hand" in result.stderr
+    assert "chart harvester-cloud-provider 0.2.15: not available" in result.stderr

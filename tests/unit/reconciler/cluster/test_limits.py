@@ -42,7 +42,7 @@ def test_condition_names_the_server_and_each_limit() -> None:
     assert (found["status"], found["reason"]) == ("False", "LimitReached")
     assert found["message"] == (
         "Harvester at https://harvester: one, two; the workload cluster at https://guest: three; "
-        "Events of this HarvesterCluster are too many, and further ones are not written"
+        "this HarvesterCluster has too many Events; further ones are not written"
     )
 
 

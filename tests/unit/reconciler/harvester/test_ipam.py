@@ -317,7 +317,7 @@ class TestManagementClusters:
         known = plan_allocations({"p": state}, [asks("a", "one", address="10.0.0.12", adopt=False)]).grants["ns/a"]
         assert known == Grant("p", "10.0.0.12", adopted=True)
 
-    def test_release_is_of_the_own_entry_only_and_takes_the_mark_away(self) -> None:
+    def test_release_is_of_its_own_entry_only_and_takes_the_mark_away(self) -> None:
         made = merge(pool(), plan_allocations({"p": pool()}, [asks("a", "one")]).patches["p"])
         assert plan_releases(made, [("10.0.0.10", "ns/a", "two")]).patch is None
         release = plan_releases(made, [("10.0.0.10", "ns/a", "one")])

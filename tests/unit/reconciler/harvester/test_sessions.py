@@ -477,4 +477,4 @@ async def test_cluster_gets_its_session_before_its_phases_have_run() -> None:
         await until(lambda: session.synced)
         assert it.sessions.of(Key("ns", "c")) is session
         await it.sessions.assign(Key("ns", "c"), access, "vms", identity="a", harvester_uid="uid-2")
-        assert it.sessions.of(Key("ns", "c")) is None, "another Harvester than the one it lives on"
+        assert it.sessions.of(Key("ns", "c")) is None, "another Harvester than its own"

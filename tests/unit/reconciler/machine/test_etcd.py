@@ -107,7 +107,7 @@ def test_providers_that_remove_members_themselves() -> None:
 
 
 class Silent:
-    """A workload API that is away."""
+    """A workload API that is unreachable."""
 
     budget = None
 

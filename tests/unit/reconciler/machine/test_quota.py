@@ -1,4 +1,4 @@
-"""VMs that a quota has halted: one that runs lets all others try, and one that is started in vain holds up itself."""
+"""VMs that a quota has halted: one that runs lets all others try, and one that fails to start delays only itself."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ class Machine:
         return asyncio.get_running_loop().time() - began
 
 
-async def test_start_in_vain_is_repeated_less_and_less_and_reported_once() -> None:
+async def test_failed_start_is_repeated_less_and_less_and_reported_once() -> None:
     (machine,) = Harvester().machines(1)
     assert [await machine.started_after() for _ in range(7)] == [0, 15, 30, 60, 120, 240, 240]
     assert machine.events == ["VMStarted"]
     assert not (await machine.reconcile()).warn
 
 
-async def test_first_start_in_vain_is_a_warning() -> None:
+async def test_first_failed_start_is_a_warning() -> None:
     (machine,) = Harvester().machines(1)
     await machine.started_after()
     blocked = await machine.reconcile()

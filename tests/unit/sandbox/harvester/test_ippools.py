@@ -55,7 +55,7 @@ def test_takeover_continues_with_the_next_address_when_a_user_is_faster() -> Non
     assert ippools.reserve({**released, "status": taken}, HOLDER)[1] == "10.0.0.6"
 
 
-def test_address_of_the_history_that_another_has_is_an_error_for_good() -> None:
+def test_address_of_the_history_that_another_has_is_a_permanent_error() -> None:
     between = pool(allocated={"10.0.0.5": "ns/thief"}, allocatedHistory={"10.0.0.5": HOLDER}, available=2)
     with pytest.raises(ippools.AllocationError, match=r"10\.0\.0\.5 is not available"):
         ippools.reserve(between, HOLDER)
