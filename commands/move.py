@@ -297,7 +297,7 @@ async def _deleted(target: Restore, flags: dict[str, Any]) -> None:
 
 
 async def _until(condition: Callable[[], Coroutine[Any, Any, bool]], seconds: float) -> bool:
-    """Wait for a condition; a server that is away for a moment is asked again. Raises `ApiError`, `Unreachable`."""
+    """Wait for a condition; a server that does not answer is asked again. Raises `ApiError`, `Unreachable`."""
     from caphv.runtime.errors import ApiError, ServerFault, TooManyRequests, Unreachable
 
     failure: ApiError | Unreachable | None = None

@@ -128,7 +128,7 @@ def test_an_interrupt_after_the_pause_says_so(step: str, sides: Sides) -> None:
 
 
 @pytest.mark.parametrize("step", ["read", "vms"])
-def test_a_server_that_is_away_for_a_moment_is_asked_again(step: str, sides: Sides) -> None:
+def test_a_server_that_does_not_answer_is_asked_again(step: str, sides: Sides) -> None:
     sides.failures = {step: [AWAY, ServerFault(503, "", "starting"), AWAY]}
     result = move()
     assert result.exit_code == 0, result.output

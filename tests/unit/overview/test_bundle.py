@@ -86,7 +86,7 @@ async def test_a_proxy_that_refuses_is_described_without_its_password() -> None:
     assert PASSWORD not in text
 
 
-async def test_a_server_that_is_away_is_described_in_words() -> None:
+async def test_an_unreachable_server_is_described_in_words() -> None:
     assert await log_of("http://127.0.0.1:1") == (
         "cannot be read: the connection was refused: nothing listens at this address and port\n"
     )
