@@ -34,9 +34,10 @@ programs: setup ## Build etcd, kube-apiserver and the Cluster API core unless th
 	@$(BIN)/python -c 'import logging; from sandbox.processes import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); binaries.prepare()'
 
-tools: setup ## Build helm, kubectl, kustomize, clusterctl and promtool for tests unless they exist
+tools: setup ## Build helm, kubectl, kustomize, clusterctl and promtool for tests, and download wheels, unless they exist
 	@$(BIN)/python -c 'import logging; from sandbox.processes import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); [binaries.binary(name) for name in binaries.TOOLS]'
+	@$(BIN)/python -m tests.support.wheels
 
 demo: setup ## Run a cluster on a simulated Harvester, from creation to deletion
 	$(BIN)/caphv sandbox demo
@@ -48,6 +49,7 @@ test-quick: setup ## Run before each commit: code checks, unit tests, and a few 
 	@$(STAGES) lint-code programs test-unit test-smoke
 
 test-long: programs tools ## Run the long variants of tests, and the e2e tests with the unmodified Cluster API core
+	CAPHV_TEST_LONG=yes $(PYTEST) tests/unit --numprocesses=auto --timeout=0 --junitxml=$(REPORTS)/unit-long.xml
 	CAPHV_TEST_LONG=yes $(PYTEST) tests -m long --timeout=0 --junitxml=$(REPORTS)/long.xml
 	CAPHV_SANDBOX_CORE=cluster-api-core $(PYTEST) tests/e2e $(PARALLEL) --junitxml=$(REPORTS)/e2e-unmodified-core.xml
 

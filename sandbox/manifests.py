@@ -24,7 +24,7 @@ def read(files: Iterable[Path]) -> list[Obj]:
     return [obj for file in files for obj in parse(file.read_text())]
 
 
-def parse(text: str) -> list[Obj]:
+def parse(text: str | bytes) -> list[Obj]:
     """Parse all objects of a YAML text."""
     return [obj for obj in yaml.load_all(text, _Loader) if obj]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, settings
 
 from tests.support import scheduling, virtualtime
@@ -22,9 +23,13 @@ os.environ.setdefault("GOMEMLIMIT", "1GiB")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("GOMAXPROCS", "1")
 
-# On a busy machine any example may take long.
-settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+# On a busy machine any example may take long. `make test-long` tries many more.
+_EXAMPLES = 500 if os.environ.get("CAPHV_TEST_LONG") else 30
+settings.register_profile("caphv", max_examples=_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("caphv")
+
+# Tests and stand-ins read thousands of files: libyaml's parser takes a tenth of the time.
+setattr(yaml, "SafeLoader", yaml.CSafeLoader)  # noqa: B010 - mypy knows it as a class of its own
 
 
 @pytest.fixture(scope="session")

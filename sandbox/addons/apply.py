@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import yaml
-
 from caphv.api.object import Obj, Resource, key_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import NotFound
+from sandbox import manifests
 
 
 class NoSuchKind(Exception):
@@ -19,7 +18,7 @@ class NoSuchKind(Exception):
 
 def documents(content: bytes) -> list[Obj]:
     """Return the objects of a YAML file."""
-    return [found for found in yaml.safe_load_all(content) if found]
+    return manifests.parse(content)
 
 
 class Objects:

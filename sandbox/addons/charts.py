@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from caphv.api.object import Obj
+from sandbox import manifests
 
 Chart = Callable[[Mapping[str, Any]], Sequence[Obj]]
 """Renders a chart: section `helm` of a fleet.yaml in (`chart`, `version`, `values`, `releaseName`), objects out."""
@@ -52,4 +53,4 @@ class Charts:
             check=True,
             timeout=_SECONDS,
         )
-        return [found for found in yaml.safe_load_all(done.stdout) if found]
+        return manifests.parse(done.stdout)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
@@ -368,7 +368,6 @@ def test_variables_of_a_template_are_recognised() -> None:
     assert any("${}" in one.get("help", "") for one in findings(CLUSTER.replace("dhcp", "'${IPAM}'")))
 
 
-@settings(max_examples=150)
 @given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: text.encode("utf-8", "replace")))
 def test_no_text_gives_a_traceback(text: bytes) -> None:
     for head in (b"", CLUSTER.encode()):
@@ -398,7 +397,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from(GROUPS), st.sampled_from(KINDS), VALUES, VALUES), max_size=5))
 def test_no_object_gives_a_traceback(parts: list[tuple[str, str, Any, Any]]) -> None:
     objects = [

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api import resources
@@ -165,7 +165,6 @@ class World:
         await asyncio.gather(task, return_exceptions=True)
 
 
-@settings(max_examples=150)
 @given(size=st.integers(1, 3), steps=STEPS, delays=st.lists(st.integers(0, 5), max_size=60))
 def test_no_machine_waits_for_an_address_while_one_is_free(
     size: int, steps: list[tuple[str, Any]], delays: list[int]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from caphv.api.object import SECRETS
@@ -232,13 +232,11 @@ def replaced(config: Any, path: tuple[Any, ...], junk: Any) -> Any:
     return changed
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(places(valid())), JUNK)
 def test_anything_anywhere_is_accepted_or_a_kubeconfig_error(path: tuple[Any, ...], junk: Any) -> None:
     attempt(yaml.safe_dump(replaced(valid(), path, junk)))
 
 
-@settings(max_examples=150)
 @given(st.text() | st.binary())
 @example("!!int ''")
 @example("&")
@@ -246,7 +244,6 @@ def test_any_text_is_accepted_or_a_kubeconfig_error(raw: str | bytes) -> None:
     attempt(raw)
 
 
-@settings(max_examples=150)
 @given(
     st.sampled_from(["server", "tls-server-name", "proxy-url", "certificate-authority-data"]),
     st.text() | st.from_regex(r"https://[^/]{0,70}(/.*)?", fullmatch=True),

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key, Obj
@@ -145,7 +145,6 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=200)
 @given(st.lists(STEPS, max_size=40), st.lists(WRITES, max_size=8))
 async def test_copy_and_reported_changes_become_the_truth_whatever_happens(
     steps: list[tuple[str, str] | str | float], between: list[str]

@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv import data
@@ -125,7 +125,6 @@ def test_a_file_that_is_not_there() -> None:
         compiled.load("nothing.json")
 
 
-@settings(max_examples=100)
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)))
 def test_both_validators_agree_and_nothing_is_too_strange(obj: Any) -> None:
     for file in ("harvestermachine.json", "harvestercluster.json"):

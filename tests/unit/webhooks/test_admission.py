@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api import names
@@ -408,7 +408,6 @@ JSON = st.recursive(
 SAMPLE = corpus.invalid()[::5] + corpus.valid()[::5]
 
 
-@settings(max_examples=300)
 @given(data=st.data())
 def test_any_value_anywhere_is_validated(data: st.DataObject) -> None:
     case = data.draw(st.sampled_from(SAMPLE))
@@ -446,7 +445,6 @@ def test_documents_show_right_objects(checkout: Path) -> None:
     assert found
 
 
-@settings(max_examples=200)
 @given(st.randoms(use_true_random=True))
 def test_rules_find_nothing_without_the_fields_they_list(random: Random) -> None:
     """Admission does not run them then."""

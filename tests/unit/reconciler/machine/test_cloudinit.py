@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciler.harvester.ownership import Owner
@@ -268,7 +268,6 @@ def test_dhcp_part_is_the_same_in_flow_style() -> None:
     assert load(userdata("{bootcmd: [x]}", dhcp_interfaces=["eth0"])) == block
 
 
-@settings(max_examples=200)
 @given(documents, st.sampled_from([None, True, False]), st.booleans())
 def test_any_document_means_base_plus_itself(document: dict[str, Any], flow: bool | None, template: bool) -> None:
     body = yaml.safe_dump(document, default_flow_style=flow, allow_unicode=True, width=80)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reconciler.machine.cloudinit import CloudInitError, userdata
@@ -87,7 +87,6 @@ def test_extra_user_data_that_cannot_be_used_is_refused_by_its_field(text: str, 
     assert "secret" not in str(caught.value)
 
 
-@settings(max_examples=200)
 @given(documents, documents, st.sampled_from([None, True]), st.booleans())
 @example(lower={"users": []}, higher={"users": None, "packages": []}, flow=None, template=False)
 def test_any_two_documents_are_joined(
