@@ -1,6 +1,5 @@
 """The wheel holds all that is needed and works where no checkout is."""
 
-import os
 import re
 import subprocess
 import sys
@@ -8,6 +7,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.support import wheels
 
 pytestmark = pytest.mark.e2e
 
@@ -34,8 +35,8 @@ for name in sys.argv[1:]:
 
 
 def call(*command: str | Path, cwd: Path) -> str:
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run([*map(str, command)], cwd=cwd, env=clean, capture_output=True, text=True, check=False)
+    environment = wheels.environment()
+    done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

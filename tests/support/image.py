@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.support import wheels
 
 # Folders and files of the stages that build.
 BUILDING = ("build", "rootfs")
@@ -49,12 +50,11 @@ def build(checkout: Path, folder: Path) -> Path:
     programs = folder / "programs"
     programs.mkdir()
     (programs / "python").symlink_to(sys.executable)
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment = wheels.environment()
     environment["PATH"] = f"{programs}:{environment['PATH']}"
     lines = [line for name in BUILDING for line in found[name]]
     for step in (line.removeprefix("RUN ") for line in lines if line.startswith("RUN ")):
-        # Packages that pip has in its cache are not downloaded again: the hashes of the lock are compared all the same.
-        command = PLACE.sub(lambda found: f"{folder}{found[1]}", step.replace("--no-cache-dir ", ""))
+        command = PLACE.sub(lambda found: f"{folder}{found[1]}", step)
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command],
             cwd=source,

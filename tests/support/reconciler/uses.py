@@ -127,7 +127,8 @@ async def started_after_quota(case: Case) -> None:
     await case.quota("limits.cpu", "1")
     await case.create_machine("halted")
     await case.until(HARVESTER_MACHINES, "halted", is_false("VMProvisioningReady", "VMProvisioningFailed", "used up"))
-    assert (await case.vm("halted"))["spec"]["runStrategy"] == "Halted"
+    # The quota refuses the instance before it halts the VM.
+    await case.until(kinds.VIRTUAL_MACHINES, "halted", lambda vm: vm["spec"]["runStrategy"] == "Halted")
     await case.raise_quota()
     await case.until(HARVESTER_MACHINES, "halted", is_ready)
 
