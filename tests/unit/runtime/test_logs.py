@@ -88,7 +88,7 @@ def test_repeated_failure_is_one_line() -> None:
         logging.getLogger("caphv.test").warning("server is unreachable")
         logging.getLogger("caphv.test").info("machine is Ready")
     lines = stream.getvalue().splitlines()
-    assert sum("away" in line for line in lines) == 1
+    assert sum("unreachable" in line for line in lines) == 1
     assert sum("Ready" in line for line in lines) == 50
 
 

@@ -84,4 +84,4 @@ def test_what_may_stand_for_a_definition_is_reported(tmp_path: Path) -> None:
     assert "is a pointer of Git LFS" in problems["lfs.yaml"][1]
     assert "is a symbolic link, which is not followed: put the file itself here" in problems["link.yaml"][1]
     assert "is a submodule, which is not read" in problems["module"][1]
-    assert "is a text and no object" in problems["text.yml"][1]
+    assert "is text, not an object" in problems["text.yml"][1]

@@ -100,11 +100,11 @@ def test_vm_may_leave_a_domain_with_a_single_host(name: str, single: bool) -> No
 @pytest.mark.parametrize(
     ("wanted", "status", "message"),
     [
-        ({}, "True", "failure domains are not published: the core of Cluster API serves v1beta1 only"),
+        ({}, "True", "failure domains are not published: Cluster API core serves only v1beta1"),
         (
             {"controlPlaneFailureDomains": ["zone-1"]},
             "False",
-            "spec.controlPlaneFailureDomains has no effect: the core of Cluster API serves v1beta1 only",
+            "spec.controlPlaneFailureDomains has no effect: Cluster API core serves only v1beta1",
         ),
     ],
 )
