@@ -14,7 +14,7 @@ from packager.checks import immutable, kinds
 from sandbox import manifests
 from sandbox.processes import binaries
 from sandbox.processes.apiserver import ApiServer
-from tests.support.packager.charts import archived, chart, shipped
+from tests.support.packager.charts import archived, chart, cilium, shipped
 from tests.support.packager.commands import Obj, call, manifest, write
 from tests.support.packager.repositories import Origin
 
@@ -30,7 +30,9 @@ def helm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def charts(tmp_path: Path) -> Path:
-    return shipped(tmp_path / "charts")
+    folder = shipped(tmp_path / "charts")
+    cilium(folder)
+    return folder
 
 
 @pytest.fixture

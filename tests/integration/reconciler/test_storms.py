@@ -213,6 +213,10 @@ async def test_a_full_quota_is_one_message_and_no_storm_of_creations(case: Case)
     )
 
 
+def _is_halted(vm: Obj) -> bool:
+    return bool(vm["spec"]["runStrategy"] == "Halted")
+
+
 async def test_new_vms_that_a_quota_halted_start_once_it_was_raised(case: Case) -> None:
     """Harvester creates a VM over the quota of CPU, halts it, and never starts it again."""
     names = [f"halted-{number}" for number in range(3)]
@@ -223,8 +227,9 @@ async def test_new_vms_that_a_quota_halted_start_once_it_was_raised(case: Case) 
         await case.create_machine(name)
     refused = is_false("VMProvisioningReady", "VMProvisioningFailed", "is used up: raise it")
     waiting = [await case.until(HARVESTER_MACHINES, name, refused) for name in names]
-    vms = [await case.vm(name) for name in names]
-    assert {vm["spec"]["runStrategy"] for vm in vms} == {"Halted"}
+    # The quota refuses the instance before it halts the VM.
+    halted_now = [case.until(kinds.VIRTUAL_MACHINES, name, _is_halted) for name in names]
+    vms = await asyncio.gather(*halted_now)
     since = case.environment.audit_position(case.environment.harvester)
     await asyncio.sleep(STORM_SECONDS)
     assert len({condition_of(obj, "VMProvisioningReady")["message"] for obj in waiting}) == 1

@@ -129,5 +129,9 @@ def shipped(folder: Path) -> Path:
     crds = chart(folder, "rke2-snapshot-controller-crd", "5.2.003", {}, templates__crds=SNAPSHOT_CRDS)
     archived(crds, "5.2.003")
     chart(folder, "rke2-snapshot-controller", "5.2.003", {})
-    chart(folder, "rke2-cilium", "1.20.103", CILIUM_VALUES, templates__config=CILIUM)
     return folder
+
+
+def cilium(folder: Path) -> None:
+    """Add the chart of Cilium, whose Pod networks come from values."""
+    chart(folder, "rke2-cilium", "1.20.103", CILIUM_VALUES, templates__config=CILIUM)
