@@ -1,0 +1,155 @@
+"""What an account may not read, among others that may: reported as its own refusal, and read by the next account."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from caphv.runtime.errors import Forbidden, Unauthorized
+from reconciler.harvester import session as sessions_module
+from tests.support.reconciler.accounts import Server, filled, opened, serving
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.unit
+
+
+async def test_account_that_may_not_list_a_collection_does_not_see_what_others_read() -> None:
+    server = Server()
+    server.denied = {("b", "virtualmachineimages"), ("b", "virtualmachines")}
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        second = await it.open(server, "b")
+        await until(lambda: second.images.last_error and second.watch_namespace("vms").vms.last_error)
+        assert isinstance(second.images.last_error, Forbidden)
+        assert len(second.images.store) == len(second.watch_namespace("vms").vms.store) == 0
+        assert "cannot list virtualmachineimages" in second.sync_error
+        assert second.pools is first.pools
+        assert second.error is None
+
+
+async def test_refused_watch_of_a_filled_cache_is_a_refusal_that_ends_with_the_right() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        session = await it.open(server, "a")
+        namespace = session.watch_namespace("vms")
+        await until(lambda: filled(session) and namespace.current and session.pools.current)
+        assert session.refusal(namespace, session.pools) == ""
+        before = len(it.reported)
+        server.denied = {("a", "virtualmachines"), ("a", "ippools"), ("a", "services")}
+        server.end_watches()
+        await until(lambda: "ippools" in session.refusal(namespace, session.pools))
+        await until(lambda: len(it.reported) > before)
+        assert filled(session)
+        # What is not read now, and was, does not count unless it is asked for.
+        await until(lambda: isinstance(session.services.last_error, Forbidden))
+        assert session.refusal(namespace, session.pools) == "cannot list virtualmachines; cannot list ippools"
+        server.denied = set()
+        await until(lambda: session.refusal(namespace, session.pools, session.services) == "")
+
+
+async def test_refusal_waits_for_all_first_lists() -> None:
+    server = Server()
+    server.denied = {("a", "virtualmachines")}
+    server.held = {"persistentvolumeclaims": asyncio.Event()}
+    async with serving(server), opened() as it:
+        session = await it.open(server, "a")
+        namespace = session.watch_namespace("vms")
+        await until(lambda: namespace.vms.last_error)
+        assert session.refusal(namespace) == ""
+        server.held["persistentvolumeclaims"].set()
+        await until(lambda: session.refusal(namespace) == "cannot list virtualmachines")
+
+
+async def test_refusal_of_the_account_that_reads_is_none_of_another_that_shares_the_cache() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        server.denied = {("a", "ippools")}
+        server.end_watches("ippools")
+        await until(lambda: isinstance(first.pools.last_error, Forbidden))
+        second = await it.open(server, "b")
+        await until(lambda: second.pools is first.pools and filled(second))
+        # Before the second account has had its turn.
+        assert isinstance(second.pools.last_error, Forbidden)
+        assert second.refusal(second.watch_namespace("vms"), second.pools) == ""
+        assert first.refusal(first.watch_namespace("vms"), first.pools) == "cannot list ippools"
+
+
+async def test_verdict_waits_for_the_answers_about_all_collections() -> None:
+    server = Server()
+    server.missing = {"ippools", "virtualmachineimages"}
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: first.settled)
+        says = first.missing_kind
+    first_asked = "ippools" if says.startswith("ippools") else "virtualmachineimages"
+    server.held = {first_asked: asyncio.Event()}
+    async with serving(server), opened() as it:
+        again = await it.open(server, "b")
+        await until(lambda: again.missing_kind)
+        assert again.missing_kind != says, "the other kind was refused first"
+        assert not again.settled
+        server.held[first_asked].set()
+        await until(lambda: again.settled)
+        assert again.missing_kind == says
+
+
+async def test_next_account_reads_when_the_reader_loses_the_right() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        second = await it.open(server, "b")
+        await until(lambda: filled(second))
+        pools = second.pools
+        server.denied = {("a", "ippools")}
+        server.end_watches()
+        await until(lambda: server.readers("ippools") == ["b"])
+        assert second.pools is pools
+        assert len(pools.store) == 1
+        assert first.pools is not pools, "it must not use what others may read"
+        await until(lambda: first.pools.last_error)
+        assert len(first.pools.store) == 0
+
+
+async def test_right_that_comes_back_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "_REVIEW_AGAIN", 0.1)
+    server = Server()
+    server.denied = {("b", "nodes")}
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        second = await it.open(server, "b")
+        await until(lambda: second.hosts.last_error)
+        server.denied = set()
+        await until(lambda: second.hosts is first.hosts)
+
+
+async def test_right_that_ends_without_a_request_is_noticed_by_a_review(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "_REVIEW_SECONDS", 0.2)
+    server = Server()
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        second = await it.open(server, "b")
+        await until(lambda: filled(second))
+        server.denied = {("b", "ippools")}
+        await until(lambda: second.pools is not first.pools)
+        assert len(second.pools.store) == 0
+
+
+async def test_account_with_rejected_credentials_is_unauthorized_and_the_others_work_on() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        first = await it.open(server, "a")
+        await until(lambda: filled(first))
+        second = await it.open(server, "b")
+        await until(lambda: filled(second))
+        server.tokens = {"b"}
+        server.end_watches()
+        await until(lambda: isinstance(first.error, Unauthorized))
+        await until(lambda: server.readers("ippools") == ["b"])
+        assert second.error is None
