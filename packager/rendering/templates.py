@@ -78,7 +78,7 @@ class Templates:
     @functools.cached_property
     def parsed(self) -> dict[str, nodes.Template]:
         """Each template as Jinja2 understands it, by its path."""
-        return {file: self._environment.parse(text) for file, text in self._files.items()}
+        return {file: _parsed(text) for file, text in self._files.items()}
 
     def render(self, file: str, context: Mapping[str, Any]) -> list[Any]:
         """Return the documents that `<bundle>/<name>.yaml.j2` makes, without empty ones.
@@ -201,6 +201,12 @@ def _environment(files: dict[str, str]) -> _Sandbox:
     )
     environment.filters["yaml"] = yamltext.dump
     return environment
+
+
+@functools.lru_cache(maxsize=_PROGRAMS)
+def _parsed(text: str) -> nodes.Template:
+    """Parse a template; callers read the tree and do not change it."""
+    return _environment({}).parse(text)
 
 
 @jinja2.pass_context
