@@ -117,7 +117,14 @@ async def test_rights_that_a_new_cluster_lacks_are_reported(proxy: FaultProxy, c
     await case.ready()
 
 
-@pytest.mark.parametrize("name", ["conflict", "too-many-requests", "watches-gone", "slow"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "conflict",
+        "watches-gone",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("too-many-requests", "slow")),
+    ],
+)
 async def test_work_is_done_during_a_storm_that_leaves_gaps(proxy: FaultProxy, case: Case, name: str) -> None:
     with disturbed(proxy, Fault(name, share=0.3, delay=0.3)):
         await ready_cluster(case, proxy)
