@@ -20,7 +20,7 @@ from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.state import SandboxSettings
-from tests.support.e2e import running_sandbox
+from tests.support.e2e import SHORT_AND_WHOLE, running_sandbox
 from tests.support.lostmanagement import install_again, lose
 from tests.support.planned import PlannedCluster
 
@@ -191,10 +191,31 @@ CHANGES: tuple[Callable[[Obj], list[Obj] | None], ...] = (
     _a_default_of_the_class,
     _no_workers,
 )
+# The same changes in the same order, some of them made at one time: each rollout replaces machines.
+CHANGES_AT_ONE_TIME: tuple[tuple[Callable[[Obj], list[Obj] | None], ...], ...] = (
+    (_a_label, _one_more_worker, _another_pool),
+    (_larger_machines_of_one_pool, _a_failure_domain),
+    (_one_pool_less, _a_description),
+    (_a_health_check, _a_time_for_drains, _a_label_of_nodes),
+    (_a_file_of_workers, _a_file_of_the_control_plane),
+    (_no_surge, _larger_workers_and_one_less, _settings_of_add_ons),
+    (_a_wrong_value,),
+    (_the_former_value, _more_cpus_of_all, _a_new_version),
+    (_a_copy_of_the_class,),
+    (_a_default_of_the_class, _no_workers),
+)
 
 
-async def test_changes_that_are_planned_and_then_applied_do_what_was_predicted(box: Sandbox, tmp_path: Path) -> None:
-    spec = ClusterSpec("planned", "planned", "planned", control_planes=1, workers=1)
+def test_no_change_is_left_out() -> None:
+    assert sum(CHANGES_AT_ONE_TIME, ()) == CHANGES
+
+
+@SHORT_AND_WHOLE
+async def test_changes_that_are_planned_and_then_applied_do_what_was_predicted(
+    box: Sandbox, tmp_path: Path, whole: bool
+) -> None:
+    name = "planned-whole" if whole else "planned"
+    spec = ClusterSpec(name, name, name, control_planes=1, workers=1)
     spec = in_network(spec, box.status()["network"])
     scenario = Scenario(box.folder, spec, timeout=240)
     cluster = manifest(spec)
@@ -203,12 +224,13 @@ async def test_changes_that_are_planned_and_then_applied_do_what_was_predicted(b
     own = PlannedCluster(scenario, lambda *words: caphv(box, *words), tmp_path)
     wrong = {}
     async with own.watching():
-        for change in (_the_cluster, *CHANGES):
-            objects = [*(change(cluster) or ()), copy.deepcopy(cluster)]
+        for changes in ((), *([(change,) for change in CHANGES] if whole else CHANGES_AT_ONE_TIME)):
+            further = [obj for change in changes for obj in change(cluster) or ()]
+            objects = [*further, copy.deepcopy(cluster)]
             predicted = await own.planned(objects)
             outcome = await own.applied(objects)
             if predicted != outcome:
-                wrong[change.__name__] = (predicted, outcome)
+                wrong[", ".join(change.__name__ for change in changes)] = (predicted, outcome)
     assert wrong == {}
 
 
@@ -273,10 +295,6 @@ async def on_harvester(scenario: Scenario) -> dict[str, str]:
         held = (pool.get("status") or {}).get("allocated") or {}
         found |= {ip: holder for ip, holder in held.items() if holder.startswith(f"{scenario.spec.namespace}/")}
     return found
-
-
-def _the_cluster(_cluster: Obj) -> None:
-    """All of it is new."""
 
 
 def _pools(cluster: Obj) -> list[Obj]:
