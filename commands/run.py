@@ -156,13 +156,24 @@ def _log_settings(flags: dict[str, Any]) -> tuple[str, Any]:
     level, log_format = flags["log_level"], flags["log_format"]
     zap = flags["zap_log_level"]
     if zap:
-        # A number is a verbosity; everything above 0 is debug.
-        level = _ZAP_LEVELS.get(zap) or ("debug" if zap.isdigit() and int(zap) > 0 else "info")
+        level = _zap_level(zap)
     elif flags["zap_devel"]:
         level = "debug"
     if flags["zap_encoder"]:
         log_format = "json" if flags["zap_encoder"] == "json" else "text"
     return level, log_format
+
+
+def _zap_level(text: str) -> str:
+    """Translate a level of the Go provider: a name in any case, or a verbosity, where everything above 0 is debug."""
+    if level := _ZAP_LEVELS.get(text.lower()):
+        return level
+    if text.isdecimal():
+        return "debug" if int(text) > 0 else "info"
+    # No error: 0.11 accepted any text, and the provider has to start after the upgrade.
+    names = ", ".join(_ZAP_LEVELS)
+    click.echo(f"caphv: --zap-log-level {text!r} is none of {names} and no number; the level is info", err=True)
+    return "info"
 
 
 def _run(flags: dict[str, Any], log: logging.Logger) -> int:

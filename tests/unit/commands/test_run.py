@@ -67,10 +67,15 @@ def test_another_value_is_a_usage_error(name: str, value: str, started: list[man
         (["-zap-devel=1"], "debug"),
         (["--zap-devel=TRUE"], "debug"),
         (["--zap-devel=false"], "info"),
+        (["--zap-log-level=DEBUG"], "debug"),
+        (["--zap-log-level=panic"], "error"),
+        (["--zap-log-level=3"], "debug"),
+        (["--zap-log-level=0"], "info"),
+        (["--zap-log-level=²"], "info"),
         ([], "info"),
     ],
 )
-def test_zap_devel_is_a_switch_too(
+def test_levels_of_the_go_provider_set_the_level(
     arguments: list[str],
     level: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -81,3 +86,12 @@ def test_zap_devel_is_a_switch_too(
     assert call(*arguments).exit_code == 0
     assert len(started) == 1
     assert levels == [level]
+
+
+def test_an_unknown_level_of_the_go_provider_is_named_and_does_not_stop_the_start(
+    started: list[manager.ProviderOptions],
+) -> None:
+    result = call("--zap-log-level=warn")
+    assert (result.exit_code, len(started)) == (0, 1)
+    assert "--zap-log-level 'warn' is none of debug, info, error, panic and no number" in result.output
+    assert "zap" not in call("--zap-log-level=error").output
