@@ -27,7 +27,7 @@ from caphv.api.object import (
     uid_of,
 )
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, TooManyRequests, Unreachable
+from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, Invalid, NotFound, TooManyRequests, Unreachable
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox.harvester import kinds
 from sandbox.harvester.kubevip import ingress_of
@@ -267,14 +267,24 @@ class Predecessor:
             claims = [claim["metadata"]["name"] for claim in json.loads(annotations_of(vm)[kinds.CLAIM_TEMPLATES])]
             await self.harvester.delete(kinds.VIRTUAL_MACHINES, name, target)
             for claim in claims:
-                with contextlib.suppress(NotFound):
-                    await self.harvester.delete(PERSISTENT_VOLUME_CLAIMS, claim, target)
+                await self._delete_claim(claim, target)
             with contextlib.suppress(NotFound):
                 await self.harvester.delete(SECRETS, f"{name}-cloud-init", target)
         status = obj.get("status") or {}
         if status.get("allocatedPoolRef"):
             await self._release(status["allocatedPoolRef"], status["allocatedIPAddress"])
         await self._patch(HARVESTER_MACHINES, obj, {"metadata": {"finalizers": None}})
+
+    async def _delete_claim(self, name: str, target: str) -> None:
+        while True:
+            with contextlib.suppress(NotFound):
+                try:
+                    await self.harvester.delete(PERSISTENT_VOLUME_CLAIMS, name, target)
+                except Invalid:
+                    # Harvester's webhook refuses while the VM has not gone: the original tries again.
+                    await asyncio.sleep(PERIOD)
+                    continue
+            return
 
     # Both
 
