@@ -277,14 +277,15 @@ class Predecessor:
 
     async def _delete_claim(self, name: str, target: str) -> None:
         while True:
-            with contextlib.suppress(NotFound):
-                try:
-                    await self.harvester.delete(PERSISTENT_VOLUME_CLAIMS, name, target)
-                except Invalid:
-                    # Harvester's webhook refuses while the VM has not gone: the original tries again.
-                    await asyncio.sleep(PERIOD)
-                    continue
-            return
+            try:
+                await self.harvester.delete(PERSISTENT_VOLUME_CLAIMS, name, target)
+            except NotFound:
+                return
+            except Invalid:
+                # Harvester's webhook refuses while the VM has not gone: the original tries again.
+                await asyncio.sleep(PERIOD)
+            else:
+                return
 
     # Both
 
