@@ -1,5 +1,6 @@
 """The checks of test reports find what they are there for."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -56,6 +57,21 @@ def test_stale_name_on_the_list_fails(checkout: Path, tmp_path: Path) -> None:
 def test_report_without_tests_fails(checkout: Path, tmp_path: Path) -> None:
     done = check(checkout, tmp_path, report="<testsuites/>", allowed="")
     assert (done.returncode, done.stderr) == (1, "report.xml has no test\n")
+
+
+def test_every_test_that_a_machine_may_lack_something_for_is_listed(checkout: Path) -> None:
+    """Otherwise CI fails only where that is missing, after all tests have run."""
+    listed = (checkout / ".ci" / "allowed-skips").read_text(encoding="utf-8").split("\n")
+    conditional = [
+        ".".join((*file.relative_to(checkout).with_suffix("").parts, node.name))
+        for part in ("unit", "integration", "e2e")
+        for file in (checkout / "tests" / part).rglob("test_*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any("skipif" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
+    assert len(conditional) > 1
+    assert [name for name in conditional if name not in listed] == []
 
 
 def durations(checkout: Path, folder: Path, listed: str, **environ: str) -> subprocess.CompletedProcess[str]:
