@@ -121,8 +121,20 @@ class View:
             for condition in (obj.get("status") or {}).get("conditions") or ()
             if condition["type"] == "Ready" and condition["status"] != "True"
         ]
-        phases = [f"{m['metadata']['name']} is {(m.get('status') or {}).get('phase')}" for m in self.machines.store]
-        return "; ".join(messages or phases) or "no objects found"
+        return "; ".join(messages or map(self._progress, self.machines.store)) or "no objects found"
+
+    def _progress(self, machine: Obj) -> str:
+        """How far a machine is: its phase, and its HarvesterMachine and VM until it runs."""
+        name, phase = machine["metadata"]["name"], (machine.get("status") or {}).get("phase")
+        if phase == "Running":
+            return f"{name} is Running"
+        own = self.harvester_machines.get(self._namespace, name)
+        vm = self.instances.get(self._target_namespace, name)
+        conditions = ((own or {}).get("status") or {}).get("conditions") or ()
+        states = ", ".join(f"{each['type']} {each['status']}" for each in conditions) or "no conditions"
+        infrastructure = f"HarvesterMachine with {states}" if own else "no HarvesterMachine"
+        started = (vm.get("status") or {}).get("phase") if vm else "no instance"
+        return f"{name} is {phase} ({infrastructure}; VM: {started})"
 
     def _machines(self, *, control_plane: bool) -> list[Obj]:
         found = [

@@ -32,6 +32,7 @@ STAND_INS = [
     crd("turtles-capi.cattle.io", "v1alpha1", "CAPIProvider"),
     crd("loadbalancer.harvesterhci.io", "v1beta1", "LoadBalancer"),
 ]
+CORE = "capi-controller-manager"
 MACHINE = "HarvesterMachine"
 NAMES = sorted(f"{kind.lower()}s.{crds.GROUP}" for kind in crds.KINDS)
 EARLY = f"""\
@@ -89,6 +90,8 @@ def at(tmp_path: Path) -> Iterator[Shell]:
         private_file(tmp_path / "kubeconfig", pki.to_yaml(server.kubeconfig()))
         async with server.client() as client:
             await manifests.apply(client, STAND_INS)
+            space: Obj = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "capi-system"}}
+            await manifests.apply(client, [space, deployment(CORE, "capi-system")])
 
     binaries.prepare()
     try:
@@ -108,15 +111,25 @@ def block(text: str) -> str:
     return "\n".join(lines).replace(COLLECTED, "")
 
 
+def deployment(name: str, namespace: str) -> Obj:
+    selector = {"control-plane": "controller-manager"}
+    pod = {"metadata": {"labels": selector}, "spec": {"containers": [{"name": "manager", "image": "manager"}]}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"selector": {"matchLabels": selector}, "template": pod},
+    }
+
+
 def go_provider() -> list[Obj]:
     """What its manifests have in addition to the CRDs, its validating webhook last; nothing serves that webhook."""
-    own, selector = {"namespace": SPACE}, {"control-plane": "controller-manager"}
+    own = {"namespace": SPACE}
     access = "rbac.authorization.k8s.io"
     role: Obj = {"apiVersion": f"{access}/v1", "kind": "ClusterRole", "rules": []}
     reference = {"apiGroup": access, "kind": "ClusterRole", "name": "caphv-manager-role"}
     binding = {"apiVersion": f"{access}/v1", "kind": "ClusterRoleBinding", "roleRef": reference}
     service: Obj = {"apiVersion": "v1", "kind": "Service", "spec": {"ports": [{"port": 443}]}}
-    pod = {"metadata": {"labels": selector}, "spec": {"containers": [{"name": "manager", "image": "go"}]}}
     webhook = {
         "name": "vharvestermachine.kb.io",
         "admissionReviewVersions": ["v1"],
@@ -134,12 +147,7 @@ def go_provider() -> list[Obj]:
             {**service, "metadata": {"name": f"caphv-{name}", **own}}
             for name in ("controller-manager-metrics-service", "webhook-service")
         ),
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": "caphv-controller-manager", **own},
-            "spec": {"selector": {"matchLabels": selector}, "template": pod},
-        },
+        deployment("caphv-controller-manager", SPACE),
         {
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "ValidatingWebhookConfiguration",
@@ -172,6 +180,9 @@ def commands(at: Shell, client_config: Obj) -> None:
     at.refuses(apply, 'conflict with "clusterctl"')
     at(f"{apply} --force-conflicts")
     the_machine_is_the_same(at, before)
+    at(block("rollout restart"))
+    core = at.read(f"deployment {CORE} -n capi-system")
+    assert "kubectl.kubernetes.io/restartedAt" in core["spec"]["template"]["metadata"]["annotations"]
     at(block("reason=VMAdopted"))
     # One of ours refuses all changes here, because no Pod of it runs.
     at("kubectl delete validatingwebhookconfigurations,mutatingwebhookconfigurations --all")
