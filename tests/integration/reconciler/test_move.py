@@ -17,7 +17,7 @@ from sandbox.processes import pki
 from sandbox.processes.apiserver import private_file
 from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.conditions import is_ready
-from tests.support.reconciler.environment import Environment, elsewhere, running
+from tests.support.reconciler.environment import Environment, elsewhere
 from tests.support.reconciler.ownership import CLUSTER
 from tests.support.waiting import until
 
@@ -25,22 +25,11 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
-    """An environment of its own, from which a cluster is moved."""
-    with running(tmp_path_factory.mktemp("source")) as environment:
-        yield environment
-
-
-@pytest.fixture(scope="module")
-def there(environment: Environment) -> Environment:
+def there(environment: Environment) -> Iterator[Environment]:
     """A second management cluster with a provider, for the same Harvester."""
-
-    async def start() -> Environment:
-        found = await elsewhere(environment, "target")
-        await found.provider.start()
-        return found
-
-    return asyncio.run(start())
+    with elsewhere(environment, "target") as found:
+        asyncio.run(found.provider.start())
+        yield found
 
 
 def caphv(source: Environment, target: Environment, *arguments: str) -> Result:
@@ -59,9 +48,9 @@ async def on_harvester(case: Case) -> dict[str, Obj]:
     return found
 
 
-async def core_of_the_target(there: Environment, number: int) -> Case:
+async def core_of_the_target(there: Environment, old: Case) -> Case:
     """Play the core on the target, once the Cluster is there and not paused any more."""
-    case = Case(there, number)
+    case = old.on(there)
     await case.open(create_namespace=False)
 
     async def runs() -> bool:
@@ -79,7 +68,7 @@ async def core_of_the_target(there: Environment, number: int) -> Case:
 async def test_a_moved_cluster_keeps_its_vms_and_leaves_nothing_on_the_source(
     environment: Environment, there: Environment
 ) -> None:
-    old = Case(environment, 1)
+    old = Case(environment, environment.next_case())
     await old.open()
     pool = await old.pool("pool", 1, 9)
     await old.ready_cluster(vmNetworkConfig=old.vm_network(pool))
@@ -100,7 +89,7 @@ async def test_a_moved_cluster_keeps_its_vms_and_leaves_nothing_on_the_source(
 
     since = there.audit_position(there.harvester)
     moving = asyncio.create_task(asyncio.to_thread(caphv, environment, there, ref, "--yes"))
-    core = asyncio.create_task(core_of_the_target(there, 1))
+    core = asyncio.create_task(core_of_the_target(there, old))
     await asyncio.wait([moving, core], return_when=asyncio.FIRST_COMPLETED)
     assert core.done() or moving.result().exit_code == 0, moving.result().output
     new = await core
@@ -124,12 +113,13 @@ async def test_a_moved_cluster_keeps_its_vms_and_leaves_nothing_on_the_source(
     assert await old.management.get(SECRETS, "identity", old.name)
     annotations = annotations_of(await new.get(CLUSTERS, new.name))
     assert "caphv.io/moving-to" not in annotations
+    assert await new.remove() == []
     await old.close()
     await new.close()
 
 
 async def test_an_interrupted_move_is_completed(environment: Environment, there: Environment) -> None:
-    old = Case(environment, 2)
+    old = Case(environment, environment.next_case())
     await old.open()
     await old.ready_cluster()
     await old.ready_machine("only")
@@ -142,19 +132,18 @@ async def test_an_interrupted_move_is_completed(environment: Environment, there:
     assert (result.exit_code, "nothing was lost" in result.output) == (1, True)
     assert (await old.get(CLUSTERS, old.name))["spec"]["paused"]
     assert await old.get(HARVESTER_MACHINES, "only")
-    new = await core_of_the_target(there, 2)
+    new = await core_of_the_target(there, old)
     result = await asyncio.to_thread(caphv, environment, there, ref, "--yes")
     assert result.exit_code == 0, result.output
     assert "an interrupted move is completed" in result.output
     assert (await old.management.list(CLUSTERS, old.name))["items"] == []
     await new.until(HARVESTER_MACHINES, "only", is_ready)
+    assert await new.remove() == []
     await old.close()
     await new.close()
 
 
-async def test_a_move_onto_itself_and_without_a_target_is_refused(environment: Environment) -> None:
-    case = Case(environment, 3)
-    await case.open()
+async def test_a_move_onto_itself_and_without_a_target_is_refused(environment: Environment, case: Case) -> None:
     await case.ready_cluster()
     ref = f"{case.name}/{case.name}"
     result = await asyncio.to_thread(caphv, environment, environment, ref, "--yes")
@@ -162,4 +151,3 @@ async def test_a_move_onto_itself_and_without_a_target_is_refused(environment: E
     assert not (await case.get(CLUSTERS, case.name))["spec"].get("paused")
     result = await asyncio.to_thread(CliRunner().invoke, cli, ["move", ref])
     assert (result.exit_code, "name the new management cluster" in result.output) == (2, True)
-    await case.close()

@@ -14,7 +14,7 @@ from sandbox.processes.apiserver import ApiServer
 from tests.support.overview import Management
 from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.conditions import is_ready
-from tests.support.reconciler.environment import Environment, elsewhere, running
+from tests.support.reconciler.environment import Environment, elsewhere
 from tests.support.reconciler.ownership import CLUSTER
 
 pytestmark = pytest.mark.integration
@@ -22,11 +22,12 @@ pytestmark = pytest.mark.integration
 MACHINES_UP = ("cp", "worker-1", "worker-2")
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
-    """An environment of its own, whose management cluster can be lost."""
-    with running(tmp_path_factory.mktemp("lost")) as environment:
-        yield environment
+@pytest.fixture
+def sides(environment: Environment) -> Iterator[tuple[Environment, Environment]]:
+    """A management cluster that can be lost, with its provider, and one on which none runs yet."""
+    with elsewhere(environment, "lost") as lost, elsewhere(environment, "restored") as restored:
+        asyncio.run(lost.provider.start())
+        yield lost, restored
 
 
 async def _on_harvester(case: Case) -> dict[str, Obj]:
@@ -46,11 +47,12 @@ async def _addresses(case: Case, pool: str) -> dict[str, str]:
 
 
 async def test_a_lost_management_cluster_is_restored_elsewhere_and_no_vm_restarts(
-    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, sides: tuple[Environment, Environment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lost, there = sides
     monkeypatch.setenv("CAPHV_BACKUP_PASSPHRASE", "correct horse battery")
     folder = str(tmp_path / "backup")
-    old = Case(environment, 1)
+    old = Case(lost, environment.next_case())
     await old.open()
     pool = await old.pool("pool", 1, 9)
     await old.ready_cluster(vmNetworkConfig=old.vm_network(pool))
@@ -66,18 +68,17 @@ async def test_a_lost_management_cluster_is_restored_elsewhere_and_no_vm_restart
         result = Management(server, tmp_path).caphv(*arguments)
         return result.exit_code, result.output
 
-    status, output = await asyncio.to_thread(caphv, environment.management, "backup", f"{old.name}/{old.name}", folder)
+    status, output = await asyncio.to_thread(caphv, lost.management, "backup", f"{old.name}/{old.name}", folder)
     assert status == 0, output
     await old.close()
-    await environment.provider.kill()
-    await environment.management.stop()
+    await lost.provider.kill()
+    await lost.management.stop()
 
-    there = await elsewhere(environment)
     since = there.audit_position(there.harvester)
     status, output = await asyncio.to_thread(caphv, there.management, "restore", folder, "--yes")
     assert (status, "stay paused" in output) == (1, True), output
     await there.provider.start()
-    new = Case(there, 1)
+    new = old.on(there)
     await new.open(create_namespace=False)
     try:
         assert {obj["metadata"]["name"] for obj in (await new.management.list(MACHINES, new.name))["items"]} == {
@@ -105,6 +106,7 @@ async def test_a_lost_management_cluster_is_restored_elsewhere_and_no_vm_restart
         assert (await new.get(CLUSTERS, new.name))["spec"].get("paused") in (None, False)
         # No VM was created: the age of those that are adopted would raise an alert about slow creation.
         assert await there.provider.value("caphv_machine_creation_duration_seconds_count") == 0
+        assert await new.remove() == []
     finally:
         await new.close()
 

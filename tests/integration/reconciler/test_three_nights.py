@@ -22,18 +22,19 @@ from tests.support import doccommands
 from tests.support.paths import CHECKOUT
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
 from tests.support.reconciler.conditions import is_false, is_ready
-from tests.support.reconciler.environment import Environment, elsewhere, running
+from tests.support.reconciler.environment import Environment, elsewhere
 
 pytestmark = pytest.mark.integration
 
 PAGE = (CHECKOUT / "docs" / "tasks" / "three-nights.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
-    """An environment of its own: the last night loses its management cluster."""
-    with running(tmp_path_factory.mktemp("nights")) as environment:
-        yield environment
+@pytest.fixture
+def sides(environment: Environment) -> Iterator[tuple[Environment, Environment]]:
+    """A management cluster to lose in the last night, with its provider, and one on which none runs yet."""
+    with elsewhere(environment, "substituted") as lost, elsewhere(environment, "substitute") as substitute:
+        asyncio.run(lost.provider.start())
+        yield lost, substitute
 
 
 class Night:
@@ -123,10 +124,11 @@ async def test_the_token_expired_on_a_friday(case: Case, tmp_path: Path) -> None
 
 
 async def test_the_management_cluster_is_lost(
-    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, sides: tuple[Environment, Environment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lost, there = sides
     monkeypatch.setenv("CAPHV_BACKUP_PASSPHRASE", "correct horse battery")
-    old = Case(environment, 70)
+    old = Case(lost, environment.next_case())
     await old.open()
     night = Night("The management cluster is lost", old, tmp_path)
     await old.ready_cluster()
@@ -135,23 +137,23 @@ async def test_the_management_cluster_is_lost(
     result = await night.next("backup")
     assert result.exit_code == 0, result.output
     await old.close()
-    await environment.provider.kill()
-    await environment.management.stop()
+    await lost.provider.kill()
+    await lost.management.stop()
 
-    there = await elsewhere(environment)
     night.use(there.management)
     result = await night.next("restore")
     assert result.exit_code == 0, result.output
     result = await night.next("restore")
     assert (result.exit_code, "Restored" in result.output) == (0, True), result.output
     await there.provider.start()
-    new = Case(there, 70)
+    new = old.on(there)
     await new.open(create_namespace=False)
     await new.ready()  # the core's part
     await new.until(HARVESTER_MACHINES, "kept", is_ready)
     assert await running_vms(new) == before
     assert f"{new.name}" in (await night.next("status")).output
     assert night.left == []
+    assert await new.remove() == []
     await new.close()
 
 

@@ -61,6 +61,7 @@ class Case:
 
     def __init__(self, environment: Environment, number: int, prefix: str = "case") -> None:
         self.environment = environment
+        self.number, self.prefix = number, prefix
         self.name = f"{prefix}-{number}"
         self.target = f"{self.name}-vms"
         self.balancer = f"{self.name}-{self.name}-lb"
@@ -68,7 +69,13 @@ class Case:
         self.subnet = f"{environment.prefix}.{48 + number % 79}"
         self.gateway = f"{environment.prefix}.0.1"
         self._stack = contextlib.AsyncExitStack()
-        self._pools: list[str] = []
+        self.pools: list[str] = []
+
+    def on(self, environment: Environment) -> Case:
+        """The same cluster on another management cluster for the same Harvester."""
+        found = Case(environment, self.number, self.prefix)
+        found.pools = self.pools
+        return found
 
     async def open(self, *, create_namespace: bool = True) -> None:
         """Connect, and make the namespace on the management cluster."""
@@ -222,7 +229,7 @@ class Case:
         await self.harvester.create(
             kinds.IP_POOLS, kinds.typed(kinds.IP_POOLS, {"metadata": {"name": name}, "spec": spec, "status": status})
         )
-        self._pools.append(name)
+        self.pools.append(name)
         return name
 
     def vm_network(self, *pools: str, **more: Any) -> Obj:
@@ -390,7 +397,7 @@ class Case:
         """Delete everything; answers what of the cluster was left on Harvester."""
         await self.delete()
         left = await self.leftovers()
-        for pool in self._pools:
+        for pool in self.pools:
             await self.harvester.delete(kinds.IP_POOLS, pool)
         await _quietly(lambda: self.harvester.delete(NAMESPACES, self.target))
         await _quietly(lambda: self.management.delete(NAMESPACES, self.name))
@@ -401,7 +408,7 @@ class Case:
         found = [f"{resource.kind} {name}" for resource in _IN_NAMESPACE for name in await self.names(resource)]
         for pool in (await self.harvester.list(kinds.IP_POOLS))["items"]:
             name = pool["metadata"]["name"]
-            if name.startswith(f"{self.name}-") and name not in self._pools:
+            if name.startswith(f"{self.name}-") and name not in self.pools:
                 found.append(f"IPPool {name}")
             for address, holder in ((pool.get("status") or {}).get("allocated") or {}).items():
                 if holder.partition("/")[0] in (self.name, self.target):

@@ -13,8 +13,7 @@ from tests.support.reconciler.environment import Environment
 @contextmanager
 def opened(environment: Environment, runner: asyncio.Runner, prefix: str = "case") -> Iterator[Case]:
     """A case for as long as the block lasts; then it is deleted, and nothing of it may be left."""
-    environment.cases += 1
-    case = Case(environment, environment.cases, prefix)
+    case = Case(environment, environment.next_case(), prefix)
     runner.run(case.open())
     try:
         yield case

@@ -60,6 +60,11 @@ class Environment:
     provider: Provider
     cases: int = field(default=0)
 
+    def next_case(self) -> int:
+        """The number of a further case: its names and addresses on Harvester derive from it."""
+        self.cases += 1
+        return self.cases
+
     @property
     def prefix(self) -> str:
         """First two octets of the addresses on Harvester, `127.<n>`."""
@@ -99,8 +104,21 @@ def running(folder: Path) -> Iterator[Environment]:
             asyncio.run(children.stop_all(folder))
 
 
-async def elsewhere(environment: Environment, name: str = "elsewhere") -> Environment:
-    """A further management cluster with the CRDs for the same Harvester, and a provider that is not started yet."""
+@contextlib.contextmanager
+def elsewhere(environment: Environment, name: str) -> Iterator[Environment]:
+    """A further management cluster for the same Harvester until the end of the block, and a provider to be started.
+
+    It may be lost, unlike that of the environment.
+    """
+    found = asyncio.run(_elsewhere(environment, name))
+    try:
+        yield found
+    finally:
+        asyncio.run(found.provider.stop())
+        asyncio.run(found.management.stop())
+
+
+async def _elsewhere(environment: Environment, name: str) -> Environment:
     server = _management(environment.folder, name)
     await server.start()
     async with server.client() as client:
