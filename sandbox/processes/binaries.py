@@ -60,19 +60,19 @@ _RETRY_SOON = """\
 	}).SetConnectionCreationRetryInterval(time.Second)
 """
 _RATE_LIMIT = "rateLimitInterval := time.Second\n\tif blder.rateLimitInterval > time.Second {\n"
-_FOUR_TIMES_A_SECOND = """\
-rateLimitInterval := time.Second / 4
+_TWICE_A_SECOND = """\
+rateLimitInterval := time.Second / 2
 	if controllerName == "topology/cluster" {
-		rateLimitInterval = time.Second
+		rateLimitInterval = 2 * time.Second
 	}
 	if false {
 """
 
 # For tests. The core of users waits for what it does not watch: it retries to reach a workload cluster after 30 s, to
 # create workers of a control plane that was not stable after 15 s, and to delete a Cluster that had objects after 5 s.
-# It reconciles an object once a second at most, and a MachineHealthCheck once in 15. With no limit at all, it writes a
-# tenth more. The controller of topologies keeps its second: each of its reconciles applies the Cluster and four more
-# objects in dry runs, a third of all that the core writes, and nothing that a test waits for comes sooner by them.
+# It reconciles an object once a second at most, and a MachineHealthCheck once in 15: lives of clusters would take twice
+# as long. With shorter limits than half a second it writes more. Topologies have two seconds: each of their reconciles
+# applies the Cluster and four more objects in dry runs, and little that a test waits for comes sooner by them.
 IMPATIENT_CORE = dataclasses.replace(
     CLUSTER_API_CORE,
     name="cluster-api-core-impatient",
@@ -89,7 +89,7 @@ IMPATIENT_CORE = dataclasses.replace(
             "deleteRequeueAfter = 5 * time.Second",
             "deleteRequeueAfter = time.Second",
         ),
-        Patch("util/controller/builder.go", _RATE_LIMIT, _FOUR_TIMES_A_SECOND),
+        Patch("util/controller/builder.go", _RATE_LIMIT, _TWICE_A_SECOND),
     ),
 )
 # Further releases that are tested; each is built only on request. 1.14 has the core's program and manifests in a folder
