@@ -6,6 +6,7 @@ import asyncio
 import copy
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,19 +36,30 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
         yield box
 
 
+@pytest.fixture(scope="module")
+def spec(box: Sandbox) -> ClusterSpec:
+    """A cluster that is up: one test grows and upgrades it, another one loses and restores it."""
+    spec = ClusterSpec(control_planes=1, workers=1, version=EARLIER_VERSION, unhealthy_seconds=3600)
+    scenario = Scenario(box.folder, in_network(spec, box.status()["network"]), timeout=240)
+
+    async def create() -> None:
+        async with scenario.watching():
+            await scenario.create()
+            await scenario.bring_up()
+
+    asyncio.run(create())
+    return scenario.spec
+
+
 async def caphv(box: Sandbox, *words: str) -> Result:
     arguments = [*words, "--kubeconfig", str(box.kubeconfig("management"))]
     return await asyncio.to_thread(CliRunner().invoke, cli, arguments)
 
 
-async def test_a_cluster_is_scaled_and_upgraded_while_the_command_waits(box: Sandbox) -> None:
-    spec = in_network(ClusterSpec(control_planes=1, workers=1, version=EARLIER_VERSION), box.status()["network"])
+async def test_a_cluster_is_scaled_and_upgraded_while_the_command_waits(box: Sandbox, spec: ClusterSpec) -> None:
     scenario = Scenario(box.folder, spec, timeout=240)
     ref = f"{spec.namespace}/{spec.name}"
     async with scenario.watching():
-        await scenario.create()
-        await scenario.bring_up()
-
         result = await caphv(box, "scale", ref, "--workers", "2", "--yes", "--wait", "--timeout", "3m")
         assert result.exit_code == 0, result.output
         assert "addresses: free addresses in IPPool" in result.output
@@ -207,17 +219,14 @@ async def test_changes_that_are_planned_and_then_applied_do_what_was_predicted(
 
 
 async def test_a_lost_management_cluster_is_restored_and_no_vm_restarts(
-    box: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    box: Sandbox, spec: ClusterSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Last of this module: it loses what the others have made."""
     monkeypatch.setenv("CAPHV_BACKUP_PASSPHRASE", "correct horse battery")
-    names = ("restored", "restored", "restored")
-    spec = ClusterSpec(*names, control_planes=1, workers=1, unhealthy_seconds=3600)
-    scenario = Scenario(box.folder, in_network(spec, box.status()["network"]), timeout=240)
+    scenario = Scenario(box.folder, spec, timeout=240)
     ref, folder = f"{spec.namespace}/{spec.name}", tmp_path / "backup"
     async with scenario.watching():
-        await scenario.create()
-        await scenario.bring_up()
+        workers = len(scenario.view.workers())
         before = await on_harvester(scenario)
         machines = {uid_of(machine) for machine in scenario.view.machines.store}
         result = await caphv(box, "backup", ref, str(folder))
@@ -242,13 +251,13 @@ async def test_a_lost_management_cluster_is_restored_and_no_vm_restarts(
     finally:
         await management.close()
     await box.restart("provider")
-    scenario = Scenario(box.folder, scenario.spec, timeout=240)
+    scenario = Scenario(box.folder, replace(spec, workers=workers), timeout=240)
     async with scenario.watching():
         await scenario.bring_up()
         assert machines.isdisjoint(uid_of(machine) for machine in scenario.view.machines.store)
         assert await on_harvester(scenario) == before
         # It is a cluster like any other again.
-        await scenario.scale(1, 2)
+        await scenario.scale(1, workers + 1)
         after = await on_harvester(scenario)
         assert {name: after.get(name) for name in before} == before
 
