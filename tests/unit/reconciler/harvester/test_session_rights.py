@@ -44,7 +44,8 @@ async def test_refused_watch_of_a_filled_cache_is_a_refusal_that_ends_with_the_r
         assert filled(session)
         # What is not read now, and was, does not count unless it is asked for.
         await until(lambda: isinstance(session.services.last_error, Forbidden))
-        assert session.refusal(namespace, session.pools) == "cannot list virtualmachines; cannot list ippools"
+        both = "cannot list virtualmachines; cannot list ippools"
+        await until(lambda: session.refusal(namespace, session.pools) == both)
         server.denied = set()
         await until(lambda: session.refusal(namespace, session.pools, session.services) == "")
 
