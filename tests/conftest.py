@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterator
@@ -72,6 +73,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("dist", "no") == "loadgroup":
         key = scheduling.slowest_first((item.nodeid for item in items), scheduling.seconds_of_modules())
         items.sort(key=lambda item: key(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage visit what tests make, and not also all modules and tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
