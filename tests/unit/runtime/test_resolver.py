@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import socket
-import ssl
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from caphv.runtime import resolver
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Unreachable
 from caphv.runtime.transport import Connection
-from tests.support.answering import serving
+from tests.support.answering import NO_TLS, serving
 
 pytestmark = pytest.mark.unit
 
@@ -44,7 +43,7 @@ async def _anonymous() -> str:
 
 @contextlib.asynccontextmanager
 async def client_of(server: str) -> Any:
-    connection = Connection(server, ssl.create_default_context(), _anonymous, None, None)
+    connection = Connection(server, NO_TLS, _anonymous, None, None)
     client = ApiClient(connection, name="test", untrusted=True)
     try:
         yield client
