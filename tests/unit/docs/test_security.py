@@ -1,11 +1,11 @@
 """docs/security.md promises only what a test holds."""
 
-import ast
 import re
 
 import pytest
 
 from tests.support.paths import CHECKOUT
+from tests.support.syntax import functions
 
 pytestmark = pytest.mark.unit
 
@@ -17,9 +17,7 @@ NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
 
 @pytest.mark.parametrize(("path", "name"), NAMED)
 def test_named_test_exists(path: str, name: str) -> None:
-    tree = ast.parse((CHECKOUT / path).read_text(encoding="utf-8"))
-    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    assert name in names
+    assert name in functions(path, nested=True)
 
 
 @pytest.mark.parametrize(("table", "head"), [(PROMISES, "| Promise"), (ATTACKS, "| Attack")])

@@ -1,6 +1,5 @@
 """The table of day-2 tasks names commands and tests that exist, and misses no command."""
 
-import ast
 import io
 import re
 from collections.abc import Container, Iterator
@@ -14,6 +13,7 @@ from commands.output import pools
 from overview.pools import Entry, PoolReport, Verdict
 from tests.support.clusters import NOW
 from tests.support.paths import CHECKOUT
+from tests.support.syntax import functions
 
 pytestmark = pytest.mark.unit
 
@@ -41,9 +41,7 @@ def test_the_table_is_found() -> None:
 @pytest.mark.parametrize("name", TESTS)
 def test_the_test_of_a_task_exists(name: str) -> None:
     path, _, function = name.partition("::")
-    tree = ast.parse((CHECKOUT / path).read_text(encoding="utf-8"))
-    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    assert function in names
+    assert function in functions(path, nested=True)
 
 
 def test_every_command_of_an_operator_has_a_task() -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
 import pytest
 
-from tests.support.paths import CHECKOUT
+from tests.support.syntax import functions
 
 pytestmark = pytest.mark.unit
 
@@ -176,6 +173,4 @@ def test_tables_are_complete() -> None:
 @pytest.mark.parametrize("name", TESTS)
 def test_the_test_of_a_defect_exists(name: str) -> None:
     path, _, function = name.partition("::")
-    tree = ast.parse(Path(CHECKOUT / path).read_text(encoding="utf-8"))
-    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    assert function in names
+    assert function in functions(path)

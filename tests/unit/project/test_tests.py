@@ -20,9 +20,9 @@ NO_PACKAGES = {"docs", "project", "support", "deploy", "clusterclass"}
 PACKAGES = ("commands", "reconciler", "webhooks", "packager", "sandbox", "overview", "bench", "release")
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
-    for path in MODULES:
-        yield path.relative_to(TESTS), ast.parse(path.read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def trees() -> list[tuple[Path, ast.Module]]:
+    return [(path.relative_to(TESTS), ast.parse(path.read_text(encoding="utf-8"))) for path in MODULES]
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
@@ -44,34 +44,34 @@ def private_attributes(tree: ast.Module) -> Iterator[str]:
                     yield f"line {node.lineno}: {ast.unparse(node)}"
 
 
-def test_what_several_tests_need_is_in_support() -> None:
+def test_what_several_tests_need_is_in_support(trees: list[tuple[Path, ast.Module]]) -> None:
     found = [
         f"{path} imports {module}"
-        for path, tree in trees()
+        for path, tree in trees
         for module in imports(tree)
         if module.startswith("tests.") and not module.startswith(("tests.support", "tests.corpus"))
     ]
     assert found == []
 
 
-def test_no_assertion_reads_private_state() -> None:
-    assert [f"{path}, {found}" for path, tree in trees() for found in private_attributes(tree)] == []
+def test_no_assertion_reads_private_state(trees: list[tuple[Path, ast.Module]]) -> None:
+    assert [f"{path}, {found}" for path, tree in trees for found in private_attributes(tree)] == []
 
 
-def test_there_is_one_way_to_wait() -> None:
+def test_there_is_one_way_to_wait(trees: list[tuple[Path, ast.Module]]) -> None:
     defined = [
         f"{path}: {node.name}"
-        for path, tree in trees()
+        for path, tree in trees
         for node in tree.body
         if isinstance(node, ast.AsyncFunctionDef) and node.name.strip("_") in ("until", "wait_until", "eventually")
     ]
     assert defined == ["support/waiting.py: until"]
 
 
-def test_coroutines_are_tests_and_not_wrapped() -> None:
+def test_coroutines_are_tests_and_not_wrapped(trees: list[tuple[Path, ast.Module]]) -> None:
     wrapped = [
         f"{path}: {function.name}"
-        for path, tree in trees()
+        for path, tree in trees
         for function in tree.body
         if isinstance(function, ast.FunctionDef) and function.name.startswith("test_")
         for statement in function.body

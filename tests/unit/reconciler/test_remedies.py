@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.paths import CHECKOUT
+from tests.support.syntax import functions
 
 pytestmark = pytest.mark.unit
 
@@ -92,6 +93,4 @@ def test_each_remedy_is_followed_by_a_test() -> None:
 @pytest.mark.parametrize("name", sorted(FOLLOWED.values()))
 def test_the_test_of_a_remedy_exists(name: str) -> None:
     path, _, function = name.partition("::")
-    tree = ast.parse((CHECKOUT / FOLDER / path).read_text(encoding="utf-8"))
-    names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    assert function in names
+    assert function in functions(f"{FOLDER}/{path}")
