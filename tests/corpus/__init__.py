@@ -61,10 +61,10 @@ def exceptions() -> list[Obj]:
     return _read(FOLDER / "exceptions.yaml")
 
 
-def _entries(folder: str) -> Iterator[Obj]:
-    for path in sorted((FOLDER / folder).glob("*.yaml")):
-        for entry in _read(path):
-            yield {**entry, "name": f"{path.stem}: {entry['name']}"}
+@cache
+def _entries(folder: str) -> list[Obj]:
+    paths = sorted((FOLDER / folder).glob("*.yaml"))
+    return [{**entry, "name": f"{path.stem}: {entry['name']}"} for path in paths for entry in _read(path)]
 
 
 def _cases(entry: Obj) -> Iterator[Case]:
