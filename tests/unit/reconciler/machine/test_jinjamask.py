@@ -12,7 +12,7 @@ from reconciler.machine.jinjamask import masked
 
 pytestmark = pytest.mark.unit
 
-SIZE = 256 * 1024
+SIZE = 64 * 1024
 _JINJA = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}", re.DOTALL)
 _STATEMENT_LINES = re.compile(
     r"^[ \t]*(?:(?:\{%(?:(?!%\}).)*%\}|\{#(?:(?!#\}).)*#\})[ \t]*)+$", re.DOTALL | re.MULTILINE
@@ -56,8 +56,8 @@ def test_much_jinja_is_masked_in_linear_time(part: str) -> None:
     for worst in (text, text + "x", text + "%}x", text + "#}%}}}x"):
         started = time.process_time()
         masked(worst)
-        # A regular expression takes minutes.
-        assert time.process_time() - started < 2
+        # A regular expression takes six seconds or more.
+        assert time.process_time() - started < 0.5
 
 
 def test_hostile_bootstrap_data_is_refused_in_time() -> None:
