@@ -22,9 +22,10 @@ def test_provider_imports_no_library_that_it_does_not_use() -> None:
 @pytest.mark.parametrize(
     "program",
     [
-        "import kubernetes; print(kubernetes.client.CoreV1Api.__name__)",
+        # A second of CPU each: the short run has one for the package and one for its part with asyncio.
+        pytest.param("import kubernetes; print(kubernetes.client.CoreV1Api.__name__)", marks=pytest.mark.long),
         "from kubernetes import client; print(client.CoreV1Api.__name__)",
-        "import kubernetes.client; print(kubernetes.client.CoreV1Api.__name__)",
+        pytest.param("import kubernetes.client; print(kubernetes.client.CoreV1Api.__name__)", marks=pytest.mark.long),
         "from kubernetes.aio import client; print(client.CoreV1Api.__name__)",
     ],
 )
