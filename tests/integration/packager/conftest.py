@@ -8,6 +8,7 @@ import pytest
 
 from sandbox.processes.apiserver import ApiServer
 from tests.support.fixtures import entered
+from tests.support.packager.cleanup import Contents
 from tests.support.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, MACHINES, Case, install, opened
 from tests.support.packager.repositories import Origin
 
@@ -53,3 +54,20 @@ def case(management: ApiServer, tmp_path: Path, origin: Origin, runner: asyncio.
     """A namespace and a repository of the test's own."""
     with entered(opened(management, tmp_path, origin), runner) as case:
         yield case
+
+
+@pytest.fixture(scope="package")
+def contents(etcd_folder: Path) -> Iterator[Contents]:
+    """The API server of `empty_api_server`."""
+    contents = Contents(ApiServer(etcd_folder, "emptied"))
+    asyncio.run(contents.server.start())
+    asyncio.run(contents.remember())
+    yield contents
+    asyncio.run(contents.server.stop())
+
+
+@pytest.fixture
+def empty_api_server(contents: Contents) -> Iterator[ApiServer]:
+    """An API server with only what a new one has; all that a test creates is deleted after it."""
+    yield contents.server
+    asyncio.run(contents.restore())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +72,11 @@ def mtu_of(installed: Any) -> Any:
 
 @pytest.mark.parametrize(("distribution", "cni"), CASES)
 async def test_add_ons_from_nothing_to_their_end(
-    new_api_server: Callable[..., Awaitable[ApiServer]], tmp_path: Path, distribution: str, cni: str
+    empty_api_server: ApiServer, tmp_path: Path, distribution: str, cni: str
 ) -> None:
     older, newest = Planner(Bundler(versions=older_table(tmp_path))), Planner(Bundler())
     repository = Repository(tmp_path / "repository", distribution, cni)
-    server = await new_api_server()
-    async with server.client() as client:
+    async with empty_api_server.client() as client:
         guest = Guest(client, distribution, cni, tmp_path / "servers")
 
         async def settled(version: str, mtu: int) -> None:

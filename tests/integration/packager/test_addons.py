@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,6 @@ from tests.support.packager.stand_in_charts import SNAPSHOT_CLASSES, chart
 
 pytestmark = pytest.mark.integration
 
-NewServer = Callable[..., Awaitable[ApiServer]]
 POLICIES = Resource(
     "admissionregistration.k8s.io", "v1", "mutatingadmissionpolicies", "MutatingAdmissionPolicy", namespaced=False
 )
@@ -52,10 +51,9 @@ def bundles(names: Sequence[str]) -> list[str]:
 
 @pytest.mark.parametrize("distribution", ["kubeadm", "talos"])
 async def test_csi_driver_becomes_ready_where_the_distribution_has_no_snapshot_crds(
-    new_api_server: NewServer, distribution: str
+    empty_api_server: ApiServer, distribution: str
 ) -> None:
-    server = await new_api_server()
-    async with server.client() as client:
+    async with empty_api_server.client() as client:
         fleet = FleetCluster(client, chart)
         before = await fleet.sync(rendered(distribution, "2026.11").tree, GIT_REPO)
         assert "csi" not in bundles(before), "the release of 0.11: no matches for kind VolumeSnapshotClass"
@@ -72,7 +70,7 @@ async def test_csi_driver_becomes_ready_where_the_distribution_has_no_snapshot_c
 
 
 async def test_a_disabled_add_on_is_uninstalled_in_two_commits_and_by_no_lost_gitrepo(
-    new_api_server: NewServer, tmp_path: Path
+    empty_api_server: ApiServer, tmp_path: Path
 ) -> None:
     def push(ipam: Obj) -> dict[str, bytes]:
         topology = {"classRef": {"name": "harvester-rke2"}, "version": "v1.36.2+rke2r1"}
@@ -84,8 +82,7 @@ async def test_a_disabled_add_on_is_uninstalled_in_two_commits_and_by_no_lost_gi
     async def policies() -> int:
         return len((await client.list(POLICIES))["items"])
 
-    server = await new_api_server()
-    async with server.client() as client:
+    async with empty_api_server.client() as client:
         await manifests.apply(client, [crd(HELM_CHART_CONFIGS)])
         fleet = FleetCluster(client)
         enabled = push({"ipam": "pool"})
@@ -104,7 +101,7 @@ async def test_a_disabled_add_on_is_uninstalled_in_two_commits_and_by_no_lost_gi
 
 
 async def test_a_restarted_and_a_joining_server_do_not_undo_what_fleet_changed(
-    new_api_server: NewServer, tmp_path: Path
+    empty_api_server: ApiServer, tmp_path: Path
 ) -> None:
     def network(mtu: int) -> Rendered:
         return rendered("rke2", "2026.12", {"cni": {"name": "calico", "mtu": mtu}})
@@ -114,8 +111,7 @@ async def test_a_restarted_and_a_joining_server_do_not_undo_what_fleet_changed(
     for path, content in node_files(network(1450)).server_files.items():
         if "/server/manifests/" in path:
             (folder / Path(path).name).write_bytes(content)
-    server = await new_api_server()
-    async with server.client() as client:
+    async with empty_api_server.client() as client:
         await manifests.apply(client, [crd(HELM_CHART_CONFIGS)])
         first = DeployController(client, folder, {})
         assert await first.start() == ["caphv-cni-helmchartconfig.yaml"]
@@ -140,7 +136,7 @@ async def test_a_restarted_and_a_joining_server_do_not_undo_what_fleet_changed(
         assert await mtu() == 1400
 
 
-async def test_charts_available_are_rendered_by_the_real_helm(new_api_server: NewServer, tmp_path: Path) -> None:
+async def test_charts_available_are_rendered_by_the_real_helm(empty_api_server: ApiServer, tmp_path: Path) -> None:
     place = tmp_path / "harvester-cloud-provider"
     (place / "templates").mkdir(parents=True)
     (place / "Chart.yaml").write_text("{apiVersion: v2, name: harvester-cloud-provider, version: 0.2.15}")
@@ -148,15 +144,14 @@ async def test_charts_available_are_rendered_by_the_real_helm(new_api_server: Ne
         "{apiVersion: v1, kind: ConfigMap, metadata: {name: {{ .Release.Name }}}, "
         "data: {cluster: {{ .Values.global.cattle.clusterName | quote }}}}"
     )
-    server = await new_api_server()
-    async with server.client() as client:
+    async with empty_api_server.client() as client:
         fleet = FleetCluster(client, Charts(tmp_path, binaries.binary("helm"), chart))
         await fleet.sync(rendered("kubeadm", "2026.12").tree, GIT_REPO)
         found = await client.get(CONFIG_MAPS, "harvester-cloud-provider", "kube-system")
         assert found["data"] == {"cluster": "a"}
 
 
-async def test_an_installed_object_is_taken_over_only_if_the_bundle_says_so(new_api_server: NewServer) -> None:
+async def test_an_installed_object_is_taken_over_only_if_the_bundle_says_so(empty_api_server: ApiServer) -> None:
     def bundle(take: bool) -> dict[str, bytes]:
         fleet = {"helm": {"releaseName": "r", "takeOwnership": take}, "name": "x"}
         return {
@@ -165,8 +160,7 @@ async def test_an_installed_object_is_taken_over_only_if_the_bundle_says_so(new_
         }
 
     obj = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "theirs"}, "data": {"key": "new"}}
-    server = await new_api_server()
-    async with server.client() as client:
+    async with empty_api_server.client() as client:
         await client.create(CONFIG_MAPS, {**obj, "metadata": {"name": "theirs", "namespace": "default"}, "data": {}})
         fleet = FleetCluster(client)
         assert await fleet.sync(bundle(False), GIT_REPO) == []

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,10 +123,8 @@ def change(server: ApiServer, name: str, values: Any) -> None:
     asyncio.run(patch())
 
 
-def test_from_a_management_cluster_to_a_git_server(
-    new_api_server: Callable[..., Awaitable[ApiServer]], origin: Origin, tmp_path: Path
-) -> None:
-    server, kubeconfig = asyncio.run(new_api_server()), tmp_path / "management.yaml"
+def test_from_a_management_cluster_to_a_git_server(empty_api_server: ApiServer, origin: Origin, tmp_path: Path) -> None:
+    server, kubeconfig = empty_api_server, tmp_path / "management.yaml"
     kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
     asyncio.run(prepare(server))
     tls, authority = tls_context(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -29,16 +28,14 @@ FLEET = (FLEET_CLUSTERS, FLEET_BUNDLES, GIT_REPOS)
 
 
 async def test_fleet_comes_later_and_says_how_far_it_is(
-    new_api_server: Callable[..., Awaitable[ApiServer]], tmp_path: Path, origin: Origin
+    empty_api_server: ApiServer, tmp_path: Path, origin: Origin
 ) -> None:
-    server = await new_api_server()
-
-    await install(server, CLUSTERS, CLASSES, CONTROL_PLANES)
-    async with opened(server, tmp_path, origin) as case:
+    await install(empty_api_server, CLUSTERS, CLASSES, CONTROL_PLANES)
+    async with opened(empty_api_server, tmp_path, origin) as case:
         await case.running()
         await case.cluster("one")
         await case.until_condition("one", "True", part="is not visible here")
-        await install(server, *FLEET)
+        await install(empty_api_server, *FLEET)
         path = f"clusters/{case.namespace}/one/*"
         await case.until_condition(
             "one", "False", "AddonBundlesNotApplied", f"no GitRepo in namespace {case.namespace}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ GIT_REPO = {"spec": {"paths": ["clusters/*/*/*"]}}
 
 
 async def test_a_setting_reaches_the_release_without_a_download_by_fleet(
-    new_api_server: Callable[..., Awaitable[ApiServer]],
+    empty_api_server: ApiServer,
 ) -> None:
     def tree(replicas: int) -> Tree:
         addons = {"charts": {"installedBy": "HelmController"}, "ccm": {"replicas": replicas}}
@@ -36,8 +36,7 @@ async def test_a_setting_reaches_the_release_without_a_download_by_fleet(
     def by_fleet(helm: Mapping[str, Any]) -> list[Obj]:
         raise AssertionError(f"Fleet downloads {helm}")
 
-    server = await new_api_server()
-    async with server.client() as client:
+    async with empty_api_server.client() as client:
         await manifests.apply(client, [crd(HELM_CHARTS), crd(HELM_CHART_CONFIGS)])
         fleet, controller = FleetCluster(client, by_fleet), HelmController(client, opaque)
         assert len(await fleet.sync(tree(1), GIT_REPO)) == 3
@@ -53,7 +52,7 @@ async def test_a_setting_reaches_the_release_without_a_download_by_fleet(
 
 
 async def test_an_existing_cluster_takes_a_vendored_chart_as_the_same_release(
-    new_api_server: Callable[..., Awaitable[ApiServer]],
+    empty_api_server: ApiServer,
 ) -> None:
     (folders,) = folder_of([CCM]).values()
     vendor = {f"{ROOT.name}/{name}/{path}": text for name, one in folders.items() for path, text in one.files.items()}
@@ -68,8 +67,7 @@ async def test_an_existing_cluster_takes_a_vendored_chart_as_the_same_release(
         metadata = {"name": f"objects-of-{helm['releaseName']}"}
         return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"version": helm["version"]}}]
 
-    server = await new_api_server()
-    async with server.client() as client:
+    async with empty_api_server.client() as client:
         fleet = FleetCluster(client, chart)
         ready = await fleet.sync(before, GIT_REPO)
         assert downloads == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -63,11 +62,10 @@ async def exists(client: ApiClient) -> bool:
 
 
 async def test_clusters_outlive_their_gitrepo_path_and_branch_and_are_removed_in_two_commits(
-    new_api_server: Callable[..., Awaitable[ApiServer]], source: Path, origin: Origin
+    empty_api_server: ApiServer, source: Path, origin: Origin
 ) -> None:
     assert sync(source, origin) == 0
-    server = await new_api_server()
-    async with server.client() as client:
+    async with empty_api_server.client() as client:
         await install_kinds_of(client, files(origin))
         await client.create(NAMESPACES, {"metadata": {"name": "fleet-default"}})
         fleet = FleetCluster(client)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +95,9 @@ async def play_fleet(client: ApiClient, folder: Path) -> None:
 
 
 async def test_a_setting_is_followed_to_its_object_and_to_who_reverted_it(
-    new_api_server: Callable[..., Awaitable[ApiServer]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_api_server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, folder = await new_api_server(), tmp_path / "fleet"
+    server, folder = empty_api_server, tmp_path / "fleet"
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))

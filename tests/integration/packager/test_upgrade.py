@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from tests.support.packager.environment import crd, install_kinds_of
 from webhooks import crossobject
 
 pytestmark = pytest.mark.integration
-NewServer = Callable[..., Awaitable[ApiServer]]
 OPTIONS = GitRepoOptions(URL)
 OLD_FLAG = {"keepResources": True}
 """What 0.11 set on each GitRepo."""
@@ -163,12 +162,11 @@ def test_the_class_of_0_11_gets_the_variables_that_a_definition_needs(site: Site
 
 
 async def test_fleet_neither_deletes_nor_changes_an_object_of_the_management_cluster(
-    new_api_server: NewServer, site: Site
+    empty_api_server: ApiServer, site: Site
 ) -> None:
     new = management_git_repo(OPTIONS)
     old = {**new, "spec": {**new["spec"], **OLD_FLAG}}
-    server = await new_api_server()
-    async with server.client() as client:
+    async with empty_api_server.client() as client:
         await install_kinds_of(client, site.before)
         await client.create(NAMESPACES, {"metadata": {"name": "fleet-default"}})
         fleet = FleetCluster(client)
@@ -198,13 +196,12 @@ def cluster_names(files: dict[str, bytes]) -> Iterator[str]:
 
 
 async def test_fleet_uninstalls_no_add_on_with_the_sync_nor_with_the_release_of_the_bundles(
-    new_api_server: NewServer, site: Site
+    empty_api_server: ApiServer, site: Site
 ) -> None:
     before = site.before
     site.sync()
     after = site.after
-    server = await new_api_server()
-    async with server.client() as client:
+    async with empty_api_server.client() as client:
         await manifests.apply(client, [crd(HELM_CHARTS), crd(HELM_CHART_CONFIGS)])
         there = Objects(client, "reader")
         for name in cluster_names(before):
