@@ -46,7 +46,8 @@ class Simulator:
     """The simulated parts of one sandbox; `folder` has its etcd, for the API servers of workload clusters.
 
     On the `management` cluster, the stand-ins for kube-controller-manager and for bootstrap and control plane providers
-    run; `core` is the API version of its core. `fault_proxy` is the proxy in front of Harvester for fault injection.
+    run; `core` is the API version of its core, empty for a management cluster without such providers. `fault_proxy` is
+    the proxy in front of Harvester for fault injection.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Simulator:
                 if access:
                     other = await self._client(stack, name, access)
                     works += [TokenController(other, access.ca).run(), GarbageCollector(other).run()]
-                    if access is self._management:
+                    if access is self._management and self._core:
                         works.append(standins.run(other, self._core))
             if self._fault_proxy:
                 works.append((await stack.enter_async_context(self._fault_proxy.serving())).follow(client))

@@ -145,7 +145,7 @@ async def start(folder: Path, claimed: str) -> Restricted:
     await asyncio.gather(*(server.start() for server in (management, harvester, workload)))
     for server in (management, harvester):
         private_file(folder / f"{server.name}.kubeconfig", pki.to_yaml(server.kubeconfig()))
-    private_file(folder / STATE_FILE, json.dumps({"network": claimed, "settings": TIMES}).encode())
+    private_file(folder / STATE_FILE, json.dumps({"network": claimed, "settings": TIMES, "core": ""}).encode())
     async with management.client() as client:
         await manifests.apply(client, [*(obj for obj in BASE if obj["kind"] not in ELSEWHERE), *core_crds("v1beta2")])
         await rancher.install(client)

@@ -142,7 +142,7 @@ async def _start(folder: Path, claimed: str) -> Environment:
     await asyncio.gather(*(server.start() for server in (management, harvester, workload)))
     for server in (management, harvester):
         private_file(folder / f"{server.name}.kubeconfig", pki.to_yaml(server.kubeconfig()))
-    private_file(folder / STATE_FILE, json.dumps({"network": claimed, "settings": TIMES}).encode())
+    private_file(folder / STATE_FILE, json.dumps({"network": claimed, "settings": TIMES, "core": ""}).encode())
     async with management.client() as client:
         ours = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
         await manifests.apply(client, [*ours, *core_crds("v1beta2")])
