@@ -26,12 +26,11 @@ from caphv.runtime.errors import ApiError, NotFound
 from caphv.runtime.kubeconfig import own_configuration
 from reconciler.harvester.identityaccount import identity_secret
 from sandbox import manifests
-from sandbox.capi import core
 from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, private_file
 from sandbox.state import SandboxSettings
-from tests.support.clusterctl import CONTROL_PLANES, INVENTORY, NEXT, VERSION, Clusterctl, prepare, repository
+from tests.support.clusterctl import CONTROL_PLANES, INVENTORY, NEXT, VERSION, Clusterctl, furnish, prepare, repository
 from tests.support.e2e import TALOS, admitted, holds, our_provider, seen
 from tests.support.waiting import until
 from tests.support.webhooks import VERSIONS, Server, resource, wrong
@@ -42,13 +41,16 @@ from webhooks.handler import WEBHOOKS
 pytestmark = pytest.mark.e2e
 
 CLUSTERS = Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")
+STAND_INS = Resource(CONTROL_PLANES, "v1beta2", "standins", "StandIn")
 NAME = "moved"
+# What a cluster without machines consists of.
+MOVED = {CLUSTERS: NAME, HARVESTER_CLUSTERS: NAME, STAND_INS: NAME, SECRETS: "identity"}
 
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("clusterctl"), SandboxSettings())
+    box = Sandbox(tmp_path_factory.mktemp("clusterctl"), SandboxSettings(older_versions=False))
     try:
         asyncio.run(box.up())
         yield box
@@ -134,8 +136,10 @@ async def test_from_init_to_delete(box: Sandbox, clusterctl: Clusterctl, webhook
         await guarded(management, webhooks)
         assert await until_provisioned(management) == endpoint
         backup = await backs_up(management, clusterctl)
-        await moves(box, management, clusterctl, webhooks)
-        await restores(box, backup, clusterctl, webhooks)
+        async with another_management_cluster(box, clusterctl, webhooks) as (other, kubeconfig):
+            await moves(box, management, clusterctl, other, kubeconfig)
+            await everything_is_lost(other)
+            await restores(box, backup, clusterctl, other, kubeconfig)
         clusterctl("delete", "--infrastructure=harvester")
         await uninstalled(management)
     finally:
@@ -164,12 +168,12 @@ def cluster(box: Sandbox) -> list[Obj]:
         "metadata": metadata,
         "spec": {
             "infrastructureRef": reference,
-            "controlPlaneRef": {"apiGroup": CONTROL_PLANES, "kind": "StandIn", "name": NAME},
+            "controlPlaneRef": {"apiGroup": STAND_INS.group, "kind": STAND_INS.kind, "name": NAME},
         },
     }
     control_plane = {
-        "apiVersion": f"{CONTROL_PLANES}/v1beta2",
-        "kind": "StandIn",
+        "apiVersion": STAND_INS.api_version,
+        "kind": STAND_INS.kind,
         "metadata": metadata,
         "status": {"initialization": {"controlPlaneInitialized": True}},
     }
@@ -246,60 +250,60 @@ async def backs_up(management: ApiClient, clusterctl: Clusterctl) -> Path:
 
 @asynccontextmanager
 async def another_management_cluster(
-    box: Sandbox, name: str, clusterctl: Clusterctl, webhooks: Server
+    box: Sandbox, clusterctl: Clusterctl, webhooks: Server
 ) -> AsyncIterator[tuple[ApiClient, Path]]:
     """With the kinds of the core and our release, where no core runs; yields a client and a kubeconfig."""
-    server = ApiServer(box.folder, name)
+    server = ApiServer(box.folder, "another")
     await server.start()
-    kubeconfig = box.folder / f"{name}.kubeconfig"
+    kubeconfig = box.folder / "another.kubeconfig"
     private_file(kubeconfig, pki.to_yaml(server.kubeconfig()))
     async with server.client() as client:
-        core_crds = [obj for obj in core.objects(binaries.cluster_api_manifests(), "", b"") if obj["kind"] == CRDS.kind]
-        for each in core_crds:
-            each["spec"]["conversion"] = {"strategy": "None"}
-        capi = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": core.NAMESPACE}}
-        await manifests.apply(client, [capi, *core_crds])
-        await prepare(client)
+        await furnish(client)
         replace(clusterctl, kubeconfig=kubeconfig)("init", f"--infrastructure=harvester:{NEXT}")
         await guarded(client, webhooks)
         yield client, kubeconfig
     await server.stop()
 
 
-async def moves(box: Sandbox, management: ApiClient, clusterctl: Clusterctl, webhooks: Server) -> None:
+async def moves(
+    box: Sandbox, management: ApiClient, clusterctl: Clusterctl, other: ApiClient, kubeconfig: Path
+) -> None:
     """All of the cluster goes to another management cluster, the identity too, and Harvester notices nothing."""
     before = await management.get(HARVESTER_CLUSTERS, NAME, NAME)
     service = await service_of(box)
-    async with another_management_cluster(box, "target", clusterctl, webhooks) as (other, kubeconfig):
-        clusterctl("move", f"--namespace={NAME}", f"--to-kubeconfig={kubeconfig}")
-        for resource, name in ((CLUSTERS, NAME), (HARVESTER_CLUSTERS, NAME), (SECRETS, "identity")):
-            with pytest.raises(NotFound):
-                await management.get(resource, name, NAME)
-            await other.get(resource, name, NAME)
-        assert (await other.get(HARVESTER_CLUSTERS, NAME, NAME))["spec"] == before["spec"]
+    clusterctl("move", f"--namespace={NAME}", f"--to-kubeconfig={kubeconfig}")
+    for kind, name in MOVED.items():
+        with pytest.raises(NotFound):
+            await management.get(kind, name, NAME)
+        await other.get(kind, name, NAME)
+    assert (await other.get(HARVESTER_CLUSTERS, NAME, NAME))["spec"] == before["spec"]
     assert uid_of(await service_of(box)) == uid_of(service)
 
 
-async def restores(box: Sandbox, backup: Path, clusterctl: Clusterctl, webhooks: Server) -> None:
+async def everything_is_lost(other: ApiClient) -> None:
+    """The management cluster is a new one again: no object of the cluster is there, and no one could delete it."""
+    for kind, name in MOVED.items():
+        await other.patch(kind, name, NAME, {"metadata": {"finalizers": None}})
+        await other.delete(kind, name, NAME)
+        with pytest.raises(NotFound):
+            await other.get(kind, name, NAME)
+
+
+async def restores(box: Sandbox, backup: Path, clusterctl: Clusterctl, other: ApiClient, kubeconfig: Path) -> None:
     """As in docs/tasks/backup-and-restore.md: a new management cluster continues from the backup."""
     service = await service_of(box)
-    async with another_management_cluster(box, "restored", clusterctl, webhooks) as (other, kubeconfig):
-        clusterctl("move", "--from-directory", backup, "--to-kubeconfig", kubeconfig)
-        assert not (await other.get(CLUSTERS, NAME, NAME))["spec"].get("paused")
-        async with our_provider(box.folder, kubeconfig):
-            # Nothing proves that the Service is its own, so a user has to say so.
-            waiting = partial(mentions, kind="LoadBalancerReady", text=f"{NAME}/{NAME}")
-            await seen(other, NAME, HARVESTER_CLUSTERS, waiting)
-            adopt = {"metadata": {"annotations": {"caphv.io/adopt": "true"}}}
-            await other.patch(HARVESTER_CLUSTERS, NAME, NAME, adopt)
-            found = await seen(other, NAME, HARVESTER_CLUSTERS, lambda obj: holds(obj, "Ready"))
-        after = await service_of(box)
-        assert uid_of(after) == uid_of(service)
-        assert (
-            annotations_of(after)["caphv.io/owner-uid"]
-            == uid_of(found)
-            != annotations_of(service)["caphv.io/owner-uid"]
-        )
+    clusterctl("move", "--from-directory", backup, "--to-kubeconfig", kubeconfig)
+    assert not (await other.get(CLUSTERS, NAME, NAME))["spec"].get("paused")
+    async with our_provider(box.folder, kubeconfig):
+        # Nothing proves that the Service is its own, so a user has to say so.
+        waiting = partial(mentions, kind="LoadBalancerReady", text=f"{NAME}/{NAME}")
+        await seen(other, NAME, HARVESTER_CLUSTERS, waiting)
+        adopt = {"metadata": {"annotations": {"caphv.io/adopt": "true"}}}
+        await other.patch(HARVESTER_CLUSTERS, NAME, NAME, adopt)
+        found = await seen(other, NAME, HARVESTER_CLUSTERS, lambda obj: holds(obj, "Ready"))
+    after = await service_of(box)
+    assert uid_of(after) == uid_of(service)
+    assert annotations_of(after)["caphv.io/owner-uid"] == uid_of(found) != annotations_of(service)["caphv.io/owner-uid"]
 
 
 def mentions(obj: Obj, *, kind: str, text: str) -> bool:

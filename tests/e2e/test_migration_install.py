@@ -18,10 +18,9 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from release.__main__ import contents
 from sandbox import manifests
-from sandbox.capi import core
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
-from tests.support.clusterctl import INVENTORY, Clusterctl, prepare, repository
+from tests.support.clusterctl import INVENTORY, Clusterctl, furnish, repository
 from tests.support.predecessor import crds
 
 pytestmark = pytest.mark.e2e
@@ -78,23 +77,18 @@ def server(folder: Path) -> Iterator[ApiServer]:
     server = ApiServer(folder, f"management-{next(NUMBERS)}")
     asyncio.run(server.start())
     private_file(kubeconfig(server), pki.to_yaml(server.kubeconfig()))
-    asyncio.run(furnish(server))
+    asyncio.run(furnished(server))
     yield server
     asyncio.run(server.stop())
 
 
+async def furnished(server: ApiServer) -> None:
+    async with server.client() as client:
+        await furnish(client)
+
+
 def kubeconfig(server: ApiServer) -> Path:
     return server.folder / f"{server.name}.kubeconfig"
-
-
-async def furnish(server: ApiServer) -> None:
-    kinds = [obj for obj in core.objects(binaries.cluster_api_manifests(), "", b"") if obj["kind"] == CRDS.kind]
-    for each in kinds:
-        each["spec"]["conversion"] = {"strategy": "None"}
-    async with server.client() as client:
-        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": core.NAMESPACE}}
-        await manifests.apply(client, [space, *kinds])
-        await prepare(client)
 
 
 async def machine(client: ApiClient) -> Obj:

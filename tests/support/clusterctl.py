@@ -14,6 +14,7 @@ from caphv.api.object import Resource
 from caphv.runtime.client import ApiClient
 from release.__main__ import contents
 from sandbox import manifests
+from sandbox.capi import core
 from sandbox.processes import binaries
 from tests.support.e2e import CLUSTERCTL, crd
 
@@ -109,7 +110,20 @@ async def prepare(management: ApiClient) -> None:
     inventory = crd(INVENTORY.group, INVENTORY.version, INVENTORY.kind)
     space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "cert-manager"}}
     await manifests.apply(management, [*stand_ins, inventory, space, installed_core])
-    for found in (await management.list(CRDS))["items"]:
-        if found["spec"]["group"].endswith("cluster.x-k8s.io"):
-            # By this label clusterctl finds what it has to move.
-            await management.patch(CRDS, found["metadata"]["name"], "", {"metadata": {"labels": {CLUSTERCTL: ""}}})
+
+
+async def furnish(management: ApiClient) -> None:
+    """The kinds of the core for a management cluster where it does not run, and what else is there before.
+
+    Schemas take anything: the API server needs a second of CPU time to compile the core's own, and whatever comes here
+    was checked by them before, or is not of these kinds.
+    """
+    kinds = [obj for obj in core.objects(binaries.cluster_api_manifests(), "", b"") if obj["kind"] == CRDS.kind]
+    for each in kinds:
+        each["spec"]["conversion"] = {"strategy": "None"}
+        for version in each["spec"]["versions"]:
+            version["schema"] = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    await manifests.apply(
+        management, [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": core.NAMESPACE}}, *kinds]
+    )
+    await prepare(management)
