@@ -1,4 +1,4 @@
-"""`caphv bundles` as people and pipelines call it: a real API server, a real Git server, and processes of its own."""
+"""`caphv bundles` as people and pipelines call it: a real API server, a real Git server, each command as a process."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from caphv.api.object import NAMESPACES, Obj, Resource
 from caphv.runtime.client import ApiClient
+from commands.main import cli
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.git_servers import HttpBackend, tls_context
@@ -34,28 +37,36 @@ FLEET_CLUSTERS = Resource("fleet.cattle.io", "v1alpha1", "clusters", "Cluster")
 
 @dataclass
 class Commands:
-    """Calls `caphv bundles` in a folder and remembers all that it reported."""
+    """Calls `caphv bundles` and remembers all that it reported; `process` does that in a process of its own."""
 
     folder: Path
     environment: dict[str, str]
     output: str = ""
 
+    def __post_init__(self) -> None:
+        self.environment |= {"HOME": str(self.folder)}
+
     def __call__(self, *arguments: str, expect: int = 0, stdin: str | None = None) -> str:
-        command = [sys.executable, "-m", "caphv", "bundles", *arguments]
-        basics = {"PATH": os.environ["PATH"], "PYTHONPATH": str(CHECKOUT), "HOME": str(self.folder)}
+        done = CliRunner(env=self.environment).invoke(cli, ["bundles", *arguments], input=stdin, prog_name="caphv")
+        return self._reported(arguments, done.exit_code, done.stdout, done.stderr, expect)
+
+    def process(self, *arguments: str, expect: int = 0, stdin: str | None = None) -> str:
         done = subprocess.run(
-            command,
+            [sys.executable, "-m", "caphv", "bundles", *arguments],
             cwd=self.folder,
-            env=basics | self.environment,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(CHECKOUT)} | self.environment,
             input=stdin,
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
         )
-        self.output += done.stdout + done.stderr
-        assert done.returncode == expect, (arguments, done.stdout[-2000:], done.stderr[-2000:])
-        return done.stdout
+        return self._reported(arguments, done.returncode, done.stdout, done.stderr, expect)
+
+    def _reported(self, arguments: Sequence[str], code: int, printed: str, reported: str, expect: int) -> str:
+        self.output += printed + reported
+        assert code == expect, (arguments, printed[-2000:], reported[-2000:])
+        return printed
 
 
 def crd(resource: Resource) -> Obj:
@@ -123,6 +134,7 @@ def change(server: ApiServer, name: str, values: Any) -> None:
     asyncio.run(patch())
 
 
+@pytest.mark.usefixtures("own_environment")
 def test_from_a_management_cluster_to_a_git_server(empty_api_server: ApiServer, origin: Origin, tmp_path: Path) -> None:
     server, kubeconfig = empty_api_server, tmp_path / "management.yaml"
     kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
@@ -141,17 +153,17 @@ def test_from_a_management_cluster_to_a_git_server(empty_api_server: ApiServer, 
             },
         )
         # Nothing is there yet; the control plane says which CNI, the HarvesterCluster where the cloud config is.
-        assert "2 missing" in caphv("verify", expect=1)
+        assert "2 missing" in caphv.process("verify", expect=1)
         assert "2 written" not in caphv("push", "-n", "elsewhere")
-        assert "commit" in caphv("push")
+        assert "commit" in caphv.process("push")
         assert "cloudConfigPath: /etc/kubernetes/cloud-config" in origin.files()["clusters/team/a/ccm/fleet.yaml"]
         assert "rke2-cilium" in origin.files()["clusters/team/a/cni/helmchartconfig.yaml"]
         assert "2 matches" in caphv("verify", "--kubeconfig", str(kubeconfig))
-        assert caphv("list").count("cilium") == 2
+        assert caphv.process("list").count("cilium") == 2
 
         # One setting is one small commit, and everybody can see what will come.
         change(server, "a", {"cni": {"mtu": 1400}})
-        assert "MTU: 1400" in caphv("diff", expect=1)
+        assert "MTU: 1400" in caphv.process("diff", expect=1)
         assert json.loads(caphv("push", "-o", "json"))["changed"] == ["clusters/team/a"]
         assert origin.count() == 2
         stat = git(origin.folder, "show", "--numstat", "--format=", "main").splitlines()
@@ -168,12 +180,12 @@ def test_from_a_management_cluster_to_a_git_server(empty_api_server: ApiServer, 
         # A lost clone, a wrong password, and a server that does not exist.
         assert caphv("push").startswith("nothing changed")
         caphv.environment["CAPHV_GIT_PASSWORD"] = f"{CANARY}-wrong"
-        caphv("push", expect=2)
+        caphv.process("push", expect=2)
         assert "credentials" in caphv.output
         caphv("push", "--repo", "https://127.0.0.1:1/fleet.git", expect=2)
         caphv("verify", "--context", "nonsense", expect=2)
     assert CANARY not in caphv.output
-    assert secrets_below(tmp_path / ".cache") == []
+    assert secrets_below(tmp_path / ".cache") == secrets_below(tmp_path / "cache") == []
 
 
 def secrets_below(folder: Path) -> list[Path]:
@@ -205,9 +217,10 @@ def test_pushes_of_one_machine_wait_for_each_other_and_none_is_lost(origin: Orig
     assert origin.count() == 3
 
 
+@pytest.mark.usefixtures("own_environment")
 def test_what_kubectl_prints_is_taken(origin: Origin, tmp_path: Path) -> None:
     caphv = Commands(tmp_path, {"CAPHV_GIT_REPO": origin.url})
     listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": cluster("a")})
-    caphv("push", "-", stdin=listed)
+    caphv.process("push", "-", stdin=listed)
     assert "rke2-cilium" in origin.files()["clusters/team/a/cni/helmchartconfig.yaml"]
     caphv("verify", "-", stdin=listed)

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 import pytest
 import yaml
+from click.testing import CliRunner, Result
 
 from caphv import data
 from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
 from caphv.runtime.errors import ApiError, NotFound
+from commands.main import cli
 from sandbox import manifests
 from sandbox.capi import crds as providers
 from sandbox.processes.apiserver import ApiServer
@@ -74,14 +76,19 @@ def on(server: ApiServer, call: Callable[[ApiClient], Awaitable[T]]) -> T:
 
 
 class Caphv:
-    """Calls `caphv` in a process of its own."""
+    """Calls `caphv`, with its own cache; `process` does that in a process of its own."""
 
     def __init__(self, folder: Path, server: ApiServer) -> None:
         self.folder = folder
         self.kubeconfig = folder / "management.yaml"
         self.kubeconfig.write_text(yaml.safe_dump(server.kubeconfig()))
 
-    def __call__(self, *arguments: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *arguments: str, expect: int = 0) -> Result:
+        done = CliRunner().invoke(cli, [*arguments, "--kubeconfig", str(self.kubeconfig)], prog_name="caphv")
+        assert done.exit_code == expect, (arguments, done.output)
+        return done
+
+    def process(self, *arguments: str) -> str:
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(CHECKOUT), "HOME": str(self.folder)}
         done = subprocess.run(
             [sys.executable, "-m", "caphv", *arguments, "--kubeconfig", str(self.kubeconfig)],
@@ -92,12 +99,12 @@ class Caphv:
             timeout=120,
             check=False,
         )
-        assert done.returncode == expect, (arguments, done.stdout[-2000:], done.stderr[-2000:])
-        return done
+        assert done.returncode == 0, (arguments, done.stdout[-2000:], done.stderr[-2000:])
+        return done.stdout
 
 
 @pytest.fixture
-def caphv(tmp_path: Path, management: ApiServer) -> Caphv:
+def caphv(tmp_path: Path, management: ApiServer, own_environment: None) -> Caphv:
     return Caphv(tmp_path, management)
 
 
@@ -137,7 +144,7 @@ def test_generate_applies_and_applies_again(caphv: Caphv, management: ApiServer)
     flags = shlex.split(
         "--name demo --namespace generated --image default/sles --ssh-keypair default/key --network default/production"
     )
-    first = caphv("generate", *flags, "--harvester-kubeconfig", str(identity), "--no-harvester", "--apply").stdout
+    first = caphv.process("generate", *flags, "--harvester-kubeconfig", str(identity), "--no-harvester", "--apply")
     assert "applied Cluster generated/demo" in first
     assert "applied ClusterClass generated/harvester-rke2" in first
     secret = on(management, lambda client: client.get(SECRETS, "demo-harvester-identity", "generated"))
@@ -162,7 +169,7 @@ def test_what_the_api_server_refuses_is_reported_and_the_rest_is_applied(caphv: 
     # An API server takes 256 KiB of annotations.
     large["metadata"]["annotations"] = {"example.com/note": "much " * 60_000}
     (caphv.folder / "large.yaml").write_text(text(large))
-    done = caphv("generate", "--definition", "large.yaml", "--apply", expect=1)
+    done = caphv("generate", "--definition", str(caphv.folder / "large.yaml"), "--apply", expect=1)
     assert "error: Cluster team-a/large: " in done.stderr
     assert "applied MachineHealthCheck team-a/large-mhc" in done.stdout
     assert "applied Cluster team-a/large" not in done.stdout
@@ -175,7 +182,7 @@ def test_a_push_becomes_a_commit_and_a_cluster(caphv: Caphv, management: ApiServ
     with git_daemon(top) as url:
         sync = ("packager", "sync", "--source-repo", f"{url}/clusters.git", "--repo", f"{url}/fleet.git", "--apply")
         source.push(pushed)
-        caphv(*sync)
+        caphv.process(*sync)
         assert f"Source: {url}/clusters.git@{source.head()}" in fleet.message()
         assert on(management, lambda client: client.get(CLUSTERS, "one", "team-a"))["spec"]["topology"]
         assert on(management, lambda client: client.get(CLASSES, "harvester-rke2", "team-a"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from pathlib import Path
@@ -10,15 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
 from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, Resource
 from caphv.api.resources import FLEET_CLUSTERS, HELM_CHART_CONFIGS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, TooManyRequests
-from commands.main import cli
 from packager.rendering.bundles import bundle_name
 from sandbox.processes.apiserver import ApiServer
+from tests.support.packager.commands import in_thread
 from tests.support.packager.definitions import definition
 from tests.support.packager.environment import CLASSES, CLUSTERS, FLEET_BUNDLES, GIT_REPOS, install
 from tests.support.packager.repositories import git
@@ -27,11 +25,6 @@ from tests.support.waiting import until
 pytestmark = pytest.mark.integration
 DEPLOYMENTS = Resource("fleet.cattle.io", "v1alpha1", "bundledeployments", "BundleDeployment")
 NAME = bundle_name(Key("team-a", "demo"), "cni")
-
-
-async def in_thread(*arguments: str) -> Result:
-    """Run `caphv bundles`, which has an event loop of its own."""
-    return await asyncio.to_thread(CliRunner().invoke, cli, ["bundles", *arguments], prog_name="caphv")
 
 
 async def listed(client: ApiClient, kind: Resource) -> bool:

@@ -20,6 +20,7 @@ from caphv.api.resources import FLEET_BUNDLES
 from caphv.runtime.client import ApiClient
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
+from tests.support.packager.commands import in_thread
 from tests.support.packager.environment import (
     CLASSES,
     CLUSTERS,
@@ -114,28 +115,31 @@ def server(etcd_folder: Path) -> Iterator[ApiServer]:
     asyncio.run(server.stop())
 
 
+@pytest.mark.usefixtures("own_environment")
 async def test_waves_continue_when_ready_and_are_reverted_when_not(
-    server: ApiServer, origin: Origin, tmp_path: Path
+    server: ApiServer, origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "management.yaml").write_text(yaml.safe_dump(server.kubeconfig()))
 
-    async def caphv(*arguments: str, expect: int = 0) -> Any:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "management.yaml"))
+    monkeypatch.setenv("CAPHV_GIT_REPO", origin.url)
+
+    async def process(*arguments: str) -> Any:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "caphv", "bundles", *arguments, "-o", "json"),
             cwd=tmp_path,
-            env={
-                "PATH": os.environ["PATH"],
-                "PYTHONPATH": str(CHECKOUT),
-                "HOME": str(tmp_path),
-                "KUBECONFIG": str(tmp_path / "management.yaml"),
-                "CAPHV_GIT_REPO": origin.url,
-            },
+            env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
         out, err = await process.communicate()
-        assert process.returncode == expect, (out.decode(), err.decode())
-        return json.loads(out) if expect < 2 else err.decode()
+        assert process.returncode == 0, (out.decode(), err.decode())
+        return json.loads(out)
+
+    async def caphv(*arguments: str, expect: int = 0) -> Any:
+        done = await in_thread(*arguments, "-o", "json")
+        assert done.exit_code == expect, done.output
+        return json.loads(done.stdout) if expect < 2 else done.stderr
 
     def upgrade(waves: str, gate: str, release: str, *more: str, expect: int = 0) -> Awaitable[Any]:
         return caphv("upgrade", "--waves", waves, "--gate", gate, "--release", release, *more, expect=expect)
@@ -166,7 +170,7 @@ async def test_waves_continue_when_ready_and_are_reverted_when_not(
         assert [wave["clusters"] for wave in shown["waves"]] == [["team/a"], ["team/b", "team/c"]]
         fleet = Fleet(client, origin)
         async with fleet.running():
-            done = await upgrade("canary,1,rest", "ready=60s", OLDER)
+            done = await process("upgrade", "--waves=canary,1,rest", "--gate=ready=60s", f"--release={OLDER}")
             assert [wave["state"] for wave in done["waves"]] == ["ready", "ready", "ready"]
             assert origin.count() == 4
             for ancestor, name in (("main~2", "a"), ("main~1", "b"), ("main", "c")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import yaml
@@ -14,6 +15,11 @@ from tests.support.packager.examples import cluster
 
 def call(*arguments: object, stdin: str | None = None) -> Result:
     return CliRunner().invoke(cli, ["bundles", *map(str, arguments)], input=stdin, prog_name="caphv")
+
+
+async def in_thread(*arguments: str) -> Result:
+    """As `call`, next to tasks of the test: the command has an event loop of its own."""
+    return await asyncio.to_thread(call, *arguments)
 
 
 def manifest(name: str, addons: Obj | None = None, **labels: str) -> Obj:
