@@ -84,6 +84,7 @@ async def test_certificates_rotate_under_load_without_a_failed_request(managemen
             while not done.is_set():
                 assert await validated(client, f"rotation-{number}")
                 count += 1
+                await asyncio.sleep(0.02)
 
         loads = [asyncio.create_task(load(number)) for number in range(4)]
         for _ in range(3):
