@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from caphv.api.object import CLUSTER_ROLE_BINDINGS, NAMESPACES, ROLE_BINDINGS, SECRETS, Key
+from caphv.api.object import CLUSTER_ROLE_BINDINGS, NAMESPACES, ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Key
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
@@ -37,17 +37,27 @@ def claims(kubeconfig: str) -> dict[str, int]:
 
 
 @pytest.fixture
-def server(runner: asyncio.Runner, new_api_server: Callable[..., Awaitable[ApiServer]], tmp_path: Path) -> ApiServer:
+def server(runner: asyncio.Runner, api_server: ApiServer, tmp_path: Path) -> Iterator[ApiServer]:
     """An API server with the namespace of Harvester itself; `admin.yaml` is its administrator's kubeconfig."""
 
-    async def start() -> ApiServer:
-        server = await new_api_server()
-        (tmp_path / "admin.yaml").write_bytes(pki.to_yaml(server.kubeconfig()))
-        async with server.client() as client:
+    async def furnish() -> None:
+        async with api_server.client() as client:
             await apply(client, [obj for obj in rights.of_identity() if obj["kind"] == "Namespace"])
-        return server
 
-    return runner.run(start())
+    (tmp_path / "admin.yaml").write_bytes(pki.to_yaml(api_server.kubeconfig()))
+    runner.run(furnish())
+    yield api_server
+    runner.run(clear(api_server))
+
+
+async def clear(server: ApiServer) -> None:
+    """Forget the account: the next test finds a Harvester without one."""
+    async with server.client() as client:
+        for kind in (CLUSTER_ROLE_BINDINGS, ROLE_BINDINGS, SERVICE_ACCOUNTS, SECRETS):
+            for obj in (await client.list(kind))["items"]:
+                name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
+                if namespace == "caphv-system" or name.startswith("caphv-") or name.endswith(":caphv-system:caphv"):
+                    await client.delete(kind, name, namespace)
 
 
 async def create(tmp_path: Path, *options: str, status: int = 0) -> Result:
