@@ -8,6 +8,7 @@ it of the templates, `is_plain` of the names.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -46,7 +47,8 @@ def key(settings: AddonSettings, versions: Versions) -> bytes | None:
 
 def only_writes_names(templates: Iterable[nodes.Template], bundles: Collection[str]) -> bool:
     """Whether templates do nothing with what is a cluster's own but `{{ … }}` it as a whole."""
-    return all(_only_writes_names(template, bundles) for template in templates)
+    names = frozenset(bundles)
+    return all(_only_writes_names(template, names) for template in templates)
 
 
 def renamed(files: Mapping[str, bytes], cluster: Key, bundles: Iterable[str]) -> dict[str, bytes]:
@@ -59,7 +61,9 @@ def renamed(files: Mapping[str, bytes], cluster: Key, bundles: Iterable[str]) ->
     return {path: pattern.sub(lambda match: encoded[match[0]], content) for path, content in files.items()}
 
 
-def _only_writes_names(template: nodes.Template, bundles: Collection[str]) -> bool:
+# All renderers of a process have the shipped templates, parsed once.
+@functools.lru_cache(maxsize=1024)
+def _only_writes_names(template: nodes.Template, bundles: frozenset[str]) -> bool:
     written = {
         id(name)
         for output in template.find_all(nodes.Output)
