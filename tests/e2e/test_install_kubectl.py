@@ -50,8 +50,9 @@ class Cluster:
         return self.call("kubectl", *arguments, folder=folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """All tests share it: each uninstalls what it has installed, and CRDs and a namespace stay."""
     folder = tmp_path_factory.mktemp("kubectl")
     try:
         server = asyncio.run(started(folder))
@@ -71,7 +72,8 @@ async def started(folder: Path) -> ApiServer:
     await server.start()
     private_file(folder / "kubeconfig", pki.to_yaml(server.kubeconfig()))
     async with server.client() as client:
-        await manifests.apply(client, STAND_INS)
+        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}}
+        await manifests.apply(client, [space, *STAND_INS])
     return server
 
 
@@ -96,7 +98,7 @@ def image(cluster: Cluster, folder: Path) -> str:
     return cluster.kubectl("get", DEPLOYMENT, "--namespace=caphv-system", path, folder=folder)
 
 
-def test_make_deploy_installs_everything_and_then_another_image(cluster: Cluster, copy: Path) -> None:
+def test_make_deploy_installs_everything_and_then_another_image(cluster: Cluster, checkout: Path, copy: Path) -> None:
     deploy(cluster, copy, "registry.example.com/caphv:mine")
     written = manifests.parse((copy / "out" / "caphv.yaml").read_text())
     found = cluster.kubectl("get", "-f", "out/caphv.yaml", "-o=name", folder=copy).split()
@@ -106,13 +108,13 @@ def test_make_deploy_installs_everything_and_then_another_image(cluster: Cluster
     cluster.kubectl("set", "image", DEPLOYMENT, "manager=other", "--namespace=caphv-system", folder=copy)
     deploy(cluster, copy, "registry.example.com/caphv:next")
     assert image(cluster, copy) == "registry.example.com/caphv:next"
+    uninstall(cluster, checkout)
 
 
 @pytest.mark.parametrize("overlay", ["production", "one-namespace", "self-signed"])
 def test_kubectl_applies_overlays_and_finds_nothing_to_change_then(
     cluster: Cluster, checkout: Path, overlay: str
 ) -> None:
-    cluster.kubectl("create", "namespace", "team-a", folder=checkout)
     applied = ["--server-side", "-k", f"deploy/kustomize/overlays/{overlay}"]
     cluster.kubectl("apply", *applied, folder=checkout)
     cluster.kubectl("diff", *applied, folder=checkout)
