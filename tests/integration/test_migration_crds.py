@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from caphv import data
-from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, NAMESPACES, Obj, Resource, uid_of
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource, uid_of
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Invalid
+from caphv.runtime.errors import ApiError, Invalid, NotFound
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
 from tests.support.openapi import example_object, without_rules
@@ -40,6 +41,34 @@ SPECS: dict[str, Obj] = {
 Install = Callable[[ApiClient, Obj], Awaitable[None]]
 
 
+@pytest.fixture
+def server(runner: asyncio.Runner, api_server: ApiServer) -> Iterator[ApiServer]:
+    """The shared API server, where each test finds a namespace and none of the CRDs."""
+    runner.run(cleared(api_server))
+    yield api_server
+    runner.run(cleared(api_server))
+
+
+async def cleared(server: ApiServer) -> None:
+    async with server.client() as client:
+        await manifests.apply(client, [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}}])
+        names = [f"{kind.lower()}s.{crds.GROUP}" for kind in SPECS]
+        for name in names:
+            with contextlib.suppress(NotFound):
+                # Objects are deleted with their CRD, if the API server can read them.
+                await client.patch(CUSTOM_RESOURCE_DEFINITIONS, name, "", crds.WITHOUT_WEBHOOK)
+                await client.delete(CUSTOM_RESOURCE_DEFINITIONS, name)
+        await until(lambda: gone(client, names), "the CRDs are deleted")
+
+
+async def gone(client: ApiClient, names: list[str]) -> bool:
+    for name in names:
+        with contextlib.suppress(NotFound):
+            await client.get(CUSTOM_RESOURCE_DEFINITIONS, name)
+            return False
+    return True
+
+
 def resource(kind: str, version: str) -> Resource:
     return Resource(crds.GROUP, version, f"{kind.lower()}s", kind)
 
@@ -64,7 +93,6 @@ async def left_by_the_go_provider(server: ApiServer, folder: Path) -> AsyncItera
     async with server.client() as client:
         async with crds.conversion_webhook(folder) as client_config:
             await manifests.apply(client, crds.custom_resource_definitions(client_config, stored=OLD))
-            await client.create(NAMESPACES, {"metadata": {"name": SPACE}})
             await write(client, OLD, "early")
             for crd in crds.custom_resource_definitions(client_config):
                 await client.apply(CUSTOM_RESOURCE_DEFINITIONS, crd, manager="clusterctl")
@@ -117,10 +145,8 @@ async def until_served(client: ApiClient) -> None:
 
 @pytest.mark.parametrize("install", [merged, applied])
 async def test_objects_of_both_storage_versions_stay_without_the_webhook(
-    new_api_server: Callable[[], Awaitable[ApiServer]], tmp_path: Path, install: Install
+    server: ApiServer, tmp_path: Path, install: Install
 ) -> None:
-    server = await new_api_server()
-
     async with left_by_the_go_provider(server, tmp_path) as (client, before):
         with pytest.raises(ApiError, match="conversion webhook"):
             await write(client, OLD, "refused")
@@ -166,16 +192,12 @@ async def storage_can_be_moved_on(client: ApiClient) -> None:
         assert set(await listed(client, kind, OLD)) == {"early", "late"}
 
 
-async def test_the_go_provider_finds_all_its_fields_after_us(
-    new_api_server: Callable[[], Awaitable[ApiServer]], shared_crds: Path
-) -> None:
+async def test_the_go_provider_finds_all_its_fields_after_us(server: ApiServer, shared_crds: Path) -> None:
     """Rollback to its real CRDs: what it knows is as we had it, and what it does not know no longer exists."""
-    server = await new_api_server()
     theirs: list[Obj] = manifests.read(sorted((shared_crds / "go-provider").glob("*.yaml")))
 
     async with server.client() as client:
         await manifests.apply(client, ours())
-        await client.create(NAMESPACES, {"metadata": {"name": SPACE}})
         # With fields, too, that exclude each other: whatever was stored has to be found.
         async with without_rules(client, [crd["metadata"]["name"] for crd in theirs]):
             for crd in theirs:
@@ -210,12 +232,8 @@ def beyond(kind: str, obj: Obj) -> Obj:
     return {}
 
 
-async def test_crds_of_the_go_provider_can_come_back(
-    new_api_server: Callable[[], Awaitable[ApiServer]], tmp_path: Path
-) -> None:
+async def test_crds_of_the_go_provider_can_come_back(server: ApiServer, tmp_path: Path) -> None:
     """Rollback: its CRDs, webhook included, over ours; what both know is as it was, for readers of both versions."""
-
-    server = await new_api_server()
 
     async with left_by_the_go_provider(server, tmp_path) as (client, before):
         await crds_are_replaced(client, merged)
