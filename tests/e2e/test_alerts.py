@@ -45,7 +45,14 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not(groups: list[Ob
     }
 
 
-@pytest.mark.parametrize("change", [("> 300", "> 600"), ("for: 10m", "for: 11m"), ("== 0", "== 2")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("> 300", "> 600"),
+        pytest.param(("for: 10m", "for: 11m"), marks=pytest.mark.long),
+        pytest.param(("== 0", "== 2"), marks=pytest.mark.long),
+    ],
+)
 def test_the_cases_find_what_is_wrong(groups: list[Obj], tmp_path: Path, change: tuple[str, str]) -> None:
     wrong = yaml.safe_load(yaml.safe_dump(groups, width=10_000).replace(*change))
     assert wrong != groups
