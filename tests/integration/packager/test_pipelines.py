@@ -97,10 +97,18 @@ def project(request: pytest.FixtureRequest, origin: Origin, tmp_path: Path) -> P
     return Project(request.param, checkout, origin.url)
 
 
-def test_pipeline_shows_and_publishes_a_change(project: Project, origin: Origin) -> None:
+def test_pipeline_shows_and_publishes_a_change_and_says_why_it_fails(project: Project, origin: Origin) -> None:
+    """It installs the wheel of a release by its hash.
+
+    No index has caphv: another project could own the name there, and its package would run with the token.
+    """
+    assert project.run("push", CAPHV_WHEEL_SHA256="").returncode != 0
+    assert not (project.checkout / "installed").exists()
     project.define()
+    project.define("old")
     first = project.run("push")
     assert first.returncode == 0, first.stderr
+    assert {*project.read("installed").splitlines()} == {f"install --only-binary :all: {WHEEL}#sha256={HASH}"}
     assert origin.count() == 1
     # A change is shown, and nothing is pushed before the merge.
     project.define(workers=[{"name": "workers", "replicas": 5}])
@@ -115,6 +123,16 @@ def test_pipeline_shows_and_publishes_a_change(project: Project, origin: Origin)
     project.define(workers=[{"name": "workers", "replicas": -1}])
     assert project.run("push").returncode == 1
     assert origin.count() == 2
+    # Before the merge: a removal that is not confirmed, and a repository that cannot be read.
+    project.define(workers=[{"name": "workers", "replicas": 5}])
+    (project.checkout / "clusters" / "old.yaml").unlink()
+    held = project.run("pull_request")
+    assert held.returncode == 1, held.stderr
+    assert "left manifests/team-a/old" in project.read("posted")
+    assert "left manifests/team-a/old" in held.stdout
+    unreadable = project.run("pull_request", FLEET_REPO=f"{origin.url}-elsewhere")
+    assert unreadable.returncode == 2, unreadable.stderr
+    assert "error:" in project.read("posted").lower()
 
 
 @pytest.mark.parametrize("project", [gitea], indirect=True)
@@ -126,30 +144,6 @@ def test_pipeline_comments_with_the_api_of_its_server(project: Project) -> None:
     assert called[-1] == "https://git.example.com/api/v1/repos/team/clusters/issues/7/comments"
     assert {"--fail", "Authorization: token of-the-job", "@comment.json"} <= set(called)
     assert json.loads(project.read("comment.json")) == {"body": project.read("comment.md")}
-
-
-def test_pipeline_shows_why_it_fails(project: Project, origin: Origin) -> None:
-    """Before the merge: a removal that is not confirmed, and a repository that cannot be read."""
-    project.define()
-    project.define("old")
-    assert project.run("push").returncode == 0
-    (project.checkout / "clusters" / "old.yaml").unlink()
-    held = project.run("pull_request")
-    assert held.returncode == 1, held.stderr
-    assert "left manifests/team-a/old" in project.read("posted")
-    assert "left manifests/team-a/old" in held.stdout
-    unreadable = project.run("pull_request", FLEET_REPO=f"{origin.url}-elsewhere")
-    assert unreadable.returncode == 2, unreadable.stderr
-    assert "error:" in project.read("posted").lower()
-
-
-def test_pipeline_installs_the_wheel_of_a_release_by_its_hash(project: Project) -> None:
-    """No index has caphv: another project could own the name there, and its package would run with the token."""
-    assert project.run("push", CAPHV_WHEEL_SHA256="").returncode != 0
-    assert not (project.checkout / "installed").exists()
-    project.define()
-    assert project.run("push").returncode == 0
-    assert {*project.read("installed").splitlines()} == {f"install --only-binary :all: {WHEEL}#sha256={HASH}"}
 
 
 def test_external_secret_makes_an_identity() -> None:

@@ -21,8 +21,10 @@ from tests.support.packager.repositories import CLUSTERS, SYNCED, Origin, paths,
 pytestmark = pytest.mark.integration
 
 
-def test_twenty_pushers_lose_nothing(origin: Origin, tmp_path: Path) -> None:
-    names = [f"a/c{number:02}" for number in range(20)]
+# Each push is tried again after the others: twice the pushers take four times as long.
+@pytest.mark.parametrize("pushers", [8, pytest.param(20, marks=pytest.mark.long)])
+def test_many_pushers_lose_nothing(origin: Origin, tmp_path: Path, pushers: int) -> None:
+    names = [f"a/c{number:02}" for number in range(pushers)]
 
     def push(name: str, url: str) -> str:
         only = Pruning(complete=True, budget=1, scope=[f"clusters/{name}"])
