@@ -16,11 +16,10 @@ from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS as CRDS
 from caphv.api.object import DEPLOYMENTS, NAMESPACES, SERVICES, Obj, Resource, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from release.__main__ import contents
 from sandbox import manifests
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
-from tests.support.clusterctl import INVENTORY, Clusterctl, furnish, repository
+from tests.support.clusterctl import INVENTORY, Clusterctl, furnish, released, repository
 from tests.support.predecessor import crds
 
 pytestmark = pytest.mark.e2e
@@ -124,7 +123,7 @@ async def test_clusterctl_upgrades_from_the_go_provider(server: ApiServer, tmp_p
     release = tmp_path / "repository" / f"infrastructure-{name}" / BEFORE
     release.mkdir()
     (release / "infrastructure-components.yaml").write_text(yaml.safe_dump_all(components()))
-    (release / "metadata.yaml").write_bytes(contents()["metadata.yaml"])
+    (release / "metadata.yaml").write_bytes(released(RELEASE)["metadata.yaml"])
     clusterctl = Clusterctl(tmp_path, kubeconfig(server))
 
     async with server.client() as client:
