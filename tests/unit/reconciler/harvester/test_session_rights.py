@@ -67,7 +67,7 @@ async def test_refusal_of_the_account_that_reads_is_none_of_another_that_shares_
     server = Server()
     async with serving(server), opened() as it:
         first = await it.open(server, "a")
-        await until(lambda: filled(first))
+        await until(lambda: filled(first) and server.readers("ippools"))
         server.denied = {("a", "ippools")}
         server.end_watches("ippools")
         await until(lambda: isinstance(first.pools.last_error, Forbidden))
