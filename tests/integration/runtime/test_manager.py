@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -148,13 +149,10 @@ async def test_process_is_ready_once_its_caches_are_and_reconciles_what_it_sees(
             await process.ask(process.health, "/healthz")
 
 
-async def test_process_that_cannot_fill_its_caches_is_alive_and_not_ready(
-    new_api_server: Callable[..., Awaitable[ApiServer]],
-) -> None:
-    server = await new_api_server()
-
-    async with server.client() as client:
-        await server.stop()
+async def test_process_that_cannot_fill_its_caches_is_alive_and_not_ready(etcd_folder: Path) -> None:
+    (port,) = free_ports(1)
+    stopped = ApiServer(etcd_folder, "stopped", port=port)
+    async with stopped.client() as client:
         process = Process(client)
         running = process.start()
         await until(lambda: process.informer.last_error is not None)
