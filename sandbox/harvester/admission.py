@@ -37,6 +37,7 @@ from sandbox.processes import pki
 Decide = Callable[[Obj], Denial | None]
 
 ADDRESS = "127.0.0.1"
+MUTATOR = "harvester-mutator"
 # For kinds of which Harvester's webhooks check only the spec; without this condition, each other change costs a call.
 SPEC_CHANGES = {
     "name": "spec-changes",
@@ -154,7 +155,7 @@ async def _register(client: ApiClient, url: str, ca: pki.CA) -> None:
         webhook("pools", "pools", kinds.IP_POOLS, [*changes, "DELETE"], **only_spec),
         webhook("loadbalancers", "loadbalancers", kinds.LOAD_BALANCERS, changes, **only_spec),
     ]
-    await _put(client, MUTATING_WEBHOOK_CONFIGURATIONS, "harvester-mutator", [mutator])
+    await _put(client, MUTATING_WEBHOOK_CONFIGURATIONS, MUTATOR, [mutator])
     await _put(client, VALIDATING_WEBHOOK_CONFIGURATIONS, "harvester-validator", validators)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
-from caphv.api.object import Obj, annotations_of
+from caphv.api.object import MUTATING_WEBHOOK_CONFIGURATIONS, Obj, annotations_of
 from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Invalid
 from sandbox.harvester import kinds
+from sandbox.harvester.admission import MUTATOR
+from tests.support.waiting import until
 
 
 def volume(namespace: str, name: str) -> Obj:
@@ -31,25 +33,37 @@ def hot_plug(vm: Obj, claim: str) -> Obj:
 
 
 async def hot_plug_twice(client: ApiClient, namespace: str, claim: str, *vms: str) -> None:
-    """Hot-plug a claim to two VMs at once, so that the webhook has not heard of one when it admits the other.
+    """Hot-plug a claim to two VMs; the webhook is not asked about the second one.
 
-    That is how real VMs come to share a volume (harvester#6749, #9761).
+    Real VMs come to share a volume when the webhook has not heard of one yet while it admits the other (harvester#6749,
+    #9761). A test cannot rely on winning that race.
     """
-    for _ in range(100):
-        before = [await client.get(kinds.VIRTUAL_MACHINES, name, namespace) for name in vms]
-        patches = (
-            client.patch(kinds.VIRTUAL_MACHINES, vm["metadata"]["name"], namespace, hot_plug(vm, claim))
-            for vm in before
-        )
-        answers = await asyncio.gather(*patches, return_exceptions=True)
-        if not any(isinstance(answer, Exception) for answer in answers):
-            return
-        for vm in before:
-            spec = vm["spec"]["template"]["spec"]
-            disks = {"devices": {"disks": spec["domain"]["devices"]["disks"]}}
-            patch = _patch({"domain": disks, "volumes": spec["volumes"]})
-            await client.patch(kinds.VIRTUAL_MACHINES, vm["metadata"]["name"], namespace, patch)
-    raise AssertionError(f"the webhook always noticed that two VMs want {claim}")
+    first, second = [await client.get(kinds.VIRTUAL_MACHINES, name, namespace) for name in vms]
+
+    async def plug(vm: Obj) -> bool:
+        try:
+            await client.patch(kinds.VIRTUAL_MACHINES, vm["metadata"]["name"], namespace, hot_plug(vm, claim))
+        except Invalid:
+            return False
+        return True
+
+    assert await plug(first)
+    config = await client.get(MUTATING_WEBHOOK_CONFIGURATIONS, MUTATOR)
+    others = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": [namespace]}
+    blind = [{**webhook, "namespaceSelector": {"matchExpressions": [others]}} for webhook in config["webhooks"]]
+    await client.patch(MUTATING_WEBHOOK_CONFIGURATIONS, MUTATOR, "", {"webhooks": blind})
+    await until(lambda: plug(second), f"{vms} share {claim}")
+    await client.patch(MUTATING_WEBHOOK_CONFIGURATIONS, MUTATOR, "", {"webhooks": config["webhooks"]})
+
+    async def is_asked() -> bool:
+        patch = {"metadata": {"annotations": {"asked": "yes"}}}
+        try:
+            await client.patch(kinds.VIRTUAL_MACHINES, vms[1], namespace, patch, dry_run=True)
+        except Invalid:
+            return True
+        return False
+
+    await until(is_asked, "the webhook is asked again")
 
 
 def add_volume(vm: Obj, claim: Obj) -> Obj:
