@@ -13,7 +13,7 @@ UV_COMPILE := uv pip compile --quiet --upgrade --universal --python-version 3.11
 IMAGES = $(if $(IMG),--image $(IMG)) $(if $(PACKAGER_IMG),--packager-image $(PACKAGER_IMG))
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 # These tests mostly wait, so more of them run at a time than there are cores.
-TEST_WORKERS ?= 5
+TEST_WORKERS ?= 6
 PARALLEL := --numprocesses=$(TEST_WORKERS) --dist=loadgroup --durations=30
 RERUN := $(BIN)/python .ci/rerun.py
 # Otherwise each worker and each process of a test compiles all modules again, where the environment forbids to keep them.

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-HEADER = "# Seconds of modules with five workers on two cores: .ci/module_seconds.py out/reports/clusters.xml"
+HEADER = "# Seconds of modules with six workers on two cores: .ci/module_seconds.py out/reports/clusters.xml"
 
 
 def lines(report: str) -> list[str]:
