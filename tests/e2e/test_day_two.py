@@ -183,9 +183,15 @@ def _no_workers(cluster: Obj) -> None:
 CHANGES: tuple[tuple[Callable[[Obj], list[Obj] | None], ...], ...] = (
     (_a_label, _one_more_worker, _another_pool),
     (_larger_machines_of_one_pool, _a_failure_domain),
-    (_one_pool_less, _a_description),
-    (_a_health_check, _a_time_for_drains, _a_label_of_nodes),
-    (_a_file_of_workers, _a_file_of_the_control_plane),
+    (
+        _one_pool_less,
+        _a_description,
+        _a_health_check,
+        _a_time_for_drains,
+        _a_label_of_nodes,
+        _a_file_of_workers,
+        _a_file_of_the_control_plane,
+    ),
     (_no_surge, _larger_workers_and_one_less, _settings_of_add_ons),
     (_a_wrong_value,),
     (_the_former_value, _more_cpus_of_all, _a_new_version),

@@ -241,6 +241,8 @@ async def test_handed_over_and_back_without_a_restart(box: Sandbox, tmp_path: Pa
             await settled(scenario, is_ours)
             assert await snapshot(scenario) == mixed
             await scenario.replace_lost(scenario.view.workers()[0])
+            # Each of two further changes replaces all machines.
+            await scenario.scale(1, 1)
             await its_class_still_works(scenario)
             await scenario.delete()
             assert await scenario.leftovers() == []

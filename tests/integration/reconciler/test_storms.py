@@ -136,7 +136,7 @@ async def test_work_is_done_during_a_storm_that_leaves_gaps(proxy: FaultProxy, c
 @pytest.mark.parametrize(
     ("machines", "seconds"),
     [
-        (50, 15),
+        (20, 15),
         pytest.param(50, 60, marks=pytest.mark.long),
         pytest.param(200, 600, marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
     ],
