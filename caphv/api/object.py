@@ -100,6 +100,8 @@ POD_DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDi
 
 
 _TEXTS = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
+# Of the largest number of 64 bits. Python refuses to parse some thousand digits.
+_VERSION_DIGITS = 20
 
 
 def _segment(text: str) -> str:
@@ -120,12 +122,17 @@ def well_formed(obj: Any) -> bool:
     status = obj.get("status") or {}
     return (
         all(isinstance(metadata.get(field, ""), str) for field in _TEXTS)
+        and _is_version(metadata.get("resourceVersion", ""))
         and all(isinstance(metadata.get(field) or {}, dict) for field in ("labels", "annotations"))
         and all(isinstance(obj.get(field) or {}, dict) for field in ("spec", "data", "status"))
         and _is_list_of(str, metadata.get("finalizers"))
         and _is_list_of(dict, metadata.get("ownerReferences"))
         and _is_list_of(dict, status.get("conditions"))
     )
+
+
+def _is_version(text: str) -> bool:
+    return not text or (text.isascii() and text.isdecimal() and len(text) <= _VERSION_DIGITS)
 
 
 def _is_list_of(kind: type, value: Any) -> bool:

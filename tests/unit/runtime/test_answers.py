@@ -106,6 +106,16 @@ async def test_answer_about_another_object_is_an_error() -> None:
             await client.get(CONFIG_MAPS, "one", "ns")
 
 
+@pytest.mark.parametrize("version", ["9" * 5_000, "9" * 21, "-1", "seven"])
+async def test_answer_with_a_resource_version_that_is_not_a_number_is_an_error(version: str) -> None:
+    answer = {"metadata": {"name": "one", "resourceVersion": version}, "items": []}
+    async with client_of(answer, untrusted=True) as client:
+        for request in (client.list(CONFIG_MAPS), client.get(CONFIG_MAPS, "one", "ns")):
+            with pytest.raises(ServerFault):
+                await request
+        assert client.limits
+
+
 @pytest.mark.parametrize("kind", ["ADDED", "BOOKMARK"])
 async def test_event_about_an_object_without_a_name_is_an_error_unless_it_is_a_bookmark(kind: str) -> None:
     event = {"type": kind, "object": {"metadata": {"resourceVersion": "7"}}}
