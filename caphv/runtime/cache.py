@@ -21,16 +21,15 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from caphv.api.object import Key, Obj, Resource, being_deleted, key_of, resource_version
 from caphv.runtime import logs, metrics
-from caphv.runtime.budget import PIECE_SECONDS, MemoryBudget, TimeBudget, memory_of
+from caphv.runtime.budget import PIECE_SECONDS, MemoryBudget, memory_of
 from caphv.runtime.errors import ApiError, Gone, NotFound, TooLarge, TooManyRequests, Unreachable, without_trace
 from caphv.runtime.freshness import Freshness
-from caphv.runtime.listing import MAX_OBJECTS, ListSource, PageSize
+from caphv.runtime.listing import MAX_OBJECTS, PageSize, Source
 from caphv.runtime.store import IndexFunction, Store
 
 log = logging.getLogger(__name__)
@@ -62,25 +61,6 @@ class Change:
 
 
 Handler = Callable[[Change], None]
-
-
-class Source(ListSource, Protocol):
-    """What an informer reads from: an `ApiClient`, or something that chooses one for each request.
-
-    Its `budget` is what the cache may take; None for no limit.
-    """
-
-    @property
-    def name(self) -> str:
-        """Name of the server in metrics and logs."""
-
-    @property
-    def time(self) -> TimeBudget | None:
-        """Share of the event loop that the server may use; None for no limit."""
-
-    @property
-    def watch(self) -> Callable[..., AsyncGenerator[tuple[str, Obj], None]]:
-        """As `ApiClient.watch`."""
 
 
 class Informer:

@@ -1,12 +1,15 @@
-"""Lists of whole collections, page by page. An untrusted server's pages are bounded, so they may have to be smaller."""
+"""What collections are read from, and lists of whole ones, page by page.
+
+The pages of an untrusted server are bounded, so they may have to be smaller.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from caphv.api.object import Obj, Resource
-from caphv.runtime.budget import MemoryBudget
+from caphv.runtime.budget import MemoryBudget, TimeBudget
 from caphv.runtime.errors import TooLarge
 
 # In a list of an untrusted server.
@@ -24,6 +27,22 @@ class ListSource(Protocol):
     @property
     def list(self) -> Callable[..., Awaitable[Obj]]:
         """As `ApiClient.list`."""
+
+
+class Source(ListSource, Protocol):
+    """What an informer reads from. Its `budget` is what the cache may take; None for no limit."""
+
+    @property
+    def name(self) -> str:
+        """Name of the server in metrics and logs."""
+
+    @property
+    def time(self) -> TimeBudget | None:
+        """Share of the event loop that the server may use; None for no limit."""
+
+    @property
+    def watch(self) -> Callable[..., AsyncGenerator[tuple[str, Obj], None]]:
+        """As `ApiClient.watch`."""
 
 
 class PageSize:
