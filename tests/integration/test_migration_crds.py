@@ -18,7 +18,7 @@ from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
 from tests.support.openapi import example_object, without_rules
 from tests.support.predecessor import crds
-from tests.support.reconciler.case import machine_spec
+from tests.support.reconciler.machines import machine_spec
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration

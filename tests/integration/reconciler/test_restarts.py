@@ -16,12 +16,12 @@ from tests.support.reconciler.case import (
     HARVESTER_MACHINE_TEMPLATES,
     HARVESTER_MACHINES,
     Case,
-    machine_spec,
     until,
 )
 from tests.support.reconciler.cases import opened
 from tests.support.reconciler.conditions import is_false, is_ready
 from tests.support.reconciler.environment import Environment
+from tests.support.reconciler.machines import machine_spec
 
 pytestmark = pytest.mark.integration
 

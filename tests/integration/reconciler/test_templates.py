@@ -15,8 +15,8 @@ from tests.support.reconciler.case import (
     CLUSTERS,
     HARVESTER_MACHINE_TEMPLATES,
     Case,
-    machine_spec,
 )
+from tests.support.reconciler.machines import machine_spec
 
 pytestmark = pytest.mark.integration
 

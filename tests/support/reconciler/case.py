@@ -28,6 +28,7 @@ from sandbox.harvester import kinds
 from sandbox.processes import pki
 from tests.support.reconciler.conditions import is_ready
 from tests.support.reconciler.environment import Environment
+from tests.support.reconciler.machines import machine_spec
 from tests.support.waiting import PATIENCE, until
 
 CORE, INFRASTRUCTURE = "cluster.x-k8s.io", "infrastructure.cluster.x-k8s.io"
@@ -89,8 +90,6 @@ class Case:
     async def close(self) -> None:
         """Disconnect."""
         await self._stack.aclose()
-
-    # Cluster
 
     async def identity(
         self, kubeconfig: Obj | str | None = None, *, key: str = "kubeconfig", name: str = "identity"
@@ -426,18 +425,6 @@ class Case:
         if resource.group in (CORE, INFRASTRUCTURE):
             return self.management, self.name
         return self.harvester, self.target if resource.namespaced else ""
-
-
-def machine_spec() -> Obj:
-    """The least that a HarvesterMachine needs."""
-    return {
-        "cpu": 2,
-        "memory": "4Gi",
-        "sshUser": "sles",
-        "sshKeyPair": "default/caphv",
-        "networks": ["default/production"],
-        "volumes": [{"volumeType": "image", "imageName": "default/sles-15", "volumeSize": "40Gi", "bootOrder": 1}],
-    }
 
 
 def _brief(obj: Obj | None) -> Any:

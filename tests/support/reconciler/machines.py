@@ -1,10 +1,10 @@
-"""What a VM is made from."""
+"""What a machine and its VM are made from."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from reconciler.harvester.ownership import Owner
 from reconciler.machine.vm import (
     ResolvedImage,
@@ -37,3 +37,15 @@ def inputs(*, labels: dict[str, str] | None = None, name: str = "node-1", **spec
         owner=OWNER,
         images={"default/sles": IMAGE},
     )
+
+
+def machine_spec() -> Obj:
+    """The least that a HarvesterMachine needs."""
+    return {
+        "cpu": 2,
+        "memory": "4Gi",
+        "sshUser": "sles",
+        "sshKeyPair": "default/caphv",
+        "networks": ["default/production"],
+        "volumes": [{"volumeType": "image", "imageName": "default/sles-15", "volumeSize": "40Gi", "bootOrder": 1}],
+    }

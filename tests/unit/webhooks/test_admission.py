@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from caphv.api import names
 from caphv.api.object import Obj
 from tests import corpus
-from tests.support.reconciler.case import machine_spec
+from tests.support.reconciler.machines import machine_spec
 from tests.support.reviews import some_object
 from webhooks.admission import CLONED_FROM_ANNOTATION, KINDS, RULES, Review, defaults, validate
 from webhooks.rules.model import Subject
