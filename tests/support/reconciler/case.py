@@ -91,6 +91,8 @@ class Case:
         """Disconnect."""
         await self._stack.aclose()
 
+    # Cluster
+
     async def identity(
         self, kubeconfig: Obj | str | None = None, *, key: str = "kubeconfig", name: str = "identity"
     ) -> None:
@@ -200,7 +202,7 @@ class Case:
         """The cloud-init data of a VM: user data and network data."""
         secret = await self.harvester.get(SECRETS, f"{name}-cloud-init", self.target)
         texts = {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}
-        return _parsed(texts["userdata"]), _parsed(texts.get("networkdata", "{}"))
+        return yaml.safe_load(texts["userdata"]), yaml.safe_load(texts.get("networkdata", "{}"))
 
     # Nodes
 
@@ -443,7 +445,3 @@ async def _quietly(call: Callable[[], Awaitable[None]]) -> None:
 
 def _yaml(obj: Obj) -> str:
     return pki.to_yaml(obj).decode()
-
-
-def _parsed(text: str) -> Obj:
-    return yaml.safe_load(text)

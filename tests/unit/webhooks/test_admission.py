@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -19,9 +17,7 @@ from caphv.api import names
 from caphv.api.object import Obj
 from tests import corpus
 from tests.support.reconciler.machines import machine_spec
-from tests.support.reviews import some_object
 from webhooks.admission import CLONED_FROM_ANNOTATION, KINDS, RULES, Review, defaults, validate
-from webhooks.rules.model import Subject
 
 pytestmark = pytest.mark.unit
 
@@ -449,21 +445,3 @@ def test_documents_show_right_objects(checkout: Path) -> None:
                     found += 1
                     assert validate(create(obj)).errors == (), page.name
     assert found
-
-
-@given(st.randoms(use_true_random=True))
-def test_rules_find_nothing_without_the_fields_they_list(random: Random) -> None:
-    """Admission does not run them then."""
-    kind = random.choice(list(KINDS))
-    obj, old = (some_object(random, kind, "v1beta1") for _ in range(2))
-    for rule in RULES.values():
-        fields = {re.split(r"[.\[]", field)[0] for field in rule.fields}
-        if kind not in rule.kinds or fields & {"*", "metadata", "spec"}:
-            continue
-        objects = [copy.deepcopy(one) if isinstance(one, dict) else {} for one in (obj, old)]
-        for one in objects:
-            spec = Subject.of(kind, one).spec.mapping
-            for name in fields & spec.keys():
-                del spec[name]
-        assert rule.findings(Subject.of(kind, objects[0])) == []
-        assert rule.findings(Subject.of(kind, objects[0], old=objects[1])) == []
