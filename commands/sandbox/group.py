@@ -75,9 +75,9 @@ def up(name: str | None, folder: Path | None, *, fresh: bool, **settings: Any) -
     """Start a sandbox in the background.
 
     The first start builds etcd, kube-apiserver and the Cluster API core from their Go modules, unless they are on PATH
-    or in the folder KUBEBUILDER_ASSETS. This takes about six minutes on two cores; later starts take about ten seconds.
-    If the sandbox exists, parts that are not running are restarted; all clusters and the settings stay. Only --fresh
-    removes it.
+    or in the folder KUBEBUILDER_ASSETS. This takes six to seven minutes on two cores; later starts take about ten
+    seconds. If the sandbox exists, parts that are not running are restarted; all clusters and the settings stay. Only
+    --fresh removes it.
     """
     from sandbox.processes import binaries
     from sandbox.state import SandboxSettings
