@@ -18,6 +18,7 @@ from sandbox.state import ProcessRecord, State
 
 SIMULATOR_READY_FILE = "simulator.ready"
 PAGE = "page"
+# Of the parts that are ours. The others are servers written in Go.
 START_SECONDS = {"provider": 30.0, "simulator": 60.0, PAGE: 30.0}
 LONGEST_START_SECONDS = 90.0
 # A simulator that was killed leaves these behind; the next one starts its own.
@@ -38,7 +39,12 @@ async def restart(folder: Path, state: State, name: str) -> State:
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(network.reclaim(state.network))] if name == "etcd" else []
         process = children.start(
-            folder, name, part.command, env=part.env, pass_fds=[holder.fileno() for holder in holders]
+            folder,
+            name,
+            part.command,
+            env=part.env,
+            pass_fds=[holder.fileno() for holder in holders],
+            timer_slack=0.0 if name in START_SECONDS else children.TIMER_SLACK,
         )
     await children.wait_ready(process, probe(folder, state, name), START_SECONDS.get(name, LONGEST_START_SECONDS))
     state = dataclasses.replace(state, processes={**state.processes, name: record(process)})

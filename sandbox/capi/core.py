@@ -98,7 +98,11 @@ async def start(folder: Path, server: ApiServer, *, older_versions: bool = True)
             webhook, health = children.free_ports(2)
             await install(folder, client, f"https://127.0.0.1:{webhook}", ca, older_versions=older_versions)
             process = children.start(
-                folder, "core", _command(folder, webhook, health), env={"POD_NAMESPACE": NAMESPACE}
+                folder,
+                "core",
+                _command(folder, webhook, health),
+                env={"POD_NAMESPACE": NAMESPACE},
+                timer_slack=children.TIMER_SLACK,
             )
             try:
                 await children.wait_ready(process, lambda: admits(client, older_versions=older_versions), START_SECONDS)

@@ -11,7 +11,7 @@ import io
 import os
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,21 +38,28 @@ rules: [{level: Metadata}]
 """
 # Both rely on controllers of kube-controller-manager, for tokens and for removing a finalizer.
 DISABLED_ADMISSION = "ServiceAccount,StorageObjectInUseProtection"
-# Without a watch cache, which has a timer of a second and a watch on etcd: kinds that nothing in a sandbox watches.
+# Without a watch cache, which has a timer of a second and a watch on etcd: kinds of which a sandbox has few watches.
 NOT_CACHED = """
-controllerrevisions.apps replicasets.apps statefulsets.apps cronjobs.batch jobs.batch
-endpoints limitranges podtemplates replicationcontrollers endpointslices.discovery.k8s.io
-horizontalpodautoscalers.autoscaling poddisruptionbudgets.policy priorityclasses.scheduling.k8s.io
-certificatesigningrequests.certificates.k8s.io runtimeclasses.node.k8s.io
+limitranges namespaces persistentvolumes podtemplates replicationcontrollers resourcequotas serviceaccounts
+services endpoints endpointslices.discovery.k8s.io
+controllerrevisions.apps daemonsets.apps deployments.apps replicasets.apps statefulsets.apps
+cronjobs.batch jobs.batch horizontalpodautoscalers.autoscaling poddisruptionbudgets.policy
+leases.coordination.k8s.io priorityclasses.scheduling.k8s.io runtimeclasses.node.k8s.io
+certificatesigningrequests.certificates.k8s.io
+apiservices.apiregistration.k8s.io customresourcedefinitions.apiextensions.k8s.io
+clusterrolebindings.rbac.authorization.k8s.io clusterroles.rbac.authorization.k8s.io
+rolebindings.rbac.authorization.k8s.io roles.rbac.authorization.k8s.io
 flowschemas.flowcontrol.apiserver.k8s.io prioritylevelconfigurations.flowcontrol.apiserver.k8s.io
 ingressclasses.networking.k8s.io ingresses.networking.k8s.io ipaddresses.networking.k8s.io
 networkpolicies.networking.k8s.io servicecidrs.networking.k8s.io
 deviceclasses.resource.k8s.io resourceclaims.resource.k8s.io resourceclaimtemplates.resource.k8s.io
 resourceslices.resource.k8s.io
 csidrivers.storage.k8s.io csinodes.storage.k8s.io csistoragecapacities.storage.k8s.io
-volumeattachments.storage.k8s.io volumeattributesclasses.storage.k8s.io
+storageclasses.storage.k8s.io volumeattachments.storage.k8s.io volumeattributesclasses.storage.k8s.io
 mutatingadmissionpolicies.admissionregistration.k8s.io mutatingadmissionpolicybindings.admissionregistration.k8s.io
+mutatingwebhookconfigurations.admissionregistration.k8s.io
 validatingadmissionpolicies.admissionregistration.k8s.io validatingadmissionpolicybindings.admissionregistration.k8s.io
+validatingwebhookconfigurations.admissionregistration.k8s.io
 """
 
 
@@ -93,7 +100,9 @@ class Etcd:
         ]
         # It is rarely busy, and takes a third less CPU time without a second thread to wake.
         env = {"GOMAXPROCS": "1"}
-        self.process = children.start(self.folder, "etcd", command, env=env, pass_fds=pass_fds)
+        self.process = children.start(
+            self.folder, "etcd", command, env=env, pass_fds=pass_fds, timer_slack=children.TIMER_SLACK
+        )
         await children.wait_ready(self.process, self._listens, START_SECONDS)
 
     async def stop(self) -> None:
@@ -158,9 +167,10 @@ class ApiServer:
         for _ in range(PORT_ATTEMPTS):
             if not self._keeps_port:
                 (self.port,) = children.free_ports(1)
-            self.process = children.start(self.folder, self.name, self._command())
+            self.process = children.start(self.folder, self.name, self._command(), timer_slack=children.TIMER_SLACK)
             try:
-                await children.wait_ready(self.process, self._ready, START_SECONDS)
+                async with _probe(self.url, self.ca.certificate) as ready:
+                    await children.wait_ready(self.process, ready, START_SECONDS)
             except children.ProcessError:
                 if self._keeps_port or not children.port_was_taken(self.process):
                     raise
@@ -247,22 +257,27 @@ class ApiServer:
         csv.writer(table).writerows(rows)
         private_file(self._own / "tokens.csv", table.getvalue().encode())
 
-    async def _ready(self) -> bool:
-        return await is_ready(self.url, self.ca.certificate)
-
 
 async def is_ready(url: str, ca: bytes) -> bool:
     """Probe an API server anonymously: allowed once the default roles exist, which are created last at start-up."""
+    async with _probe(url, ca) as ready:
+        return await ready()
+
+
+@contextlib.asynccontextmanager
+async def _probe(url: str, ca: bytes) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
+    """Lend `is_ready` of one API server, on one connection: a start takes some forty probes."""
     context = ssl.create_default_context(cadata=ca.decode())
-    timeout = aiohttp.ClientTimeout(total=2)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.get(f"{url}/readyz", ssl=context) as response,
-        ):
-            return response.status == 200
-    except (aiohttp.ClientError, TimeoutError):
-        return False
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+
+        async def ready() -> bool:
+            try:
+                async with session.get(f"{url}/readyz", ssl=context) as response:
+                    return response.status == 200
+            except (aiohttp.ClientError, TimeoutError):
+                return False
+
+        yield ready
 
 
 def private_file(path: Path, content: bytes) -> None:

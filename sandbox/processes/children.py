@@ -19,10 +19,14 @@ from pathlib import Path
 
 import psutil
 
+from sandbox.processes import timerslack
+
 MARK = "CAPHV_SANDBOX"
 # Below the ephemeral port ranges of Linux and macOS, which would race with ours.
 PORTS = range(20000, 32000)
 LOG_TAIL_LINES = 15
+# For servers with many short timers that nothing depends on.
+TIMER_SLACK = 0.05
 
 
 class ProcessError(Exception):
@@ -65,14 +69,15 @@ def start(
     *,
     env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
+    timer_slack: float = 0.0,
 ) -> Process:
     """Start `command` in `folder` in a new session, with its output in `<folder>/logs/<name>.log`.
 
-    `pass_fds` stay open while the process runs.
+    `pass_fds` stay open while the process runs. Its timers may expire `timer_slack` seconds late.
     """
     log, words = log_file(folder, name), tuple(str(part) for part in command)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with log.open("ab") as output:
+    with log.open("ab") as output, timerslack.inherited(timer_slack):
         child = subprocess.Popen(
             words,
             cwd=folder,

@@ -13,6 +13,7 @@ import pytest
 from sandbox.processes import binaries, gobuild
 from sandbox.processes import children as processes
 from sandbox.processes.children import ProcessError
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -50,6 +51,21 @@ async def test_processes_of_others_are_never_touched(tmp_path: Path) -> None:
     assert not mine.alive
     assert other.alive
     await processes.end(other)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="timers have a slack on Linux only")
+@pytest.mark.parametrize(("seconds", "nanoseconds"), [(0.05, 50_000_000), (0.0, 50_000)])
+async def test_timers_of_servers_may_be_late_and_those_of_others_may_not(
+    seconds: float, nanoseconds: int, tmp_path: Path
+) -> None:
+    print_slack = "print(open('/proc/self/timerslack_ns').read(), 'up')"
+    processes.start(tmp_path, "another", SLEEP, timer_slack=0.1)
+    process = processes.start(tmp_path, "server", [sys.executable, "-c", print_slack], timer_slack=seconds)
+    try:
+        await until(lambda: "up" in process.log_tail())
+        assert process.log_tail().split()[0] == str(nanoseconds)
+    finally:
+        await processes.stop_all(tmp_path)
 
 
 async def test_what_ignores_sigterm_is_killed(tmp_path: Path) -> None:
