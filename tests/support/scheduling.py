@@ -79,6 +79,12 @@ class GroupScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
 
+    def _reschedule(self, node: WorkerController) -> None:
+        # A worker needs its next group when it begins its last test. Two tests before the end, as xdist would have it,
+        # the longest of the groups may wait for a worker that is busy for another minute.
+        if node.shutting_down or not self.workqueue or self._pending_of(self.assigned_work[node]) <= 1:
+            super()._reschedule(node)
+
     def _assign_work_unit(self, node: WorkerController) -> None:
         listed = seconds_of_modules()
         waiting: dict[str, float] = {}

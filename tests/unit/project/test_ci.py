@@ -5,9 +5,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from xdist.remote import Producer
 
 from tests.support import scheduling
 
@@ -160,6 +164,39 @@ def test_further_workers_come_to_the_folder_that_would_end_last() -> None:
     assert scheduling.next_group(waiting, None, alone, 2) == crds
     assert scheduling.next_group({**waiting, crds: 15.0}, None, alone, 2) == client
     assert scheduling.next_group({crds: 20.0}, None, Counter({"tests/integration/reconciler": 3}), 2) == crds
+
+
+class Worker:
+    """What a worker receives, as xdist's scheduler sees it."""
+
+    shutting_down = False
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def send_runtest_some(self, indices: Sequence[int]) -> None:
+        self.received += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def test_workers_learn_of_their_next_group_when_they_begin_their_last_test() -> None:
+    config: Any = SimpleNamespace(getvalue=lambda _: ["popen"], option=SimpleNamespace(loadscopereorder=False))
+    scheduler = scheduling.GroupScheduling(config, Producer("test", enabled=False))
+    tests = [*(f"tests/e2e/test_a.py::test_{number}" for number in range(3)), "tests/e2e/test_b.py::test"]
+    worker: Any = Worker()
+    scheduler.add_node(worker)
+    scheduler.add_node_collection(worker, tests)
+    scheduler.schedule()
+    assert worker.received == [0, 1, 2]
+    scheduler.mark_test_complete(worker, 0)
+    assert worker.received == [0, 1, 2]
+    scheduler.mark_test_complete(worker, 1)
+    assert worker.received == [0, 1, 2, 3]
+    assert not worker.shutting_down
+    scheduler.mark_test_complete(worker, 2)
+    assert worker.shutting_down
 
 
 SOMETIMES = """
