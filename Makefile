@@ -15,6 +15,8 @@ PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 # These tests mostly wait, so more of them run at a time than there are cores.
 TEST_WORKERS ?= 6
 PARALLEL := --numprocesses=$(TEST_WORKERS) --dist=loadgroup --durations=30
+# Unit tests wait for a third of their time. Workers without tests take over those of others.
+UNIT_PARALLEL = --numprocesses=$(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist=worksteal
 RERUN := $(BIN)/python .ci/rerun.py
 # Otherwise each worker and each process of a test compiles all modules again, where the environment forbids to keep them.
 export PYTHONDONTWRITEBYTECODE :=
@@ -49,12 +51,12 @@ test-quick: setup ## Run before each commit: code checks, unit tests, and a few 
 	@$(STAGES) lint-code programs test-unit test-smoke
 
 test-long: programs tools ## Run the long variants of tests, and the e2e tests with the unmodified Cluster API core
-	CAPHV_TEST_LONG=yes $(PYTEST) tests/unit --numprocesses=auto --timeout=0 --junitxml=$(REPORTS)/unit-long.xml
+	CAPHV_TEST_LONG=yes $(PYTEST) tests/unit $(UNIT_PARALLEL) --timeout=0 --junitxml=$(REPORTS)/unit-long.xml
 	CAPHV_TEST_LONG=yes $(PYTEST) tests -m long --timeout=0 --junitxml=$(REPORTS)/long.xml
 	CAPHV_SANDBOX_CORE=cluster-api-core $(PYTEST) tests/e2e $(PARALLEL) --junitxml=$(REPORTS)/e2e-unmodified-core.xml
 
 test-unit: setup ## Test pure functions: no process, no network
-	$(RERUN) $(REPORTS)/unit.xml $(PYTEST_FLAGS) tests/unit --numprocesses=auto --durations=10
+	$(RERUN) $(REPORTS)/unit.xml $(PYTEST_FLAGS) tests/unit $(UNIT_PARALLEL) --durations=10
 
 test-integration: programs ## Test against a real kube-apiserver
 	$(PYTEST) tests/integration $(PARALLEL) --junitxml=$(REPORTS)/integration.xml
