@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandbox.harvester.releases import NEWEST_STABLE
 from sandbox.processes.apiserver import private_file
 
 STATE_FILE = "sandbox.json"
@@ -22,6 +23,7 @@ class SandboxSettings:
     `provider`, only its CRDs are installed, to run a provider by hand; with `webhooks`, the provider serves its
     admission webhooks. With `page`, the live page of `caphv status --serve` is a part of it. Without `older_versions`,
     CRDs of the core and of the provider have only the version that is stored, which saves a conversion of each change.
+    `harvester` is the simulated release of Harvester.
     """
 
     provider: bool = True
@@ -29,6 +31,7 @@ class SandboxSettings:
     audit: bool = False
     page: bool = False
     older_versions: bool = True
+    harvester: str = NEWEST_STABLE
     boot_seconds: float = 2.0
     boot_spread: float = 0.25
     register_seconds: float = 1.0

@@ -14,6 +14,7 @@ from commands.main import CONTEXT_SETTINGS
 from commands.sandbox.common import build_report, failures, named_sandbox, print_part, running_sandbox, sandbox_options
 from commands.sandbox.demo import demo
 from commands.sandbox.fault import fault
+from sandbox.harvester.releases import NEWEST_STABLE, RELEASES
 
 NOT_RUNNING = 1
 _FOLLOW_SECONDS = 0.5
@@ -49,6 +50,13 @@ Examples:
 """,
 )
 @sandbox_options
+@click.option(
+    "--harvester",
+    type=click.Choice(list(RELEASES)),
+    default=NEWEST_STABLE,
+    show_default=True,
+    help="Release of the simulated Harvester.",
+)
 @click.option("--provider/--no-provider", default=True, show_default=True, help="Also run the provider.")
 @click.option("--webhooks/--no-webhooks", default=False, help="Have the provider serve its admission webhooks.")
 @click.option("--page/--no-page", default=True, show_default=True, help="Also serve the live page of its clusters.")

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from sandbox.harvester.releases import NEWEST_STABLE, Release, release_named
+
 
 @dataclass(frozen=True, slots=True)
 class Host:
@@ -57,6 +59,8 @@ class Pool:
 class SimulatorConfig:
     """Settings of the simulation; times in seconds, `boot_spread` as a fraction of `boot_seconds`.
 
+    `harvester` is the release of Harvester that is simulated, as `sandbox.harvester.releases` lists them.
+
     A VM takes `start_seconds` until its instance runs, `boot_seconds` until the guest agent answers, and
     `register_seconds` more until its Node registers. It stops within `stop_seconds`. The Node of a stopped guest
     becomes Unknown after `node_lost_seconds`. If it `releases_duplicates`, as since Harvester 1.5, the load balancer
@@ -64,6 +68,7 @@ class SimulatorConfig:
     """
 
     network: str = "127.64.0.0/16"
+    harvester: str = NEWEST_STABLE
     start_seconds: float = 0.2
     boot_seconds: float = 2.0
     boot_spread: float = 0.25
@@ -108,7 +113,14 @@ class SimulatorConfig:
                 )
             ),
         )
-        return replace(standard, **{name: _setting(name, value) for name, value in (settings or {}).items()})
+        config = replace(standard, **{name: _setting(name, value) for name, value in (settings or {}).items()})
+        release_named(config.harvester)
+        return config
+
+    @property
+    def release(self) -> Release:
+        """What the simulated release does that others do not."""
+        return release_named(self.harvester)
 
 
 _STRUCTURED: dict[str, Callable[..., Any]] = {"hosts": Host, "networks": Network, "images": Image, "pools": Pool}

@@ -8,6 +8,7 @@ import pytest
 
 from sandbox.harvester.addresses import Addresses
 from sandbox.harvester.config import Host, SimulatorConfig
+from sandbox.harvester.releases import NEWEST_STABLE, RELEASES
 from sandbox.processes.proxy import TcpProxy
 
 pytestmark = pytest.mark.unit
@@ -43,12 +44,18 @@ def test_settings_replace_parts_of_the_world() -> None:
     assert world.networks[0].gateway == "127.10.0.1"
 
 
+def test_newest_stable_harvester_is_simulated_by_default() -> None:
+    assert SimulatorConfig.from_settings("127.10.0.0/16").release == RELEASES[NEWEST_STABLE]
+    assert SimulatorConfig.from_settings("127.10.0.0/16", {"harvester": "1.5"}).release.name == "1.5"
+
+
 @pytest.mark.parametrize(
     ("network", "settings", "message"),
     [
         ("10.0.0.0/16", {}, "must have the form"),
         ("127.10.0.0/24", {}, "must have the form"),
         ("127.10.0.0/16", {"bot_seconds": 1}, "bot_seconds: unknown setting"),
+        ("127.10.0.0/16", {"harvester": "1.3"}, "harvester: '1.3' is not simulated; use one of 1.5, "),
     ],
 )
 def test_wrong_settings_are_named(network: str, settings: dict[str, object], message: str) -> None:

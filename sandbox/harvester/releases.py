@@ -1,0 +1,45 @@
+"""Differences between releases of Harvester, as data.
+
+A name of two parts is the newest patch release of its minor; one of three parts differs from that.
+Simulators ask `SimulatorConfig.release`. docs/simulators.md has the sources of each difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What one release does that another does not.
+
+    With `guests_need_vms`, LoadBalancers of guests are refused unless VMs of their namespace have the labels of
+    Harvester's node driver with the name of the guest's cluster. With `guest_network_by_label`, the network of a
+    guest's LoadBalancer comes from VMIs with the label of its cluster, before those whose name begins with the
+    cluster's.
+    """
+
+    name: str
+    guests_need_vms: bool = False
+    guest_network_by_label: bool = False
+
+
+RELEASES = {
+    release.name: release
+    for release in (
+        Release("1.5"),
+        Release("1.6"),
+        Release("1.7"),
+        Release("1.8.0", guests_need_vms=True),
+        Release("1.8"),
+        Release("1.9", guest_network_by_label=True),
+    )
+}
+NEWEST_STABLE = "1.8"
+
+
+def release_named(name: str) -> Release:
+    """Return a release. Raises ValueError for one that is not simulated."""
+    if name not in RELEASES:
+        raise ValueError(f"harvester: {name!r} is not simulated; use one of {', '.join(RELEASES)}")
+    return RELEASES[name]
