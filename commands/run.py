@@ -125,6 +125,13 @@ Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage er
     help="CIDR exempt from the address check of identities, which refuses loopback, link-local and metadata addresses "
     "and the management cluster's own API server. Repeatable.",
 )
+@click.option(
+    "--harvester-cache-size",
+    type=click.IntRange(24, 1024),
+    default=32,
+    metavar="MIB",
+    help="Memory that cached objects of one Harvester may take, in MiB; 64 KiB more for each machine on it.",
+)
 @log_options
 @click.option("--zap-log-level", default=None, hidden=True)
 @click.option("--zap-encoder", type=click.Choice(["json", "console"]), default=None, hidden=True)
@@ -196,6 +203,7 @@ def _run(flags: dict[str, Any], log: logging.Logger) -> int:
         secure_metrics=flags["metrics_secure"],
         metrics_certificate=certificate_folder(flags),
         address_policy=AddressPolicy(flags["allow_harvester_cidr"]),
+        harvester_cache_mib=flags["harvester_cache_size"],
         addresses=BindAddresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]),
     )
 

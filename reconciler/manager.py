@@ -16,6 +16,7 @@ from pathlib import Path
 from caphv.api import names, resources
 from caphv.api.object import NAMESPACES, Key, key_of, uid_of
 from caphv.runtime.addresses import AddressPolicy
+from caphv.runtime.budget import MIB, SHARED_CACHE_BYTES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
 from caphv.runtime.discovery import served_version
@@ -57,7 +58,7 @@ class ProviderOptions:
 
     With a `namespace`, nothing is read in other namespaces, so that a Role is enough. Identity Secrets must be there,
     too. `metrics_certificate` is a folder for `secure_metrics`, see `MetricsAuth`. `address_policy` says where
-    kubeconfigs in Secrets may lead.
+    kubeconfigs in Secrets may lead. `harvester_cache_mib` is the memory for cached objects of one Harvester.
     """
 
     kubeconfig: str = ""
@@ -71,6 +72,7 @@ class ProviderOptions:
     secure_metrics: bool = False
     metrics_certificate: Path | None = None
     address_policy: AddressPolicy = field(default_factory=AddressPolicy)
+    harvester_cache_mib: int = SHARED_CACHE_BYTES // MIB
 
 
 async def run(
@@ -113,7 +115,14 @@ class Provider:
             client, cluster_api_version=cluster_api_version, namespace=options.namespace, selector=selector
         )
         policy = options.address_policy
-        sessions = Sessions(client.fence, policy.check, caches.count_machines, caches.clusters_with)
+        sessions = Sessions(
+            client.fence,
+            policy.check,
+            caches.count_machines,
+            caches.clusters_with,
+            management_cluster=management_cluster,
+            cache_bytes=options.harvester_cache_mib * MIB,
+        )
         groups = Groups(caches, sessions)
         queues = Queues(
             concurrency=options.concurrency, cluster_group=groups.of_cluster, machine_group=groups.of_machine

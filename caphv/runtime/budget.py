@@ -11,17 +11,19 @@ import orjson
 from caphv.api.object import Obj
 from caphv.runtime.errors import TooLarge
 
-_MIB = 1024 * 1024
+MIB = 1024 * 1024
 # Of Python's objects, by what they are in JSON: `{}`, `[]`, each value, each end of a text.
 _OBJECT, _LIST, _VALUE, _QUOTE = 160, 72, 40, 20
 # What a connection's own caches may take, and those that connections to one server share. Each machine that runs there
-# adds to both: a VM with its disks takes 40 KiB.
-OWN_CACHE_BYTES, SHARED_CACHE_BYTES = 16 * _MIB, 24 * _MIB
+# adds to both: a VM with its disks takes 40 KiB. Of those of others, which share a namespace, 5 KiB are kept.
+OWN_CACHE_BYTES, SHARED_CACHE_BYTES = 16 * MIB, 32 * MIB
 _MACHINE_BYTES = 64 * 1024
 # A connection may use the event loop for this many seconds at once, and for this share of the time on average.
 _CREDIT_SECONDS, _SHARE = 5.0, 0.05
 # Each machine adds to both: all of its objects are read in less, and 5,000 machines that change rarely in 10 %.
 _MACHINE_SECONDS, _MACHINE_SHARE = 0.01, 0.00001
+# So does each other object that is cached, because it has to be read and changes: up to so many, whatever a server has.
+_OBJECT_SECONDS, _OBJECT_SHARE, _MOST_OBJECTS = 0.0005, 0.00001, 10_000
 # One that uses more, or broke a bound, gets a smaller share for so long.
 _LIMITED_SHARE, _LIMITED_SECONDS = 0.02, 600.0
 # Work is done in pieces of this many seconds of CPU, and others have their turns between them.
@@ -47,9 +49,7 @@ class MemoryBudget:
         if size > 0 and self.used + size > self._limit:
             self._limit = self._least + self.machines() * _MACHINE_BYTES
             if self.used + size > self._limit:
-                raise TooLarge(
-                    f"{self._server}: its objects take more than the {self._limit // _MIB} MiB they may take"
-                )
+                raise TooLarge(f"{self._server}: its objects take more than the {self._limit // MIB} MiB they may take")
         self.used += size
 
     def release(self, size: int) -> None:
@@ -70,12 +70,13 @@ class TimeBudget:
     Its readers call `spend` after each piece of work and `rest` before the next. In general that lets others have
     their turns. A connection that has used too much, or whose server broke a bound (`broken`), rests for longer.
 
-    `machines` counts those for which the connection is used; it is called when the credit is used up. `on_limit` is
-    called when a limit begins.
+    `machines` counts those for which the connection is used, `objects` what is cached of the server; they are called
+    when the credit is used up. `on_limit` is called when a limit begins.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.machines: Callable[[], int] = lambda: 0
+        self.objects: Callable[[], int] = lambda: 0
         self.on_limit: Callable[[], None] = lambda: None
         self._clock = clock
         self._most, self._share = _CREDIT_SECONDS, _SHARE
@@ -118,14 +119,16 @@ class TimeBudget:
         self._credit = min(self._most, self._credit + (now - self._credited) * self._share) - seconds
         self._credited = now
         if self._credit < 0:
-            self._count_machines()
+            self._count_load()
         if self._credit < 0:
             self._credit = self._most
             self.broken(f"its answers take more than {self._share:.0%} of this process's time")
 
-    def _count_machines(self) -> None:
-        count, before = self.machines(), self._most
-        self._most, self._share = _CREDIT_SECONDS + count * _MACHINE_SECONDS, _SHARE + count * _MACHINE_SHARE
+    def _count_load(self) -> None:
+        """Grow credit and share with what has to be read: in a shared namespace, most of it belongs to others."""
+        machines, objects, before = self.machines(), min(self.objects(), _MOST_OBJECTS), self._most
+        self._most = _CREDIT_SECONDS + machines * _MACHINE_SECONDS + objects * _OBJECT_SECONDS
+        self._share = _SHARE + machines * _MACHINE_SHARE + objects * _OBJECT_SHARE
         self._credit += max(0.0, self._most - before)
 
     async def rest(self) -> None:

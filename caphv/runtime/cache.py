@@ -29,7 +29,7 @@ from caphv.runtime import logs, metrics
 from caphv.runtime.budget import PIECE_SECONDS, MemoryBudget, memory_of
 from caphv.runtime.errors import ApiError, Gone, NotFound, TooLarge, TooManyRequests, Unreachable, without_trace
 from caphv.runtime.freshness import Freshness
-from caphv.runtime.listing import MAX_OBJECTS, PageSize, Source
+from caphv.runtime.listing import MAX_OBJECTS, PageSize, Source, latest_version
 from caphv.runtime.store import IndexFunction, Store
 
 log = logging.getLogger(__name__)
@@ -333,6 +333,9 @@ class Informer:
             async with contextlib.aclosing(watch) as events:
                 async for kind, obj in events:
                     self._take(kind, obj)
+                    if self.freshness.needs_version:
+                        version = await latest_version(self._client, self.resource, self._namespace, self._selectors)
+                        self.freshness.expect(version)
         finally:
             self.freshness.closed()
 
@@ -346,7 +349,7 @@ class Informer:
         self._newest = int(self._version)
         if kind != "BOOKMARK":
             self._events.inc()
-        self.freshness.received(kind)
+        self.freshness.received(kind, self._newest)
 
     def _put(self, key: Key, obj: Obj, *, force: bool = False) -> None:
         known = self.store.get(*key)

@@ -7,15 +7,17 @@ is still needed.
 A watch that resumes first delivers what happened in between, in one burst right behind the headers of the answer. The
 cache has caught up when that burst has ended, or with the first bookmark. Only time in which the reader waits for the
 server ends a burst: a reader that rests, because its connection is limited, leaves events unread. So does a process
-that was busy: it waits a second time, but not a third one, so that a cache becomes current in the end. A connection
-that breaks without a sign is noticed within `caphv.runtime.client.DEAD_CONNECTION_SECONDS`; where that is too late,
-read the object itself.
+that was busy: it waits a second time, but not a third one, so that a cache becomes current in the end. Where events
+never pause, because thousands of objects of others change, the server is asked for the version that it has: the cache
+has caught up when it has read that one. A connection that breaks without a sign is noticed within
+`caphv.runtime.client.DEAD_CONNECTION_SECONDS`; where that is too late, read the object itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -23,6 +25,8 @@ log = logging.getLogger(__name__)
 
 FreshnessHandler = Callable[[bool], None]
 _QUIET_SECONDS = 0.5
+# Seconds of events without a pause after which the server is asked for its version.
+_BUSY_SECONDS = 3.0
 # A timer that fires later than this says that the process was busy, and may not have read what has arrived.
 _LATE_SECONDS = 0.1
 
@@ -36,6 +40,8 @@ class Freshness:
         self.lost: float | None = time.monotonic()
         self._handlers: list[FreshnessHandler] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._ask_at = math.inf
+        self._expected = math.inf
         self._became_current = asyncio.Event()
 
     @property
@@ -66,7 +72,17 @@ class Freshness:
     def opened(self) -> None:
         """Record that the server has accepted the watch."""
         self.connected = True
+        self._ask_at, self._expected = time.monotonic() + _BUSY_SECONDS, math.inf
         self._restart_timer()
+
+    @property
+    def needs_version(self) -> bool:
+        """Whether only the server's version can say that the cache has caught up, because events never pause."""
+        return self.connected and not self.current and time.monotonic() >= self._ask_at
+
+    def expect(self, version: int) -> None:
+        """Record a version that the server had: who has read it has caught up."""
+        self._ask_at, self._expected = math.inf, version
 
     def waits(self, waiting: bool) -> None:
         """Record that the reader begins or ends to wait for the server."""
@@ -75,11 +91,11 @@ class Freshness:
         elif self.connected and not self.current:
             self._restart_timer()
 
-    def received(self, kind: str) -> None:
-        """Record an event of the watch."""
+    def received(self, kind: str, version: int = 0) -> None:
+        """Record an event of the watch, and the version of its object."""
         if self.current:
             return
-        if kind == "BOOKMARK":
+        if kind == "BOOKMARK" or version >= self._expected:
             self._caught_up()
         elif self._timer:
             self._restart_timer()

@@ -5,7 +5,7 @@ The pages of an untrusted server are bounded, so they may have to be smaller.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from typing import Protocol
 
 from caphv.api.object import Obj, Resource
@@ -57,6 +57,12 @@ class PageSize:
             return False
         self.limit = max(_SMALLEST_PAGE, self.limit // 4)
         return True
+
+
+async def latest_version(source: ListSource, resource: Resource, namespace: str, selectors: Mapping[str, str]) -> int:
+    """Ask a server for its newest version, with the least of a list. Raises `ApiError`, `Unreachable`."""
+    page = await source.list(resource, namespace, limit=1, **selectors)
+    return int(page["metadata"]["resourceVersion"])
 
 
 async def list_pages(

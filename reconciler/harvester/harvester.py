@@ -12,6 +12,7 @@ of accounts and machines.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -58,12 +59,14 @@ LOAD_BALANCER_SERVICES = Collection(
 CLUSTER_WIDE = (DEPLOYMENT, HOSTS, IMAGES, KEY_PAIRS, POOLS, LOAD_BALANCER_SERVICES)
 
 
-def collections_of(namespace: str) -> tuple[Collection, Collection, Collection, Collection]:
+def collections_of(namespace: str, management_cluster: str) -> tuple[Collection, Collection, Collection, Collection]:
     """VMs (indexed by `harvestercluster/machinetype`), their instances, claims, and load balancers of a namespace.
 
-    Instances and load balancers are indexed by their addresses.
+    Instances and load balancers are indexed by their addresses. Of VMs without the record of `management_cluster`,
+    little is kept.
     """
-    vms = {"transform": slim.virtual_machine, "indexes": {"machinetype": _machine_type}}
+    transform = functools.partial(slim.virtual_machine, management_cluster=management_cluster)
+    vms = {"transform": transform, "indexes": {"machinetype": _machine_type}}
     instances = {"transform": slim.instance, "indexes": {"address": ipam.instance_addresses}}
     return (
         Collection(resources.VIRTUAL_MACHINES, namespace, vms),
@@ -126,12 +129,13 @@ class Harvester:
         server: str,
         on_change: Callable[[Mapping[Session, None], Change], None],
         allocators: AllocatorGroup | None = None,
+        cache_bytes: int = SHARED_CACHE_BYTES,
     ) -> None:
         self.key = key
         self.sessions: dict[Session, None] = {}
         self.allocators = allocators or AllocatorGroup()
         self._on_change = on_change
-        self._budget = MemoryBudget(SHARED_CACHE_BYTES, server)
+        self._budget = MemoryBudget(cache_bytes, server)
         self._budget.machines = self.machines
         self._caches: dict[Collection, SharedCache] = {}
         self._probe = Probe(self._health_changed, self.informers, self._caches_changed)
@@ -176,10 +180,13 @@ class Harvester:
 
 
 class Harvesters:
-    """All Harvesters that a session leads to."""
+    """All Harvesters that a session leads to. `cache_bytes` is the memory for the shared caches of one of them."""
 
-    def __init__(self, on_change: Callable[[Mapping[Session, None], Change], None]) -> None:
+    def __init__(
+        self, on_change: Callable[[Mapping[Session, None], Change], None], cache_bytes: int = SHARED_CACHE_BYTES
+    ) -> None:
         self._on_change = on_change
+        self._cache_bytes = cache_bytes
         self._harvesters: dict[ServerKey, Harvester] = {}
         # Of Harvesters without a session, as while the credentials of the only one are replaced.
         self._unanswered: dict[ServerKey, AllocatorGroup] = {}
@@ -190,7 +197,8 @@ class Harvesters:
         harvester = self._harvesters.get(key)
         if harvester is None:
             before = self._unanswered.pop(key, None)
-            harvester = self._harvesters[key] = Harvester(key, access.server, self._on_change, before)
+            harvester = Harvester(key, access.server, self._on_change, before, self._cache_bytes)
+            self._harvesters[key] = harvester
         harvester.sessions[session] = None
         return harvester
 

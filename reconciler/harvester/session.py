@@ -80,6 +80,7 @@ class Session:
         check_address: AddressCheck | None = None,
         machines: Callable[[], int] = lambda: 0,
         claimed: Callable[[str], bool] = lambda _address: False,
+        management_cluster: str = "",
     ) -> None:
         # Secrets with the same content share a session; metrics name the first of them.
         self.identity = identity
@@ -88,6 +89,7 @@ class Session:
         self.ca = access.ca
         self.any_address = access.any_address
         self.uid = ""
+        self.management_cluster = management_cluster
         self._access = access
         self._requests = metrics.IdentityRequests(identity)
         self.client = access.client(
@@ -98,6 +100,7 @@ class Session:
         if self.client.budget and self.client.time:
             self.client.budget.machines = machines
             self.client.time.machines = self._all_machines
+            self.client.time.objects = self._all_objects
         self.client.on_limit = functools.partial(events.limited, self)
         self._events = events
         self._harvesters = harvesters
@@ -232,6 +235,11 @@ class Session:
     def _all_machines(self) -> int:
         """Machines on this Harvester: this account may read caches for all others."""
         return self._harvester.machines() if self._harvester else self.machines()
+
+    def _all_objects(self) -> int:
+        """Objects that are cached of this Harvester, of whomever they are."""
+        informers = self._harvester.informers() if self._harvester else self.own_informers()
+        return sum(len(informer.store) for informer in informers)
 
     def probe(self) -> None:
         """A request was answered 401: verify the credentials now."""

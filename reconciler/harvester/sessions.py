@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from caphv.api.object import Key
 from caphv.runtime.addresses import AddressCheck
+from caphv.runtime.budget import SHARED_CACHE_BYTES
 from caphv.runtime.cache import Change
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler import metrics
@@ -30,6 +31,8 @@ class Sessions:
 
     `fence` is that of the sessions' clients, `check_address` says to which addresses they may connect, `machines_of`
     counts the machines of a HarvesterCluster, `clusters_with` yields those with a machine that has an address.
+    `management_cluster` is the one whose objects are read in full; `cache_bytes` is the memory that the caches of one
+    Harvester may take.
     """
 
     def __init__(
@@ -38,12 +41,16 @@ class Sessions:
         check_address: AddressCheck | None = None,
         machines_of: Callable[[Key], int] = lambda _cluster: 0,
         clusters_with: Callable[[str], Iterable[Key]] = lambda _address: (),
+        *,
+        management_cluster: str = "",
+        cache_bytes: int = SHARED_CACHE_BYTES,
     ) -> None:
         self._machines_of, self._clusters_with = machines_of, clusters_with
         self._fence = fence
         self._check_address = check_address
+        self._management_cluster = management_cluster
         self._events = SessionEvents(lambda _sessions, _change: None, lambda _session: None)
-        self._harvesters = Harvesters(self._changed)
+        self._harvesters = Harvesters(self._changed, cache_bytes)
         self._sessions: dict[str, Session] = {}
         self._uses: dict[Key, _Use] = {}
         self._users: dict[Session, dict[Key, _Use]] = {}
@@ -93,6 +100,7 @@ class Sessions:
                 check_address=self._check_address,
                 machines=lambda: self._machines(access.fingerprint),
                 claimed=lambda address: self._claimed(access.fingerprint, address),
+                management_cluster=self._management_cluster,
             )
             self._sessions[access.fingerprint] = session
             session.start()

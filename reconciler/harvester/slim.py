@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from caphv.api import names
 from caphv.api.object import Obj, annotations_of
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_INTERFACE = ("name", "interfaceName", "ipAddress", "ipAddresses")
+_CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
+# Prefixes of the labels and annotations by which a provider marks its VMs.
+_MARKS = ("caphv.io/", "guestcluster.harvesterhci.io/", names.MACHINE_TYPE_LABEL)
 
 
-def virtual_machine(vm: Obj) -> Obj:
-    """Its spec, which is compared with what the machine asks for, and the state of the VM."""
+def virtual_machine(vm: Obj, management_cluster: str) -> Obj:
+    """Spec and state of a VM that this management cluster recorded as its own; of another, what may affect ours.
+
+    Namespaces are shared with VMs of other teams, which may be thousands. Whatever becomes ours is written first, with
+    our record, and the response has all fields.
+    """
+    if annotations_of(vm).get(names.OWNER_CLUSTER_ANNOTATION) != management_cluster:
+        return _foreign_vm(vm)
+
     metadata = {name: value for name, value in vm["metadata"].items() if name != "managedFields"}
     if _LAST_APPLIED in annotations_of(vm):
         metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != _LAST_APPLIED}
@@ -18,16 +30,37 @@ def virtual_machine(vm: Obj) -> Obj:
     return {**vm, "metadata": metadata, "status": status}
 
 
+def _foreign_vm(vm: Obj) -> Obj:
+    """The record and marks of its owner, and the claims that it uses."""
+    template = (vm.get("spec") or {}).get("template") or {}
+    claims = [volume["persistentVolumeClaim"] for volume in _volumes(template) if volume.get("persistentVolumeClaim")]
+    slim_template: Obj = {}
+    if marks := _marks(template.get("metadata") or {}):
+        slim_template["metadata"] = marks
+    if claims:
+        slim_template["spec"] = {"volumes": [{"persistentVolumeClaim": claim} for claim in claims]}
+    spec = {"template": slim_template} if slim_template else {}
+    return {"metadata": {**_metadata(vm, "generation"), **_marks(vm["metadata"])}, "spec": spec}
+
+
+def _volumes(template: Obj) -> list[Obj]:
+    return (template.get("spec") or {}).get("volumes") or []
+
+
 def instance(vmi: Obj) -> Obj:
     """Phase, host, addresses and conditions."""
-    kept = ("phase", "nodeName", "interfaces", "conditions", "reason")
-    return {"metadata": _metadata(vmi, "labels", "ownerReferences"), "status": _kept(vmi.get("status"), kept)}
+    status = vmi.get("status") or {}
+    slim_status = _kept(status, ("phase", "nodeName", "reason"))
+    if interfaces := status.get("interfaces"):
+        slim_status["interfaces"] = [_kept(interface, _INTERFACE) for interface in interfaces]
+    if conditions := status.get("conditions"):
+        slim_status["conditions"] = [_kept(condition, _CONDITION) for condition in conditions]
+    return {"metadata": {**_metadata(vmi), **_marks(vmi["metadata"])}, "status": slim_status}
 
 
 def claim(claim: Obj) -> Obj:
     """Its existence and owner."""
-    annotations = {name: value for name, value in annotations_of(claim).items() if name.startswith("caphv.io/")}
-    return {"metadata": {**_metadata(claim), "annotations": annotations}}
+    return {"metadata": {**_metadata(claim), **_marks(claim["metadata"])}}
 
 
 def deployment(deployment: Obj) -> Obj:
@@ -55,6 +88,16 @@ def image(image: Obj) -> Obj:
 def key_pair(pair: Obj) -> Obj:
     """The public key."""
     return {"metadata": _metadata(pair), "spec": _kept(pair.get("spec"), ("publicKey",))}
+
+
+def _marks(metadata: Obj) -> Obj:
+    """Labels and annotations that providers set."""
+    marks = {}
+    for section in ("labels", "annotations"):
+        marked = {key: value for key, value in (metadata.get(section) or {}).items() if key.startswith(_MARKS)}
+        if marked:
+            marks[section] = marked
+    return marks
 
 
 def _kept(section: Obj | None, names: tuple[str, ...]) -> Obj:

@@ -63,7 +63,7 @@ class TargetNamespace:
 
     def __init__(self, session: Session, name: str) -> None:
         self.name = name
-        self.views = tuple(session.new_view(collection) for collection in collections_of(name))
+        self.views = tuple(session.new_view(it) for it in collections_of(name, session.management_cluster))
 
     @property
     def vms(self) -> Informer:

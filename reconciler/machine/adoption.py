@@ -90,7 +90,7 @@ async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
     before = {name: value for name, value in annotations_of(vm).items() if name in wanted}
     if before != wanted:
         if before:
-            await _adopt_belongings(scope, vm, before)
+            await _adopt_belongings(scope, await complete_vm(scope, vm), before)
         # Last, because the steps before depend on the VM's old record. An annotation restarts nothing.
         patch = {"metadata": {"resourceVersion": vm["metadata"]["resourceVersion"], "annotations": wanted}}
         client = scope.session().client
@@ -124,6 +124,16 @@ async def ensure_vm_proof(scope: MachineScope, vm: Obj) -> None:
         scope.requeue_after = min(filter(None, (scope.requeue_after, left)))
         return
     await scope.patch({"metadata": {"annotations": vm_proof(str(scope.spec["providerID"]), vm)}})
+
+
+async def complete_vm(scope: MachineScope, vm: Obj) -> Obj:
+    """All fields of a VM: of one without this management cluster's record, caches keep few. Raises `NotFound`."""
+    if annotations_of(vm).get(names.OWNER_CLUSTER_ANNOTATION) == scope.owner.management_cluster:
+        return vm
+    complete = await scope.session().client.get(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace)
+    if uid_of(complete) != uid_of(vm):
+        raise NotFound(404, "NotFound", f"VirtualMachine {key_of(vm)} was replaced by another one of its name")
+    return complete
 
 
 def owns_vm(scope: MachineScope, vm: Obj) -> bool:

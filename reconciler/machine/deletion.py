@@ -10,7 +10,7 @@ from caphv.runtime.errors import ApiError, Conflict, Invalid, NotFound, Unreacha
 from reconciler import metrics
 from reconciler.harvester.ownership import Ownership, ownership_of
 from reconciler.harvester.views import TargetNamespace
-from reconciler.machine.adoption import owns_vm
+from reconciler.machine.adoption import complete_vm, owns_vm
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.etcd import ensure_member_removed
 from reconciler.machine.ipaddress import release_address
@@ -101,6 +101,7 @@ def _failure(scope: MachineScope) -> str:
 async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:
     """Delete the VM, and wait until it is deleted. Returns if it already is."""
     try:
+        vm = await complete_vm(scope, vm)
         if being_deleted(vm):
             await _release_volumes(scope, namespace, vm)
         elif await _ask_deletion(scope, namespace, vm):

@@ -76,6 +76,18 @@ def test_server_that_keeps_the_process_busy_is_limited_for_ten_minutes() -> None
     assert not budget.limited
 
 
+def test_objects_of_others_are_read_without_a_limit_up_to_a_bound() -> None:
+    for objects, limited in ((0, True), (6000, False), (1_000_000, True)):
+        clock = Clock()
+        budget = TimeBudget(clock)
+        budget.objects = lambda objects=objects: objects  # type: ignore[misc]
+        share = 0.1 if objects <= 6000 else 0.3
+        for _ in range(200):
+            budget.spend(share)
+            clock.now += 1
+        assert bool(budget.limited) is limited, objects
+
+
 def test_server_that_uses_less_than_its_share_is_never_limited() -> None:
     clock = Clock()
     budget = TimeBudget(clock)

@@ -62,6 +62,16 @@ async def test_cache_has_caught_up_when_the_burst_of_missed_events_has_ended() -
     assert freshness.current
 
 
+async def test_cache_whose_objects_change_all_the_time_asks_the_server_for_its_version() -> None:
+    server = Collection()
+    async with watched(server) as it:
+        for _ in range(40):
+            server.write("busy")
+            await asyncio.sleep(0.1)
+        assert it.informer.current, "no event had to fail to come for half a second"
+        assert server.lists == 2, "it asked once, after the first list"
+
+
 async def test_reader_that_is_limited_does_not_take_its_own_rest_for_the_end_of_the_burst() -> None:
     server = Collection()
     async with watched(server) as it:

@@ -27,10 +27,13 @@ VM = {
 class Client:
     """A user writes the Secret between reading and writing it."""
 
-    def __init__(self) -> None:
+    def __init__(self, vm: Obj) -> None:
         self.patched: list[str] = []
+        self._vm = vm
 
-    async def get(self, *_: Any) -> Obj:
+    async def get(self, resource: Any, *_: Any) -> Obj:
+        if resource.kind == "VirtualMachine":
+            return self._vm
         return {"metadata": {"resourceVersion": "1", "annotations": record(BEFORE)}}
 
     async def patch(self, resource: Any, *_: Any) -> Obj:
@@ -39,7 +42,7 @@ class Client:
 
 
 def test_a_secret_that_is_written_meanwhile_is_taken_over_with_the_vm_later() -> None:
-    client = Client()
+    client = Client(VM)
     with pytest.raises(Conflict):
         asyncio.run(adopt_or_refuse(scope_of(client), VM))
     # The VM keeps its old record, by which the next attempt finds the Secret.
@@ -61,8 +64,8 @@ def test_disks_with_the_former_record_are_taken_over_whatever_their_names() -> N
     owned = [*listed[::2], "one-disk-1-abcde", "unlisted"]
     annotations = {**dict.fromkeys(owned, record(BEFORE)), "photos": {}}
     claims = [{"metadata": {"name": n, "resourceVersion": "1", "annotations": a}} for n, a in annotations.items()]
-    client = Reader()
     vm = {"metadata": metadata, "spec": {"template": {"spec": spec}}}
+    client = Reader(vm)
     with pytest.raises(Conflict):
         asyncio.run(adopt_or_refuse(scope_of(client, *claims), vm))
     assert client.patched == ["restore-one-5f0b-disk-0", "one-disk-1-abcde"]
@@ -88,7 +91,7 @@ def scope_of(client: Client, *claims: Obj) -> MachineScope:
 
 def noted(uid: str, known: str = "") -> MachineScope:
     """A machine with providerID `rke2://one`, this uid in its annotation, and that one in its status."""
-    scope = scope_of(Client())
+    scope = scope_of(Client(VM))
     scope.obj["metadata"]["annotations"] = {names.VM_UID_ANNOTATION: uid} if uid else {}
     scope.obj["spec"]["providerID"] = "rke2://one"
     scope.draft.fields["virtualMachine"] = {"uid": known}

@@ -13,6 +13,7 @@ from caphv.api.object import Key, Obj
 from caphv.runtime.errors import Invalid, NotFound
 from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
+from reconciler.harvester import slim
 from reconciler.harvester.ownership import Owner, record
 from reconciler.machine import deletion
 from reconciler.machine.ipaddress import release_address
@@ -174,10 +175,14 @@ async def test_blocked_deletion_names_the_annotation_that_ends_it() -> None:
 class Client:
     """Records requests; refuses updates of a VM as Harvester's webhook does."""
 
-    def __init__(self, *, refuses: bool) -> None:
+    def __init__(self, *, refuses: bool, vm: Obj | None = None) -> None:
         self.refuses = refuses
+        self._vm = vm or {}
         self.patches: list[Obj] = []
         self.deleted: list[str] = []
+
+    async def get(self, *_: Any) -> Obj:
+        return self._vm
 
     async def patch(self, _resource: Any, _name: str, _namespace: str, patch: Obj) -> Obj:
         if self.refuses:
@@ -265,7 +270,7 @@ def scope_with(vm: Obj, *disks: Obj, known: str = "") -> tuple[Any, Any]:
     """A machine with address 10.0.0.1, whose status has this uid of its VM, and a VM of its name."""
     scope, harvester = scope_of(pool=pool("10.0.0.1", "manageme"))
     namespace = harvester.watch_namespace("vms")
-    harvester.client = Client(refuses=False)
+    harvester.client = Client(refuses=False, vm=vm)
     namespace.vms = SimpleNamespace(get=lambda *_: vm, store=(vm,))
     namespace.claims = SimpleNamespace(
         store=disks, get=lambda _, name: name, deleted=lambda *_: False, forget=lambda *_: None
@@ -291,6 +296,29 @@ async def test_disk_that_a_vm_made_by_hand_uses_stays_and_the_machine_is_deleted
     await deletion.delete_machine(scope)
     assert harvester.client.deleted == []
     assert harvester.allocator.released == ["10.0.0.1"]
+
+
+async def test_vm_whose_other_fields_no_cache_keeps_is_read_before_it_is_deleted() -> None:
+    vm = unrecorded(vm_of("one", "own", "shared", deleted=True), **{names.MACHINE_TYPE_LABEL: "worker"})
+    scope, harvester = scope_with(slim.virtual_machine(vm, "management"))
+    harvester.client = Client(refuses=False, vm=vm)
+    harvester.watch_namespace("vms").vms.store = (vm, vm_of("two", "shared"))
+    harvester.watch_namespace("vms").vms.observe = lambda *_: None
+    with pytest.raises(Blocked, match="waiting for VirtualMachine one"):
+        await deletion.delete_machine(scope)
+    (patch,) = harvester.client.patches
+    assert patch["spec"]["template"]["spec"]["domain"]["devices"]["disks"] == [{"name": "own"}]
+
+
+async def test_another_vm_that_replaced_it_meanwhile_is_not_deleted() -> None:
+    vm = unrecorded(vm_of("one", "own"), **{names.MACHINE_TYPE_LABEL: "worker"})
+    scope, harvester = scope_with(vm)
+    forgotten: list[str] = []
+    harvester.watch_namespace("vms").vms.forget = lambda _, name: forgotten.append(name)
+    harvester.client = Client(refuses=False, vm={"metadata": {**vm["metadata"], "uid": "another"}})
+    await deletion.delete_machine(scope)
+    assert "one" not in harvester.client.deleted
+    assert forgotten == ["one"]
 
 
 async def test_a_vm_with_the_mark_of_the_go_provider_that_replaced_the_machines_is_kept() -> None:

@@ -1,0 +1,56 @@
+"""What caches keep of VMs: all of this management cluster's, and of others what may affect it."""
+
+import pytest
+
+from caphv.api import names
+from caphv.api.object import Obj
+from caphv.runtime.budget import SHARED_CACHE_BYTES, memory_of
+from reconciler.harvester import slim
+from reconciler.harvester.ipam import instance_addresses
+from reconciler.machine.volumes import claims_of
+from tests.support.crowded import foreign_claim, foreign_instance, foreign_vm, our_vm
+
+pytestmark = pytest.mark.unit
+
+
+def test_three_thousand_vms_of_others_fit_into_half_of_the_cache() -> None:
+    kept = (
+        slim.virtual_machine(foreign_vm(1), "ours"),
+        slim.instance(foreign_instance(1)),
+        slim.claim(foreign_claim(1)),
+    )
+    assert 3000 * sum(map(memory_of, kept)) < SHARED_CACHE_BYTES
+
+
+def test_our_vm_keeps_its_spec() -> None:
+    vm = our_vm()
+    assert slim.virtual_machine(vm, "ours")["spec"] == vm["spec"]
+
+
+@pytest.mark.parametrize("management_cluster", ["", "theirs"])
+def test_of_vms_of_others_no_cloud_init_is_kept_but_their_claims(management_cluster: str) -> None:
+    vm = foreign_vm(1)
+    if management_cluster:
+        vm["metadata"]["annotations"][names.OWNER_CLUSTER_ANNOTATION] = management_cluster
+    kept = slim.virtual_machine(vm, "ours")
+    assert claims_of(kept) == claims_of(vm)
+    assert "userData" not in str(kept)
+    assert (names.OWNER_CLUSTER_ANNOTATION in str(kept)) is bool(management_cluster)
+
+
+def test_vm_of_the_go_provider_keeps_its_mark() -> None:
+    vm = foreign_vm(1)
+    vm["spec"]["template"]["metadata"]["annotations"] = {names.MACHINE_TYPE_LABEL: "worker"}
+    kept = slim.virtual_machine(vm, "ours")
+    assert kept["spec"]["template"]["metadata"]["annotations"] == {names.MACHINE_TYPE_LABEL: "worker"}
+
+
+@pytest.mark.parametrize("spec", [{}, {"template": {}}, {"template": {"spec": {}}}])
+def test_vm_without_volumes_is_kept(spec: Obj) -> None:
+    kept = slim.virtual_machine({"metadata": {"name": "a", "resourceVersion": "1"}, "spec": spec}, "ours")
+    assert kept == {"metadata": {"name": "a", "resourceVersion": "1"}, "spec": {}}
+
+
+def test_addresses_of_instances_of_others_stay_known() -> None:
+    vmi = foreign_instance(1)
+    assert instance_addresses(slim.instance(vmi)) == instance_addresses(vmi)
