@@ -16,7 +16,7 @@ from reconciler.context import Context
 from reconciler.harvester.identityaccount import command_for
 from reconciler.harvester.ownership import Ownership, ownership_of, record, same_name
 from reconciler.harvester.session import Session
-from reconciler.machine.disks import qualified
+from reconciler.machine.images import qualified
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched

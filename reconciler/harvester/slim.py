@@ -77,11 +77,14 @@ def host(node: Obj) -> Obj:
 
 
 def image(image: Obj) -> Obj:
-    """The name that machines refer to, and the storage class of its copies."""
+    """The name that machines refer to, whether it is imported, its size, and the storage class of its copies."""
+    conditions = (image.get("status") or {}).get("conditions") or ()
+    imported = [_kept(c, ("type", "status", "message")) for c in conditions if c.get("type") == "Imported"]
+    status = _kept(image.get("status"), ("storageClassName", "progress", "virtualSize"))
     return {
         "metadata": _metadata(image),
         "spec": _kept(image.get("spec"), ("displayName",)),
-        "status": _kept(image.get("status"), ("storageClassName",)),
+        "status": {**status, "conditions": imported},
     }
 
 

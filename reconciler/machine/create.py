@@ -32,8 +32,15 @@ from reconciler.harvester.ownership import Ownership, formerly_owned, ownership_
 from reconciler.harvester.topology import has_single_host
 from reconciler.machine import cloudinit, talos
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
-from reconciler.machine.disks import ResolvedImage, qualified, resolve_image, where_searched
 from reconciler.machine.guest import guest_config
+from reconciler.machine.images import (
+    ResolvedImage,
+    pending_images,
+    qualified,
+    resolve_image,
+    unusable_images,
+    where_searched,
+)
 from reconciler.machine.ipaddress import ensure_address, restore_address
 from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
 from reconciler.machine.quota import REFUSED, check_quota, quota_has_room, refusal
@@ -77,6 +84,13 @@ def _checked_inputs(scope: MachineScope) -> VirtualMachineInputs:
             ]
             found = [*map(str, errors), *dict.fromkeys(absent), *_template_advice(scope)]
             raise scope.failed("; ".join(found), uploaded)
+
+        # A claim of an unfinished image, or smaller than it, would stay Pending, and no field of it can be changed.
+        volumes = scope.spec["volumes"]
+        if problems := unusable_images(volumes, inputs.images):
+            raise scope.failed("; ".join([*problems, *_template_advice(scope)]), uploaded)
+        if waiting := pending_images(volumes, inputs.images):
+            raise scope.in_progress("; ".join(waiting), uploaded)
     return inputs
 
 

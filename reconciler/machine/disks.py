@@ -1,61 +1,13 @@
-"""The disks of a VM: their names, claims and images."""
+"""The disks of a VM: their names and claims."""
 
 import hashlib
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 from caphv.api import names
 from caphv.api.object import Obj
+from reconciler.machine.images import ResolvedImage
 
 _SUFFIX_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-
-
-@dataclass(frozen=True)
-class ResolvedImage:
-    """A VirtualMachineImage and the storage class that holds its content."""
-
-    namespace: str
-    name: str
-    storage_class: str
-
-
-def resolve_image(image_name: str, images: Iterable[Obj], default_namespace: str) -> ResolvedImage | None:
-    """Find the image that `image_name` (`<namespace>/<name>` or `<name>`) means, by display name, else by name.
-
-    The storage class is the one Harvester reports (its naming changed in 1.8.1), else the older convention.
-    """
-    namespace, name = qualified(image_name, default_namespace)
-    there = sorted(
-        (image for image in images if image["metadata"].get("namespace") == namespace),
-        key=lambda image: str(image["metadata"]["name"]),
-    )
-    by_display_name = [image for image in there if image.get("spec", {}).get("displayName") == name]
-    by_name = [image for image in there if image["metadata"]["name"] == name]
-    for image in by_display_name + by_name:
-        found: str = image["metadata"]["name"]
-        storage_class = (image.get("status") or {}).get("storageClassName") or f"longhorn-{found}"
-        return ResolvedImage(namespace, found, storage_class)
-    return None
-
-
-def where_searched(reference: str, objects: Iterable[Obj], default_namespace: str) -> str:
-    """Where an absent image or key pair was searched, and under which references Harvester has its name."""
-    namespace, name = qualified(reference, default_namespace)
-    found = {
-        f"{obj['metadata'].get('namespace')}/{name}"
-        for obj in objects
-        if name in (obj["metadata"]["name"], (obj.get("spec") or {}).get("displayName"))
-    }
-    how = "" if "/" in reference else ", where names without a namespace are searched"
-    there = f"; Harvester has {', '.join(sorted(found))}" if found else ""
-    return f"{reference!r} is not in namespace {namespace}{how}{there}"
-
-
-def qualified(reference: str, default_namespace: str) -> tuple[str, str]:
-    """Split a reference `<namespace>/<name>` or `<name>`."""
-    namespace, _, name = reference.rpartition("/")
-    return namespace or default_namespace, name
 
 
 def pvc_name(vm_name: str, uid: str, index: int) -> str:
@@ -88,7 +40,8 @@ def claim(name: str, volume: Obj, image: ResolvedImage | None, annotations: dict
     storage_class = volume.get("storageClass")
     if volume["volumeType"] == "image" and image:
         own[names.IMAGE_ID_ANNOTATION] = f"{image.namespace}/{image.name}"
-        storage_class = image.storage_class
+        # Empty when the VM exists, and Harvester has the image but no longer its class.
+        storage_class = image.storage_class or None
     return {
         "metadata": {"name": name, "annotations": own},
         "spec": {

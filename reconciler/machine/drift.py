@@ -14,7 +14,7 @@ from typing import Any
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of
 from caphv.api.quantity import quantity
-from reconciler.machine.disks import qualified
+from reconciler.machine.images import qualified
 from reconciler.machine.placement import without_requirement
 from reconciler.machine.volumes import ClaimTemplate, claim_templates
 
@@ -31,6 +31,10 @@ def drift(wanted: Obj, actual: Obj, domain: Obj | None = None) -> tuple[str, ...
 
 def _differences(wanted: Obj, actual: Obj, domain: Obj | None) -> Iterator[str]:
     before, now = _view(wanted), _view(actual)
+    for disk, other in zip(before["disks"], now["disks"], strict=False):
+        if "storageClass" not in disk:
+            # The class of an image is known only to Harvester, which may have lost it since.
+            other.pop("storageClass", None)
     for field, value in before.items():
         if now[field] != value:
             yield f"{field} is {_shown(now[field])}, not {_shown(value)}"

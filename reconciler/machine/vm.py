@@ -8,14 +8,8 @@ from caphv.api import names
 from caphv.api.object import Key, Obj
 from reconciler.harvester.ownership import Owner, record
 from reconciler.machine.cloudinit import secret_name
-from reconciler.machine.disks import (
-    ResolvedImage,
-    claim,
-    is_machine_pvc,
-    pvc_name,
-    qualified,
-    resolve_image,
-)
+from reconciler.machine.disks import claim, is_machine_pvc, pvc_name
+from reconciler.machine.images import ResolvedImage, qualified, resolve_image
 from reconciler.machine.placement import (
     CLUSTER_LABEL,
     affinity,

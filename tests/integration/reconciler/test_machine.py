@@ -91,10 +91,24 @@ async def test_image_that_appears_later_unblocks(case: Case) -> None:
     await case.until(HARVESTER_MACHINES, "one", says)
     obj = {
         "metadata": {"name": image, "namespace": "default"},
-        "spec": {"displayName": image, "sourceType": "upload"},
-        "status": {"storageClassName": "harvester-longhorn", "progress": 100},
+        "spec": {"displayName": image, "sourceType": "download"},
     }
     await case.harvester.create(kinds.IMAGES, kinds.typed(kinds.IMAGES, obj))
+
+    # Harvester names the class of an image when it begins to import it, and refuses no VM before it has done so.
+    says = is_false("VMProvisioningReady", "VMProvisioningInProgress", "Harvester is importing the image")
+    await case.until(HARVESTER_MACHINES, "one", says)
+    unknown = {"type": "Imported", "status": "Unknown", "reason": "Importing"}
+    status = {"storageClassName": "harvester-longhorn", "progress": 57, "conditions": [unknown]}
+    await case.harvester.patch(kinds.IMAGES, image, "default", {"status": status})
+    says = is_false("VMProvisioningReady", "VMProvisioningInProgress", "importing the image, at least 50 % done")
+    await case.until(HARVESTER_MACHINES, "one", says)
+
+    imported = {"progress": 100, "virtualSize": 11 * 1024**3, "conditions": [{"type": "Imported", "status": "True"}]}
+    await case.harvester.patch(kinds.IMAGES, image, "default", {"status": imported})
+    says = is_false("VMProvisioningReady", "VMProvisioningFailed", "spec.volumes[0].volumeSize is '10Gi'")
+    await case.until(HARVESTER_MACHINES, "one", says)
+    await case.patch(HARVESTER_MACHINES, "one", {"spec": {"volumes": [{**volume, "volumeSize": "11Gi"}]}})
     vm = await case.vm("one", timeout=AT_ONCE)
     await case.harvester.delete(kinds.IMAGES, image, "default")
     (claim,) = json.loads(vm["metadata"]["annotations"]["harvesterhci.io/volumeClaimTemplates"])

@@ -61,6 +61,17 @@ def test_mutations_of_harvester_are_no_drift(
     assert drift(wanted, mutated(made, made, cpu_overcommit=cpu, memory_overcommit=memory)) == ()
 
 
+def test_class_that_the_image_no_longer_has_is_no_drift() -> None:
+    """Harvester may have deleted the image, or made it again, since it made the disk."""
+    machine = inputs()
+    made = on_harvester(virtual_machine(machine))
+    without_class = {name: replace(image, storage_class="") for name, image in machine.images.items()}
+    assert drift(virtual_machine(replace(machine, images=without_class)), made) == ()
+    moved = {name: replace(image, storage_class="other") for name, image in machine.images.items()}
+    (difference,) = drift(virtual_machine(replace(machine, images=moved)), made)
+    assert "storageClass: other" in difference
+
+
 @given(machines, machines)
 def test_no_drift_means_the_same_machine(one: VirtualMachineInputs, other: VirtualMachineInputs) -> None:
     """Of two specs, the VM of one is up to date for the other only where the specs mean the same."""

@@ -13,10 +13,8 @@ from reconciler.machine.disks import pvc_name
 from reconciler.machine.placement import label_value
 from reconciler.machine.vm import (
     InvalidSpecError,
-    ResolvedImage,
     control_plane_selector,
     is_machine_pvc,
-    resolve_image,
     virtual_machine,
 )
 from tests.support.reconciler.machines import OWNER, inputs
@@ -291,33 +289,6 @@ class TestSpecErrors:
     def test_memory_that_is_no_size(self, memory: str) -> None:
         with pytest.raises(InvalidSpecError, match=r"spec\.memory"):
             virtual_machine(inputs(memory=memory))
-
-
-class TestImages:
-    IMAGES = (
-        {"metadata": {"namespace": "default", "name": "sles"}, "spec": {"displayName": "other"}},
-        {
-            "metadata": {"namespace": "default", "name": "image-1"},
-            "spec": {"displayName": "sles.qcow2"},
-            "status": {"storageClassName": "lh-1"},
-        },
-        {"metadata": {"namespace": "target", "name": "image-2"}, "spec": {"displayName": "sles.qcow2"}},
-    )
-
-    @pytest.mark.parametrize(
-        ("name", "image"),
-        [
-            ("default/sles.qcow2", ResolvedImage("default", "image-1", "lh-1")),
-            ("default/image-1", ResolvedImage("default", "image-1", "lh-1")),
-            ("sles.qcow2", ResolvedImage("target", "image-2", "longhorn-image-2")),
-            ("image-2", ResolvedImage("target", "image-2", "longhorn-image-2")),
-            ("default/sles", ResolvedImage("default", "sles", "longhorn-sles")),
-            ("sles", None),
-            ("elsewhere/sles", None),
-        ],
-    )
-    def test_by_display_name_or_name(self, name: str, image: ResolvedImage | None) -> None:
-        assert resolve_image(name, self.IMAGES, "target") == image
 
 
 dns_names = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reconciler.machine.disks import where_searched
+from reconciler.machine.images import where_searched
 
 pytestmark = pytest.mark.unit
 
