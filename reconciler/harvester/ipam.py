@@ -259,7 +259,12 @@ class _PoolPlan:
         """Make the address of a load balancer the only one in the history of its id."""
         if request.load_balancer:
             wanted = {**dict.fromkeys(self.before.get(request.id, ())), address: request.id}
-            self.offered |= {past: identity for past, identity in wanted.items() if self.history.get(past) != identity}
+            # An address that the plan allocates leaves the history, unless it is offered.
+            self.offered |= {
+                past: identity
+                for past, identity in wanted.items()
+                if self.history.get(past) != identity or past in self.added
+            }
 
     def patch(self) -> Obj:
         return _patch(
@@ -318,7 +323,7 @@ def _refusal(request: AddressRequest, pools: Mapping[str, _PoolPlan], invalid: M
     if present and request.address:
         parts.append(f"address {request.address} is in no range of IPPool {', '.join(present)}")
     elif present:
-        parts.append(_exhausted([pools[name] for name in present]))
+        parts.append(_exhausted(request, [pools[name] for name in present]))
     if missing:
         parts.append(f"IPPool {', '.join(missing)} does not exist on Harvester")
     parts.extend(invalid[name] for name in request.pools if name in invalid)
@@ -326,14 +331,16 @@ def _refusal(request: AddressRequest, pools: Mapping[str, _PoolPlan], invalid: M
     return Refusal(reason, "; ".join(parts))
 
 
-def _exhausted(pools: Sequence[_PoolPlan]) -> str:
+def _exhausted(request: AddressRequest, pools: Sequence[_PoolPlan]) -> str:
     used = list(dict.fromkeys(address for pool in pools for address in pool.used))
     shown = ", ".join(used[:_SHOWN]) + (", ..." if len(used) > _SHOWN else "")
     why = (
         f"; VMs, load balancers or HarvesterMachines use {len(used)} of those listed as free ({shown})" if used else ""
     )
     listed = ", ".join(pool.name for pool in pools)
-    return f"no free address in IPPool {listed}{why}: add a range or another pool to ipPoolRefs"
+    # A load balancer takes its address from one pool, and keeps it.
+    advice = "add a range to the pool" if request.load_balancer else "add a range or another pool to ipPoolRefs"
+    return f"no free address in IPPool {listed}{why}: {advice}"
 
 
 def _reason(present: Sequence[str], missing: Sequence[str]) -> RefusalReason:

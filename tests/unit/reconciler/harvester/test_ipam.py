@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import ipaddress
 import re
@@ -5,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from caphv.api.ippool import allocated, held, mark
@@ -20,6 +21,7 @@ from reconciler.harvester.ipam import (
     plan_allocations,
     plan_releases,
 )
+from sandbox.harvester import ippools
 from tests.support.ippools import pool
 
 pytestmark = pytest.mark.unit
@@ -221,6 +223,53 @@ class TestLoadBalancer:
         assert ("10.0.0.13" in status["allocatedHistory"]) == ("10.0.0.13" in past)
         same = ("allocated", "available", "total", "lastAllocated")
         assert {name: status[name] for name in same} == {name: state["status"][name] for name in same}
+
+    @pytest.mark.parametrize("address", ["", "10.0.0.12"])
+    def test_address_of_a_deleted_load_balancer_is_reserved_again_with_history(self, address: str) -> None:
+        # Harvester's controller releases the address of a LoadBalancer that a user deletes into the history.
+        state = pool(history={"10.0.0.12": "ns/lb"})
+        status = merge(state, plan_allocations({"p": state}, [self.ask(address)]).patches["p"])["status"]
+        assert status["allocated"] == status["allocatedHistory"] == {"10.0.0.12": "ns/lb"}
+
+    @given(
+        steps=st.lists(
+            st.tuples(
+                st.sampled_from(["plan", "plan again", "release", "reserve", "other", "lost", "forgotten"]),
+                st.sampled_from([f"10.0.0.{number}" for number in range(10, 15)]),
+            ),
+            max_size=12,
+        )
+    )
+    def test_no_order_of_writers_leaves_a_duplicate(self, steps: list[tuple[str, str]]) -> None:
+        """Whoever releases, reserves or edits before: after our write, Harvester's controller gets the address."""
+        state = pool()
+        for step, address in steps:
+            status = state["status"]
+            if step.startswith("plan"):
+                state = self.planned(state, address if step == "plan again" else "")
+            elif step == "release":
+                state = {**state, "status": ippools.release(state, address, "ns/lb") or status}
+            elif step == "reserve":
+                with contextlib.suppress(ippools.AllocationError):
+                    state = {**state, "status": ippools.reserve(state, "ns/lb")[0]}
+            elif step == "other":
+                with contextlib.suppress(ippools.AllocationError):
+                    state = {**state, "status": ippools.reserve(state, "ns/other")[0]}
+            else:
+                field = "allocated" if step == "lost" else "allocatedHistory"
+                state = merge(state, {"status": {field: {address: None}}})
+        plan = plan_allocations({"p": state}, [self.ask()])
+        assume("ns/lb" in plan.grants)
+        state = merge(state, plan.patches.get("p", {}))
+        assert ippools.reserve(state, "ns/lb")[1] == plan.grants["ns/lb"].address
+
+    def planned(self, state: Obj, address: str) -> Obj:
+        return merge(state, plan_allocations({"p": state}, [self.ask(address)]).patches.get("p", {}))
+
+    def test_exhausted_pool_does_not_advise_fields_that_load_balancers_lack(self) -> None:
+        taken = {f"10.0.0.{number}": f"ns/{number}" for number in range(10, 15)}
+        refusal = plan_allocations({"p": pool(allocated=taken)}, [self.ask()]).refusals["ns/lb"]
+        assert refusal.message == "no free address in IPPool p: add a range to the pool"
 
     def test_address_it_had_before_and_cannot_get_leaves_the_history(self) -> None:
         state = pool(history={"10.0.0.13": "ns/lb"})
