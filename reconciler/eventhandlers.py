@@ -176,6 +176,9 @@ class EventHandlers:
 
     def _pool(self, sessions: Mapping[Session, None], change: Change) -> None:
         """Who waits for an address, and whose entry was removed: a VM or load balancer has its address anyway."""
+        if _differs(change, _pool_fields):
+            for session in sessions:
+                self._context.topics.notify(triggers.pools(session.fingerprint))
         if not _may_serve_more(change):
             return
         for session in sessions:

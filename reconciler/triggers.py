@@ -116,6 +116,11 @@ def pool(harvester: str, name: str) -> Hashable:
     return "pool", harvester, name
 
 
+def pools(harvester: str) -> Hashable:
+    """Topic: IPPools that appear, disappear or change their spec."""
+    return "pools", harvester
+
+
 def caches(harvester: str) -> Hashable:
     """Topic: caches of a Harvester that become current, or that fail to."""
     return "caches", harvester

@@ -97,6 +97,9 @@ OLD_CNI_BGP_ANNOTATION = "caphv.io/cni-bgp"
 
 # Harvester
 CREATOR_LABEL = "harvesterhci.io/creator"
+# Harvester's node driver: by this creator Harvester knows the VMs of guest clusters.
+GUEST_CREATOR = "docker-machine-driver-harvester"
+GUEST_CLUSTER_LABEL = "guestcluster.harvesterhci.io/name"
 VM_NAME_LABEL = "harvesterhci.io/vmName"
 VM_NAME_PREFIX_LABEL = "harvesterhci.io/vmNamePrefix"
 MACHINE_TYPE_LABEL = "harvestercluster/machinetype"

@@ -8,7 +8,7 @@ from typing import Any
 from caphv.api import clusterapi, ippool, names, resources
 from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj, annotations_of, being_deleted, key_of, labels_of, owner_reference
+from caphv.api.object import Obj, being_deleted, key_of, labels_of, owner_reference
 from caphv.api.plaintext import LONGEST_EVENT, plain
 from caphv.runtime.errors import AlreadyExists, ApiError, Unauthorized, Unreachable, kind_of
 from reconciler import triggers
@@ -36,7 +36,6 @@ async def ensure_load_balancer(scope: ClusterScope) -> None:
         scope.draft.set_false(
             ConditionType.INIT_MACHINE_CREATED, Reason.MACHINE_NOT_FOUND, "waiting for the first control plane VM"
         )
-    vms = [await _ensure_label(scope, vm) for vm in vms]
     load_balancers, client = scope.namespace().load_balancers, scope.connected().client
     found = load_balancers.get(scope.target_namespace, scope.load_balancer_name)
     if (found is None and vms) or (found and not _allocated(found) and not being_deleted(found)):
@@ -150,26 +149,6 @@ def backend_selector(scope: ClusterScope, vms: list[Obj]) -> dict[str, list[str]
     if all(each.get(CLUSTER_LABEL) == label for each in labels):
         selector[CLUSTER_LABEL] = [label]
     return selector
-
-
-async def _ensure_label(scope: ClusterScope, vm: Obj) -> Obj:
-    """Add our label to a VM of the Go provider once it has our record.
-
-    KubeVirt copies labels of the template to the instance; neither restarts.
-    """
-    label = {CLUSTER_LABEL: cluster_label(scope.cluster_key)}
-    template = (vm["spec"].get("template") or {}).get("metadata") or {}
-    if names.OWNER_UID_ANNOTATION not in annotations_of(vm) or label.items() <= (template.get("labels") or {}).items():
-        return vm
-    metadata = vm["metadata"]
-    patch = {
-        "metadata": {"resourceVersion": metadata["resourceVersion"], "labels": label},
-        "spec": {"template": {"metadata": {"labels": label}}},
-    }
-    client = scope.connected().client
-    labelled = await client.patch(resources.VIRTUAL_MACHINES, metadata["name"], metadata["namespace"], patch)
-    scope.namespace().vms.observe(labelled)
-    return labelled
 
 
 def _load_balancer(scope: ClusterScope, vms: list[Obj]) -> Obj:

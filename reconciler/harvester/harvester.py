@@ -60,13 +60,15 @@ CLUSTER_WIDE = (DEPLOYMENT, HOSTS, IMAGES, KEY_PAIRS, POOLS, LOAD_BALANCER_SERVI
 
 
 def collections_of(namespace: str, management_cluster: str) -> tuple[Collection, Collection, Collection, Collection]:
-    """VMs (indexed by `harvestercluster/machinetype`), their instances, claims, and load balancers of a namespace.
+    """VMs, their instances, claims, and load balancers of a namespace.
+
+    VMs are indexed by `harvestercluster/machinetype` and by the name of their guest cluster.
 
     Instances and load balancers are indexed by their addresses. Of VMs without the record of `management_cluster`,
     little is kept.
     """
     transform = functools.partial(slim.virtual_machine, management_cluster=management_cluster)
-    vms = {"transform": transform, "indexes": {"machinetype": _machine_type}}
+    vms = {"transform": transform, "indexes": {"machinetype": _machine_type, "guest": _guest_cluster}}
     instances = {"transform": slim.instance, "indexes": {"address": ipam.instance_addresses}}
     return (
         Collection(resources.VIRTUAL_MACHINES, namespace, vms),
@@ -219,4 +221,9 @@ def server_key(access: Kubeconfig, uid: str) -> ServerKey:
 
 def _machine_type(vm: Obj) -> list[str]:
     value = labels_of(vm).get(names.MACHINE_TYPE_LABEL)
+    return [value] if value else []
+
+
+def _guest_cluster(vm: Obj) -> list[str]:
+    value = labels_of(vm).get(names.GUEST_CLUSTER_LABEL)
     return [value] if value else []

@@ -21,6 +21,7 @@ from reconciler.harvester.ownership import Ownership, formerly_owned, names_vm, 
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.disks import is_machine_pvc
 from reconciler.machine.ipaddress import adopt_address
+from reconciler.machine.labelling import label_patch
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.volumes import boot_claims
 from reconciler.status import Blocked
@@ -91,8 +92,10 @@ async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
     if before != wanted:
         if before:
             await _adopt_belongings(scope, await complete_vm(scope, vm), before)
-        # Last, because the steps before depend on the VM's old record. An annotation restarts nothing.
-        patch = {"metadata": {"resourceVersion": vm["metadata"]["resourceVersion"], "annotations": wanted}}
+        # Last, because the steps before depend on the VM's old record. Annotations and labels restart nothing.
+        patch = label_patch(scope, vm)
+        version = vm["metadata"]["resourceVersion"]
+        patch["metadata"] = {**patch.get("metadata", {}), "resourceVersion": version, "annotations": wanted}
         client = scope.session().client
         vm = await client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
         scope.namespace().vms.observe(vm)

@@ -42,6 +42,7 @@ from reconciler.machine.images import (
     where_searched,
 )
 from reconciler.machine.ipaddress import ensure_address, restore_address
+from reconciler.machine.labelling import announces_network, ensure_labels, machine_network, name_taken
 from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
 from reconciler.machine.quota import REFUSED, check_quota, quota_has_room, refusal
 from reconciler.machine.scope import MachineScope
@@ -59,6 +60,7 @@ async def ensure_vm(scope: MachineScope) -> Obj:
     vm = namespace.vms.get(scope.target_namespace, scope.name)
     if vm is not None:
         vm = await adopt_or_refuse(scope, vm)
+        vm = await ensure_labels(scope, vm)
         await restore_address(scope)
         return vm
     if scope.spec.get("providerID") or scope.draft.is_true(ConditionType.MACHINE_CREATED):
@@ -109,6 +111,8 @@ def inputs_of(scope: MachineScope) -> VirtualMachineInputs:
         failure_domain=domain,
         failure_domains=domains,
         domain_strict=not has_single_host(domain, domains, hosts),
+        guest_name_taken=name_taken(scope),
+        announces_network=announces_network(scope, machine_network(scope)),
     )
 
 

@@ -9,6 +9,7 @@ from caphv.api.object import Key, Obj
 from reconciler.harvester.ownership import Owner, record
 from reconciler.machine.cloudinit import secret_name
 from reconciler.machine.disks import claim, is_machine_pvc, pvc_name
+from reconciler.machine.guestlabels import template_labels, vm_labels
 from reconciler.machine.images import ResolvedImage, qualified, resolve_image
 from reconciler.machine.placement import (
     CLUSTER_LABEL,
@@ -45,7 +46,8 @@ class VirtualMachineInputs:
 
     `machine` is the HarvesterMachine, `cluster` the key of its Cluster, `images` has the image for each `imageName` of
     its volumes that was found, `failure_domains` is the HarvesterCluster's `status.failureDomains`. `domain_strict`
-    says whether the failure domain has other hosts to which the VM can migrate.
+    says whether the failure domain has other hosts to which the VM can migrate. `guest_name_taken` and
+    `announces_network` decide on the labels of `reconciler.machine.guestlabels`.
     """
 
     machine: Obj
@@ -57,6 +59,8 @@ class VirtualMachineInputs:
     failure_domain: str = ""
     failure_domains: Sequence[Obj] = ()
     domain_strict: bool = True
+    guest_name_taken: bool = False
+    announces_network: bool = True
 
     @property
     def requirement(self) -> Obj | None:
@@ -88,7 +92,10 @@ def virtual_machine(inputs: VirtualMachineInputs) -> Obj:
         "spec": {
             "runStrategy": RUN_STRATEGY,
             "template": {
-                "metadata": {"labels": dict(labels), "annotations": _template_annotations(inputs, claims)},
+                "metadata": {
+                    "labels": _template_labels(inputs, labels),
+                    "annotations": _template_annotations(inputs, claims),
+                },
                 "spec": _instance_spec(inputs, claims),
             },
         },
@@ -116,12 +123,18 @@ def _group(inputs: VirtualMachineInputs) -> dict[str, str]:
 def _labels(inputs: VirtualMachineInputs) -> dict[str, str]:
     name = label_value(inputs.machine["metadata"]["name"])
     return {
-        names.CREATOR_LABEL: "harvester",
+        **vm_labels(inputs.cluster, name_taken=inputs.guest_name_taken),
         names.VM_NAME_LABEL: name,
         names.VM_NAME_PREFIX_LABEL: name,
         CLUSTER_LABEL: cluster_label(inputs.cluster),
         **_group(inputs),
     }
+
+
+def _template_labels(inputs: VirtualMachineInputs, labels: Mapping[str, str]) -> dict[str, str]:
+    guest = vm_labels(inputs.cluster, name_taken=inputs.guest_name_taken)
+    changes = template_labels(guest, announces_network=inputs.announces_network)
+    return {name: value for name, value in {**labels, **changes}.items() if value is not None}
 
 
 def _template_annotations(inputs: VirtualMachineInputs, claims: Sequence[Obj]) -> dict[str, str]:

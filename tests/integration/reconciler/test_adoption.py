@@ -49,7 +49,11 @@ async def test_taking_over_from_the_go_provider_is_one_request_and_restarts_noth
     await case.ready_machine("one", providerID=f"harvester://{uid_of(vm)}")
     assert await case.writes(since) == [f"patch /apis/kubevirt.io/v1/namespaces/{case.target}/virtualmachines/one"]
     assert uid_of(await case.get(kinds.INSTANCES, "one")) == instance
-    assert (await case.vm("one"))["metadata"]["generation"] == vm["metadata"]["generation"]
+    after = await case.vm("one")
+    assert after["spec"]["template"]["spec"] == vm["spec"]["template"]["spec"]
+    for labels in (after["metadata"]["labels"], after["spec"]["template"]["metadata"]["labels"]):
+        assert labels["harvesterhci.io/creator"] == "docker-machine-driver-harvester"
+        assert labels["guestcluster.harvesterhci.io/name"] == case.name
 
 
 async def test_provider_id_renews_all_records_after_a_move(case: Case) -> None:
@@ -106,7 +110,7 @@ async def test_foreign_vm_is_taken_over_on_request_once(case: Case) -> None:
     assert await owners(case, "one") == {await ours(case)}
     assert machine["spec"]["providerID"] == f"harvester://{uid_of(vm)}"
     assert "caphv.io/adopt" not in annotations_of(machine)
-    assert (await case.vm("one"))["metadata"]["generation"] == vm["metadata"]["generation"]
+    assert (await case.vm("one"))["spec"]["template"]["spec"] == vm["spec"]["template"]["spec"]
 
 
 async def test_a_restored_machine_adopts_what_it_had_before_by_its_former_uid(case: Case) -> None:

@@ -114,7 +114,11 @@ async def test_control_plane_of_the_go_provider_is_labelled_without_a_restart(ca
     assert uid_of(await case.get(kinds.INSTANCES, "first")) == uid_of(instance)
     after = await case.vm("first")
     assert after["spec"]["template"]["spec"] == vm["spec"]["template"]["spec"]
-    assert after["metadata"]["labels"] == {**label, CLUSTER: ours}
+    guest = {
+        "harvesterhci.io/creator": "docker-machine-driver-harvester",
+        "guestcluster.harvesterhci.io/name": case.name,
+    }
+    assert after["metadata"]["labels"] == {**label, CLUSTER: ours, **guest}
 
 
 # Whose it is

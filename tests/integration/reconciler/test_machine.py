@@ -222,7 +222,8 @@ async def test_vm_and_its_disks_are_as_the_contract_describes_them(case: Case) -
     )
     vm = await case.vm("one")
     labels = {
-        "harvesterhci.io/creator": "harvester",
+        "harvesterhci.io/creator": "docker-machine-driver-harvester",
+        "guestcluster.harvesterhci.io/name": case.name,
         "harvesterhci.io/vmName": "one",
         "harvesterhci.io/vmNamePrefix": "one",
         "harvestercluster/machinetype": f"controlplane-{case.name}",

@@ -47,7 +47,7 @@ class TestVirtualMachine:
     def test_labels_are_on_vm_and_template(self) -> None:
         vm = virtual_machine(inputs())
         expected = {
-            "harvesterhci.io/creator": "harvester",
+            "harvesterhci.io/creator": "docker-machine-driver-harvester",
             "harvesterhci.io/vmName": "node-1",
             "harvesterhci.io/vmNamePrefix": "node-1",
             "caphv.io/cluster": "ns.prod",
