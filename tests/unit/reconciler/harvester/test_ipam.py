@@ -241,7 +241,7 @@ class TestLoadBalancer:
         )
     )
     def test_no_order_of_writers_leaves_a_duplicate(self, steps: list[tuple[str, str]]) -> None:
-        """Whoever releases, reserves or edits before: after our write, Harvester's controller gets the address."""
+        """After our write, Harvester's controller gets the address, in whatever order others wrote before."""
         state = pool()
         for step, address in steps:
             status = state["status"]
