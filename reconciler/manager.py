@@ -37,7 +37,7 @@ from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.pools import used_pools
 from reconciler.context import Context
 from reconciler.eventhandlers import EventHandlers
-from reconciler.harvester import poolmetrics
+from reconciler.harvester import connectionmetrics, poolmetrics
 from reconciler.harvester.sessions import Sessions
 from reconciler.machine.controller import MachineReconciler
 from reconciler.machinetemplate.controller import MachineTemplateReconciler
@@ -155,6 +155,7 @@ class Provider:
         self.manager.add_task(self.context.events.run)
         self.manager.add_task(lambda: resync.run(caches, queues))
         self.manager.on_start(self._start)
+        self.manager.on_scrape(lambda: connectionmetrics.report(sessions))
         self.manager.on_scrape(lambda: poolmetrics.report(used_pools(self.context)))
         self.manager.on_stop(self._stop)
 

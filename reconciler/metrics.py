@@ -54,6 +54,17 @@ HARVESTER_ERRORS = Counter(
     "Denials by admission webhooks do not count.",
     ["identity", "code"],
 )
+HARVESTER_REACHABLE = Gauge(
+    "caphv_harvester_reachable",
+    "1 if a Harvester answers the provider, if only with a refusal, otherwise 0.",
+    ["harvester", "identity"],
+)
+IDENTITY_ACCEPTED = Gauge(
+    "caphv_identity_accepted",
+    "1 if Harvester accepts the credentials of an identity Secret, 0 if it rejects them (401); absent while it does "
+    "not answer.",
+    ["identity"],
+)
 NODE_INIT = Counter("caphv_node_init_total", "Node initialization attempts.")
 NODE_INIT_ERRORS = Counter("caphv_node_init_errors_total", "Failed node initializations.")
 NODE_INIT_SECONDS = Histogram(

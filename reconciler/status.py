@@ -20,8 +20,9 @@ from reconciler.triggers import Delay, Trigger
 class Blocked(Exception):
     """The rest of this reconcile has to wait for one of `triggers`, which requeues the object.
 
-    `warn`: a user has to act. `unknown`: the state cannot be determined, for example while Harvester does not answer;
-    what was ready may still be.
+    `warn`: a user has to act. `unknown`: the state cannot be determined, for example while Harvester does not answer.
+    `outage`: Harvester answers no request, or rejects these credentials, which says nothing about what runs there: what
+    was ready stays so. An unknown state is an outage, too.
     """
 
     def __init__(
@@ -33,10 +34,11 @@ class Blocked(Exception):
         *others: Trigger,
         warn: bool = False,
         unknown: bool = False,
+        outage: bool = False,
     ) -> None:
         super().__init__(message)
         self.condition, self.reason, self.message = condition, reason, message
-        self.warn, self.unknown = warn, unknown
+        self.warn, self.unknown, self.outage = warn, unknown, outage or unknown
         self.triggers = (first, *others)
 
     @property

@@ -184,6 +184,7 @@ class Reason(StrEnum):
     ANOTHER_HARVESTER = "AnotherHarvester"
     HARVESTER_CONNECTION_IN_PROGRESS = "HarvesterConnectionInProgress"
     HARVESTER_CONNECTION_FAILED = "HarvesterConnectionFailed"
+    HARVESTER_UNREACHABLE = "HarvesterUnreachable"
     HARVESTER_AUTHENTICATION_FAILED = "HarvesterAuthenticationFailed"
     LIMIT_REACHED = "LimitReached"
     TARGET_NAMESPACE_CHECKING = "TargetNamespaceChecking"

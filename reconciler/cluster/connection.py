@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from caphv.api import clusterapi
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import NAMESPACES, being_deleted, key_of
-from caphv.runtime.errors import AddressRefused, AlreadyExists, NotFound, Unreachable
+from caphv.runtime.errors import AddressRefused, AlreadyExists, NotFound, ServerFault, TooManyRequests, Unreachable
 from reconciler import triggers
 from reconciler.cluster.identity import failed, secret_of
 from reconciler.cluster.scope import ClusterScope
@@ -26,10 +27,12 @@ async def ensure_connection(scope: ClusterScope) -> None:
             "the management cluster allow the network (--allow-harvester-cidr)",
             Watched.CONNECTION,
         )
+    if isinstance(session.error, Unreachable):
+        raise _unreachable(scope, session.error)
     if session.error:
-        away = isinstance(session.error, Unreachable)
-        how = "Harvester is unreachable" if away else f"Harvester at {session.server} refuses"
-        raise failed(f"{how}: {session.error}", Watched.CONNECTION, unknown=away)
+        outage = isinstance(session.error, (ServerFault, TooManyRequests))
+        message = f"Harvester at {session.server} refuses: {session.error}"
+        raise failed(message, Watched.CONNECTION, outage=outage)
     with scope.subscribe(triggers.caches(session.fingerprint)) as caches:
         if not session.settled:
             # What fails first depends on the order of answers: the message would differ after each restart.
@@ -51,7 +54,9 @@ async def ensure_connection(scope: ClusterScope) -> None:
     _ensure_same_harvester(scope)
     if not session.available:
         problem = "on Harvester is not available" if session.deployed else f"does not exist on {session.server}"
-        raise failed(f"Deployment harvester-system/harvester {problem}", Watched.CONNECTION)
+        # Also while Harvester is upgraded.
+        outage = session.deployed is not None
+        raise failed(f"Deployment harvester-system/harvester {problem}", Watched.CONNECTION, outage=outage)
     warning = ""
     if session.any_address:
         warning = (
@@ -97,9 +102,27 @@ def refused(scope: ClusterScope, *sources: Trigger) -> Blocked:
         "the token may have expired; put a new kubeconfig into the Secret"
     )
     scope.draft.set_false(ConditionType.IDENTITY_UP_TO_DATE, Reason.HARVESTER_AUTHENTICATION_FAILED, message)
-    return Blocked(
-        _CONNECTION, Reason.HARVESTER_AUTHENTICATION_FAILED, message, Watched.CONNECTION, *sources, warn=True
-    )
+    reason = Reason.HARVESTER_AUTHENTICATION_FAILED
+    return Blocked(_CONNECTION, reason, message, Watched.CONNECTION, *sources, warn=True, outage=True)
+
+
+def _unreachable(scope: ClusterScope, error: Unreachable) -> Blocked:
+    """What to report while Harvester does not answer: what is known of the cluster is that of the time before."""
+    message = f"Harvester is unreachable: {error}{_last_known(scope)}"
+    sources = (Watched.SECRET, Watched.SELF, Watched.CONNECTION)
+    return Blocked(_CONNECTION, Reason.HARVESTER_UNREACHABLE, message, *sources, warn=True, unknown=True)
+
+
+def _last_known(scope: ClusterScope) -> str:
+    """Count the machines that were ready when Harvester last answered; empty for a cluster that has none."""
+    counts = []
+    machines = scope.context.caches.machines_of(scope.cluster)
+    for what, is_control_plane in (("control plane machines", True), ("workers", False)):
+        group = [obj for obj in machines if clusterapi.is_control_plane(obj) is is_control_plane]
+        ready = sum(bool((obj.get("status") or {}).get("ready")) for obj in group)
+        if group:
+            counts.append(f"{ready} of {len(group)} {what}")
+    return f"; last known to be ready: {', '.join(counts)}" if counts else ""
 
 
 def _ensure_same_harvester(scope: ClusterScope) -> None:

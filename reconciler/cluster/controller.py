@@ -231,10 +231,13 @@ class ClusterReconciler:
 
     def _report(self, scope: ClusterScope, blocked: Blocked) -> None:
         scope.draft.set_false(blocked.condition, blocked.reason, blocked.message)
-        for summary in (ConditionType.INFRASTRUCTURE_READY, ConditionType.READY):
-            if summary is not blocked.condition:
-                scope.draft.set_false(summary, blocked.reason, blocked.message)
-        scope.draft.provisioned(ready=False)
+        # Cluster API would report the cluster as unavailable, although an outage of Harvester's API stops no VM.
+        stays_ready = blocked.outage and scope.draft.fields.get("ready") and not being_deleted(scope.obj)
+        if not stays_ready:
+            for summary in (ConditionType.INFRASTRUCTURE_READY, ConditionType.READY):
+                if summary is not blocked.condition:
+                    scope.draft.set_false(summary, blocked.reason, blocked.message)
+            scope.draft.provisioned(ready=False)
         if blocked.warn and not scope.draft.has_message(blocked.condition, blocked.message):
             scope.warning_event(blocked.reason, blocked.message)
 

@@ -178,10 +178,10 @@ def secret_of(obj: Obj) -> Key:
     return Key(str(reference.get("namespace") or ""), str(reference.get("name") or ""))
 
 
-def failed(message: str, *triggers: Trigger, unknown: bool = False) -> Blocked:
+def failed(message: str, *triggers: Trigger, outage: bool = False) -> Blocked:
     """The connection fails until a user changes the identity, or until another trigger."""
     condition, reason = ConditionType.HARVESTER_CONNECTION_READY, Reason.HARVESTER_CONNECTION_FAILED
-    return Blocked(condition, reason, message, Watched.SECRET, Watched.SELF, *triggers, warn=True, unknown=unknown)
+    return Blocked(condition, reason, message, Watched.SECRET, Watched.SELF, *triggers, warn=True, outage=outage)
 
 
 def _seconds_until(moment: datetime) -> Callable[[], float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from caphv.api.object import Key
@@ -116,6 +116,10 @@ class Sessions:
                 self._users[before.session].pop(cluster)
             await self._collect(before)
         return session
+
+    def __iter__(self) -> Iterator[Session]:
+        """All sessions that are open."""
+        return iter(list(self._sessions.values()))
 
     def __contains__(self, cluster: Key) -> bool:
         """Whether a cluster has a session."""

@@ -202,7 +202,10 @@ class MachineReconciler:
 
     def _report(self, scope: MachineScope, blocked: Blocked) -> None:
         set_condition = scope.draft.set_unknown if blocked.unknown else scope.draft.set_false
-        for condition in (blocked.condition, ConditionType.INFRASTRUCTURE_READY, ConditionType.READY):
+        summaries = (ConditionType.INFRASTRUCTURE_READY, ConditionType.READY)
+        # A VM runs on while Harvester's API is unreachable: Cluster API must not take the machine for a broken one.
+        stays_ready = blocked.outage and scope.draft.fields.get("ready") and not being_deleted(scope.obj)
+        for condition in (blocked.condition, *(() if stays_ready else summaries)):
             set_condition(condition, blocked.reason, blocked.message)
         if blocked.reason == Reason.MACHINE_NOT_FOUND and scope.draft.has(ConditionType.VM_UP_TO_DATE):
             # There is nothing to compare any more.

@@ -109,10 +109,14 @@ class MachineScope:
                 unknown=True,
             )
         if session.error:
-            how = "rejects the credentials" if session.unauthorized else "does not answer"
+            how, reason = "refuses requests", Reason.HARVESTER_CONNECTION_FAILED
+            if session.unauthorized:
+                how, reason = "rejects the credentials", Reason.HARVESTER_AUTHENTICATION_FAILED
+            elif isinstance(session.error, Unreachable):
+                how, reason = "is unreachable", Reason.HARVESTER_UNREACHABLE
             raise Blocked(
                 ConditionType.VM_PROVISIONING_READY,
-                Reason.HARVESTER_AUTHENTICATION_FAILED if session.unauthorized else Reason.HARVESTER_CONNECTION_FAILED,
+                reason,
                 f"Harvester at {session.server} {how}; see the HarvesterCluster's conditions",
                 Watched.CONNECTION,
                 unknown=True,

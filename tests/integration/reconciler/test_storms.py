@@ -64,7 +64,7 @@ async def new_cluster(case: Case, proxy: FaultProxy) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("away", "HarvesterConnectionFailed"),
+        ("away", "HarvesterUnreachable"),
         ("unauthorized", "HarvesterAuthenticationFailed"),
         ("watches-gone", ""),
         ("forbidden", ""),
@@ -155,7 +155,7 @@ async def test_outage_is_quiet_and_reported_and_nothing_to_others(
         position, before = case.environment.audit_position(case.environment.management), proxy.requests
         started = time.monotonic()
         await case.create_machine("late")
-        await case.until(HARVESTER_CLUSTERS, case.name, is_false(CONNECTION, "HarvesterConnectionFailed", proxy.url))
+        await case.until(HARVESTER_CLUSTERS, case.name, is_false(CONNECTION, "HarvesterUnreachable", proxy.url))
         await case.until(HARVESTER_MACHINES, "late", is_in_doubt)
         await case.ask_deletion(HARVESTER_MACHINES, names[0])
         undisturbed = time.monotonic()
@@ -188,7 +188,7 @@ def disturbed(proxy: FaultProxy, fault: Fault) -> Iterator[None]:
 def is_in_doubt(machine: Obj) -> bool:
     """Whether a machine says that Harvester cannot be asked about it."""
     ready = condition_of(machine, "Ready")
-    return (ready.get("status"), ready.get("reason")) == ("Unknown", "HarvesterConnectionFailed")
+    return (ready.get("status"), ready.get("reason")) == ("Unknown", "HarvesterUnreachable")
 
 
 def requests_of(case: Case, position: int) -> int:
