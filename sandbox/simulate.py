@@ -13,7 +13,7 @@ import dataclasses
 import json
 import logging
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Collection, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class Simulator:
         fault_proxy: FaultProxy | None = None,
         *,
         core: str = "v1beta2",
+        own_providers: Collection[str] = (),
     ) -> None:
         self.config = config
         self._folder = folder
@@ -66,6 +67,7 @@ class Simulator:
         self._management = management
         self._fault_proxy = fault_proxy
         self._core = core
+        self._own_providers = own_providers
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Simulator]:
@@ -88,7 +90,7 @@ class Simulator:
                     other = await self._client(stack, name, access)
                     works += [TokenController(other, access.ca).run(), GarbageCollector(other).run()]
                     if access is self._management and self._core:
-                        works.append(standins.run(other, self._core))
+                        works.append(standins.run(other, self._core, self._own_providers))
             if self._fault_proxy:
                 works.append((await stack.enter_async_context(self._fault_proxy.serving())).follow(client))
             await stack.enter_async_context(_background(*works))
@@ -138,6 +140,7 @@ def from_folder(folder: Path) -> Simulator:
     known = {field.name for field in dataclasses.fields(SimulatorConfig)} - {"network"}
     settings = {name: value for name, value in state.get("settings", {}).items() if name in known}
     config = SimulatorConfig.from_settings(state["network"], settings)
+    own_providers = state.get("settings", {}).get("own_providers", "").split(",")
     direct = (folder / "harvester-direct.kubeconfig").exists()
     harvester, management = (
         _access(folder, name) for name in ("harvester-direct" if direct else "harvester", "management")
@@ -145,7 +148,9 @@ def from_folder(folder: Path) -> Simulator:
     proxy = None
     if (folder / "identity.kubeconfig").exists():
         proxy = proxy_of(_access(folder, "identity"), harvester, folder / "harvester")
-    return Simulator(folder, config, harvester, management, proxy, core=state.get("core", "v1beta2"))
+    return Simulator(
+        folder, config, harvester, management, proxy, core=state.get("core", "v1beta2"), own_providers=own_providers
+    )
 
 
 def _access(folder: Path, name: str) -> Kubeconfig:

@@ -24,6 +24,7 @@ class SandboxSettings:
     admission webhooks. With `page`, the live page of `caphv status --serve` is a part of it. Without `older_versions`,
     CRDs of the core and of the provider have only the version that is stored, which saves a conversion of each change.
     `harvester` is the simulated release of Harvester.
+    `own_providers` lists distributions, separated by commas, whose bootstrap and control plane providers the user runs.
     """
 
     provider: bool = True
@@ -32,6 +33,7 @@ class SandboxSettings:
     page: bool = False
     older_versions: bool = True
     harvester: str = NEWEST_STABLE
+    own_providers: str = ""
     boot_seconds: float = 2.0
     boot_spread: float = 0.25
     register_seconds: float = 1.0

@@ -17,8 +17,16 @@ from commands.sandbox.fault import fault
 from sandbox.harvester.releases import NEWEST_STABLE, RELEASES
 
 NOT_RUNNING = 1
+_DISTRIBUTIONS = ("rke2", "k3s", "kubeadm")
 _FOLLOW_SECONDS = 0.5
 _SERVERS = ("management", "harvester", "identity", "harvester-direct")
+
+
+def _distributions(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in _DISTRIBUTIONS]:
+        raise click.BadParameter(f"{unknown[0]} is none of {', '.join(_DISTRIBUTIONS)}")
+    return ",".join(names)
 
 
 @click.group(
@@ -77,6 +85,13 @@ Examples:
     default=1.0,
     show_default=True,
     help="Time from the end of the boot until the Node registers.",
+)
+@click.option(
+    "--own-providers",
+    default="",
+    metavar="rke2,k3s,kubeadm",
+    callback=_distributions,
+    help="Run no stand-ins for these bootstrap and control plane providers: you run the real ones.",
 )
 @click.option("--fresh", is_flag=True, help="Remove an existing sandbox with all its clusters first.")
 def up(name: str | None, folder: Path | None, *, fresh: bool, **settings: Any) -> None:

@@ -72,6 +72,11 @@ class Distribution:
     registration_port: int | None = None
 
     @property
+    def title(self) -> str:
+        """The name that users know."""
+        return "k3s" if self.name == "kthrees" else self.name
+
+    @property
     def server_annotation(self) -> str:
         """Annotation of a Machine with the server settings it was created with."""
         return f"{_CONTROL_PLANE}/{self.name}-server-configuration"

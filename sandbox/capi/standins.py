@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from caphv.runtime.client import ApiClient
 from sandbox.capi.bootstrap import Bootstrap
@@ -11,13 +12,16 @@ from sandbox.capi.controlplane import ControlPlanes
 from sandbox.capi.distribution import in_version
 
 
-async def run(client: ApiClient, core: str) -> None:
+async def run(client: ApiClient, core: str, others: Collection[str] = ()) -> None:
     """Run on a management cluster until cancelled; the CRDs may be installed later.
 
-    `core` is the API version of its core.
+    :param core: API version of its core
+    :param others: distributions whose providers the user runs, by the names that users know
     """
     shared = Shared(client, core)
-    caches = [Caches(client, shared, distribution) for distribution in in_version(core)]
+    caches = [
+        Caches(client, shared, distribution) for distribution in in_version(core) if distribution.title not in others
+    ]
     async with shared.running(*caches):
         control_planes = [ControlPlanes(client, each) for each in caches]
         try:

@@ -49,6 +49,7 @@ class UserData:
 
     packages: tuple[str, ...]
     files: Mapping[str, File]
+    commands: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def has_agent(self) -> bool:
@@ -85,7 +86,14 @@ def parse_user_data(text: str, hostname: str) -> UserData:
     _check_texts(config)
     _check_users(config.get("users") or ())
     files = [_file(entry, f"userdata.write_files[{n}]") for n, entry in enumerate(config.get("write_files") or ())]
-    return UserData(tuple(_package_names(config.get("packages") or ())), {file.path: file for file in files})
+    return UserData(
+        tuple(_package_names(config.get("packages") or ())),
+        {file.path: file for file in files},
+        tuple(
+            command if isinstance(command, str) else " ".join(map(str, command))
+            for command in config.get("runcmd") or ()
+        ),
+    )
 
 
 def parse_network_data(text: str) -> list[Nic]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import json
 import logging
 import random
@@ -24,6 +25,7 @@ from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
 from sandbox.guest import nodes
 from sandbox.guest.cloudinit import GuestError, Nic, UserData, parse_network_data, parse_user_data
 from sandbox.guest.join import CONTROL_PLANE, Join, check_nic, interface_names, join_of
+from sandbox.guest.rancher import join_of_rancher
 from sandbox.guest.workload import Member, Workloads
 from sandbox.harvester import kinds
 from sandbox.harvester.addresses import Addresses
@@ -120,7 +122,7 @@ class Guests:
     async def _life(self, guest: Guest) -> None:
         try:
             user_data, network_data = await self._cloud_init(guest)
-            join = join_of(user_data) if user_data else None
+            join = (join_of(user_data) or join_of_rancher(user_data)) if user_data else None
             addresses = self._bring_up(guest, network_data)
             if user_data is None or not user_data.has_agent:
                 await self._report_failure(guest, "guest agent not installed: userdata has no package qemu-guest-agent")
@@ -227,6 +229,9 @@ class Guests:
 
     async def _join(self, guest: Guest, join: Join, addresses: list[str]) -> None:
         """Register the Node and keep it until the guest stops."""
+        if not join.ca:
+            authority = await self._workloads.authority_of(join.token)
+            join = dataclasses.replace(join, ca=authority.certificate.decode(), authority=authority)
         if join.role == CONTROL_PLANE:
             await self._serve(guest, join, addresses)
         else:
@@ -237,7 +242,7 @@ class Guests:
             raise GuestError("a control plane guest must have a CA and an address on its first interface")
         try:
             member = Member(addresses[0], guest.disk, guest.hostname, join.port)
-            local = await self._workloads.serve(member, join.authority, join.token, join.sans)
+            local = await self._workloads.serve(member, join)
             await self._register(guest, join, local, addresses)
         finally:
             await self._workloads.leave(addresses[0])
@@ -251,6 +256,7 @@ class Guests:
             system_uuid=guest.disk,
             control_plane=join.role == CONTROL_PLANE,
             ready=join.cni,
+            program=join.program,
         )
         access = Kubeconfig(server=server, ca=join.ca, token=join.token)
         async with self._clients.client(access) as client:

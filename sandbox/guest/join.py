@@ -25,7 +25,11 @@ _REQUIRED = ("role", "server", "token", "ca", "version")
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """How a guest joins: `ca` (PEM) verifies `server`, `token` authenticates; `authority` is for control planes."""
+    """How a guest joins: `ca` (PEM) verifies `server`, `token` authenticates; `authority` is for control planes.
+
+    Without `ca` it is that of the cluster with the token. `clients` (PEM) verifies client certificates besides the
+    authority. `program` is `rke2` or `k3s` where the guest runs it.
+    """
 
     role: str
     server: str
@@ -35,6 +39,8 @@ class Join:
     cni: bool = True
     sans: tuple[str, ...] = ()
     authority: CA | None = field(default=None, repr=False)
+    clients: bytes = b""
+    program: str = ""
 
     @property
     def port(self) -> int:

@@ -51,6 +51,14 @@ class Etcd:
             member = self.disks[disk] = secrets.randbits(64)
             self.members[member] = f"{node}-{secrets.token_hex(4)}"
 
+    def remove_node(self, node: str) -> str:
+        """Remove the member of a Node; returns its name, empty if there is none. The last member stays."""
+        for member, name in self.members.items():
+            if name.rpartition("-")[0] == node and len(self.members) > 1:
+                del self.members[member]
+                return name
+        return ""
+
     def etcdctl(self, arguments: Sequence[str]) -> str:
         """Run `etcdctl <arguments>` as in an etcd Pod of RKE2; returns its output. Raises EtcdError."""
         options = dict(

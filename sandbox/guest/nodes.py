@@ -38,6 +38,7 @@ class NodeInfo:
     system_uuid: str
     control_plane: bool
     ready: bool
+    program: str = ""
 
 
 class ClientPool:
@@ -114,6 +115,8 @@ def _node(node: NodeInfo) -> Obj:
     labels = {"kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
     if node.control_plane:
         labels["node-role.kubernetes.io/control-plane"] = "true"
+        if node.program:
+            labels |= {f"node-role.kubernetes.io/{role}": "true" for role in ("etcd", "master")}
     ready = {
         "type": "Ready",
         "status": str(node.ready),

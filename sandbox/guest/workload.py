@@ -15,7 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandbox.guest.join import Join
 from sandbox.guest.kubelet import Etcd, Kubelet
+from sandbox.guest.members import Members
+from sandbox.guest.rancher import PROGRAMS
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ADMIN, ApiServer, Token, private_file
 from sandbox.processes.proxy import TcpProxy
@@ -23,6 +26,8 @@ from sandbox.processes.proxy import TcpProxy
 log = logging.getLogger(__name__)
 
 PORT = 6443
+# Between two looks for the first server of a cluster.
+_AUTHORITY_SECONDS = 0.5
 # Nothing here would remove the taint that this plugin adds to new Nodes.
 FLAGS = (
     "--disable-admission-plugins=TaintNodesByCondition",
@@ -45,12 +50,14 @@ class Member:
 class _Cluster:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     server: ApiServer | None = None
+    token: str = field(default="", repr=False)
     sans: set[str] = field(default_factory=set)
     # uids of the VMs whose disks hold the cluster's data, and the listeners of running guests by address
     disks: set[str] = field(default_factory=set)
     listeners: dict[str, list[TcpProxy]] = field(default_factory=dict)
     etcd: Etcd = field(default_factory=Etcd)
     kubelets: dict[str, Kubelet] = field(default_factory=dict)
+    members: asyncio.Task[None] | None = None
 
 
 class Workloads:
@@ -65,11 +72,21 @@ class Workloads:
         """Whether a guest listens on that address and port."""
         return port == PORT and any(address in cluster.listeners for cluster in self._clusters.values())
 
-    async def serve(self, member: Member, ca: pki.CA, token: str, sans: tuple[str, ...]) -> str:
+    async def authority_of(self, token: str) -> pki.CA:
+        """Return the CA of the cluster with a token, once its first server runs."""
+        while True:
+            for cluster in self._clusters.values():
+                if cluster.server and cluster.token == token:
+                    return cluster.server.ca
+            await asyncio.sleep(_AUTHORITY_SECONDS)
+
+    async def serve(self, member: Member, join: Join) -> str:
         """Listen on a guest's address; returns the URL of the API server behind it.
 
         Raises ProcessError if the API server does not start, OSError if the guest cannot listen on its address.
         """
+        ca = join.authority
+        assert ca is not None  # noqa: S101 - a control plane guest has one
         address, disk = member.address, member.disk
         cluster = self._clusters.setdefault(_fingerprint(ca.certificate), _Cluster())
         async with cluster.lock:
@@ -79,10 +96,12 @@ class Workloads:
             cluster.disks.add(disk)
             if cluster.server is None:
                 name = f"workload-{_fingerprint(ca.certificate)}-{disk[:8]}"
-                admin = Token(token, ADMIN[0], ADMIN[1])
-                cluster.server = ApiServer(self._folder, name, ca=ca, tokens=[admin], flags=FLAGS)
-                cluster.sans = set()
-            self._sign(cluster, {*sans, address})
+                admin = Token(join.token, ADMIN[0], ADMIN[1])
+                cluster.server = ApiServer(
+                    self._folder, name, ca=ca, client_authority=join.clients, tokens=[admin], flags=FLAGS
+                )
+                cluster.token, cluster.sans = join.token, set()
+            self._sign(cluster, {*join.sans, address})
             server = cluster.server
             if server.process is None or not server.process.alive:
                 await server.start()
@@ -92,6 +111,9 @@ class Workloads:
                 proxy = TcpProxy((address, port), [(server.address, server.port)])
                 await proxy.start()
                 proxies.append(proxy)
+            program = next((program for program in PROGRAMS if program.name == join.program), None)
+            if program and cluster.members is None:
+                cluster.members = asyncio.create_task(Members(server, cluster.etcd, program).run())
             cluster.etcd.join(disk, member.node)
             kubelet = cluster.kubelets[address] = Kubelet(address, cluster.etcd, ca)
             await kubelet.start()
@@ -110,6 +132,10 @@ class Workloads:
             self.on_change()
             async with cluster.lock:
                 if not cluster.listeners and cluster.server:
+                    if cluster.members:
+                        cluster.members.cancel()
+                        await asyncio.gather(cluster.members, return_exceptions=True)
+                        cluster.members = None
                     await cluster.server.stop()
 
     def forget(self, disk: str) -> None:

@@ -132,6 +132,7 @@ class ApiServer:
         name: str,
         *,
         ca: pki.CA | None = None,
+        client_authority: bytes = b"",
         address: str = "127.0.0.1",
         port: int = 0,
         extra_sans: Sequence[str] = (),
@@ -143,6 +144,7 @@ class ApiServer:
         self.folder = folder
         self.name = name
         self.ca = ca or pki.CA.create(f"caphv-sandbox-{name}")
+        self._client_authority = client_authority
         self.address = address
         self.port = port
         self.process: Process | None = None
@@ -224,7 +226,7 @@ class ApiServer:
             f"--cert-dir={own}",
             f"--tls-cert-file={own / 'tls.crt'}",
             f"--tls-private-key-file={own / 'tls.key'}",
-            f"--client-ca-file={own / 'ca.crt'}",
+            f"--client-ca-file={own / 'clients.crt'}",
             f"--token-auth-file={own / 'tokens.csv'}",
             f"--service-account-key-file={self.service_account_key}",
             f"--service-account-signing-key-file={self.service_account_key}",
@@ -248,6 +250,7 @@ class ApiServer:
     def _write_files(self, server: pki.KeyPair) -> None:
         self._own.mkdir(mode=0o700, exist_ok=True)
         private_file(self._own / "ca.crt", self.ca.certificate)
+        private_file(self._own / "clients.crt", self.ca.certificate + self._client_authority)
         private_file(self._own / "tls.crt", server.certificate)
         private_file(self._own / "tls.key", server.key)
         private_file(self._own / "audit-policy.yaml", AUDIT_POLICY.encode())

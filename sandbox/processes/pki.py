@@ -69,7 +69,7 @@ class CA:
         self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, usage: x509.ObjectIdentifier
     ) -> x509.CertificateBuilder:
         issuer = x509.load_pem_x509_certificate(self.pair.certificate)
-        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())  # type: ignore[arg-type]
+        authority = _authority_key_identifier(issuer)
         builder = _builder(subject, issuer.subject, key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_usage(ca=False), critical=True)
@@ -78,6 +78,15 @@ class CA:
 
     def _key(self) -> CertificateIssuerPrivateKeyTypes:
         return serialization.load_pem_private_key(self.pair.key, None)  # type: ignore[return-value]
+
+
+def _authority_key_identifier(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
+    """Return the identifier that the issuer gives its key: CAs made by Go 1.25 and later do not use SHA-1 for it."""
+    try:
+        identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())  # type: ignore[arg-type]
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
 
 
 def signing_key() -> bytes:
