@@ -267,3 +267,14 @@ def test_admission_lets_a_user_take_back_each_edit_that_a_difference_names(field
     for difference in differences:
         assert immutable(difference, *specs) == [(("spec", field), True)]
     assert immutable("", *specs) == [(("spec", field), False)]
+
+
+@pytest.mark.parametrize("absent", ["cpu", "resources", "devices", "limits", "domain"])
+def test_vm_from_which_a_part_was_taken_has_drifted(absent: str) -> None:
+    """An administrator may have written it by hand; Harvester fills in only a part of it."""
+    wanted = virtual_machine(inputs(cpu=2))
+    edited = on_harvester(wanted)
+    spec = spec_of(edited)
+    place = {"limits": spec["domain"]["resources"], "domain": spec}.get(absent, spec["domain"])
+    del place[absent]
+    assert drift(wanted, edited) != ()

@@ -20,7 +20,7 @@ from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
 from reconciler.harvester import ipam
 from reconciler.harvester.ownership import Owner
-from reconciler.machine.ipaddress import ensure_address, restore_address
+from reconciler.machine.ipaddress import ensure_address, release_address, restore_address
 from reconciler.machine.network import StaticAddress
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
@@ -176,6 +176,7 @@ class New(Machine):
     def __init__(self, *pools: Obj, **more: Any) -> None:
         super().__init__(*pools, **more)
         self.current = True
+        self.namesakes: list[Obj] | ApiError = []
         self.vm: Obj | None = None
         self.static: StaticAddress | None = None
 
@@ -197,7 +198,8 @@ class New(Machine):
         scope = super()._scope(draft)
         session = scope.session()
         session.allocator.release = self._release
-        session.client = SimpleNamespace(list=self._no_vms)
+        session.client = SimpleNamespace(list=self._vms_of_that_name)
+        session.allocator.settle = self._settled
         scope.name, scope.target_namespace = "one", "vms"
         namespace = {"subnetMask": "255.255.255.0", "gateway": "10.0.0.1"}
         scope.cluster_spec["vmNetworkConfig"] |= namespace
@@ -213,8 +215,17 @@ class New(Machine):
     async def _unconfirmed_vm(self) -> Obj | None:
         return self.vm
 
-    async def _no_vms(self, *_: Any, **_more: Any) -> Obj:
-        return {"items": []}
+    def delete(self) -> None:
+        """Release what the deleted machine holds."""
+        asyncio.run(release_address(self._scope(StatusDraft(self.obj)), foreign_vm=False))
+
+    async def _settled(self, _ids: set[str]) -> None:
+        pass
+
+    async def _vms_of_that_name(self, *_: Any, **_more: Any) -> Obj:
+        if isinstance(self.namesakes, ApiError):
+            raise self.namesakes
+        return {"items": self.namesakes}
 
     async def _allocate(self, request: ipam.AddressRequest) -> Any:
         answer = await super()._allocate(request)
@@ -263,3 +274,27 @@ def test_address_is_not_released_while_a_vm_may_exist(unknown: str) -> None:
     with pytest.raises((Blocked, Conflict)):
         machine.reconcile()
     assert machine.holders() == {"p": {ADDRESS: ID}, "q": {}}
+
+
+def namesake(**annotations: str) -> Obj:
+    return {"metadata": {"name": "one", "namespace": "elsewhere", "annotations": annotations}}
+
+
+@pytest.mark.parametrize(
+    ("namesakes", "released"),
+    [
+        ([], True),
+        ([namesake()], False),
+        ([namesake(**{"caphv.io/owner": "HarvesterMachine/team/one"})], False),
+        ([namesake(**{"caphv.io/owner": "HarvesterMachine/another/one"})], True),
+        (Forbidden(403, "Forbidden", "cannot list virtualmachines"), False),
+    ],
+    ids=["none", "of the Go provider", "of another management cluster", "of another machine", "may not be listed"],
+)
+def test_unmarked_address_that_another_vm_may_use_is_not_released(
+    namesakes: list[Obj] | ApiError, released: bool
+) -> None:
+    machine = New(pool(allocated={"10.0.0.13": ID}))
+    machine.namesakes = namesakes
+    machine.delete()
+    assert (machine.holders() == {"p": {}}) is released

@@ -47,6 +47,7 @@ class Workloads:
 
     def __init__(self, error: ApiError, node: Obj) -> None:
         self.error, self.found = error, node
+        self.patches = 0
 
     async def ensure(self, _key: Key) -> None:
         return
@@ -58,6 +59,7 @@ class Workloads:
         return self
 
     async def patch(self, *_args: object, **_more: object) -> Obj:
+        self.patches += 1
         raise self.error
 
 
@@ -85,6 +87,12 @@ async def test_labels_that_cannot_be_written_are_no_failed_initialization() -> N
     with pytest.raises(ApiError):
         await initialize_node(scope, "harvester://1")
     assert reported == ["NodeInitializationFailed: cannot update the zone and region of Node one: no"]
+
+
+async def test_node_that_has_all_is_not_patched() -> None:
+    scope, reported = scope_with(error_from(500, {}), node({ZONE: "a"}, providerID="harvester://1"))
+    await initialize_node(scope, "harvester://1")
+    assert (scope.context.workloads.patches, reported) == (0, [])
 
 
 def scope_with(error: ApiError, found: Obj) -> tuple[Any, list[str]]:
