@@ -94,7 +94,7 @@ def test_namespace_that_is_being_read_is_waited_for(error: str) -> None:
 
 
 class Deleted:
-    """A HarvesterCluster without machines that is being deleted, and of which a request is refused."""
+    """A HarvesterCluster that is being deleted, and of which a request is refused; no machines by default."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: ApiError, annotation: str) -> None:
         async def passes(*_: object) -> None:
@@ -110,15 +110,17 @@ class Deleted:
         self.obj = cluster(annotation)
         self.obj["metadata"] |= {"uid": "u", "finalizers": [CLUSTER_FINALIZER], "deletionTimestamp": "2026-01-01"}
         self.obj["status"] = {"harvester": {"uid": "h"}}
-        self.message = ""
+        self.cluster: Obj | None = {"metadata": {"namespace": "clusters", "name": "demo"}}
+        self.machines: list[Obj] = []
+        self.message = self.reason = ""
         self.events: list[str] = []
         self.gone = False
 
     async def reconcile(self) -> None:
         caches = SimpleNamespace(
             harvester_clusters=SimpleNamespace(get=lambda *_: self.obj),
-            cluster_of=lambda _: {"metadata": {"namespace": "clusters", "name": "demo"}},
-            machines_of=lambda _: (),
+            cluster_of=lambda _: self.cluster,
+            machines_of=lambda _: self.machines,
         )
         context: Any = SimpleNamespace(
             caches=caches,
@@ -128,6 +130,7 @@ class Deleted:
             write_status=self._write_status,
             allow_insecure_identities=False,
             namespace="",
+            sessions=SimpleNamespace(of=lambda _: None),
         )
         await ClusterReconciler(context, cast(IdentityProtection, None)).reconcile(Key("clusters", "demo"))
 
@@ -136,7 +139,7 @@ class Deleted:
 
     async def _write_status(self, _caches: object, _obj: Obj, draft: StatusDraft) -> None:
         ready = get_condition(draft.fields["conditions"], "Ready")
-        self.message = ready["message"] if ready else ""
+        self.message, self.reason = (ready["message"], ready["reason"]) if ready else ("", "")
 
 
 def refusal(kind: type[ApiError], server: str) -> ApiError:
@@ -171,6 +174,65 @@ async def test_refusal_of_another_server_is_no_reason_to_leave_objects_on_harves
     assert forced.message == "a request was refused by the management cluster: cannot delete loadbalancers"
 
 
+class Orphaned(Deleted):
+    """A HarvesterCluster with an owner that is being deleted after its Cluster."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, annotation: str = "", **metadata: Any) -> None:
+        super().__init__(monkeypatch, refusal(Forbidden, "harvester"), annotation)
+        self.cluster = None
+        owner = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "name": "demo", "uid": "c"}
+        self.obj["metadata"] |= {"ownerReferences": [owner], **metadata}
+        self.obj["metadata"]["annotations"] |= metadata.get("annotations") or {}
+
+
+async def test_deletion_without_its_cluster_waits_for_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Cluster may have been moved: what would be deleted here is in use there."""
+    orphan = Orphaned(monkeypatch)
+    await orphan.reconcile()
+    assert (orphan.gone, orphan.reason, orphan.events) == (
+        False,
+        "InfrastructureProvisioningFailed",
+        ["InfrastructureProvisioningFailed"],
+    )
+    assert "caphv.io/force-delete" in orphan.message
+
+
+async def test_deletion_without_its_cluster_ends_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    orphan = Orphaned(monkeypatch, annotation="true")
+    await orphan.reconcile()
+    assert (orphan.gone, orphan.events) == (True, ["ForcedDeletion"])
+
+
+async def test_deletion_without_its_cluster_waits_for_machines_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    orphan = Orphaned(monkeypatch, annotation="true")
+    orphan.machines = [{"metadata": {"name": "one"}}]
+    await orphan.reconcile()
+    assert (orphan.gone, orphan.reason) == (False, "InfrastructureProvisioningInProgress")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"annotations": {"cluster.x-k8s.io/paused": ""}}, {"finalizers": ["example.com/keep"]}, {"finalizers": None}],
+    ids=["paused", "kept by others", "done"],
+)
+async def test_paused_or_finished_deletion_without_its_cluster_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, metadata: Obj
+) -> None:
+    orphan = Orphaned(monkeypatch, annotation="true")
+    orphan.obj["metadata"] |= {
+        **metadata,
+        "annotations": {"caphv.io/force-delete": "true", **metadata.get("annotations", {})},
+    }
+    await orphan.reconcile()
+    assert (orphan.gone, orphan.events, orphan.message) == (False, [], "")
+
+
+async def test_cluster_that_never_had_an_owner_is_deleted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    orphan = Orphaned(monkeypatch, ownerReferences=[])
+    await orphan.reconcile()
+    assert (orphan.gone, orphan.events) == (True, [])
+
+
 def test_all_that_may_be_left_is_named() -> None:
     message = left_over(
         cluster(
@@ -192,6 +254,10 @@ def test_what_was_never_made_is_not_named() -> None:
 def test_cluster_that_never_reached_harvester_can_be_deleted() -> None:
     never = cluster(controlPlaneEndpoint={"host": "0.0.0.0", "port": 6443})
     assert never_provisioned({**never, "status": {"conditions": [{"type": "Ready", "status": "False"}]}})
+    # The API server has dropped the status, or a version before conditions wrote it.
+    for status in ({}, {"conditions": None}, {"ready": False}, None):
+        assert never_provisioned({**never, "status": status})
+    assert never_provisioned(never)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +266,10 @@ def test_cluster_that_never_reached_harvester_can_be_deleted() -> None:
         ({"controlPlaneEndpoint": {"host": "10.0.0.9", "port": 6443}}, {}),
         ({"vmNetworkConfig": {"ipPool": {"subnet": "10.1.0.0/24"}, "ipPoolRef": "made"}}, {}),
         ({}, {"harvester": {"uid": "u"}}),
+        ({}, {"initialization": {"provisioned": True}}),
         ({}, {"conditions": [{"type": "TargetNamespaceReady", "status": "True"}]}),
     ],
-    ids=["moved with an endpoint", "moved with a pool", "connected", "namespace created"],
+    ids=["moved with an endpoint", "moved with a pool", "connected", "provisioned", "namespace created"],
 )
 def test_cluster_that_may_have_something_on_harvester_is_not_simply_deleted(spec: Obj, status: Obj) -> None:
     assert not never_provisioned({**cluster(**spec), "status": status})
