@@ -61,6 +61,7 @@ class Server:
         }
         self.identity = identity()
         self.deleted: list[str] = []
+        self.uid = "u"
         self.fail: Callable[[str, Resource, str], None] = lambda *_: None
 
     async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
@@ -73,7 +74,7 @@ class Server:
             metadata = {"name": name, "namespace": namespace, "uid": name, "annotations": note}
             data = {"token": value, "ca.crt": value}
             return {"metadata": metadata, "type": "kubernetes.io/service-account-token", "data": data}
-        return self.cluster if resource is HARVESTER_CLUSTERS else {"metadata": {"name": name, "uid": "u"}}
+        return self.cluster if resource is HARVESTER_CLUSTERS else {"metadata": {"name": name, "uid": self.uid}}
 
     async def list(self, resource: Resource, *_: object, **__: object) -> Obj:
         return {"metadata": {}, "items": [self.cluster] if resource is HARVESTER_CLUSTERS else []}
@@ -195,3 +196,27 @@ def test_the_second_call_of_an_interrupted_rotation_knows_that_the_new_token_is_
     assert rotate().exit_code == 1
     server.fail = failing("get", NAMESPACES, SILENT)
     assert f"{STILL}: Harvester: https://server: no answer" in rotate().output
+
+
+def test_token_of_another_harvester_is_not_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Server()
+    other.uid = "another"
+    clients = [server, other]
+    # The first client issues the token, the second one tests it.
+    monkeypatch.setattr(Kubeconfig, "client", lambda *_, **__: clients.pop(0))
+    before = server.identity["data"]["kubeconfig"]
+    result = rotate()
+    assert (result.exit_code, clients) == (1, [])
+    assert server.identity["data"]["kubeconfig"] == before
+    assert server.deleted == []
+
+
+def test_token_with_fewer_rights_is_not_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def denied(*_: object) -> list[object]:
+        return rights.needed([server.cluster])[:1]
+
+    monkeypatch.setattr(rights, "denied", denied)
+    before = server.identity["data"]["kubeconfig"]
+    assert rotate().exit_code == 1
+    assert server.identity["data"]["kubeconfig"] == before
+    assert server.deleted == []

@@ -1,14 +1,16 @@
 """The account for the provider on Harvester: what would be applied, without a Harvester."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from caphv.api.object import Obj
+from caphv.runtime.client import ApiClient
 from commands.identity import identity
-from reconciler.harvester.identityaccount import Account, api_server, identity_secret, objects
+from reconciler.harvester.identityaccount import Account, api_server, create, identity_secret, objects
 
 pytestmark = pytest.mark.unit
 
@@ -68,6 +70,53 @@ def test_tokens_are_issued_in_target_namespaces_or_for_the_account_itself() -> N
             if "serviceaccounts/token" in rule["resources"]
         ]
         assert found == ([(name, None) for name in targets] or [("caphv-system", ["caphv"])])
+
+
+class Harvester:
+    """Bindings that exist, and what is applied."""
+
+    def __init__(self, *bindings: Obj) -> None:
+        self.bindings = list(bindings)
+        self.applied: list[Obj] = []
+
+    async def list(self, *_: object) -> Obj:
+        return {"items": self.bindings}
+
+    async def apply(self, _resource: object, obj: Obj, *, manager: str) -> None:
+        assert manager
+        self.applied.append(obj)
+
+
+def deletable(applied: list[Obj], namespace: str) -> list[str]:
+    """Return the bindings that the account may delete for the guests of a namespace."""
+    of_guests = ("ClusterRole", f"caphv-guests:{namespace}")
+    (role,) = [obj for obj in applied if (obj["kind"], obj["metadata"]["name"]) == of_guests]
+    return [name for rule in role["rules"] if "delete" in rule["verbs"] for name in rule["resourceNames"]]
+
+
+def bound_guest(name: str, *subjects: Obj | None, role: str = "harvesterhci.io:cloudprovider") -> Obj:
+    account = {"kind": "ServiceAccount", "name": name, "namespace": "a"}
+    return {"metadata": {"name": name}, "roleRef": {"name": role}, "subjects": list(subjects or (account,))}
+
+
+async def test_account_may_delete_the_bindings_of_single_guests_that_exist() -> None:
+    elsewhere = {"kind": "ServiceAccount", "name": "x", "namespace": "elsewhere"}
+    harvester = Harvester(
+        bound_guest("production"),
+        bound_guest("demo"),
+        bound_guest("far", elsewhere),
+        bound_guest("two", elsewhere, elsewhere),
+        bound_guest("person", {"kind": "User", "name": "x"}),
+        bound_guest("admins", role="cluster-admin"),
+        bound_guest("caphv-guests:a"),
+        {**bound_guest("nobody"), "subjects": None},
+    )
+    account = Account("caphv", "caphv-system", ("a", "b"))
+    assert await create(cast("ApiClient", harvester), account, "https://h", lasting_token=False) == ""
+    assert deletable(harvester.applied, "a") == ["demo", "production"]
+    assert deletable(harvester.applied, "b") == []
+    # Without a token that never expires, no Secret is made for one.
+    assert not [obj for obj in harvester.applied if obj["kind"] == "Secret"]
 
 
 def test_former_bindings_of_guests_may_be_deleted_by_name() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from caphv.api.object import Obj
 from overview.assembly import overview_of
 from overview.model import Cluster, State, as_json
@@ -82,6 +84,17 @@ def test_counts_of_an_old_core_come_from_the_owners_of_machines() -> None:
     builder.cluster["status"] = {"infrastructureReady": True}
     cluster = only(builder.objects())
     assert (str(cluster.control_plane), str(cluster.workers), cluster.state) == ("1/1", "2/2", State.AVAILABLE)
+
+
+@pytest.mark.parametrize(
+    ("status", "up_to_date"), [({}, 0), ({"updatedReplicas": 1}, 1), ({"upToDateReplicas": 1, "updatedReplicas": 0}, 1)]
+)
+def test_control_plane_of_another_contract_is_counted_by_what_it_tells(status: Obj, up_to_date: int) -> None:
+    builder = Builder()
+    builder.cluster["status"] = {}
+    builder.control_plane["status"] = {"readyReplicas": 1, **status}
+    cluster = only(builder.objects())
+    assert (str(cluster.control_plane), cluster.control_plane.up_to_date) == ("1/1", up_to_date)
 
 
 def test_clusters_elsewhere_are_left_out() -> None:

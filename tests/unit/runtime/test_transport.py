@@ -12,8 +12,10 @@ from aiohttp import web
 from caphv.api.object import Obj, Resource
 from caphv.runtime import transport
 from caphv.runtime.cache import Informer
+from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Fenced, TooLarge, Unreachable
-from tests.support.answering import serving
+from caphv.runtime.transport import Connection
+from tests.support.answering import NO_TLS, serving
 
 pytestmark = pytest.mark.unit
 
@@ -338,3 +340,28 @@ async def test_refused_websocket_does_not_tell_what_answered(status: int) -> Non
             async with client.websocket("/exec", (), protocol="v4.channel.k8s.io"):
                 pass
     assert str(refused.value) == "this server refuses the connection to a container"
+
+
+async def test_token_that_cannot_be_refreshed_is_a_failed_request() -> None:
+    """A credential plugin of the kubeconfig may fail in any way; its output is not told."""
+    requests: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        requests.append(request.path)
+        return web.json_response({})
+
+    async def fail() -> str:
+        raise ValueError("canary")
+
+    async with serving(answer) as reachable:
+        client = ApiClient(Connection(reachable.server, NO_TLS, fail, None, None), name="test")
+        try:
+            with pytest.raises(Unreachable) as listed:
+                await client.list(THINGS)
+            with pytest.raises(Unreachable) as connected:
+                async with client.websocket("/exec", (), protocol="v4.channel.k8s.io"):
+                    pass
+        finally:
+            await client.close()
+    assert requests == []
+    assert "canary" not in f"{listed.value} {connected.value}"

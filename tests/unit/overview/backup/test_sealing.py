@@ -1,8 +1,8 @@
 """Sealed files: what this release wrote is opened by every later one.
 
-A sealed file is a line of text, a nonce of 12 bytes, and the ciphertext of AES-256-GCM with its tag of 16 bytes. The line
-(`caphv-backup/1 aes-256-gcm scrypt n=16 r=8 p=1 salt=<16 bytes in base64>`, n as a power of two) is authenticated with
-the content. The key of 32 bytes comes from the passphrase in UTF-8 by scrypt with the parameters of the line.
+A sealed file is a line of text, a nonce of 12 bytes, and the ciphertext of AES-256-GCM with its tag of 16 bytes. The
+line (`caphv-backup/1 aes-256-gcm scrypt n=16 r=8 p=1 salt=<16 bytes in base64>`, n as a power of two) is authenticated
+with the content. The key of 32 bytes comes from the passphrase in UTF-8 by scrypt with the parameters of the line.
 """
 
 from __future__ import annotations

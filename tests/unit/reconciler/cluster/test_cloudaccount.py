@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TYPE
+from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TYPE, ConditionType
 from caphv.api.object import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Key, Obj, Resource
 from caphv.runtime.errors import NotFound
 from reconciler.cluster import cloudaccount
-from reconciler.cluster.cloudconfig import renew_cloud_config
+from reconciler.cluster.cloudconfig import ensure_cloud_config, renew_cloud_config
+from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import grant
 from reconciler.harvester.ownership import Owner, record
 from reconciler.memory import ClusterMemory
-from reconciler.status import Blocked
+from reconciler.status import Blocked, StatusDraft
 
 pytestmark = pytest.mark.unit
 
@@ -53,12 +54,12 @@ class Requeued(SimpleNamespace):
     """A scope that notes when it is to be reconciled again."""
 
     def requeue_within(self, delay: float | None) -> None:
-        self.delay = delay
+        self.delay = min((each for each in (self.delay, delay) if each), default=None)
 
 
 def scope(harvester: Harvester) -> Any:
     metadata = {"namespace": "team", "name": "demo", "uid": "uid", "annotations": {}}
-    session = SimpleNamespace(client=harvester, error=None)
+    session = SimpleNamespace(client=harvester, error=None, fingerprint="harvester")
     notified: list[object] = []
     return Requeued(
         obj={"metadata": metadata, "spec": {"server": "https://harvester", "cloudConfig": {"delivery": "File"}}},
@@ -162,3 +163,107 @@ def test_account_that_was_deleted_leaves_the_binding_of_its_namespace() -> None:
     asyncio.run(cloudaccount.delete_account(scope(harvester)))
     assert harvester.objects[CLUSTER_ROLE_BINDINGS, "caphv-guests:vms"]["subjects"] == [others]
     assert (SECRETS, "demo-token") in harvester.objects
+
+
+# Renewal and checks
+
+
+class Renewed(Requeued):
+    """The scope of a cluster whose guests have a Secret with credentials, which cannot be renewed now."""
+
+    def __init__(self, *, harvester: Harvester | None = None, workload: bool = True) -> None:
+        found = vars(scope(harvester or Harvester(*account_of_go(token="dG9rZW4=", ca_crt="Y2E="))))
+        super().__init__(**found)
+        self.obj["spec"]["cloudConfig"] = {"delivery": "Secret"}
+        self.connected_to: list[Key] = []
+        self.watched: list[Key] = []
+        self.warnings: list[str] = []
+        self.warning_event = lambda reason, _message: self.warnings.append(reason)
+        self.draft = StatusDraft(self.obj)
+        self.cluster_key = Key("team", "demo")
+        self.context.workloads = SimpleNamespace(
+            ensure=self._ensure, client=self._client, reached=lambda _: True, workload=workload
+        )
+        self.context.object_watches = SimpleNamespace(ensure=self._watch, known=lambda *_: None)
+
+    async def _ensure(self, cluster: Key) -> None:
+        self.connected_to.append(cluster)
+
+    def _client(self, cluster: Key) -> object:
+        return object() if cluster in self.connected_to and self.context.workloads.workload else None
+
+    async def _watch(self, key: Key, *_: object) -> None:
+        self.watched.append(key)
+
+
+@pytest.mark.parametrize("why", ["the cluster is paused", "Harvester does not answer"])
+async def test_token_of_guests_is_looked_at_after_a_restart(why: str) -> None:
+    """Nothing else connects to the workload cluster of a paused or blocked cluster, and its token expires."""
+    renewed = Renewed()
+    await renew_cloud_config(cast("ClusterScope", renewed), why)
+    assert renewed.connected_to == [Key("team", "demo")]
+    assert renewed.watched
+    silent = Renewed(workload=False)
+    await renew_cloud_config(cast("ClusterScope", silent), why)
+    assert silent.watched == []
+    deleted = Renewed()
+    deleted.obj["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    await renew_cloud_config(cast("ClusterScope", deleted), why)
+    assert deleted.connected_to == []
+
+
+@pytest.mark.parametrize("missing", [None, SERVICE_ACCOUNTS, CLUSTER_ROLE_BINDINGS, SECRETS])
+async def test_account_that_exists_is_not_taken_for_lost(missing: Resource | None) -> None:
+    objects = [each for each in account_of_go(token="dG9rZW4=", ca_crt="Y2E=") if each[0] is not missing]
+    found = scope(Harvester(*objects))
+    assert await cloudaccount.exists(found, token=True) is (missing is None)
+    assert await cloudaccount.exists(found, token=False) is (missing in (None, SECRETS))
+
+
+async def test_lost_account_is_recreated_within_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("reconciler.cluster.cloudconfig.time.monotonic", lambda: clock[0])
+    harvester = Recreating(*(ours(each) for each in account_of_go(token="dG9rZW4=", ca_crt="Y2E=")))
+    found = scope(harvester)
+    found.draft = StatusDraft(found.obj)
+    published = []
+    for _ in range(3):
+        harvester.reads = 0
+        await ensure_cloud_config(cast("ClusterScope", found))
+        published.append((harvester.reads > 0, found.memory.guest_kubeconfig is not None))
+        found.memory.guest_kubeconfig = None
+        assert found.delay <= 600
+        clock[0] += 400
+    # Written at first; then nothing is read for ten minutes; then the account is looked at, and is there.
+    assert published == [(True, True), (False, False), (True, False)]
+    assert harvester.created == []
+    del harvester.objects[SERVICE_ACCOUNTS, "demo"]
+    clock[0] += 600
+    await ensure_cloud_config(cast("ClusterScope", found))
+    assert harvester.created == [SERVICE_ACCOUNTS]
+    assert found.memory.guest_kubeconfig is not None
+    assert found.draft.is_true(ConditionType.CLOUD_PROVIDER_CONFIG_READY)
+
+
+class Recreating(Harvester):
+    """Objects by kind and name, which are counted when they are read and created."""
+
+    def __init__(self, *objects: tuple[Resource, Obj]) -> None:
+        super().__init__(*objects)
+        self.reads, self.created = 0, list[Resource]()
+
+    async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
+        self.reads += 1
+        return await super().get(resource, name, namespace)
+
+    async def create(self, resource: Resource, obj: Obj) -> Obj:
+        self.created.append(resource)
+        self.objects[resource, obj["metadata"]["name"]] = obj
+        return obj
+
+
+def ours(found: tuple[Resource, Obj]) -> tuple[Resource, Obj]:
+    """An object of the account with our record."""
+    resource, obj = found
+    annotations = {**obj["metadata"].get("annotations", {}), **record(OURS)}
+    return resource, {**obj, "metadata": {**obj["metadata"], "annotations": annotations}}

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from caphv.api.object import Key, Obj
+from caphv.api.object import NAMESPACES, Key, Obj
+from caphv.runtime.errors import Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler.harvester import session as sessions_module
 from tests.support.reconciler.accounts import Server, filled, is_current, opened, serving
@@ -200,3 +201,51 @@ async def test_cluster_gets_its_session_before_its_phases_have_run() -> None:
         assert it.sessions.of(Key("ns", "c")) is session
         await it.sessions.assign(Key("ns", "c"), access, "vms", identity="a", harvester_uid="uid-2")
         assert it.sessions.of(Key("ns", "c")) is None, "another Harvester than its own"
+
+
+async def test_session_with_former_credentials_is_closed() -> None:
+    server, cluster = Server(), Key("ns", "c")
+    async with serving(server), opened() as it:
+        former = await it.sessions.assign(cluster, Kubeconfig(server=server.url, token="a"), "vms", identity="a")
+        await until(lambda: filled(former))
+        renewed = await it.sessions.assign(cluster, Kubeconfig(server=server.url, token="b"), "vms", identity="a")
+        await until(lambda: filled(renewed))
+        await until(lambda: server.readers("ippools") == server.readers("virtualmachines") == ["b"])
+        with pytest.raises(Unreachable):
+            await former.client.get(NAMESPACES, "kube-system")
+        # One that other clusters use stays, whatever one of them does.
+        other = await it.sessions.assign(Key("ns", "d"), Kubeconfig(server=server.url, token="b"), "vms", identity="a")
+        assert other is renewed
+        await it.sessions.assign(cluster, Kubeconfig(server=server.url, token="c"), "vms", identity="a")
+        assert await renewed.client.get(NAMESPACES, "kube-system")
+        assert it.sessions.users(renewed) == [Key("ns", "d")]
+
+
+async def test_namespace_without_clusters_is_not_watched_any_more() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        access = Kubeconfig(server=server.url, token="a")
+        session = await it.sessions.assign(Key("ns", "c"), access, "vms", identity="a", harvester_uid="uid-1")
+        await it.sessions.assign(Key("ns", "d"), access, "other", identity="a")
+        for namespace in ("vms", "other"):
+            await until(lambda namespace=namespace: session.watch_namespace(namespace).synced)  # type: ignore[misc]
+        watches = server.open.total()
+        await it.sessions.release(Key("ns", "d"))
+        await until(lambda: server.open.total() < watches)
+        assert session.synced
+        assert session.watch_namespace("vms").synced
+        assert it.sessions.uses(Key("ns", "c"), [session], "vms")
+        assert not it.sessions.uses(Key("ns", "c"), [session], "other")
+        assert not it.sessions.uses(Key("ns", "d"), [session], "other")
+
+
+async def test_last_account_of_a_cache_tries_again_when_it_is_refused() -> None:
+    server = Server()
+    async with serving(server), opened() as it:
+        only = await it.open(server, "a")
+        await until(lambda: filled(only))
+        server.denied = {("a", "ippools")}
+        server.end_watches("ippools")
+        await until(lambda: only.pools.last_error is not None)
+        server.denied = set()
+        await until(lambda: only.pools.current, seconds=30)

@@ -1,0 +1,188 @@
+"""Objects in memory behind the methods of `ApiClient`, with discovery, dry runs and errors at will.
+
+There are no schemas and no watches: for decisions about what requests return. What an API server itself decides is
+tested against a real one.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from caphv.api.object import Key, Obj, Resource, key_of
+from caphv.api.objectid import group_of
+from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, Unreachable
+
+_CLUSTER_SCOPED = {"Namespace", "Node", "IPPool", "ClusterRole", "ClusterRoleBinding", "StorageClass", "Setting"}
+_VERBS = ["create", "delete", "get", "list", "patch", "update"]
+
+
+def plural_of(kind: str) -> str:
+    """Return the plural of a kind as API servers have it."""
+    name = kind.lower()
+    return f"{name}es" if name.endswith("s") else f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
+
+
+class MemoryServer:
+    """Serves the kinds of its objects, and those of `served` (`group/version` and kind).
+
+    `errors` holds what requests meet, by verb and kind (`get Secret`), or by verb, kind and name. Dry runs have their
+    own verbs (`dry-run create`). `requests` lists all that changed something, in the same form.
+    """
+
+    budget = None
+    name = "memory"
+
+    def __init__(self, *objs: Obj, served: Iterable[tuple[str, str]] = (), server: str = "https://memory:6443") -> None:
+        self.server = server
+        self.errors: dict[str, ApiError | Unreachable] = {}
+        self.requests: list[str] = []
+        self.closed = False
+        self._numbers = itertools.count(1)
+        self._objs: dict[tuple[str, str], dict[Key, Obj]] = defaultdict(dict)
+        self._kinds: dict[str, dict[str, None]] = defaultdict(dict)
+        for version, kind in [*served, ("v1", "Secret"), ("v1", "ConfigMap"), ("v1", "Namespace")]:
+            self._kinds[version][kind] = None
+        for obj in objs:
+            self.put(obj)
+
+    def put(self, obj: Obj) -> Obj:
+        """Store an object as it is; return what is stored."""
+        version, kind = str(obj["apiVersion"]), str(obj["kind"])
+        self._kinds[version][kind] = None
+        stored = copy.deepcopy(obj)
+        stored["metadata"].setdefault("uid", f"uid-{next(self._numbers)}")
+        stored["metadata"]["resourceVersion"] = str(next(self._numbers))
+        self._objs[group_of(version), kind][key_of(obj)] = stored
+        return stored
+
+    def find(self, kind: str, name: str, namespace: str = "") -> Obj | None:
+        """Return a stored object."""
+        return next(
+            (
+                objs[Key(namespace, name)]
+                for (_, of), objs in self._objs.items()
+                if of == kind and Key(namespace, name) in objs
+            ),
+            None,
+        )
+
+    async def request(self, method: str, path: str, **_: Any) -> Any:
+        assert method == "GET", path
+        self._meet("discover", path)
+        groups: dict[str, list[str]] = defaultdict(list)
+        for version in self._kinds:
+            groups[group_of(version)].append(version.rpartition("/")[2])
+        if path == "/apis":
+            return {"groups": [_group(name, versions) for name, versions in groups.items() if name]}
+        name = path.removeprefix("/apis/").removeprefix("/api/")
+        if name in self._kinds:
+            return {"resources": [_resource(kind) for kind in self._kinds[name]]}
+        if name in groups and "/" not in name:
+            return _group(name, groups[name])
+        raise NotFound(404, "NotFound", "the server could not find the requested resource")
+
+    async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
+        self._meet("get", resource.kind, name)
+        return self._answer(self._stored(resource, name, namespace))
+
+    async def list(self, resource: Resource, namespace: str = "", *, label_selector: str = "", **_: Any) -> Obj:
+        self._meet("list", resource.kind)
+        if resource.kind not in self._kinds[resource.api_version] and resource.group:
+            raise NotFound(404, "NotFound", "the server could not find the requested resource")
+        wanted = dict(pair.split("=", 1) for pair in label_selector.split(",") if pair)
+        items = [
+            self._answer(obj)
+            for key, obj in sorted(self._objs[resource.group, resource.kind].items())
+            if namespace in ("", key.namespace) and wanted.items() <= (obj["metadata"].get("labels") or {}).items()
+        ]
+        return {"metadata": {"resourceVersion": "1000"}, "items": items}
+
+    async def create(self, resource: Resource, obj: Obj, *, dry_run: bool = False) -> Obj:
+        self._change("create", resource, obj["metadata"]["name"], dry_run=dry_run)
+        if key_of(obj) in self._objs[resource.group, resource.kind]:
+            raise AlreadyExists(409, "AlreadyExists", f"{resource} {key_of(obj)} already exists")
+        return self._store(resource, obj, dry_run=dry_run)
+
+    async def apply(self, resource: Resource, obj: Obj, *, manager: str, dry_run: bool = False, **_: Any) -> Obj:
+        assert manager
+        self._change("apply", resource, obj["metadata"]["name"], dry_run=dry_run)
+        before = self._objs[resource.group, resource.kind].get(key_of(obj), {})
+        return self._store(resource, merged(before, obj), dry_run=dry_run)
+
+    async def patch(
+        self, resource: Resource, name: str, namespace: str, patch: Any, *, dry_run: bool = False, **_: Any
+    ) -> Obj:
+        self._change("patch", resource, name, dry_run=dry_run)
+        before = self._stored(resource, name, namespace)
+        version = (patch.get("metadata") or {}).get("resourceVersion")
+        if version not in (None, before["metadata"]["resourceVersion"]):
+            raise Conflict(409, "Conflict", "the object has been modified")
+        return self._store(resource, merged(before, patch), dry_run=dry_run)
+
+    async def replace(self, resource: Resource, obj: Obj, **_: Any) -> Obj:
+        self._change("replace", resource, obj["metadata"]["name"], dry_run=False)
+        self._stored(resource, *reversed(key_of(obj)))
+        return self._store(resource, obj, dry_run=False)
+
+    async def delete(self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", **_: Any) -> None:
+        self._change("delete", resource, name, dry_run=False)
+        stored = self._stored(resource, name, namespace)
+        if uid and uid != stored["metadata"]["uid"]:
+            raise NotFound(404, "NotFound", name)
+        del self._objs[resource.group, resource.kind][key_of(stored)]
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def _meet(self, verb: str, *what: str) -> None:
+        for length in range(1, len(what) + 1):
+            if error := self.errors.get(" ".join((verb, *what[:length]))):
+                raise error
+
+    def _change(self, verb: str, resource: Resource, name: str, *, dry_run: bool) -> None:
+        if dry_run:
+            verb = f"dry-run {verb}"
+        else:
+            self.requests.append(f"{verb} {resource.kind} {name}")
+        self._meet(verb, resource.kind, name)
+
+    def _stored(self, resource: Resource, name: str, namespace: str) -> Obj:
+        key = Key(namespace if resource.namespaced else "", name)
+        try:
+            return self._objs[resource.group, resource.kind][key]
+        except KeyError:
+            raise NotFound(404, "NotFound", f'{resource} "{name}" not found') from None
+
+    def _store(self, resource: Resource, obj: Obj, *, dry_run: bool) -> Obj:
+        head = {"apiVersion": resource.api_version, "kind": resource.kind}
+        return self._answer({**head, **obj} if dry_run else self.put({**head, **obj}))
+
+    @staticmethod
+    def _answer(obj: Obj) -> Obj:
+        return copy.deepcopy(obj)
+
+
+def merged(before: Any, patch: Any) -> Any:
+    """Return what a merge patch makes of an object."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    result = dict(before) if isinstance(before, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = merged(result.get(name), value)
+    return result
+
+
+def _group(name: str, versions: Iterable[str]) -> Obj:
+    served = [{"groupVersion": f"{name}/{version}", "version": version} for version in versions]
+    return {"name": name, "versions": served, "preferredVersion": served[0]}
+
+
+def _resource(kind: str) -> Obj:
+    return {"name": plural_of(kind), "kind": kind, "namespaced": kind not in _CLUSTER_SCOPED, "verbs": _VERBS}
