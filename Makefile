@@ -24,7 +24,7 @@ STAGES := MAKE="$(MAKE)" $(BIN)/python .ci/stages.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup programs tools demo test test-quick test-long test-unit test-integration test-e2e test-clusters test-timing test-smoke test-durations e2e-live lint lint-code format generate bench bench-webhook bench-packager wheel release docs deploy lock clean
+.PHONY: help setup programs tools demo test test-quick test-long test-unit test-integration test-e2e test-clusters test-timing test-smoke test-durations mutants e2e-live lint lint-code format generate bench bench-webhook bench-packager wheel release docs deploy lock clean
 
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,11 @@ test-smoke: programs
 
 test-durations:
 	@$(BIN)/python .ci/slow.py .ci/slow-tests $(addprefix $(REPORTS)/,unit.xml clusters.xml timing.xml)
+
+PACKAGES ?= overview commands reconciler webhooks packager
+MUTANTS ?= --number 50
+mutants: setup ## Change the code in PACKAGES at random places, and name the changes that no test notices (MUTANTS: options)
+	$(BIN)/python .ci/mutants.py $(MUTANTS) $(PACKAGES)
 
 e2e-live: setup ## Run the scenarios against a real Harvester (see docs/live-tests.md)
 	$(PYTEST) tests/live --junitxml=$(REPORTS)/live.xml

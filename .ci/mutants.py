@@ -1,0 +1,203 @@
+"""Changes the code in many small ways, one at a time, and says which changes no test notices.
+
+Usage: mutants.py [--seed N] [--number N] [--tests PATH…] [--jobs N] [--accepted] [--record] PACKAGE…
+
+A random sample of the mutations of the packages (folders of the checkout) is tried in copies of the checkout: for each,
+the unit tests that call the changed function run, or those that call any function of its file when it is outside of
+functions. What calls what is recorded on the first run, and again with `--record`. With `--tests`, survivors are tried
+again with those tests, which may start API servers.
+
+`.ci/accepted-mutants` lists mutations that no test can or should notice, each with a reason: they are left out of the
+sample. `--accepted` tries those instead, and fails for each that is noticed. Exit status 1 for survivors and for lines
+of the list that fit no mutation any more.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from queue import Queue
+
+from mutations import Mutation, mutations_of
+
+ROOT = Path(__file__).resolve().parents[1]
+ACCEPTED = ROOT / ".ci" / "accepted-mutants"
+RECORDS = ROOT / "out" / "mutants"
+KILLED_BY_UNIT, KILLED, SURVIVED = "killed by unit tests", "killed by other tests", "SURVIVED"
+# pytest's exit statuses for tests that passed, and for none that were selected.
+_UNNOTICED = (0, 5)
+# Most tests end within a second; a mutation that takes them longer has made a loop endless.
+_SECONDS, _OTHER_SECONDS = 180, 900
+_MOST_TESTS = 600
+
+
+def read_accepted(text: str) -> dict[str, str]:
+    """Return the reasons of accepted mutations by name. A line: path | function | before | after | reason."""
+    accepted = {}
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            name, separator, reason = line.rpartition(" | ")
+            if name.count(" | ") < 3 or not separator or not reason.strip():
+                raise ValueError(f"not `path | function | before | after | reason`: {line}")
+            accepted[name.strip()] = reason
+    return accepted
+
+
+def read_mutations(root: Path, packages: Iterable[str]) -> Iterator[Mutation]:
+    """Yield all mutations of the Python files below some folders."""
+    for package in packages:
+        for path in sorted((root / package).rglob("*.py")):
+            yield from mutations_of(str(path.relative_to(root)), path.read_bytes())
+
+
+def stale(root: Path, accepted: Iterable[str]) -> list[str]:
+    """Return the names of accepted mutations that the code no longer has."""
+    paths = {name.split(" | ")[0] for name in accepted}
+    existing = [path for path in sorted(paths) if (root / path).is_file()]
+    names = {mutation.name for path in existing for mutation in mutations_of(path, (root / path).read_bytes())}
+    return sorted(set(accepted) - names)
+
+
+def read_calls(root: Path, packages: list[str], *, record: bool) -> dict[str, list[str]]:
+    """Return the unit tests that call each function, by file and name; run those of the packages first."""
+    folder = RECORDS / "-".join(package.replace("/", ".") for package in packages)
+    if record:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not folder.is_dir():
+        folders = {f"tests/unit/{package.removeprefix('caphv/').partition('/')[0]}" for package in packages}
+        variables = {"CAPHV_RECORDED_FOLDERS": " ".join(packages), "CAPHV_RECORDS": str(folder)}
+        options = ["-p", "callrecorder", "--numprocesses=2", "--dist=worksteal", "--timeout=0"]
+        _pytest(root, [*sorted(folders), *options], 3600, PYTHONPATH=f"{root}/.ci", **variables)
+    calls: dict[str, list[str]] = {}
+    for file in sorted(folder.glob("*.json")):
+        for place, tests in json.loads(file.read_text(encoding="utf-8")).items():  # noqa: TID251 - our own plugin wrote it
+            calls.setdefault(place, []).extend(tests)
+    return calls
+
+
+def tests_of(mutation: Mutation, calls: dict[str, list[str]]) -> list[str]:
+    """Return the tests that call the changed function, those of its own package first."""
+    if mutation.in_function:
+        tests = calls.get(f"{mutation.path}:{mutation.function}", [])
+    else:
+        tests = [test for place, names in calls.items() if place.startswith(f"{mutation.path}:") for test in names]
+    package = f"tests/unit/{Path(mutation.path).parent}/"
+    ordered = sorted(dict.fromkeys(tests), key=lambda test: (not test.startswith(package), "[" in test))
+    return ordered[:_MOST_TESTS]
+
+
+def _pytest(folder: Path, arguments: list[str], seconds: float, **variables: str) -> int:
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", **variables}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    output = None if "CAPHV_RECORDS" in variables else subprocess.DEVNULL
+    try:
+        return subprocess.run(
+            command, cwd=folder, env=environment, stdout=output, stderr=output, timeout=seconds, check=False
+        ).returncode
+    except subprocess.TimeoutExpired:
+        return -1
+
+
+def try_mutation(folder: Path, mutation: Mutation, tests: list[str], others: list[str]) -> str:
+    """Run tests on a copy of the checkout with one mutation; return what became of it."""
+    file = folder / mutation.path
+    source = file.read_bytes()
+    file.write_bytes(mutation.apply(source))
+    try:
+        if tests and _pytest(folder, tests, _SECONDS) not in _UNNOTICED:
+            return KILLED_BY_UNIT
+        if others and _pytest(folder, others, _OTHER_SECONDS) not in _UNNOTICED:
+            return KILLED
+        return SURVIVED
+    finally:
+        file.write_bytes(source)
+
+
+def _copies(folder: Path, number: int) -> Iterator[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, check=True,
+    ).stdout.decode()  # fmt: skip
+    for copy in (folder / f"copy-{index}" / ROOT.name for index in range(number)):
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).is_file():
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+        (copy / ".venv").symlink_to(ROOT / ".venv")
+        yield copy
+
+
+def draw(mutations: list[Mutation], packages: list[str], number: int, chance: random.Random) -> list[Mutation]:
+    """Draw mutations, equally many of each package where there are so many, so that a large one hides no other."""
+    sample = []
+    for index, package in enumerate(packages):
+        own = [mutation for mutation in mutations if Path(package) in Path(mutation.path).parents]
+        share = number * (index + 1) // len(packages) - number * index // len(packages)
+        sample += chance.sample(own, min(share, len(own)))
+    return sample
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str]) -> int:
+    """Try the mutations and print what became of them; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("packages", nargs="+", metavar="PACKAGE")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--number", type=int, default=50)
+    parser.add_argument("--tests", nargs="+", default=[], metavar="PATH")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--accepted", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args(arguments)
+
+    accepted = read_accepted(ACCEPTED.read_text(encoding="utf-8"))
+    lines = [f"no such mutation any more: {name}" for name in stale(ROOT, accepted)]
+    mutations = list(read_mutations(ROOT, options.packages))
+    sample = [mutation for mutation in mutations if (mutation.name in accepted) == options.accepted]
+    if not options.accepted:
+        sample = draw(sample, options.packages, options.number, random.Random(options.seed))
+    say(f"seed {options.seed}: {len(sample)} of {len(mutations)} mutations in {' '.join(options.packages)}")
+
+    calls = read_calls(ROOT, options.packages, record=options.record)
+    table: Counter[tuple[str, str]] = Counter()
+    copies: Queue[Path] = Queue()
+
+    def attempt(mutation: Mutation) -> str:
+        copy = copies.get()
+        try:
+            return try_mutation(copy, mutation, tests_of(mutation, calls), options.tests)
+        finally:
+            copies.put(copy)
+
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for copy in _copies(Path(folder), options.jobs):
+            copies.put(copy)
+        for mutation, outcome in zip(sample, pool.map(attempt, sample), strict=True):
+            package = next(name for name in options.packages if Path(name) in Path(mutation.path).parents)
+            table[package, outcome] += 1
+            say(f"{outcome:22} {mutation.path}:{mutation.line}: {mutation.name.partition(' | ')[2]}")
+            if (outcome == SURVIVED) != options.accepted:
+                lines.append(f"{mutation.name}: {outcome}")
+
+    for package in options.packages:
+        numbers = {outcome: table[package, outcome] for outcome in (KILLED_BY_UNIT, KILLED, SURVIVED)}
+        say(f"{package}: {', '.join(f'{number} {outcome}' for outcome, number in numbers.items())}")
+    say("\n".join(lines))
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
