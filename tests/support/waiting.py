@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import time
 from collections.abc import Awaitable, Callable
@@ -30,3 +31,10 @@ async def until(
         if waited >= seconds:
             raise AssertionError(f"not within {seconds:.0f} s: {what() if callable(what) else what or condition}")
         await asyncio.sleep(min(max(waited / 4, SHORTEST_PAUSE), LONGEST_PAUSE))
+
+
+async def ended(task: asyncio.Task[Any]) -> None:
+    """Cancel a task of a test. Raises what ended it before: otherwise a failed assertion in it would be no failure."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

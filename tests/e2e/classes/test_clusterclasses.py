@@ -30,6 +30,7 @@ from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
 from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, holds, seen
 from tests.support.packager import earlier_release
+from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -181,7 +182,7 @@ async def test_nodes_of_k3s_without_a_cni_wait_for_another_one(box: Sandbox) -> 
             cni = asyncio.create_task(installed_cni(client))
             await scenario.bring_up()
             await seen(scenario.management, scenario.spec.namespace, CLUSTERS, lambda obj: holds(obj, "Available"))
-            cni.cancel()
+            await ended(cni)
         await the_class_of_this_release_replaces_nothing(scenario)
         await scenario.delete()
         assert await scenario.leftovers() == []

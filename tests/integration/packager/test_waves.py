@@ -35,7 +35,7 @@ from tests.support.packager.environment import (
 from tests.support.packager.examples import cluster
 from tests.support.packager.repositories import Origin, git
 from tests.support.paths import CHECKOUT
-from tests.support.waiting import until
+from tests.support.waiting import ended, until
 
 pytestmark = pytest.mark.integration
 
@@ -70,7 +70,7 @@ class Fleet:
         try:
             yield
         finally:
-            task.cancel()
+            await ended(task)
 
     async def apply(self) -> None:
         if not self.origin.branches():

@@ -21,7 +21,7 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler.harvester.session import Session, SessionEvents
 from reconciler.harvester.sessions import Sessions
 from tests.support.hostile import hostile
-from tests.support.waiting import until
+from tests.support.waiting import ended, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timing]
 
@@ -198,7 +198,7 @@ async def test_ten_healthy_harvesters_do_not_notice_a_hostile_one(
             await asyncio.sleep(0.05)
             figures.quiet += await arrivals.latencies(harvesters)
             os.kill(attacker, signal.SIGCONT)
-        sampling.cancel()
+        await ended(sampling)
         for one, session in zip(harvesters, sessions, strict=True):
             assert one.writes == []
             assert session.watch_namespace("vms").vms.get("vms", "vm")["metadata"]["uid"] == one.name  # type: ignore[index]

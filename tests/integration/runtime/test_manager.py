@@ -19,7 +19,7 @@ from caphv.runtime.manager import BindAddresses, LeaseLost, Manager
 from sandbox.processes.apiserver import ApiServer
 from sandbox.processes.children import free_ports
 from tests.support.configmaps import config_map
-from tests.support.waiting import until
+from tests.support.waiting import ended, until
 
 pytestmark = pytest.mark.integration
 
@@ -105,7 +105,7 @@ async def test_events_are_written_and_counted(api_server: ApiServer) -> None:
         async with asyncio.timeout(10):
             while await written() != {"NoRoom": 3, "Created": 1}:  # noqa: ASYNC110 - what changes is on a server
                 await asyncio.sleep(0.05)
-        task.cancel()
+        await ended(task)
 
 
 async def test_scrape_hook_that_fails_hides_no_other_metrics() -> None:

@@ -34,7 +34,7 @@ from sandbox.processes import network
 from sandbox.processes.apiserver import ApiServer, Token
 from tests.support.fixtures import entered
 from tests.support.simulation import Place, Simulation, simulation, virtual_machine
-from tests.support.waiting import until
+from tests.support.waiting import ended, until
 
 pytestmark = pytest.mark.integration
 
@@ -349,7 +349,7 @@ async def test_proxy_follows_what_is_recorded(sim: Simulation, faults: Faults, p
         await until(lambda: refuses(client), "requests are not refused")
         await faults.clear()
         await until(lambda: serves(client), "requests are still refused")
-        following.cancel()
+        await ended(following)
 
 
 async def refuses(client: ApiClient) -> bool:

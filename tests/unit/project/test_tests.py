@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -90,6 +90,93 @@ def test_unit_tests_mirror_the_packages() -> None:
         if top not in NO_PACKAGES and not package.is_dir():
             strange.append(str(folder))
     assert strange == []
+
+
+def lost_tasks(tree: ast.Module) -> Iterator[str]:
+    """Find tasks of functions whose outcome no one reads: a failed assertion in them is no failure."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        read = {name for node in ast.walk(function) for name in _outcomes(node)}
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Assign | ast.Expr) or not isinstance(node.value, ast.Call):
+                continue
+            if ast.unparse(node.value.func) in ("asyncio.create_task", "asyncio.ensure_future"):
+                target = node.targets[0] if isinstance(node, ast.Assign) else ast.Name("_")
+                if isinstance(target, ast.Name) and target.id not in read:
+                    yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def _outcomes(node: ast.AST) -> Iterator[str]:
+    """Find the names that a node awaits or returns, or whose outcome it reads."""
+    if (isinstance(node, ast.Await | ast.Return) and node.value) or (
+        isinstance(node, ast.Attribute) and node.attr in ("result", "exception", "cancelled")
+    ):
+        yield from (name.id for name in ast.walk(node.value) if isinstance(name, ast.Name))
+
+
+def hidden_failures(tree: ast.Module) -> Iterator[str]:
+    """Find `pytest.fail` in callbacks, which others than the test call: in a task of theirs it may end unseen."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for inner in ast.walk(function):
+                if inner is not function and isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                    yield from (f"line {inner.lineno}" for node in ast.walk(inner) if _is_call(node, "pytest.fail"))
+
+
+def _is_call(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == name
+
+
+def empty_comparisons(tree: ast.Module) -> Iterator[str]:
+    """Find waits that end when two calls return the same, which both may do because neither found anything."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.While):
+            condition: ast.expr | None = node.test
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "until" and node.args:
+            condition = node.args[0].body if isinstance(node.args[0], ast.Lambda) else None
+        else:
+            continue
+        for part in ast.walk(condition) if condition else ():
+            match part:
+                case ast.Compare(left=ast.Call(), ops=[ast.Eq() | ast.NotEq()], comparators=[ast.Call()]):
+                    yield f"line {part.lineno}: {ast.unparse(part)}"
+
+
+@pytest.mark.parametrize("search", [lost_tasks, hidden_failures, empty_comparisons])
+def test_each_test_can_fail(
+    search: Callable[[ast.Module], Iterator[str]], trees: list[tuple[Path, ast.Module]]
+) -> None:
+    assert [f"{path}, {place}" for path, tree in trees for place in search(tree)] == []
+
+
+@pytest.mark.parametrize(
+    ("search", "text"),
+    [
+        (lost_tasks, "async def test_x():\n task = asyncio.create_task(run())\n task.cancel()"),
+        (lost_tasks, "async def test_x():\n asyncio.create_task(run())"),
+        (hidden_failures, "def test_x():\n it.on_change = lambda: pytest.fail('changed')"),
+        (hidden_failures, "def test_x():\n def changed():\n  pytest.fail('changed')\n it.on_change = changed"),
+        (empty_comparisons, "def test_x():\n while skipped(folder) != manifests(folder):\n  pass"),
+        (empty_comparisons, "async def test_x():\n await until(lambda: names(a) == names(b))"),
+    ],
+)
+def test_the_check_finds_what_cannot_fail(search: Callable[[ast.Module], Iterator[str]], text: str) -> None:
+    assert len(list(search(ast.parse(text)))) == 1
+
+
+@pytest.mark.parametrize(
+    ("search", "text"),
+    [
+        (lost_tasks, "async def test_x():\n task = asyncio.create_task(run())\n await ended(task)"),
+        (lost_tasks, "async def test_x():\n task = asyncio.create_task(run())\n assert task.result() == 1"),
+        (hidden_failures, "def test_x():\n pytest.fail('never')"),
+        (empty_comparisons, "async def test_x():\n await until(lambda: names(a) == names(b) != set())"),
+        (empty_comparisons, "async def test_x():\n await until(lambda: names(a) == ['x'])"),
+    ],
+)
+def test_the_check_leaves_other_tests_alone(search: Callable[[ast.Module], Iterator[str]], text: str) -> None:
+    assert list(search(ast.parse(text))) == []
 
 
 @pytest.mark.parametrize("text", ["assert queue._keys == []", "assert len(it.server._tasks) < 3"])

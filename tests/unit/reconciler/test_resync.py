@@ -12,6 +12,7 @@ from caphv.api.object import Key, Obj
 from reconciler import resync
 from reconciler.caches import Caches
 from reconciler.queues import Queues
+from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
@@ -53,7 +54,7 @@ async def test_what_has_not_converged_is_requeued_within_ten_minutes() -> None:
     task = asyncio.create_task(resync.run(caches([obj("failed", "False")], machines), queues))
     assert {key.name for key in await requeued(queues.machines, 600)} == {"unknown", "new", "deleted"}
     assert {key.name for key in await requeued(queues.clusters, 0)} == {"failed"}
-    task.cancel()
+    await ended(task)
 
 
 async def test_requeues_are_spread_over_the_interval() -> None:

@@ -15,6 +15,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.election import LeaderElection, Timing
 from caphv.runtime.errors import AlreadyExists, Conflict, Fenced, NotFound, Unreachable
 from tests.support.virtualtime import settle
+from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
@@ -137,7 +138,7 @@ async def test_renewal_is_one_request() -> None:
     holding = asyncio.create_task(elected.hold())
     await asyncio.sleep(2.1 * 10)
     assert wire.requests == 10
-    holding.cancel()
+    await ended(holding)
 
 
 async def test_released_lease_is_taken_at_the_next_look() -> None:
@@ -233,11 +234,11 @@ async def test_clocks_of_machines_do_not_matter(year: int) -> None:
 
 
 async def test_a_note_of_who_waits_reaches_the_holder_and_delays_no_one() -> None:
-    server, heard = LeaseServer(), list[float]()
+    server, heard, misled = LeaseServer(), list[float](), list[float]()
     clock = asyncio.get_running_loop().time
     holder, waiting = contender(Wire(server), "a"), contender(Wire(server), "b")
     holder.on_sync_request = lambda: heard.append(clock())
-    waiting.on_sync_request = lambda: pytest.fail("a waiting replica gets no request")
+    waiting.on_sync_request = lambda: misled.append(clock())
     await holder.acquire()
     held = asyncio.create_task(holder.hold())
     takeover = asyncio.create_task(waiting.acquire())
@@ -250,13 +251,14 @@ async def test_a_note_of_who_waits_reaches_the_holder_and_delays_no_one() -> Non
         assert heard.pop() - left < 2.5
     assert not held.done()
     # The holder dies; sync requests do not extend its lease.
-    held.cancel()
+    await ended(held)
     died = clock()
     while not takeover.done():
         await waiting.request_sync()
         await asyncio.sleep(4)
     seconds = clock() - died
-    assert heard == []
+    await takeover
+    assert heard == misled == [], "a waiting replica gets no request"
     assert seconds < 24
 
 
@@ -282,7 +284,7 @@ async def test_lease_that_a_user_deleted_is_recreated_by_its_holder() -> None:
     await asyncio.sleep(10)
     assert not holding.done()
     assert server.holder == "a"
-    holding.cancel()
+    await ended(holding)
 
 
 async def test_gauge_says_whether_this_process_leads() -> None:
@@ -369,7 +371,7 @@ async def test_hanging_renewal_leaves_time_for_another_one() -> None:
     wire.up = True
     await asyncio.sleep(60)
     assert not holding.done()
-    holding.cancel()
+    await ended(holding)
 
 
 async def test_holder_reports_annotations_of_users_and_removes_those_that_it_handled() -> None:
@@ -399,4 +401,4 @@ async def test_holder_reports_annotations_of_users_and_removes_those_that_it_han
     annotate("2")
     await asyncio.sleep(5)
     assert seen[3:] == [{"x": "2"}]
-    holding.cancel()
+    await ended(holding)

@@ -12,6 +12,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
 from caphv.runtime.events import EventRecorder
 from tests.support import memory
+from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
@@ -176,7 +177,7 @@ async def test_refused_or_impossible_event_stops_no_one(caplog: pytest.LogCaptur
         await asyncio.sleep(1)
         assert [event["reason"] for event in written.created] == ["Fine"]
         assert not task.done()
-        task.cancel()
+        await ended(task)
     assert "Impossible" in caplog.text
 
 

@@ -3,7 +3,18 @@ from typing import Any
 
 import pytest
 
-from reconciler.harvester.ownership import Owner, Ownership, names_vm, ownership_of, record, same_name, wants_adoption
+from caphv.api import names
+from reconciler.harvester.ownership import (
+    Owner,
+    Ownership,
+    former_owner,
+    formerly_owned,
+    names_vm,
+    ownership_of,
+    record,
+    same_name,
+    wants_adoption,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -22,8 +33,15 @@ def test_record() -> None:
     }
 
 
+RECORDED = {
+    "caphv.io/management-cluster": "cluster-1",
+    "caphv.io/owner": "HarvesterMachine/ns/m",
+    "caphv.io/owner-uid": "uid-1",
+}
+
+
 def test_what_is_recorded_is_ours() -> None:
-    assert ownership_of(vm(record(OWNER)), OWNER) is Ownership.OURS
+    assert ownership_of(vm(RECORDED), OWNER) is Ownership.OURS
 
 
 @pytest.mark.parametrize("field", ["kind", "namespace", "name", "uid", "management_cluster"])
@@ -31,8 +49,33 @@ def test_any_other_owner_is_foreign(field: str) -> None:
     assert ownership_of(vm(record(replace(OWNER, **{field: "other"}))), OWNER) is Ownership.FOREIGN
 
 
-def test_half_a_record_is_foreign() -> None:
-    assert ownership_of(vm({"caphv.io/owner": "HarvesterMachine/ns/m"}), OWNER) is Ownership.FOREIGN
+@pytest.mark.parametrize("missing", RECORDED)
+def test_part_of_a_record_is_foreign(missing: str) -> None:
+    part = {name: value for name, value in RECORDED.items() if name != missing}
+    assert ownership_of(vm(part), OWNER) is Ownership.FOREIGN
+    assert ownership_of(vm({missing: RECORDED[missing]}), OWNER) is Ownership.FOREIGN
+
+
+def test_object_without_metadata_has_no_record() -> None:
+    assert ownership_of({}, OWNER) is Ownership.UNRECORDED
+    assert same_name({}, OWNER)
+    assert not wants_adoption({})
+
+
+def test_previous_record_of_a_restored_machine_is_formerly_ours() -> None:
+    restored = {"metadata": {"name": "m", "annotations": {names.FORMER_OWNER_ANNOTATION: "cluster-0/uid-0"}}}
+    former = {**RECORDED, "caphv.io/management-cluster": "cluster-0", "caphv.io/owner-uid": "uid-0"}
+    assert former_owner(restored, OWNER) == replace(OWNER, management_cluster="cluster-0", uid="uid-0")
+    assert formerly_owned(vm(former), restored, OWNER)
+    assert not formerly_owned(vm(RECORDED), restored, OWNER)
+    assert not formerly_owned(vm({}), restored, OWNER)
+
+
+@pytest.mark.parametrize("noted", [None, "", "/", "cluster-0", "cluster-0/", "/uid-0"])
+def test_note_that_names_no_former_owner_proves_nothing(noted: str | None) -> None:
+    own = {"metadata": {"name": "m", "annotations": {} if noted is None else {names.FORMER_OWNER_ANNOTATION: noted}}}
+    assert former_owner(own, OWNER) is None
+    assert not formerly_owned(vm(RECORDED), own, OWNER)
 
 
 def test_objects_of_the_go_provider_have_no_record() -> None:
