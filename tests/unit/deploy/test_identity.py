@@ -109,7 +109,7 @@ async def test_account_may_delete_the_bindings_of_single_guests_that_exist() -> 
         bound_guest("person", {"kind": "User", "name": "x"}),
         bound_guest("admins", role="cluster-admin"),
         bound_guest("caphv-guests:a"),
-        {**bound_guest("nobody"), "subjects": None},
+        {**bound_guest("without a subject"), "subjects": None},
     )
     account = Account("caphv", "caphv-system", ("a", "b"))
     assert await create(cast("ApiClient", harvester), account, "https://h", lasting_token=False) == ""

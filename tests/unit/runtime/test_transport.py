@@ -343,7 +343,7 @@ async def test_refused_websocket_does_not_tell_what_answered(status: int) -> Non
 
 
 async def test_token_that_cannot_be_refreshed_is_a_failed_request() -> None:
-    """A credential plugin of the kubeconfig may fail in any way; its output is not told."""
+    """A credential plugin of the kubeconfig may fail in any way; its output is not reported."""
     requests: list[str] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:

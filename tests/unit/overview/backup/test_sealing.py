@@ -22,7 +22,7 @@ CONTENT = (
     b'{"apiVersion":"v1","kind":"Secret","metadata":{"name":"identity","namespace":"team"},'
     b'"data":{"kubeconfig":"eA=="}}\n'
 )
-# Written once, by the first release that seals. Never replace it: backups of that release have to be readable for ever.
+# Written once, by the first release that seals. Never replace it: backups of that release have to be readable forever.
 FIRST_RELEASE = base64.b64decode(
     "Y2FwaHYtYmFja3VwLzEgYWVzLTI1Ni1nY20gc2NyeXB0IG49MTYgcj04IHA9MSBzYWx0PUdEalM5OWhPWlZWaHdMTjBLL1BN"
     "cFE9PQrSqLFRvExZUifdJNVPemMUyssiMvZMRyXp0ffwq7pqIKNQQleHWWVXiBONC/uvCsVwKMXCAMs3rCBH/c7slibrEH0m"

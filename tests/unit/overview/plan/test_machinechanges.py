@@ -256,3 +256,26 @@ def test_fields_are_named_by_the_name_of_their_list_member() -> None:
         "variables[a].value: 1 → 3",
         "variables[b]: (none) → {name: b, value: 2}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (0, None, [("", "0", "")]),
+        (None, 0, [("", "", "0")]),
+        (False, None, [("", "False", "")]),
+        (None, False, [("", "", "False")]),
+        ("", None, []),
+        ({}, None, []),
+        (None, [], []),
+        (1, 2, [("", "1", "2")]),
+        ([{"a": 1}, 2], [{"a": 2}, 2], [("[0].a", "1", "2")]),
+        ([{"name": ""}], [{"name": "a"}], [("[0].name", "", "a")]),
+        ({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}, [("a.c", "", "2")]),
+        (["a"], ["a"], []),
+        ("x" * 60, "x" * 61, [("", "x" * 60, "x" * 57 + "…")]),
+    ],
+)
+def test_values_that_say_something_are_compared(before: Any, after: Any, expected: list[tuple[str, str, str]]) -> None:
+    """Zero and false are values; what is empty is as good as absent."""
+    assert [(field.path, field.before, field.after) for field in fields(before, after)] == expected

@@ -67,7 +67,9 @@ def scope(harvester: Harvester) -> Any:
         draft=SimpleNamespace(is_true=lambda _: True),
         memory=ClusterMemory("uid"),
         context=SimpleNamespace(
-            sessions=SimpleNamespace(of=lambda _: session), topics=SimpleNamespace(notify=notified.append)
+            sessions=SimpleNamespace(of=lambda _: session),
+            topics=SimpleNamespace(notify=notified.append),
+            object_watches=SimpleNamespace(known=lambda *_: None),
         ),
         session=session,
         notified=notified,
@@ -197,7 +199,7 @@ class Renewed(Requeued):
 
 
 @pytest.mark.parametrize("why", ["the cluster is paused", "Harvester does not answer"])
-async def test_token_of_guests_is_looked_at_after_a_restart(why: str) -> None:
+async def test_token_of_guests_is_watched_after_a_restart(why: str) -> None:
     """Nothing else connects to the workload cluster of a paused or blocked cluster, and its token expires."""
     renewed = Renewed()
     await renew_cloud_config(cast("ClusterScope", renewed), why)
@@ -234,7 +236,7 @@ async def test_lost_account_is_recreated_within_ten_minutes(monkeypatch: pytest.
         found.memory.guest_kubeconfig = None
         assert found.delay <= 600
         clock[0] += 400
-    # Written at first; then nothing is read for ten minutes; then the account is looked at, and is there.
+    # Written at first; then nothing is read for ten minutes; then the account is read, and exists.
     assert published == [(True, True), (False, False), (True, False)]
     assert harvester.created == []
     del harvester.objects[SERVICE_ACCOUNTS, "demo"]
@@ -243,6 +245,15 @@ async def test_lost_account_is_recreated_within_ten_minutes(monkeypatch: pytest.
     assert harvester.created == [SERVICE_ACCOUNTS]
     assert found.memory.guest_kubeconfig is not None
     assert found.draft.is_true(ConditionType.CLOUD_PROVIDER_CONFIG_READY)
+
+
+async def test_account_that_never_existed_is_not_lost() -> None:
+    harvester = Recreating()
+    found = scope(harvester)
+    found.draft = StatusDraft(found.obj)
+    await ensure_cloud_config(cast("ClusterScope", found))
+    assert not found.memory.account_lost
+    assert harvester.created == [SERVICE_ACCOUNTS, CLUSTER_ROLE_BINDINGS, SECRETS]
 
 
 class Recreating(Harvester):

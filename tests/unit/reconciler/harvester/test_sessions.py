@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from caphv.api.object import NAMESPACES, Key, Obj
-from caphv.runtime.errors import Unreachable
+from caphv.runtime.errors import Forbidden, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler.harvester import session as sessions_module
 from tests.support.reconciler.accounts import Server, filled, is_current, opened, serving
@@ -247,5 +247,6 @@ async def test_last_account_of_a_cache_tries_again_when_it_is_refused() -> None:
         server.denied = {("a", "ippools")}
         server.end_watches("ippools")
         await until(lambda: only.pools.last_error is not None)
+        assert isinstance(only.pools.last_error, Forbidden)
         server.denied = set()
         await until(lambda: only.pools.current, seconds=30)
