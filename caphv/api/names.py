@@ -125,6 +125,10 @@ SERVICE_ACCOUNT_TOKEN_TYPE = "kubernetes.io/service-account-token"  # noqa: S105
 UNINITIALIZED_TAINT = "node.cloudprovider.kubernetes.io/uninitialized"
 PROVIDER_ID_PREFIX = "harvester://"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
+CPU_MANAGER_LABEL = "cpumanager"
+"""Label of hosts for VMs with dedicated CPUs, which Harvester demands itself where a VM needs it."""
+NETWORK_LABELS_PREFIX = "network.harvesterhci.io"
+"""Prefix of labels of hosts that have a cluster network, which Harvester demands itself for the networks of a VM."""
 ZONE_LABEL = "topology.kubernetes.io/zone"
 REGION_LABEL = "topology.kubernetes.io/region"
 

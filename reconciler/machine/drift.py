@@ -1,8 +1,8 @@
 """Drift: fields in which a VM differs from its machine's spec, because one of them was edited.
 
 Only fields that the spec determines are compared. Ignored are changes by Harvester's admission (guest memory, requests,
-MACs, grace period, more affinity, the strategy after a restart), KubeVirt's defaults, volumes that a CSI driver
-hot-plugs, and what the Go provider did differently (names of disks, anti-affinity).
+MACs, grace period, more affinity and less, bindings of overlay networks, the strategy after a restart), KubeVirt's
+defaults, volumes that a CSI driver hot-plugs, and what the Go provider did differently (names of disks, anti-affinity).
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from caphv.api import names
 from caphv.api.object import Obj, annotations_of
 from caphv.api.quantity import quantity
 from reconciler.machine.images import qualified
-from reconciler.machine.placement import without_requirement
+from reconciler.machine.placement import as_harvester_keeps, without_requirement
 from reconciler.machine.volumes import ClaimTemplate, claim_templates
 
 _STARTED = ("Always", "RerunOnFailure")
+# Since 1.8, Harvester's admission replaces the bridge of an interface in an overlay network with DHCP by this binding.
+_MANAGED_TAP = "managedtap"
 
 
 def drift(wanted: Obj, actual: Obj, domain: Obj | None = None) -> tuple[str, ...]:
@@ -39,6 +41,8 @@ def _differences(wanted: Obj, actual: Obj, domain: Obj | None) -> Iterator[str]:
         if now[field] != value:
             yield f"{field} is {_shown(now[field])}, not {_shown(value)}"
     before, now = (dict(vm["spec"]["template"]["spec"].get("affinity") or {}) for vm in (wanted, actual))
+    # Rules that Harvester drops can be neither restored nor followed; webhooks refuse them in new machines.
+    before["nodeAffinity"] = as_harvester_keeps(before.get("nodeAffinity") or {})
     if domain:
         before["nodeAffinity"], _ = without_requirement(before.get("nodeAffinity") or {}, domain)
         now["nodeAffinity"], present = without_requirement(now.get("nodeAffinity") or {}, domain)
@@ -90,6 +94,8 @@ def _network(vm: Obj, entry: Obj) -> str | None:
 
 def _interface(entry: Obj) -> tuple[str, str]:
     binding = next((kind for kind in ("bridge", "masquerade", "sriov", "binding") if kind in entry), "")
+    if (entry.get("binding") or {}).get("name") == _MANAGED_TAP:
+        binding = "bridge"
     return str(entry.get("model") or "virtio"), binding
 
 

@@ -102,6 +102,32 @@ def affinity(spec: Obj, group: dict[str, str], requirement: Obj | None, *, stric
     return result
 
 
+def is_dropped(expression: Obj) -> bool:
+    """Return whether Harvester's admission removes this expression from the required node affinity of a VM.
+
+    It sets these keys itself: for the networks of a VM, and for dedicated CPUs.
+    """
+    key = str(expression.get("key") or "")
+    return key.startswith(names.NETWORK_LABELS_PREFIX) or key == names.CPU_MANAGER_LABEL
+
+
+def as_harvester_keeps(node_affinity: Obj) -> Obj:
+    """Return what Harvester's admission leaves of a node affinity, without what it adds.
+
+    Of required terms, it keeps only those that still have `matchExpressions` after it has removed some.
+    """
+    result = copy.deepcopy(node_affinity)
+    required = result.pop(_REQUIRED, None) or {}
+    terms = [
+        {**term, "matchExpressions": expressions}
+        for term in required.get("nodeSelectorTerms") or ()
+        if (expressions := [item for item in term.get("matchExpressions") or () if not is_dropped(item)])
+    ]
+    if terms:
+        result[_REQUIRED] = {**required, "nodeSelectorTerms": terms}
+    return result
+
+
 def without_requirement(node_affinity: Obj, requirement: Obj) -> tuple[Obj, bool]:
     """Return a node affinity without the requirement of a failure domain, and whether it was there in either form.
 

@@ -137,6 +137,30 @@ def _node_affinity_empty_term(subject: Subject) -> Iterator[Finding]:
 
 
 @RULES.rule(
+    "node-affinity-dropped",
+    MACHINES,
+    "A required node affinity must not demand what Harvester removes from VMs: keys that begin with "
+    "`network.harvesterhci.io`, key `cpumanager`, and terms without `matchExpressions`.",
+    f"nodeAffinity.{_REQUIRED}.nodeSelectorTerms[]",
+    example=(
+        "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchFields: "
+        "[{key: metadata.name, operator: In, values: [host-1]}]}]}}"
+    ),
+)
+def _node_affinity_dropped(subject: Subject) -> Iterator[Finding]:
+    for term in subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms").each():
+        if term.at("matchFields").each() and not term.at("matchExpressions").each():
+            yield term.at("matchExpressions").required(
+                "Harvester removes a term without it from the VM: demand a label of hosts, for example "
+                "kubernetes.io/hostname"
+            )
+        for demand in term.at("matchExpressions").each():
+            key = demand.at("key").text
+            if key == names.CPU_MANAGER_LABEL or key.startswith(names.NETWORK_LABELS_PREFIX):
+                yield demand.at("key").forbidden("Harvester sets demands on this label itself and removes yours")
+
+
+@RULES.rule(
     "node-affinity-fields",
     MACHINES,
     "A node selector must use no field other than `metadata.name`, with one value.",
