@@ -1,145 +1,216 @@
-"""Takes secrets out of what leaves a cluster: by the name of a field, and by what a text looks like."""
+"""Takes secrets out of what leaves a cluster.
+
+Objects are reduced by what is known of their fields. Where users write freely, in the configuration of nodes, variables
+of topologies and annotations of others, a text stays only if its field is known to hold no secret, or if it can be
+none. Text that is itself YAML or JSON is reduced like an object. All other text, such as logs, is searched for what
+credentials look like.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 from typing import Any
 
+import yaml
+
+from caphv import data
+from caphv.runtime.text import Limits, TextError, load_json, load_yaml
+from overview.redactpatterns import ARGUMENT, SECRET_BLOCK, SECRET_NAME, redact_text, replace_blocks
+
 REMOVED = "(removed)"
+
 # Fields that hold credentials, or text of users that may hold some. Names, not paths: kinds of others change.
-_FIELDS = frozenset(
+_SECRET_FIELDS = frozenset(
     {
-        "token",
-        "password",
-        "passwd",
-        "kubeconfig",
-        "privatekey",
-        "userdata",
-        "userdatabase64",
-        "networkdata",
-        "networkdatabase64",
-        "stringdata",
-        "content",
-        "contents",
-        "data",
-        "auth",
-        "runcmd",
-        "bootcmd",
-        "bootcommands",
-        "additionaluserdata",  # of RKE2
-        "additionalconfig",  # of Ignition
-        "configpatches",
-        "strategicpatches",
-        "talosconfig",
+        *("token", "password", "passwd", "pwd", "kubeconfig", "privatekey", "auth", "talosconfig", "chpasswd"),
+        *("userdata", "userdatabase64", "networkdata", "networkdatabase64", "stringdata", "binarydata", "data"),
+        *("content", "contents", "runcmd", "bootcmd", "bootcommands", "additionaluserdata", "additionalconfig"),
+        *("configpatches", "strategicpatches", "ssh_keys", "cookie", "cookies"),
     }
 )
 # Of kubeadm, RKE2, K3s and others that name them alike.
-_COMMANDS = re.compile(r"(?i)^(?:pre|post)\w*commands$")
+_COMMANDS = re.compile(r"(?i)(?:pre|post)\w{0,64}commands")
 _REFERENCES = frozenset({"secretName", "secretRef", "secretKeyRef", "remoteRef"})
+
+# Below these fields users configure nodes as they like.
+_NODE_CONFIGURATION = frozenset(
+    {
+        *("kubeadmConfigSpec", "clusterConfiguration", "initConfiguration", "joinConfiguration", "agentConfig"),
+        *("serverConfig", "kthreesConfigSpec", "controlPlaneConfig", "privateRegistriesConfig", "ignition"),
+    }
+)
+# Fields of these that hold no secret.
+_PLAIN_FIELDS = frozenset(
+    {
+        *("apiVersion", "kind", "name", "namespace", "path", "owner", "permissions", "encoding", "version", "format"),
+        *("nodeLabels", "nodeTaints", "key", "effect", "operator", "cni", "username", "groups", "shell", "criSocket"),
+        *("dnsDomain", "podSubnet", "serviceSubnet", "clusterDomain", "clusterDNS", "clusterCIDR", "serviceCIDR"),
+        *("disableComponents", "kubernetesComponents", "pluginComponents", "cisProfile", "tlsSan", "certSANs"),
+        *("systemDefaultRegistry", "dataDir", "kubeletPath", "snapshotter", "cloudProviderName", "servers", "op"),
+        *("generateType", "imagePullPolicy"),
+    }
+)
+_HARMLESS = re.compile(r"(?i)(?:true|false|null|none|enabled?|disabled?|v?[0-9][0-9.,:%/-]{0,40}[a-z]{0,3}|)", re.ASCII)
+
+# Annotations of these are known; others may hold anything, a whole Secret included.
+_KNOWN_ANNOTATIONS = re.compile(
+    r"(?:[a-z0-9-]{1,63}\.){0,8}"
+    r"(?:caphv\.io|x-k8s\.io|k8s\.io|kubernetes\.io|harvesterhci\.io|kubevirt\.io|cattle\.io|cncf\.io|kube-vip\.io)/.*"
+)
+# Variables of the shipped ClusterClasses in which users write what they like.
+_FREE_VARIABLES = frozenset({"addons", "controlPlaneFiles", "guestConfig", "registries", "workerFiles"})
 _DROPPED_ANNOTATIONS = ("last-applied-configuration", "-server-configuration", "-cluster-configuration")
-# What a key is called, in fields, variables, arguments and texts.
-_KEYS = (
-    r"(?:token|password|passwd|passphrase|(?<![a-z])pass|basic[-_]?auth|client[-_]?secret|_secret"
-    r"|(?:api|access|private|certificate|encryption|secret|client)[-_]?key(?:[-_]?data)?)"
-)
-_TEXTS = tuple(
-    map(
-        re.compile,
-        (
-            r"(?s)()-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----.*?-----END [A-Z0-9 ]*PRIVATE KEY-----",
-            r"()\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*",  # a JSON Web Token
-            r"()\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
-            r"()\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_\w{30,}|glpat-[\w-]{20,}|xox[abprs]-[A-Za-z0-9-]{10,})",
-            r"()\b(?:kubeconfig-[a-z0-9-]+|token-[a-z0-9]{5}):[a-z0-9]{40,}",  # Rancher's
-            r"()\bK10[0-9a-f]{64}::\S+",  # of RKE2 and K3s, to join
-            r"()(?<![\w.-])[a-z0-9]{6}\.[a-z0-9]{16}(?![\w-]|\.\w)",  # of kubeadm, to join
-            # A password with a slash is no valid URL, but written. A port is none, nor is the user of SSH.
-            r"(://)[^\s/:@\"']{0,256}:(?!\d{1,5}/)[^\s@\"']{1,512}(?=@)",
-            r"(://)(?!git@)[^\s/:@\"']{1,512}(?=@)",
-            r"(?i)(bearer )[A-Za-z0-9._~+/=:-]{8,}",
-            r"(?i)(\bauthorization\\*[\"']?\s*[:=]\s*(?:\[|\\*[\"'])?basic )[A-Za-z0-9+/=_-]+",
-            # In quotes, of YAML, JSON, or JSON in a string of JSON, up to their end.
-            rf"(?i)((?:{_KEYS}|(?<![a-z])auth)\\*[\"']?\s*[:=]\s*(\\*[\"']))(?:(?!\2)(?:\\.|[^\\\n]))+",
-            rf"(?i)({_KEYS}\\*[\"']? ?[:=][ \t]*)[^\s&\"',\\}}]{{6,}}",
-            rf"(?i)(--[\w-]{{0,64}}{_KEYS}[ =])[^\s&\"',\\]{{6,}}",
-            # An argument and its value as two items, of JSON and of YAML.
-            rf"(?i)(--[\w-]{{0,64}}{_KEYS}\\*[\"']\s*,\s*(\\*[\"'])(?!-))(?:(?!\2)(?:\\.|[^\\\n]))+",
-            rf"(?im)(^[ \t]*-[ \t]+[\"']?--[\w-]{{0,64}}{_KEYS}[\"']?[ \t]*\n[ \t]*-[ \t]+)(?![\"']?-)[^\n]+",
-        ),
-    )
-)
-# Of a variable, and of a field with text: a field `secret` may name one.
-_USER_DATA = r"userdata(?:[-_]?base64)?|cloud[-_]?init|cloud[-_]?config"
-_NAMES = re.compile(rf"(?i)(?:{_KEYS}|credentials?|secret|{_USER_DATA})$")
-_TEXT_FIELDS = re.compile(rf"(?i)(?:{_KEYS}|credentials?|{_USER_DATA})$")
-_ARGUMENT = re.compile(rf"(?i)--[\w-]{{0,64}}{_KEYS}")
-# The first line of a block scalar of YAML: how deep its field is, and its name.
-_BLOCK = re.compile(r"([ \t]*(?:-[ \t]+)*)[\"']?([\w.-]{1,128})[\"']?[ \t]*:[ \t]*[|>][-+1-9]{0,2}[ \t]*(?:#.*)?")
+
+# A text of this length is searched in milliseconds, and an object of etcd has no longer one that helps.
+_LONGEST = 128 * 1024
+_LIMITS = Limits(size=_LONGEST, depth=30, nodes=20_000, seconds=1.0, aliases=False)
+_MAPPING = re.compile(r"\s{0,64}(?:#[^\n]{0,256}\n\s{0,64}){0,8}(?:-[ \t]{1,8})?[\"']?[\w./-]{1,128}[\"']?:(?:\s|$)")
 
 
 def redacted(value: Any) -> Any:
     """Return a copy of plain data without secrets."""
-    if isinstance(value, dict):
-        return {name: _field(name, each, value) for name, each in value.items() if name != "managedFields"}
-    if isinstance(value, list):
-        return [
-            REMOVED if _is_value_of(before, each) else redacted(each)
-            for before, each in zip(("", *value), value, strict=False)
-        ]
-    return redacted_text(value) if isinstance(value, str) else value
+    return _reduce(value, "", is_strict=False)
 
 
 def redacted_text(text: str) -> str:
     """Return text, such as a log, without what looks like a key, a token or a password."""
-    for pattern in _TEXTS:
-        text = pattern.sub(rf"\g<1>{REMOVED}", text)
-    return _without_blocks(text)
+    return replace_blocks(redact_text(text, REMOVED), REMOVED, _holds_secret_text)
 
 
-def _without_blocks(text: str) -> str:
-    """Remove block scalars of YAML, which have their value on the lines below the name."""
-    kept: list[str] = []
-    depth = -1
-    for line in text.split("\n"):
-        inside = not line.strip() or len(line) - len(line.lstrip(" \t")) > depth
-        if depth >= 0 and inside:
+def _reduce(value: Any, name: str, *, is_strict: bool) -> Any:
+    """Return a copy of a value without secrets.
+
+    :param name: the field that holds it
+    :param is_strict: whether users may write here what they like
+    """
+    if isinstance(value, dict):
+        return _reduce_object(value, is_strict=is_strict)
+    if isinstance(value, list | tuple):
+        return [
+            REMOVED if _is_value_of(before, item) else _reduce(item, name, is_strict=is_strict)
+            for before, item in zip(("", *value), value, strict=False)
+        ]
+    if not isinstance(value, str):
+        return value
+    return _reduce_setting(name, value) if is_strict else _reduce_text(value)
+
+
+def _reduce_object(obj: dict[Any, Any], *, is_strict: bool) -> dict[Any, Any]:
+    reduced: dict[Any, Any] = {}
+
+    for field, value in obj.items():
+        name = str(field)
+        if name == "managedFields":
             continue
-        depth = -1
-        kept.append(line)
-        if "|" in line or ">" in line:
-            first = _BLOCK.fullmatch(line.rstrip("\r"))
-            if first and (_TEXT_FIELDS.search(first[2]) or _is_secret(first[2])):
-                depth = len(first[1])
-                kept.append(f"{' ' * depth}  {REMOVED}")
-    return "\n".join(kept)
+        if name == "annotations" and isinstance(value, dict):
+            reduced[name] = _reduce_annotations(value)
+        elif name == "variables" and isinstance(value, list):
+            reduced[name] = [_reduce_variable(variable) for variable in value]
+        elif value and not isinstance(value, bool) and _is_secret(name, value, obj):
+            reduced[name] = REMOVED
+        else:
+            # A key may be a credential, too.
+            safe = redact_text(name, REMOVED) if len(name) <= 512 else REMOVED
+            reduced[safe] = _reduce(value, name, is_strict=is_strict or name in _NODE_CONFIGURATION)
+
+    return reduced
+
+
+def _reduce_annotations(annotations: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _reduce_text(str(value)) if _KNOWN_ANNOTATIONS.fullmatch(name) else REMOVED
+        for name, value in annotations.items()
+        if not name.endswith(_DROPPED_ANNOTATIONS)
+    }
+
+
+def _reduce_variable(variable: Any) -> Any:
+    """Reduce a variable of a topology: text stays in those of the shipped ClusterClasses only."""
+    if not isinstance(variable, dict) or not isinstance(variable.get("name"), str):
+        return _reduce(variable, "", is_strict=True)
+
+    name, value = variable["name"], variable.get("value")
+    if value and not _is_reference(name, value, {}) and (_is_secret_name(name) or _is_secret_field(name)):
+        return {**variable, "value": REMOVED}
+    return {**variable, "value": _reduce(value, name, is_strict=name not in _shipped_variables())}
+
+
+def _reduce_setting(name: str, value: str) -> str:
+    """Reduce a text that configures nodes: it stays if its field is known, or if it can be no secret."""
+    if name in _PLAIN_FIELDS:
+        return _reduce_text(value)
+    if _HARMLESS.fullmatch(value):
+        return value
+
+    argument, separator, setting = value.partition("=")
+    if separator and argument.startswith("-") and " " not in argument and len(argument) < 100:
+        return value if _HARMLESS.fullmatch(setting) else f"{argument}={REMOVED}"
+    return REMOVED
+
+
+def _reduce_text(text: str) -> str:
+    """Reduce a text: as an object if it is one, in JSON or YAML, else by what credentials look like."""
+    # User data of a VM may hold anything.
+    if len(text) > _LONGEST or text.startswith(("#cloud-config", "## template:", "#!")):
+        return REMOVED
+
+    try:
+        if text.lstrip()[:1] in ("{", "["):
+            return json.dumps(redacted(load_json(text, _LIMITS)), ensure_ascii=False)
+        if "\n" in text and _MAPPING.match(text):
+            return yaml.safe_dump(redacted(load_yaml(text, _LIMITS)), sort_keys=False, allow_unicode=True)
+    except TextError:
+        pass  # neither JSON nor YAML
+
+    return redacted_text(text)
 
 
 def _is_value_of(argument: Any, value: Any) -> bool:
-    """Whether an item of a list is the value of the argument before it, as in the arguments of a command."""
-    both = isinstance(argument, str) and isinstance(value, str)
-    return both and _ARGUMENT.fullmatch(argument) is not None and not value.startswith("-")
+    """Return whether an item of a list is the value of the argument before it, as in the arguments of a command."""
+    if not isinstance(argument, str) or not isinstance(value, str) or len(argument) > 128:
+        return False
+    return ARGUMENT.fullmatch(argument) is not None and not value.startswith("-")
 
 
-def _field(name: str, value: Any, parent: dict[str, Any]) -> Any:
-    if name == "annotations" and isinstance(value, dict):
-        kept = {key: each for key, each in value.items() if not key.endswith(_DROPPED_ANNOTATIONS)}
-        return redacted(kept)
-    if not value or _is_reference(name, value, parent):
-        return redacted(value)
-    if _is_secret(name) or (isinstance(value, str) and _TEXT_FIELDS.search(name)):
-        return REMOVED
-    variable = parent.get("name") if name == "value" else None
-    if isinstance(variable, str) and (_NAMES.search(variable) or _is_secret(variable)):
-        return REMOVED
-    return redacted(value)
+def _is_secret(name: str, value: Any, parent: dict[Any, Any]) -> bool:
+    if parent.get("kind") == "Secret" and name in ("data", "stringData"):
+        return True
+    if _is_reference(name, value, parent):
+        return False
+    if name == "value" and isinstance(parent.get("name"), str):
+        return _is_secret_name(parent["name"]) or _is_secret_field(parent["name"])
+    # A pair of certificate and key, as of Talos.
+    if name.lower() == "key" and isinstance(value, str) and not {"crt", "cert"}.isdisjoint(parent):
+        return True
+    return _is_secret_field(name) or (isinstance(value, str) and _is_secret_name(name))
 
 
-def _is_reference(name: str, value: Any, parent: dict[str, Any]) -> bool:
-    """Whether a field refers to a Secret: that has names, not content."""
+def _is_secret_field(name: str) -> bool:
+    return name.lower() in _SECRET_FIELDS or _COMMANDS.fullmatch(name) is not None
+
+
+def _is_secret_name(name: str) -> bool:
+    return len(name) <= 256 and SECRET_NAME.search(name) is not None
+
+
+def _holds_secret_text(name: str) -> bool:
+    """Return whether text below this name is a secret."""
+    return _is_secret_field(name) or SECRET_BLOCK.search(name) is not None
+
+
+def _is_reference(name: str, value: Any, parent: dict[Any, Any]) -> bool:
+    """Return whether a field refers to a Secret: that has names, not content."""
     if isinstance(value, dict):
         return ("name" in value and set(value) <= {"name", "namespace", "key"}) or set(value) <= _REFERENCES
     return name == "secretKey" and not _REFERENCES.isdisjoint(parent)
 
 
-def _is_secret(name: str) -> bool:
-    return name.lower() in _FIELDS or _COMMANDS.match(name) is not None
+@functools.cache
+def _shipped_variables() -> frozenset[str]:
+    """Return the names of the variables of the shipped ClusterClasses whose values are known to be no secrets."""
+    classes = data.folder("clusterclass").glob("*/clusterclass.yaml")
+    documents = [load_yaml(file.read_bytes()) for file in classes]
+    names = {variable["name"] for document in documents for variable in document["spec"]["variables"]}
+    return frozenset(names - _FREE_VARIABLES)

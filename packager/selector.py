@@ -11,15 +11,33 @@ Selector = Callable[[Mapping[str, str]], bool]
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9])?"
 _VALUE = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)?"
 _REQUIREMENT = re.compile(
-    rf"\s*(?:(?P<absent>!)\s*)?(?P<name>{_NAME})\s*"
-    rf"(?:(?P<op>==?|!=)\s*(?P<value>{_VALUE})|\s(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?\s*"
+    rf"\s*+(?:(?P<absent>!)\s*+)?(?P<name>{_NAME})\s*+"
+    rf"(?:(?P<op>==?|!=)\s*+(?P<value>{_VALUE})\s*+|(?<=\s)(?P<set>in|notin)\s*+\((?P<values>[^()]*+)\)\s*+)?"
 )
 
 
 def selector(text: str) -> Selector:
     """Return a selector: `team=a,tier!=edge,wave in (1,2),canary,!legacy`. Raises ValueError for anything else."""
-    requirements = [_requirement(part) for part in re.split(r",(?![^(]*\))", text)]
+    requirements = [_requirement(part) for part in _parts(text)]
     return lambda labels: all(requirement(labels) for requirement in requirements)
+
+
+def _parts(text: str) -> list[str]:
+    """Split a selector at the commas that are not in brackets."""
+    parts: list[list[str]] = []
+    is_in_brackets = False
+
+    for piece in text.split(","):
+        if is_in_brackets:
+            parts[-1].append(piece)
+        else:
+            parts.append([piece])
+
+        last_bracket = max(piece.rfind("("), piece.rfind(")"))
+        if last_bracket >= 0:
+            is_in_brackets = piece[last_bracket] == "("
+
+    return [",".join(pieces) for pieces in parts]
 
 
 def _requirement(text: str) -> Selector:

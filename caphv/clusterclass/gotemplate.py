@@ -11,9 +11,8 @@ from typing import Any
 
 import orjson
 
-_ACTION = re.compile(r"\{\{(-\s)?\s*(.*?)\s*(\s-)?\}\}", re.DOTALL)
-_TOKEN = re.compile(r'\s*(\(|\)|\||"(?:[^"\\]|\\.)*"|[^\s()|"]+)')
-_LONGEST, _MOST_STEPS = 256 * 1024, 100_000
+_TOKEN = re.compile(r'\(|\)|\||"(?:[^"\\]|\\.)*+"?|[^\s()|"]+')
+_LONGEST, _LONGEST_ACTION, _MOST_STEPS, _DEEPEST = 256 * 1024, 4096, 100_000, 50
 
 
 class UnsupportedError(ValueError):
@@ -24,7 +23,8 @@ def render(template: str, variables: dict[str, Any]) -> str:
     """Return the text of a template over variables. Raises `UnsupportedError`."""
     if len(template) > _LONGEST:
         raise UnsupportedError("the template is too long")
-    nodes, rest = _parse(list(_pieces(template)), 0, ())
+    # Last piece first: taking one off the end moves no others.
+    nodes, rest = _parse(list(_pieces(template))[::-1], 0, ())
     if rest is not None:
         raise UnsupportedError(f"{{{{ {rest} }}}} has no beginning")
     return "".join(_Renderer(variables).run(nodes, variables))
@@ -74,6 +74,8 @@ class _Renderer:
 
     def _value(self, text: str, dot: Any) -> Any:
         tokens = _TOKEN.findall(text)
+        if tokens.count("(") > _DEEPEST:
+            raise UnsupportedError("an action has too many brackets")
         value, rest = self._pipeline(tokens, dot)
         if rest:
             raise UnsupportedError(f"{{{{ {text} }}}} is not understood")
@@ -110,6 +112,8 @@ class _Renderer:
                 raise UnsupportedError("a bracket is not closed")
             return value, rest[1:]
         if word.startswith('"'):
+            if len(word) == 1 or not word.endswith('"'):
+                raise UnsupportedError("a text is not closed")
             return word[1:-1].replace('\\"', '"'), rest
         if re.fullmatch(r"-?[0-9]+", word):
             return int(word), rest
@@ -168,26 +172,39 @@ def _text(value: Any) -> str:
 
 def _pieces(template: str) -> Iterator[tuple[str, str]]:
     """Yield texts and actions, with the white space trimmed that `{{-` and `-}}` ask for."""
-    position, trim = 0, False
-    for match in _ACTION.finditer(template):
-        text = template[position : match.start()]
-        text = text.lstrip() if trim else text
-        yield "text", text.rstrip() if match[1] else text
-        action = match[2]
+    position, trims = 0, False
+
+    while (start := template.find("{{", position)) >= 0 and (end := template.find("}}", start + 2)) >= 0:
+        text = template[position:start]
+        text = text.lstrip() if trims else text
+
+        inner = template[start + 2 : end]
+        if len(inner) > _LONGEST_ACTION:
+            raise UnsupportedError("an action is too long")
+
+        trims_before = inner[:1] == "-" and inner[1:2].isspace()
+        yield "text", text.rstrip() if trims_before else text
+
+        inner = inner[1:] if trims_before else inner
+        position, trims = end + 2, inner[-1:] == "-" and inner[-2:-1].isspace()
+        action = (inner[:-1] if trims else inner).strip()
         if not action.startswith("/*"):
             yield "action", action
-        position, trim = match.end(), bool(match[3])
+
     rest = template[position:]
-    yield "text", rest.lstrip() if trim else rest
+    yield "text", rest.lstrip() if trims else rest
 
 
 def _parse(pieces: list[tuple[str, str]], depth: int, ends: tuple[str, ...]) -> tuple[list[Any], str | None]:
-    """Take nodes off the pieces until one of the words in `ends`; answer them and the action that ended them."""
-    if depth > 50:
+    """Take nodes off the end of the pieces until one of the words in `ends`.
+
+    Return them, and the action that ended them.
+    """
+    if depth > _DEEPEST:
         raise UnsupportedError("blocks are nested too deeply")
     nodes: list[Any] = []
     while pieces:
-        kind, text = pieces.pop(0)
+        kind, text = pieces.pop()
         word = text.split(None, 1)[0] if kind == "action" and text else ""
         if kind == "text":
             nodes.append(text)

@@ -7,13 +7,12 @@ Secrets (swapped links) and on network file systems.
 from __future__ import annotations
 
 import logging
-import re
 import ssl
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-_PEM_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 _Seen = tuple[tuple[int, int, int], ...]
 
 
@@ -74,7 +73,14 @@ class CertWatcher:
 
 def certificates_in(pem: bytes) -> list[bytes]:
     """Return the certificates of a PEM text, each with its armour, without the text between them."""
-    return _PEM_CERTIFICATE.findall(pem)
+    certificates = []
+    end = 0
+
+    while (begin := pem.find(_BEGIN, end)) >= 0 and (end := pem.find(_END, begin)) >= 0:
+        end += len(_END)
+        certificates.append(pem[begin:end])
+
+    return certificates
 
 
 def authority(folder: Path) -> bytes:

@@ -85,7 +85,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 # An escaped character, a class of characters, or the end of the text.
-_END = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\$", re.DOTALL)
+_END = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*+\]?|\$", re.DOTALL)
 ExplainingValidator = validators.extend(Draft202012Validator, {"pattern": _pattern})  # type: ignore[no-untyped-call]
 
 

@@ -18,7 +18,7 @@ from overview.objects import HarvesterObjects, condition_of, conditions_of
 
 _LONGHORN = "driver.longhorn.io"
 # Images of SUSE without the package kernel-default: https://github.com/harvester/harvester/issues/6418
-_WITHOUT_MACVLAN = re.compile(r"sle[sd]?[-_ ]?15.*minimal", re.IGNORECASE)
+_WITHOUT_MACVLAN = re.compile(r"sle[sd]?[-_ ]?15.{0,200}minimal", re.IGNORECASE)
 _CLOCK_TOLERANCE = timedelta(seconds=60)
 _MOST = {"memory": 150, "storage": 200}
 """Percent to which Harvester overcommits by default; beyond it hosts and disks fill while VMs run."""

@@ -24,7 +24,7 @@ from packager.git.remote import Remote
 from packager.rendering.gitrepo import GitRepoOptions
 from packager.rendering.renderer import render_options
 
-_AUTHOR = re.compile(r"(?P<name>[^<>]+?) *<(?P<email>[^<> ]+)>")
+_AUTHOR = re.compile(r"(?P<name>[^<> ]+(?: +[^<> ]+)*) *<(?P<email>[^<> ]+)>")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from caphv.validation.finding import Finding
 _LONGEST = 2000
 _USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
 _AUTHORIZATION = re.compile(r"(?i)\b(basic|bearer|token)\s+[A-Za-z0-9+/=._~-]{8,}")
-_UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\S\n]*\r|[^\n\t\x20-\x7e\xa0-\U0010ffff]")
+_UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?<![^\S\n])[^\S\n]*\r|[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 
 
 class GitError(Exception):
@@ -133,10 +133,11 @@ _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
     (
         CorruptClone,
         re.compile(
-            r"object file .* is empty|loose object .* corrupt|unable to read tree|bad object|bad tree|corrupt"
+            r"object file .{0,300} is empty|loose object .{0,300} corrupt"
+            r"|unable to read tree|bad object|bad tree|corrupt"
             r"|not a git repository|missing (blob|tree|commit|object)|invalid sha1 pointer|invalid object"
-            r"|index file .* (too small|bad)"
-            r"|packfile .* (cannot be|is far too|does not match|invalid)|did not send all necessary objects"
+            r"|index file .{0,300} (too small|bad)"
+            r"|packfile .{0,300} (cannot be|is far too|does not match|invalid)|did not send all necessary objects"
             r"|shallow file has changed|could not parse commit|unable to find",
             re.I,
         ),

@@ -1,7 +1,6 @@
 """Addresses of a machine and the state of its VM, from VirtualMachine and VirtualMachineInstance."""
 
 import ipaddress
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -95,8 +94,10 @@ def addresses(vmi: Obj) -> list[dict[str, str]]:
 
 def _nic_order(interface: Obj) -> tuple[int, str]:
     name = str(interface.get("name") or interface.get("interfaceName") or "")
-    number = re.search(r"[0-9]+$", name)
-    return int(number[0]) if number else 0, name
+    # A few digits only: the name comes from Harvester, and `int` refuses thousands of them.
+    digits = name[-9:]
+    digits = digits[len(digits.rstrip("0123456789")) :]
+    return int(digits or 0), name
 
 
 def _of_interface(interface: Obj) -> Iterator[str]:

@@ -17,7 +17,7 @@ _INTEGER = re.compile(
 _BASES = {"hex": 16, "bin": 2, "oct": 8, "dec": 10}
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_IN_JSON = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_OCTAL = re.compile(r"[-+]?0[0-7_]*[1-7][0-7_]*")
+_OCTAL = re.compile(r"[-+]?0(?=[0_]*[1-7])[0-7_]+")
 _FIRST_OF_NUMBERS = frozenset("+-.0123456789")
 
 
