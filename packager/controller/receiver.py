@@ -1,8 +1,8 @@
 """Receives push events from Git hosts, so that a push takes effect before the next poll of the repository.
 
 The caller must know the shared secret: GitHub, Gitea, Forgejo, Gogs and Bitbucket sign the body with it (HMAC with
-SHA-256), GitLab sends it. The body is not interpreted: an event only triggers a sync. An event that comes again, which
-needs no secret, triggers none.
+SHA-256), GitLab sends it. The body is not interpreted and not kept: an event only triggers a sync. An event that comes
+again, which needs no secret, triggers none.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from aiohttp import ClientPayloadError, web
+from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from caphv.runtime.httpserver import Connection, has_answered, request_factory
@@ -27,8 +28,11 @@ log = logging.getLogger(__name__)
 PATH = "/push"
 _SIGNATURES = ("X-Hub-Signature-256", "X-Gitea-Signature", "X-Forgejo-Signature", "X-Gogs-Signature", "X-Hub-Signature")
 _TOKEN = "X-Gitlab-Token"  # noqa: S105 - the name of a header
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 # GitHub sends up to 25 MiB. Larger events than this are rejected, and the next poll finds the push anyway.
-_LARGEST = 5 * 1024 * 1024
+_LARGEST = 1024 * 1024
+# How much of a body a connection takes before it is read; the default of aiohttp is 256 KiB.
+_READ_AHEAD = 16 * 1024
 _SECONDS = 10.0
 _SHORTEST_SECRET = 16
 _EVENTS_REMEMBERED = 4096
@@ -57,7 +61,10 @@ class Receiver(Runnable):
         host, port = self._place or ("", 0)
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(
-            lambda: Connection(server, loop=loop, access_log=None), host or None, port, backlog=128
+            lambda: Connection(server, loop=loop, access_log=None, read_bufsize=_READ_AHEAD),
+            host or None,
+            port,
+            backlog=128,
         )
         try:
             await asyncio.Event().wait()
@@ -81,24 +88,28 @@ class Receiver(Runnable):
     async def _answer(self, request: web.BaseRequest) -> tuple[int, str]:
         if (request.method, request.path) != ("POST", PATH):
             return 404, f"push events are sent to {PATH} with POST"
+
         try:
-            body = await _body(request)
-            secret = read_secret(self._secret_file)
-        except _Refused as error:
+            proof = Proof(request.headers, self._read_secret())
+            await _read_body(request, proof)
+            proof.verify()
+        except Refused as error:
             return error.status, str(error)
-        except ValueError as error:
-            log.error("%s", error)
-            return 503, "cannot read the shared secret"
-        if not authentic(request.headers, body, secret):
-            return 401, "the signature or token is missing or not that of the shared secret"
-        if self._is_repeated(body):
+
+        if self._is_repeated(proof.body_digest()):
             return 202, "accepted before"
         self._pushed()
         return 202, "accepted"
 
-    def _is_repeated(self, body: bytes) -> bool:
-        """Whether this event was accepted before. Events of two pushes differ: they name commits and times."""
-        digest = hashlib.sha256(body).digest()
+    def _read_secret(self) -> bytes:
+        try:
+            return read_secret(self._secret_file)
+        except ValueError as error:
+            log.error("%s", error)
+            raise Refused(503, "cannot read the shared secret") from None
+
+    def _is_repeated(self, digest: bytes) -> bool:
+        """Return whether this event was accepted before. Events of two pushes differ: they name commits and times."""
         repeated = digest in self._seen
         self._seen[digest] = None
         self._seen.move_to_end(digest)
@@ -107,33 +118,69 @@ class Receiver(Runnable):
         return repeated
 
 
-class _Refused(Exception):
+class Refused(Exception):
+    """A request gets an error: its status, and a text for the log and the sender."""
+
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
 
 
-async def _body(request: web.BaseRequest) -> bytes:
+async def _read_body(request: web.BaseRequest, proof: Proof) -> None:
+    """Feed a body to its proof, piece by piece: nothing of it is kept, however many requests there are."""
+    size = 0
+
     try:
         async with asyncio.timeout(_SECONDS):
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        raise _Refused(413, f"the event is larger than {_LARGEST} bytes; the next poll finds the push") from None
-    except (web.RequestPayloadError, ClientPayloadError, HttpProcessingError):
-        raise _Refused(400, "the body does not have the encoding that its headers say") from None
+            async for chunk in request.content.iter_any():
+                size += len(chunk)
+                if size > _LARGEST:
+                    raise Refused(413, f"the event is larger than {_LARGEST} bytes; the next poll finds the push")
+                proof.update(chunk)
     except TimeoutError:
-        raise _Refused(408, f"the event was not received within {_SECONDS:.0f} s") from None
+        raise Refused(408, f"the event was not received within {_SECONDS:.0f} s") from None
+    except (web.RequestPayloadError, ClientError, HttpProcessingError, ConnectionError):
+        raise Refused(400, "the body ends early or does not have the encoding that its headers say") from None
 
 
-def authentic(headers: Mapping[str, str], body: bytes, secret: bytes) -> bool:
-    """Whether the caller of a request knows the secret; compared in constant time."""
-    token = headers.get(_TOKEN)
-    if token is not None:
-        return hmac.compare_digest(_digest(token.encode("utf-8", "surrogateescape"), secret), _digest(secret, secret))
-    signature = next((headers[name] for name in _SIGNATURES if name in headers), "")
-    expected = hmac.new(secret, body, hashlib.sha256).hexdigest()
-    digest = signature.removeprefix("sha256=")
-    return digest.isascii() and hmac.compare_digest(digest, expected)
+class Proof:
+    """Whether the sender of a request knows the shared secret, found out while its body arrives.
+
+    GitLab sends the secret itself, which is checked before the body is read. The others send a signature of the body.
+    """
+
+    def __init__(self, headers: Mapping[str, str], secret: bytes) -> None:
+        """Raises `Refused` if no body could make the request authentic."""
+        self._signed = hmac.new(secret, digestmod=hashlib.sha256)
+        self._body = hashlib.sha256()
+        self._expected: str | None = None
+
+        token = headers.get(_TOKEN)
+        if token is not None:
+            # Digests have one length, so that not even the length of a wrong token leaks.
+            sent = hmac.digest(secret, token.encode("utf-8", "surrogateescape"), "sha256")
+            if not hmac.compare_digest(sent, hmac.digest(secret, secret, "sha256")):
+                raise Refused(401, "the token is not the shared secret")
+            return
+
+        signature = next((headers[name] for name in _SIGNATURES if name in headers), "")
+        self._expected = signature.removeprefix("sha256=").lower()
+        if not _DIGEST.fullmatch(self._expected):
+            raise Refused(401, "the request has neither a token nor a signature with SHA-256")
+
+    def update(self, chunk: bytes) -> None:
+        """Take the next piece of the body."""
+        self._signed.update(chunk)
+        self._body.update(chunk)
+
+    def verify(self) -> None:
+        """Raises `Refused` unless the whole body is authentic; compared in constant time."""
+        if self._expected is not None and not hmac.compare_digest(self._signed.hexdigest(), self._expected):
+            raise Refused(401, "the signature is not that of the shared secret")
+
+    def body_digest(self) -> bytes:
+        """Return the digest of the body, which tells one event from another."""
+        return self._body.digest()
 
 
 def read_secret(file: Path) -> bytes:
@@ -147,8 +194,3 @@ def read_secret(file: Path) -> bytes:
             f"the secret of push events in {file} has less than {_SHORTEST_SECRET} bytes: create a longer one"
         )
     return secret
-
-
-def _digest(text: bytes, secret: bytes) -> bytes:
-    # Digests have one length, so that not even the length of a wrong token leaks.
-    return hmac.new(secret, text, hashlib.sha256).digest()

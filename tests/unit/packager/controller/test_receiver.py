@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import hashlib
 import hmac
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,13 +17,24 @@ import pytest
 
 from caphv.runtime import httpserver
 from packager.controller import receiver
-from packager.controller.receiver import Receiver, authentic, read_secret
+from packager.controller.receiver import Proof, Receiver, Refused, read_secret
 from sandbox.processes import children
 
 pytestmark = pytest.mark.unit
 
 SECRET, BODY = b"a secret of some length", b'{"ref": "refs/heads/main"}'
 SIGNATURE = hmac.new(SECRET, BODY, hashlib.sha256).hexdigest()
+
+
+def authentic(headers: dict[str, str], body: bytes, secret: bytes) -> bool:
+    try:
+        proof = Proof(headers, secret)
+        for start in range(0, len(body), 7):
+            proof.update(body[start : start + 7])
+        proof.verify()
+    except Refused:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(
@@ -117,10 +130,17 @@ async def test_wrong_requests_get_an_answer(tmp_path: Path) -> None:
         for method, path, headers, body, status in (
             ("GET", "/push", {}, b"", 404),
             ("POST", "/", {}, b"", 404),
-            ("POST", "/push", {"Content-Encoding": "gzip"}, b"no gzip at all", 400),
-            ("POST", "/push", {"Content-Encoding": "gzip"}, gzip.compress(b"\0" * 20 * 1024 * 1024), 413),
-            ("POST", "/push", {}, b"\0" * (6 * 1024 * 1024), 413),
+            ("POST", "/push", {"Content-Encoding": "gzip", **signed(BODY)}, b"no gzip at all", 400),
+            (
+                "POST",
+                "/push",
+                {"Content-Encoding": "gzip", **signed(BODY)},
+                gzip.compress(b"\0" * 20 * 1024 * 1024),
+                413,
+            ),
+            ("POST", "/push", signed(BODY), b"\0" * (2 * 1024 * 1024), 413),
             ("POST", "/push", {}, BODY, 401),
+            ("POST", "/push", signed(BODY + b" "), BODY, 401),
         ):
             async with session.request(method, path, data=body, headers=headers) as answer:
                 assert answer.status == status, (method, path)
@@ -129,6 +149,38 @@ async def test_wrong_requests_get_an_answer(tmp_path: Path) -> None:
         assert b" 401 " in await reader.readline()
         writer.close()
     assert it.pushes == 0
+
+
+SLOW = b"POST /push HTTP/1.1\r\nHost: x\r\nX-Hub-Signature-256: sha256=" + b"0" * 64
+
+
+async def test_bodies_that_never_end_take_little_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    it = Served(tmp_path)
+    size = 900 * 1024
+    async with it.running():
+        before = resident_bytes()
+        writers = []
+
+        for _ in range(60):
+            _, writer = await asyncio.open_connection("127.0.0.1", it.port)
+            writer.write(SLOW + b"\r\nContent-Length: %d\r\n\r\n" % size + b"x" * (size - 1))
+            await writer.drain()
+            writers.append(writer)
+
+        await asyncio.sleep(0.2)
+        assert resident_bytes() - before < 16 * 1024 * 1024
+
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0.2)
+
+    assert "Traceback" not in caplog.text
+    assert it.pushes == 0
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def test_slow_headers_and_bodies_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +192,8 @@ async def test_slow_headers_and_bodies_are_not_waited_for(tmp_path: Path, monkey
         for beginning, answer in (
             (b"", b""),
             (b"POST /push HTTP/1.1\r\nX-Slow: ", b""),
-            (b"POST /push HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 408"),
+            (b"POST /push HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 401"),
+            (SLOW + b"\r\nContent-Length: 9\r\n\r\n{", b"HTTP/1.1 408"),
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
             writer.write(beginning)
