@@ -1,17 +1,25 @@
 """Health endpoints that answer from the first second, whatever the process is still waiting for.
 
 Why: the kubelet restarts a Pod whose `/healthz` is silent. A provider that waits for its management cluster is alive.
+
+Any Pod of the cluster may connect to this port, so it is served like the webhooks: a connection that sends its headers
+slowly is closed.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from aiohttp import web
 
+from caphv.runtime.httpserver import Connection, has_answered, request_factory
 from caphv.runtime.runnable import listening_address
 
 Check = Callable[[], list[str]]
+
+_GRACE_SECONDS = 1.0
+_READ_AHEAD = 4 * 1024
 
 
 class HealthServer:
@@ -24,7 +32,8 @@ class HealthServer:
         self._address = address
         self._unhealthy: Check = list
         self._not_ready: Check = lambda: [starting]
-        self._runner: web.AppRunner | None = None
+        self._server: web.Server | None = None
+        self._listener: asyncio.Server | None = None
 
     def report(self, unhealthy: Check, not_ready: Check) -> None:
         """From now on ask these functions; each returns the reasons for a failure."""
@@ -32,25 +41,41 @@ class HealthServer:
 
     async def __aenter__(self) -> HealthServer:
         place = listening_address(self._address)
-        if place is not None:
-            application = web.Application()
-            application.router.add_get("/healthz", self._healthz)
-            application.router.add_get("/readyz", self._readyz)
-            self._runner = web.AppRunner(application, access_log=None)
-            await self._runner.setup()
-            await web.TCPSite(self._runner, place[0] or None, place[1]).start()
+        if place is None:
+            return self
+
+        host, port = place
+        server = web.Server(self._answer, request_factory=request_factory(0))
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            lambda: Connection(server, loop=loop, access_log=None, read_bufsize=_READ_AHEAD), host or None, port
+        )
+        self._server = server
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        if self._runner:
-            await self._runner.cleanup()
+        if self._listener:
+            self._listener.close()
+        if self._server:
+            await self._server.shutdown(_GRACE_SECONDS)
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
-        return _response(self._unhealthy())
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        response = self._response(request)
+        if request.body_exists:
+            # What is left of a body is not read.
+            response.force_close()
+        has_answered(request)
+        return response
 
-    async def _readyz(self, _request: web.Request) -> web.Response:
-        return _response(self._not_ready() + self._unhealthy())
+    def _response(self, request: web.BaseRequest) -> web.Response:
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(status=405, headers={"Allow": "GET, HEAD"})
+        if request.path == "/healthz":
+            return _report(self._unhealthy())
+        if request.path == "/readyz":
+            return _report(self._not_ready() + self._unhealthy())
+        return web.Response(status=404)
 
 
-def _response(reasons: list[str]) -> web.Response:
+def _report(reasons: list[str]) -> web.Response:
     return web.Response(status=500 if reasons else 200, text="\n".join(reasons) or "ok")

@@ -1,12 +1,13 @@
 """Health is answered from the first second; the limit of open files is raised."""
 
+import asyncio
 import logging
 import resource
 
 import aiohttp
 import pytest
 
-from caphv.runtime import openfiles
+from caphv.runtime import httpserver, openfiles
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import ApiError, Forbidden, NotFound, TooLarge, Unreachable
 from caphv.runtime.health import HealthServer
@@ -49,6 +50,32 @@ def test_readiness_names_the_cause_without_the_text_of_a_server(error: Exception
     informer = manager.add_informer(Informer(Collection(), THINGS))
     informer.last_error = error
     assert manager.not_ready() == [f"cache of things.example.io is not in sync{reason}"]
+
+
+async def test_connections_with_slow_headers_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpserver, "HEADER_SECONDS", 0.2)
+    (port,) = free_ports(1)
+
+    async with HealthServer(f"127.0.0.1:{port}"):
+        for beginning in (b"", b"GET /healthz HTTP/1.1\r\nX-Slow: "):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(beginning)
+            async with asyncio.timeout(10):
+                assert await reader.read(1) == b""
+            writer.close()
+
+
+async def test_other_requests_are_refused() -> None:
+    (port,) = free_ports(1)
+
+    async with HealthServer(f"127.0.0.1:{port}"), aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
+        for method, path, body, status in (
+            ("HEAD", "/healthz", None, 200),
+            ("POST", "/healthz", b"x" * 100_000, 405),
+            ("GET", "/metrics", None, 404),
+        ):
+            async with http.request(method, path, data=body) as response:
+                assert response.status == status
 
 
 async def test_a_health_server_without_an_address_does_nothing() -> None:
