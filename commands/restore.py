@@ -36,6 +36,11 @@ refused.
 )
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @passphrase_options
+@click.option(
+    "--unencrypted",
+    is_flag=True,
+    help="Restore a backup that is not encrypted. Whoever could write to its files decides what is restored.",
+)
 @click.option("--incomplete", is_flag=True, help="Restore a backup although parts of it are missing.")
 @click.option(
     "--keep-existing", is_flag=True, help="Keep objects that exist and are different from those of the backup."
@@ -62,8 +67,12 @@ def restore(directory: Path, **flags: Any) -> None:
     from overview.backup import files
     from overview.backup.writing import is_paused_by_us
 
+    if flags["unencrypted"] and flags["passphrase_file"]:
+        raise click.UsageError("--unencrypted and --passphrase-file exclude each other")
+
     try:
-        backup = files.read(directory, lambda: read_passphrase(flags["passphrase_file"]))
+        passphrase = None if flags["unencrypted"] else lambda: read_passphrase(flags["passphrase_file"])
+        backup = files.read(directory, passphrase)
     except files.BackupError as error:
         raise InputError(str(error)) from None
     whole = _show_missing(backup, flags)

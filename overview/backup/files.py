@@ -1,8 +1,11 @@
-"""A backup on disk: a directory with one file for each object, and an index that says what there should be.
+"""A backup on disk: a directory with one file for each object, and an index that says what there must be.
 
-Every file can be read without the others, so that a backup of which files were lost still says what it has, and what is
-missing. Files are 0600 and directories 0700; a new directory appears under its name only when it is complete, and one
-that exists gets its index last.
+A backup is one authenticated whole. Its index lists every file with a digest, and is itself authenticated in an
+encrypted backup. A directory with other files than those of its index is refused, because they were added later; files
+that are absent or damaged are reported, and the rest can be restored on request.
+
+Files are 0600 and directories 0700; a new directory appears under its name only when it is complete, and one that
+exists gets its index last.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,8 @@ import orjson
 from caphv.api.object import Key, Obj
 from caphv.api.objectid import ObjectId, id_of
 from caphv.runtime.text import Limits, TextError, load_json
-from overview.backup.sealing import Opener, Sealer, SealError, is_sealed
+from overview.backup.graph import is_cluster_api
+from overview.backup.sealing import Opener, Sealer, SealError
 
 FORMAT = 1
 INDEX = "index.json"
@@ -53,19 +57,16 @@ class Origin:
 class Backup:
     """What a directory holds.
 
-    `missing` are files that the index lists and that are absent or damaged, with the reason; `unreadable` are further
-    files that cannot be read.
+    `missing` are files that the index lists and that are absent or damaged, with the reason.
     """
 
     origin: Origin | None = None
-    """None when the index is lost."""
     clusters: tuple[str, ...] = ()
     objects: dict[ObjectId, Obj] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
     """References that led nowhere when the backup was made."""
     unseen: tuple[str, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
-    unreadable: dict[str, str] = field(default_factory=dict)
 
     def cluster_keys(self) -> set[Key]:
         """Namespace and name of each of the clusters."""
@@ -114,99 +115,123 @@ def _resolved(target: Path) -> Path:
     return Path(os.path.realpath(target))
 
 
-def read(folder: Path, passphrase: Callable[[], str]) -> Backup:
-    """Read a backup as far as it can be read; `passphrase` is asked for when a file is encrypted.
+def read(folder: Path, passphrase: Callable[[], str] | None) -> Backup:
+    """Read a backup.
 
-    Raises `BackupError` when there is no file of a backup, or when no file can be opened.
+    :param passphrase: is asked for the passphrase of an encrypted backup; None reads one that is not encrypted
+    :raises BackupError: if the directory is not what one run of `write` left there; files of its index that are absent
+        or damaged are in `missing` instead
     """
     files = _files(folder)
     if not files:
         raise BackupError(f"{folder} holds no backup: neither {INDEX} nor a file of an object")
-    reader = _Reader(folder, passphrase)
-    backup = Backup()
-    index = reader.index(files)
-    digests = {str(entry["file"]): str(entry["sha256"]) for entry in index.get("objects") or ()}
-    labels = {str(entry["file"]): _label(entry) for entry in index.get("objects") or ()}
-    if index:
-        backup.origin = Origin(**{name: str(index["origin"].get(name) or "") for name in Origin.__slots__})
-        backup.clusters = tuple(map(str, index.get("clusters") or ()))
-        backup.absent = frozenset(map(str, index.get("absent") or ()))
-        backup.unseen = tuple(map(str, index.get("unseen") or ()))
-    for name in sorted({*files, *digests} - {INDEX, f"{INDEX}{_SEALED}"}):
+    _check_form(folder, files, is_encrypted=passphrase is not None)
+
+    reader = _Reader(folder, Opener(passphrase()) if passphrase else None)
+    index = reader.read_index(f"{INDEX}{_SEALED}" if passphrase else INDEX)
+    entries = {str(entry["file"]): entry for entry in index["objects"]}
+    _check_names(folder, files, entries)
+
+    backup = Backup(
+        Origin(**{name: str(index["origin"].get(name) or "") for name in Origin.__slots__}),
+        tuple(map(str, index.get("clusters") or ())),
+        absent=frozenset(map(str, index.get("absent") or ())),
+        unseen=tuple(map(str, index.get("unseen") or ())),
+    )
+    for name, entry in sorted(entries.items()):
         try:
-            if name not in files:  # whatever path a forged index names
-                raise SealError("the file does not exist")
-            obj = reader.obj(name, digests.get(name, ""))
+            obj = reader.read_object(name, entry)
         except SealError as error:
-            if name in digests:
-                backup.missing[labels[name]] = str(error)
-            else:
-                backup.unreadable[name] = str(error)
+            backup.missing[_label(entry)] = str(error)
         else:
             backup.objects[id_of(obj)] = obj
+
     if not backup.objects:
-        reason = next(iter({**backup.missing, **backup.unreadable, **reader.errors}.values()), "it is empty")
+        reason = next(iter(backup.missing.values()), "it is empty")
         raise BackupError(f"no object of {folder} can be read: {reason}")
-    if not index:
-        backup.missing["the index of the backup"] = reader.errors.get(INDEX, "the file does not exist")
     return backup
 
 
+def _check_form(folder: Path, files: set[str], *, is_encrypted: bool) -> None:
+    """Raise `BackupError` unless all files are encrypted, or none is and that is expected."""
+    plain = sorted(name for name in files if not name.endswith(_SEALED))
+    if is_encrypted and len(plain) == len(files):
+        raise BackupError(
+            f"{folder} is not encrypted, so whoever could write there may have changed it: if you trust it, add "
+            "--unencrypted"
+        )
+    if is_encrypted and plain:
+        raise BackupError(
+            f"{folder} is encrypted, and {len(plain)} of its files are not: {_listed(plain)}. They were added later: "
+            "find out by whom, and remove them"
+        )
+    if not is_encrypted and len(plain) < len(files):
+        raise BackupError(f"{folder} is encrypted: leave out --unencrypted")
+
+
+def _check_names(folder: Path, files: set[str], entries: Mapping[str, Obj]) -> None:
+    """Raise `BackupError` if there are files that the index does not list."""
+    unlisted = sorted(name for name in files - entries.keys() if name.removesuffix(_SEALED) != INDEX)
+    if unlisted:
+        raise BackupError(
+            f"{folder} has {len(unlisted)} files that its index does not list: {_listed(unlisted)}. They were added "
+            "later: find out by whom, and remove them"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
 class _Reader:
-    def __init__(self, folder: Path, passphrase: Callable[[], str]) -> None:
+    """Reads the files of one backup; `opener` decrypts them, unless they are plain."""
+
+    def __init__(self, folder: Path, opener: Opener | None) -> None:
         self._folder = folder
-        self._passphrase = passphrase
-        self._opener: Opener | None = None
-        self.errors: dict[str, str] = {}
+        self._opener = opener
 
-    def index(self, files: set[str]) -> Obj:
-        """The index, empty when it cannot be read; why is in `errors`."""
-        name = next((name for name in (INDEX, f"{INDEX}{_SEALED}") if name in files), "")
-        if not name:
-            return {}
+    def read_index(self, name: str) -> Obj:
+        """Return the index. Raises `BackupError`: without it, nothing shows what belongs to the backup."""
         try:
-            found = self._json(name, self._content(name), _INDEX_LIMITS)
-            version = found.get("format")
-            if isinstance(version, int) and version != FORMAT:
-                raise BackupError(f"{self._folder / name} has format {version!r}; this version of caphv reads {FORMAT}")
-            if isinstance(found["origin"], dict) and all({"file", "sha256"} <= set(each) for each in found["objects"]):
-                return found
-            self.errors[INDEX] = "is not an index of a backup"
+            index = self._parse(name, self._read(name), _INDEX_LIMITS)
         except SealError as error:
-            self.errors[INDEX] = str(error)
-        except (KeyError, TypeError):
-            self.errors[INDEX] = "is not an index of a backup"
-        return {}
+            raise BackupError(f"the index of {self._folder} cannot be used: {name} {error}") from None
 
-    def obj(self, name: str, digest: str) -> Obj:
-        """An object, checked against the digest of the index. Raises `SealError`."""
-        content = self._content(name)
-        if digest and hashlib.sha256(content).hexdigest() != digest:
+        version = index.get("format")
+        if version != FORMAT:
+            raise BackupError(f"{self._folder / name} has format {version!r}; this version of caphv reads {FORMAT}")
+        if not isinstance(index.get("origin"), dict) or not _are_entries(index.get("objects")):
+            raise BackupError(f"{self._folder / name} is not the index of a backup")
+        return index
+
+    def read_object(self, name: str, entry: Obj) -> Obj:
+        """Return an object that is the one of the index. Raises `SealError`."""
+        content = self._read(name)
+        if hashlib.sha256(content).hexdigest() != entry["sha256"]:
             raise SealError("is not the file that was written: it was changed or damaged")
-        obj = self._json(name, content, _OBJECT_LIMITS)
+
+        obj = self._parse(name, content, _OBJECT_LIMITS)
         metadata = obj.get("metadata")
         texts = (obj.get("apiVersion"), obj.get("kind"), metadata.get("name") if isinstance(metadata, dict) else None)
         if not all(isinstance(text, str) and text for text in texts):
             raise SealError("is not a Kubernetes object")
+        if not is_kept(id_of(obj)):
+            raise SealError(f"is a {id_of(obj).kind}: no backup has objects of this kind")
         return obj
 
-    def _content(self, name: str) -> bytes:
+    def _read(self, name: str) -> bytes:
         try:
             file = self._folder / name
-            if not stat.S_ISREG(file.stat().st_mode) or file.stat().st_size > _INDEX_LIMITS.size:
+            if not stat.S_ISREG(file.lstat().st_mode) or file.stat().st_size > _INDEX_LIMITS.size:
                 raise SealError("is not a file of a backup")
             content = file.read_bytes()
         except FileNotFoundError:
             raise SealError("the file does not exist") from None
         except OSError as error:
             raise SealError(f"cannot be read: {error.strerror}") from None
-        if not is_sealed(content):
-            return content
-        if self._opener is None:
-            self._opener = Opener(self._passphrase())
-        return self._opener.open(content)
+        return self._opener.open(content) if self._opener else content
 
-    def _json(self, name: str, content: bytes, limits: Limits) -> Obj:
+    def _parse(self, name: str, content: bytes, limits: Limits) -> Obj:
         try:
             value = load_json(content, limits)
         except TextError as error:
@@ -214,6 +239,25 @@ class _Reader:
         if not isinstance(value, dict):
             raise SealError(f"{name} is not a JSON object")
         return value
+
+
+def is_kept(identity: ObjectId) -> bool:
+    """Return whether backups have objects of this kind: those of Cluster API, Secrets, ConfigMaps and Namespaces."""
+    return is_cluster_api(identity.group) or (
+        not identity.group and identity.kind in ("ConfigMap", "Namespace", "Secret")
+    )
+
+
+def _are_entries(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, dict) and _is_entry(entry) for entry in value)
+
+
+def _is_entry(entry: Obj) -> bool:
+    file, digest = entry.get("file"), entry.get("sha256")
+    if not isinstance(file, str) or not isinstance(digest, str):
+        return False
+    # An index of others must not lead out of the directory.
+    return not file.startswith("/") and ".." not in file.split("/")
 
 
 def _write(folder: Path, backup: Backup, sealer: Sealer | None) -> int:

@@ -83,7 +83,7 @@ def plan(backup: Backup, existing: Mapping[ObjectId, Obj], origin: str) -> tuple
 
 def missing_of(backup: Backup) -> dict[str, str]:
     """What the backup lacks: what, and why it is known. Empty for a whole one."""
-    found = {**backup.missing, **backup.unreadable}
+    found = dict(backup.missing)
     if all(identity[:2] != _CLUSTER for identity in backup.objects):
         found.setdefault("Cluster", "the backup has no Cluster at all")
     for identity, obj in sorted(backup.objects.items()):

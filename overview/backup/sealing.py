@@ -42,36 +42,42 @@ class Sealer:
 
 
 class Opener:
-    """Decrypts files with one passphrase; keys are derived once for each salt."""
+    """Decrypts the files of one backup with one passphrase.
+
+    All of them have the salt of the first one: a key is derived once, and a file of another backup is refused.
+    """
 
     def __init__(self, passphrase: str) -> None:
         self._passphrase = passphrase
-        self._ciphers: dict[bytes, AESGCM] = {}
+        self._header = b""
+        self._cipher: AESGCM | None = None
 
     def open(self, sealed: bytes) -> bytes:
         """Return the content of an encrypted file. Raises `SealError`."""
-        found = _HEADER.match(sealed)
-        if found is None:
+        match = _HEADER.match(sealed)
+        if match is None:
             raise SealError("is not an encrypted backup file, or its header is damaged")
-        header, body = found[0], sealed[found.end() :]
-        if header not in self._ciphers:
-            cost = int(found[1])
-            if cost > _HIGHEST_COST:
-                raise SealError(f"asks for too much work to derive its key (n={cost}; at most {_HIGHEST_COST})")
-            try:
-                salt = base64.b64decode(found[2], validate=True)
-            except binascii.Error:
-                raise SealError("is damaged") from None
-            self._ciphers[header] = AESGCM(_key(self._passphrase, salt, cost))
+
+        header, body = match[0], sealed[match.end() :]
+        if self._cipher is None:
+            self._header, self._cipher = header, AESGCM(self._derive_key(match))
+        if header != self._header:
+            raise SealError("is a file of another backup, or its header is damaged")
+
         try:
-            return self._ciphers[header].decrypt(body[:_NONCE], body[_NONCE:], header)
+            return self._cipher.decrypt(body[:_NONCE], body[_NONCE:], header)
         except (InvalidTag, ValueError):
             raise SealError("cannot be decrypted: the passphrase is wrong, or the file is damaged") from None
 
-
-def is_sealed(content: bytes) -> bool:
-    """Whether a file is an encrypted one, intact or not."""
-    return content.startswith(_NAME)
+    def _derive_key(self, header: re.Match[bytes]) -> bytes:
+        cost = int(header[1])
+        if cost > _HIGHEST_COST:
+            raise SealError(f"asks for too much work to derive its key (n={cost}; at most {_HIGHEST_COST})")
+        try:
+            salt = base64.b64decode(header[2], validate=True)
+        except binascii.Error:
+            raise SealError("is damaged") from None
+        return _key(self._passphrase, salt, cost)
 
 
 def _key(passphrase: str, salt: bytes, cost: int) -> bytes:

@@ -180,7 +180,7 @@ def test_an_object_that_is_different_stops_it_before_anything_is_created(
         return server
 
     other = Management(asyncio.run(start()), tmp_path)
-    lacking = other.caphv("restore", folder, "--yes")
+    lacking = other.caphv("restore", folder, "--unencrypted", "--yes")
     assert lacking.exit_code == 2
     assert "MachineHealthCheck of cluster.x-k8s.io is not installed there" in lacking.output
 
@@ -189,15 +189,17 @@ def test_an_object_that_is_different_stops_it_before_anything_is_created(
             await manifests.apply(client, definitions())
 
     asyncio.run(install())
-    refused = other.caphv("restore", folder, "--yes")
+    refused = other.caphv("restore", folder, "--unencrypted", "--yes")
     assert refused.exit_code == 2
     assert "Secret team/identity exists and is different" in refused.output
     assert list(asyncio.run(everything(other.server))) == ["Secret team/identity"]
-    shown = other.caphv("restore", folder, "--dry-run")
+    shown = other.caphv("restore", folder, "--unencrypted", "--dry-run")
     assert (shown.exit_code, "--keep-existing" in shown.output) == (1, True), shown.output
-    shown = other.caphv("restore", folder, "--dry-run", "--keep-existing")
+    shown = other.caphv("restore", folder, "--unencrypted", "--dry-run", "--keep-existing")
     assert shown.exit_code == 0, shown.output
-    kept = other.caphv("restore", folder, "--yes", "--keep-existing", "--old-management-cluster-stopped")
+    kept = other.caphv(
+        "restore", folder, "--unencrypted", "--yes", "--keep-existing", "--old-management-cluster-stopped"
+    )
     assert kept.exit_code == 0, kept.output
     secret = asyncio.run(everything(other.server))["Secret team/identity"]
     assert secret["data"] == {"kubeconfig": "b3RoZXI="}
@@ -208,14 +210,14 @@ def test_half_a_backup_is_refused_with_a_list(sides: tuple[Management, Managemen
     folder = tmp_path / "b"
     assert old.caphv("backup", "team/shop", str(folder), "--unencrypted").exit_code == 0
     (folder / "team" / "secret" / "identity.json").unlink()
-    result = new.caphv("restore", str(folder), "--yes")
+    result = new.caphv("restore", str(folder), "--unencrypted", "--yes")
     assert result.exit_code == 2
     assert "missing: Secret team/identity (the file does not exist)" in result.output
     assert "1 of its parts are missing" in result.output
-    shown = new.caphv("restore", str(folder), "--dry-run", "--keep-existing")
+    shown = new.caphv("restore", str(folder), "--unencrypted", "--dry-run", "--keep-existing")
     assert (shown.exit_code, "1 of its parts are missing" in shown.output) == (1, True), shown.output
     assert " objects: " in shown.output
-    shown = new.caphv("restore", str(folder), "--dry-run", "--keep-existing", "--incomplete")
+    shown = new.caphv("restore", str(folder), "--unencrypted", "--dry-run", "--keep-existing", "--incomplete")
     assert shown.exit_code == 0, shown.output
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def sealer() -> Sealer:
 def test_what_is_written_is_read_back(tmp_path: Path, sealer: Sealer, encrypted: bool) -> None:
     backup = a_backup()
     files.write(tmp_path / "b", backup, sealer if encrypted else None)
-    found = files.read(tmp_path / "b", (lambda: PASSPHRASE) if encrypted else never)
+    found = files.read(tmp_path / "b", (lambda: PASSPHRASE) if encrypted else None)
     assert found == backup
     assert missing_of(found) == {}
 
@@ -64,7 +65,7 @@ def test_an_empty_directory_is_filled_in_place(tmp_path: Path, monkeypatch: pyte
     # A shell in this directory sees it.
     assert (empty.stat().st_ino, stat.S_IMODE(empty.stat().st_mode)) == (before, 0o700)
     assert not list(empty.glob(".*"))
-    assert files.read(Path(name), never) == backup
+    assert files.read(Path(name), None) == backup
 
 
 @pytest.mark.parametrize("name", ["absent/b", "file/b", "dangling"])
@@ -94,41 +95,115 @@ def test_half_a_backup_says_what_is_missing(tmp_path: Path, sealer: Sealer, encr
     (folder / "secret" / f"identity.json{suffix}").unlink()
     damaged = folder / "machine.cluster.x-k8s.io" / f"shop-0.json{suffix}"
     damaged.write_bytes(damaged.read_bytes()[:-20] + b"x" * 20)
-    found = files.read(tmp_path / "b", lambda: PASSPHRASE)
+    found = files.read(tmp_path / "b", (lambda: PASSPHRASE) if encrypted else None)
     missing = missing_of(found)
     assert missing["Secret team/identity"] == "the file does not exist"
     assert "damaged" in missing["Machine team/shop-0"]
     assert len(missing) == 2
 
 
-def test_without_its_index_a_backup_is_read_and_checked_by_references(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_without_its_index_a_backup_is_refused(tmp_path: Path, sealer: Sealer, encrypted: bool) -> None:
+    files.write(tmp_path / "b", a_backup(), sealer if encrypted else None)
+    (tmp_path / "b" / ("index.json.sealed" if encrypted else "index.json")).unlink()
+    with pytest.raises(BackupError, match="the file does not exist"):
+        files.read(tmp_path / "b", (lambda: PASSPHRASE) if encrypted else None)
+
+
+EVIL = '{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "identity", "namespace": "team"}}'
+
+
+def add_file(folder: Path) -> None:
+    (folder / "team" / "evil.json").write_text(EVIL)
+
+
+def add_later_file(folder: Path) -> None:
+    """One that sorts after the encrypted one of the same object, and so would replace it."""
+    (folder / "team" / "secret" / "identity.jsonx.json").write_text(EVIL)
+
+
+def add_plain_index(folder: Path) -> None:
+    (folder / "index.json").write_text('{"format": 1, "origin": {"uid": "mine"}, "clusters": [], "objects": []}')
+
+
+def add_encrypted_file_of_another(folder: Path) -> None:
+    (folder / "team" / "evil.json.sealed").write_bytes(Sealer(PASSPHRASE).seal(EVIL.encode()))
+
+
+def decrypt_object(folder: Path) -> None:
+    (folder / "team" / "secret" / "identity.json.sealed").rename(folder / "team" / "secret" / "identity.json")
+
+
+@pytest.mark.parametrize(
+    "attack", [add_file, add_later_file, add_plain_index, add_encrypted_file_of_another, decrypt_object]
+)
+def test_an_encrypted_backup_with_any_other_file_is_refused(
+    tmp_path: Path, sealer: Sealer, attack: Callable[[Path], None]
+) -> None:
+    files.write(tmp_path / "b", a_backup(), sealer)
+    attack(tmp_path / "b")
+    with pytest.raises(BackupError, match="added later"):
+        files.read(tmp_path / "b", lambda: PASSPHRASE)
+
+
+@pytest.mark.parametrize("replaced", ["index.json.sealed", "team/secret/identity.json.sealed"])
+@pytest.mark.parametrize("forged", ["plain", "another passphrase", "another backup"])
+def test_a_replaced_file_is_not_used(tmp_path: Path, sealer: Sealer, replaced: str, forged: str) -> None:
+    files.write(tmp_path / "b", a_backup(), sealer)
+    files.write(tmp_path / "other", a_backup(), Sealer(PASSPHRASE if forged == "another backup" else "a" * 12))
+    content = (tmp_path / "other" / replaced).read_bytes()
+    (tmp_path / "b" / replaced).write_bytes(EVIL.encode() if forged == "plain" else content)
+
+    try:
+        backup = files.read(tmp_path / "b", lambda: PASSPHRASE)
+    except BackupError:
+        assert "index" in replaced
+    else:
+        assert list(backup.missing) == ["Secret team/identity"]
+
+
+def test_a_plain_backup_needs_an_explicit_option_and_nothing_asks_for_a_passphrase(tmp_path: Path) -> None:
     files.write(tmp_path / "b", a_backup(), None)
-    (tmp_path / "b" / "index.json").unlink()
-    (tmp_path / "b" / "team" / "secret" / "identity.json").unlink()
-    found = files.read(tmp_path / "b", never)
-    assert missing_of(found) == {
-        "the index of the backup": "the file does not exist",
-        "Secret team/identity": "HarvesterCluster team/shop-x7k2p refers to it",
-    }
+    with pytest.raises(BackupError, match="--unencrypted"):
+        files.read(tmp_path / "b", never)
+    files.write(tmp_path / "sealed", a_backup(), Sealer(PASSPHRASE))
+    with pytest.raises(BackupError, match="leave out --unencrypted"):
+        files.read(tmp_path / "sealed", None)
+
+
+def test_kinds_that_no_backup_has_are_not_read(tmp_path: Path) -> None:
+    backup = a_backup()
+    evil = made("rbac.authorization.k8s.io/v1", "ClusterRoleBinding", "evil", namespace="")
+    backup.objects[files.id_of(evil)] = evil
+    files.write(tmp_path / "b", backup, None)
+    assert list(files.read(tmp_path / "b", None).missing) == ["ClusterRoleBinding evil"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"kind": 1}', b"[" * 10_000, b"caphv-backup/1 nonsense"])
 def test_hostile_files_are_named_and_do_no_harm(tmp_path: Path, content: bytes) -> None:
     files.write(tmp_path / "b", a_backup(), None)
-    (tmp_path / "b" / "team" / "evil.json").write_bytes(content)
-    found = files.read(tmp_path / "b", lambda: PASSPHRASE)
-    assert list(found.unreadable) == ["team/evil.json"]
+    (tmp_path / "b" / "team" / "secret" / "identity.json").write_bytes(content)
+    assert list(files.read(tmp_path / "b", None).missing) == ["Secret team/identity"]
     (tmp_path / "b" / "index.json").write_bytes(content)
-    assert "the index of the backup" in missing_of(files.read(tmp_path / "b", lambda: PASSPHRASE))
+    with pytest.raises(BackupError, match="index"):
+        files.read(tmp_path / "b", None)
 
 
-def test_a_forged_index_reads_no_other_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["../outside.json", "/etc/outside.json", "team/../../outside.json"])
+def test_a_forged_index_reads_no_other_files(tmp_path: Path, name: str) -> None:
     files.write(tmp_path / "b", a_backup(), None)
     index = tmp_path / "b" / "index.json"
-    (tmp_path / "outside.json").write_text('{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "x"}}')
-    index.write_text(index.read_text().replace("team/secret/identity.json", "../outside.json"))
-    found = files.read(tmp_path / "b", never)
-    assert found.missing == {"Secret team/identity": "the file does not exist"}
+    index.write_text(index.read_text().replace("team/secret/identity.json", name))
+    with pytest.raises(BackupError, match="not the index of a backup"):
+        files.read(tmp_path / "b", None)
+
+
+def test_a_link_in_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    files.write(tmp_path / "b", a_backup(), None)
+    file = tmp_path / "b" / "team" / "secret" / "identity.json"
+    file.rename(tmp_path / "outside.json")
+    file.symlink_to(tmp_path / "outside.json")
+    assert files.read(tmp_path / "b", None).missing == {"Secret team/identity": "is not a file of a backup"}
 
 
 @given(st.text(min_size=1, max_size=300))
