@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +27,8 @@ from commands.options.management import (
 if TYPE_CHECKING:
     from overview.model import Overview
 
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
+
 
 @click.command(
     short_help="Show clusters, what is wrong with them, and what to do.",
@@ -34,7 +38,7 @@ Examples:
   caphv status -A                       all clusters
   caphv status -A --watch               refreshed on every change
   caphv status production -n team-a --deep
-  caphv status -A --serve               a live page at http://127.0.0.1:8642/
+  caphv status -A --serve               a live page, at the address that it prints
   caphv status -A -o json | jq '.clusters[] | select(.wrong)'
 
 \b
@@ -53,7 +57,13 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
     default="127.0.0.1:8642",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to serve it. Anyone who can reach this address sees everything that you may read.",
+    help="Where to serve it. Who knows the page's address, which has a random token, sees what you may read.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with the token of the page's address, to keep a bookmark.  [default: a new token each time]",
 )
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 @insecure_option
@@ -122,14 +132,29 @@ async def _serve(flags: dict[str, Any], chosen: Selection) -> None:
 
     logging.getLogger("caphv.runtime").setLevel(logging.CRITICAL)
     host, port = _address(flags["bind_address"])
+    token = _read_token(flags["token_file"])
     async with management_client(flags) as client:
-        page = LivePage(client, chosen.namespace, frozenset(chosen.keys), deep=flags["deep"] is not False)
+        page = LivePage(client, chosen.namespace, frozenset(chosen.keys), deep=flags["deep"] is not False, token=token)
         try:
             async with page.serving(host, port) as url:
                 click.echo(f"Live page at {url} (Ctrl-C ends it)")
                 await asyncio.Event().wait()
         except OSError as error:
             raise CommandError(f"cannot serve at {flags['bind_address']}: {error.strerror}") from None
+
+
+def _read_token(file: Path | None) -> str:
+    """Return the token of a file, or an empty text without a file."""
+    if file is None:
+        return ""
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"cannot read {file}: {error}", param_hint="--token-file") from None
+    if not _TOKEN.fullmatch(token):
+        problem = f"{file} must have 16 to 128 letters, digits, - and _ (for example of `openssl rand -hex 24`)"
+        raise click.BadParameter(problem, param_hint="--token-file")
+    return token
 
 
 def _address(text: str) -> tuple[str, int]:

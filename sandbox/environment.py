@@ -11,6 +11,7 @@ import datetime
 import fcntl
 import importlib.util
 import os
+import secrets
 import shutil
 import sys
 import time
@@ -245,7 +246,11 @@ class Sandbox:
     async def _page(self) -> Process:
         (port,) = children.free_ports(1)
         where = f"--kubeconfig={self.kubeconfig('management')}"
-        options = ("status", "--all-namespaces", "--serve", where, f"--bind-address=127.0.0.1:{port}")
+        token = self.folder / "page.token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_urlsafe(24), encoding="utf-8")
+        place = (f"--bind-address=127.0.0.1:{port}", f"--token-file={token}")
+        options = ("status", "--all-namespaces", "--serve", where, *place)
         process = self._python(PAGE, "caphv", *options)
         await children.wait_ready(process, lambda: answers(page_url(process.command)), START_SECONDS[PAGE])
         return process

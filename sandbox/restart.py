@@ -109,8 +109,9 @@ async def _core_is_ready(folder: Path, *, older_versions: bool) -> bool:
 
 
 def page_url(command: Sequence[str]) -> str:
-    """Address of the live page, from the command that serves it."""
-    return f"http://{_value(command, '--bind-address=')}/"
+    """Return the address of the live page, from the command that serves it."""
+    token = Path(_value(command, "--token-file=")).read_text(encoding="utf-8")
+    return f"http://{_value(command, '--bind-address=')}/{token}/"
 
 
 def _provider_url(part: ProcessRecord) -> str:

@@ -1,7 +1,8 @@
 """Serves the live page: one static file, and a stream of events with the whole state.
 
-The page shows what the user who started it may read, so it is for that user alone: it listens on loopback, and
-requests that name another host are refused, lest a web site that resolves its name to 127.0.0.1 reads along.
+The page shows what the user who started it may read, so it is for that user alone: its address has a random token,
+which other users of the machine do not know, it listens on loopback, and requests that name another host are refused,
+lest a web site that resolves its name to 127.0.0.1 reads along.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ipaddress
 import json
 import logging
 import secrets
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -36,6 +38,8 @@ _PAGE = Path(__file__).with_name("page.html")
 _DEEP_SECONDS = 15.0
 _HEARTBEAT_SECONDS = 15.0
 _EVENTS = 30
+# Browsers open one for each tab. Each costs a file descriptor and a copy of the state.
+_MOST_STREAMS = 32
 
 
 @dataclass(slots=True)
@@ -60,9 +64,16 @@ class Feed:
 
 
 class LivePage:
-    """Follows clusters and serves the page; `keys` limits it to some of them, `deep` asks Harvesters, too."""
+    """Follows clusters and serves the page.
 
-    def __init__(self, client: ApiClient, namespace: str, keys: frozenset[Key], *, deep: bool) -> None:
+    :param keys: limits it to some clusters
+    :param deep: asks Harvesters and workload clusters, too
+    :param token: the secret part of the page's address; a new one by default
+    """
+
+    def __init__(self, client: ApiClient, namespace: str, keys: frozenset[Key], *, deep: bool, token: str = "") -> None:
+        self._token = token or secrets.token_urlsafe(24)
+        self._streams = 0
         self._client = client
         self._namespace, self._keys, self._deep = namespace, keys, deep
         self._feed = Feed()
@@ -75,16 +86,16 @@ class LivePage:
         """What the page could not do last, and why: it shows this next to a state that is older."""
         self._page = ""
         self._nonce = secrets.token_urlsafe(16)
-        self._loopback = True
+        self._hosts: frozenset[str] = frozenset()
 
     @asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[str]:
         """Serve for as long as the block lasts; yields the URL. Raises as `Follower` does, and `OSError`."""
-        self._loopback = _is_loopback(host)
+        self._hosts = _names_of(host)
         self._page = _PAGE.read_text(encoding="utf-8").replace("@NONCE@", self._nonce)
         app = web.Application(middlewares=[self._guard])
-        app.router.add_get("/", self._index)
-        app.router.add_get("/events", self._stream)
+        app.router.add_get("/{token}/", self._index)
+        app.router.add_get("/{token}/events", self._stream)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         async with Follower(self._client, self._namespace, events=True) as follower:
             await runner.setup()
@@ -97,7 +108,7 @@ class LivePage:
                 tasks = [asyncio.create_task(self._again_and_again(*each)) for each in works.items()]
                 try:
                     bound = runner.addresses[0][1]
-                    yield f"http://{f'[{host}]' if ':' in host else host}:{bound}/"
+                    yield f"http://{f'[{host}]' if ':' in host else host}:{bound}/{self._token}/"
                 finally:
                     for task in tasks:
                         task.cancel()
@@ -156,8 +167,14 @@ class LivePage:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        if self._loopback and not _is_loopback(request.url.host or ""):
-            raise web.HTTPForbidden(text="This page is for this machine only.")
+        named = (request.url.host or "").removesuffix(".").lower()
+        if not (_is_loopback(named) or named in self._hosts or (self._hosts and _is_address(named))):
+            raise web.HTTPForbidden(text="This page does not have this host name.")
+
+        sent = request.path.split("/")[1]
+        if not secrets.compare_digest(sent.encode(), self._token.encode()):
+            raise web.HTTPNotFound(text="The address of the page is in the output of the command that serves it.")
+
         response: web.StreamResponse = await handler(request)
         return response
 
@@ -175,10 +192,21 @@ class LivePage:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
+        if self._streams >= _MOST_STREAMS:
+            raise web.HTTPServiceUnavailable(text="Too many pages are open: close some.", headers={"Retry-After": "15"})
+
+        self._streams += 1
+        try:
+            return await self._send_states(request)
+        finally:
+            self._streams -= 1
+
+    async def _send_states(self, request: web.Request) -> web.StreamResponse:
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         sent = ""
+
         with suppress(ConnectionError):
             while True:
                 try:
@@ -229,10 +257,23 @@ def latest_events(events: Iterable[Obj]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["time"], reverse=True)[:_EVENTS]
 
 
+def _names_of(host: str) -> frozenset[str]:
+    """Return the names under which browsers may reach this machine if it listens on an address that is not loopback.
+
+    Addresses are not among them: a web site can make its name lead here, but not its address.
+    """
+    if _is_loopback(host):
+        return frozenset()
+    return frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
+
+
 def _is_loopback(host: str) -> bool:
-    if host.removesuffix(".") == "localhost":
-        return True
+    return host.removesuffix(".") == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True

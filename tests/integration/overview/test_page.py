@@ -98,6 +98,23 @@ def test_the_stream_has_the_whole_state_and_each_change(management: Management, 
     assert event["namespace"] == namespace  # type: ignore[index]
 
 
+def test_the_page_needs_its_token_and_serves_a_limited_number_of_tabs(management: Management, namespace: str) -> None:
+    async def ask() -> tuple[list[int], list[int]]:
+        async with page(management, namespace) as url, aiohttp.ClientSession() as session:
+            root = url.rsplit("/", 2)[0]
+            guesses = [f"{root}/", f"{root}/events", f"{root}/{'x' * 32}/", f"{root}/{'x' * 32}/events", f"{url}x"]
+            refused = [(await session.get(guess)).status for guess in guesses]
+
+            connector = aiohttp.TCPConnector(limit=0)
+            async with aiohttp.ClientSession(connector=connector) as tabs:
+                opened = [(await tabs.get(f"{url}events")).status for _ in range(40)]
+            return refused, opened
+
+    refused, opened = asyncio.run(ask())
+    assert refused == [404] * 5
+    assert opened == [200] * 32 + [503] * 8
+
+
 async def _next(answer: aiohttp.ClientResponse) -> dict[str, object]:
     while True:
         line = (await answer.content.readline()).decode()
