@@ -5,36 +5,45 @@ parsed as YAML, and only then the values are put where the holes are. So a value
 holds, an object or list keeps its type, and the parsed text is the same for all clusters that take the same branches:
 it is parsed once.
 
-Templates run in Jinja2's sandbox, and a name that is not defined fails.
+Templates run in Jinja2's sandbox, and a name that is not defined fails. What one rendering may take is bounded, so that
+a template of an operator that is wrong or hostile stops its own cluster only.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import jinja2
-import yaml
 from jinja2 import nodes
 from jinja2.bccache import Bucket
+from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from caphv.runtime.text import Limits, load_yaml_all
 from packager.rendering import yaml as yamltext
 from packager.tree import path_of
 
 SUFFIX = ".j2"
 _HOLES = "_holes"
 _HOLE = re.compile("\ue000([0-9]+)\ue001")
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_BUDGET = "_budget"
 _SHAPES = 4096
 _PROGRAMS = 1024
+# A bundle has some hundred lines; the largest shipped one goes through some dozen items.
+_MOST_ITERATIONS = 100_000
+_LONGEST_TEXT = 4 * 1024 * 1024
+_LIMITS = Limits(size=_LONGEST_TEXT, nodes=1_000_000)
+# Filters that make a text of any length from a short one.
+_GROWING_FILTERS = ("center", "format", "indent", "wordwrap")
 
 
 class TemplateError(Exception):
@@ -87,20 +96,20 @@ class Templates:
         """
         holes: list[Any] = []
         try:
-            text = self._compiled[file].render(context, **{_HOLES: holes})
+            text = _join(self._compiled[file].generate(context, **{_HOLES: holes, _BUDGET: [_MOST_ITERATIONS]}))
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
             raise TemplateError(file, f"{_line(error, file)}{error}") from None
         except AttributeError as error:
             raise TemplateError(file, str(error)) from None
         try:
             return [_filled(document, holes) for document in self._shape(text) if document is not None]
-        except (yaml.YAMLError, ValueError, TypeError) as error:
+        except (ValueError, TypeError) as error:
             raise TemplateError(file, f"makes no YAML: {_without_holes(str(error))}") from None
 
     def _shape(self, text: str) -> list[Any]:
         known = self._shapes.get(text)
         if known is None:
-            known = self._shapes[text] = list(yaml.load_all(text, Loader=_LOADER))  # noqa: TID251 - the operator's own templates
+            known = self._shapes[text] = load_yaml_all(text, _LIMITS)
             if len(self._shapes) > _SHAPES:
                 self._shapes.popitem(last=False)
         return known
@@ -125,10 +134,27 @@ class _Programs(jinja2.BytecodeCache):
 
 
 _programs = _Programs()
+_COUNTED = "_counted"
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja2's sandbox, with a short way to fields of settings, which are most of what templates read."""
+    """Jinja2's sandbox with bounds, and a short way to fields of settings, which are most of what templates read."""
+
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """Refuse to make large values of small ones."""
+        if operator != "**" and isinstance(left, int | float) and isinstance(right, int | float):
+            return super().call_binop(context, operator, left, right)
+        raise SecurityError(f"{operator} is for numbers only, and ** is not available")
+
+    def _generate(
+        self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
+    ) -> str:
+        for loop in source.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None)
+        source.set_environment(self)
+        return super()._generate(source, name, filename, defer_init)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if is_dataclass(obj) and not attr.startswith("_") and not callable(value):
@@ -200,7 +226,34 @@ def _environment(files: dict[str, str]) -> _Sandbox:
         bytecode_cache=_programs,
     )
     environment.filters["yaml"] = yamltext.dump
+    environment.filters[_COUNTED] = _count_iterations
+    for name in _GROWING_FILTERS:
+        del environment.filters[name]
     return environment
+
+
+@jinja2.pass_context
+def _count_iterations(context: jinja2.runtime.Context, items: Any) -> list[Any]:
+    """Return the items of a loop. All loops of one rendering together have a bounded number of them."""
+    budget = context[_BUDGET]
+    counted = list(itertools.islice(items, budget[0] + 1))
+    if len(counted) > budget[0]:
+        raise SecurityError(f"loops go through more than {_MOST_ITERATIONS} items")
+    budget[0] -= len(counted)
+    return counted
+
+
+def _join(pieces: Iterator[str]) -> str:
+    text = []
+    length = 0
+
+    for piece in pieces:
+        length += len(piece)
+        if length > _LONGEST_TEXT:
+            raise SecurityError(f"makes more than {_LONGEST_TEXT} characters")
+        text.append(piece)
+
+    return "".join(text)
 
 
 @functools.lru_cache(maxsize=_PROGRAMS)
