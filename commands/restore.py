@@ -39,7 +39,7 @@ refused.
 @click.option(
     "--unencrypted",
     is_flag=True,
-    help="Restore a backup that is not encrypted. Whoever could write to its files decides what is restored.",
+    help="Restore a backup that is not encrypted. Anyone with write access to its files decides what is restored.",
 )
 @click.option("--incomplete", is_flag=True, help="Restore a backup although parts of it are missing.")
 @click.option(

@@ -157,7 +157,7 @@ def _check_form(folder: Path, files: set[str], *, is_encrypted: bool) -> None:
     plain = sorted(name for name in files if not name.endswith(_SEALED))
     if is_encrypted and len(plain) == len(files):
         raise BackupError(
-            f"{folder} is not encrypted, so whoever could write there may have changed it: if you trust it, add "
+            f"{folder} is not encrypted, so anyone with write access may have changed it: if you trust it, add "
             "--unencrypted"
         )
     if is_encrypted and plain:

@@ -20,7 +20,7 @@ def test_a_pattern_takes_linear_time(regex: Regex) -> None:
     for size in SIZES:
         for text in regexes.attacks(regex, size):
             if regexes.seconds_of(regex, text) > 0.01 + SECONDS_PER_CHARACTER * len(text):
-                # Once more: another process may have had the processor's caches.
+                # Again: another process may have had the processor's caches.
                 seconds = regexes.seconds_of(regex, text)
                 assert seconds <= 0.01 + SECONDS_PER_CHARACTER * len(text), (
                     f"{seconds:.3f} s for {len(text)} characters like {text[:60]!r}"
