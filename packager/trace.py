@@ -22,6 +22,7 @@ from packager.git.paths import joined
 from packager.git.snapshot import Snapshot
 from packager.rendering.bundles import FLEET_YAML, bundle_name, workspace
 from packager.rendering.renderer import Rendered
+from packager.rendering.vendored import CHART_FILE
 from packager.tree import cluster_folder
 
 _BUNDLES = {
@@ -115,12 +116,12 @@ def bundles_of(rendered: Rendered, setting: tuple[str, ...]) -> list[str]:
 
 
 def manifests(rendered: Rendered, bundle: str) -> list[Obj]:
-    """Return the manifests of a rendered bundle."""
+    """Return the manifests of a rendered bundle; files of a vendored chart are templates, not manifests."""
     folder = f"{cluster_folder(*rendered.cluster)}/{bundle}/"
     texts = [
         text
         for path, text in sorted(rendered.tree.items())
-        if path.startswith(folder) and path != f"{folder}{FLEET_YAML}"
+        if path.startswith(folder) and path != f"{folder}{FLEET_YAML}" and "/" not in path.removeprefix(folder)
     ]
     return [obj for text in texts for obj in load_yaml_all(text, _LIMITS) if isinstance(obj, dict)]
 
@@ -148,9 +149,20 @@ def trace(
 def _rendered(rendered: Rendered, bundle: str) -> Stage:
     folder = f"{cluster_folder(*rendered.cluster)}/{bundle}"
     helm = at(load_yaml(rendered.tree[f"{folder}/{FLEET_YAML}"], _LIMITS), "helm") or {}
-    chart = f"chart {helm['chart']} {helm.get('version', '')}".strip() if "chart" in helm else ""
     kinds = ", ".join(f"{obj['kind']} {obj['metadata']['name']}" for obj in manifests(rendered, bundle))
-    return Stage("rendered", folder, True, chart or kinds)
+    return Stage("rendered", folder, True, _chart(helm, rendered.tree.get(f"{folder}/{CHART_FILE}")) or kinds)
+
+
+def _chart(helm: Mapping[str, Any], vendored: bytes | None) -> str:
+    """Return name, version and, unless it is a named repository, source of a bundle's chart; empty without one."""
+    version = str(helm.get("version", ""))
+    if vendored is not None:
+        return f"chart {at(load_yaml(vendored, _LIMITS), 'name')} {version} from the repository"
+    chart, repository = str(helm.get("chart", "")), str(helm.get("repo", ""))
+    if not chart and repository:
+        address, _, chart = repository.rpartition("/")
+        return f"chart {chart} {version} from {address}"
+    return f"chart {chart} {version}".strip() if chart else ""
 
 
 def _repository(rendered: Rendered, bundle: str, snapshot: Snapshot | None, branch: BranchState) -> Iterator[Stage]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from caphv.api import supported
 from caphv.api.object import Key, Obj
 from caphv.validation.finding import Finding, in_order
 from packager.addons import rules
@@ -144,6 +145,11 @@ class AddonSettings:
     def installer(self) -> str:
         """Who installs charts where that can be chosen and is not the default; empty for the default."""
         return HELM_CONTROLLER if self.distribution == "rke2" and self.packaging is Packaging.HELM_CHART else ""
+
+    @property
+    def helm_controller(self) -> supported.HelmController:
+        """What HelmCharts and HelmChartConfigs say to the Helm controller of this version of Kubernetes."""
+        return supported.support().helm_controller(self.kubernetes_version)
 
     @property
     def network(self) -> Obj:

@@ -109,7 +109,14 @@ def _of_fleet(settings: Obj, namespace: str, file: str, own: Tree) -> Iterator[R
         ref = ChartRef(_name(own.get("Chart.yaml", b""), file), "", ref.version)
     values = helm.get("values") or {}
     yield Release(
-        str(helm.get("releaseName")), namespace, ref, values, file, ("helm", "values"), True, own if vendored else None
+        str(helm.get("releaseName") or settings.get("name")),
+        namespace,
+        ref,
+        values,
+        file,
+        ("helm", "values"),
+        True,
+        own if vendored else None,
     )
 
 

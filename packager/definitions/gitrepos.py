@@ -22,12 +22,23 @@ from packager.git.folder import RECORD, Folder, recorded
 from packager.git.paths import joined
 from packager.git.snapshot import Snapshot
 from packager.rendering import branches, yaml
+from packager.rendering.bundles import FLEET_YAML
 from packager.rendering.gitrepo import GitRepoOptions, cluster_path, git_repo, namespace_path
 from packager.tree import CLUSTERS, path_of
 
 _FILE = "gitrepo.yaml"
 # No namespace begins with a dot, so that this never exists.
 _NOTHING = f"{CLUSTERS}/.none"
+# A GitRepo reports problems of what it reads, each of which has a condition of its own elsewhere: the bundle that
+# delivers the GitRepo is ready when the GitRepo exists. One made by hand is taken over.
+_CONDITIONS = ("Ready", "GitPolling", "Reconciling", "Stalled", "Accepted")
+_SETTINGS = yaml.dump(
+    {
+        "keepResources": True,
+        "helm": {"takeOwnership": True, "force": True, "disablePreProcess": True},
+        "ignore": {"conditions": [{"type": condition} for condition in _CONDITIONS]},
+    }
+).encode()
 _LIMITS = Limits(size=4 * 1024 * 1024, nodes=100_000, seconds=10)
 
 
@@ -77,7 +88,10 @@ def folders(options: GitRepoOptions, members: Iterable[Member], snapshot: Snapsh
         read = {path for place, found in paths.items() if place[0] == workspace for path in found}
         read |= {cluster_path(options, one.cluster) for one in given if one.own}
         repos = dict(_left(options, snapshot, workspace, read)) | repos
-    return {place: Folder({_FILE: yaml.dump_all(protected([repo])).encode()}) for place, repo in repos.items()}
+    return {
+        place: Folder({_FILE: yaml.dump_all(protected([repo])).encode(), FLEET_YAML: _SETTINGS})
+        for place, repo in repos.items()
+    }
 
 
 def _places(members: Iterable[Member]) -> set[tuple[str, str]]:

@@ -43,7 +43,8 @@ class GitRepoOptions:
     folder: str = ""
     client_secret_name: str = ""
     ca_bundle: str = ""
-    polling_interval: str = "60s"
+    # As Fleet writes it back: `60s` would differ forever.
+    polling_interval: str = "1m0s"
     groups: int = 1
     helm_secret_name: str = ""
     helm_repo_regex: str = ""

@@ -23,6 +23,7 @@ TOP = f"{ROOT.name}/{_FOLDER}"
 INDEX = f"{TOP}/index.yaml"
 CHART_FOLDER = "chart"
 """Folder of a bundle with its chart."""
+CHART_FILE = f"{CHART_FOLDER}/Chart.yaml"
 RULE = "bundles-vendored-chart"
 _LIMITS = Limits(size=4 * 1024 * 1024)
 _MOST_BYTES = 64 * 1024 * 1024

@@ -12,10 +12,6 @@ from caphv.runtime.errors import NotFound
 from sandbox import manifests
 
 
-class NoSuchKind(Exception):
-    """Helm's `no matches for kind`: the API server does not serve the kind of an object."""
-
-
 def documents(content: bytes) -> list[Obj]:
     """Return the objects of a YAML file."""
     return manifests.parse(content)
@@ -34,14 +30,6 @@ class Objects:
         if kind not in self._kinds:
             self._kinds[kind] = await Discovery(self._client).resource(obj)
         return self._kinds[kind]
-
-    async def check(self, objects: Iterable[Obj]) -> None:
-        """Raise NoSuchKind unless all kinds are served. Helm builds all objects before it creates the first one."""
-        for obj in objects:
-            try:
-                await self.resource(obj)
-            except (LookupError, NotFound):
-                raise NoSuchKind(f'no matches for kind "{obj["kind"]}" in version "{obj["apiVersion"]}"') from None
 
     async def apply(self, objects: Iterable[Obj], namespace: str) -> None:
         """Create or overwrite objects; `namespace` is for those that name none."""
@@ -70,9 +58,11 @@ class Objects:
 
 
 def differs(wanted: Any, live: Any) -> bool:
-    """Whether a live object lacks or contradicts a wanted field; lists are compared as a whole."""
+    """Whether a live object lacks or contradicts a wanted field; more keys, also in items of a list, are allowed."""
     if isinstance(wanted, dict) and isinstance(live, dict):
         return any(key not in live or differs(value, live[key]) for key, value in wanted.items())
+    if isinstance(wanted, list) and isinstance(live, list):
+        return len(wanted) != len(live) or any(map(differs, wanted, live))
     return bool(wanted != live)
 
 

@@ -89,7 +89,7 @@ def _bundle(files: Mapping[str, bytes], folder: str, spec: Mapping[str, Any], ch
     helm = found.get("helm") or {}
     if helm.get("chart") or helm.get("repo"):
         # Templates of a chart in the folder are no manifests.
-        objects = list(chart(helm))
+        objects = list(chart({"releaseName": found.get("name"), **helm}))
     else:
         objects = [obj for name, content in sorted(inner.items()) if _is_manifest(name) for obj in documents(content)]
     # The flag of a GitRepo only ever sets it.

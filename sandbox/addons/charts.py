@@ -45,7 +45,7 @@ class Charts:
         place = next((found for found in places if found.exists()), None)
         if place is None:
             return self._otherwise(helm)
-        arguments = ["template", str(helm.get("releaseName", name)), str(place), "--include-crds", "--values", "-"]
+        arguments = ["template", str(helm.get("releaseName") or name), str(place), "--include-crds", "--values", "-"]
         done = subprocess.run(
             [self._helm, *arguments],
             input=json.dumps(helm.get("values") or {}).encode(),

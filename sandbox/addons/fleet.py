@@ -1,26 +1,29 @@
-"""Fleet's agent in one cluster: bundles become Helm releases."""
+"""Fleet's agent in one cluster: bundles become releases of the real Helm, with the options that Fleet gives it."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from caphv.api.object import Obj
+from caphv.api.object import SECRETS, Obj
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import NotFound
-from sandbox.addons.apply import NoSuchKind, Objects, differs, names
+from sandbox.addons.apply import Objects, differs
 from sandbox.addons.bundles import Bundle, bundles_of
 from sandbox.addons.charts import Chart, opaque
+from sandbox.addons.helm import Helm, HelmError
 
 _POLICY = "helm.sh/resource-policy"
-_RELEASE = "meta.helm.sh/release-name"
 _CRD = "CustomResourceDefinition"
-
-
-class OwnershipConflict(Exception):
-    """Helm's `invalid ownership metadata`: an object exists, and the release may not take it over."""
+HASH_LABEL = "objectset.rio.cattle.io/hash"
+_HISTORY = "--history-max=2"
+_CLIENT_SIDE, _SERVER_SIDE, _AS_BEFORE = (
+    "--server-side=false",
+    "--server-side=true",
+    "--server-side=auto",
+)
 
 
 @dataclass
@@ -36,13 +39,14 @@ class Release:
 class FleetCluster:
     """Fleet's agent in one cluster, with the releases that it deployed.
 
-    `history` are releases that Helm knows: also those whose bundle was removed and whose objects were kept.
+    `orphans` are releases that it neither uninstalls nor forgets, and that stop its garbage collection.
     """
 
     client: ApiClient
+    helm: Helm
     chart: Chart = opaque
     releases: dict[str, Release] = field(default_factory=dict)
-    history: dict[str, Bundle] = field(default_factory=dict)
+    orphans: set[str] = field(default_factory=set)
     error: str = ""
 
     def __post_init__(self) -> None:
@@ -50,93 +54,139 @@ class FleetCluster:
 
     async def sync(self, files: Mapping[str, bytes], git_repo: Obj | None) -> list[str]:
         """Read a commit through a GitRepo, or act on its deletion. Return the names of bundles that are ready."""
-        bundles = {found.name: found for found in bundles_of(files, git_repo, self.chart)} if git_repo else {}
+        bundles = {bundle.name: bundle for bundle in bundles_of(files, git_repo, self.chart)} if git_repo else {}
         for name in [name for name in self.releases if name not in bundles]:
-            await self._uninstall(self.releases.pop(name).bundle)
+            await self.remove(self.releases.pop(name).bundle)
         # Fleet removes bundles before it reports this.
         self.error = "no resource found at the following paths to deploy" if git_repo and not bundles else ""
         ready: set[str] = set()
         while True:
             waiting = [
-                found
-                for name, found in bundles.items()
-                if name not in ready and {row["name"] for row in found.settings.get("dependsOn", ())} <= ready
+                bundle
+                for name, bundle in bundles.items()
+                if name not in ready and {row["name"] for row in bundle.settings.get("dependsOn", ())} <= ready
             ]
             before = len(ready)
-            ready |= {found.name for found in waiting if await self._deploy(found)}
+            ready |= {bundle.name for bundle in waiting if await self._deploy(bundle)}
             if len(ready) == before:
                 return sorted(ready)
 
     async def detect_drift(self) -> list[str]:
-        """Compare releases with live objects. Return modified bundles, after correcting those with `correctDrift`."""
-        modified = []
-        for name, release in self.releases.items():
-            if await self._is_modified(release.bundle):
-                if release.bundle.settings.get("correctDrift", {}).get("enabled"):
-                    await self._apply(release.bundle)
-                else:
-                    modified.append(name)
-        return modified
+        """Compare releases with live objects, and correct those with `correctDrift`. Return bundles still modified."""
+        return [
+            name
+            for name, release in self.releases.items()
+            if await self.modified(release.bundle) and not await self.correct(release)
+        ]
+
+    async def modified(self, bundle: Bundle) -> list[str]:
+        """Return kind and name of the objects of a bundle that are missing, changed, or not labelled as the agent's."""
+        names = []
+        for obj in _labelled(bundle):
+            live = await self._objects.read(obj, bundle.namespace)
+            ignored = [row for row in _patches(bundle) if _is_for(row, obj)]
+            if (
+                live is None
+                or differs(_labels(obj), _labels(live))
+                or differs(_normalized(obj, ignored), _normalized(live, ignored))
+            ):
+                names.append(f"{obj['kind']} {obj['metadata']['name']}")
+        return names
 
     async def _deploy(self, bundle: Bundle) -> bool:
         """Deploy a bundle if it changed; return whether it is ready."""
         known = self.releases.get(bundle.name)
-        if known is None or known.error or known.bundle != bundle:
-            before = self.history.get(bundle.release)
-            try:
-                await self._objects.check(bundle.objects)
-                await self._check_ownership(bundle, installed=before is not None)
-                # Fleet installs with Helm's CreateNamespace, which leaves an existing one alone.
-                if await self._objects.read(_namespace(bundle.namespace), "") is None:
-                    await self._objects.apply([_namespace(bundle.namespace)], "")
-                await self._apply(bundle)
-            except (NoSuchKind, OwnershipConflict, NotFound) as error:
-                # NotFound: the namespace of an object does not exist yet.
-                last = known.bundle if known else replace(bundle, objects=())
-                self.releases[bundle.name] = Release(last, str(error), known.upgrades if known else 0)
-                return False
-            if before:
-                await self._delete_dropped(before, bundle)
-            self.history[bundle.release] = bundle
-            self.releases[bundle.name] = Release(bundle, upgrades=known.upgrades + 1 if known else 0)
-        corrected = bundle.settings.get("correctDrift", {}).get("enabled")
-        return bool(corrected) or not await self._is_modified(bundle)
+        is_new = known is None or bool(known.error) or known.bundle != bundle
+        if is_new and await self.install_or_upgrade(bundle):
+            return False
+        release = self.releases[bundle.name]
+        return not await self.modified(bundle) or await self.correct(release)
+
+    async def install_or_upgrade(self, bundle: Bundle) -> str:
+        """Deploy a bundle; return the error, empty for none. After a failure, the previous release stays."""
+        known = self.releases.get(bundle.name)
+        upgrades = known.upgrades if known else 0
+        try:
+            await self._apply(bundle)
+        except HelmError as error:
+            last = known.bundle if known else replace(bundle, objects=())
+            self.releases[bundle.name] = Release(last, str(error), upgrades)
+            return str(error)
+        self.orphans.discard(bundle.release)
+        self.releases[bundle.name] = Release(bundle, upgrades=upgrades + 1 if known else 0)
+        return ""
 
     async def _apply(self, bundle: Bundle) -> None:
-        await self._objects.apply([_owned(obj, bundle.release) for obj in bundle.objects], bundle.namespace)
+        """Install a release that Helm does not know, else upgrade it, whatever its state."""
+        status = await self.helm.status(bundle.release, bundle.namespace)
+        force = bool(bundle.helm.get("force")) or _corrects(bundle, "force")
+        objects = _labelled(bundle)
+        forced = ["--force-replace"] if force else []
+        if status is None:
+            take = bool(bundle.helm.get("takeOwnership"))
+            side = _CLIENT_SIDE if take or force else _SERVER_SIDE
+            flags = ["--create-namespace", side, *forced, *(["--take-ownership"] if take else [])]
+            await self.helm.install(bundle.release, bundle.namespace, objects, *flags)
+        else:
+            side = _CLIENT_SIDE if force else _AS_BEFORE
+            flags = [_HISTORY, "--take-ownership", side, *forced]
+            await self.helm.upgrade(bundle.release, bundle.namespace, objects, *flags)
 
-    async def _check_ownership(self, bundle: Bundle, *, installed: bool) -> None:
-        """An upgrade takes objects over, an install only with `takeOwnership`."""
-        if installed or bundle.helm.get("takeOwnership"):
-            return
-        for obj in bundle.objects:
-            live = await self._objects.read(obj, bundle.namespace)
-            if live and (live["metadata"].get("annotations") or {}).get(_RELEASE) != bundle.release:
-                kind, name = next(names([obj]))
-                raise OwnershipConflict(f"{kind} {name} exists and cannot be imported: invalid ownership metadata")
+    async def correct(self, release: Release) -> bool:
+        """Roll a modified release back to its own revision, if it corrects drift. Return whether that helped."""
+        bundle = release.bundle
+        if not _corrects(bundle, "enabled"):
+            return False
+        status = await self.helm.status(bundle.release, bundle.namespace)
+        if status is None:
+            return False
 
-    async def _is_modified(self, bundle: Bundle) -> bool:
-        for obj in bundle.objects:
-            live = await self._objects.read(obj, bundle.namespace)
-            ignored = [row for row in _patches(bundle) if _is_for(row, obj)]
-            if live is None or differs(_normalized(obj, ignored), _normalized(live, ignored)):
-                return True
-        return False
+        flags = [_HISTORY, _CLIENT_SIDE, *(["--force-replace"] if _corrects(bundle, "force") else [])]
+        try:
+            await self.helm.rollback(bundle.release, bundle.namespace, status.revision, *flags)
+        except HelmError as error:
+            release.error = str(error)
+            return False
+        return not await self.modified(bundle)
 
-    async def _delete_dropped(self, before: Bundle, now: Bundle) -> None:
-        wanted = set(names(now.objects))
-        for obj in before.objects:
-            if next(names([obj])) in wanted:
-                continue
-            live = await self._objects.read(obj, before.namespace)
-            if live and not _is_kept(live):
-                await self._objects.delete([live], before.namespace)
-
-    async def _uninstall(self, bundle: Bundle) -> None:
+    async def remove(self, bundle: Bundle) -> None:
+        """Uninstall a bundle that is not kept, else forget its release, if that has the name of the bundle."""
         if not bundle.keep_resources:
-            self.history.pop(bundle.release, None)
-            removed = [obj for obj in reversed(bundle.objects) if not _is_kept(obj)]
-            await self._objects.delete(removed, bundle.namespace)
+            await self.helm.uninstall(bundle.release, bundle.namespace)
+        elif bundle.release == bundle.name:
+            await self._forget(bundle)
+        else:
+            self.orphans.add(bundle.release)
+
+    async def _forget(self, bundle: Bundle) -> None:
+        selector = f"owner=helm,name={bundle.release}"
+        for secret in (await self.client.list(SECRETS, bundle.namespace, label_selector=selector))["items"]:
+            await self.client.delete(SECRETS, secret["metadata"]["name"], bundle.namespace)
+
+
+def _corrects(bundle: Bundle, field: str) -> bool:
+    return bool((bundle.settings.get("correctDrift") or {}).get(field))
+
+
+def _labelled(bundle: Bundle) -> list[Obj]:
+    """Return the objects of a bundle as the agent gives them to Helm: with its label, CRDs to be kept."""
+    digest = hashlib.sha1(f"default-{bundle.name}".encode(), usedforsecurity=False).hexdigest()
+    return [_owned(obj, digest) for obj in bundle.objects]
+
+
+def _owned(obj: Obj, digest: str) -> Obj:
+    metadata = obj["metadata"]
+    labels = {**(metadata.get("labels") or {}), HASH_LABEL: digest}
+    annotations = dict(metadata.get("annotations") or {})
+    if obj["kind"] == _CRD:
+        # Fleet keeps CRDs, unless `deleteCRDResources` is set.
+        annotations[_POLICY] = "keep"
+    return {**obj, "metadata": {**metadata, "labels": labels, "annotations": annotations}}
+
+
+def _labels(obj: Obj) -> Obj:
+    """Return the label by which the agent finds its objects; another value hides them from it."""
+    return {HASH_LABEL: (obj["metadata"].get("labels") or {}).get(HASH_LABEL)}
 
 
 def _patches(bundle: Bundle) -> Sequence[Mapping[str, Any]]:
@@ -166,21 +216,3 @@ def _normalized(obj: Obj, patches: Iterable[Mapping[str, Any]]) -> Obj:
             if isinstance(place, dict):
                 place.pop(last, None)
     return found
-
-
-def _owned(obj: Obj, release: str) -> Obj:
-    metadata = obj["metadata"]
-    labels = {**(metadata.get("labels") or {}), "app.kubernetes.io/managed-by": "Helm"}
-    annotations = {**(metadata.get("annotations") or {}), _RELEASE: release}
-    if obj["kind"] == _CRD:
-        # Fleet keeps CRDs, unless `deleteCRDResources` is set.
-        annotations[_POLICY] = "keep"
-    return {**obj, "metadata": {**metadata, "labels": labels, "annotations": annotations}}
-
-
-def _namespace(name: str) -> Obj:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-
-
-def _is_kept(obj: Obj) -> bool:
-    return obj["kind"] == _CRD or bool((obj["metadata"].get("annotations") or {}).get(_POLICY) == "keep")

@@ -129,6 +129,18 @@ TOOLS = {
                 "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=36",
             ),
         ),
+        # What Fleet 0.16 and Helm controllers link. Its version is that of Fleet's go.mod.
+        Recipe(
+            name="helm4",
+            version="4.2.2",
+            module="helm.sh/helm/v4",
+            package="helm.sh/helm/v4/cmd/helm",
+            variables=(
+                "helm.sh/helm/v4/internal/version.version=v4.2.2",
+                "helm.sh/helm/v4/pkg/chart/common.k8sVersionMajor=1",
+                "helm.sh/helm/v4/pkg/chart/common.k8sVersionMinor=36",
+            ),
+        ),
         Recipe(
             name="kubectl",
             version=KUBE_APISERVER.version,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 
 import pytest
+import yaml
 
 from caphv.api.object import EVENTS, SECRETS, Obj, labels_of
 from caphv.runtime.cache import Change
 from packager.definitions.files import management_git_repo
 from packager.rendering.gitrepo import GitRepoOptions
 from sandbox.addons.fleet import FleetCluster
+from sandbox.addons.helm import Helm
 from sandbox.capi.distribution import RKE2
 from sandbox.capi.resources import CLUSTERS
 from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, ClusterSpec
@@ -170,7 +172,8 @@ async def test_a_definition_becomes_a_cluster_and_a_changed_setting_one_small_co
         await scenario.define(1450)
         assert "one commit with bundles ccm, cni, csi;" in scenario.view.steps[-1].outcome
         await scenario.bring_up()
-        fleet = FleetCluster(scenario.management)
+        kubeconfig = yaml.safe_load(box.kubeconfig("management").read_text())
+        fleet = FleetCluster(scenario.management, Helm(kubeconfig))
         await fleet_is_content(scenario, fleet)
         await scenario.change_mtu(1400)
         await fleet_is_content(scenario, fleet)

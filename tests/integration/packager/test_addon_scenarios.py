@@ -14,6 +14,7 @@ from packager.git.prune import Pruning
 from packager.planner import ManagementState, Planner, publish
 from packager.rendering.renderer import Rendered
 from packager.tree import CLUSTERS
+from sandbox.addons.helm import Helm
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.examples import cluster
 from tests.support.packager.guest import WITH_HELM_CONTROLLER, Guest
@@ -77,7 +78,7 @@ async def test_add_ons_from_nothing_to_their_end(
     older, newest = Planner(Bundler(versions=older_table(tmp_path))), Planner(Bundler())
     repository = Repository(tmp_path / "repository", distribution, cni)
     async with empty_api_server.client() as client:
-        guest = Guest(client, distribution, cni, tmp_path / "servers")
+        guest = Guest(client, Helm(empty_api_server.kubeconfig()), distribution, cni, tmp_path / "servers")
 
         async def settled(version: str, mtu: int) -> None:
             assert await guest.sync(repository.files) == set()

@@ -17,6 +17,7 @@ from packager.git.repository import Repository
 from packager.rendering import branches
 from sandbox import manifests
 from sandbox.addons.fleet import FleetCluster
+from sandbox.addons.helm import Helm
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.commands import call, manifest, write
 from tests.support.packager.environment import Case, crd
@@ -195,7 +196,7 @@ def test_an_invalid_list_is_reported_and_changes_nothing(site: Site) -> None:
 async def test_a_cluster_moves_to_another_branch_without_an_uninstallation(site: Site, management: ApiServer) -> None:
     async with management.client() as client:
         await manifests.apply(client, [crd(HELM_CHART_CONFIGS)])
-        fleet = FleetCluster(client)
+        fleet = FleetCluster(client, Helm(management.kubeconfig()))
 
         async def sync(group: str = "") -> str:
             """Let Fleet read cluster `a` as the GitRepo of its group says; return what identifies the CNI's object."""

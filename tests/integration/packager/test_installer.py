@@ -13,8 +13,8 @@ from packager.rendering.renderer import Renderer
 from packager.rendering.vendored import ROOT, VendoredChart, folder_of
 from packager.tree import Tree
 from sandbox import manifests
-from sandbox.addons.charts import opaque
 from sandbox.addons.fleet import FleetCluster
+from sandbox.addons.helm import Helm
 from sandbox.addons.helmcontroller import HelmController
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.environment import crd
@@ -38,7 +38,8 @@ async def test_a_setting_reaches_the_release_without_a_download_by_fleet(
 
     async with empty_api_server.client() as client:
         await manifests.apply(client, [crd(HELM_CHARTS), crd(HELM_CHART_CONFIGS)])
-        fleet, controller = FleetCluster(client, by_fleet), HelmController(client, opaque)
+        helm = Helm(empty_api_server.kubeconfig())
+        fleet, controller = FleetCluster(client, helm, by_fleet), HelmController(client, helm)
         assert len(await fleet.sync(tree(1), GIT_REPO)) == 3
         assert await controller.reconcile() == ["harvester-cloud-provider", "harvester-csi-driver"]
         assert controller.releases["harvester-cloud-provider"].input["values"]["replicasCount"] == 1
@@ -64,15 +65,15 @@ async def test_an_existing_cluster_takes_a_vendored_chart_as_the_same_release(
     def chart(helm: Mapping[str, Any]) -> list[Obj]:
         nonlocal downloads
         downloads += "repo" in helm
-        metadata = {"name": f"objects-of-{helm['releaseName']}"}
+        metadata = {"name": "objects-of-the-chart"}
         return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"version": helm["version"]}}]
 
     async with empty_api_server.client() as client:
-        fleet = FleetCluster(client, chart)
+        fleet = FleetCluster(client, Helm(empty_api_server.kubeconfig()), chart)
         ready = await fleet.sync(before, GIT_REPO)
         assert downloads == 1
-        live = await client.get(CONFIG_MAPS, "objects-of-harvester-cloud-provider", "kube-system")
+        live = await client.get(CONFIG_MAPS, "objects-of-the-chart", "kube-system")
         assert await fleet.sync(after, GIT_REPO) == ready
-        same = await client.get(CONFIG_MAPS, "objects-of-harvester-cloud-provider", "kube-system")
+        same = await client.get(CONFIG_MAPS, "objects-of-the-chart", "kube-system")
         assert (downloads, uid_of(same), same["data"]) == (1, uid_of(live), live["data"])
-        assert set(fleet.history) == {"harvester-cloud-provider"}
+        assert {release.bundle.release for release in fleet.releases.values()} == set(fleet.releases)

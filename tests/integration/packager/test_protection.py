@@ -15,6 +15,7 @@ from commands.main import cli
 from packager.definitions.files import management_git_repo
 from packager.rendering.gitrepo import GitRepoOptions
 from sandbox.addons.fleet import FleetCluster
+from sandbox.addons.helm import Helm
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.definitions import definition
 from tests.support.packager.environment import CLUSTERS, install_kinds_of
@@ -68,7 +69,7 @@ async def test_clusters_outlive_their_gitrepo_path_and_branch_and_are_removed_in
     async with empty_api_server.client() as client:
         await install_kinds_of(client, files(origin))
         await client.create(NAMESPACES, {"metadata": {"name": "fleet-default"}})
-        fleet = FleetCluster(client)
+        fleet = FleetCluster(client, Helm(empty_api_server.kubeconfig()))
         assert len(await fleet.sync(files(origin), REPO)) == len(fleet.releases) > 3
         for lost in (None, {**REPO, "spec": {**REPO["spec"], "paths": ["elsewhere"]}}):
             await fleet.sync(files(origin), lost)
@@ -92,6 +93,8 @@ async def test_clusters_outlive_their_gitrepo_path_and_branch_and_are_removed_in
         assert await names(client, "MachineDeployment") == {"other-workers", "other-gpu"}
         await fleet.sync(files(origin), None)
         assert await names(client, "MachineDeployment") == {"other-workers", "other-gpu"}
+        # Helm takes custom resources over as they are, so the protection could not be lifted at the same time.
+        await fleet.sync(files(origin), REPO)
         put(source, definition("other", individualObjects=True, workers=[], healthCheck={"enabled": False}))
         for _ in range(2):
             assert sync(source, origin) == 1

@@ -14,6 +14,7 @@ from caphv.validation.yaml.loader import files
 from packager.definitions.protection import is_protected, unprotected
 from packager.rendering import yaml as yamltext
 from sandbox.addons.fleet import FleetCluster
+from sandbox.addons.helm import Helm
 from sandbox.manifests import apply
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.definitions import definition, k3s
@@ -76,7 +77,7 @@ async def test_clusters_that_get_a_group_leave_their_gitrepo_without_an_uninstal
     done(sync(source, origin))
     async with management.client() as client:
         await apply(client, [crd(HELM_CHART_CONFIGS)])
-        fleet = FleetCluster(client)
+        fleet = FleetCluster(client, Helm(management.kubeconfig()))
 
         async def installed() -> set[str]:
             return {uid_of(obj) for obj in (await client.list(HELM_CHART_CONFIGS))["items"]}

@@ -34,7 +34,7 @@ def cluster(name: str, addons: Obj | None = None, *, namespace: str = "clusters"
 
 
 TOLERATION = {"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
-K3S = {"topology": {"version": "v1.36.1+k3s1"}}
+K3S = {"topology": {"version": "v1.36.3+k3s1"}}
 PODS = {"pods": {"cidrBlocks": ["10.42.0.0/16"]}}
 KUBEADM = {"topology": {"version": "v1.36.1", "classRef": {"name": "harvester-kubeadm"}}, "clusterNetwork": PODS}
 TALOS = {

@@ -11,12 +11,14 @@ import yaml
 
 from caphv.api.object import CONFIG_MAPS, Obj
 from caphv.api.resources import HELM_CHART_CONFIGS, HELM_CHARTS
+from caphv.api.supported import support
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from packager.rendering.nodefiles import node_files
 from packager.rendering.renderer import Rendered
 from sandbox import manifests
 from sandbox.addons.fleet import FleetCluster
+from sandbox.addons.helm import Helm
 from sandbox.addons.helmcontroller import HelmController
 from sandbox.addons.manifests import Addon, DeployController
 from tests.support.packager.environment import crd
@@ -36,13 +38,13 @@ def system_charts(cni: str) -> list[str]:
 class Guest:
     """A cluster of a distribution. `servers` are its servers; each has a folder of manifests."""
 
-    def __init__(self, client: ApiClient, distribution: str, cni: str, folder: Path) -> None:
+    def __init__(self, client: ApiClient, helm: Helm, distribution: str, cni: str, folder: Path) -> None:
         self.client, self.distribution, self.cni = client, distribution, cni
         self._folder = folder
         self._addons: dict[str, Addon] = {}
         self.servers: list[DeployController] = []
-        self.helm = HelmController(client, chart)
-        self.fleet = FleetCluster(client, chart)
+        self.helm = HelmController(client, helm, chart)
+        self.fleet = FleetCluster(client, helm, chart)
 
     async def add_server(self, rendered: Rendered) -> None:
         """Boot a server with the files of its machine. One that joins skips ours, as its systemd unit has it."""
@@ -57,7 +59,8 @@ class Guest:
                 if self.servers:
                     (folder / f"{Path(path).name}.skip").touch()
         for name in system_charts(self.cni) if self.distribution == "rke2" else ():
-            (folder / f"{name}.yaml").write_text(yaml.safe_dump(_helm_chart(name)))
+            version = rendered.settings.kubernetes_version if rendered.settings else ""
+            (folder / f"{name}.yaml").write_text(yaml.safe_dump(_helm_chart(name, version)))
         server = DeployController(self.client, folder, self._addons)
         self.servers.append(server)
         await server.start()
@@ -93,7 +96,10 @@ class Guest:
         return {"version": found["data"]["version"], "values": yaml.safe_load(found["data"]["values"])}
 
 
-def _helm_chart(name: str) -> Obj:
-    spec = {"bootstrap": True, "chart": name, "targetNamespace": "kube-system"}
+def _helm_chart(name: str, version: str) -> Obj:
+    """Return what RKE2 writes for a chart of its own: where Helm may force conflicts, it does."""
+    spec: Obj = {"bootstrap": True, "chart": name, "targetNamespace": "kube-system"}
+    if support().helm_controller(version).force_conflicts:
+        spec |= {"failurePolicy": "retry", "forceConflicts": True}
     kind = {"apiVersion": HELM_CHARTS.api_version, "kind": HELM_CHARTS.kind}
     return {**kind, "metadata": {"name": name, "namespace": "kube-system"}, "spec": spec}

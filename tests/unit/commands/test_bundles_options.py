@@ -69,7 +69,7 @@ def test_a_copy_of_the_shipped_folder_changes_nothing_until_it_is_edited(tmp_pat
     call("render", clusters, "--to", fleet)
     assert call("verify", clusters, "--folder", fleet, "--templates", own).exit_code == 0
     file = own / "csi" / "fleet.yaml.j2"
-    file.write_text(file.read_text().replace("releaseName: harvester-csi-driver", "releaseName: ours"))
+    file.write_text(file.read_text().replace("  force: true\n  values", "  releaseName: ours\n  force: true\n  values"))
     shown = call("diff", clusters, "--folder", fleet, "--templates", own)
     assert shown.exit_code == 1
     assert "+  releaseName: ours" in shown.stdout
@@ -138,7 +138,7 @@ def test_differences_are_coloured_on_a_terminal(tmp_path: Path, monkeypatch: pyt
     write(clusters, manifest("a", {"cni": {"mtu": 1400}}))
     command = ("diff", clusters, "--folder", fleet)
     lines = on_terminal(*command).stdout.splitlines()
-    for text, colour in (("-        mtu: 1450", "red"), ("+        mtu: 1400", "green"), ("@@ -12,4 +12,4 @@", "cyan")):
+    for text, colour in (("-        mtu: 1450", "red"), ("+        mtu: 1400", "green"), ("@@ -13,4 +13,4 @@", "cyan")):
         assert click.style(text, fg=colour) in lines
     assert click.style("--- a/clusters/team/a/cni/helmchartconfig.yaml", bold=True) in lines
     plain = call(*command).stdout

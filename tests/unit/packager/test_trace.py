@@ -13,7 +13,8 @@ from packager.addons.gather import gather
 from packager.git.directory import Directory
 from packager.git.snapshot import Snapshot
 from packager.rendering.bundles import bundle_name
-from packager.rendering.renderer import Rendered, Renderer
+from packager.rendering.renderer import Rendered, Renderer, RenderOptions
+from packager.rendering.vendored import ROOT, VendoredChart, folder_of
 from packager.trace import BranchState, LiveState, Trace, bundles_of, manifests, setting_stage, trace
 from packager.tree import CLUSTERS
 from tests.support.packager.examples import K3S, cluster
@@ -21,6 +22,7 @@ from tests.support.packager.examples import K3S, cluster
 pytestmark = pytest.mark.unit
 FACTS = cluster("demo", {"cni": {"name": "cilium", "mtu": 1400}}, spec=K3S, namespace="team-a")
 NAME = bundle_name(FACTS.key, "cni")
+CHART = b"{apiVersion: v2, name: harvester-cloud-provider, version: 0.2.15}\n"
 COMMIT = "b" * 40
 BRANCH = BranchState("main", COMMIT)
 
@@ -169,3 +171,26 @@ def test_what_cannot_be_read_is_unknown_and_no_fault(rendered: Rendered, snapsho
     found = trace(rendered, "cni", snapshot, LiveState(why="Fleet cannot be read: Forbidden"))
     assert found.stopped is None
     assert [(stage.name, stage.ok) for stage in found.stages[2:]] == [("Fleet", None), ("object", None)]
+
+
+def test_a_vendored_chart_is_named_and_its_templates_are_no_manifests() -> None:
+    facts = cluster("demo", {"distribution": "kubeadm"}, namespace="team-a")
+    template = b"metadata: {name: {{ .Release.Name }}\n"
+    chart = VendoredChart("harvester-cloud-provider", "0.2.15", "", {"Chart.yaml": CHART, "templates/a.yaml": template})
+    vendor = {
+        f"{ROOT.name}/{name}/{file}": text
+        for name, one in folder_of([chart])[ROOT].items()
+        for file, text in one.files.items()
+    }
+    found = Renderer().render_one(facts, vendor)
+    assert found.ok, found.findings
+    (stage, *_) = trace(found, "ccm", None, LiveState()).stages
+    assert stage.detail == "chart harvester-cloud-provider 0.2.15 from the repository"
+    assert manifests(found, "ccm") == []
+
+
+def test_a_chart_of_an_oci_registry_is_named_with_its_source() -> None:
+    facts = cluster("demo", {"distribution": "kubeadm"}, namespace="team-a")
+    found = Renderer(RenderOptions(chart_repository="oci://registry.example.com/charts")).render_one(facts, {})
+    (stage, *_) = trace(found, "ccm", None, LiveState()).stages
+    assert stage.detail == "chart harvester-cloud-provider 0.2.15 from oci://registry.example.com/charts"

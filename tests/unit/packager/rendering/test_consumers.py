@@ -70,6 +70,9 @@ def test_server_config_of_rke2() -> None:
 @pytest.mark.parametrize("chart", ["harvester-cloud-provider", "harvester-csi-driver"])
 def test_values_are_those_of_the_chart(chart: str) -> None:
     known = yaml.load((SHARED / "charts" / chart / "values.yaml").read_text(), Loader=LOADER)
+    if "kube-vip" in known:
+        # A value of the chart that it depends on.
+        known["kube-vip"]["fullnameOverride"] = ""
     seen = 0
     for document in fleet_files():
         if document["helm"].get("chart") == chart:
