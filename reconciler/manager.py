@@ -134,7 +134,7 @@ class Provider:
             caches=caches,
             queues=queues,
             sessions=sessions,
-            workloads=WorkloadClusters(client, caches.clusters, caches.secrets, policy.check_workload),
+            workloads=WorkloadClusters(client, caches.clusters, caches.secrets, policy.check_workload, client.fence),
             object_watches=ObjectWatches(),
             rancher=Rancher(client),
             namespace=options.namespace,

@@ -386,6 +386,7 @@ class ApiClient:
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """Lend a WebSocket on a quoted path. Raises `ApiError` (refused), `Unreachable` (no response, or it breaks)."""
         code = "none"
+        self.fence()  # what runs through it may write
         try:
             async with self._transport.websocket(
                 path, query, protocol=protocol, headers=await self._headers(None)

@@ -50,7 +50,7 @@ class _Workload:
 
 
 class WorkloadClusters:
-    """Workload clusters by key of their Cluster."""
+    """Workload clusters by key of their Cluster; `fence` is that of their clients."""
 
     def __init__(
         self,
@@ -58,11 +58,13 @@ class WorkloadClusters:
         clusters: Informer,
         secrets: Informer,
         check_address: AddressCheck | None = None,
+        fence: Callable[[], None] | None = None,
     ) -> None:
         self._management = management
         self._clusters = clusters
         self._secrets = secrets
         self._check_address = check_address
+        self._fence = fence
         self._changed: Callable[[Key, Change], None] = lambda _cluster, _change: None
         self._reached: Callable[[Key], None] = lambda _cluster: None
         self._workloads: dict[Key, _Workload] = {}
@@ -155,7 +157,7 @@ class WorkloadClusters:
             known = self._workloads.get(cluster)
             if known and known.fingerprint == access.fingerprint:
                 return
-            client = access.client(self._check_address, name="workload", timeout=10, opaque=True)
+            client = access.client(self._check_address, name="workload", timeout=10, fence=self._fence, opaque=True)
         except (KubeconfigError, binascii.Error) as error:
             log.warning("invalid kubeconfig of workload cluster %s: %s", cluster, error)
             return
@@ -179,8 +181,9 @@ class WorkloadClusters:
 def _slim(node: Obj) -> Obj:
     metadata: dict[str, Any] = node["metadata"]
     kept = ("name", "uid", "resourceVersion", "creationTimestamp", "labels", "deletionTimestamp")
-    spec = node.get("spec") or {}
+    spec, info = node.get("spec") or {}, (node.get("status") or {}).get("nodeInfo") or {}
     return {
         "metadata": {name: metadata[name] for name in kept if name in metadata},
         "spec": {name: spec[name] for name in ("providerID", "taints") if name in spec},
+        "status": {"nodeInfo": {"systemUUID": info.get("systemUUID", "")}},
     }

@@ -29,6 +29,7 @@ class Management:
         self.owner = "first"
         self.reads = 0
         self.version, self.token = "1", "t"
+        self.leads = True
 
     async def get(self, *_where: object) -> Obj:
         self.reads += 1
@@ -41,7 +42,13 @@ class Management:
     def workloads(self) -> WorkloadClusters:
         clusters = SimpleNamespace(get=lambda *_: self.cluster)
         secrets = SimpleNamespace(get=lambda *_: {"metadata": {"resourceVersion": self.version}})
-        return WorkloadClusters(cast(ApiClient, self), cast(Informer, clusters), cast(Informer, secrets))
+        return WorkloadClusters(
+            cast(ApiClient, self), cast(Informer, clusters), cast(Informer, secrets), fence=self._fence
+        )
+
+    def _fence(self) -> None:
+        if not self.leads:
+            raise RuntimeError("lost the lease")
 
 
 async def test_deleted_cluster_leaves_no_connection() -> None:
@@ -89,4 +96,22 @@ async def test_new_credentials_do_not_wait_until_the_connection_with_the_old_one
     workloads.forget(CLUSTER)
     assert workloads.client(CLUSTER) is None
     closed.set()
+    await workloads.close()
+
+
+async def test_process_that_has_lost_its_lease_writes_to_no_workload_cluster() -> None:
+    """Nor does it run a program there, which may remove an etcd member."""
+    management = Management()
+    workloads = management.workloads()
+    await workloads.ensure(CLUSTER)
+    client = workloads.client(CLUSTER)
+    assert client is not None
+    with pytest.raises(Unreachable):
+        await client.patch(NODES, "one", "", {})
+    management.leads = False
+    with pytest.raises(RuntimeError, match="lost the lease"):
+        await client.patch(NODES, "one", "", {})
+    with pytest.raises(RuntimeError, match="lost the lease"):
+        async with client.websocket("/exec", (), protocol="v5"):
+            pass
     await workloads.close()
