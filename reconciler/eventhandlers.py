@@ -19,7 +19,7 @@ from reconciler.context import Context
 from reconciler.harvester.ipam import balancer_addresses, instance_addresses, machine_addresses
 from reconciler.harvester.session import Session, SessionEvents
 from reconciler.machine.node import initialization, topology
-from reconciler.machine.vmstatus import paused
+from reconciler.machine.vmstatus import agent_connected, paused
 from reconciler.machinetemplate.controller import ARCHITECTURE
 
 _METADATA = ("generation", "deletionTimestamp", "finalizers", "ownerReferences", "annotations", "labels")
@@ -354,6 +354,7 @@ def _vm_fields(obj: Obj) -> list[Any]:
         status.get("nodeName"),
         status.get("interfaces"),
         paused(obj),
+        agent_connected(obj),
     ]
 
 

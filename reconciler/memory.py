@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from caphv.api.object import Key, Obj, key_of, uid_of
+from reconciler.machine.vmpolicy import VmClock
 
 GRACE_SECONDS = 15.0
 """How long a state may be unknown, after a start or while Harvester is unreachable, before conditions say so."""
@@ -63,8 +64,10 @@ class MachineMemory:
     uid: str
     vm_deleted_at: float | None = None
     """When (monotonic) this process had the VM deleted. Without it: leftover disks are deleted without a delay."""
-    creation_unconfirmed: bool = False
-    """A creation of the VM got no response. Without it: deletions and releases rely on the watch alone."""
+    vm_created_at: float | None = None
+    """When (monotonic) this process created the VM. Without it: the metric lacks how long that took."""
+    deletion_seen_at: float | None = None
+    """When (monotonic) its deletion was first seen. Without it: an etcd that does not answer delays it again."""
     quota_starts: int = 0
     """Failed starts of its VM since a quota halted it. Without it: the next start comes sooner."""
     quota_halted_at: float | None = None
@@ -81,6 +84,8 @@ class MachineMemory:
     """Versions of machine and VM that were compared, and the result. Without it: they are compared again."""
     placed: tuple[str, str] | None = None
     """Uid of the instance and host that were last observed. Without it: a restart is reported until it is written."""
+    vm_clock: VmClock = field(default_factory=VmClock)
+    """Since when the VM does not run, or its agent is silent. Without it: what lasts is reported later."""
     logged: set[str] = field(default_factory=set)
     """What the log has reported about the VM. Without it: its host and address are logged again."""
     reservation: Repeated = field(default_factory=Repeated)

@@ -73,10 +73,13 @@ class StatusDraft:
         """Whether a condition holds in the working copy."""
         return conditions.is_true(self.fields.get("conditions") or [], condition)
 
-    def has_message(self, condition: ConditionType, message: str) -> bool:
-        """Whether the status on the server has this message already: only a change deserves an Event."""
+    def has_message(self, condition: ConditionType, message: str, reason: str = "") -> bool:
+        """Whether the status on the server has this message already: only a change deserves an Event.
+
+        With a reason, the server must have that, too: what was in progress may have failed.
+        """
         known = conditions.get_condition(self._before.get("conditions") or [], condition)
-        return known is not None and known.get("message") == message
+        return known is not None and known.get("message") == message and reason in ("", known.get("reason"))
 
     def has(self, condition: ConditionType) -> bool:
         """Whether the working copy has the condition, with any status."""

@@ -170,6 +170,7 @@ class ConditionType(StrEnum):
     VM_PROVISIONING_READY = "VMProvisioningReady"
     MACHINE_CREATED = "MachineCreated"
     VM_UP_TO_DATE = "VMUpToDate"
+    GUEST_AGENT_CONNECTED = "GuestAgentConnected"
 
 
 class Reason(StrEnum):
@@ -213,6 +214,7 @@ class Reason(StrEnum):
     VM_IP_ALLOCATION_FAILED = "VMIPAllocationFailed"
     VM_IP_POOL_EXHAUSTED = "VMIPPoolExhausted"
     MACHINE_NOT_FOUND = "MachineNotFound"
+    GUEST_AGENT_SILENT = "GuestAgentSilent"
     VM_DIFFERS = "VMDiffers"
 
 

@@ -48,19 +48,25 @@ def _volumes(template: Obj) -> list[Obj]:
 
 
 def instance(vmi: Obj) -> Obj:
-    """Phase, host, addresses and conditions."""
+    """Phase, host, addresses and conditions; of a provider's VM the UUID that its guest reports as the system's."""
     status = vmi.get("status") or {}
     slim_status = _kept(status, ("phase", "nodeName", "reason"))
     if interfaces := status.get("interfaces"):
         slim_status["interfaces"] = [_kept(interface, _INTERFACE) for interface in interfaces]
     if conditions := status.get("conditions"):
         slim_status["conditions"] = [_kept(condition, _CONDITION) for condition in conditions]
-    return {"metadata": {**_metadata(vmi), **_marks(vmi["metadata"])}, "status": slim_status}
+
+    marks = _marks(vmi["metadata"])
+    firmware = ((vmi.get("spec") or {}).get("domain") or {}).get("firmware")
+    spec = {"spec": {"domain": {"firmware": _kept(firmware, ("uuid",))}}} if marks else {}
+    return {"metadata": {**_metadata(vmi), **marks}, **spec, "status": slim_status}
 
 
 def claim(claim: Obj) -> Obj:
-    """Its existence and owner."""
-    return {"metadata": {**_metadata(claim), **_marks(claim["metadata"])}}
+    """Its existence and owner, and its phase until it is bound."""
+    phase = (claim.get("status") or {}).get("phase", "")
+    status = {} if phase == "Bound" else {"status": {"phase": phase}}
+    return {"metadata": {**_metadata(claim), **_marks(claim["metadata"])}, **status}
 
 
 def deployment(deployment: Obj) -> Obj:

@@ -124,7 +124,7 @@ async def ensure_vm_proof(scope: MachineScope, vm: Obj) -> None:
         scope.memory.proof_due = now + random.uniform(0.0, _SPREAD)
     left = scope.memory.proof_due - now
     if left > 0:
-        scope.requeue_after = min(filter(None, (scope.requeue_after, left)))
+        scope.requeue_in(left)
         return
     await scope.patch({"metadata": {"annotations": vm_proof(str(scope.spec["providerID"]), vm)}})
 

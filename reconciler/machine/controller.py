@@ -15,26 +15,15 @@ from reconciler.context import Context
 from reconciler.machine.adoption import ensure_vm_proof, vm_proof
 from reconciler.machine.create import ensure_vm
 from reconciler.machine.deletion import delete_machine
-from reconciler.machine.node import initialize_node
-from reconciler.machine.quota import halted_by_quota, is_starting, start_halted, started_after_quota, vm_runs
+from reconciler.machine.node import initialize_node, is_guest_of
+from reconciler.machine.running import require_running
 from reconciler.machine.scope import MachineScope
-from reconciler.machine.status import observe, report_drift
-from reconciler.machine.vmstatus import VmPhase, vm_state
+from reconciler.machine.status import report_drift
 from reconciler.memory import GRACE_SECONDS
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Watched
 
 _FINALIZERS = frozenset({names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER})
-# States that do not end without a user's action.
-_FAILED = (
-    VmPhase.MISSING,
-    VmPhase.STOPPED,
-    VmPhase.PAUSED,
-    VmPhase.UNSCHEDULABLE,
-    VmPhase.FAILED,
-    VmPhase.UNKNOWN,
-)
-
 # Seconds that a transient state has to last before it is written.
 _DEBOUNCE = 1.0
 
@@ -103,9 +92,9 @@ class MachineReconciler:
         vm = await ensure_vm(scope)
         vmi = scope.namespace().instances.get(scope.target_namespace, scope.name)
         scope.draft.set_true(ConditionType.MACHINE_CREATED)
-        if scope.cluster_key and self._context.workloads.node(scope.cluster_key, scope.name):
+        if vmi is not None and scope.cluster_key and self._context.workloads.node(scope.cluster_key, scope.name):
             # Before the VM reports anything: its guest agent may depend on Pods that wait for the removal of the taint.
-            provider_id = await self._ensure_provider_id(scope, vm)
+            provider_id = await self._ensure_provider_id(scope, vm, vmi)
             try:
                 await initialize_node(scope, provider_id)
             except (ApiError, Unreachable) as error:
@@ -114,9 +103,11 @@ class MachineReconciler:
         if not first:
             # Before what may end this: an edit may be why the VM does not run.
             report_drift(scope, vm)
-        await self._require_running(scope, vm, vmi)
+        running = await require_running(scope, vm, vmi)
+        if running.holds:
+            return  # the machine stays ready, with what was true of it before
         was_ready = bool(scope.draft.fields.get("ready"))
-        provider_id = await self._ensure_provider_id(scope, vm)
+        provider_id = await self._ensure_provider_id(scope, vm, vmi or {})
         if first:
             report_drift(scope, vm)
         for condition in (
@@ -127,9 +118,8 @@ class MachineReconciler:
             scope.draft.set_true(condition)
         scope.draft.provisioned(ready=True)
         scope.memory.settled()
-        if first and not _older(vm, scope.obj):
-            # A machine that was moved or restored has no status yet, and adopts the VM that it had before.
-            metrics.MACHINE_CREATION_SECONDS.observe(metrics.age(vm["metadata"]["creationTimestamp"]))
+        if first and scope.memory.vm_created_at is not None:
+            metrics.MACHINE_CREATION_SECONDS.observe(time.monotonic() - scope.memory.vm_created_at)
         if not was_ready:
             await self._write(scope)
         await ensure_vm_proof(scope, vm)
@@ -146,37 +136,12 @@ class MachineReconciler:
                 Watched.CLUSTER,
             )
 
-    async def _require_running(self, scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
-        """Update the status from the VM. Raises `Blocked` unless it runs and has an address."""
-        state = vm_state(vm, vmi)
-        has_address = observe(scope, vm, vmi)
-        # Normal during creation; for a machine that was ready it deserves an Event at once.
-        was_ready = bool(scope.draft.fields.get("ready"))
-        if state.phase is VmPhase.STOPPED and halted_by_quota(scope, vm):
-            raise await start_halted(scope, vm)
-        if state.phase is VmPhase.STOPPED and started_after_quota(scope, vm):
-            raise is_starting(scope)
-        if state.phase is VmPhase.RUNNING:
-            vm_runs(scope)
-        if state.phase in _FAILED:
-            raise scope.failed(state.message, Watched.VM)
-        if state.phase is not VmPhase.RUNNING:
-            raise scope.in_progress(state.message, Watched.VM, warn=was_ready)
-        if not has_address:
-            raise scope.in_progress(
-                "VM is running, waiting for its address: the qemu-guest-agent in the guest has not reported one",
-                Watched.VM,
-                warn=was_ready,
-            )
-        if scope.control_plane and scope.cluster_key:
-            self._context.workloads.hint(scope.cluster_key)
-
-    async def _ensure_provider_id(self, scope: MachineScope, vm: Obj) -> str:
+    async def _ensure_provider_id(self, scope: MachineScope, vm: Obj, vmi: Obj) -> str:
         """Contract: the Node's own if it has one (another cloud provider may set it), else that of the VM."""
         assert scope.cluster_key is not None  # noqa: S101 - checked by the caller
         node = self._context.workloads.node(scope.cluster_key, scope.name)
-        # A Node that is older than a machine without a providerID belongs to an earlier machine of the same name.
-        former = node is not None and not scope.spec.get("providerID") and _older(node, scope.obj)
+        # The Node of an earlier machine of the same name may still be there.
+        former = node is not None and is_guest_of(node, vmi) is False
         own = node["spec"].get("providerID") if node and not former else None
         wanted = str(own or scope.spec.get("providerID") or f"{names.PROVIDER_ID_PREFIX}{uid_of(vm)}")
         if scope.spec.get("providerID") != wanted:
@@ -212,7 +177,7 @@ class MachineReconciler:
             scope.draft.set_unknown(ConditionType.VM_UP_TO_DATE, blocked.reason, blocked.message)
         if not blocked.unknown:
             scope.draft.provisioned(ready=False)
-        if blocked.warn and not scope.draft.has_message(blocked.condition, blocked.message):
+        if blocked.warn and not scope.draft.has_message(blocked.condition, blocked.message, blocked.reason):
             scope.warning_event(blocked.reason, blocked.message)
 
     async def _write(self, scope: MachineScope) -> None:
@@ -238,8 +203,3 @@ class MachineReconciler:
         memory = self._context.memory.forget_machine(key)
         if memory and memory.metric_labels:
             metrics.MACHINE_STATUS.remove(*memory.metric_labels)
-
-
-def _older(obj: Obj, machine: Obj) -> bool:
-    created, reference = (each["metadata"].get("creationTimestamp") for each in (obj, machine))
-    return bool(created and reference and created < reference)  # RFC 3339 in UTC sorts as text

@@ -6,9 +6,9 @@ would look like the old one. The machine reports the loss, and its owner replace
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -23,7 +23,6 @@ from caphv.runtime.errors import (
     Forbidden,
     Invalid,
     NotFound,
-    ServerFault,
     Unreachable,
 )
 from caphv.runtime.text import off_loop
@@ -262,14 +261,11 @@ async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
         metrics.MACHINE_CREATE_ERRORS.inc()
         raise scope.failed(refusal(scope, error), Delay(REFUSED)) from None
     except (ApiError, Unreachable) as error:
-        scope.memory.creation_unconfirmed |= isinstance(error, (ServerFault, Unreachable))
         metrics.MACHINE_CREATE_ERRORS.inc()
         if not isinstance(error, Conflict):
             scope.warning_event("VMCreationFailed", f"cannot create VirtualMachine {key}: {error}")
         raise
-    except asyncio.CancelledError:
-        scope.memory.creation_unconfirmed = True  # the reconcile took too long
-        raise
+    scope.memory.vm_created_at = time.monotonic()
     namespace.vms.observe(vm)
     quota_has_room(scope)
     scope.event("VMCreated", f"created VirtualMachine {key} on Harvester")

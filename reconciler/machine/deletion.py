@@ -29,7 +29,9 @@ async def delete_machine(scope: MachineScope) -> None:
     if _never_provisioned(scope) or _force_delete(scope):
         return
     namespace = scope.current_namespace()
-    vm = namespace.vms.get(scope.target_namespace, scope.name) or await scope.unconfirmed_vm()
+    vm = namespace.vms.get(scope.target_namespace, scope.name)
+    if vm is None and scope.memory.vm_deleted_at is None:
+        vm = await scope.live_vm()
     ours = vm is None or owns_vm(scope, vm)
     await ensure_member_removed(scope)
     if vm is not None and ours:

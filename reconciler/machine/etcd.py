@@ -8,6 +8,7 @@ a control plane object, it runs `etcdctl` in an etcd Pod on another node.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 
 from caphv.api.names import ConditionType
@@ -37,6 +38,9 @@ async def ensure_member_removed(scope: MachineScope) -> None:
     client = scope.context.workloads.client(scope.cluster_key)
     if client is None:
         return  # without a kubeconfig there never was an API server
+    now = time.monotonic()
+    if scope.memory.deletion_seen_at is None:
+        scope.memory.deletion_seen_at = now
     others = {machine["metadata"]["name"] for machine in scope.context.caches.machines_of(scope.cluster or {})} - {
         scope.name
     }
@@ -45,7 +49,7 @@ async def ensure_member_removed(scope: MachineScope) -> None:
     except (ApiError, Unreachable, ExecError) as error:
         metrics.ETCD_REMOVE.inc()
         metrics.ETCD_REMOVE_ERRORS.inc()
-        waited = metrics.age(scope.obj["metadata"]["deletionTimestamp"])
+        waited = now - scope.memory.deletion_seen_at
         message = f"cannot remove the etcd member of this machine: {error}"
         if waited < PATIENCE and not removed_by_provider(scope.machine):
             raise scope.in_progress(message, Delay(_RETRY_AFTER)) from None

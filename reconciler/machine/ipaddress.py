@@ -89,7 +89,7 @@ async def _give_up(scope: MachineScope, address: str) -> None:
     Raises `Blocked` or `Conflict` if a VM may exist.
     """
     scope.current_namespace()
-    if await scope.unconfirmed_vm() is not None:
+    if await scope.live_vm() is not None:
         raise Conflict(409, "Conflict", f"VirtualMachine {scope.target_namespace}/{scope.name} was created; retrying")
     await _release(scope, [entry for entry in await _held(scope) if entry[1] == address])
     del scope.draft.fields["allocatedIPAddress"]

@@ -35,6 +35,18 @@ def initialization(node: Obj, provider_id: str) -> list[dict[str, object]]:
     return patch
 
 
+def is_guest_of(node: Obj, vmi: Obj) -> bool | None:
+    """Whether a Node is the guest of an instance: its kubelet reports the firmware's UUID. None if one is not known.
+
+    A Node may outlive its machine, and another machine of the name comes. Ages do not tell them apart: they are by the
+    clocks of two clusters.
+    """
+    guest = str(((node.get("status") or {}).get("nodeInfo") or {}).get("systemUUID") or "")
+    firmware = ((vmi.get("spec") or {}).get("domain") or {}).get("firmware") or {}
+    uuid = str(firmware.get("uuid") or "")
+    return guest.lower() == uuid.lower() if guest and uuid else None
+
+
 def topology(host: Obj) -> dict[str, str]:
     """Region and zone of a host of Harvester, from its labels."""
     return {name: value for name, value in labels_of(host).items() if name in (names.REGION_LABEL, names.ZONE_LABEL)}
@@ -64,7 +76,10 @@ async def initialize_node(scope: MachineScope, provider_id: str) -> None:
     node, client = workloads.node(scope.cluster_key, scope.name), workloads.client(scope.cluster_key)
     if node is None or client is None:
         return
-    host = scope.host()
+    vmi = scope.instance()
+    if vmi is not None and is_guest_of(node, vmi) is False:
+        return  # of an earlier machine of the name; the kubelet of this one takes it over
+    host = scope.host_of(vmi) if vmi else None
     initializes = initialization(node, provider_id)
     patch = initializes + labelling(node, topology(host) if host else {})
     if not patch:

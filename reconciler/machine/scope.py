@@ -143,10 +143,11 @@ class MachineScope:
             raise self._caches_not_ready(namespace, self.subscribe(triggers.caches(session.fingerprint)))
         return namespace
 
-    async def unconfirmed_vm(self) -> Obj | None:
-        """The VM whose creation got no response, read from Harvester; None if there is none."""
-        if not self.memory.creation_unconfirmed:
-            return None
+    async def live_vm(self) -> Obj | None:
+        """Read the VM from Harvester; None if there is none.
+
+        A creation whose response was lost is in no cache yet, and a provider that has restarted does not remember it.
+        """
         try:
             vm = await self.session().client.get(resources.VIRTUAL_MACHINES, self.name, self.target_namespace)
         except NotFound:
@@ -172,10 +173,9 @@ class MachineScope:
             message = f"{where} cannot be read: {refusal}{command_for(self.target_namespace)}"
         return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, source, unknown=True)
 
-    def host(self) -> Obj | None:
-        """Host of Harvester on which the VM runs, None while it does not."""
-        vmi = self.namespace().instances.get(self.target_namespace, self.name)
-        return self.host_of(vmi) if vmi else None
+    def instance(self) -> Obj | None:
+        """Instance of the VM, None while there is none."""
+        return self.namespace().instances.get(self.target_namespace, self.name)
 
     def host_of(self, vmi: Obj) -> Obj | None:
         """Host of Harvester on which an instance runs, None while it does not."""
@@ -191,6 +191,10 @@ class MachineScope:
         """Provisioning fails until a user corrects the machine, or something else that `sources` report."""
         reason = Reason.VM_PROVISIONING_FAILED
         return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, Watched.SELF, *sources, warn=True)
+
+    def requeue_in(self, seconds: float | None) -> None:
+        """Requeue the machine after this time at the latest, although the reconcile continues; None does nothing."""
+        self.requeue_after = min(filter(None, (self.requeue_after, seconds)), default=None)
 
     def warning_event(self, reason: str, message: str) -> None:
         """Emit an Event of type Warning, and log it."""

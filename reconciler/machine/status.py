@@ -49,7 +49,9 @@ def _placed(scope: MachineScope, before: dict[str, Any], vmi: Obj, host: str) ->
     scope.memory.placed = (instance, host)
     if earlier_instance not in (None, instance):
         moved = f", previously on {earlier}" if earlier not in (None, host) else ""
-        scope.warning_event("VMRestarted", f"VM restarted on host {host}{moved}")
+        # The machine stays ready through a restart that a user requests.
+        report = scope.event if scope.draft.fields.get("ready") else scope.warning_event
+        report("VMRestarted", f"VM restarted on host {host}{moved}")
     elif earlier is None:
         _log_once(scope, f"VM is on host {host}")
     elif earlier != host:

@@ -166,14 +166,14 @@ def _instance_spec(inputs: VirtualMachineInputs, claims: Sequence[Obj]) -> Obj:
             for number, network in enumerate(spec["networks"], start=1)
         ],
         "volumes": volumes,
-        "domain": _domain(spec),
+        "domain": _domain(spec, inputs.machine["metadata"]["uid"]),
         "affinity": affinity(spec, _group(inputs), inputs.requirement, strict=inputs.domain_strict),
         # KubeVirt's default stops the VM when its host is drained, and starts it elsewhere.
         "evictionStrategy": "LiveMigrateIfPossible",
     }
 
 
-def _domain(spec: Obj) -> Obj:
+def _domain(spec: Obj, uid: str) -> Obj:
     cores, memory = int(spec["cpu"]), str(spec["memory"])
     domain: Obj = {
         "cpu": {"cores": cores, "sockets": 1, "threads": 1},
@@ -190,12 +190,14 @@ def _domain(spec: Obj) -> Obj:
                 _disk("cloudinitdisk"),
             ],
         },
+        # KubeVirt up to 1.5 derives it from the VM's name, which a later machine may have.
+        "firmware": {"uuid": uid},
     }
     firmware, tpm = spec.get("firmware") or {}, spec.get("tpm") or {}
     if firmware.get("efi"):
         secure = bool(firmware.get("secureBoot"))
         # Explicit, because KubeVirt takes an absent secureBoot for true.
-        domain["firmware"] = {"bootloader": {"efi": {"secureBoot": secure}}}
+        domain["firmware"]["bootloader"] = {"efi": {"secureBoot": secure}}
         if secure:
             domain["features"] = {"smm": {"enabled": True}}
     if tpm.get("enabled"):

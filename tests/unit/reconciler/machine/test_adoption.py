@@ -119,7 +119,8 @@ async def test_machines_of_an_earlier_version_are_annotated_once_within_ten_minu
 
     async def upgraded() -> None:
         scope = noted("")
-        scope.requeue_after, scope.memory = None, MachineMemory("u")
+        delays: list[float] = []
+        scope.requeue_in, scope.memory = delays.append, MachineMemory("u")
 
         async def patch(patch: Obj) -> None:
             written.append(asyncio.get_running_loop().time() - began)
@@ -127,8 +128,7 @@ async def test_machines_of_an_earlier_version_are_annotated_once_within_ten_minu
 
         scope.patch = patch  # type: ignore[method-assign]
         await ensure_vm_proof(scope, vm)
-        assert scope.requeue_after
-        await asyncio.sleep(scope.requeue_after)
+        await asyncio.sleep(delays[0])
         for _ in range(2):
             await ensure_vm_proof(scope, vm)
 

@@ -37,7 +37,7 @@ class Machine:
         self.events: list[str] = []
         self.patches = 0
         metadata: Obj = {"namespace": "vms", "name": "one", "uid": "vm", "creationTimestamp": "2026-01-01T00:00:00Z"}
-        self.vm: Obj = {"metadata": metadata, "status": vm_status}
+        self.vm: Obj = {"metadata": metadata, "spec": {"template": {"spec": {}}}, "status": vm_status}
         owner = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": "one", "uid": "m"}
         metadata = {"namespace": "team", "name": "one", "uid": "u", "ownerReferences": [owner]}
         status = {"ready": ready, "initialization": {"provisioned": True}} if ready else {}
@@ -58,7 +58,8 @@ class Machine:
             "status": {"initialization": {"infrastructureProvisioned": True}},
         }
         instances = SimpleNamespace(get=lambda *_: {"metadata": {"uid": "i"}, "status": ADDRESS})
-        namespace = SimpleNamespace(synced=True, instances=instances)
+        claims = SimpleNamespace(get=lambda *_: None)
+        namespace = SimpleNamespace(synced=True, instances=instances, claims=claims)
         session = SimpleNamespace(error=None, synced=True, fingerprint="h", watch_namespace=lambda _: namespace)
         caches = SimpleNamespace(
             harvester_machines=SimpleNamespace(get=lambda *_: self.obj),
@@ -107,12 +108,12 @@ def phases(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("error", [Unreachable("no route"), Forbidden(403, "Forbidden", "may not patch nodes")])
 @pytest.mark.parametrize("ready", [True, False])
 async def test_vm_is_reported_although_the_node_cannot_be_patched(error: ApiError | Unreachable, ready: bool) -> None:
-    machine = Machine(error, {"printableStatus": "ErrorUnschedulable"}, ready=ready)
+    machine = Machine(error, {"printableStatus": "Paused"}, ready=ready)
     with pytest.raises(type(error)):
         await machine.reconcile()
     reason, message = machine.reason_and_message()
     assert reason == "VMProvisioningFailed"
-    assert "no host of Harvester can run the VM" in message
+    assert "the VM is paused" in message
     assert not machine.obj["status"]["ready"]
     assert any(event.startswith("NodeInitializationFailed: cannot initialize Node one") for event in machine.events)
 

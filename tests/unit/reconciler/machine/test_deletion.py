@@ -172,16 +172,41 @@ async def test_blocked_deletion_names_the_annotation_that_ends_it() -> None:
         await deletion.delete_machine(scope)
 
 
+async def test_vm_of_a_creation_without_a_response_is_deleted_after_a_restart() -> None:
+    """No cache has it yet, and the process that created it has ended."""
+    scope, harvester = scope_of(pool=pool("10.0.0.1", "manageme"))
+    client = Client(refuses=False, vm=vm_of("one"))
+    harvester.client = client
+    scope.namespace().vms.observe = lambda _: None
+    scope.namespace().vms.deleted = lambda *_: False
+    with pytest.raises(Blocked, match="waiting for VirtualMachine one on Harvester to be deleted"):
+        await deletion.delete_machine(scope)
+    assert (client.deleted, harvester.allocator.released) == (["one"], [])
+
+
+async def test_vm_that_was_deleted_here_is_not_read_again() -> None:
+    scope, harvester = scope_of(pool=pool("10.0.0.1", "manageme"))
+    harvester.client = Client(refuses=False)
+    scope.memory.vm_deleted_at = 1.0
+    await deletion.delete_machine(scope)
+    assert harvester.client.reads == 0
+    assert harvester.allocator.released == ["10.0.0.1"]
+
+
 class Client:
     """Records requests; refuses updates of a VM as Harvester's webhook does."""
 
     def __init__(self, *, refuses: bool, vm: Obj | None = None) -> None:
         self.refuses = refuses
-        self._vm = vm or {}
+        self._vm = vm
         self.patches: list[Obj] = []
         self.deleted: list[str] = []
+        self.reads = 0
 
     async def get(self, *_: Any) -> Obj:
+        self.reads += 1
+        if self._vm is None:
+            raise NotFound(404, "NotFound", "")
         return self._vm
 
     async def patch(self, _resource: Any, _name: str, _namespace: str, patch: Obj) -> Obj:
@@ -190,8 +215,8 @@ class Client:
         self.patches.append(patch)
         return patch
 
-    async def delete(self, _resource: Any, name: str, _namespace: str, *, uid: str) -> Obj:
-        assert uid
+    async def delete(self, resource: Any, name: str, _namespace: str, *, uid: str = "") -> Obj:
+        assert uid or resource.kind == "Secret"
         self.deleted.append(name)
         return {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime, timedelta
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,7 +126,8 @@ def scope_of(client: Any, *, seconds: float, **changes: Any) -> Any:
     def in_progress(message: str, source: Trigger) -> Blocked:
         return Blocked(etcd.ConditionType.VM_PROVISIONING_READY, "VMProvisioningInProgress", message, source)  # type: ignore[arg-type]
 
-    deleted = datetime.now(UTC) - timedelta(seconds=seconds)
+    memory = MachineMemory("uid")
+    memory.deletion_seen_at = time.monotonic() - seconds
     warnings: list[str] = []
     metadata = {"metadata": {"name": "x", "namespace": "x"}}
     workloads = SimpleNamespace(ensure=ensure, client=lambda _: client)
@@ -138,11 +139,12 @@ def scope_of(client: Any, *, seconds: float, **changes: Any) -> Any:
         "name": "own",
         "control_plane": True,
         "owner": SimpleNamespace(uid="uid"),
-        "obj": {"metadata": {"deletionTimestamp": deleted.isoformat()}},
+        # By a clock that is hours ahead.
+        "obj": {"metadata": {"deletionTimestamp": "2999-01-01T00:00:00Z"}},
         "draft": SimpleNamespace(is_true=lambda _: True),
         "context": SimpleNamespace(workloads=workloads, caches=SimpleNamespace(machines_of=lambda _: [])),
         "in_progress": in_progress,
-        "memory": MachineMemory("uid"),
+        "memory": memory,
         "warning_event": lambda reason, _: warnings.append(reason),
         "warnings": warnings,
     }
@@ -165,6 +167,17 @@ def test_silence_is_waited_for() -> None:
 def test_silence_is_not_waited_for_forever() -> None:
     scope = scope_of(Silent(), seconds=etcd.PATIENCE + 1)
     asyncio.run(ensure_member_removed(scope))
+    asyncio.run(ensure_member_removed(scope))
+    assert scope.warnings == ["EtcdMemberRemovalFailed"]
+
+
+def test_patience_begins_when_the_deletion_is_first_seen() -> None:
+    memory = MachineMemory("uid")
+    scope = scope_of(Silent(), seconds=0, memory=memory)
+    with pytest.raises(Blocked):
+        asyncio.run(ensure_member_removed(scope))
+    assert memory.deletion_seen_at is not None
+    memory.deletion_seen_at -= etcd.PATIENCE
     asyncio.run(ensure_member_removed(scope))
     assert scope.warnings == ["EtcdMemberRemovalFailed"]
 

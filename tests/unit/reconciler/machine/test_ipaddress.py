@@ -205,14 +205,14 @@ class New(Machine):
         scope.cluster_spec["vmNetworkConfig"] |= namespace
         scope.session = lambda: session  # type: ignore[method-assign]
         scope.current_namespace = self._current_namespace  # type: ignore[method-assign]
-        scope.unconfirmed_vm = self._unconfirmed_vm  # type: ignore[method-assign]
+        scope.live_vm = self._live_vm  # type: ignore[method-assign]
         return scope
 
     def _current_namespace(self) -> Any:
         if not self.current:
             raise Blocked(ConditionType.VM_PROVISIONING_READY, "r", "the watch is not connected", Watched.CONNECTION)
 
-    async def _unconfirmed_vm(self) -> Obj | None:
+    async def _live_vm(self) -> Obj | None:
         return self.vm
 
     def delete(self) -> None:

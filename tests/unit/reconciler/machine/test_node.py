@@ -102,7 +102,8 @@ def scope_with(error: ApiError, found: Obj) -> tuple[Any, list[str]]:
         cluster_key=Key("ns", "demo"),
         name="one",
         context=SimpleNamespace(workloads=Workloads(error, found)),
-        host=lambda: {"metadata": {"labels": {ZONE: "a"}}},
+        instance=lambda: {"metadata": {}},
+        host_of=lambda _: {"metadata": {"labels": {ZONE: "a"}}},
         warning_event=lambda reason, message: reported.append(f"{reason}: {message}"),
     )
     return scope, reported

@@ -137,7 +137,7 @@ class TestVirtualMachine:
     )
     def test_firmware(self, firmware: Any, bootloader: Any, features: Any) -> None:
         domain = template(virtual_machine(inputs(firmware=firmware)))["spec"]["domain"]
-        assert domain.get("firmware") == bootloader
+        assert domain.get("firmware") == {"uuid": "uid-1", **(bootloader or {})}
         assert domain.get("features") == features
 
     @pytest.mark.parametrize(

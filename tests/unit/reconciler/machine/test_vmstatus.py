@@ -18,6 +18,10 @@ def vm(printable: str = "", **metadata: Any) -> Obj:
     return {"metadata": metadata, "status": {"printableStatus": printable} if printable else {}}
 
 
+def runs(machine: Obj, strategy: str) -> Obj:
+    return {**machine, "spec": {"runStrategy": strategy}}
+
+
 def listed(obj: Obj) -> list[str]:
     found = addresses(obj)
     assert {entry["type"] for entry in found} <= {"ExternalIP"}
@@ -81,16 +85,25 @@ class TestState:
             (vm("Running"), vmi(), VmPhase.RUNNING),
             (vm("Migrating"), vmi(), VmPhase.RUNNING),
             (vm("Running"), None, VmPhase.STARTING),
-            (vm("Running"), vmi(phase="Failed"), VmPhase.STARTING),
+            (vm("Running"), vmi(phase="Failed"), VmPhase.CRASHED),
+            (vm("Stopped"), {**vmi(phase="Failed"), "metadata": {"deletionTimestamp": "t"}}, VmPhase.CRASHED),
             (vm("Running"), vmi(phase="Unknown"), VmPhase.UNKNOWN),
             (vm("Stopping"), vmi(), VmPhase.STOPPING),
             (vm("Stopped"), None, VmPhase.STOPPED),
+            (runs(vm("Stopped"), "Halted"), None, VmPhase.STOPPED),
+            (runs(vm("Stopped"), "Manual"), None, VmPhase.STOPPED),
+            (runs(vm("Stopped"), "Always"), None, VmPhase.STARTING),
+            (runs(vm("Stopped"), "Always"), vmi(phase="Succeeded"), VmPhase.RESTARTING),
+            (runs(vm("Stopping"), "Always"), vmi(), VmPhase.RESTARTING),
+            (runs(vm("Stopping"), "Halted"), vmi(), VmPhase.STOPPING),
+            (runs(vm("Stopping"), "RerunOnFailure"), vmi(), VmPhase.RESTARTING),
+            (runs(vm("Stopped"), "RerunOnFailure"), vmi(phase="Succeeded"), VmPhase.STOPPED),
             (vm("Paused"), vmi(), VmPhase.PAUSED),
             (vm("Running"), vmi(conditions=[{"type": "Paused", "status": "True"}]), VmPhase.PAUSED),
             (vm("Running"), vmi(conditions=[{"type": "Paused", "status": "False"}]), VmPhase.RUNNING),
             (vm("ErrorUnschedulable"), vmi(phase="Scheduling"), VmPhase.UNSCHEDULABLE),
             (vm("ErrorPvcNotFound"), None, VmPhase.FAILED),
-            (vm("CrashLoopBackOff"), None, VmPhase.FAILED),
+            (vm("CrashLoopBackOff"), None, VmPhase.CRASHED),
             (vm("SomethingNew"), None, VmPhase.UNKNOWN),
         ],
     )
