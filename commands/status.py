@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,8 @@ Examples:
   caphv status -A -o json | jq '.clusters[] | select(.wrong)'
 
 \b
-Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot be read.
+Exit status: 0 nothing is wrong, 1 something is, or the provider is silent, 2 the management cluster cannot be
+read.
 """,
 )
 @click.argument("clusters", metavar="[CLUSTER]...", nargs=-1)
@@ -94,7 +96,10 @@ def _write(found: Overview, chosen: Selection, flags: dict[str, Any]) -> None:
 
     if flags["output"] != "text":
         print_data(found, flags["output"])
-    elif not found.clusters:
+        out.show_unseen(found)
+        return
+    out.show_provider(out.console(), found, datetime.now(UTC))
+    if not found.clusters:
         where = f"in namespace {chosen.namespace}; all namespaces: -A" if chosen.namespace else "here"
         click.echo(f"No clusters on Harvester {where}", err=True)
     else:

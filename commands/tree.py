@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -49,6 +50,7 @@ def tree(clusters: tuple[str, ...], **flags: Any) -> None:
     from commands.output import tree as out
 
     if flags["output"] == "text":
+        overview.show_provider(overview.console(), found, datetime.now(UTC))
         out.show(overview.console(), found.clusters, conditions=flags["conditions"])
     else:
         print_data(found, flags["output"])

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from caphv.api import clusterapi, names, resources
-from caphv.api.names import ConditionType
+from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, being_deleted, key_of, labels_of
 from overview.diagnosis import Parts, paused, problems_of
 from overview.model import Cluster, Condition, Group, Machine, Node, Overview, Problem, Replicas, Severity, State
@@ -96,6 +96,10 @@ def _state(parts: Parts, problems: tuple[Problem, ...], replicas: tuple[Replicas
         return State.DELETING
     if paused(parts):
         return State.PAUSED
+    status = (parts.harvester_cluster or {}).get("status") or {}
+    provisioned = status.get("ready") or (status.get("initialization") or {}).get("provisioned")
+    if provisioned and any(problem.reason == Reason.HARVESTER_UNREACHABLE for problem in problems):
+        return State.UNREACHABLE
     control_plane, _ = replicas
     available = condition_of(parts.cluster, "Available").get("status") == "True"
     # The core calls a cluster unavailable for one worker less; a control plane with a majority serves its users.

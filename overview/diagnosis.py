@@ -61,6 +61,15 @@ _WARNINGS = frozenset(
         Reason.LIMIT_REACHED,
     }
 )
+# Reasons of machines that repeat what their HarvesterCluster reports.
+_OF_INFRASTRUCTURE = frozenset(
+    {
+        Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
+        Reason.HARVESTER_UNREACHABLE,
+        Reason.HARVESTER_CONNECTION_FAILED,
+        Reason.HARVESTER_AUTHENTICATION_FAILED,
+    }
+)
 # Messages of the core that say nothing of their own.
 _CONSEQUENCES = ("Waiting for Cluster control plane to be initialized", "Waiting for Cluster infrastructure")
 
@@ -179,7 +188,7 @@ def _machines(parts: Parts, now: datetime, infrastructure: bool) -> Iterator[Pro
 def _of_infrastructure(parts: Parts, own: Obj, now: datetime, infrastructure: bool) -> Iterator[Problem]:
     ready = condition_of(own, ConditionType.READY)
     if ready.get("status", "True") != "True":
-        consequence = ready.get("reason") == Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS
+        consequence = ready.get("reason") in _OF_INFRASTRUCTURE and not being_deleted(own)
         if not (infrastructure and consequence):
             yield _problem(parts, own, "HarvesterMachine", ready, now)
     drifted = condition_of(own, ConditionType.VM_UP_TO_DATE)

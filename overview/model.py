@@ -21,6 +21,8 @@ class State(StrEnum):
     PROGRESSING = "Progressing"
     DEGRADED = "Degraded"
     """It works, and something is wrong."""
+    UNREACHABLE = "Unreachable"
+    """Its Harvester does not answer: the machines are as they were last seen."""
     FAILED = "Failed"
     """It is not available, and will not become so without help."""
     PAUSED = "Paused"
@@ -210,6 +212,17 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class Provider:
+    """The provider, by its Lease; `since` is when that was renewed last."""
+
+    lease: str
+    silent: bool = False
+    since: str = ""
+    cause: str = ""
+    next_step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """What a management cluster has on Harvester, as far as the user may see."""
 
@@ -217,11 +230,18 @@ class Overview:
     clusters: tuple[Cluster, ...] = ()
     pools: tuple[Pool, ...] = ()
     unseen: tuple[str, ...] = ()
+    provider: Provider | None = None
+    """None where nothing says whether it is at work."""
 
     @property
     def wrong(self) -> bool:
-        """Whether any of the clusters needs action."""
-        return any(cluster.wrong for cluster in self.clusters)
+        """Whether any of the clusters needs action, or the provider."""
+        return self.silent or any(cluster.wrong for cluster in self.clusters)
+
+    @property
+    def silent(self) -> bool:
+        """Whether no provider is at work, so that all else may be outdated."""
+        return self.provider is not None and self.provider.silent
 
 
 def as_json(value: Any) -> Any:

@@ -13,6 +13,7 @@ from overview.details import with_details
 from overview.harvester import Harvesters, read_harvesters, read_nodes
 from overview.model import Overview
 from overview.objects import ManagementObjects
+from overview.provider import read_provider
 from overview.reader import Step, read_management
 
 
@@ -48,14 +49,18 @@ async def answer_of(
     client: ApiClient, query: Query, objects: ManagementObjects, step: Step = lambda _text: None
 ) -> Answer:
     """Put objects together that were read before."""
-    whole = overview_of(objects, datetime.now(UTC))
-    overview = replace(whole, clusters=tuple(cluster for cluster in whole.clusters if query.takes(cluster.key)))
+    now = datetime.now(UTC)
+    whole = overview_of(objects, now)
+    clusters = tuple(cluster for cluster in whole.clusters if query.takes(cluster.key))
+    overview = replace(whole, clusters=clusters, provider=await read_provider(client, now))
     if not query.deep:
         return Answer(overview, objects, Harvesters())
     own = {Key(cluster.namespace, cluster.infrastructure) for cluster in overview.clusters}
-    clusters = [obj for obj in objects.harvester_clusters if key_of(obj) in own]
+    harvester_clusters = [obj for obj in objects.harvester_clusters if key_of(obj) in own]
     working = [cluster.key for cluster in overview.clusters if any(each.node for each in cluster.machines)]
-    harvesters, nodes = await asyncio.gather(read_harvesters(client, clusters, step), read_nodes(client, working))
+    harvesters, nodes = await asyncio.gather(
+        read_harvesters(client, harvester_clusters, step), read_nodes(client, working)
+    )
     deep = with_details(overview, harvesters.by_identity, nodes)
     hidden = tuple(map(str, harvesters.unseen))
     return Answer(replace(deep, unseen=(*deep.unseen, *hidden)), objects, harvesters)

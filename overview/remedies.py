@@ -42,6 +42,8 @@ _BY_REASON: dict[str, str] = {
     Reason.IDENTITY_EXPIRING: _ROTATE,
     Reason.IDENTITY_EXPIRED: f"{_ROTATE} --harvester-kubeconfig FILE",
     Reason.HARVESTER_AUTHENTICATION_FAILED: _NEW_IDENTITY,
+    Reason.HARVESTER_UNREACHABLE: "Machines keep the state in which they were last seen. Check the connection to "
+    "Harvester: caphv doctor {ref}",
     Reason.HARVESTER_CONNECTION_FAILED: "Check Secret {identity} and the connection to Harvester: caphv doctor {ref}",
     Reason.HARVESTER_CONNECTION_IN_PROGRESS: "Check the connection to Harvester: caphv doctor {ref}",
     Reason.ANOTHER_HARVESTER: "Write the kubeconfig of the former Harvester into Secret {identity}",

@@ -18,6 +18,7 @@ STATE_STYLES = {
     State.AVAILABLE: "green",
     State.PROGRESSING: "cyan",
     State.DEGRADED: "yellow",
+    State.UNREACHABLE: "bold yellow",
     State.FAILED: "bold red",
     State.PAUSED: "magenta",
     State.DELETING: "cyan",
@@ -45,6 +46,17 @@ def show(out: Console, overview: Overview, *, with_namespace: bool, now: datetim
             _show_problem(out, problem, now)
     if len(overview.clusters) > 1 and out.is_terminal:
         out.print(Text(summary(overview.clusters), style="dim"))
+
+
+def show_provider(out: Console, overview: Overview, now: datetime) -> None:
+    """Say first if no provider is at work: all that follows may be outdated."""
+    provider = overview.provider
+    if provider is None or not provider.silent:
+        return
+    out.print(
+        Text.assemble(("✗ ", "red"), ("provider", "bold"), f": {provider.cause}", f"  ({age(provider.since, now)})")
+    )
+    out.print(Text.assemble(("→ ", "dim"), provider.next_step))
 
 
 def show_unseen(overview: Overview) -> None:

@@ -35,6 +35,8 @@ class HarvesterFacts:
     identity: Key
     access: Kubeconfig | None = None
     error: str = ""
+    rejected: bool = False
+    """Whether `error` is that Harvester rejects the credentials."""
     objects: HarvesterObjects | None = None
     denied: list[Right] | None = None
     deployment: Obj | None = None
@@ -58,7 +60,11 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     yield _expiry(facts.access, secret, now)
     subject = f"Harvester {facts.access.server}"
     if facts.objects is None:
-        remedy = "Check address, firewall and proxy, and that the token is valid"
+        remedy = (
+            "Check address, firewall and proxy; clusters there keep running, and machines stay as they were last seen"
+        )
+        if facts.rejected:
+            remedy = f"Replace its token: caphv identity rotate {facts.identity} --harvester-kubeconfig FILE"
         yield Check("connection", subject, Result.ERROR, facts.error, remedy)
         return
     yield ok("connection", subject, f"answers; Kubernetes {facts.objects.version}")

@@ -20,7 +20,7 @@ from caphv.api.object import (
     key_of,
 )
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.errors import ApiError, NotFound, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import KubeconfigError
 from overview.doctor import rights
 from overview.doctor.harvester import HarvesterFacts
@@ -96,8 +96,12 @@ async def _facts(
     try:
         async with answering_client(facts.access, "harvester", HARVESTER_SECONDS, max_in_flight=16) as harvester:
             await _ask(facts, harvester, machines)
-    except (ApiError, Unreachable, KubeconfigError) as error:
-        facts.error = f"it refuses the credentials or cannot be reached: {error}"
+    except Unauthorized as error:
+        facts.error, facts.rejected = f"it rejects the credentials: {error}", True
+    except Unreachable as error:
+        facts.error = f"it is unreachable: {error}"
+    except (ApiError, KubeconfigError) as error:
+        facts.error = f"it refuses requests: {error}"
     except TimeoutError:
         facts.error = f"no answer within {HARVESTER_SECONDS:.0f} s"
     return facts

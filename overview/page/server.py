@@ -29,8 +29,9 @@ from overview.assembly import overview_of
 from overview.details import with_details
 from overview.follow import Follower
 from overview.harvester import Harvesters, read_harvesters, read_nodes
-from overview.model import Cluster, Overview, as_json
+from overview.model import Cluster, Overview, Provider, as_json
 from overview.objects import ManagementObjects, Unseen
+from overview.provider import read_provider
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class LivePage:
         self._harvesters = Harvesters()
         self._nodes: dict[Key, list[Obj] | Unseen] = {}
         self._state = _content(Overview(client.server), [])
+        self._provider: Provider | None = None
         self._away = False
         self._broken: dict[str, str] = {}
         """What the page could not do last, and why: it shows this next to a state that is older."""
@@ -102,7 +104,10 @@ class LivePage:
             try:
                 site = web.TCPSite(runner, host, port)
                 await site.start()
-                works: dict[str, Callable[[], Awaitable[None]]] = {"clusters": partial(self._follow, follower)}
+                works: dict[str, Callable[[], Awaitable[None]]] = {
+                    "clusters": partial(self._follow, follower),
+                    "the provider": self._look_for_provider,
+                }
                 if self._deep:
                     works["Harvesters and workload clusters"] = self._look_deep
                 tasks = [asyncio.create_task(self._again_and_again(*each)) for each in works.items()]
@@ -134,6 +139,11 @@ class LivePage:
             self._objects, self._away = objects, follower.away
             self._publish("clusters")
 
+    async def _look_for_provider(self) -> None:
+        """Read whether a provider is at work; what it says is not watched, because a Lease changes all the time."""
+        self._provider = await read_provider(self._client, datetime.now(UTC))
+        self._publish("the provider")
+
     async def _look_deep(self) -> None:
         """Ask Harvesters and workload clusters: they have no one watch for all that is shown."""
         await self._feed.newer("")
@@ -149,7 +159,7 @@ class LivePage:
     def _overview(self) -> Overview:
         whole = overview_of(self._objects, datetime.now(UTC))
         clusters = tuple(cluster for cluster in whole.clusters if not self._keys or cluster.key in self._keys)
-        return Overview(whole.server, clusters, unseen=whole.unseen)
+        return Overview(whole.server, clusters, unseen=whole.unseen, provider=self._provider)
 
     def _publish(self, what: str) -> None:
         """Show the state; `what` has just been done."""
@@ -162,8 +172,16 @@ class LivePage:
 
     def _send(self) -> None:
         content = {**self._state, "unseen": [*self._broken.values(), *self._state["unseen"]]}
-        content["fault"] = "not up to date" if self._broken else "management cluster not readable" if self._away else ""
+        content["fault"] = self._fault()
         self._feed.publish(json.dumps(content, separators=(",", ":")))
+
+    def _fault(self) -> str:
+        """What the page shows instead of `live`."""
+        if self._broken:
+            return "not up to date"
+        if self._away:
+            return "management cluster not readable"
+        return "provider is silent" if self._provider and self._provider.silent else ""
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from caphv.api.object import Obj
+from caphv.api.names import LEASE
+from caphv.api.object import LEASES, Obj
+from caphv.runtime.client import ApiClient
 from sandbox.processes.apiserver import ApiServer
 from tests.support.clusters import Builder
 from tests.support.overview import Management
@@ -68,6 +70,33 @@ def test_a_user_of_one_namespace_sees_it_and_what_stays_unseen_is_reported(clust
     assert "name a namespace that you may read with -n" in everywhere.output
 
 
+def test_a_provider_that_is_silent_is_reported_before_all_else(clusters: Management) -> None:
+    lease = {
+        "metadata": {"name": LEASE, "namespace": "night"},
+        "spec": {"holderIdentity": "one", "renewTime": "2026-11-22T12:00:00.000000Z"},
+    }
+
+    async def run(work: Callable[[ApiClient], Awaitable[object]]) -> None:
+        async with clusters.server.client() as client:
+            await work(client)
+
+    asyncio.run(run(lambda client: client.create(LEASES, lease)))
+    try:
+        result = clusters.caphv("status", "day/shop1")
+        lines = result.output.splitlines()
+        assert result.exit_code == 1
+        assert lines[0].startswith(f"✗ provider: silent: Lease night/{LEASE} is not renewed")
+        assert lines[1] == "→ Check whether it runs: kubectl get pods -n night"
+        assert lines[3].split()[:2] == ["shop1", "Available"]
+
+        result = clusters.caphv("status", "-n", "night", "-o", "json")
+        assert result.exit_code == 1
+        provider = json.loads(result.stdout)["provider"]
+        assert (provider["silent"], provider["since"]) == (True, "2026-11-22T12:00:00.000000Z")
+    finally:
+        asyncio.run(run(lambda client: client.delete(LEASES, LEASE, "night")))
+
+
 def test_requests_do_not_grow_with_the_number_of_clusters(clusters: Management) -> None:
     asked = clusters.requests(lambda: clusters.caphv("status", "-A"))
     lists = [each for each in asked if each.startswith("list")]
@@ -75,11 +104,12 @@ def test_requests_do_not_grow_with_the_number_of_clusters(clusters: Management) 
         "list clusters",
         "list harvesterclusters",
         "list harvestermachines",
+        "list leases",
         "list machinedeployments",
         "list machines",
         "list rke2controlplanes",
     ]
-    assert len(asked) <= len(lists) + 4
+    assert len(asked) <= len(lists) + 5
 
 
 def test_a_server_without_cluster_api_is_named_as_such(

@@ -20,7 +20,7 @@ LIMITS, REACHED = "WithinLimits", "LimitReached"
     ("attack", "limit"),
     [
         ("endless", "is larger than 4194304 bytes"),
-        ("events", "its objects take more than the 24 MiB they may take"),
+        ("events", "its objects take more than the 32 MiB they may take"),
         ("garbage", "does not answer like a Kubernetes API server"),
     ],
 )

@@ -251,7 +251,8 @@ async def test_cut_name_of_another_cluster_is_left_to_it(long: Case) -> None:
 async def test_deletion_without_harvester_waits_until_a_user_releases(case: Case) -> None:
     await case.ready_cluster()
     await case.identity(case.environment.identity(token="expired"))
-    await case.until(HARVESTER_CLUSTERS, case.name, is_false("Ready", "HarvesterAuthenticationFailed"))
+    rejected = is_false("HarvesterConnectionReady", "HarvesterAuthenticationFailed")
+    await case.until(HARVESTER_CLUSTERS, case.name, rejected)
     await case.ask_deletion(HARVESTER_CLUSTERS, case.name)
     says = is_false("HarvesterConnectionReady", "HarvesterAuthenticationFailed", "caphv.io/force-delete")
     await case.until(HARVESTER_CLUSTERS, case.name, says)

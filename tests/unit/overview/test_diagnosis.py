@@ -37,6 +37,33 @@ def test_one_cause_is_one_problem_however_often_it_shows() -> None:
     assert "caphv doctor team/shop" in problem.next_step
 
 
+@pytest.mark.parametrize(
+    ("reason", "state"), [("HarvesterUnreachable", "Unreachable"), ("HarvesterAuthenticationFailed", "Degraded")]
+)
+def test_an_outage_is_one_cause_and_no_failure(reason: str, state: str) -> None:
+    builder = Builder(workers=3)
+    status = builder.harvester_cluster["status"]
+    message = "Harvester is unreachable: connection refused; last known to be ready: 1 of 1 control plane machines"
+    status["ready"] = True
+    status["conditions"][1] = condition("HarvesterConnectionReady", "False", reason, message, minutes=5)
+    builder.harvester_machines["worker-1"]["status"]["conditions"][0] = condition("Ready", "Unknown", reason, "see")
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    (problem,) = cluster.problems
+    assert (cluster.state, problem.objects) == (state, ("HarvesterCluster/shop-x",))
+    assert (problem.cause, problem.since) == (message, ago(minutes=5))
+    assert (str(cluster.control_plane), str(cluster.workers)) == ("1/1", "3/3")
+
+
+def test_a_new_cluster_whose_harvester_never_answered_is_no_outage() -> None:
+    builder = Builder()
+    conditions = [condition(kind, "False", "HarvesterUnreachable") for kind in ("HarvesterConnectionReady", "Ready")]
+    builder.harvester_cluster["status"]["conditions"] = conditions
+    builder.cluster["status"] = {"conditions": [condition("Available", "False")]}
+    builder.control_plane["status"] = {}
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    assert cluster.state == "Failed"
+
+
 def test_what_many_machines_have_in_common_is_one_problem() -> None:
     builder = Builder(workers=5)
     for number in range(1, 6):

@@ -10,6 +10,7 @@ import pytest
 
 from caphv.api.object import Key, Obj, key_of
 from overview.harvester import Harvesters
+from overview.model import Provider
 from overview.objects import ManagementObjects
 from overview.page import server
 from overview.page.server import LivePage
@@ -92,6 +93,21 @@ def test_a_management_cluster_that_is_unreachable_is_named(page: LivePage) -> No
     follower: Any = Follower(Builder("shop").objects(), away=True)
     found = states(page, {"clusters": lambda: page._follow(follower)}, number=2)
     assert [each["fault"] for each in found] == ["management cluster not readable", ""]
+
+
+def test_a_provider_that_is_silent_is_shown_instead_of_live(page: LivePage, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Provider("a/b"), Provider("a/b", silent=True, cause="silent: Lease a/b is not renewed")]
+
+    async def read_provider(*_: object) -> Provider:
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+    monkeypatch.setattr(server, "read_provider", read_provider)
+    alive, silent = states(page, {"the provider": page._look_for_provider}, number=2)
+    assert (alive["fault"], alive["provider"]["silent"]) == ("", False)
+    assert (silent["fault"], silent["provider"]["cause"]) == (
+        "provider is silent",
+        "silent: Lease a/b is not renewed",
+    )
 
 
 def event(obj: Obj, kind: str, second: int) -> Obj:
