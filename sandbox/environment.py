@@ -22,8 +22,7 @@ from typing import TypeVar
 from caphv import data
 from caphv.api.object import Obj
 from sandbox import clusterclass, manifests, rights, webhooks
-from sandbox.capi import core
-from sandbox.capi import crds as providers
+from sandbox.capi import core, crds, manager, providers
 from sandbox.processes import children, network, pki
 from sandbox.processes.apiserver import ADMIN, ApiServer, Etcd, Token, private_file
 from sandbox.processes.children import Process
@@ -171,7 +170,7 @@ class Sandbox:
             "identity": Token.new(rights.IDENTITY),
             "harvester": Token.new(*ADMIN),
         }
-        management_users = [Token.new(*core.USER), Token.new(rights.PROVIDER, rights.PROVIDER_GROUPS)]
+        management_users = [Token.new(*manager.USER), Token.new(rights.PROVIDER, rights.PROVIDER_GROUPS)]
         tokens = {"management": management_users, "harvester": list(issued.values())}
         servers = {
             name: ApiServer(
@@ -195,6 +194,7 @@ class Sandbox:
             _timed(progress, "Cluster API core", self._core(management, state.core)),
             *([_timed(progress, "simulated Harvester", self._simulator())] if _exists("sandbox.simulate") else []),
         )
+        started += await self._cluster_api_providers(management, state.core, progress)
         if self.settings.provider:
             started.append(await _timed(progress, "provider", self._provider(management)))
         if self.settings.page:
@@ -205,14 +205,30 @@ class Sandbox:
 
     async def _core(self, management: ApiServer, version: str) -> Process:
         async with management.client() as client:
-            crds = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
-            crds = manifests.movable([*crds, *providers.custom_resource_definitions(version)])
+            ours = manifests.read(sorted(data.folder("deploy/crds").glob("*.yaml")))
+            simulated = crds.custom_resource_definitions(version, without=providers.real_distributions(self.settings))
             older = self.settings.older_versions
-            crds = [crd if older else core.stored_version_only(crd) for crd in crds]
-            await manifests.apply(client, [*crds, *rights.of_provider()])
-            process = await core.start(self.folder, management, older_versions=older)
+            kinds = manifests.movable([*ours, *simulated])
+            kinds = [crd if older else manager.stored_version_only(crd) for crd in kinds]
+            await manifests.apply(client, [*kinds, *rights.of_provider()])
+            return await core.start(self.folder, management, older_versions=older)
+
+    async def _cluster_api_providers(self, management: ApiServer, version: str, progress: Progress) -> list[Process]:
+        """Start the real providers, and then make the ClusterClasses, which their webhooks admit."""
+        older = self.settings.older_versions
+        started = await asyncio.gather(
+            *(
+                _timed(
+                    progress,
+                    found.name,
+                    manager.start(self.folder, management, found, manager.is_ready, older_versions=older),
+                )
+                for found in providers.managers(self.settings)
+            )
+        )
+        async with management.client() as client:
             await manifests.apply(client, clusterclass.shipped("default", version))
-        return process
+        return started
 
     async def _simulator(self) -> Process:
         ready = self.folder / SIMULATOR_READY_FILE

@@ -11,7 +11,8 @@ import aiohttp
 import psutil
 
 from caphv.runtime.kubeconfig import parse_kubeconfig
-from sandbox.capi import core
+from sandbox.capi import core, manager, providers
+from sandbox.guest.workload import DISK
 from sandbox.processes import apiserver, children, network
 from sandbox.processes.children import Process, ProcessError
 from sandbox.state import ProcessRecord, State
@@ -23,6 +24,7 @@ START_SECONDS = {"provider": 30.0, "simulator": 60.0, PAGE: 30.0}
 LONGEST_START_SECONDS = 90.0
 # A simulator that was killed leaves these behind; the next one starts its own.
 _WORKLOAD_SERVER = "--etcd-prefix=/workload-"
+_DISK = f"/{DISK}"
 
 Probe = Callable[[], Awaitable[bool]]
 
@@ -63,6 +65,8 @@ def probe(folder: Path, state: State, name: str) -> Probe:
         return lambda: _api_server_is_ready(folder, state.servers[name], name)
     if name == "core":
         return lambda: _core_is_ready(folder, older_versions=state.settings.older_versions)
+    if name in providers.NAMES:
+        return lambda: manager.is_ready(int(_value(state.processes[name].command, "--health-addr=127.0.0.1:")))
     if name == "provider":
         return lambda: answers(_provider_url(state.processes[name]))
     if name == PAGE:
@@ -91,7 +95,8 @@ async def _stop(folder: Path, name: str, part: ProcessRecord) -> None:
 
 def _is_workload_server(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return any(word.startswith(_WORKLOAD_SERVER) for word in process.cmdline())
+        words = process.cmdline()
+        return any(word.startswith(_WORKLOAD_SERVER) or _DISK in word for word in words)
     return False
 
 

@@ -25,6 +25,7 @@ class SandboxSettings:
     CRDs of the core and of the provider have only the version that is stored, which saves a conversion of each change.
     `harvester` is the simulated release of Harvester.
     `own_providers` lists distributions, separated by commas, whose bootstrap and control plane providers the user runs.
+    With `kubeadm`, its real bootstrap and control plane providers run; without, its kinds are there and nothing else.
     """
 
     provider: bool = True
@@ -34,6 +35,7 @@ class SandboxSettings:
     older_versions: bool = True
     harvester: str = NEWEST_STABLE
     own_providers: str = ""
+    kubeadm: bool = False
     boot_seconds: float = 2.0
     boot_spread: float = 0.25
     register_seconds: float = 1.0

@@ -42,8 +42,7 @@ def render(distribution: Distribution, guest: Guest) -> str:
     ntp = (node.config.get("agentConfig") or node.config).get("ntp")
     if ntp:
         config["ntp"] = ntp
-    header = "## template: jinja\n" if distribution.jinja else ""
-    return f"{header}#cloud-config\n{yaml.safe_dump(config)}"
+    return f"#cloud-config\n{yaml.safe_dump(config)}"
 
 
 def _join(distribution: Distribution, guest: Guest) -> Obj:

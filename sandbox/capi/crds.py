@@ -7,6 +7,7 @@ control plane's spec.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 from pathlib import Path
 
 from caphv.api.object import Obj
@@ -15,25 +16,38 @@ from sandbox.capi.distribution import ALL, K3S, in_version
 from sandbox.capi.resources import CORE
 
 FOLDER = Path(__file__).parent.parent / "crds" / "providers"
+KUBEADM = "kubeadm"
+KUBEADM_KINDS = ("KubeadmConfig", "KubeadmControlPlane")
+# Kinds of bootstrap objects, and the field in which a control plane of its kind has their spec.
+_CONFIG_FIELDS = (
+    (K3S.configs.kind, K3S.control_planes.kind, "kthreesConfigSpec"),
+    (*KUBEADM_KINDS, "kubeadmConfigSpec"),
+)
 # Fields that templates omit, because each created object has its own.
 _OWN = ("machineTemplate", "replicas", "version")
 
 
-def custom_resource_definitions(core: str = "v1beta2") -> list[Obj]:
-    """The CRDs of four kinds per distribution, with their contract label, for a core of an API version."""
+def custom_resource_definitions(core: str = "v1beta2", *, without: Collection[str] = ()) -> list[Obj]:
+    """The CRDs of four kinds per distribution, with their contract label, for a core of an API version.
+
+    Those of the distributions named by `without` come with their real providers. kubeadm has none for core v1beta1:
+    its objects of that version are too different from those of our class.
+    """
     kinds = {crd["spec"]["names"]["kind"]: crd for crd in manifests.read(sorted(FOLDER.glob("*.yaml")))}
-    for distribution in ALL:
-        if isinstance(distribution.config, str):
-            config = _spec(kinds[distribution.configs.kind])
-            _spec(kinds[distribution.control_planes.kind])["properties"][distribution.config] = config
+    for config, control_plane, field in _CONFIG_FIELDS:
+        _spec(kinds[control_plane])["properties"][field] = _spec(kinds[config])
     found = []
     for distribution in in_version(core):
+        if distribution.name in without:
+            continue
         own = (distribution.configs, distribution.control_planes)
         if distribution in ALL:
             found += [kinds[resource.kind] for resource in own]
         else:
             examples = (K3S.configs, K3S.control_planes)
             found += [_of_v1beta1(kinds[a.kind], kinds[b.kind], a.version) for a, b in zip(own, examples, strict=True)]
+    if core == "v1beta2" and KUBEADM not in without:
+        found += [kinds[kind] for kind in KUBEADM_KINDS]
     return [*found, *map(_template, found)]
 
 

@@ -1,8 +1,8 @@
 """Differences between the providers of Kubernetes distributions: kinds, fields and names. Pure.
 
-The control plane kinds of RKE2 and kubeadm follow Cluster API contract v1beta2. That of K3s follows v1beta1, in which
-the infrastructure reference and parts of the status have different names, and so does an older one of RKE2, for a core
-that knows only that contract.
+The control plane kind of RKE2 follows Cluster API contract v1beta2. That of K3s follows v1beta1, in which the
+infrastructure reference and parts of the status have different names, and so does an older one of RKE2, for a core that
+knows only that contract. kubeadm has no stand-ins: its real providers run.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ class Distribution:
     `rollout`, the rollout strategy. `commands` are the fields of a bootstrap object with commands to run before and
     after the start. `hook` delays the deletion of a machine until its etcd member is removed; `remediated_at` is the
     field with the time of the last remediation. `file` is the distribution's configuration file in a guest,
-    `configuration` renders it; with `jinja`, cloud-init substitutes names. Nodes join at `registration_port`, by
-    default the API server's port.
+    `configuration` renders it. Nodes join at `registration_port`, by default the API server's port.
     """
 
     name: str
@@ -68,7 +67,6 @@ class Distribution:
     remediated_at: str
     file: str
     configuration: Configuration
-    jinja: bool = False
     registration_port: int | None = None
 
     @property
@@ -153,15 +151,6 @@ def _k3s(node: Node) -> Obj:
     }
 
 
-def _kubeadm(node: Node) -> Obj:
-    return {
-        "apiVersion": "kubeadm.k8s.io/v1beta4",
-        "kind": "JoinConfiguration",
-        "discovery": {"bootstrapToken": {"apiServerEndpoint": node.endpoint, "token": node.token}},
-        **(node.config.get("joinConfiguration") or {}),
-    }
-
-
 RKE2 = Distribution(
     name="rke2",
     contract="v1beta2",
@@ -195,25 +184,7 @@ K3S = Distribution(
     file="/etc/rancher/k3s/config.yaml",
     configuration=_k3s,
 )
-KUBEADM = Distribution(
-    name="kubeadm",
-    contract="v1beta2",
-    configs=Resource(_BOOTSTRAP, "v1beta2", "kubeadmconfigs", "KubeadmConfig"),
-    control_planes=Resource(_CONTROL_PLANE, "v1beta2", "kubeadmcontrolplanes", "KubeadmControlPlane"),
-    finalizer=f"kubeadm.{_CONTROL_PLANE}",
-    hook=f"{_HOOK}/kcp-cleanup",
-    config="kubeadmConfigSpec",
-    server=("kubeadmConfigSpec", "clusterConfiguration"),
-    rollout=("rollout", "strategy"),
-    commands=("preKubeadmCommands", "postKubeadmCommands"),
-    cert_sans=("apiServer", "certSANs"),
-    remediated_at="time",
-    file="/run/kubeadm/kubeadm-join-config.yaml",
-    configuration=_kubeadm,
-    # In kubeadm's bootstrap data, cloud-init substitutes node names.
-    jinja=True,
-)
-ALL = (RKE2, K3S, KUBEADM)
+ALL = (RKE2, K3S)
 _RKE2_OF_V1BETA1 = replace(
     RKE2,
     contract="v1beta1",
@@ -223,7 +194,7 @@ _RKE2_OF_V1BETA1 = replace(
 
 
 def in_version(core: str) -> tuple[Distribution, ...]:
-    """The distributions for a core of this API version; kubeadm's objects of v1beta1 are too different."""
+    """The distributions for a core of this API version."""
     return ALL if core == "v1beta2" else (_RKE2_OF_V1BETA1, K3S)
 
 

@@ -10,6 +10,7 @@ import binascii
 import gzip
 import ipaddress
 import re
+import shlex
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,18 +83,12 @@ def parse_user_data(text: str, hostname: str) -> UserData:
     for name in sorted(_LISTS & config.keys()):
         if not isinstance(config[name], list):
             raise GuestError(f"userdata.{name}: must be a list")
-    _check_commands(config)
+    commands = _commands(config)
     _check_texts(config)
     _check_users(config.get("users") or ())
     files = [_file(entry, f"userdata.write_files[{n}]") for n, entry in enumerate(config.get("write_files") or ())]
-    return UserData(
-        tuple(_package_names(config.get("packages") or ())),
-        {file.path: file for file in files},
-        tuple(
-            command if isinstance(command, str) else " ".join(map(str, command))
-            for command in config.get("runcmd") or ()
-        ),
-    )
+    packages = tuple(_package_names(config.get("packages") or ()))
+    return UserData(packages, {file.path: file for file in files}, tuple(commands))
 
 
 def parse_network_data(text: str) -> list[Nic]:
@@ -153,12 +148,16 @@ def _rendered(text: str, hostname: str) -> str:
     return _PLACEHOLDER.sub(value, text)
 
 
-def _check_commands(config: Mapping[str, Any]) -> None:
+def _commands(config: Mapping[str, Any]) -> list[str]:
+    """The commands of the guest, as a shell takes them."""
+    found = []
     for name in ("bootcmd", "runcmd"):
         for n, command in enumerate(config.get(name) or ()):
             parts = command if isinstance(command, list) else [command]
             if not parts or not all(isinstance(part, str | int) for part in parts):
                 raise GuestError(f"userdata.{name}[{n}]: must be a command")
+            found.append(shlex.join(map(str, parts)) if isinstance(command, list) else str(command))
+    return found
 
 
 def _check_texts(config: Mapping[str, Any]) -> None:

@@ -22,9 +22,13 @@ from caphv.api.object import SECRETS, Key, Obj, annotations_of, key_of, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.errors import ApiError, NotFound, ServerFault, TooManyRequests, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
-from sandbox.guest import nodes
+from sandbox.guest import kubelet, nodes
 from sandbox.guest.cloudinit import GuestError, Nic, UserData, parse_network_data, parse_user_data
+from sandbox.guest.etcd import EtcdError
 from sandbox.guest.join import CONTROL_PLANE, Join, check_nic, interface_names, join_of
+from sandbox.guest.kubeadm import Kubeadm, kubeadm_of
+from sandbox.guest.kubeadmobjects import static_pods
+from sandbox.guest.kubeadmrun import Joined, Runs
 from sandbox.guest.rancher import join_of_rancher
 from sandbox.guest.workload import Member, Workloads
 from sandbox.harvester import kinds
@@ -69,6 +73,7 @@ class Guests:
         self._config = config
         self._addresses = addresses
         self._workloads = workloads
+        self._kubeadm = Runs(workloads)
         self._clients = nodes.ClientPool()
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._marks: set[asyncio.Task[None]] = set()
@@ -122,16 +127,18 @@ class Guests:
     async def _life(self, guest: Guest) -> None:
         try:
             user_data, network_data = await self._cloud_init(guest)
-            join = (join_of(user_data) or join_of_rancher(user_data)) if user_data else None
+            join = (kubeadm_of(user_data) or join_of(user_data) or join_of_rancher(user_data)) if user_data else None
             addresses = self._bring_up(guest, network_data)
             if user_data is None or not user_data.has_agent:
                 await self._report_failure(guest, "guest agent not installed: userdata has no package qemu-guest-agent")
             else:
                 await self._report(guest, addresses)
-            if join:
+            if isinstance(join, Kubeadm):
+                await self._run_kubeadm(guest, join, addresses)
+            elif join:
                 await self._join(guest, join, addresses)
             await asyncio.Event().wait()
-        except (GuestError, LookupError, KubeconfigError, ProcessError, OSError) as error:
+        except (GuestError, EtcdError, LookupError, KubeconfigError, ProcessError, OSError) as error:
             await self._report_failure(guest, str(error))
             await asyncio.Event().wait()
         finally:
@@ -238,43 +245,63 @@ class Guests:
             await self._register(guest, join, join.server, addresses)
 
     async def _serve(self, guest: Guest, join: Join, addresses: list[str]) -> None:
-        if join.authority is None or not addresses or not addresses[0]:
-            raise GuestError("a control plane guest must have a CA and an address on its first interface")
+        if join.authority is None:
+            raise GuestError("a control plane guest must have a CA")
+        address = _first(addresses)
         try:
-            member = Member(addresses[0], guest.disk, guest.hostname, join.port)
+            member = Member(address, guest.disk, guest.hostname, join.port)
             local = await self._workloads.serve(member, join)
             await self._register(guest, join, local, addresses)
         finally:
-            await self._workloads.leave(addresses[0])
+            await self._workloads.leave(address)
 
     async def _register(self, guest: Guest, join: Join, server: str, addresses: list[str]) -> None:
-        await asyncio.sleep(self._config.register_seconds)
+        access = Kubeconfig(server=server, ca=join.ca, token=join.token)
+        control_plane = join.role == CONTROL_PLANE
         info = nodes.NodeInfo(
             name=guest.hostname,
             addresses=tuple(address for address in addresses if address),
             version=join.version,
             system_uuid=guest.disk,
-            control_plane=join.role == CONTROL_PLANE,
             ready=join.cni,
-            program=join.program,
+            labels=_labels(join),
+            pods=(kubelet.etcd_pod(guest.hostname),) if control_plane else (),
         )
-        access = Kubeconfig(server=server, ca=join.ca, token=join.token)
+        await self._keep_node(access, info)
+
+    async def _run_kubeadm(self, guest: Guest, run: Kubeadm, addresses: list[str]) -> None:
+        """Do what kubeadm does, once in the life of a disk, and then what kubelet does."""
+        joined = await self._kubeadm.joined(guest.disk, run)
+        if run.authority is None:
+            access = await self._kubeadm.access(run, joined)
+            await self._keep_node(access, _node_info(guest, run, joined, addresses))
+            return
+        address = _first(addresses)
+        try:
+            access = await self._kubeadm.serve(guest.disk, guest.hostname, address, run)
+            await self._keep_node(access, _node_info(guest, run, joined, addresses))
+        finally:
+            await self._workloads.leave(address)
+
+    async def _keep_node(self, access: Kubeconfig, info: nodes.NodeInfo) -> None:
+        """Register a Node, and mark it when the guest has stopped."""
+        await asyncio.sleep(self._config.register_seconds)
         async with self._clients.client(access) as client:
             await nodes.register(client, info)
-            life = self._registered[server, guest.hostname] = object()
+            life = self._registered[access.server, info.name] = object()
             try:
                 await asyncio.Event().wait()
             finally:
-                self._start_task(self._lose_node(guest, access, life))
+                self._start_task(self._lose_node(info, access, life))
 
-    async def _lose_node(self, guest: Guest, access: Kubeconfig, life: object) -> None:
+    async def _lose_node(self, info: nodes.NodeInfo, access: Kubeconfig, life: object) -> None:
         await asyncio.sleep(self._config.node_lost_seconds)
-        node = (access.server, guest.hostname)
+        node = (access.server, info.name)
         if self._registered.get(node) is life:
             del self._registered[node]
             async with self._clients.client(access) as client:
-                await nodes.mark_lost(client, guest.hostname)
-                await nodes.delete_etcd_pod(client, guest.hostname)
+                await nodes.mark_lost(client, info.name)
+                await nodes.delete_pods(client, info.pods)
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -286,6 +313,37 @@ def _guest(vmi: Obj) -> Guest:
     owners = vmi["metadata"].get("ownerReferences") or [{"uid": uid_of(vmi)}]
     hostname = vmi["spec"].get("hostname") or vmi["metadata"]["name"]
     return Guest(key_of(vmi), uid_of(vmi), owners[0]["uid"], hostname, vmi["spec"])
+
+
+def _first(addresses: list[str]) -> str:
+    if not addresses or not addresses[0]:
+        raise GuestError("a control plane guest must have an address on its first interface")
+    return addresses[0]
+
+
+def _labels(join: Join) -> dict[str, str]:
+    """Labels of a Node that joins by other means than kubeadm."""
+    if join.role != CONTROL_PLANE:
+        return {}
+    roles = ("control-plane", "etcd", "master") if join.program else ("control-plane",)
+    return {f"node-role.kubernetes.io/{role}": "true" for role in roles}
+
+
+def _node_info(guest: Guest, run: Kubeadm, joined: Joined, addresses: list[str]) -> nodes.NodeInfo:
+    """What the kubelet of a node of kubeadm reports; as if a CNI were installed."""
+    name = run.node.name or guest.hostname
+    control_plane = run.authority is not None
+    role = {"node-role.kubernetes.io/control-plane": "", "node.kubernetes.io/exclude-from-external-load-balancers": ""}
+    return nodes.NodeInfo(
+        name=name,
+        addresses=tuple(address for address in addresses if address),
+        version=joined.version,
+        system_uuid=guest.disk,
+        ready=True,
+        labels={**run.node.labels, **(role if control_plane else {})},
+        taints=run.node.taints,
+        pods=tuple(static_pods(name, joined.version)) if control_plane else (),
+    )
 
 
 def _renewal(vmi: Obj) -> str:

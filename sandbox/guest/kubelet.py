@@ -1,8 +1,8 @@
-"""A simulated kubelet for `kubectl exec`, with one container, `etcd`, and one program in it, `etcdctl`.
+"""A simulated kubelet: `kubectl exec` with one program, `etcdctl` in the container `etcd`, and port forwarding.
 
 Each control plane guest has one on port 10250 of its address, where the API server finds it by the Node's status.
-Instead of an etcd it has a list of members, one for each control plane guest that ever joined. Like a real member, each
-stays until it is removed, even after its guest is deleted.
+Guests of RKE2 and K3s have a list of etcd members, one for each control plane guest that ever joined. Like a real
+member, each stays until it is removed, even after its guest is deleted. Those of kubeadm have real members.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from aiohttp import web
 
 from caphv.api.object import Obj
+from sandbox.guest import portforward
+from sandbox.guest.etcd import EtcdError, check_options, number
 from sandbox.processes import pki
 
 PORT = 10250
@@ -34,8 +37,11 @@ _OPTIONS = {
 ETCDCTL = ("etcdctl", *(f"{name}={value}" for name, value in _OPTIONS.items()))
 
 
-class EtcdError(Exception):
-    """The standard error of etcdctl when it exits with code 1."""
+class Etcdctl(Protocol):
+    """Runs `etcdctl` in the etcd Pod of a guest."""
+
+    async def etcdctl(self, arguments: Sequence[str]) -> str:
+        """Run it; returns its output. Raises EtcdError."""
 
 
 @dataclass
@@ -59,14 +65,9 @@ class Etcd:
                 return name
         return ""
 
-    def etcdctl(self, arguments: Sequence[str]) -> str:
+    async def etcdctl(self, arguments: Sequence[str]) -> str:
         """Run `etcdctl <arguments>` as in an etcd Pod of RKE2; returns its output. Raises EtcdError."""
-        options = dict(
-            argument.split("=", 1) for argument in arguments if argument.startswith("--") and "=" in argument
-        )
-        wrong = [name for name, value in _OPTIONS.items() if options.get(name) != value]
-        if wrong:
-            raise EtcdError(f"Error: {wrong[0]} must be {_OPTIONS[wrong[0]]}")
+        check_options(arguments, _OPTIONS)
         match [argument for argument in arguments if not argument.startswith("--")]:
             case ["member", "list", "-w", "json"]:
                 return json.dumps({"members": [{"ID": id_, "name": name} for id_, name in self.members.items()]})
@@ -75,15 +76,15 @@ class Etcd:
         raise EtcdError("Error: unknown command")
 
     def _remove(self, member: str) -> str:
-        if self.members.pop(_number(member), None) is None:
+        if self.members.pop(number(member), None) is None:
             raise EtcdError("Error: etcdserver: member not found")
         return f"Member {member} removed from cluster"
 
 
 class Kubelet:
-    """Serves exec on an address. API servers do not verify certificates of kubelets by default."""
+    """Serves a guest's address. API servers do not verify certificates of kubelets by default."""
 
-    def __init__(self, address: str, etcd: Etcd, ca: pki.CA) -> None:
+    def __init__(self, address: str, etcd: Etcdctl, ca: pki.CA) -> None:
         self._address = address
         self._etcd = etcd
         self._ca = ca
@@ -93,6 +94,7 @@ class Kubelet:
         """Listen. Raises OSError if the port is in use."""
         application = web.Application()
         application.router.add_get("/exec/{namespace}/{pod}/{container}", self._exec)
+        application.router.add_route("*", "/portForward/{namespace}/{pod}", self._forward_ports)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, self._address, PORT, ssl_context=self._context()).start()
@@ -102,6 +104,10 @@ class Kubelet:
         if self._runner:
             await self._runner.cleanup()
 
+    async def _forward_ports(self, request: web.Request) -> web.StreamResponse:
+        # Pods of control planes have the network of their host.
+        return await portforward.forward(request, self._address)
+
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         place = request.match_info
         program, *arguments = request.query.getall("command", [""])
@@ -110,7 +116,7 @@ class Kubelet:
         socket = web.WebSocketResponse(protocols=(PROTOCOL,))
         await socket.prepare(request)
         try:
-            output, errors, status = self._etcd.etcdctl(arguments), "", {"status": "Success"}
+            output, errors, status = await self._etcd.etcdctl(arguments), "", {"status": "Success"}
         except EtcdError as error:
             output, errors = "", str(error)
             status = {
@@ -160,10 +166,3 @@ def etcd_pod(node: str) -> Obj:
             "containers": [{"name": CONTAINER, "image": "sandbox/etcd"}],
         },
     }
-
-
-def _number(member: str) -> int:
-    try:
-        return int(member, 16)
-    except ValueError:
-        raise EtcdError(f"Error: bad member ID arg ({member}), expecting ID in Hex") from None

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from caphv.api.object import NODES, PODS, Obj
 from caphv.runtime.client import ApiClient
@@ -36,9 +36,11 @@ class NodeInfo:
     addresses: tuple[str, ...]
     version: str
     system_uuid: str
-    control_plane: bool
     ready: bool
-    program: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Obj, ...] = ()
+    # Its static Pods, which kubelet makes visible on the API server.
+    pods: tuple[Obj, ...] = ()
 
 
 class ClientPool:
@@ -93,10 +95,11 @@ async def mark_lost(client: ApiClient, name: str) -> None:
             return
 
 
-async def delete_etcd_pod(client: ApiClient, node: str) -> None:
-    """Delete the etcd Pod of a lost control plane node, like the Pod garbage collector."""
-    with contextlib.suppress(ApiError, Unreachable):
-        await client.delete(PODS, kubelet.pod_name(node), kubelet.NAMESPACE)
+async def delete_pods(client: ApiClient, pods: Iterable[Obj]) -> None:
+    """Delete the static Pods of a lost control plane node, like the Pod garbage collector."""
+    for pod in pods:
+        with contextlib.suppress(ApiError, Unreachable):
+            await client.delete(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
 
 
 async def _register(client: ApiClient, node: NodeInfo) -> None:
@@ -106,17 +109,16 @@ async def _register(client: ApiClient, node: NodeInfo) -> None:
     except AlreadyExists:
         patch = {"status": obj["status"]}
         await client.patch(NODES, node.name, "", patch, patch_type="strategic", subresource="status")
-    if node.control_plane:
+    for pod in node.pods:
         with contextlib.suppress(AlreadyExists):
-            await client.create(PODS, kubelet.etcd_pod(node.name))
+            await client.create(PODS, pod)
+        if "status" in pod:
+            name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+            await client.patch(PODS, name, namespace, {"status": pod["status"]}, subresource="status")
 
 
 def _node(node: NodeInfo) -> Obj:
-    labels = {"kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
-    if node.control_plane:
-        labels["node-role.kubernetes.io/control-plane"] = "true"
-        if node.program:
-            labels |= {f"node-role.kubernetes.io/{role}": "true" for role in ("etcd", "master")}
+    usual = {"kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
     ready = {
         "type": "Ready",
         "status": str(node.ready),
@@ -135,8 +137,8 @@ def _node(node: NodeInfo) -> Obj:
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": node.name, "labels": labels},
-        "spec": {"taints": [{"key": UNINITIALIZED, "value": "true", "effect": "NoSchedule"}]},
+        "metadata": {"name": node.name, "labels": {**usual, **node.labels}},
+        "spec": {"taints": [{"key": UNINITIALIZED, "value": "true", "effect": "NoSchedule"}, *node.taints]},
         "status": {
             "addresses": [*addresses, {"type": "Hostname", "address": node.name}],
             "conditions": [ready, *calm],

@@ -3,20 +3,25 @@
 A cluster is identified by its CA. Its first control plane guest starts a kube-apiserver with that CA; each control
 plane guest forwards to it from port 6443 of its own address, and from the port where nodes join. Its data is in the
 sandbox's etcd and, like the guests' disks, outlives stopped guests until the last control plane VM of the cluster is
-deleted. There is no etcd quorum: one control plane guest of three is enough.
+deleted. There is no etcd quorum: one control plane guest of three is enough. Members of etcd on guests of kubeadm are
+real, and hold nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandbox.guest import etcd
+from sandbox.guest.etcd import EtcdMembers
 from sandbox.guest.join import Join
-from sandbox.guest.kubelet import Etcd, Kubelet
+from sandbox.guest.kubelet import Etcd, Etcdctl, Kubelet
 from sandbox.guest.members import Members
 from sandbox.guest.rancher import PROGRAMS
 from sandbox.processes import pki
@@ -28,22 +33,32 @@ log = logging.getLogger(__name__)
 PORT = 6443
 # Between two looks for the first server of a cluster.
 _AUTHORITY_SECONDS = 0.5
+DISK = "disk-"
+_NAME_FILE = "workload"
 # Nothing here would remove the taint that this plugin adds to new Nodes.
 FLAGS = (
     "--disable-admission-plugins=TaintNodesByCondition",
     # Host names of guests cannot be resolved.
     "--kubelet-preferred-address-types=InternalIP",
+    # Nodes of kubeadm join with tokens that are Secrets.
+    "--enable-bootstrap-token-auth",
 )
+# kubeadm's name for it, by which its control plane provider finds the certificate's expiry.
+COMMON_NAME = "kube-apiserver"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A control plane guest: its address, the uid of its VM, its host name, the port where other nodes join."""
+    """A control plane guest: its address, the uid of its VM, its host name, the port where other nodes join.
+
+    `etcd` is the CA of a real etcd.
+    """
 
     address: str
     disk: str
     node: str
     port: int = PORT
+    etcd: pki.CA | None = None
 
 
 @dataclass
@@ -56,6 +71,7 @@ class _Cluster:
     disks: set[str] = field(default_factory=set)
     listeners: dict[str, list[TcpProxy]] = field(default_factory=dict)
     etcd: Etcd = field(default_factory=Etcd)
+    real_etcd: EtcdMembers | None = None
     kubelets: dict[str, Kubelet] = field(default_factory=dict)
     members: asyncio.Task[None] | None = None
 
@@ -67,6 +83,7 @@ class Workloads:
         self._folder = folder
         self._clusters: dict[str, _Cluster] = {}
         self.on_change: Callable[[], None] = lambda: None
+        self._started = asyncio.Condition()
 
     def answers(self, address: str, port: int) -> bool:
         """Whether a guest listens on that address and port."""
@@ -95,12 +112,13 @@ class Workloads:
                 cluster.server, cluster.etcd = None, Etcd()
             cluster.disks.add(disk)
             if cluster.server is None:
-                name = f"workload-{_fingerprint(ca.certificate)}-{disk[:8]}"
+                name = self._name_on(disk) or f"workload-{_fingerprint(ca.certificate)}-{disk[:8]}"
                 admin = Token(join.token, ADMIN[0], ADMIN[1])
                 cluster.server = ApiServer(
                     self._folder, name, ca=ca, client_authority=join.clients, tokens=[admin], flags=FLAGS
                 )
                 cluster.token, cluster.sans = join.token, set()
+            self._write_name(disk, cluster.server.name)
             self._sign(cluster, {*join.sans, address})
             server = cluster.server
             if server.process is None or not server.process.alive:
@@ -114,11 +132,20 @@ class Workloads:
             program = next((program for program in PROGRAMS if program.name == join.program), None)
             if program and cluster.members is None:
                 cluster.members = asyncio.create_task(Members(server, cluster.etcd, program).run())
-            cluster.etcd.join(disk, member.node)
-            kubelet = cluster.kubelets[address] = Kubelet(address, cluster.etcd, ca)
+            etcdctl = await self._etcd(cluster, member)
+            kubelet = cluster.kubelets[address] = Kubelet(address, etcdctl, ca)
             await kubelet.start()
         self.on_change()
+        async with self._started:
+            self._started.notify_all()
         return server.url
+
+    async def admin_token(self, ca: str) -> str:
+        """Return the token of a cluster's administrator, once its API server has run; `ca` is PEM."""
+        name = _fingerprint(ca.encode())
+        async with self._started:
+            await self._started.wait_for(lambda: name in self._clusters and bool(self._clusters[name].token))
+        return self._clusters[name].token
 
     async def leave(self, address: str) -> None:
         """Stop listening on a guest's address; the API server stops with the last guest of the cluster."""
@@ -129,6 +156,8 @@ class Workloads:
                 await proxy.close()
             if address in cluster.kubelets:
                 await cluster.kubelets.pop(address).close()
+            if cluster.real_etcd:
+                await cluster.real_etcd.stop(address)
             self.on_change()
             async with cluster.lock:
                 if not cluster.listeners and cluster.server:
@@ -142,6 +171,11 @@ class Workloads:
         """Forget the disks of a deleted VM."""
         for cluster in self._clusters.values():
             cluster.disks.discard(disk)
+        shutil.rmtree(self.disk(disk), ignore_errors=True)
+
+    def disk(self, uid: str) -> Path:
+        """The folder for files on the disk of a VM, by the uid of the VM."""
+        return self._folder / f"{DISK}{uid}"
 
     async def close(self) -> None:
         """Stop all API servers."""
@@ -149,13 +183,33 @@ class Workloads:
             for address in list(cluster.listeners):
                 await self.leave(address)
 
+    def _name_on(self, disk: str) -> str:
+        """The name of the API server whose data a disk holds, also for the next simulator; empty for a new disk."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.disk(disk) / _NAME_FILE).read_text()
+        return ""
+
+    def _write_name(self, disk: str, name: str) -> None:
+        self.disk(disk).mkdir(mode=0o700, exist_ok=True)
+        private_file(self.disk(disk) / _NAME_FILE, name.encode())
+
+    async def _etcd(self, cluster: _Cluster, member: Member) -> Etcdctl:
+        """Start the etcd of a guest, or note it as a member where there is none."""
+        if member.etcd is None:
+            cluster.etcd.join(member.disk, member.node)
+            return cluster.etcd
+        cluster.real_etcd = cluster.real_etcd or EtcdMembers(self._folder)
+        return await cluster.real_etcd.start(
+            etcd.Member(self.disk(member.disk) / "etcd", member.node, member.address, member.etcd)
+        )
+
     def _sign(self, cluster: _Cluster, names: set[str]) -> None:
         """Renew the certificate for new names; the API server reloads the changed file."""
         if names <= cluster.sans or cluster.server is None:
             return
         cluster.sans |= names
         own = [cluster.server.address, "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
-        pair = cluster.server.ca.server([*own, *sorted(cluster.sans)])
+        pair = cluster.server.ca.server([*own, *sorted(cluster.sans)], common_name=COMMON_NAME)
         private_file(self._folder / cluster.server.name / "tls.crt", pair.certificate)
         private_file(self._folder / cluster.server.name / "tls.key", pair.key)
 

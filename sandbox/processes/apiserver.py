@@ -10,7 +10,6 @@ import dataclasses
 import io
 import os
 import secrets
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,7 +269,7 @@ async def is_ready(url: str, ca: bytes) -> bool:
 @contextlib.asynccontextmanager
 async def _probe(url: str, ca: bytes) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
     """Lend `is_ready` of one API server, on one connection: a start takes some forty probes."""
-    context = ssl.create_default_context(cadata=ca.decode())
+    context = pki.trusting(ca)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
 
         async def ready() -> bool:

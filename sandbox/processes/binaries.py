@@ -5,7 +5,6 @@ module into the cache.
 """
 
 import contextlib
-import dataclasses
 import fcntl
 import functools
 import hashlib
@@ -23,7 +22,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from sandbox.processes import gobuild
-from sandbox.processes.gobuild import Patch, Recipe, Report
+from sandbox.processes.clusterapi import CLUSTER_API_CORE, IMPATIENT_CORE, KUBEADM, OTHER_CORES, kubeadm_of
+from sandbox.processes.gobuild import Recipe, Report
 
 log = logging.getLogger(__name__)
 
@@ -45,76 +45,14 @@ ETCD = Recipe(
     package="go.etcd.io/etcd/server/v3",
     oldest=(3, 5),
 )
-CLUSTER_API_CORE = Recipe(
-    name="cluster-api-core",
-    version="1.13.6",
-    module="sigs.k8s.io/cluster-api",
-    package="sigs.k8s.io/cluster-api",
-    # Its webhook server has no flag for the address and would listen on all networks.
-    patches=(Patch("main.go", "\t\t\t\tPort:     webhookPort,\n", '\t\t\t\tHost: "127.0.0.1", Port: webhookPort,\n'),),
-)
-_AFTER_CLUSTER_CACHE = '\t\tsetupLog.Error(err, "Unable to create ClusterCache")\n\t\tos.Exit(1)\n\t}\n'
-_RETRY_SOON = """\
-	clusterCache.(interface {
-		SetConnectionCreationRetryInterval(time.Duration)
-	}).SetConnectionCreationRetryInterval(time.Second)
-"""
-_RATE_LIMIT = "rateLimitInterval := time.Second\n\tif blder.rateLimitInterval > time.Second {\n"
-_TWICE_A_SECOND = """\
-rateLimitInterval := time.Second / 2
-	if controllerName == "topology/cluster" {
-		rateLimitInterval = 2 * time.Second
-	}
-	if false {
-"""
-
-# For tests. The core of users waits for what it does not watch: it retries to reach a workload cluster after 30 s, to
-# create workers of a control plane that was not stable after 15 s, and to delete a Cluster that had objects after 5 s.
-# It reconciles an object once a second at most, and a MachineHealthCheck once in 15: lives of clusters would take twice
-# as long. With shorter limits than half a second it writes more. Topologies have two seconds: each of their reconciles
-# applies the Cluster and four more objects in dry runs, and little that a test waits for comes sooner by them.
-IMPATIENT_CORE = dataclasses.replace(
-    CLUSTER_API_CORE,
-    name="cluster-api-core-impatient",
-    patches=(
-        *CLUSTER_API_CORE.patches,
-        Patch("main.go", _AFTER_CLUSTER_CACHE, _AFTER_CLUSTER_CACHE + _RETRY_SOON),
-        Patch(
-            "internal/controllers/machineset/machineset_preflight.go",
-            "preflightFailedRequeueAfter = 15 * time.Second",
-            "preflightFailedRequeueAfter = time.Second",
-        ),
-        Patch(
-            "internal/controllers/cluster/cluster_controller.go",
-            "deleteRequeueAfter = 5 * time.Second",
-            "deleteRequeueAfter = time.Second",
-        ),
-        Patch("util/controller/builder.go", _RATE_LIMIT, _TWICE_A_SECOND),
-    ),
-)
-# Further releases that are tested; each is built only on request. 1.14 has the core's program and manifests in a folder
-# of their own.
-OTHER_CORES = {
-    recipe.name: recipe
-    for recipe in (
-        dataclasses.replace(CLUSTER_API_CORE, name="cluster-api-core-1.10", version="1.10.10"),
-        dataclasses.replace(CLUSTER_API_CORE, name="cluster-api-core-1.12", version="1.12.10"),
-        dataclasses.replace(
-            CLUSTER_API_CORE,
-            name="cluster-api-core-1.14",
-            version="1.14.2",
-            package="sigs.k8s.io/cluster-api/core",
-            staging="v1.14.2",
-        ),
-    )
-}
 # What a sandbox runs.
 RECIPES = {recipe.name: recipe for recipe in (ETCD, KUBE_APISERVER, CLUSTER_API_CORE)}
-# What tests need in addition: the tools that users install and watch the provider with, and a core that retries soon.
+# What tests need in addition: the tools that users install and watch the provider with, and programs that retry soon.
 TOOLS = {
     recipe.name: recipe
     for recipe in (
         IMPATIENT_CORE,
+        *kubeadm_of(IMPATIENT_CORE),
         Recipe(
             name="helm",
             version="3.22.0",
@@ -226,7 +164,7 @@ def binary(name: str, report: Report | None = None) -> Path:
 
     Several processes may call this at once: one builds, the others wait for it.
     """
-    recipe = (RECIPES | TOOLS | OTHER_CORES)[name]
+    recipe = (RECIPES | TOOLS | OTHER_CORES | KUBEADM)[name]
     if found := _on_machine(recipe):
         return found
     path = in_cache(recipe)
@@ -239,9 +177,9 @@ def binary(name: str, report: Report | None = None) -> Path:
     return path
 
 
-def cluster_api_manifests(report: Report | None = None, *, core: str = CLUSTER_API_CORE.name) -> Path:
-    """Return a folder with `config/` of a core's module: `crd/bases/*.yaml` and `webhook/manifests.yaml`."""
-    recipe = OTHER_CORES.get(core, CLUSTER_API_CORE)
+def cluster_api_manifests(report: Report | None = None, *, program: str = CLUSTER_API_CORE.name) -> Path:
+    """Return a folder with `config/` of a core or provider: `crd/bases/*.yaml` and `webhook/manifests.yaml`."""
+    recipe = (KUBEADM | OTHER_CORES).get(program, CLUSTER_API_CORE)
     path = cache_folder() / "bin" / f"{recipe.name}-{recipe.version}-config"
     with _missing(path) as missing:
         if missing:
@@ -258,13 +196,14 @@ def cluster_api_manifests(report: Report | None = None, *, core: str = CLUSTER_A
     return path
 
 
-def prepare(report: Report | None = None) -> None:
-    """Find or build everything that a sandbox runs. Raises `gobuild.BuildError`.
+def prepare(report: Report | None = None, *, further: Sequence[str] = ()) -> None:
+    """Find or build everything that a sandbox runs, and `further` programs. Raises `gobuild.BuildError`.
 
     All at once: while one program loads modules or is linked, which keeps one core busy at most, another compiles.
     """
     report = report or plain_report()
-    missing = [name for name, recipe in RECIPES.items() if not (_on_machine(recipe) or in_cache(recipe).exists())]
+    wanted = RECIPES | {name: KUBEADM[name] for name in further}
+    missing = [name for name, recipe in wanted.items() if not (_on_machine(recipe) or in_cache(recipe).exists())]
     if missing:
         gobuild.Go.find(cache_folder(), report)
         _all_at_once(missing, report)

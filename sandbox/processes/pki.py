@@ -6,6 +6,8 @@ All keys are P-256: generating one takes under a millisecond, an RSA key a hundr
 import base64
 import datetime
 import ipaddress
+import ssl
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificateIssuerPrivateKeyTypes
+from cryptography.utils import CryptographyDeprecationWarning
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from caphv.api.object import Obj
@@ -52,12 +55,13 @@ class CA:
         """The CA's certificate, PEM."""
         return self.pair.certificate
 
-    def server(self, names: Sequence[str]) -> KeyPair:
-        """Sign a server certificate for host names and IP addresses."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._leaf(_name(names[0], ()), key, ExtendedKeyUsageOID.SERVER_AUTH)
-        alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names])
-        return _pair(builder.add_extension(alternatives, critical=False), key, self._key())
+    def server(self, names: Sequence[str], *, common_name: str = "") -> KeyPair:
+        """Sign a server certificate for host names and IP addresses; its CN is `common_name`, or the first of them."""
+        return self._named(names, common_name or names[0], ExtendedKeyUsageOID.SERVER_AUTH)
+
+    def peer(self, names: Sequence[str]) -> KeyPair:
+        """Sign a certificate for a server that is also a client of its peers, such as a member of etcd."""
+        return self._named(names, names[0], ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
     def client(self, user: str, groups: Sequence[str] = ()) -> KeyPair:
         """Sign a client certificate; kube-apiserver takes `user` from its CN and `groups` from its organisations."""
@@ -65,15 +69,21 @@ class CA:
         builder = self._leaf(_name(user, groups), key, ExtendedKeyUsageOID.CLIENT_AUTH)
         return _pair(builder, key, self._key())
 
+    def _named(self, names: Sequence[str], common_name: str, *usages: x509.ObjectIdentifier) -> KeyPair:
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = self._leaf(_name(common_name, ()), key, *usages)
+        alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names])
+        return _pair(builder.add_extension(alternatives, critical=False), key, self._key())
+
     def _leaf(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, usage: x509.ObjectIdentifier
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *usages: x509.ObjectIdentifier
     ) -> x509.CertificateBuilder:
-        issuer = x509.load_pem_x509_certificate(self.pair.certificate)
+        issuer = load_certificate(self.pair.certificate)
         authority = _authority_key_identifier(issuer)
         builder = _builder(subject, issuer.subject, key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_usage(ca=False), critical=True)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         return builder.add_extension(authority, critical=False)
 
     def _key(self) -> CertificateIssuerPrivateKeyTypes:
@@ -87,6 +97,19 @@ def _authority_key_identifier(issuer: x509.Certificate) -> x509.AuthorityKeyIden
     except x509.ExtensionNotFound:
         return x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())  # type: ignore[arg-type]
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
+
+
+def trusting(ca: bytes) -> ssl.SSLContext:
+    """TLS for clients that trust a CA (PEM) as Go's do: those that Cluster API makes have the serial number 0."""
+    context = ssl.create_default_context(cadata=ca.decode())
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return context
+
+
+def load_certificate(certificate: bytes) -> x509.Certificate:
+    """Read a certificate (PEM), without a warning of one of Cluster API."""
+    with warnings.catch_warnings(category=CryptographyDeprecationWarning, action="ignore"):
+        return x509.load_pem_x509_certificate(certificate)
 
 
 def signing_key() -> bytes:

@@ -15,7 +15,7 @@ from caphv.api.object import Resource
 from caphv.runtime.client import ApiClient
 from release.__main__ import contents
 from sandbox import manifests
-from sandbox.capi import core
+from sandbox.capi import core, manager
 from sandbox.processes import binaries
 from tests.support.e2e import CLUSTERCTL, crd
 
@@ -124,7 +124,7 @@ async def furnish(management: ApiClient) -> None:
     Schemas take anything: the API server needs a second of CPU time to compile the core's own, and whatever comes here
     was checked by them before, or is not of these kinds.
     """
-    kinds = [obj for obj in core.objects(binaries.cluster_api_manifests(), "", b"") if obj["kind"] == CRDS.kind]
+    kinds = [obj for obj in manager.objects(core.manager(), "", b"") if obj["kind"] == CRDS.kind]
     for each in kinds:
         each["spec"]["conversion"] = {"strategy": "None"}
         for version in each["spec"]["versions"]:

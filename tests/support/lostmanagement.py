@@ -10,7 +10,7 @@ from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import manifests, rights
-from sandbox.capi import core
+from sandbox.capi import core, manager
 from sandbox.capi import crds as providers
 from sandbox.environment import Sandbox
 from sandbox.processes import children, pki
@@ -41,11 +41,12 @@ async def install_again(box: Sandbox) -> ApiClient:
     await box.restart("management")
     client = parse_kubeconfig(box.kubeconfig("management").read_bytes()).client(name="management", untrusted=False)
     older = state.settings.older_versions
-    kinds = [obj if older else core.stored_version_only(obj) for obj in _kinds()]
+    kinds = [obj if older else manager.stored_version_only(obj) for obj in _kinds()]
     await manifests.apply(client, [*kinds, *rights.of_provider()])
     (port,) = (word.partition("=")[2] for word in state.processes["core"].command if "--webhook-port=" in word)
     authority = pki.CA.create("caphv-sandbox-webhooks")
-    await core.install(box.folder, client, f"https://127.0.0.1:{port}", authority, older_versions=older)
+    url = f"https://127.0.0.1:{port}"
+    await manager.install(box.folder, client, core.manager(), url, authority, older_versions=older)
     for name in ("core", "simulator"):
         await box.restart(name)
     return client

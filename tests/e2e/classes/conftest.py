@@ -8,7 +8,7 @@ from sandbox.environment import Sandbox
 from sandbox.state import SandboxSettings
 from tests.support.e2e import impatient_core, running_sandbox
 
-SETTINGS = SandboxSettings(older_versions=False, webhooks=True, boot_seconds=0.3, register_seconds=0.1)
+SETTINGS = SandboxSettings(older_versions=False, webhooks=True, boot_seconds=0.3, register_seconds=0.1, kubeadm=True)
 
 
 @pytest.fixture(scope="package")

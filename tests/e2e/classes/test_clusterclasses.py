@@ -22,7 +22,7 @@ from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import clusterclass, manifests
-from sandbox.capi.distribution import ALL
+from sandbox.capi.distribution import K3S, RKE2
 from sandbox.capi.resources import CLUSTERS
 from sandbox.cluster import CNI_FILE, KUBERNETES_VERSION, RELEASES, ClusterSpec
 from sandbox.environment import Sandbox
@@ -88,8 +88,11 @@ HARDENED = {
 }
 # The control plane object of each class.
 CONTROL_PLANES = {
-    f"harvester-{name}": distribution.control_planes
-    for name, distribution in zip(("rke2", "k3s", "kubeadm"), ALL, strict=True)
+    clusterclass.HARVESTER_RKE2: RKE2.control_planes,
+    clusterclass.HARVESTER_K3S: K3S.control_planes,
+    clusterclass.HARVESTER_KUBEADM: Resource(
+        RKE2.control_planes.group, "v1beta2", "kubeadmcontrolplanes", "KubeadmControlPlane"
+    ),
 }
 
 

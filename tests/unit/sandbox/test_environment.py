@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sandbox.capi import core
+from sandbox.capi import core, manager
+from sandbox.capi.manager import Manager, of_config, usual_options
 from sandbox.environment import Sandbox, default_folder
 from sandbox.processes import children, network
 from sandbox.state import ProcessRecord, SandboxSettings, State
@@ -79,8 +80,8 @@ def test_stored_version_is_the_only_one_where_older_ones_are_not_wanted() -> Non
         {"name": "v1beta2", "served": True, "storage": True},
     ]
     crd = {"kind": "CustomResourceDefinition", "spec": {"versions": versions}}
-    assert [version["name"] for version in core.stored_version_only(crd)["spec"]["versions"]] == ["v1beta2"]
-    assert core.stored_version_only({"kind": "Namespace"}) == {"kind": "Namespace"}
+    assert [version["name"] for version in manager.stored_version_only(crd)["spec"]["versions"]] == ["v1beta2"]
+    assert manager.stored_version_only({"kind": "Namespace"}) == {"kind": "Namespace"}
 
 
 def test_core_objects_are_labelled_and_point_to_urls(tmp_path: Path) -> None:
@@ -96,7 +97,10 @@ def test_core_objects_are_labelled_and_point_to_urls(tmp_path: Path) -> None:
     (tmp_path / "crd" / "bases" / "clusters.yaml").write_text(yaml.safe_dump(crd))
     (tmp_path / "webhook" / "manifests.yaml").write_text(yaml.safe_dump(webhooks))
 
-    made = {obj["kind"]: obj for obj in core.objects(tmp_path, "https://127.0.0.1:9", b"CA")}
+    of_core = Manager(
+        "core", core.NAMESPACE, Path("core"), of_config(tmp_path), usual_options, prefix="capi-", labels=core.LABELS
+    )
+    made = {obj["kind"]: obj for obj in manager.objects(of_core, "https://127.0.0.1:9", b"CA")}
 
     bundle = base64.b64encode(b"CA").decode()
     labels = made["CustomResourceDefinition"]["metadata"]["labels"]

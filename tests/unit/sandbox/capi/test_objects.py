@@ -11,7 +11,7 @@ from caphv.api.object import Key, Obj
 from sandbox.capi import state
 from sandbox.capi.bootstrap import missing_prerequisite
 from sandbox.capi.cloudconfig import Guest, render
-from sandbox.capi.distribution import ALL, K3S, KUBEADM, RKE2, Distribution, Node
+from sandbox.capi.distribution import ALL, K3S, RKE2, Distribution, Node
 from sandbox.capi.plan import Delete, Wait
 from sandbox.capi.status import in_contract_v1beta1, status_of, version_order
 from sandbox.guest.cloudinit import parse_user_data
@@ -60,20 +60,18 @@ def guest(config: Obj | None = None, server: Obj | None = None) -> Guest:
     return Guest(node, "v1.36.2+rke2r1", AUTHORITY, [*FILES, *node.config.get("files", ())])
 
 
-def other(distribution: Distribution, inner: Obj) -> Obj:
-    """The control plane of K3s or kubeadm, with this in the spec that its bootstrap objects get."""
-    assert isinstance(distribution.config, str)
+def of_k3s(inner: Obj) -> Obj:
+    """The control plane of K3s, with this in the spec that its bootstrap objects get."""
     reference = {"apiGroup": "g", "apiVersion": "g/v1", "kind": "HarvesterMachineTemplate", "name": "blue"}
-    template = {"infrastructureRef": reference}
     return {
-        "apiVersion": distribution.control_planes.api_version,
-        "kind": distribution.control_planes.kind,
+        "apiVersion": K3S.control_planes.api_version,
+        "kind": K3S.control_planes.kind,
         "metadata": {"name": "first-cp", "namespace": "clusters", "uid": "1", "generation": 2},
         "spec": {
             "replicas": 3,
             "version": "v1.36.2",
-            "machineTemplate": template if distribution.contract == "v1beta1" else {"spec": template},
-            distribution.config: inner,
+            "machineTemplate": {"infrastructureRef": reference},
+            "kthreesConfigSpec": inner,
         },
     }
 
@@ -83,23 +81,15 @@ def test_what_was_just_made_is_current() -> None:
     assert state.is_current(*made(owner), owner, RKE2)
 
 
-@pytest.mark.parametrize(
-    ("distribution", "inner", "server"),
-    [
-        (K3S, {"serverConfig": {"tlsSan": ["a"]}, "files": FILES}, {"tlsSan": ["a"]}),
-        (KUBEADM, {"clusterConfiguration": {"imageRepository": "a"}}, {"imageRepository": "a"}),
-    ],
-)
-def test_machines_of_k3s_and_kubeadm_are_made_of_one_object_of_the_control_plane(
-    distribution: Distribution, inner: Obj, server: Obj
-) -> None:
-    owner = other(distribution, inner)
-    machine, infrastructure, config = made(owner, distribution=distribution)
+def test_machines_of_k3s_are_made_of_one_object_of_the_control_plane() -> None:
+    inner = {"serverConfig": {"tlsSan": ["a"]}, "files": FILES}
+    owner = of_k3s(inner)
+    machine, infrastructure, config = made(owner, distribution=K3S)
     assert config["spec"] == inner
-    assert config["kind"] == machine["spec"]["bootstrap"]["configRef"]["kind"] == distribution.configs.kind
-    assert distribution.server_spec(owner) == server
-    assert state.is_current(machine, infrastructure, config, owner, distribution)
-    assert not state.is_current(machine, infrastructure, config, other(distribution, {"files": []}), distribution)
+    assert config["kind"] == machine["spec"]["bootstrap"]["configRef"]["kind"] == K3S.configs.kind
+    assert K3S.server_spec(owner) == {"tlsSan": ["a"]}
+    assert state.is_current(machine, infrastructure, config, owner, K3S)
+    assert not state.is_current(machine, infrastructure, config, of_k3s({"files": []}), K3S)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +97,7 @@ def test_machines_of_k3s_and_kubeadm_are_made_of_one_object_of_the_control_plane
 )
 def test_a_roll_out_surges_by_one_machine_at_most(strategy: Obj, surge: int) -> None:
     assert RKE2.max_surge(control_plane(rolloutStrategy=strategy)) == surge
-    owner = other(KUBEADM, {})
-    owner["spec"]["rollout"] = {"strategy": strategy}
-    assert KUBEADM.max_surge(owner) == surge
-    assert K3S.max_surge(other(K3S, {})) == 1
+    assert K3S.max_surge(of_k3s({})) == 1
 
 
 @pytest.mark.parametrize(
@@ -195,20 +182,9 @@ def test_without_a_cni_nodes_do_not_become_ready() -> None:
         assert not join.cni
 
 
-def test_kubeadm_has_cloud_init_fill_in_the_name_of_the_node() -> None:
-    config = {"joinConfiguration": {"nodeRegistration": {"name": "{{ ds.meta_data.local_hostname }}"}}}
-    text = render(KUBEADM, guest(config))
-    assert text.startswith("## template: jinja\n#cloud-config\n")
-    written = yaml.safe_load(parse_user_data(text, "first-md-0").files[KUBEADM.file].content)
-    assert written["nodeRegistration"]["name"] == "first-md-0"
-
-
-@pytest.mark.parametrize(
-    ("distribution", "server"),
-    [(RKE2, {"tlsSan": ["a"]}), (K3S, {"tlsSan": ["a"]}), (KUBEADM, {"apiServer": {"certSANs": ["a"]}})],
-)
-def test_further_names_of_the_api_server_are_found(distribution: Distribution, server: Obj) -> None:
-    join = join_of(parse_user_data(render(distribution, guest({}, server)), "first-cp"))
+@pytest.mark.parametrize("distribution", [RKE2, K3S])
+def test_further_names_of_the_api_server_are_found(distribution: Distribution) -> None:
+    join = join_of(parse_user_data(render(distribution, guest({}, {"tlsSan": ["a"]})), "first-cp"))
     assert join is not None
     assert join.sans == ("a", "10.0.0.1")
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from sandbox.guest.kubelet import Etcd, EtcdError
+from sandbox.guest.etcd import EtcdError
+from sandbox.guest.kubelet import Etcd
 
 pytestmark = pytest.mark.unit
 
@@ -28,18 +29,18 @@ def test_restarted_guest_is_the_same_member() -> None:
     assert len(etcd.members) == 2
 
 
-def test_member_is_removed_by_its_number_in_hexadecimal() -> None:
+async def test_member_is_removed_by_its_number_in_hexadecimal() -> None:
     etcd = Etcd()
     etcd.join("disk-1", "a")
-    (member,) = json.loads(etcd.etcdctl(LIST))["members"]
+    (member,) = json.loads(await etcd.etcdctl(LIST))["members"]
     assert member["name"].startswith("a-")
-    etcd.etcdctl([*OPTIONS, "member", "remove", f"{member['ID']:x}"])
-    assert json.loads(etcd.etcdctl(LIST))["members"] == []
+    await etcd.etcdctl([*OPTIONS, "member", "remove", f"{member['ID']:x}"])
+    assert json.loads(await etcd.etcdctl(LIST))["members"] == []
     with pytest.raises(EtcdError, match="not found"):
-        etcd.etcdctl([*OPTIONS, "member", "remove", f"{member['ID']:x}"])
+        await etcd.etcdctl([*OPTIONS, "member", "remove", f"{member['ID']:x}"])
 
 
 @pytest.mark.parametrize("arguments", [LIST[1:], LIST[:3], OPTIONS, [*OPTIONS, "member", "remove", "no number"]])
-def test_other_calls_are_refused(arguments: list[str]) -> None:
+async def test_other_calls_are_refused(arguments: list[str]) -> None:
     with pytest.raises(EtcdError):
-        Etcd().etcdctl(arguments)
+        await Etcd().etcdctl(arguments)

@@ -1,0 +1,123 @@
+"""The Cluster API core and kubeadm's providers: which releases are built, and what is changed for tests."""
+
+import dataclasses
+
+from sandbox.processes.gobuild import Patch, Recipe
+
+CLUSTER_API_CORE = Recipe(
+    name="cluster-api-core",
+    version="1.13.6",
+    module="sigs.k8s.io/cluster-api",
+    package="sigs.k8s.io/cluster-api",
+    # Its webhook server has no flag for the address and would listen on all networks.
+    patches=(Patch("main.go", "\t\t\t\tPort:     webhookPort,\n", '\t\t\t\tHost: "127.0.0.1", Port: webhookPort,\n'),),
+)
+_AFTER_CLUSTER_CACHE = '\t\tsetupLog.Error(err, "Unable to create ClusterCache")\n\t\tos.Exit(1)\n\t}\n'
+_RETRY_SOON = """\
+	clusterCache.(interface {
+		SetConnectionCreationRetryInterval(time.Duration)
+	}).SetConnectionCreationRetryInterval(time.Second)
+"""
+_RATE_LIMIT = "rateLimitInterval := time.Second\n\tif blder.rateLimitInterval > time.Second {\n"
+_TWICE_A_SECOND = """\
+rateLimitInterval := time.Second / 2
+	if controllerName == "topology/cluster" {
+		rateLimitInterval = 2 * time.Second
+	}
+	if false {
+"""
+
+# For tests. The core of users waits for what it does not watch: it retries to reach a workload cluster after 30 s, to
+# create workers of a control plane that was not stable after 15 s, and to delete a Cluster that had objects after 5 s.
+# It reconciles an object once a second at most, and a MachineHealthCheck once in 15: lives of clusters would take twice
+# as long. With shorter limits than half a second it writes more. Topologies have two seconds: each of their reconciles
+# applies the Cluster and four more objects in dry runs, and little that a test waits for comes sooner by them.
+IMPATIENT_CORE = dataclasses.replace(
+    CLUSTER_API_CORE,
+    name="cluster-api-core-impatient",
+    patches=(
+        *CLUSTER_API_CORE.patches,
+        Patch("main.go", _AFTER_CLUSTER_CACHE, _AFTER_CLUSTER_CACHE + _RETRY_SOON),
+        Patch(
+            "internal/controllers/machineset/machineset_preflight.go",
+            "preflightFailedRequeueAfter = 15 * time.Second",
+            "preflightFailedRequeueAfter = time.Second",
+        ),
+        Patch(
+            "internal/controllers/cluster/cluster_controller.go",
+            "deleteRequeueAfter = 5 * time.Second",
+            "deleteRequeueAfter = time.Second",
+        ),
+        Patch("util/controller/builder.go", _RATE_LIMIT, _TWICE_A_SECOND),
+    ),
+)
+# Further releases that are tested; each is built only on request. 1.14 has the core's program and manifests in a folder
+# of their own.
+OTHER_CORES = {
+    recipe.name: recipe
+    for recipe in (
+        dataclasses.replace(CLUSTER_API_CORE, name="cluster-api-core-1.10", version="1.10.10"),
+        dataclasses.replace(CLUSTER_API_CORE, name="cluster-api-core-1.12", version="1.12.10"),
+        dataclasses.replace(
+            CLUSTER_API_CORE,
+            name="cluster-api-core-1.14",
+            version="1.14.2",
+            package="sigs.k8s.io/cluster-api/core",
+            staging="v1.14.2",
+        ),
+    )
+}
+
+# Main packages of the core's module, by the names of their programs here; each has a folder `config` as the core has.
+_KUBEADM_FOLDERS = {"kubeadm-bootstrap": "bootstrap/kubeadm", "kubeadm-control-plane": "controlplane/kubeadm"}
+_BUILDER = dataclasses.replace(IMPATIENT_CORE.patches[-1], file="../../util/controller/builder.go")
+_WAITS_OF_CONTROL_PLANE = {
+    "deleteRequeueAfter = 30": "deleteRequeueAfter = 1",
+    "preflightFailedRequeueAfter = 15": "preflightFailedRequeueAfter = 1",
+    "dependentCertRequeueAfter = 30": "dependentCertRequeueAfter = 1",
+}
+_NOT_INITIALIZED = """\
+	if !scope.ConfigOwner.IsControlPlaneMachine() {
+		return ctrl.Result{RequeueAfter: %s * time.Second}, nil
+"""
+# As the core for tests: what they do not watch, they look at again after a second.
+_IMPATIENT = {
+    "kubeadm-bootstrap": (
+        Patch(
+            "internal/controllers/kubeadmconfig_controller.go",
+            _NOT_INITIALIZED % 30,
+            _NOT_INITIALIZED % 1,
+        ),
+    ),
+    "kubeadm-control-plane": tuple(
+        Patch("internal/controllers/consts.go", old, new) for old, new in _WAITS_OF_CONTROL_PLANE.items()
+    ),
+}
+
+
+def kubeadm_of(core: Recipe) -> list[Recipe]:
+    """Return kubeadm's bootstrap and control plane provider for a core: of its release, and as patient as it is."""
+    found = []
+    for name, folder in _KUBEADM_FOLDERS.items():
+        patches = CLUSTER_API_CORE.patches
+        if core is IMPATIENT_CORE:
+            retry = Patch("main.go", _AFTER_CLUSTER_CACHE, _AFTER_CLUSTER_CACHE + _RETRY_SOON)
+            patches = (*patches, retry, _BUILDER, *_IMPATIENT[name])
+        found.append(
+            dataclasses.replace(
+                core,
+                name=core.name.replace(CLUSTER_API_CORE.name, name),
+                package=f"{core.module}/{folder}",
+                patches=patches,
+            )
+        )
+    return found
+
+
+# None of contract v1beta1: their objects of that version are too different from those of our class.
+KUBEADM = {
+    recipe.name: recipe
+    for core in (CLUSTER_API_CORE, IMPATIENT_CORE, *OTHER_CORES.values())
+    if core.version >= "1.12"
+    for recipe in kubeadm_of(core)
+}
