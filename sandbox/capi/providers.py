@@ -28,6 +28,11 @@ def real_distributions(settings: SandboxSettings) -> list[str]:
     return [KUBEADM] if settings.kubeadm and kubeadm_programs() and not by_user else []
 
 
+def programs(settings: SandboxSettings) -> list[str]:
+    """Names of the programs that a sandbox runs of them."""
+    return kubeadm_programs() if KUBEADM in real_distributions(settings) else []
+
+
 def managers(settings: SandboxSettings) -> list[Manager]:
     """The providers that a sandbox runs, ready to be started."""
     return _kubeadm() if KUBEADM in real_distributions(settings) else []

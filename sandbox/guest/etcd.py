@@ -124,8 +124,8 @@ class EtcdClient:
         return found
 
     async def members(self) -> list[Obj]:
-        """All members as etcd describes them; numbers of 64 bits are strings. Raises EtcdError."""
-        found: list[Obj] = (await self.call("cluster/member/list")).get("members") or []
+        """All members, as a quorum knows them; numbers of 64 bits are strings. Raises EtcdError."""
+        found: list[Obj] = (await self.call("cluster/member/list", {"linearizable": True})).get("members") or []
         return found
 
 

@@ -36,7 +36,8 @@ _REST = (
 
 
 def _text(value: str) -> bytes:
-    return struct.pack("!I", len(value)) + value.encode()
+    encoded = value.encode()
+    return struct.pack("!I", len(encoded)) + encoded
 
 
 # Both sides start the compression of headers with this text (SPDY/3, section 2.6.10.1).

@@ -16,6 +16,7 @@ from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
 from sandbox import manifests
+from sandbox.capi import providers
 from sandbox.capi.core import CORE_VARIABLE
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
@@ -44,7 +45,7 @@ def impatient_core() -> Iterator[None]:
 @contextmanager
 def running_sandbox(folder: Path, settings: SandboxSettings) -> Iterator[Sandbox]:
     """A sandbox for as long as the block lasts; its end leaves no process and no file."""
-    binaries.prepare()
+    binaries.prepare(further=providers.programs(settings))
     box = Sandbox(folder, settings)
     try:
         asyncio.run(box.up())
