@@ -179,8 +179,8 @@ def _start(folder: Path, member: Member, peers: str, *, existing: bool) -> Proce
         "--unsafe-no-fsync",
         "--log-level=warn",
         # Several members share few cores: one that is late is not gone.
-        "--heartbeat-interval=500",
-        "--election-timeout=5000",
+        "--heartbeat-interval=300",
+        "--election-timeout=3000",
         f"--listen-client-urls={member.client_url}",
         f"--advertise-client-urls={member.client_url}",
         f"--listen-peer-urls={member.peer_url}",

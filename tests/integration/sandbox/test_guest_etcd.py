@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from sandbox.guest.kubelet import PORT, Etcd, Kubelet
 from sandbox.guest.spdy import Data, Decoder, Encoder, Opened
 from sandbox.processes import children, network
 from sandbox.processes.pki import CA
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -40,32 +42,37 @@ def members(tmp_path: Path) -> Iterator[list[Member]]:
         asyncio.run(children.stop_all(tmp_path))
 
 
-async def names(etcd: RealEtcd) -> list[str]:
-    return sorted(member["name"] for member in json.loads(await etcd.etcdctl(LIST))["members"])
+async def ids(etcd: RealEtcd) -> dict[str, int]:
+    """Ids of the members by their names; empty while they have no leader."""
+    try:
+        return {member["name"]: member["ID"] for member in json.loads(await etcd.etcdctl(LIST))["members"]}
+    except EtcdError:
+        return {}
 
 
 async def test_members_join_restart_and_are_removed(members: list[Member], tmp_path: Path) -> None:
     running = EtcdMembers(tmp_path)
     first = await running.start(members[0])
-    assert await names(first) == ["one"]
+    assert (await until(lambda: ids(first))).keys() == {"one"}
 
     second = await running.start(members[1])
-    assert await names(second) == ["one", "two"]
+    assert (await until(lambda: ids(second))).keys() == {"one", "two"}
 
-    # Half of two members is no quorum: nothing can be read or changed.
+    # One of two members is no quorum: nothing can be read or changed.
     await running.stop(members[1].address)
     with pytest.raises(EtcdError):
         await first.etcdctl(LIST)
 
     second = await running.start(members[1])
-    listed = json.loads(await second.etcdctl(LIST))["members"]
-    (gone,) = (member["ID"] for member in listed if member["name"] == "one")
-    while await names(second) != ["two"]:
+    gone = (await until(lambda: ids(second)))["one"]
+
+    async def is_alone() -> bool:
         # The leader wants the others connected for some seconds before it lets go of one.
-        try:
+        with contextlib.suppress(EtcdError):
             await second.etcdctl((*OPTIONS, "member", "remove", f"{gone:x}"))
-        except EtcdError:
-            await asyncio.sleep(0.5)
+        return (await ids(second)).keys() == {"two"}
+
+    await until(is_alone)
 
 
 async def test_other_certificates_and_commands_are_refused(members: list[Member], tmp_path: Path) -> None:
