@@ -104,9 +104,9 @@ def up(name: str | None, folder: Path | None, *, fresh: bool, **settings: Any) -
     """Start a sandbox in the background.
 
     The first start builds etcd, kube-apiserver, the Cluster API core and kubeadm's providers from their Go modules,
-    unless they are on PATH or in the folder KUBEBUILDER_ASSETS. This takes seven to eight minutes on two cores, a
-    minute less with --no-kubeadm; later starts take about fifteen seconds. If the sandbox exists, parts that are not
-    running are restarted; all clusters and the settings stay. Only --fresh removes it.
+    unless they are on PATH or in the folder KUBEBUILDER_ASSETS. This takes six to seven minutes on two cores, and half
+    a minute more with kubeadm's providers; later starts take about fifteen seconds. If the sandbox exists, parts that
+    are not running are restarted; all clusters and the settings stay. Only --fresh removes it.
     """
     from sandbox.capi import providers
     from sandbox.processes import binaries

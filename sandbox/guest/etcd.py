@@ -1,8 +1,8 @@
 """Real etcd members on control plane guests, as kubeadm starts them in static Pods.
 
 These members hold no Kubernetes objects, which are in the sandbox's etcd. Their membership is what a control plane
-provider reads and changes: a member is added by a guest that joins, stays when its guest is gone, and counts for the
-quorum until somebody removes it.
+provider reads and changes: a member is added by a guest that joins, stays when its guest is deleted, and counts for
+the quorum until it is removed.
 """
 
 from __future__ import annotations

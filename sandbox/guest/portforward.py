@@ -73,7 +73,7 @@ class _Session:
             port.close()
 
     def send(self, content: bytes) -> None:
-        """Send frames, unless the connection is gone."""
+        """Send frames, unless the connection is closed."""
         if self._transport.is_closing():
             self.ended.set()
         else:

@@ -80,7 +80,7 @@ _NOT_INITIALIZED = """\
 	if !scope.ConfigOwner.IsControlPlaneMachine() {
 		return ctrl.Result{RequeueAfter: %s * time.Second}, nil
 """
-# As the core for tests: what they do not watch, they look at again after a second.
+# As the core for tests: what they do not watch, they check again after a second.
 _IMPATIENT = {
     "kubeadm-bootstrap": (
         Patch(

@@ -67,7 +67,7 @@ async def test_members_join_restart_and_are_removed(members: list[Member], tmp_p
     gone = (await until(lambda: ids(second)))["one"]
 
     async def is_alone() -> bool:
-        # The leader wants the others connected for some seconds before it lets go of one.
+        # The leader wants the others connected for some seconds before it removes one.
         with contextlib.suppress(EtcdError):
             await second.etcdctl((*OPTIONS, "member", "remove", f"{gone:x}"))
         return (await ids(second)).keys() == {"two"}

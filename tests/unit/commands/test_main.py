@@ -197,7 +197,7 @@ def test_a_sandbox_with_webhooks_has_a_provider_that_serves_them(
         return ["etcd"]
 
     monkeypatch.setattr(Sandbox, "up", up)
-    monkeypatch.setattr("sandbox.processes.binaries.prepare", lambda _report: None)
+    monkeypatch.setattr("sandbox.processes.binaries.prepare", lambda _report, **_further: None)
     for flags in (["--webhooks"], []):
         assert call("sandbox", "up", "--dir", str(tmp_path / "box"), *flags).exit_code == 0
     assert asked == [True, False]
