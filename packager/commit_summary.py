@@ -188,7 +188,10 @@ def _name(path: _Path) -> str:
     if path[-1] == "replicas":
         if "controlPlane" in path or kind.endswith("ControlPlane"):
             return "control plane"
-        return path[-2] if "machineDeployments" in path else name or "workers"
+        if "machineDeployments" in path:
+            return path[-2]
+        # Replicas of an add-on are a setting like others.
+        return name or "workers" if path[-2] == "spec" else ".".join(path[-2:])
     if path[-1] == "value" and "variables" in path:
         return path[-2]
     return "Kubernetes" if path[-1] == "version" else path[-1]

@@ -104,7 +104,11 @@ Examples:
 @helm_secret_options
 @click.option("--ca-file", type=click.File(), help="gitrepo: PEM file with the CA certificates that Fleet trusts.")
 @click.option(
-    "--groups", type=click.IntRange(1), default=1, show_default=True, help="gitrepo: number of GitRepos per workspace."
+    "--groups",
+    type=click.IntRange(1),
+    default=None,
+    metavar="NUMBER",
+    help="gitrepo: number of GitRepos per workspace. Defaults to one per namespace.",
 )
 @click.option(
     "--own-branch",
@@ -163,19 +167,20 @@ def _gitrepos(flags: dict[str, Any], given: SelectedClusters) -> tuple[str, Batc
     from packager.addons.settings import settings_of
     from packager.bundler import Batch
     from packager.rendering import yaml
-    from packager.rendering.gitrepo import GitRepoOptions, git_repos
+    from packager.rendering.gitrepo import GitRepoOptions, check_is_remote, git_repos
     from packager.rendering.renderer import Rendered
 
     results = [(facts.key, *settings_of(facts)) for facts in given.clusters]
     batch = Batch(tuple(Rendered(key, settings=found, findings=tuple(findings)) for key, found, findings in results))
     try:
+        check_is_remote(flags["repo"] or "")
         options = GitRepoOptions(
             flags["repo"],
             flags["branch"],
             folder=flags["inner"],
             client_secret_name=flags["client_secret"],
             ca_bundle=flags["ca_file"].read() if flags["ca_file"] else "",
-            groups=flags["groups"],
+            groups=flags["groups"] or 0,
             helm_secret_name=flags["helm_secret"],
             helm_repo_regex=flags["helm_repo_regex"],
             own_branches=frozenset(flags["own_branches"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -52,7 +53,13 @@ def vendor(**flags: Any) -> None:
         raise click.UsageError("name the source of charts: --charts FOLDER, or --fetch")
     with progress() as step:
         given = read_clusters(flags, step)
+        if not given.clusters and not given.input.unreadable:
+            raise InputError(
+                "no Cluster was given: of ClusterDefinitions, give the manifests that caphv packager sync commits"
+            )
         bundler = bundler_of(flags, step)
+        # A vendored chart may have any version: Fleet does not download it.
+        bundler.renderer.table = replace(bundler.renderer.table, known={})
         with open_store(flags) as store, open_checker(flags) as checker:
             snapshot = store.sync()
             batch = bundler.render(given.clusters, snapshot.tree)
@@ -60,7 +67,9 @@ def vendor(**flags: Any) -> None:
             found, missing = _charts(batch, checker)
 
             def plan(now: Any) -> Any:
-                wanted = vendored.folder_of({**found, **vendored.read(now.tree)}.values())
+                charts = {**found, **vendored.read(now.tree)}
+                # Without charts there is nothing to list: an empty index is no reason for a commit.
+                wanted = vendored.folder_of(charts.values()) if charts else {}
                 return changes(now, wanted, Pruning(complete=False, budget=0))
 
             try:

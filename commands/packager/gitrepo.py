@@ -32,9 +32,10 @@ def gitrepo(**flags: Any) -> None:
     """
     from packager.definitions.files import management_git_repo
     from packager.rendering import yaml
-    from packager.rendering.gitrepo import GitRepoOptions
+    from packager.rendering.gitrepo import GitRepoOptions, check_is_remote
 
     try:
+        check_is_remote(flags["repo"])
         options = GitRepoOptions(
             flags["repo"],
             flags["branch"],

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,15 @@ class Chart:
 
 @dataclass(frozen=True)
 class Table:
-    """All releases, newest first, with what each supports, and the repositories of the charts."""
+    """All releases, newest first, with what each supports, and the repositories of the charts.
+
+    `known` are the versions that the repositories of some charts have; a table of an operator may leave it out.
+    """
 
     releases: tuple[Versions, ...]
     supports: Mapping[str, Mapping[str, Mapping[str, str]]]
     repositories: Mapping[str, str]
+    known: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def newest(self) -> Versions:
@@ -84,6 +88,11 @@ class Table:
         path = ("spec", "topology", "version")
         return [Finding(path, Fault.UNSUPPORTED, detail, "bundles-kubernetes", kubernetes_version, advice=True)]
 
+    def missing(self, chart: str, version: str) -> bool:
+        """Whether the repository of a chart does not have a version, as far as the table knows."""
+        versions = self.known.get(chart)
+        return versions is not None and version not in versions
+
 
 @cache
 def table(path: Path | None = None) -> Table:
@@ -101,7 +110,7 @@ def table(path: Path | None = None) -> Table:
             for row in content["releases"]
         ]
         supports = {str(row["name"]): row["supports"] for row in content["releases"]}
-        return Table((releases[0], *releases[1:]), supports, content["repositories"])
+        return Table((releases[0], *releases[1:]), supports, content["repositories"], content.get("known", {}))
     except (KeyError, TypeError, AttributeError, IndexError, json.JSONDecodeError) as error:
         msg = f"{file.name} is not a table of versions: {type(error).__name__} {error}"
         raise ValueError(msg) from None

@@ -179,9 +179,13 @@ def _unserved(contents: Sequence[_Content], settings: AddonSettings) -> Iterator
         unsure = any(one.unknown for one in before)
         # The Helm controller tries again until the kinds of other charts are there.
         retries = {release.file for release in content.bundle.releases if not release.by_fleet}
+        # The CRDs of RKE2's own charts come with RKE2.
+        own = {release.file for release in content.bundle.releases if not release.chart.version}
         for item in content.objects:
             kind = str(item.obj.get("apiVersion")), str(item.obj.get("kind"))
-            if kind in known or (item.source and item.file in retries and kind in everywhere):
+            if kind in known or (item.source and item.file in own):
+                continue
+            if item.source and item.file in retries and kind in everywhere:
                 continue
             detail = f"no matches for kind {kind[1]} in version {kind[0]}: {_remedy(kind, everywhere, settings)}"
             if item.source:

@@ -34,9 +34,10 @@ class Clone:
     def __init__(self, remote: Remote, folder: Path, credentials: Credentials) -> None:
         self.remote = remote
         self.credentials = credentials
-        self._folder = folder
-        self._path = folder / _CLONE
-        self._variables = environment(folder, self._path, remote.scheme)
+        # Git runs in folders of its own, where a relative path would lead elsewhere.
+        self._folder = folder.absolute()
+        self._path = self._folder / _CLONE
+        self._variables = environment(self._folder, self._path, remote.scheme)
         self._redact = Redactor(credentials.secrets)
         self._lock: int | None = None
         self._repository: git.Repo | None = None

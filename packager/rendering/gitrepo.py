@@ -1,8 +1,9 @@
 """GitRepos: the objects on the management cluster that make Fleet read the bundles.
 
-Each sync of a GitRepo reads all its bundles, changed or not, so clusters are spread over several: one for each
-workspace and group. A group is named in a cluster's settings, else found from its name, so that a new cluster changes
-one GitRepo only.
+Each sync of a GitRepo reads all its bundles, changed or not, and ends at the first one that cannot be read: a chart
+that cannot be downloaded stops all clusters of a GitRepo. So clusters are spread over several: one for each workspace
+and group. A group is named in a cluster's settings, else it is the namespace or, on request, found from the name, so
+that a new cluster changes one GitRepo only.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class GitRepoOptions:
 
     `folder` is the path in the repository below which `clusters/` stands. `client_secret_name` names a Secret of type
     kubernetes.io/basic-auth or kubernetes.io/ssh-auth in each workspace; `ca_bundle` is PEM. `groups` is the number of
-    groups for clusters whose settings name none. `helm_secret_name` names a Secret with credentials for the chart
-    repositories that `helm_repo_regex` matches. `own_branches` are groups whose bundles are on a branch of their own.
+    groups for clusters whose settings name none, 0 for one per namespace. `helm_secret_name` names a Secret with
+    credentials for the chart repositories that `helm_repo_regex` matches. `own_branches` are groups whose bundles are
+    on a branch of their own.
     """
 
     repo: str
@@ -45,7 +47,7 @@ class GitRepoOptions:
     ca_bundle: str = ""
     # As Fleet writes it back: `60s` would differ forever.
     polling_interval: str = "1m0s"
-    groups: int = 1
+    groups: int = 0
     helm_secret_name: str = ""
     helm_repo_regex: str = ""
     own_branches: frozenset[str] = frozenset()
@@ -63,8 +65,8 @@ class GitRepoOptions:
         if "PRIVATE KEY" in self.ca_bundle:
             msg = "ca_bundle must hold certificates only"
             raise ValueError(msg)
-        if not _NAME.fullmatch(self.name) or self.groups < 1:
-            msg = "name must be one of Kubernetes with at most 63 characters, and groups at least 1"
+        if not _NAME.fullmatch(self.name) or self.groups < 0:
+            msg = "name must be one of Kubernetes with at most 63 characters, and groups not negative"
             raise ValueError(msg)
         _check_helm(self.helm_secret_name, self.helm_repo_regex)
         if self.folder:
@@ -82,6 +84,13 @@ def _check_helm(secret: str, regex: str) -> None:
         re.compile(regex)
     except re.error as error:
         raise ValueError(f"{regex!r} is not a regular expression: {error}") from None
+
+
+def check_is_remote(repo: str) -> None:
+    """Raise ValueError for a repository on this machine, which Fleet cannot read: its GitRepos would be stalled."""
+    if repo.startswith("file:"):
+        msg = f"repo {repo} is a folder of this machine, which Fleet cannot read: give its https:// or ssh:// address"
+        raise ValueError(msg)
 
 
 def git_repos(clusters: Iterable[AddonSettings], options: GitRepoOptions) -> list[Obj]:
@@ -112,9 +121,9 @@ def namespace_path(options: GitRepoOptions, namespace: str) -> str:
 
 
 def group_of(settings: AddonSettings, groups: int) -> str:
-    """Group of a cluster: that of its settings, else one of `0` … `groups - 1`, the same as long as the number is."""
-    if settings.fleet.group:
-        return settings.fleet.group
+    """Group of a cluster: that of its settings, else its namespace or, with `groups`, one of `0` … `groups - 1`."""
+    if settings.fleet.group or not groups:
+        return branches.group_of(settings)
     digest = hashlib.sha256(str(settings.cluster).encode()).digest()
     return str(int.from_bytes(digest[:8], "big") % groups)
 

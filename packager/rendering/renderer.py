@@ -187,6 +187,7 @@ class Renderer:
             branch = branches.branch_of(settings, branches.groups(previous.get(branches.FILE)))
         except ValueError as error:
             return Rendered(facts.key, settings=settings, findings=(*findings, branches.finding(error)))
+        findings = findings + self._unavailable(settings, charts)
         tree, found = self._files(settings, versions, folder, charts)
         classes = f"{folder}/{storageclasses.FILE}"
         findings = findings + storageclasses.changes(settings, previous.get(classes), tree.get(classes))
@@ -216,6 +217,33 @@ class Renderer:
         if index != self._vendored[0]:
             self._vendored = index, vendored.read(previous)
         return self._vendored[1]
+
+    def _unavailable(self, settings: AddonSettings, charts: vendored.Charts) -> list[Finding]:
+        """Refuse versions of charts that Fleet would not find: one of them stops all clusters of a GitRepo.
+
+        A mirror may have others, vendored charts are not downloaded, and a Helm controller fails for its cluster only.
+        """
+        if self.options.mirror:
+            return []
+        cni = (f"rke2-{settings.cni.name}", settings.cni.version, settings.cni.packaging)
+        chosen = {
+            "cni": cni,
+            "ccm": ("harvester-cloud-provider", settings.ccm.version, settings.packaging),
+            "csi": ("harvester-csi-driver", settings.csi.version, settings.packaging),
+        }
+        findings = []
+        for addon, (chart, version, packaging) in chosen.items():
+            if not version or packaging is not Packaging.CHART or (chart, version) in charts:
+                continue
+            if self.table.missing(chart, version):
+                detail = (
+                    f"{self.table.repositories[chart]} is not known to have this version of {chart}, and Fleet would "
+                    "update no cluster of the GitRepo without it: choose one of fleet-bundles/versions.json, such as "
+                    f"{self.table.known[chart][0]}, or add the chart to the repository with caphv bundles vendor"
+                )
+                path = origin(settings.origins, (addon, "version"))
+                findings.append(Finding(path, Fault.UNSUPPORTED, detail, "bundles-chart-version", version))
+        return findings
 
     def _without_pod_networks(self, settings: AddonSettings, versions: Versions) -> list[Finding]:
         """Advise where the templates of 0.11 leave Cilium without an IP family; a user's templates may not."""

@@ -26,6 +26,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
+GIT_REPO = "https://git.example.com/fleet.git"
 PRODUCTION, TEST = "main-groups/team/production", "main-groups/team/test"
 REVIEW = "caphv/proposed"
 
@@ -201,7 +202,7 @@ async def test_a_cluster_moves_to_another_branch_without_an_uninstallation(site:
         async def sync(group: str = "") -> str:
             """Let Fleet read cluster `a` as the GitRepo of its group says; return what identifies the CNI's object."""
             more = ("--own-branch", group) if group else ()
-            text = site.call("render", "-o", "gitrepo", "--own-branch", "none", *more)
+            text = site.call("render", "-o", "gitrepo", "--repo", GIT_REPO, "--own-branch", "none", *more)
             (repo,) = (one for one in yaml.safe_load_all(text) if "clusters/team/a/*" in one["spec"]["paths"])
             assert repo["spec"]["branch"] == (f"main-groups/team/{group}" if group else "main")
             files = {path: content.encode() for path, content in site.origin.files(repo["spec"]["branch"]).items()}

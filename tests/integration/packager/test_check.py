@@ -14,7 +14,7 @@ from packager.checks import immutable, kinds
 from sandbox import manifests
 from sandbox.processes import binaries
 from sandbox.processes.apiserver import ApiServer
-from tests.support.packager.charts import archived, chart, cilium, shipped
+from tests.support.packager.charts import archived, calico, chart, cilium, shipped
 from tests.support.packager.commands import Obj, call, manifest, write
 from tests.support.packager.repositories import Origin
 
@@ -74,6 +74,14 @@ def test_cilium_serves_each_family_of_the_pods(clusters: Path, charts: Path, pod
     assert (status, off) == (1, [("cni/helmchart.yaml", key, False) for key in keys])
 
 
+def test_kinds_of_charts_that_rke2_installs_itself_come_with_rke2(clusters: Path, charts: Path) -> None:
+    calico(charts)
+    write(clusters, manifest("a", {"distribution": "rke2", "cni": {"name": "calico"}}))
+    status, found, content = check(clusters, "--charts", charts)
+    assert (status, found) == (0, [])
+    assert "rke2-calico" in {row["name"] for row in content["clusters"][0]["charts"] if row["rendered"]}
+
+
 def test_unknown_values_name_the_key_that_was_meant(clusters: Path, charts: Path) -> None:
     values = {"replicas": 2, "image": {"repo": "x", "repository": "y"}, "kube-vip": {"enabled": False}}
     write(clusters, manifest("a", {**KUBEADM, "ccm": {"values": values}}))
@@ -113,8 +121,8 @@ def test_changes_of_immutable_fields_against_the_repository(clusters: Path, char
     assert (status, found) == (1, [("ccm/fleet.yaml", "spec.selector", False), ("csi/fleet.yaml", "parameters", False)])
     assert [one["name"] for one in content["clusters"] if one["findings"]] == ["team/a"]
     # A chart that the folder no longer has could have changed anything.
-    write(clusters, manifest("a", {**KUBEADM, "ccm": {"version": "0.3.0"}}), manifest("b", KUBEADM))
-    (charts / "harvester-cloud-provider" / "Chart.yaml").write_text("name: harvester-cloud-provider\nversion: 0.3.0\n")
+    write(clusters, manifest("a", {**KUBEADM, "ccm": {"version": "0.2.14"}}), manifest("b", KUBEADM))
+    (charts / "harvester-cloud-provider" / "Chart.yaml").write_text("name: harvester-cloud-provider\nversion: 0.2.14\n")
     _, found, _ = check(clusters, "--charts", charts, "--repo", origin.url)
     assert ("ccm/fleet.yaml", "helm.version", True) in found
 

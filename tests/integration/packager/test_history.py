@@ -64,3 +64,12 @@ def commit(folder: Path, subject: str) -> str:
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", f"--message={subject}")
     return git(folder, "rev-parse", "HEAD")
+
+
+def test_a_clone_in_a_relative_folder_is_the_same(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin.push({"clusters/team/a/caphv.yaml": "a: 1\n"})
+    monkeypatch.chdir(tmp_path)
+    with Repository(Remote(origin.url), Path("cache")) as repository:
+        assert repository.sync().read("clusters/team/a/caphv.yaml") == b"a: 1\n"

@@ -65,7 +65,8 @@ CLOUD_PROVIDER_VALUES = {
     "cloudConfigPath": "",
     "cloudConfig": {"secretName": "", "secretKey": "cloud-config"},
     "global": {"cattle": {"clusterName": "", "systemDefaultRegistry": ""}},
-    "kube-vip": {"enabled": True},
+    "fullnameOverride": "",
+    "kube-vip": {"enabled": True, "fullnameOverride": ""},
 }
 CSI_DRIVER = """\
 apiVersion: snapshot.storage.k8s.io/v1
@@ -81,6 +82,7 @@ provisioner: driver.harvesterhci.io
 parameters: {hostStorageClass: "{{ .Values.hostStorageClass }}"}
 """
 CSI_DRIVER_VALUES = {
+    "fullnameOverride": "",
     "replicasCount": 3,
     "hostStorageClass": "",
     "cloudConfig": {"secretName": "", "hostPath": ""},
@@ -134,4 +136,19 @@ def shipped(folder: Path) -> Path:
 
 def cilium(folder: Path) -> None:
     """Add the chart of Cilium, whose Pod networks come from values."""
-    chart(folder, "rke2-cilium", "1.20.103", CILIUM_VALUES, templates__config=CILIUM)
+    chart(folder, "rke2-cilium", "1.20.102", CILIUM_VALUES, templates__config=CILIUM)
+
+
+def calico(folder: Path) -> None:
+    """Add RKE2's chart of Calico, whose CRDs are in a chart of their own."""
+    metadata = "metadata: {name: default}"
+    objects = "".join(
+        f"---\n{{apiVersion: {version}, kind: {kind}, {metadata}, spec: {{{{ toJson .Values.{name} }}}}}}\n"
+        for version, kind, name in (
+            ("operator.tigera.io/v1", "Installation", "installation"),
+            ("crd.projectcalico.org/v1", "FelixConfiguration", "felixConfiguration"),
+            ("crd.projectcalico.org/v1", "IPAMConfig", "ipamConfig"),
+        )
+    )
+    values = {"installation": {}, "felixConfiguration": {}, "ipamConfig": {}, "kubernetesServiceEndpoint": {}}
+    chart(folder, "rke2-calico", "v3.32.100", values, templates__all=objects)

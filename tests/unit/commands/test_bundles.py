@@ -122,6 +122,13 @@ def test_gitrepos_are_made_for_all_clusters_or_not_at_all(clusters: Path) -> Non
     assert (result.exit_code, result.stdout) == (1, "")
 
 
+def test_gitrepos_are_not_made_for_a_folder_that_fleet_cannot_read(clusters: Path, origin: Origin) -> None:
+    write(clusters, manifest("a"))
+    result = call("render", clusters, "-o", "gitrepo", "--repo", "file:///srv/fleet.git")
+    assert result.exit_code == 2
+    assert "give its https:// or ssh:// address" in result.output
+
+
 # Pushing and comparing
 
 

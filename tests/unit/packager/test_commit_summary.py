@@ -55,6 +55,12 @@ def test_changed_settings_are_the_subject(tmp_path: Path) -> None:
     assert f"- {plan.subject}" in text.splitlines()
 
 
+def test_replicas_of_an_add_on_are_no_workers(tmp_path: Path) -> None:
+    before, after = {"ccm": {"kubeVip": True}}, {"ccm": {"kubeVip": True, "replicas": 2}}
+    plan = of_change(tmp_path, cluster(addons=before), cluster(addons=after))
+    assert plan.subject == "team-a/production: ccm.replicas none→2"
+
+
 def test_new_version_is_named_as_what_it_is(tmp_path: Path) -> None:
     plan = of_change(tmp_path, cluster(), cluster(version="v1.36.2"))
     assert plan.subject == "team-a/production: Kubernetes v1.35.1→v1.36.2"

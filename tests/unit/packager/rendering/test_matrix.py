@@ -194,7 +194,7 @@ def test_talos_gets_no_files() -> None:
 
 
 def test_a_version_that_has_no_effect_is_reported() -> None:
-    reported = {"cni": {"name": "calico", "version": "1.0.0"}, "ccm": {"version": "1.0.0"}}
+    reported = {"cni": {"name": "calico", "version": "v3.32.003"}, "ccm": {"version": "0.2.14"}}
     (advice,) = RENDERER.render_one(made_by("RKE2ControlPlane", reported), {}).findings
     assert (advice.advice, advice.rule, advice.field.endswith(".cni.version")) == (True, "addons-without-effect", True)
     assert not RENDERER.render_one(made_by("KubeadmControlPlane", reported), {}).findings

@@ -1,6 +1,7 @@
 """Rendering: pinned, refused where it would hurt, never a secret, and no value leaves its place."""
 
 import string
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -314,7 +315,7 @@ def test_odd_chart_repositories_are_refused(url: str) -> None:
         {"repo": "--upload-pack=x"},
         {"repo": "ext::sh -c x"},
         {"repo": "https://a/x", "folder": "../x"},
-        {"repo": "https://a/x", "groups": 0},
+        {"repo": "https://a/x", "groups": -1},
         {"repo": "https://a/x", "name": "-a"},
         {"repo": "https://a/x", "ca_bundle": "-----BEGIN PRIVATE KEY-----"},
     ],
@@ -337,6 +338,30 @@ def test_gitrepos_share_clusters_by_workspace_and_group() -> None:
     paths = [path for repo in found for path in repo["spec"]["paths"]]
     assert sorted(paths) == sorted(f"clusters/clusters/{s.cluster.name}/*" for s in settings)
     assert git_repos(reversed(settings), options) == found
+
+
+def test_each_namespace_has_a_gitrepo_because_one_bad_chart_stops_a_whole_one() -> None:
+    imported = {"cluster-api.cattle.io/rancher-auto-import": "true"}
+    facts = [cluster("a", labels=imported, namespace=name) for name in ("team-a", "team-b")]
+    settings = [result.settings for result in Renderer().render(facts, {}) if result.settings]
+    options = GitRepoOptions("https://git.example.com/x")
+    paths = {repo["metadata"]["name"]: repo["spec"]["paths"] for repo in git_repos(settings, options)}
+    assert paths == {"caphv-team-a": ["clusters/team-a/*/*"], "caphv-team-b": ["clusters/team-b/*/*"]}
+    (one,) = git_repos(settings, replace(options, groups=1))
+    assert len(one["spec"]["paths"]) == 2
+
+
+@pytest.mark.parametrize("addon", ["ccm", "csi"])
+def test_a_version_that_the_chart_repository_lacks_stays_with_its_cluster(addon: str) -> None:
+    def fault(distribution: str, mirror: str = "", version: str = "9.9.9") -> list[str]:
+        facts = cluster("a", {"distribution": distribution, addon: {"version": version}})
+        findings = Renderer(RenderOptions(chart_repository=mirror)).render_one(facts, {}).findings
+        return [finding.rule for finding in findings if not finding.advice]
+
+    assert fault("kubeadm") == ["bundles-chart-version"]
+    assert fault("kubeadm", version="0.2.14" if addon == "ccm" else "0.1.30") == []
+    assert fault("kubeadm", "https://charts.example.com") == []
+    assert fault("k3s") == [], "a Helm controller pulls the chart for its own cluster"
 
 
 def test_first_boot_is_what_the_bundle_says() -> None:
@@ -374,6 +399,6 @@ def test_git_repo_holds_what_the_options_say() -> None:
     settings_of_both = [one.settings for one in Renderer().render([cluster("a"), grouped], {}) if one.settings]
     paths = {repo["metadata"]["name"]: repo["spec"]["paths"] for repo in git_repos(settings_of_both, OPTIONS)}
     assert paths == {
-        "caphv-0": ["add-ons/clusters/clusters/a/*"],
+        "caphv-clusters": ["add-ons/clusters/clusters/a/*"],
         "caphv-production": ["add-ons/clusters/clusters/b/*"],
     }
