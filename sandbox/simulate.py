@@ -29,6 +29,7 @@ from sandbox.harvester.admission import Admission
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.faultproxy import FaultProxy, proxy_of
 from sandbox.harvester.fixtures import define, seed
+from sandbox.harvester.images import Images
 from sandbox.harvester.informers import Informers
 from sandbox.harvester.kubevip import DataPath, KubeVip
 from sandbox.harvester.loadbalancer import LoadBalancers
@@ -104,6 +105,7 @@ class Simulator:
         workloads.on_change = load_balancers.health_changed
         return [
             VirtualMachines(informers, self.config).run(),
+            Images(informers, self.config).run(),
             KubeVip(informers, addresses, self.config.networks[0].dhcp).run(),
             load_balancers.run(),
             Maintenance(informers).run(),

@@ -23,7 +23,9 @@ from caphv.api.object import (
     VALIDATING_WEBHOOK_CONFIGURATIONS,
     Obj,
     Resource,
+    annotations_of,
     being_deleted,
+    labels_of,
 )
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, Invalid, ServerFault
@@ -31,7 +33,7 @@ from sandbox.harvester import admission_rules, kinds
 from sandbox.harvester.admission_rules import Denial
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers
-from sandbox.harvester.mutations import mutated
+from sandbox.harvester.mutations import MutationSettings, VmNetwork, mutated
 from sandbox.processes import pki
 
 Decide = Callable[[Obj], Denial | None]
@@ -75,18 +77,30 @@ class Admission:
     async def _virtual_machine(self, request: web.Request) -> web.Response:
         review = await self._review(request)
         vm = review["object"]
-        denial = admission_rules.virtual_machine(vm, review.get("oldObject"), self._informers)
+        settings = self._mutation_settings(vm["metadata"]["namespace"])
+        denial = admission_rules.virtual_machine(vm, review.get("oldObject"), self._informers, settings)
         if denial or being_deleted(vm):
             return _answer(review, denial)
-        new = mutated(
-            vm,
-            review.get("oldObject"),
-            cpu_overcommit=self._config.cpu_overcommit,
-            memory_overcommit=self._config.memory_overcommit,
-        )
+        new = mutated(vm, review.get("oldObject"), settings)
         patch = [{"op": "replace", "path": "/spec", "value": new["spec"]}]
         patch.append({"op": "add", "path": "/metadata/finalizers", "value": new["metadata"].get("finalizers") or []})
         return _answer(review, None, patch)
+
+    def _mutation_settings(self, namespace: str) -> MutationSettings:
+        def network(name: str) -> VmNetwork:
+            space, _, bare = name.rpartition("/")
+            obj = self._informers.networks.get(space or namespace, bare) or {"metadata": {}}
+            labels = labels_of(obj)
+            # The network's simulated DHCP server is that of its subnet.
+            overlay_dhcp = labels.get(kinds.NETWORK_TYPE) == kinds.OVERLAY and kinds.NETWORK_DHCP in annotations_of(obj)
+            return VmNetwork(labels.get(kinds.NETWORK_CLUSTER_NETWORK, ""), overlay_dhcp)
+
+        return MutationSettings(
+            cpu_overcommit=self._config.cpu_overcommit,
+            memory_overcommit=self._config.memory_overcommit,
+            release=self._config.release,
+            network=network,
+        )
 
     async def _review(self, request: web.Request) -> Obj:
         await self._informers.wait_synced()  # before that, every network would seem to be missing

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from caphv.api.object import Obj, being_deleted, key_of
-from sandbox.harvester import ippools, kinds, quotas
+from sandbox.harvester import ippools, quotas
 from sandbox.harvester.informers import Informers, claim_templates, claims_of
+from sandbox.harvester.mutations import LEAST_MEMORY, MutationSettings, guest_memory, needs_resources
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +25,25 @@ class Denial:
     reason: str = "InternalError"
 
 
-def virtual_machine(vm: Obj, before: Obj | None, informers: Informers) -> Denial | None:
-    """Deny a VirtualMachine with a volume of another VM, a missing network or StorageClass, or without room in a quota.
+def virtual_machine(vm: Obj, before: Obj | None, informers: Informers, settings: MutationSettings) -> Denial | None:
+    """Deny a VirtualMachine with a volume of another VM, a missing network, too little memory, or over a quota.
 
     `before` is the VM before an update, None for a new one. Harvester checks each update, also one of annotations or
     finalizers alone (`Update` in pkg/webhook/resources/virtualmachine/validator.go), and also of a VM that is being
-    deleted: only its mutator, which looks up the networks, skips that (`Update` in mutator.go; harvester#9685). Here,
-    StorageClasses and quotas are checked with changes of the spec only.
+    deleted: only its mutator, which looks up the networks, skips that (`Update` in mutator.go; harvester#9685). So the
+    finalizer of a VM that is being deleted cannot be removed over a full quota, unless the VM is Halted.
     """
-    if occupied := _occupied_claim(vm, informers):
-        return occupied
-    if being_deleted(vm):
-        return None
-    # The mutator looks bare names up in the namespace of the VM, the validator, for new interfaces, in `default`
-    # (harvester: pkg/webhook/resources/virtualmachine/mutator.go and validator.go).
-    namespaces = [vm["metadata"]["namespace"]]
-    if before is None or _interfaces(before) != _interfaces(vm):
-        namespaces.append("default")
-    if missing := _missing_network(vm, namespaces, informers):
-        return missing
-    if before is not None and before["spec"] == vm["spec"]:
-        return None
-    return _missing_storage_class(vm, informers) or _over_quota(vm, before, informers)
+    if not being_deleted(vm):
+        # The mutator looks bare names up in the namespace of the VM, the validator, for new interfaces, in `default`
+        # (harvester: pkg/webhook/resources/virtualmachine/mutator.go and validator.go).
+        namespaces = [vm["metadata"]["namespace"]]
+        if before is None or _interfaces(before) != _interfaces(vm):
+            namespaces.append("default")
+        denial = _little_memory(vm, before, settings) or _missing_network(vm, namespaces, informers)
+        if denial:
+            return denial
+
+    return _invalid_templates(vm) or _occupied_claim(vm, informers) or _over_quota(vm, before, informers)
 
 
 def claim_deletion(claim: Obj, informers: Informers) -> Denial | None:
@@ -138,16 +136,22 @@ def _missing_pool_network(pool: Obj, informers: Informers) -> str:
     return "" if informers.networks.get(space, bare) else f"spec.selector.network: network {name} not found"
 
 
-def _missing_storage_class(vm: Obj, informers: Informers) -> Denial | None:
+def _invalid_templates(vm: Obj) -> Denial | None:
+    """Deny claims that cannot be read or have no name. Their StorageClasses are not looked up."""
     try:
-        classes = [template["spec"].get("storageClassName") for template in claim_templates(vm)]
-    except (ValueError, LookupError, TypeError, AttributeError):
-        message = f"metadata.annotations: {kinds.CLAIM_TEMPLATES} is not a JSON list of PersistentVolumeClaims"
-        return Denial(message, 422, "Invalid")
-    missing = [name for name in classes if name and informers.storage_classes.get("", name) is None]
-    return Denial(f"metadata.annotations: StorageClass {missing[0]} not found") if missing else None
+        reason = "" if all(template["metadata"]["name"] for template in claim_templates(vm)) else "PVC name is required"
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = str(error)
+    return Denial(f"the volumeClaimTemplates annotaion is invalid: {reason}", 422, "Invalid") if reason else None
+
+
+def _little_memory(vm: Obj, before: Obj | None, settings: MutationSettings) -> Denial | None:
+    memory = guest_memory(vm, settings)
+    if memory is None or memory >= LEAST_MEMORY or not needs_resources(vm, before):
+        return None
+    return Denial(f"guest memory is under the minimum requirement (10 Mi), final: {memory}")
 
 
 def _over_quota(vm: Obj, before: Obj | None, informers: Informers) -> Denial | None:
-    lacking = (before is None and quotas.lacks_storage(vm, informers)) or quotas.lacks_to_start(vm, informers)
+    lacking = quotas.lacks_storage(vm, before, informers) or quotas.lacks_to_start(vm, informers)
     return Denial(lacking) if lacking else None

@@ -37,7 +37,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A VM image `<namespace>/<name>`; its storage class is `longhorn-<name>`."""
+    """A VM image `<namespace>/<name>`; the name of its StorageClass depends on the release of Harvester."""
 
     name: str
     display_name: str

@@ -53,8 +53,7 @@ _AVAILABLE = {
 def _objects(config: SimulatorConfig) -> list[tuple[Resource, Obj]]:
     objects = [(DEPLOYMENTS, _deployment())]
     objects += [(NODES, _node(host)) for host in config.hosts]
-    objects += [(kinds.STORAGE_CLASSES, _storage_class(name)) for name in config.storage_classes]
-    objects += [(kinds.STORAGE_CLASSES, _storage_class(_image_class(image))) for image in config.images]
+    objects += [(kinds.STORAGE_CLASSES, storage_class(name)) for name in config.storage_classes]
     objects += [(kinds.IMAGES, _image(image)) for image in config.images]
     objects += [(kinds.KEY_PAIRS, _key_pair(name)) for name in config.key_pairs]
     objects += [(kinds.NETWORKS, _network(network)) for network in config.networks]
@@ -102,7 +101,8 @@ def _node(host: Host) -> Obj:
     }
 
 
-def _storage_class(name: str) -> Obj:
+def storage_class(name: str) -> Obj:
+    """A StorageClass of Longhorn whose volumes can be migrated."""
     return {
         "metadata": {"name": name},
         "provisioner": "driver.longhorn.io",
@@ -111,17 +111,10 @@ def _storage_class(name: str) -> Obj:
     }
 
 
-def _image_class(image: Image) -> str:
-    return f"longhorn-{image.name.rpartition('/')[2]}"
-
-
 def _image(image: Image) -> Obj:
-    imported = {"type": "Imported", "status": "True"}
-    return {
-        "metadata": _metadata(image.name),
-        "spec": {"displayName": image.display_name, "sourceType": "upload"},
-        "status": {"storageClassName": _image_class(image), "progress": 100, "conditions": [imported]},
-    }
+    url = f"https://images.example.com/{image.display_name}.qcow2"
+    spec = {"displayName": image.display_name, "sourceType": "download", "url": url, "backend": "backingimage"}
+    return {"metadata": _metadata(image.name), "spec": spec}
 
 
 def _key_pair(name: str) -> Obj:
@@ -135,8 +128,10 @@ def _key_pair(name: str) -> Obj:
 def _network(network: Network) -> Obj:
     route = {"mode": "manual", "cidr": network.cidr, "gateway": network.gateway, "connectivity": "true"}
     annotations = {kinds.NETWORK_ROUTE: json.dumps(route), kinds.NETWORK_DHCP: network.dhcp}
+    labels = {kinds.NETWORK_CLUSTER_NETWORK: kinds.MANAGEMENT_NETWORK, kinds.NETWORK_TYPE: "L2VlanNetwork"}
     config = {"cniVersion": "0.3.1", "name": network.name.rpartition("/")[2], "type": "bridge", "bridge": "mgmt-br"}
-    return {"metadata": _metadata(network.name, annotations=annotations), "spec": {"config": json.dumps(config)}}
+    metadata = _metadata(network.name, annotations=annotations, labels=labels)
+    return {"metadata": metadata, "spec": {"config": json.dumps(config)}}
 
 
 def _pool(pool: Pool) -> Obj:

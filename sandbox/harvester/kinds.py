@@ -31,7 +31,15 @@ NETWORK_ROUTE = "network.harvesterhci.io/route"
 NETWORK_DHCP = "sandbox.caphv.io/dhcp"
 # On an instance: a new value makes the DHCP server give the guest new addresses.
 RENEWAL = "sandbox.caphv.io/renewal"
-CLUSTER_NETWORK = "network.harvesterhci.io/mgmt"
+MAC_ADDRESSES = "harvesterhci.io/mac-address"
+NETWORK_GROUP = "network.harvesterhci.io"
+# Labels of a network: its cluster network, and its type.
+NETWORK_CLUSTER_NETWORK, NETWORK_TYPE = f"{NETWORK_GROUP}/clusternetwork", f"{NETWORK_GROUP}/type"
+OVERLAY = "OverlayNetwork"
+MANAGED_TAP = "managedtap"
+MANAGEMENT_NETWORK = "mgmt"
+# Label of the hosts of the management network.
+CLUSTER_NETWORK = f"{NETWORK_GROUP}/{MANAGEMENT_NETWORK}"
 VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
 
 

@@ -1,20 +1,66 @@
-"""Changes that Harvester makes to a VirtualMachine at admission. Pure and idempotent; applied at each update."""
+"""Changes that Harvester makes to a VirtualMachine at admission. Pure and idempotent; applied at each update.
+
+Sources, and differences between releases: docs/simulators.md, with records of real ones in tests/observed/harvester.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from caphv.api.object import Obj, annotations_of
 from sandbox.harvester import kinds, quantities
+from sandbox.harvester.releases import NEWEST_STABLE, Release, release_named
 
-RESERVED_MEMORY = 100 * 1024**2
 TERMINATION_GRACE_SECONDS = 120
-MAX_SOCKETS = 4
+RESERVED_MEMORY = 100 * 1024**2
+LEAST_MEMORY = 10 * 1024**2
+_MAX_SOCKETS = 1
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_CPU_MANAGER = "cpumanager"
 
 
-def mutated(vm: Obj, old: Obj | None, *, cpu_overcommit: int, memory_overcommit: int) -> Obj:
-    """The VM as Harvester stores it; overcommits are percentages, `old` is the VM before an update."""
+@dataclass(frozen=True, slots=True)
+class VmNetwork:
+    """What Harvester reads of a NetworkAttachmentDefinition.
+
+    `cluster_network` is that of its label, empty for none. With `overlay_dhcp`, it is an overlay network of Kube-OVN
+    with a DHCP server.
+    """
+
+    cluster_network: str = ""
+    overlay_dhcp: bool = False
+
+
+NetworkReader = Callable[[str], VmNetwork]
+_NEWEST = release_named(NEWEST_STABLE)
+
+
+def _management_network(_name: str) -> VmNetwork:
+    return VmNetwork(kinds.MANAGEMENT_NETWORK)
+
+
+@dataclass(frozen=True, slots=True)
+class MutationSettings:
+    """Settings of Harvester that its mutator reads, and how it finds networks by `<namespace>/<name>` or name.
+
+    Overcommits are percentages. Without `overhead_ratio`, as with setting `additional-guest-memory-overhead-ratio: 0`,
+    guests get 100 MiB less than the limit of their VM.
+    """
+
+    cpu_overcommit: int = 1600
+    memory_overcommit: int = 150
+    overhead_ratio: bool = True
+    release: Release = _NEWEST
+    network: NetworkReader = _management_network
+
+
+def mutated(vm: Obj, old: Obj | None, settings: MutationSettings) -> Obj:
+    """Return the VM as Harvester stores it; `old` is the VM before an update, None for a new one."""
     vm = copy.deepcopy(vm)
     if old is None:
         finalizers = vm["metadata"].setdefault("finalizers", [])
@@ -23,59 +69,131 @@ def mutated(vm: Obj, old: Obj | None, *, cpu_overcommit: int, memory_overcommit:
     else:
         _restart_strategy(vm, old)
     spec = vm["spec"]["template"].get("spec")
-    if spec:
-        _resources(spec["domain"], cpu_overcommit, memory_overcommit)
-        _macs(spec, ((old or {}).get("spec", {}).get("template", {}).get("spec")) or {})
-        _affinity(spec)
-        spec.setdefault("terminationGracePeriodSeconds", TERMINATION_GRACE_SECONDS)
-        spec["domain"].setdefault("cpu", {}).setdefault("maxSockets", MAX_SOCKETS)
+    if not spec:
+        return vm
+
+    if old is None or _limits(old) != _limits(vm):
+        _resources(spec["domain"], settings)
+    _topology(spec["domain"])
+    _affinity(spec, settings.network)
+    spec.setdefault("terminationGracePeriodSeconds", TERMINATION_GRACE_SECONDS)
+    if settings.release.assigns_macs:
+        _macs(vm)
+    if settings.release.managed_tap:
+        _bindings(spec, settings.network)
     return vm
 
 
+def guest_memory(vm: Obj, settings: MutationSettings) -> int | None:
+    """Return the bytes that the guest of a VM gets, None for a VM without a limit of memory."""
+    limit = _limits(vm)["memory"]
+    if not limit:
+        return None
+    return int(limit) - (0 if settings.overhead_ratio else RESERVED_MEMORY)
+
+
+def needs_resources(vm: Obj, old: Obj | None) -> bool:
+    """Whether Harvester computes memory and requests of a VM: for a new one, or with other limits."""
+    return old is None or _limits(old) != _limits(vm)
+
+
+def new_mac() -> str:
+    """Return a random MAC address of those that are locally administered."""
+    # The second bit of the first byte marks them.
+    return ":".join(f"{byte:02x}" for byte in (0x02, *random.randbytes(5)))
+
+
+def interfaces_of(spec: Obj) -> list[Obj]:
+    """Return the interfaces in the spec of a VM's instance."""
+    return ((spec.get("domain") or {}).get("devices") or {}).get("interfaces") or []
+
+
 def _restart_strategy(vm: Obj, old: Obj) -> None:
-    if old["spec"].get("runStrategy") == "Halted" and vm["spec"].get("runStrategy") == "Always":
+    if old["spec"].get("runStrategy") == "Halted" and vm["spec"].get("runStrategy") not in (None, "Halted"):
         vm["spec"]["runStrategy"] = annotations_of(vm).get(kinds.RUN_STRATEGY) or "RerunOnFailure"
 
 
-def _resources(domain: Obj, cpu_overcommit: int, memory_overcommit: int) -> None:
+def _limits(vm: Obj) -> dict[str, float]:
+    domain = (vm["spec"]["template"].get("spec") or {}).get("domain") or {}
+    limits = (domain.get("resources") or {}).get("limits") or {}
+    return {name: quantities.number(limits.get(name)) for name in ("cpu", "memory")}
+
+
+def _resources(domain: Obj, settings: MutationSettings) -> None:
     resources = domain.setdefault("resources", {})
     limits = resources.get("limits") or {}
     requests = dict(resources.get("requests") or {})
+
     if "cpu" in limits:
-        requests["cpu"] = f"{int(quantities.number(limits['cpu']) * 1000 * 100 / cpu_overcommit)}m"
+        requests["cpu"] = f"{int(quantities.number(limits['cpu']) * 1000) * 100 // settings.cpu_overcommit}m"
     if "memory" in limits:
         limit = int(quantities.number(limits["memory"]))
-        requests["memory"] = f"{limit * 100 // memory_overcommit // 1024**2}Mi"
-        domain.setdefault("memory", {})["guest"] = f"{max(limit - RESERVED_MEMORY, 0) // 1024**2}Mi"
+        requests["memory"] = f"{limit * 100 // settings.memory_overcommit // 1024**2}Mi"
+        guest = limit - (0 if settings.overhead_ratio else RESERVED_MEMORY)
+        domain.setdefault("memory", {})["guest"] = str(limits["memory"]) if guest == limit else str(guest)
+        domain.setdefault("cpu", {})["maxSockets"] = _MAX_SOCKETS
     if requests:
         resources["requests"] = requests
 
 
-def _macs(spec: Obj, before: Obj) -> None:
-    known = {nic["name"]: nic.get("macAddress") for nic in _interfaces(before)}
-    for nic in _interfaces(spec):
-        if not nic.get("macAddress"):
-            nic["macAddress"] = known.get(nic["name"]) or _new_mac()
+def _topology(domain: Obj) -> None:
+    cpu = domain.setdefault("cpu", {})
+    for name in ("cores", "sockets", "threads"):
+        cpu[name] = cpu.get(name) or 1
 
 
-def _interfaces(spec: Obj) -> list[Obj]:
-    return ((spec.get("domain") or {}).get("devices") or {}).get("interfaces") or []
+def _macs(vm: Obj) -> None:
+    # Harvester notes there what KubeVirt gave to the instance.
+    observed = json.loads(annotations_of(vm).get(kinds.MAC_ADDRESSES) or "{}")
+    for nic in interfaces_of(vm["spec"]["template"]["spec"]):
+        if not nic.get("macAddress") and nic["name"] not in observed:
+            nic["macAddress"] = new_mac()
 
 
-def _new_mac() -> str:
-    # The second bit of the first byte marks locally administered addresses.
-    return ":".join(f"{byte:02x}" for byte in (0x02, *random.randbytes(5)))
+def _affinity(spec: Obj, network: NetworkReader) -> None:
+    """Require hosts with the cluster networks of the VM in each term, after a look at the user's terms.
+
+    Keys that Harvester sets itself are removed from them, and then all terms without expressions.
+    """
+    affinity = spec.setdefault("affinity", {})
+    node: Obj = dict(affinity.get("nodeAffinity") or {})
+    required = node.pop(_REQUIRED, None) or {}
+    terms = [
+        {**term, "matchExpressions": expressions}
+        for term in required.get("nodeSelectorTerms") or ()
+        if (expressions := [entry for entry in term.get("matchExpressions") or () if not _is_harvesters(entry["key"])])
+    ]
+
+    networks = [(entry.get("multus") or {}).get("networkName") for entry in spec.get("networks") or ()]
+    for name in dict.fromkeys(network(name).cluster_network for name in networks if name):
+        demand = {"key": f"{kinds.NETWORK_GROUP}/{name}", "operator": "In", "values": ["true"]}
+        terms = terms or ([{"matchExpressions": []}] if name else [])
+        for term in terms if name else ():
+            term["matchExpressions"].append(demand)
+
+    if terms:
+        node[_REQUIRED] = {**required, "nodeSelectorTerms": terms}
+    affinity.pop("nodeAffinity", None)
+    if terms or node.get(_PREFERRED):
+        affinity["nodeAffinity"] = node
 
 
-def _affinity(spec: Obj) -> None:
-    """Require hosts with the cluster network of the VM's networks, in each of the user's terms."""
-    if not any(network.get("multus") for network in spec.get("networks") or ()):
-        return
-    wanted = {"key": kinds.CLUSTER_NETWORK, "operator": "In", "values": ["true"]}
-    node = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
-    required = node.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-    terms = required.setdefault("nodeSelectorTerms", [])
-    terms += [] if terms else [{}]
-    for term in terms:
-        expressions = term.setdefault("matchExpressions", [])
-        expressions += [] if wanted in expressions else [wanted]
+def _is_harvesters(key: str) -> bool:
+    return key.startswith(kinds.NETWORK_GROUP) or key == _CPU_MANAGER
+
+
+def _bindings(spec: Obj, network: NetworkReader) -> None:
+    """Bind interfaces in overlay networks with DHCP by `managedtap`, and others by a bridge again."""
+    names = {entry["name"]: (entry.get("multus") or {}).get("networkName") for entry in spec.get("networks") or ()}
+    for nic in interfaces_of(spec):
+        name = names.get(nic["name"])
+        if not name:
+            continue
+        if network(name).overlay_dhcp:
+            nic.pop("bridge", None)
+            nic.pop("masquerade", None)
+            nic.setdefault("binding", {"name": kinds.MANAGED_TAP})
+        else:
+            if (nic.get("binding") or {}).get("name") == kinds.MANAGED_TAP:
+                del nic["binding"]
+            nic.setdefault("bridge", {})

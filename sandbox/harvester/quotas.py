@@ -1,7 +1,8 @@
 """ResourceQuotas, as Harvester applies them to VMs (harvester: pkg/util/resourcequota/calculator.go).
 
-Storage is checked when a VM is created. CPU and memory are checked when a VM is to start, once it has a status: a VM
-that Harvester has just created is never refused for them, but halted. Unlike Harvester, which reads the quotas of
+Storage is checked when a VM or its claims are added. CPU and memory are checked at each update of a VM that has a
+status, is not Halted and has no Pod: a VM that Harvester has just created is never refused for them, but halted. So is
+each update of a VM that is being deleted and whose instance has stopped. Unlike Harvester, which reads the quotas of
 Rancher alone, any ResourceQuota counts.
 """
 
@@ -36,10 +37,15 @@ def lacks_cpu_or_memory(vm: Obj, informers: Informers) -> str:
     return ""
 
 
-def lacks_storage(vm: Obj, informers: Informers) -> str:
-    """Why a new VM is refused (`CheckStorageResourceQuota`), empty if there is room for its volumes."""
-    used = informers.claims.store.by_index("namespace", vm["metadata"]["namespace"])
-    wanted = sum(_storage(claim) for claim in (*used, *claim_templates(vm)))
+def lacks_storage(vm: Obj, before: Obj | None, informers: Informers) -> str:
+    """Why a VM is refused (`CheckStorageResourceQuota`), empty if there is room for what its volumes need in addition.
+
+    `before` is the VM before an update, None for a new one.
+    """
+    added = sum(map(_storage, claim_templates(vm))) - sum(map(_storage, claim_templates(before) if before else ()))
+    if added <= 0:
+        return ""
+    wanted = added + sum(map(_storage, informers.claims.store.by_index("namespace", vm["metadata"]["namespace"])))
     return _LACKS.format("storage") if any(wanted > hard for hard in _hard(vm, "requests.storage", informers)) else ""
 
 

@@ -17,19 +17,26 @@ class Release:
     Harvester's node driver with the name of the guest's cluster. With `guest_network_by_label`, the network of a
     guest's LoadBalancer comes from VMIs with the label of its cluster, before those whose name begins with the
     cluster's.
+
+    It `assigns_macs` to interfaces of VMs at admission, before 1.7 KubeVirt does so to those of instances. Since 1.8 it
+    binds interfaces of overlay networks with DHCP by `managed_tap`, and the StorageClass of an image is named by uid
+    (`image_class_by_uid`), before by the image's name.
     """
 
     name: str
     guests_need_vms: bool = False
     guest_network_by_label: bool = False
+    assigns_macs: bool = True
+    managed_tap: bool = True
+    image_class_by_uid: bool = True
 
 
 RELEASES = {
     release.name: release
     for release in (
-        Release("1.5"),
-        Release("1.6"),
-        Release("1.7"),
+        Release("1.5", assigns_macs=False, managed_tap=False, image_class_by_uid=False),
+        Release("1.6", assigns_macs=False, managed_tap=False, image_class_by_uid=False),
+        Release("1.7", managed_tap=False, image_class_by_uid=False),
         Release("1.8.0", guests_need_vms=True),
         Release("1.8"),
         Release("1.9", guest_network_by_label=True),

@@ -6,6 +6,8 @@ Each step is at most one write, and delays are timers of this process: a thousan
 from __future__ import annotations
 
 import contextlib
+import copy
+import hashlib
 import logging
 import time
 from string import ascii_lowercase
@@ -18,6 +20,7 @@ from caphv.runtime.errors import NotFound
 from sandbox.harvester import kinds, migration, quantities, quotas, scheduling
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers, claims_of
+from sandbox.harvester.mutations import interfaces_of
 from sandbox.harvester.volumes import Volumes
 
 log = logging.getLogger(__name__)
@@ -106,6 +109,10 @@ class VirtualMachines:
                 self._waiting.add(key_of(vm))
                 await self._report(vm, NO_CLAIM, f"PersistentVolumeClaim {missing[0]} not found")
                 return None
+            if self._volumes.unbound(vm):
+                self._waiting.add(key_of(vm))
+                await self._report(vm, UNSCHEDULABLE, "pod has unbound immediate PersistentVolumeClaims")
+                return None
             if lacking := quotas.lacks_cpu_or_memory(vm, self._informers):
                 await self._stop(vm, lacking)
                 return None
@@ -193,7 +200,8 @@ class VirtualMachines:
             wait = self._remaining("stop", vmi, self._config.stop_seconds)
             if wait > 0:
                 return Result(requeue_after=wait)
-            await self._remove_instance(vmi)
+            await self._remove_instance(vmi)  # its deletion enqueues the VM again
+            return None
         finalizers = vm["metadata"].get("finalizers") or []
         if kinds.VM_FINALIZER not in finalizers:
             return None
@@ -293,7 +301,7 @@ def _instance(vm: Obj, host: str) -> Obj:
     meta = template.get("metadata") or {}
     owner = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": metadata["name"], "uid": uid_of(vm)}
     passed = ["Pending", "Scheduling", *(["Scheduled"] if host else [])]
-    vmi = {
+    vmi: Obj = {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",
         "metadata": {
@@ -303,7 +311,7 @@ def _instance(vm: Obj, host: str) -> Obj:
             "annotations": meta.get("annotations") or {},
             "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
         },
-        "spec": template["spec"],
+        "spec": _with_macs(template["spec"], vm),
         "status": {"phase": passed[-1], "phaseTransitionTimestamps": [_passed(phase) for phase in passed]},
     }
     if host:
@@ -311,6 +319,20 @@ def _instance(vm: Obj, host: str) -> Obj:
     else:
         vmi["status"]["conditions"] = [kinds.condition("PodScheduled", False, "Unschedulable")]
     return vmi
+
+
+def _with_macs(spec: Obj, vm: Obj) -> Obj:
+    """The spec of an instance, whose interfaces have MAC addresses: KubeVirt gives them those that the VM lacks.
+
+    They are the same after each restart, as Harvester writes them back to the VM.
+    """
+    if all(nic.get("macAddress") for nic in interfaces_of(spec)):
+        return spec
+    spec = copy.deepcopy(spec)
+    for nic in interfaces_of(spec):
+        digest = hashlib.sha256(f"{uid_of(vm)}/{nic['name']}".encode()).digest()
+        nic.setdefault("macAddress", ":".join(f"{byte:02x}" for byte in (0x02, *digest[:5])))
+    return spec
 
 
 def _passed(phase: str) -> Obj:

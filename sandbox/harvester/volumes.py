@@ -1,4 +1,7 @@
-"""Harvester's volume controller: the PersistentVolumeClaims of a VM's templates, bound at once."""
+"""Harvester's volume controller: the PersistentVolumeClaims of a VM's templates, bound at once.
+
+A claim of a StorageClass that does not exist stays Pending: nothing refuses it, and its class cannot be changed.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,12 @@ class Volumes:
         await asyncio.gather(*(self._create(namespace, claim) for claim in wanted if self._image_exists(claim)))
         return [name for name in claims_of(vm) if not self._informers.claims.get(namespace, name)]
 
+    def unbound(self, vm: Obj) -> list[str]:
+        """Names of the claims among a VM's disks that wait for a volume."""
+        namespace = vm["metadata"]["namespace"]
+        claims = {name: self._informers.claims.get(namespace, name) for name in claims_of(vm)}
+        return [name for name, claim in claims.items() if claim and _phase(claim) == "Pending"]
+
     async def remove(self, vm: Obj) -> None:
         """Delete the claims that the VM's annotation lists; keep all others."""
         namespace = vm["metadata"]["namespace"]
@@ -54,6 +63,9 @@ class Volumes:
         claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
         with contextlib.suppress(AlreadyExists):
             await self._informers.client.create(PERSISTENT_VOLUME_CLAIMS, claim)
+        storage_class = spec.get("storageClassName")
+        if storage_class and self._informers.storage_classes.get("", storage_class) is None:
+            return
         bound = {"phase": "Bound", "accessModes": spec.get("accessModes"), "capacity": spec["resources"]["requests"]}
         answer = await self._informers.client.patch(
             PERSISTENT_VOLUME_CLAIMS, name, namespace, {"status": bound}, subresource="status"
@@ -63,6 +75,10 @@ class Volumes:
     async def _delete(self, namespace: str, name: str) -> None:
         with contextlib.suppress(NotFound):
             await self._informers.client.delete(PERSISTENT_VOLUME_CLAIMS, name, namespace)
+
+
+def _phase(claim: Obj) -> str:
+    return str((claim.get("status") or {}).get("phase") or "")
 
 
 def _templates(vm: Obj) -> list[Obj]:

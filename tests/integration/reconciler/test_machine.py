@@ -91,7 +91,7 @@ async def test_image_that_appears_later_unblocks(case: Case) -> None:
     await case.until(HARVESTER_MACHINES, "one", says)
     obj = {
         "metadata": {"name": image, "namespace": "default"},
-        "spec": {"displayName": image, "sourceType": "download"},
+        "spec": {"displayName": image, "sourceType": "upload"},
     }
     await case.harvester.create(kinds.IMAGES, kinds.typed(kinds.IMAGES, obj))
 
@@ -277,7 +277,8 @@ async def the_claims_are(case: Case, vm: Obj) -> None:
         assert (claim["spec"]["accessModes"], claim["spec"]["volumeMode"]) == (["ReadWriteMany"], "Block")
     image = await case.get(PERSISTENT_VOLUME_CLAIMS, names[1])
     assert image["metadata"]["annotations"]["harvesterhci.io/imageId"] == "default/sles-15"
-    assert image["spec"]["storageClassName"] == "longhorn-sles-15"
+    vm_image = await case.harvester.get(kinds.IMAGES, "sles-15", "default")
+    assert image["spec"]["storageClassName"] == vm_image["status"]["storageClassName"] == f"lh-{uid_of(vm_image)}"
 
 
 async def test_secure_boot_is_explicit_when_it_is_off(case: Case) -> None:

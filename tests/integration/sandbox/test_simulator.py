@@ -97,7 +97,6 @@ async def test_vm_without_room_starts_when_there_is_some(place: Place) -> None:
     ("changes", "message"),
     [
         ({"network_name": "default/nowhere"}, "network default/nowhere not found"),
-        ({"storage_class": "nothing"}, "StorageClass nothing not found"),
         ({"name": "two"}, "storage insufficient resources due to resource quota"),
     ],
 )
@@ -110,6 +109,33 @@ async def test_vm_is_refused(place: Place, changes: Obj, message: str) -> None:
         with pytest.raises(Invalid, match=message) as refused:
             await sim.client.create(kinds.VIRTUAL_MACHINES, virtual_machine(namespace, **{"name": "two", **changes}))
         assert (refused.value.status, refused.value.reason) == (500, "InternalError")
+
+
+async def test_claim_of_an_unknown_class_stays_pending(place: Place) -> None:
+    async with simulation(place, "unknown-class") as sim:
+        await sim.create_vm("one", storage_class="nothing")
+        await sim.until(
+            kinds.VIRTUAL_MACHINES,
+            "one",
+            lambda vm: vm.get("status", {}).get("printableStatus") == "ErrorUnschedulable",
+        )
+        claim = await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "one-disk-0-x7k2p", "unknown-class")
+        assert claim["status"]["phase"] == "Pending"
+
+
+async def test_deletion_of_a_stopped_vm_needs_room_in_the_quota_or_a_halted_vm(place: Place) -> None:
+    """Harvester checks the quota also when KubeVirt removes its finalizer."""
+    async with simulation(place, "full") as sim:
+        await sim.create_vm("one")
+        await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"]["phase"] == "Running")
+        await sim.quota("limits.cpu", "1")
+        await sim.client.delete(kinds.VIRTUAL_MACHINES, "one", "full")
+        await sim.until_gone(kinds.INSTANCES, "one")
+        lacking = "cpu insufficient resources due to resource quota"
+        with pytest.raises(Invalid, match=lacking):
+            await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "full", {"metadata": {"labels": {"a": "b"}}})
+        await sim.client.patch(kinds.VIRTUAL_MACHINES, "one", "full", {"spec": {"runStrategy": "Halted"}})
+        await sim.until_gone(kinds.VIRTUAL_MACHINES, "one")
 
 
 @pytest.mark.parametrize(("name", "short", "enough"), [("cpu", "3", "4"), ("memory", "6Gi", "8Gi")])

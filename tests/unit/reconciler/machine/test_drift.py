@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from caphv.api.object import Obj
 from reconciler.machine.drift import drift
 from reconciler.machine.vm import VirtualMachineInputs, virtual_machine
-from sandbox.harvester.mutations import mutated
+from sandbox.harvester.mutations import MutationSettings, mutated
 from tests.support.reconciler.machines import inputs
 from webhooks.admission import Review, validate
 
@@ -32,7 +32,7 @@ ZONES = {
 
 
 def on_harvester(vm: Obj, cpu: int = 1600, memory: int = 150) -> Obj:
-    return mutated(vm, None, cpu_overcommit=cpu, memory_overcommit=memory)
+    return mutated(vm, None, MutationSettings(cpu, memory))
 
 
 def spec_of(vm: Obj) -> Obj:
@@ -58,7 +58,7 @@ def test_mutations_of_harvester_are_no_drift(
     wanted = virtual_machine(replace(machine, control_plane=control_plane, failure_domain=domain))
     made = on_harvester(wanted, cpu, memory)
     assert drift(wanted, made) == ()
-    assert drift(wanted, mutated(made, made, cpu_overcommit=cpu, memory_overcommit=memory)) == ()
+    assert drift(wanted, mutated(made, made, MutationSettings(cpu, memory))) == ()
 
 
 def test_class_that_the_image_no_longer_has_is_no_drift() -> None:

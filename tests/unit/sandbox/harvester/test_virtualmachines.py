@@ -16,7 +16,7 @@ from caphv.runtime.client import ApiClient
 from sandbox.harvester import kinds
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers
-from sandbox.harvester.mutations import mutated
+from sandbox.harvester.mutations import MutationSettings, mutated
 from sandbox.harvester.virtualmachines import VirtualMachines
 from tests.support.waiting import until
 
@@ -52,7 +52,7 @@ class Api:
         assert old
         new = merged(copy.deepcopy(old), patch)
         if resource is kinds.VIRTUAL_MACHINES:
-            new = mutated(new, old, cpu_overcommit=100, memory_overcommit=100)
+            new = mutated(new, old, MutationSettings(100, 100))
         return self._store(resource, new)
 
     async def delete(self, resource: Resource, name: str, namespace: str, **_: str) -> None:
