@@ -68,6 +68,8 @@ class MachineMemory:
     """When (monotonic) this process created the VM. Without it: the metric lacks how long that took."""
     deletion_seen_at: float | None = None
     """When (monotonic) its deletion was first seen. Without it: an etcd that does not answer delays it again."""
+    vm_stopped_at: float | None = None
+    """When (monotonic) its VM that is being deleted was found without an instance. Without it: it is halted later."""
     quota_starts: int = 0
     """Failed starts of its VM since a quota halted it. Without it: the next start comes sooner."""
     quota_halted_at: float | None = None

@@ -22,6 +22,8 @@ from reconciler.triggers import Delay, Trigger, Watched
 
 # Seconds that Harvester gets to delete the disks that it should delete with a VM.
 _HARVESTER_DELETES = 5.0
+# Seconds that KubeVirt gets to remove its finalizer from a VM that has stopped.
+_KUBEVIRT_FINISHES = 2.0
 
 
 async def delete_machine(scope: MachineScope) -> None:
@@ -106,6 +108,7 @@ async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -
         vm = await complete_vm(scope, vm)
         if being_deleted(vm):
             await _release_volumes(scope, namespace, vm)
+            await _halt_stopped(scope, namespace, vm)
         elif await _ask_deletion(scope, namespace, vm):
             return
     except NotFound:
@@ -116,7 +119,7 @@ async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -
         if not isinstance(error, Conflict):
             scope.warning_event("VMDeletionFailed", f"cannot delete VirtualMachine {scope.name}: {error}")
         raise
-    raise scope.in_progress(f"waiting for VirtualMachine {scope.name} on Harvester to be deleted", Watched.VM)
+    raise scope.in_progress(_vm_stays(scope), Watched.VM)
 
 
 async def _ask_deletion(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> bool:
@@ -170,6 +173,34 @@ async def _release_volumes(scope: MachineScope, namespace: TargetNamespace, vm: 
             resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch
         )
         namespace.vms.observe(answer)
+
+
+async def _halt_stopped(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:
+    """Halt a VM that is being deleted, and stays although its instance has stopped.
+
+    Harvester checks the quota of the namespace at each update of a VM that has no Pod, unless the VM is Halted. Over a
+    full quota, it thereby refuses to let KubeVirt remove its finalizer, and the VM would stay until there is room.
+    """
+    spec = vm["spec"]
+    halted = spec.get("runStrategy") == "Halted" or spec.get("running") is False
+    if halted or namespace.instances.get(scope.target_namespace, scope.name):
+        return
+
+    now = time.monotonic()
+    scope.memory.vm_stopped_at = scope.memory.vm_stopped_at or now
+    patience = scope.memory.vm_stopped_at + _KUBEVIRT_FINISHES - now
+    if patience > 0:
+        raise scope.in_progress(_vm_stays(scope), Delay(patience))
+
+    # The two fields exclude each other.
+    stop = {"running": False} if "running" in spec else {"runStrategy": "Halted"}
+    patch = {"metadata": {"resourceVersion": vm["metadata"]["resourceVersion"]}, "spec": stop}
+    answer = await scope.session().client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
+    namespace.vms.observe(answer)
+
+
+def _vm_stays(scope: MachineScope) -> str:
+    return f"waiting for VirtualMachine {scope.name} on Harvester to be deleted"
 
 
 def _own_claims(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> list[str]:

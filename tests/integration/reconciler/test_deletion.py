@@ -45,6 +45,15 @@ async def test_everything_stays_until_the_vm_no_longer_exists(case: Case) -> Non
     assert steps[-2:] == ["delete secrets", "patch ippools"]
 
 
+async def test_full_quota_does_not_keep_a_machine(case: Case) -> None:
+    """Harvester refuses each update of a VM without a Pod over a full quota, the removal of finalizers included."""
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    await case.quota("limits.cpu", "1")
+    await case.delete_machine("one")
+    assert await case.leftovers() == [f"Service {case.balancer}"]
+
+
 async def test_disks_that_a_user_left_behind_go_with_the_machine(case: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("one")
