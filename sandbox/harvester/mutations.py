@@ -151,9 +151,9 @@ def _macs(vm: Obj) -> None:
 
 
 def _affinity(spec: Obj, network: NetworkReader) -> None:
-    """Require hosts with the cluster networks of the VM in each term, after a look at the user's terms.
+    """Require hosts with the cluster networks of the VM in each of the user's terms.
 
-    Keys that Harvester sets itself are removed from them, and then all terms without expressions.
+    Before, keys that Harvester sets itself are removed from them, and then all terms without expressions.
     """
     affinity = spec.setdefault("affinity", {})
     node: Obj = dict(affinity.get("nodeAffinity") or {})
