@@ -35,6 +35,7 @@ class MemoryServer:
 
     budget = None
     name = "memory"
+    limits: tuple[str, ...] = ()
 
     def __init__(self, *objs: Obj, served: Iterable[tuple[str, str]] = (), server: str = "https://memory:6443") -> None:
         self.server = server
@@ -69,6 +70,10 @@ class MemoryServer:
             ),
             None,
         )
+
+    def stored(self, resource: Resource) -> list[Obj]:
+        """Return all objects of a kind, by namespace and name."""
+        return [obj for _, obj in sorted(self._objs[resource.group, resource.kind].items())]
 
     async def request(self, method: str, path: str, **_: Any) -> Any:
         assert method == "GET", path
@@ -133,6 +138,9 @@ class MemoryServer:
         stored = self._stored(resource, name, namespace)
         if uid and uid != stored["metadata"]["uid"]:
             raise NotFound(404, "NotFound", name)
+        if stored["metadata"].get("finalizers"):
+            stored["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+            return
         del self._objs[resource.group, resource.kind][key_of(stored)]
 
     async def close(self) -> None:
@@ -159,7 +167,12 @@ class MemoryServer:
 
     def _store(self, resource: Resource, obj: Obj, *, dry_run: bool) -> Obj:
         head = {"apiVersion": resource.api_version, "kind": resource.kind}
-        return self._answer({**head, **obj} if dry_run else self.put({**head, **obj}))
+        if dry_run:
+            return self._answer({**head, **obj})
+        stored = self.put({**head, **obj})
+        if "deletionTimestamp" in stored["metadata"] and not stored["metadata"].get("finalizers"):
+            del self._objs[resource.group, resource.kind][key_of(stored)]
+        return self._answer(stored)
 
     @staticmethod
     def _answer(obj: Obj) -> Obj:

@@ -1,0 +1,224 @@
+"""The reconciler of clusters on servers in memory: a management cluster, a Harvester and a workload cluster.
+
+Caches are always up to date, and no controller of Harvester acts: a test plays kube-vip and the load balancer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from caphv.api import resources
+from caphv.api.conditions import get_condition
+from caphv.api.object import CONFIG_MAPS, NODES, SECRETS, SERVICES, Key, Obj, Resource, key_of
+from reconciler.cluster import identity
+from reconciler.cluster.controller import ClusterReconciler
+from reconciler.cluster.scope import ClusterScope
+from reconciler.context import Context
+from reconciler.harvester.allocator import AddressAllocator
+from reconciler.memory import Memory
+from reconciler.queues import Queues
+from reconciler.status import StatusDraft
+from reconciler.triggers import Topics
+from tests.support.memoryserver import MemoryServer
+
+CORE = "cluster.x-k8s.io/v1beta2"
+INFRASTRUCTURE = "infrastructure.cluster.x-k8s.io/v1beta1"
+KEY = Key("team", "demo")
+TARGET = "vms"
+
+
+class Cached:
+    """What an `Informer` offers readers, straight from a server."""
+
+    synced = current = True
+    last_error = None
+
+    def __init__(self, server: MemoryServer, resource: Resource) -> None:
+        self.resource, self._server = resource, server
+
+    @property
+    def store(self) -> list[Obj]:
+        return self._server.stored(self.resource)
+
+    def get(self, namespace: str, name: str) -> Obj | None:
+        found = [obj for obj in self.store if key_of(obj) == Key(namespace, name)]
+        return found[0] if found else None
+
+    def observe(self, _obj: Obj) -> None:
+        """Nothing: the cache is the server."""
+
+    def forget(self, _namespace: str, _name: str) -> None:
+        """Nothing: the cache is the server."""
+
+    def deleted(self, namespace: str, name: str, _answer: Obj | None) -> bool:
+        return self.get(namespace, name) is None
+
+
+class MemoryCase:
+    """HarvesterCluster `team/demo` with its Cluster, and what its reconciles did."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> None:
+        self.management, self.harvester, self.workload = MemoryServer(), MemoryServer(), MemoryServer()
+        for server, name in (
+            (self.management, "management"),
+            (self.harvester, "harvester"),
+            (self.workload, "workload"),
+        ):
+            server.name = name
+        full = {
+            "server": "https://harvester",
+            "targetNamespace": TARGET,
+            "identitySecret": {"namespace": "team", "name": "identity"},
+            "loadBalancerConfig": {"ipamType": "dhcp"},
+            **spec,
+        }
+        owner = {"apiVersion": CORE, "kind": "Cluster", "name": "demo", "uid": "cluster"}
+        metadata = {"name": "demo", "namespace": "team", "uid": "demo-uid", "ownerReferences": [owner]}
+        self.management.put(
+            {"apiVersion": INFRASTRUCTURE, "kind": "HarvesterCluster", "metadata": metadata, "spec": full}
+        )
+        cluster = {"name": "demo", "namespace": "team", "uid": "cluster"}
+        self.cluster = self.management.put({"apiVersion": CORE, "kind": "Cluster", "metadata": cluster, "spec": {}})
+        self.events: list[tuple[str, str]] = []
+        self.machines: list[Obj] = []
+        self.guests_answer = False
+        self.connection_lost = False
+        self.session = self._session()
+        self.context = self._context()
+        monkeypatch.setattr(identity, "ensure_session", self._ensure_session)
+        self.reconciler = ClusterReconciler(self.context, cast(Any, None))
+
+    @property
+    def obj(self) -> Obj:
+        """The HarvesterCluster."""
+        found = self.management.find("HarvesterCluster", "demo", "team")
+        assert found is not None
+        return found
+
+    def condition(self, name: str) -> tuple[str, str]:
+        """Status and reason of a condition; empty without it."""
+        found = get_condition((self.obj.get("status") or {}).get("conditions") or [], name) or {}
+        return str(found.get("status") or ""), str(found.get("reason") or "")
+
+    async def reconcile(self) -> float | None:
+        """Reconcile once; return when it wants to be called again."""
+        result = await self.reconciler.reconcile(KEY)
+        return result.requeue_after if result else None
+
+    def written(self, draft: StatusDraft) -> StatusDraft:
+        """Store the status that a step has drafted; return the draft of the next reconcile."""
+        return StatusDraft(self.management.put({**self.obj, "status": draft.fields}))
+
+    def scope(self) -> ClusterScope:
+        """The scope of one reconcile that is connected."""
+        return ClusterScope(self.context, self.obj, self.cluster, StatusDraft(self.obj), cast(Any, self.session))
+
+    def assign(self, address: str) -> None:
+        """Have kube-vip assign an address to the cluster's Service."""
+        (service,) = self.harvester.stored(SERVICES)
+        self.harvester.put({**service, "status": {"loadBalancer": {"ingress": [{"ip": address}]}}})
+
+    def add_machine(self, name: str, *, control_plane: bool = True, **vm_labels: str) -> Obj:
+        """Add a HarvesterMachine with its VM; return the VM."""
+        labels = {"cluster.x-k8s.io/control-plane": ""} if control_plane else {}
+        metadata = {"name": name, "namespace": "team", "uid": f"{name}-uid", "labels": labels}
+        self.machines.append({"kind": "HarvesterMachine", "metadata": metadata, "spec": {}})
+        template = {"metadata": {"labels": vm_labels}, "spec": {}}
+        place = {"name": name, "namespace": TARGET, "annotations": {}}
+        vm = {
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachine",
+            "metadata": place,
+            "spec": {"template": template},
+        }
+        return self.harvester.put(vm)
+
+    async def _ensure_session(self, scope: ClusterScope, *_: object) -> None:
+        scope.session = cast(Any, self.session)
+
+    def _session(self) -> Any:
+        server = self.harvester
+        views = {
+            "vms": Cached(server, resources.VIRTUAL_MACHINES),
+            "instances": Cached(server, resources.VIRTUAL_MACHINE_INSTANCES),
+            "load_balancers": Cached(server, resources.LOAD_BALANCERS),
+        }
+        self.namespace = SimpleNamespace(**views, synced=True, current=True, sync_error="")
+        pools = Cached(server, resources.IP_POOLS)
+        return SimpleNamespace(
+            client=server,
+            server="https://harvester",
+            fingerprint="harvester",
+            identity="team/identity",
+            ca="CA",
+            uid="harvester-uid",
+            error=None,
+            unauthorized=False,
+            settled=True,
+            synced=True,
+            sync_error="",
+            missing_kind="",
+            available=True,
+            deployed=True,
+            any_address=False,
+            pools=pools,
+            services=Cached(server, SERVICES),
+            hosts=Cached(server, NODES),
+            watch_namespace=lambda _: self.namespace,
+            refusal=lambda *_: "",
+            probe=lambda: self.events.append(("", "probed")),
+            allocator=AddressAllocator(cast(Any, server), lambda: cast(Any, pools), lambda _: False),
+        )
+
+    def _context(self) -> Context:
+        caches = SimpleNamespace(
+            harvester_clusters=Cached(self.management, resources.HARVESTER_CLUSTERS),
+            secrets=Cached(self.management, SECRETS),
+            machines=SimpleNamespace(get=lambda *_: None),
+            cluster_of=lambda _: self.cluster,
+            machines_of=lambda _: self.machines,
+            failure_domains_published=True,
+        )
+        events = SimpleNamespace(
+            event=lambda _about, kind, reason, _message: self.events.append((kind, reason)), limited=lambda _: False
+        )
+        workloads = SimpleNamespace(
+            ensure=self._nothing,
+            client=lambda _: self.workload if self.guests_answer else None,
+            reached=lambda _: self.guests_answer,
+            nodes=lambda _: self.workload.stored(NODES),
+        )
+        watches = SimpleNamespace(ensure=self._watch, forget=self._nothing, known=self._known)
+        return Context(
+            client=cast(Any, self.management),
+            management_cluster="management-uid",
+            events=cast(Any, events),
+            caches=cast(Any, caches),
+            queues=Queues(),
+            sessions=cast(
+                Any, SimpleNamespace(of=lambda _: self.session, release=self._nothing, accept=lambda _: False)
+            ),
+            workloads=cast(Any, workloads),
+            object_watches=cast(Any, watches),
+            rancher=cast(Any, None),
+            topics=Topics(),
+            memory=Memory(),
+        )
+
+    async def _nothing(self, *_: object) -> None:
+        return None
+
+    async def _watch(self, _key: Key, client: MemoryServer, resource: Resource, _target: Key) -> Cached:
+        return Cached(client, resource)
+
+    def _known(self, _key: Key, resource: Resource, target: Key) -> Obj | None:
+        return Cached(self.management if resource is CONFIG_MAPS else self.workload, resource).get(*target)
+
+
+def of_kind(requests: list[str], kind: str) -> Iterator[str]:
+    """Yield the requests that changed objects of a kind, by verb."""
+    yield from (request.split()[0] for request in requests if request.split()[1] == kind)
