@@ -1,0 +1,95 @@
+"""Commands on servers in memory: each connection leads to the server of its name."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from caphv.api.object import Obj, Resource
+from caphv.runtime import client as client_module
+from caphv.runtime import kubeconfig as kubeconfig_module
+from caphv.runtime.kubeconfig import Kubeconfig
+from commands.main import cli
+from tests.support.memoryserver import MemoryServer
+
+CA = "-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----\n"
+
+
+def encoded(text: str) -> str:
+    """Return text in base64."""
+    return base64.b64encode(text.encode()).decode()
+
+
+class TokenServer(MemoryServer):
+    """Fills Secrets for tokens, and answers TokenRequests, as kube-controller-manager and an API server do."""
+
+    def __init__(self, *objs: Obj, **options: Any) -> None:
+        super().__init__(*objs, **options)
+        self.issued: list[tuple[str, int]] = []
+        self.probes = 0
+
+    async def create(self, resource: Resource, obj: Obj, **options: Any) -> Obj:
+        return await super().create(resource, self._filled(obj), **options)
+
+    async def apply(self, resource: Resource, obj: Obj, **options: Any) -> Obj:
+        return await super().apply(resource, self._filled(obj), **options)
+
+    async def list(self, resource: Resource, namespace: str = "", **options: Any) -> Obj:
+        self.probes += options.get("limit") == 1
+        return await super().list(resource, namespace, **options)
+
+    async def request(self, method: str, path: str, **options: Any) -> Any:
+        if method == "POST":
+            self.issued.append((path, options["body"]["spec"]["expirationSeconds"]))
+            return {"status": {"token": f"expiring-{len(self.issued)}"}}
+        return await super().request(method, path, **options)
+
+    @staticmethod
+    def _filled(obj: Obj) -> Obj:
+        if obj.get("type") != "kubernetes.io/service-account-token":
+            return obj
+        return {**obj, "data": {"token": encoded(f"token of {obj['metadata']['name']}"), "ca.crt": encoded(CA)}}
+
+
+class Servers:
+    """A management cluster, a Harvester and a workload cluster for commands of this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.management = MemoryServer(server="https://management:6443")
+        served = [("kubevirt.io/v1", "VirtualMachine")]
+        self.harvester = TokenServer(served=served, server="https://harvester:6443")
+        self.workload = MemoryServer(server="https://workload:6443")
+        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config"}))
+        self._folder = folder
+        monkeypatch.setattr(kubeconfig_module, "own_configuration", self._configuration)
+        monkeypatch.setattr(client_module, "ApiClient", self._client)
+        monkeypatch.setattr(Kubeconfig, "client", lambda *_, **__: self.harvester)
+        monkeypatch.chdir(folder)
+
+    def caphv(self, *arguments: str, stdin: str | None = None) -> Result:
+        """Run a command; `HARVESTER` stands for the option with Harvester's kubeconfig."""
+        given = [argument for each in arguments for argument in self._expanded(each)]
+        return CliRunner().invoke(cli, given, prog_name="caphv", input=stdin)
+
+    def data(self, *arguments: str) -> Any:
+        """Run a command that succeeds, and return its JSON."""
+        result = self.caphv(*arguments, "-o", "json")
+        assert result.exit_code in (0, 1, 3), result.output
+        return json.loads(result.stdout)
+
+    def _expanded(self, argument: str) -> list[str]:
+        return ["--harvester-kubeconfig", str(self.kubeconfig)] if argument == "HARVESTER" else [argument]
+
+    async def _configuration(self, *_: object) -> Any:
+        return SimpleNamespace(tls=SimpleNamespace(get_ca_certs=lambda **_: []))
+
+    def _client(self, _connection: object, *, name: str, **_: object) -> MemoryServer:
+        return {"management": self.management, "harvester": self.harvester, "workload": self.workload}[name]
