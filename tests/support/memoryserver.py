@@ -17,6 +17,7 @@ from caphv.api.objectid import group_of
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, Unreachable
 
 _CLUSTER_SCOPED = {"Namespace", "Node", "IPPool", "ClusterRole", "ClusterRoleBinding", "StorageClass", "Setting"}
+_BUILT_IN = {"", "apps", "coordination.k8s.io", "rbac.authorization.k8s.io", "storage.k8s.io"}
 _VERBS = ["create", "delete", "get", "list", "patch", "update"]
 
 
@@ -60,6 +61,10 @@ class MemoryServer:
         self._objs[group_of(version), kind][key_of(obj)] = stored
         return stored
 
+    def serve(self, version: str, kind: str) -> None:
+        """Serve a kind of which there is no object."""
+        self._kinds[version][kind] = None
+
     def find(self, kind: str, name: str, namespace: str = "") -> Obj | None:
         """Return a stored object."""
         return next(
@@ -96,7 +101,7 @@ class MemoryServer:
 
     async def list(self, resource: Resource, namespace: str = "", *, label_selector: str = "", **_: Any) -> Obj:
         self._meet("list", resource.kind)
-        if resource.kind not in self._kinds[resource.api_version] and resource.group:
+        if resource.group not in _BUILT_IN and resource.kind not in self._kinds[resource.api_version]:
             raise NotFound(404, "NotFound", "the server could not find the requested resource")
         wanted = dict(pair.split("=", 1) for pair in label_selector.split(",") if pair)
         items = [
@@ -147,7 +152,7 @@ class MemoryServer:
         self.closed = True
 
     def _meet(self, verb: str, *what: str) -> None:
-        for length in range(1, len(what) + 1):
+        for length in range(len(what) + 1):
             if error := self.errors.get(" ".join((verb, *what[:length]))):
                 raise error
 
