@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,50 +11,12 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from caphv.api.object import Obj, Resource
 from caphv.runtime import client as client_module
 from caphv.runtime import kubeconfig as kubeconfig_module
 from caphv.runtime.kubeconfig import Kubeconfig
 from commands.main import cli
 from tests.support.memoryserver import MemoryServer
-
-CA = "-----BEGIN CERTIFICATE-----\nMA==\n-----END CERTIFICATE-----\n"
-
-
-def encoded(text: str) -> str:
-    """Return text in base64."""
-    return base64.b64encode(text.encode()).decode()
-
-
-class TokenServer(MemoryServer):
-    """Fills Secrets for tokens, and answers TokenRequests, as kube-controller-manager and an API server do."""
-
-    def __init__(self, *objs: Obj, **options: Any) -> None:
-        super().__init__(*objs, **options)
-        self.issued: list[tuple[str, int]] = []
-        self.probes = 0
-
-    async def create(self, resource: Resource, obj: Obj, **options: Any) -> Obj:
-        return await super().create(resource, self._filled(obj), **options)
-
-    async def apply(self, resource: Resource, obj: Obj, **options: Any) -> Obj:
-        return await super().apply(resource, self._filled(obj), **options)
-
-    async def list(self, resource: Resource, namespace: str = "", **options: Any) -> Obj:
-        self.probes += options.get("limit") == 1
-        return await super().list(resource, namespace, **options)
-
-    async def request(self, method: str, path: str, **options: Any) -> Any:
-        if method == "POST":
-            self.issued.append((path, options["body"]["spec"]["expirationSeconds"]))
-            return {"status": {"token": f"expiring-{len(self.issued)}"}}
-        return await super().request(method, path, **options)
-
-    @staticmethod
-    def _filled(obj: Obj) -> Obj:
-        if obj.get("type") != "kubernetes.io/service-account-token":
-            return obj
-        return {**obj, "data": {"token": encoded(f"token of {obj['metadata']['name']}"), "ca.crt": encoded(CA)}}
+from tests.support.tokenserver import TokenServer
 
 
 class Servers:

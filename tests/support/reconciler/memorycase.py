@@ -24,6 +24,7 @@ from reconciler.queues import Queues
 from reconciler.status import StatusDraft
 from reconciler.triggers import Topics
 from tests.support.memoryserver import MemoryServer
+from tests.support.tokenserver import TokenServer
 
 CORE = "cluster.x-k8s.io/v1beta2"
 INFRASTRUCTURE = "infrastructure.cluster.x-k8s.io/v1beta1"
@@ -62,7 +63,7 @@ class MemoryCase:
     """HarvesterCluster `team/demo` with its Cluster, and what its reconciles did."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> None:
-        self.management, self.harvester, self.workload = MemoryServer(), MemoryServer(), MemoryServer()
+        self.management, self.harvester, self.workload = MemoryServer(), TokenServer(), MemoryServer()
         for server, name in (
             (self.management, "management"),
             (self.harvester, "harvester"),

@@ -12,7 +12,8 @@ import yaml
 from caphv.api.names import LEASE, identity_finalizer
 from caphv.api.object import ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Obj
 from caphv.runtime.errors import Forbidden, NotFound, Unreachable
-from tests.support.commandservers import CA, Servers, encoded
+from tests.support.commandservers import Servers
+from tests.support.tokenserver import CA, encoded
 
 pytestmark = pytest.mark.unit
 

@@ -1,0 +1,353 @@
+"""The cloud config of a cluster: delivered in each way, renewed in time, repaired, and taken away with the cluster."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import yaml
+
+from caphv.api import names
+from caphv.api.object import CLUSTER_ROLE_BINDINGS, CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS, Obj
+from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
+from tests.support.reconciler.memorycase import MemoryCase
+
+pytestmark = pytest.mark.unit
+
+READY = "CloudProviderConfigReady"
+PLACE = ("Secret", "harvester-cloud-config", "kube-system")
+DAY = 24 * 3600
+
+
+class Guests(MemoryCase):
+    """A cluster whose infrastructure is ready, and which delivers a cloud config."""
+
+    @classmethod
+    async def ready(cls, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> Guests:
+        case = cls(monkeypatch, **spec)
+        case.clock = [1000.0]
+        monkeypatch.setattr("reconciler.cluster.cloudconfig.time.monotonic", lambda: case.clock[0])
+        case.harvester.longest = 3 * DAY
+        await case.reconcile()
+        case.assign("10.0.0.10")
+        case.guests_answer = True
+        return case
+
+    clock: list[float]
+
+    @property
+    def secret(self) -> Obj:
+        """The Secret in the workload cluster."""
+        found = self.workload.find(*PLACE)
+        assert found is not None
+        return found
+
+    def note(self, name: str, value: str | None) -> None:
+        """Change an annotation of the Secret."""
+        annotations = {**self.secret["metadata"]["annotations"], name: value}
+        kept = {key: text for key, text in annotations.items() if text is not None}
+        self.workload.put({**self.secret, "metadata": {**self.secret["metadata"], "annotations": kept}})
+
+    def restart(self) -> None:
+        """Lose the memory of the process."""
+        self.context.memory = type(self.context.memory)()
+
+
+def tokens(secret: Obj) -> set[str]:
+    """Return the tokens in a Secret with cloud configs."""
+    configs = [yaml.safe_load(base64.b64decode(value)) for value in secret["data"].values()]
+    return {config["users"][0]["user"]["token"] for config in configs}
+
+
+async def delivered(monkeypatch: pytest.MonkeyPatch) -> Guests:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+    return case
+
+
+async def test_secret_is_written_with_a_token_that_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await delivered(monkeypatch)
+    assert tokens(case.secret) == {"expiring-1"}
+    assert set(case.secret["data"]) == {"cloud-config", "cloud-provider-config"}
+    assert case.harvester.issued[0][0].endswith("/vms/serviceaccounts/demo/token")
+    account = case.harvester.find("ServiceAccount", "demo", "vms")
+    assert account is not None
+    assert account["metadata"]["annotations"]["caphv.io/owner-uid"] == "demo-uid"
+    renew_at = datetime.fromisoformat(case.secret["metadata"]["annotations"][names.RENEW_AT_ANNOTATION])
+    assert (renew_at - datetime.now(UTC)).total_seconds() == pytest.approx(2 * DAY, abs=60)
+    assert case.events.count(("Normal", "CloudConfigWritten")) == 1
+    # Nothing is written or issued again, nor after a restart.
+    before = len(case.workload.requests), len(case.harvester.requests)
+    for _ in range(2):
+        await case.reconcile()
+        assert (len(case.workload.requests), len(case.harvester.requests)) == before
+        case.restart()
+    assert len(case.harvester.issued) == 1
+
+
+async def test_secret_waits_for_the_workload_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    case.guests_answer = False
+    await case.reconcile()
+    assert case.condition(READY)[0] != "True"
+    assert case.condition("Ready")[0] == "True"
+    assert case.harvester.issued == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [names.RENEW_AT_ANNOTATION, names.INPUTS_ANNOTATION, names.CONTENT_ANNOTATION],
+    ids=["late", "inputs", "edited"],
+)
+async def test_secret_is_written_again_when_it_is_due_or_was_edited(
+    monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    case = await delivered(monkeypatch)
+    case.clock[0] += 1000
+    past = (datetime.now(UTC) - timedelta(minutes=1)).isoformat()
+    case.note(change, past if change == names.RENEW_AT_ANNOTATION else "other")
+    await case.reconcile()
+    assert tokens(case.secret) == {"expiring-2"}
+
+
+async def test_client_that_keeps_changing_the_secret_costs_no_token_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await delivered(monkeypatch)
+    case.clock[0] += 1
+    case.note(names.CONTENT_ANNOTATION, "other")
+    await case.reconcile()
+    assert len(case.harvester.issued) == 1
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationInProgress")
+    case.clock[0] += 1000
+    await case.reconcile()
+    assert len(case.harvester.issued) == 2
+    assert case.condition(READY)[0] == "True"
+
+
+async def test_secret_of_another_is_neither_replaced_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    foreign = {"name": PLACE[1], "namespace": PLACE[2]}
+    case.workload.put({"apiVersion": "v1", "kind": "Secret", "metadata": foreign, "data": {"cloud-config": "eA=="}})
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    assert case.secret["data"] == {"cloud-config": "eA=="}
+    assert case.harvester.issued == []
+
+
+async def test_deleted_secret_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await delivered(monkeypatch)
+    case.clock[0] += 1000
+    await case.workload.delete(SECRETS, PLACE[1], PLACE[2])
+    await case.reconcile()
+    assert tokens(case.secret) == {"expiring-2"}
+
+
+@pytest.mark.parametrize("error", [Unreachable("no answer"), Unauthorized(401, "Unauthorized", "")])
+async def test_silent_workload_cluster_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, error: Unreachable | Unauthorized
+) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    case.workload.errors["create Secret"] = error
+    requeue_after = await case.reconcile()
+    assert case.condition(READY)[0] == "False"
+    assert requeue_after is not None
+    assert requeue_after <= 10.0
+    assert ("", "probed") not in case.events, "Harvester has rejected nothing"
+
+
+async def test_refused_account_is_reported_and_gates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    refused = Forbidden(403, "Forbidden", "cannot create serviceaccounts")
+    refused.server = "harvester"
+    case.harvester.errors["create ServiceAccount"] = refused
+    for _ in range(2):
+        requeue_after = await case.reconcile()
+        assert requeue_after == 60.0
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    assert case.condition("Ready")[0] == "True"
+    assert case.events.count(("Warning", "CloudProviderConfigGenerationFailed")) == 1
+
+
+async def test_token_that_cannot_be_renewed_is_reported_before_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await delivered(monkeypatch)
+    case.clock[0] += 1000
+    case.harvester.errors["get ServiceAccount"] = Forbidden(403, "Forbidden", "no")
+    case.session.unauthorized = True
+    now = datetime.now(UTC)
+    requeue_after = await case.reconcile()
+    assert requeue_after is not None
+    assert requeue_after <= 2.5 * DAY
+    assert ("Warning", names.Reason.CLOUD_PROVIDER_CONFIG_EXPIRING) not in case.events
+    case.note(names.RENEW_AT_ANNOTATION, (now - timedelta(days=2)).isoformat())
+    case.note(names.EXPIRES_AT_ANNOTATION, (now + timedelta(days=1)).isoformat())
+    for _ in range(2):
+        await case.reconcile()
+        assert case.condition(READY) == ("False", names.Reason.CLOUD_PROVIDER_CONFIG_EXPIRING)
+    assert case.events.count(("Warning", names.Reason.CLOUD_PROVIDER_CONFIG_EXPIRING)) == 1
+    # It is reported a second time once it has expired.
+    case.note(names.EXPIRES_AT_ANNOTATION, (now - timedelta(hours=1)).isoformat())
+    for _ in range(2):
+        await case.reconcile()
+    assert case.events.count(("Warning", names.Reason.CLOUD_PROVIDER_CONFIG_EXPIRING)) == 2
+
+
+async def test_paused_cluster_renews_the_token_of_its_guests(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await delivered(monkeypatch)
+    case.clock[0] += 1000
+    case.cluster = {**case.cluster, "spec": {"paused": True}}
+    case.note(names.RENEW_AT_ANNOTATION, (datetime.now(UTC) - timedelta(minutes=1)).isoformat())
+    requeue_after = await case.reconcile()
+    assert tokens(case.secret) == {"expiring-2"}
+    assert requeue_after is not None
+    # But it creates no Secret that does not exist.
+    await case.workload.delete(SECRETS, PLACE[1], PLACE[2])
+    await case.reconcile()
+    assert case.workload.find(*PLACE) is None
+
+
+# Other ways
+
+
+async def test_files_of_guests_have_a_token_that_does_not_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "File"})
+    await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+    memory = case.context.memory.cluster(case.obj)
+    assert memory.guest_kubeconfig is not None
+    assert "token of demo-token" in memory.guest_kubeconfig
+    assert case.workload.requests == []
+    before = list(case.harvester.requests)
+    case.restart()
+    await case.reconcile()
+    assert case.context.memory.cluster(case.obj).guest_kubeconfig is not None
+    assert case.harvester.requests == before
+
+
+async def test_token_that_harvester_does_not_fill_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "File"})
+    case.harvester.fills = False
+    assert await case.reconcile() == 0.5
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationInProgress")
+
+
+MANIFESTS = {
+    "manifestsConfigMapNamespace": "team",
+    "manifestsConfigMapName": "manifests",
+    "manifestsConfigMapKey": "ccm.yaml",
+    "cloudConfigCredentialsSecretName": "cloud-config",
+    "cloudConfigCredentialsSecretKey": "cloud-config",
+}
+
+
+def manifests(**data: str) -> Obj:
+    metadata = {"name": "manifests", "namespace": "team"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+async def test_credentials_are_written_into_a_config_map_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=MANIFESTS)
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n", "other": "x"}))
+    for _ in range(3):
+        await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+    (found,) = case.management.stored(CONFIG_MAPS)
+    assert found["data"]["other"] == "x"
+    secret = [each for each in yaml.safe_load_all(found["data"]["ccm.yaml"]) if each["kind"] == "Secret"]
+    assert tokens(secret[0]) == {"token of demo-token"}
+    assert [request for request in case.management.requests if "ConfigMap" in request] == ["patch ConfigMap manifests"]
+    assert case.events.count(("Normal", "CloudConfigWritten")) == 1
+    # What a user changes is completed again.
+    case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n"}))
+    await case.reconcile()
+    assert case.events.count(("Normal", "CloudConfigWritten")) == 2
+
+
+async def test_broken_manifest_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=MANIFESTS)
+    case.management.put(manifests(**{"ccm.yaml": "["}))
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_config_map_of_another_namespace_needs_permission(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
+    case = await Guests.ready(
+        monkeypatch, updateCloudProviderConfig={**MANIFESTS, "manifestsConfigMapNamespace": "other"}
+    )
+    # Its status says that it was provisioned under the rule.
+    status = {**case.obj["status"], "initialization": {}}
+    case.management.put({**case.obj, "status": status})
+    found = manifests(**{"ccm.yaml": "kind: DaemonSet\n"})
+    found["metadata"] |= {"namespace": "other"}
+    found["metadata"]["annotations"] = {names.ALLOWED_NAMESPACES_ANNOTATION: "team" if allowed else "else"}
+    case.management.put(found)
+    await case.reconcile()
+    assert (case.condition(READY)[0] == "True") is allowed
+    stored = case.management.find("ConfigMap", "manifests", "other")
+    assert stored is not None
+    assert ("Secret" in stored["data"]["ccm.yaml"]) is allowed
+    assert case.condition("ReferencesAllowed")[0] == ("True" if allowed else "False")
+
+
+# Accounts
+
+
+async def test_taken_name_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    taken = {"name": "demo", "namespace": "vms"}
+    case.harvester.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": taken})
+    await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+    found = [obj["metadata"]["name"] for obj in case.harvester.stored(SERVICE_ACCOUNTS)]
+    assert found[0] == "demo"
+    assert found[1].startswith("demo-")
+    assert [obj["metadata"]["name"] for obj in case.harvester.stored(CLUSTER_ROLE_BINDINGS)] == [found[1]]
+
+
+def shared_binding(*subjects: Obj) -> Obj:
+    reference = {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole",
+        "name": "harvesterhci.io:cloudprovider",
+    }
+    head = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding"}
+    return {**head, "metadata": {"name": "caphv-guests:vms"}, "roleRef": reference, "subjects": list(subjects)}
+
+
+OTHER = {"kind": "ServiceAccount", "name": "other", "namespace": "vms"}
+OWN = {"kind": "ServiceAccount", "name": "demo", "namespace": "vms"}
+
+
+async def test_account_joins_the_binding_of_its_namespace_and_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    case.harvester.put(shared_binding(OTHER))
+    for _ in range(2):
+        await case.reconcile()
+    (binding,) = case.harvester.stored(CLUSTER_ROLE_BINDINGS)
+    assert binding["subjects"] == [OTHER, OWN]
+    await case.management.delete(case.context.caches.harvester_clusters.resource, "demo", "team")
+    for _ in range(4):
+        if case.management.find("HarvesterCluster", "demo", "team"):
+            await case.reconcile()
+    (binding,) = case.harvester.stored(CLUSTER_ROLE_BINDINGS)
+    assert binding["subjects"] == [OTHER]
+    assert case.harvester.stored(SERVICE_ACCOUNTS) == []
+
+
+@pytest.mark.parametrize("delivery", ["Secret", "File"])
+async def test_account_is_deleted_when_no_cloud_config_is_wanted_any_more(
+    monkeypatch: pytest.MonkeyPatch, delivery: str
+) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": delivery})
+    await case.reconcile()
+    assert case.harvester.stored(SERVICE_ACCOUNTS)
+    spec = {name: value for name, value in case.obj["spec"].items() if name != "cloudConfig"}
+    case.management.put({**case.obj, "spec": spec})
+    await case.reconcile()
+    for resource in (SERVICE_ACCOUNTS, CLUSTER_ROLE_BINDINGS, SECRETS):
+        assert case.harvester.stored(resource) == [], resource
+    assert case.condition(READY) == ("", "")
