@@ -1,6 +1,6 @@
 """Changes the code in many small ways, one at a time, and says which changes no test notices.
 
-Usage: mutants.py [--seed N] [--number N] [--tests PATH…] [--jobs N] [--accepted] [--record] PACKAGE…
+Usage: mutants.py [--seed N] [--number N] [--tests PATH]… [--jobs N] [--accepted] [--record] PACKAGE…
 
 A random sample of the mutations of the packages (folders of the checkout) is tried in copies of the checkout: for each,
 the unit tests that call the changed function run, or those that call any function of its file when it is outside of
@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from queue import Queue
 
-from mutations import Mutation, mutations_of
+from mutations import Mutation, mutations_of, read_accepted, stale
 
 ROOT = Path(__file__).resolve().parents[1]
 ACCEPTED = ROOT / ".ci" / "accepted-mutants"
@@ -37,18 +37,8 @@ _UNNOTICED = (0, 5)
 # Most tests end within a second; a mutation that takes them longer has made a loop endless.
 _SECONDS, _OTHER_SECONDS = 180, 900
 _MOST_TESTS = 600
-
-
-def read_accepted(text: str) -> dict[str, str]:
-    """Return the reasons of accepted mutations by name. A line: path | function | before | after | reason."""
-    accepted = {}
-    for line in text.splitlines():
-        if line.strip() and not line.startswith("#"):
-            name, separator, reason = line.rpartition(" | ")
-            if name.count(" | ") < 3 or not separator or not reason.strip():
-                raise ValueError(f"not `path | function | before | after | reason`: {line}")
-            accepted[name.strip()] = reason
-    return accepted
+# Unit tests of pages and of the repository.
+_NO_CODE = ("docs", "project")
 
 
 def read_mutations(root: Path, packages: Iterable[str]) -> Iterator[Mutation]:
@@ -58,24 +48,16 @@ def read_mutations(root: Path, packages: Iterable[str]) -> Iterator[Mutation]:
             yield from mutations_of(str(path.relative_to(root)), path.read_bytes())
 
 
-def stale(root: Path, accepted: Iterable[str]) -> list[str]:
-    """Return the names of accepted mutations that the code no longer has."""
-    paths = {name.split(" | ")[0] for name in accepted}
-    existing = [path for path in sorted(paths) if (root / path).is_file()]
-    names = {mutation.name for path in existing for mutation in mutations_of(path, (root / path).read_bytes())}
-    return sorted(set(accepted) - names)
-
-
 def read_calls(root: Path, packages: list[str], *, record: bool) -> dict[str, list[str]]:
-    """Return the unit tests that call each function, by file and name; run those of the packages first."""
+    """Return the unit tests that call each function, by file and name; run all if that is not known."""
     folder = RECORDS / "-".join(package.replace("/", ".") for package in packages)
     if record:
         shutil.rmtree(folder, ignore_errors=True)
     if not folder.is_dir():
-        folders = {f"tests/unit/{package.removeprefix('caphv/').partition('/')[0]}" for package in packages}
         variables = {"CAPHV_RECORDED_FOLDERS": " ".join(packages), "CAPHV_RECORDS": str(folder)}
         options = ["-p", "callrecorder", "--numprocesses=2", "--dist=worksteal", "--timeout=0"]
-        _pytest(root, [*sorted(folders), *options], 3600, PYTHONPATH=f"{root}/.ci", **variables)
+        options += [f"--ignore=tests/unit/{folder}" for folder in _NO_CODE]
+        _pytest(root, ["tests/unit", *options], 3600, PYTHONPATH=f"{root}/.ci", **variables)
     calls: dict[str, list[str]] = {}
     for file in sorted(folder.glob("*.json")):
         for place, tests in json.loads(file.read_text(encoding="utf-8")).items():  # noqa: TID251 - our own plugin wrote it
@@ -96,7 +78,7 @@ def tests_of(mutation: Mutation, calls: dict[str, list[str]]) -> list[str]:
 
 def _pytest(folder: Path, arguments: list[str], seconds: float, **variables: str) -> int:
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", **variables}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     output = None if "CAPHV_RECORDS" in variables else subprocess.DEVNULL
     try:
         return subprocess.run(
@@ -112,9 +94,9 @@ def try_mutation(folder: Path, mutation: Mutation, tests: list[str], others: lis
     source = file.read_bytes()
     file.write_bytes(mutation.apply(source))
     try:
-        if tests and _pytest(folder, tests, _SECONDS) not in _UNNOTICED:
+        if tests and _pytest(folder, ["-x", *tests], _SECONDS) not in _UNNOTICED:
             return KILLED_BY_UNIT
-        if others and _pytest(folder, others, _OTHER_SECONDS) not in _UNNOTICED:
+        if others and _pytest(folder, ["-x", *others], _OTHER_SECONDS) not in _UNNOTICED:
             return KILLED
         return SURVIVED
     finally:
@@ -157,7 +139,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("packages", nargs="+", metavar="PACKAGE")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--number", type=int, default=50)
-    parser.add_argument("--tests", nargs="+", default=[], metavar="PATH")
+    parser.add_argument("--tests", action="append", default=[], metavar="PATH")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--accepted", action="store_true")
     parser.add_argument("--record", action="store_true")

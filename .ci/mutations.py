@@ -4,8 +4,9 @@ Strings are left alone, as are log lines and progress: no test should pin a sent
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 _OPPOSITES: dict[type[ast.cmpop], str] = {
     ast.Eq: "!=",
@@ -60,6 +61,26 @@ def mutations_of(path: str, source: bytes) -> list[Mutation]:
     finder = _Finder(path, source)
     finder.visit(ast.parse(source))
     return sorted(finder.mutations, key=lambda mutation: (mutation.begin, mutation.end, mutation.after))
+
+
+def read_accepted(text: str) -> dict[str, str]:
+    """Return the reasons of accepted mutations by name. A line: path | function | before | after | reason."""
+    accepted = {}
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            name, separator, reason = line.rpartition(" | ")
+            if name.count(" | ") < 3 or not separator or not reason.strip():
+                raise ValueError(f"not `path | function | before | after | reason`: {line}")
+            accepted[name.strip()] = reason
+    return accepted
+
+
+def stale(root: Path, accepted: Iterable[str]) -> list[str]:
+    """Return the names of accepted mutations that the code no longer has."""
+    paths = {name.split(" | ")[0] for name in accepted}
+    existing = [path for path in sorted(paths) if (root / path).is_file()]
+    names = {mutation.name for path in existing for mutation in mutations_of(path, (root / path).read_bytes())}
+    return sorted(set(accepted) - names)
 
 
 class _Finder(ast.NodeVisitor):

@@ -1,0 +1,127 @@
+"""Failure domains: zones or hosts, which of them take machines, and why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from caphv.api import names
+from caphv.api.object import Obj
+from reconciler.harvester.topology import (
+    accepts_machines,
+    domain_of_host,
+    failure_domains,
+    has_single_host,
+    unpublished_domains,
+    why_unavailable,
+)
+
+pytestmark = pytest.mark.unit
+
+
+def host(name: str, zone: str = "", *, cordoned: bool = False, maintenance: bool = False, witness: bool = False) -> Obj:
+    labels = {names.HOSTNAME_LABEL: f"{name}.local"}
+    labels |= {names.ZONE_LABEL: zone} if zone else {}
+    labels |= {names.WITNESS_LABEL: "true"} if witness else {}
+    annotations = {names.MAINTENANCE_ANNOTATION: "completed"} if maintenance else {}
+    return {
+        "metadata": {"name": name, "labels": labels, "annotations": annotations},
+        "spec": {"unschedulable": cordoned},
+    }
+
+
+def domains(*hosts: Obj, **options: Any) -> dict[str, bool]:
+    """Return whether each domain takes control plane machines."""
+    return {each["name"]: each["controlPlane"] for each in failure_domains(hosts, **options)}
+
+
+def keys(*hosts: Obj, **options: Any) -> set[str]:
+    return {each["attributes"]["topologyKey"] for each in failure_domains(hosts, **options)}
+
+
+def test_zones_are_domains_when_all_hosts_have_one() -> None:
+    assert domains(host("b", "y"), host("a", "x"), host("c", "x")) == {"x": True, "y": True}
+    assert keys(host("a", "x")) == {names.ZONE_LABEL}
+    assert list(domains(host("b", "y"), host("a", "x"))) == ["x", "y"]
+
+
+def test_hosts_are_domains_when_one_has_no_zone() -> None:
+    assert domains(host("a", "x"), host("b")) == {"a.local": True, "b.local": True}
+    assert keys(host("a", "x"), host("b")) == {names.HOSTNAME_LABEL}
+    assert domains() == {}
+
+
+def test_zones_stay_zones_when_a_host_without_one_joins() -> None:
+    published = failure_domains([host("a", "x")])
+    assert domains(host("a", "x"), host("b"), published=published) == {"x": True}
+    by_host = failure_domains([host("a")])
+    assert domains(host("a", "x"), host("b"), published=by_host) == {"a.local": True, "b.local": True}
+
+
+def test_witness_is_no_domain() -> None:
+    assert domains(host("a", "x"), host("w", witness=True)) == {"x": True}
+    assert [each["name"] for each in unpublished_domains([host("a"), host("w", witness=True)])] == ["a.local"]
+
+
+@pytest.mark.parametrize("state", [{"cordoned": True}, {"maintenance": True}])
+def test_domain_whose_hosts_are_all_out_takes_no_control_plane(state: dict[str, bool]) -> None:
+    assert domains(host("a", "x", **state), host("b", "y")) == {"x": False, "y": True}
+    assert domains(host("a", "x", **state), host("c", "x"), host("b", "y")) == {"x": True, "y": True}
+    assert not accepts_machines(host("a", **state))
+
+
+def test_only_named_domains_take_the_control_plane() -> None:
+    assert domains(host("a", "x"), host("b", "y"), control_plane=["y"]) == {"x": False, "y": True}
+
+
+def test_domain_with_machines_stays_published_without_its_hosts() -> None:
+    published = failure_domains([host("a", "x"), host("b", "y")])
+    assert domains(host("a", "x"), published=published, used=["y"]) == {"x": True, "y": False}
+    assert domains(host("a", "x"), published=published) == {"x": True}
+    assert domains(host("a", "x"), published=published, used=["x"]) == {"x": True}
+
+
+def test_old_core_knows_zones_and_hosts() -> None:
+    found = unpublished_domains([host("b", "y"), host("a")])
+    assert [each["name"] for each in found] == ["y", "a.local", "b.local"]
+    assert {each["controlPlane"] for each in found} == {True}
+
+
+def test_vm_in_a_domain_of_one_host_cannot_migrate() -> None:
+    hosts = [host("a", "x"), host("b", "y"), host("c", "y")]
+    published = failure_domains(hosts)
+    assert has_single_host("x", published, hosts)
+    assert not has_single_host("y", published, hosts)
+    out = [host("a", "x"), host("b", "y"), host("c", "y", cordoned=True)]
+    assert has_single_host("y", published, out)
+    assert has_single_host("a.local", published, hosts)
+    assert not has_single_host("mistake", published, hosts)
+
+
+def test_reason_names_each_host() -> None:
+    domain = failure_domains([host("a", "x")])[0]
+    assert why_unavailable(domain, [host("a", "x"), host("b", "x", cordoned=True)]) == ""
+    out = [
+        host("a", "x", cordoned=True),
+        host("b", "x", maintenance=True),
+        host("c", "x", witness=True),
+        host("d", "y"),
+    ]
+    why = why_unavailable(domain, out)
+    assert [word in why for word in ("host a is cordoned", "host b is in maintenance", "host c is a witness")] == [
+        True
+    ] * 3
+    assert "host d" not in why
+    assert names.ZONE_LABEL in why_unavailable(domain, [host("d", "y")])
+
+
+def test_host_belongs_to_the_domain_of_its_label() -> None:
+    zones, hosts = failure_domains([host("a", "x")]), failure_domains([host("a")])
+    assert domain_of_host(zones, host("b", "x")) == "x"
+    assert domain_of_host(zones, host("b", "y")) == domain_of_host([], host("a")) == ""
+    assert domain_of_host(hosts, host("a")) == "a.local"
+    bare = {"metadata": {"name": "a.local"}}
+    assert domain_of_host(hosts, bare) == "a.local"
+    assert accepts_machines(bare)
+    assert domain_of_host([{"name": "x"}, *zones], host("b", "x")) == "x"
