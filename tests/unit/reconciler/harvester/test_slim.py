@@ -1,113 +1,56 @@
-"""What caches keep of Harvester's objects: all that reconciles read, and as little else as possible."""
-
-from __future__ import annotations
-
-from typing import Any
+"""What caches keep of VMs: all of this management cluster's, and of others what may affect it."""
 
 import pytest
 
+from caphv.api import names
 from caphv.api.object import Obj
+from caphv.runtime.budget import SHARED_CACHE_BYTES, memory_of
 from reconciler.harvester import slim
+from reconciler.harvester.ipam import instance_addresses
+from reconciler.machine.volumes import claims_of
+from tests.support.crowded import foreign_claim, foreign_instance, foreign_vm, our_vm
 
 pytestmark = pytest.mark.unit
 
-OURS = "management"
-METADATA = {"name": "one", "namespace": "vms", "uid": "u", "resourceVersion": "7"}
+
+def test_three_thousand_vms_of_others_fit_into_half_of_the_cache() -> None:
+    kept = (
+        slim.virtual_machine(foreign_vm(1), "ours"),
+        slim.instance(foreign_instance(1)),
+        slim.claim(foreign_claim(1)),
+    )
+    assert 3000 * sum(map(memory_of, kept)) < SHARED_CACHE_BYTES
 
 
-def vm(cluster: str = OURS, **more: Any) -> Obj:
-    notes = {"caphv.io/management-cluster": cluster, "kubectl.kubernetes.io/last-applied-configuration": "{}"}
-    metadata = {**METADATA, "annotations": {**notes, "theirs": "x"}, "managedFields": [1], "generation": 3}
-    return {"metadata": {**metadata, **more.pop("metadata", {})}, **more}
+def test_our_vm_keeps_its_spec() -> None:
+    vm = our_vm()
+    assert slim.virtual_machine(vm, "ours")["spec"] == vm["spec"]
 
 
-def test_own_vm_is_kept_but_for_what_no_one_reads() -> None:
-    status = {"ready": True, "volumeSnapshotStatuses": [1]}
-    found = slim.virtual_machine(vm(spec={"running": True}, status=status), OURS)
-    assert found["spec"] == {"running": True}
-    assert found["status"] == {"ready": True}
-    assert "managedFields" not in found["metadata"]
-    assert found["metadata"]["annotations"] == {"caphv.io/management-cluster": OURS, "theirs": "x"}
-    assert slim.virtual_machine(vm(), OURS)["status"] == {}
+@pytest.mark.parametrize("management_cluster", ["", "theirs"])
+def test_of_vms_of_others_no_cloud_init_is_kept_but_their_claims(management_cluster: str) -> None:
+    vm = foreign_vm(1)
+    if management_cluster:
+        vm["metadata"]["annotations"][names.OWNER_CLUSTER_ANNOTATION] = management_cluster
+    kept = slim.virtual_machine(vm, "ours")
+    assert claims_of(kept) == claims_of(vm)
+    assert "userData" not in str(kept)
+    assert (names.OWNER_CLUSTER_ANNOTATION in str(kept)) is bool(management_cluster)
 
 
-@pytest.mark.parametrize("annotations", [{}, None])
-def test_vm_without_a_record_is_not_ours(annotations: Obj | None) -> None:
-    assert "status" not in slim.virtual_machine(vm(metadata={"annotations": annotations}, status={"ready": True}), OURS)
+def test_vm_of_the_go_provider_keeps_its_mark() -> None:
+    vm = foreign_vm(1)
+    vm["spec"]["template"]["metadata"]["annotations"] = {names.MACHINE_TYPE_LABEL: "worker"}
+    kept = slim.virtual_machine(vm, "ours")
+    assert kept["spec"]["template"]["metadata"]["annotations"] == {names.MACHINE_TYPE_LABEL: "worker"}
 
 
-def test_of_another_vm_marks_and_claims_are_kept() -> None:
-    volumes = [{"name": "a", "persistentVolumeClaim": {"claimName": "disk"}}, {"name": "b", "cloudInitNoCloud": {}}]
-    labels = {
-        "harvestercluster/machinetype": "controlplane-demo",
-        "guestcluster.harvesterhci.io/name": "demo",
-        "x": "y",
-    }
-    template = {"metadata": {"labels": labels}, "spec": {"volumes": volumes, "domain": {}}}
-    found = slim.virtual_machine(vm("other", spec={"template": template, "running": True}), OURS)
-    marks = {name: value for name, value in labels.items() if name != "x"}
-    claims = {"volumes": [{"persistentVolumeClaim": {"claimName": "disk"}}]}
-    assert found["spec"] == {"template": {"metadata": {"labels": marks}, "spec": claims}}
-    assert found["metadata"] == {
-        **METADATA,
-        "generation": 3,
-        "annotations": {"caphv.io/management-cluster": "other"},
-    }
-    bare: dict[str, Any]
-    for bare in ({}, {"spec": None}, {"spec": {"template": None}}, {"spec": {"template": {"spec": None}}}):
-        assert slim.virtual_machine(vm("other", **bare), OURS)["spec"] == {}
+@pytest.mark.parametrize("spec", [{}, {"template": {}}, {"template": {"spec": {}}}])
+def test_vm_without_volumes_is_kept(spec: Obj) -> None:
+    kept = slim.virtual_machine({"metadata": {"name": "a", "resourceVersion": "1"}, "spec": spec}, "ours")
+    assert kept == {"metadata": {"name": "a", "resourceVersion": "1"}, "spec": {}}
 
 
-def test_instance_keeps_phase_host_addresses_and_conditions() -> None:
-    interface = {"name": "nic-1", "interfaceName": "eth0", "ipAddress": "10.0.0.5", "ipAddresses": ["10.0.0.5"]}
-    condition = {"type": "Ready", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": "t"}
-    kept = {"phase": "Running", "nodeName": "host", "reason": "r"}
-    status = {
-        **kept,
-        "interfaces": [{**interface, "mac": "x"}],
-        "conditions": [{**condition, "lastProbeTime": None}],
-        "guestOSInfo": {"name": "x"},
-    }
-    found = slim.instance({"metadata": {**METADATA, "labels": {"caphv.io/cluster": "a.b", "x": "y"}}, "status": status})
-    assert found["status"] == {**kept, "interfaces": [interface], "conditions": [condition]}
-    assert found["metadata"] == {**METADATA, "labels": {"caphv.io/cluster": "a.b"}}
-    assert slim.instance({"metadata": METADATA}) == {"metadata": METADATA, "status": {}}
-    assert slim.instance({"metadata": METADATA, "status": {"interfaces": [], "conditions": []}})["status"] == {}
-
-
-def test_claim_keeps_its_owner() -> None:
-    metadata = {**METADATA, "deletionTimestamp": "t", "annotations": {"caphv.io/owner": "x", "other": "y"}}
-    found = slim.claim({"metadata": metadata, "spec": {"storageClassName": "x"}})
-    kept = {**METADATA, "deletionTimestamp": "t", "annotations": {"caphv.io/owner": "x"}}
-    assert found == {"metadata": kept}
-
-
-def test_deployment_keeps_its_conditions() -> None:
-    found = slim.deployment({"metadata": METADATA, "status": {"conditions": [1], "replicas": 1}})
-    assert found["status"] == {"conditions": [1]}
-    assert slim.deployment({"metadata": METADATA})["status"] == {}
-
-
-def test_host_keeps_whether_vms_may_run_there() -> None:
-    annotations = {"harvesterhci.io/maintain-status": "completed", "other": "x"}
-    metadata = {**METADATA, "labels": {"zone": "a"}, "annotations": annotations}
-    found = slim.host({"metadata": metadata, "spec": {"unschedulable": True, "taints": [1], "podCIDR": "x"}})
-    assert found["spec"] == {"unschedulable": True, "taints": [1]}
-    assert found["metadata"]["labels"] == {"zone": "a"}
-    assert found["metadata"]["annotations"] == {"harvesterhci.io/maintain-status": "completed"}
-    assert slim.host({"metadata": METADATA})["spec"] == {"unschedulable": False}
-
-
-def test_image_keeps_name_import_and_size() -> None:
-    conditions = [{"type": "Imported", "status": "True", "message": "", "x": 1}, {"type": "Initialized"}]
-    status = {"storageClassName": "c", "progress": 100, "virtualSize": 5, "size": 1, "conditions": conditions}
-    found = slim.image({"metadata": METADATA, "spec": {"displayName": "d", "url": "u"}, "status": status})
-    assert found["spec"] == {"displayName": "d"}
-    imported = [{"type": "Imported", "status": "True", "message": ""}]
-    assert found["status"] == {"storageClassName": "c", "progress": 100, "virtualSize": 5, "conditions": imported}
-    assert slim.image({"metadata": METADATA}) == {"metadata": METADATA, "spec": {}, "status": {"conditions": []}}
-
-
-def test_key_pair_keeps_the_public_key() -> None:
-    found = slim.key_pair({"metadata": METADATA, "spec": {"publicKey": "k"}, "status": {"fingerPrint": "x"}})
-    assert found == {"metadata": METADATA, "spec": {"publicKey": "k"}}
+def test_addresses_of_instances_of_others_stay_known() -> None:
+    vmi = foreign_instance(1)
+    assert instance_addresses(slim.instance(vmi)) == instance_addresses(vmi)
