@@ -102,7 +102,6 @@ class Simulator:
         stack.push_async_callback(workloads.close)
         stack.push_async_callback(data_path.close)
         load_balancers = LoadBalancers(informers, self.config, data_path, workloads.answers)
-        workloads.on_change = load_balancers.health_changed
         return [
             VirtualMachines(informers, self.config).run(),
             Images(informers, self.config).run(),

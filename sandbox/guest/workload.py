@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import logging
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,12 +76,11 @@ class _Cluster:
 
 
 class Workloads:
-    """All workload clusters; `on_change` is called when a control plane guest starts or stops listening."""
+    """All workload clusters."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._clusters: dict[str, _Cluster] = {}
-        self.on_change: Callable[[], None] = lambda: None
         self._started = asyncio.Condition()
 
     def answers(self, address: str, port: int) -> bool:
@@ -135,7 +133,6 @@ class Workloads:
             etcdctl = await self._etcd(cluster, member)
             kubelet = cluster.kubelets[address] = Kubelet(address, etcdctl, ca)
             await kubelet.start()
-        self.on_change()
         async with self._started:
             self._started.notify_all()
         return server.url
@@ -158,7 +155,6 @@ class Workloads:
                 await cluster.kubelets.pop(address).close()
             if cluster.real_etcd:
                 await cluster.real_etcd.stop(address)
-            self.on_change()
             async with cluster.lock:
                 if not cluster.listeners and cluster.server:
                     if cluster.members:

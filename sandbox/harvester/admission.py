@@ -29,7 +29,7 @@ from caphv.api.object import (
 )
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, Invalid, ServerFault
-from sandbox.harvester import admission_rules, kinds
+from sandbox.harvester import admission_rules, guestbalancers, kinds
 from sandbox.harvester.admission_rules import Denial
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers
@@ -60,8 +60,8 @@ class Admission:
         app = web.Application(client_max_size=4 * 1024**2)
         app.router.add_post("/virtualmachines", self._virtual_machine)
         app.router.add_post("/claims", self._decision(self._claim))
-        app.router.add_post("/pools", self._decision(self._pool))
-        app.router.add_post("/loadbalancers", self._decision(self._load_balancer))
+        app.router.add_post("/pools", self._pool)
+        app.router.add_post("/loadbalancers", self._load_balancer)
         runner = web.AppRunner(app, access_log=None, keepalive_timeout=3600)
         await runner.setup()
         ca = pki.CA.create("caphv-sandbox-webhooks")
@@ -109,13 +109,33 @@ class Admission:
     def _claim(self, review: Obj) -> Denial | None:
         return admission_rules.claim_deletion(review["oldObject"], self._informers)
 
-    def _pool(self, review: Obj) -> Denial | None:
+    async def _pool(self, request: web.Request) -> web.Response:
+        review = await self._review(request)
         if review["operation"] == "DELETE":
-            return admission_rules.pool_deletion(review["oldObject"])
-        return admission_rules.pool(review["object"], self._informers)
+            return _answer(review, admission_rules.pool_deletion(review["oldObject"]))
+        denial = admission_rules.pool(review["object"], self._informers)
+        labels = {**labels_of(review["object"]), **self._pool_labels(review["object"])}
+        return _answer(review, denial, [{"op": "add", "path": "/metadata/labels", "value": labels}])
 
-    def _load_balancer(self, review: Obj) -> Denial | None:
-        return admission_rules.load_balancer(review["object"], review.get("oldObject"))
+    def _pool_labels(self, pool: Obj) -> dict[str, str]:
+        """Labels that load-balancer-harvester's mutator sets (`pkg/webhook/ippool/mutator.go`)."""
+        namespace, _, name = ((pool["spec"].get("selector") or {}).get("network") or "").partition("/")
+        network = self._informers.networks.get(namespace, name) if name else None
+        vlan = labels_of(network).get("network.harvesterhci.io/vlan-id", "0") if network else "0"
+        return {
+            f"{guestbalancers.GROUP}/vid": vlan,
+            f"{guestbalancers.GROUP}/global-ip-pool": str(guestbalancers.is_global(pool)).lower(),
+        }
+
+    async def _load_balancer(self, request: web.Request) -> web.Response:
+        review = await self._review(request)
+        new, release = review["object"], self._config.release
+        denial = admission_rules.load_balancer(new, review.get("oldObject"), self._informers, release)
+        if denial or being_deleted(new):
+            return _answer(review, denial)
+        vmis = self._informers.vmis.store.by_index("namespace", new["metadata"]["namespace"])
+        annotations = guestbalancers.mutated_annotations(new, list(vmis), release)
+        return _answer(review, None, [{"op": "add", "path": "/metadata/annotations", "value": annotations}])
 
     def _decision(self, decide: Decide) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -163,13 +183,15 @@ async def _register(client: ApiClient, url: str, ca: pki.CA) -> None:
 
     changes = ["CREATE", "UPDATE"]
     only_spec = {"matchConditions": [SPEC_CHANGES]}
-    mutator = webhook("virtualmachines", "virtualmachines", kinds.VIRTUAL_MACHINES, changes)
-    validators = [
-        webhook("claims", "claims", PERSISTENT_VOLUME_CLAIMS, ["DELETE"]),
+    mutators = [
+        webhook("virtualmachines", "virtualmachines", kinds.VIRTUAL_MACHINES, changes),
         webhook("pools", "pools", kinds.IP_POOLS, [*changes, "DELETE"], **only_spec),
         webhook("loadbalancers", "loadbalancers", kinds.LOAD_BALANCERS, changes, **only_spec),
     ]
-    await _put(client, MUTATING_WEBHOOK_CONFIGURATIONS, MUTATOR, [mutator])
+    validators = [
+        webhook("claims", "claims", PERSISTENT_VOLUME_CLAIMS, ["DELETE"]),
+    ]
+    await _put(client, MUTATING_WEBHOOK_CONFIGURATIONS, MUTATOR, mutators)
     await _put(client, VALIDATING_WEBHOOK_CONFIGURATIONS, "harvester-validator", validators)
 
 

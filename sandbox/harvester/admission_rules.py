@@ -11,9 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from caphv.api.object import Obj, being_deleted, key_of
-from sandbox.harvester import ippools, quotas
+from sandbox.harvester import guestbalancers, ippools, quotas
 from sandbox.harvester.informers import Informers, claim_templates, claims_of
 from sandbox.harvester.mutations import LEAST_MEMORY, MutationSettings, guest_memory, needs_resources
+from sandbox.harvester.releases import Release
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,19 @@ def pool(pool: Obj, informers: Informers) -> Denial | None:
     return Denial(f"IPPool {name}: {reason}") if reason else None
 
 
-def load_balancer(new: Obj, old: Obj | None) -> Denial | None:
-    """Deny equal listeners and a change of the IPAM (`pkg/webhook/loadbalancer/validator.go`)."""
+def load_balancer(new: Obj, old: Obj | None, informers: Informers, release: Release) -> Denial | None:
+    """Deny equal listeners, a change of the IPAM, and LoadBalancers of guests without VMs.
+
+    All are in `pkg/webhook/loadbalancer/validator.go`.
+    """
     if being_deleted(new):
         return None
     reason = _equal_listeners(new["spec"].get("listeners") or ())
     if not reason and old is not None and _by_dhcp(old) != _by_dhcp(new):
         reason = f"can't change the IPAM to {new['spec'].get('ipam')}"
+    if not reason and old is None:
+        vms = informers.vms.store.by_index("namespace", new["metadata"]["namespace"])
+        reason = guestbalancers.denial(new, vms, release)
     return Denial(f"LoadBalancer {key_of(new)}: {reason}") if reason else None
 
 

@@ -64,7 +64,8 @@ class SimulatorConfig:
     A VM takes `start_seconds` until its instance runs, `boot_seconds` until the guest agent answers, and
     `register_seconds` more until its Node registers. It stops within `stop_seconds`. The Node of a stopped guest
     becomes Unknown after `node_lost_seconds`. If it `releases_duplicates`, as since Harvester 1.5, the load balancer
-    controller waits `takeover_seconds` between releasing a duplicate address and reserving it again.
+    controller waits `takeover_seconds` between releasing a duplicate address and reserving it again. A second of a
+    health check takes `probe_scale` seconds, because VMs boot faster than real ones, too.
     """
 
     network: str = "127.64.0.0/16"
@@ -77,6 +78,7 @@ class SimulatorConfig:
     node_lost_seconds: float = 1.0
     takeover_seconds: float = 0.1
     releases_duplicates: bool = True
+    probe_scale: float = 0.05
     cpu_overcommit: int = 1600
     memory_overcommit: int = 150
     namespaces: tuple[str, ...] = ("default", "harvester-public", "harvester-system")

@@ -47,6 +47,16 @@ def contains(spec: Obj, address: str) -> bool:
     return any(first <= number <= last for first, last in spans(spec))
 
 
+def network_of(spec: Obj, address: str) -> dict[str, str]:
+    """Gateway and mask of the range of an address, as a LoadBalancer reports them."""
+    for entry in spec["ranges"]:
+        subnet = ipaddress.IPv4Network(entry["subnet"], strict=False)
+        if ipaddress.IPv4Address(address) in subnet:
+            gateway = entry.get("gateway") or str(subnet.network_address + 1)
+            return {"gateway": gateway, "mask": str(subnet.netmask)}
+    return {}
+
+
 def address_of(status: Obj, holder: str) -> str:
     """The address allocated to `holder`; empty if none."""
     return next((ip for ip, name in (status.get("allocated") or {}).items() if name == holder), "")

@@ -1,7 +1,8 @@
 """kube-vip: assigns addresses to Services of type LoadBalancer and carries the load balancers' traffic.
 
-A Service with `0.0.0.0` gets its address by DHCP on the first network. A Service without a LoadBalancer of the same
-name has no backends, so nothing listens on its address yet.
+A Service with `0.0.0.0` gets its address by DHCP on the first network. A Service that asks for no address any more
+keeps the one it has. A Service without a LoadBalancer of the same name has no backends, so nothing listens on its
+address yet.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class KubeVip:
         spec = service["spec"]
         if spec.get("type") != "LoadBalancer" or being_deleted(service):
             return ""
-        return str(spec.get("loadBalancerIP") or "")
+        return str(spec.get("loadBalancerIP") or ingress_of(service))
 
 
 class DataPath:

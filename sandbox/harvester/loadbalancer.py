@@ -1,13 +1,13 @@
 """Harvester's LoadBalancer controller: address, Service, backends, health and data path of each LoadBalancer.
 
 Like Harvester, it takes over an address that the pool has for its name in both `allocated` and `allocatedHistory`. An
-address that is only in `allocated`, as for a placeholder Service, is a "duplicate allocation". Harvester 1.5 and later
-release it and reserve it again (`tryReleaseDuplicatedIPToPool` in pkg/controller/loadbalancer/controller.go of
-load-balancer-harvester). In between the address is free; if another holder reserves it, the controller takes the next
-free one. Harvester 1.4 (load-balancer-harvester 0.4) releases nothing, so the LoadBalancer never gets an address.
+address that is only in `allocated` is a "duplicate allocation". Harvester 1.5 and later release it, report the error,
+and ask again. In between the address is free; if another holder reserves it, the controller takes the next free one.
+Harvester 1.4 (load-balancer-harvester 0.4) releases nothing, so the LoadBalancer never gets an address.
 
-A LoadBalancer whose `ipPool` changes loses its address and gets one of the other pool, which the controller writes to
-the Service.
+The controller writes the Service before it has recorded the address of the LoadBalancer: for a moment a Service that
+exists asks for no address, which kube-vip ignores. A LoadBalancer whose `ipPool` changes loses its address and gets one
+of the other pool. docs/simulators.md has the sources.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import Any
 
 from caphv.api.object import SERVICES, Key, Obj, being_deleted, key_of, labels_of
 from caphv.runtime.cache import Change
-from caphv.runtime.controller import Controller
+from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import AlreadyExists, NotFound
-from sandbox.harvester import ippools, kinds, kubevip
+from sandbox.harvester import guestbalancers, ippools, kinds, kubevip
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers
+from sandbox.harvester.prober import HealthCheck, Prober
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ class LoadBalancers:
         self._informers = informers
         self._config = config
         self._data_path = data_path
-        self._answers = answers
         self._controller = Controller("loadbalancers", self._reconcile, concurrency=8)
+        self._prober = Prober(answers, self._controller.enqueue, config.probe_scale)
         self._pool_controller = Controller("ippools", self._reconcile_pool, concurrency=2)
 
     async def run(self) -> None:
@@ -55,12 +56,10 @@ class LoadBalancers:
         self._informers.services.add_handler(self._changed)
         self._informers.vmis.add_handler(self._instance_changed)
         self._informers.pools.add_handler(self._pool_changed)
-        await asyncio.gather(self._controller.run(), self._pool_controller.run())
-
-    def health_changed(self) -> None:
-        """React to a guest that started or stopped listening."""
-        for load_balancer in self._informers.load_balancers.store:
-            self._controller.enqueue(key_of(load_balancer))
+        try:
+            await asyncio.gather(self._controller.run(), self._pool_controller.run())
+        finally:
+            self._prober.close()
 
     def _changed(self, change: Change) -> None:
         # The Service of a LoadBalancer has the same name.
@@ -78,7 +77,7 @@ class LoadBalancers:
             self._pool_controller.enqueue(change.key)
         for load_balancer in self._informers.load_balancers.store:
             waits = not _allocated(load_balancer) and not being_deleted(load_balancer)
-            if waits and load_balancer["spec"].get("ipPool") == change.key.name:
+            if waits and load_balancer["spec"].get("ipPool") in (None, "", change.key.name):
                 self._controller.enqueue(key_of(load_balancer))
 
     async def _reconcile_pool(self, key: Key) -> None:
@@ -89,64 +88,80 @@ class LoadBalancers:
         if counted != pool.get("status"):
             await self._write_pool(pool, counted)
 
-    async def _reconcile(self, key: Key) -> None:
+    async def _reconcile(self, key: Key) -> Result | None:
         load_balancer = self._informers.load_balancers.get(*key)
         if load_balancer is None:
-            await self._data_path.set(key, {})
-            return
+            await self._stop(key)
+            return None
         if being_deleted(load_balancer):
             await self._release(load_balancer)
-            return
+            return None
+        if FINALIZER not in (load_balancer["metadata"].get("finalizers") or ()):
+            load_balancer = await self._patch(load_balancer, _with_finalizer(load_balancer))
         if _moves(load_balancer):
             await self._free(load_balancer)
             # Until the next reconcile it has no address, as on Harvester.
             await self._patch(load_balancer, {"status": {"allocatedAddress": None}})
-            return
-        if not _allocated(load_balancer):
-            taken = await self._allocate(load_balancer)
-            if taken is None:
-                return
-            load_balancer = taken
+            return None
+
+        try:
+            allocated = await self._allocate(load_balancer)
+        except ippools.AllocationError as error:
+            log.warning("no address for load balancer %s: %s", key, error)
+            await self._write_ready(load_balancer, str(error))
+            again = isinstance(error, ippools.DuplicateAllocationError) and self._config.releases_duplicates
+            return Result(requeue_after=self._config.takeover_seconds) if again else None
+        if guestbalancers.is_guest(load_balancer):
+            await self._write_ready(load_balancer, "", allocatedAddress=allocated)
+            return None
+
         service = await self._adopt_service(load_balancer)
-        await self._report(load_balancer, kubevip.ingress_of(service))
+        await self._report(load_balancer, allocated, kubevip.ingress_of(service))
+        return None
+
+    async def _stop(self, key: Key) -> None:
+        self._prober.ensure(key, None, ())
+        await self._data_path.set(key, {})
 
     # Address
 
-    async def _allocate(self, load_balancer: Obj) -> Obj | None:
-        """Write finalizer and allocated address, or why there is none; None without one, until the pool changes."""
+    async def _allocate(self, load_balancer: Obj) -> Obj:
+        """Return the address of the LoadBalancer, reserved if it has none. Raises `AllocationError`."""
+        if allocated := _allocated(load_balancer):
+            return allocated
         spec, key = load_balancer["spec"], key_of(load_balancer)
-        allocated: Obj = {"ip": kubevip.BY_DHCP}
-        if spec.get("ipam") != "dhcp":
-            name = spec.get("ipPool", "")
-            pool = self._informers.pools.get("", name)
-            try:
-                if pool is None or "status" not in pool:
-                    raise ippools.AllocationError(f"fail to get allocator {name}")
-                address = await self._take(pool, str(key))
-            except ippools.AllocationError as error:
-                log.warning("no address for load balancer %s in pool %r: %s", key, name, error)
-                await self._write_ready(load_balancer, str(error))
-                return None
-            gateway = pool["spec"]["ranges"][0].get("gateway", "")
-            allocated = {"ip": address, "ipPool": name, "gateway": gateway, "mask": "255.255.255.255"}
-        others = [name for name in load_balancer["metadata"].get("finalizers") or () if name != FINALIZER]
-        finalizers = [*others, FINALIZER]
-        patch = {"metadata": {"finalizers": finalizers}, "status": {"allocatedAddress": allocated}}
-        return await self._patch(load_balancer, patch)
+        if spec.get("ipam") == "dhcp":
+            return {"ip": kubevip.BY_DHCP}
+
+        name = spec.get("ipPool") or self._matching_pool(load_balancer)
+        pool = self._informers.pools.get("", name)
+        if pool is None or "status" not in pool:
+            raise ippools.AllocationError(f"fail to get allocator {name}")
+        try:
+            address = await self._take(pool, str(key))
+        except ippools.AllocationError as error:
+            raise type(error)(f"fail to get ip from pool {name}, error: {error}") from None
+        return {"ip": address, "ipPool": name, **ippools.network_of(pool["spec"], address)}
+
+    def _matching_pool(self, load_balancer: Obj) -> str:
+        release = self._config.release
+        name = guestbalancers.select_pool(load_balancer, self._informers.pools.store, release)
+        if not name:
+            wanted = guestbalancers.requirement_of(load_balancer, release)
+            text = f"Network:{wanted.network} Project:{wanted.project} Namespace:{wanted.namespace}"
+            raise ippools.AllocationError(f"no matched IPPool with requirement &{{{text} Cluster:{wanted.cluster}}}")
+        return name
 
     async def _take(self, pool: Obj, holder: str) -> str:
-        """Reserve an address. Raises `AllocationError`."""
+        """Reserve an address, or release it if it is a duplicate. Raises `AllocationError`."""
         try:
             status, address = ippools.reserve(pool, holder)
         except ippools.DuplicateAllocationError:
-            if not self._config.releases_duplicates:
-                raise
-            released = ippools.release(pool, ippools.address_of(pool["status"], holder), holder)
-            if released is not None:
-                await self._write_pool(pool, released)
-            await asyncio.sleep(self._config.takeover_seconds)
-            pool = self._informers.pools.get("", pool["metadata"]["name"]) or pool
-            status, address = ippools.reserve(pool, holder)
+            if self._config.releases_duplicates:
+                released = ippools.release(pool, ippools.address_of(pool["status"], holder), holder)
+                if released is not None:
+                    await self._write_pool(pool, released)
+            raise
         if status != pool["status"]:
             await self._write_pool(pool, status)
         return address
@@ -154,7 +169,7 @@ class LoadBalancers:
     async def _release(self, load_balancer: Obj) -> None:
         """Release only the recorded address; the Service and unrecorded addresses stay."""
         key = key_of(load_balancer)
-        await self._data_path.set(key, {})
+        await self._stop(key)
         await self._free(load_balancer)
         finalizers = load_balancer["metadata"].get("finalizers") or []
         left = [name for name in finalizers if name != FINALIZER]
@@ -177,13 +192,18 @@ class LoadBalancers:
     # Service
 
     async def _adopt_service(self, load_balancer: Obj) -> Obj:
-        """Create the Service, or overwrite ports and address of an existing one, without owning it."""
+        """Create the Service, or overwrite ports and address of an existing one, without owning that.
+
+        The address is that of the status, which is written later: at first the Service asks for none.
+        """
         key, spec = key_of(load_balancer), load_balancer["spec"]
         ports = [_service_port(listener) for listener in spec.get("listeners") or ()]
-        wanted = {"type": "LoadBalancer", "loadBalancerIP": _allocated(load_balancer)["ip"], "ports": ports}
+        address = _allocated(load_balancer).get("ip", "")
+        wanted = {"type": "LoadBalancer", "loadBalancerIP": address, "ports": ports}
         service = self._informers.services.get(*key)
         if service is None:
-            metadata = {"name": key.name, "namespace": key.namespace, "labels": {SERVICE_LABEL: "true"}}
+            metadata: Obj = {"name": key.name, "namespace": key.namespace, "labels": {SERVICE_LABEL: "true"}}
+            metadata["ownerReferences"] = [_owner(load_balancer)]
             body = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": wanted}
             with contextlib.suppress(AlreadyExists):
                 service = await self._informers.client.create(SERVICES, body)
@@ -196,20 +216,35 @@ class LoadBalancers:
 
     # Backends
 
-    async def _report(self, load_balancer: Obj, address: str) -> None:
-        backends = self._backends(load_balancer)
-        port = (load_balancer["spec"].get("healthCheck") or {}).get("port")
-        healthy = [ip for ip in backends if not port or self._answers(ip, port)]
+    async def _report(self, load_balancer: Obj, allocated: Obj, address: str) -> None:
+        key = key_of(load_balancer)
+        if not address:
+            await self._write_ready(
+                load_balancer, "service is waiting for external IP", allocatedAddress=allocated, address=""
+            )
+            return
+        instances = self._instances(load_balancer)
+        nics = [(vmi.get("status", {}).get("interfaces") or [{}])[0] for vmi in instances]
+        backends = [nic["ipAddress"] for nic in nics if nic.get("ipAddress")]
+        healthy = self._prober.ensure(key, HealthCheck.of(load_balancer), backends)
+        listeners = load_balancer["spec"].get("listeners") or ()
         await self._data_path.set(
-            key_of(load_balancer),
+            key,
             {
                 (address, listener["port"]): [(ip, listener["backendPort"]) for ip in healthy]
-                for listener in load_balancer["spec"].get("listeners") or ()
-                if address and healthy
+                for listener in listeners
+                if healthy
             },
         )
-        reason = "" if healthy else "no VMI matching the selector passes the health check"
-        await self._write_ready(load_balancer, reason, address=address, backendServers=backends)
+        reason = ""
+        if not backends:
+            missing = instances and self._config.release.missing_addresses
+            reason = "running backend servers have no IP" if missing else "no running backend servers"
+        elif not healthy:
+            reason = f"running backend servers are not probed as healthy total:{len(backends)}, healthy:0"
+        await self._write_ready(
+            load_balancer, reason, allocatedAddress=allocated, address=address, backendServers=backends
+        )
 
     async def _write_ready(self, load_balancer: Obj, reason: str, **now: Any) -> None:
         """Write condition Ready, which is True without a `reason`, and these fields of the status, if they differ."""
@@ -221,13 +256,10 @@ class LoadBalancers:
                 load_balancer, {"status": {**now, "conditions": [{**ready, "lastUpdateTime": kinds.now()}]}}
             )
 
-    def _backends(self, load_balancer: Obj) -> list[str]:
+    def _instances(self, load_balancer: Obj) -> list[Obj]:
         namespace = load_balancer["metadata"]["namespace"]
-        found = [
-            vmi for vmi in self._informers.vmis.store.by_index("namespace", namespace) if _selects(load_balancer, vmi)
-        ]
-        interfaces = [(vmi.get("status", {}).get("interfaces") or [{}])[0] for vmi in found]
-        return [nic["ipAddress"] for nic in interfaces if nic.get("ipAddress")]
+        vmis = self._informers.vmis.store.by_index("namespace", namespace)
+        return [vmi for vmi in vmis if _selects(load_balancer, vmi) and not being_deleted(vmi)]
 
     async def _patch(self, load_balancer: Obj, patch: Obj) -> Obj:
         key = key_of(load_balancer)
@@ -238,6 +270,17 @@ class LoadBalancers:
 
 def _allocated(load_balancer: Obj) -> Obj:
     return (load_balancer.get("status") or {}).get("allocatedAddress") or {}
+
+
+def _with_finalizer(load_balancer: Obj) -> Obj:
+    metadata = load_balancer["metadata"]
+    finalizers = [*(metadata.get("finalizers") or ()), FINALIZER]
+    return {"metadata": {"finalizers": finalizers, "resourceVersion": metadata["resourceVersion"]}}
+
+
+def _owner(load_balancer: Obj) -> Obj:
+    owner = {name: load_balancer["metadata"][name] for name in ("name", "uid")}
+    return kinds.typed(kinds.LOAD_BALANCERS, owner)
 
 
 def _moves(load_balancer: Obj) -> bool:

@@ -15,8 +15,10 @@ class Release:
 
     With `guests_need_vms`, LoadBalancers of guests are refused unless VMs of their namespace have the labels of
     Harvester's node driver with the name of the guest's cluster. With `guest_network_by_label`, the network of a
-    guest's LoadBalancer comes from VMIs with the label of its cluster, before those whose name begins with the
-    cluster's.
+    guest's LoadBalancer comes from its annotations or from VMIs with the label of its cluster, before those whose name
+    begins with the cluster's, and a global pool serves only its network. Unless `watches_guest_removal`,
+    LoadBalancers of guests are admitted while their VMs are removed. With `matches_loosely`, a scope that leaves the
+    guest open serves all guests; with `missing_addresses`, a LoadBalancer says that its VMs have none.
 
     It `assigns_macs` to interfaces of VMs at admission, before 1.7 KubeVirt does so to those of instances. Since 1.8 it
     binds interfaces of overlay networks with DHCP by `managed_tap`, and the StorageClass of an image is named by uid
@@ -29,14 +31,26 @@ class Release:
     assigns_macs: bool = True
     managed_tap: bool = True
     image_class_by_uid: bool = True
+    watches_guest_removal: bool = True
+    matches_loosely: bool = True
+    vm_balancers_lack_network: bool = True
+    missing_addresses: bool = True
 
+
+_BEFORE_1_8 = {
+    "managed_tap": False,
+    "image_class_by_uid": False,
+    "watches_guest_removal": False,
+    "missing_addresses": False,
+}
+_BEFORE_1_7 = {**_BEFORE_1_8, "assigns_macs": False, "matches_loosely": False, "vm_balancers_lack_network": False}
 
 RELEASES = {
     release.name: release
     for release in (
-        Release("1.5", assigns_macs=False, managed_tap=False, image_class_by_uid=False),
-        Release("1.6", assigns_macs=False, managed_tap=False, image_class_by_uid=False),
-        Release("1.7", managed_tap=False, image_class_by_uid=False),
+        Release("1.5", **_BEFORE_1_7),
+        Release("1.6", **_BEFORE_1_7),
+        Release("1.7", **_BEFORE_1_8),
         Release("1.8.0", guests_need_vms=True),
         Release("1.8"),
         Release("1.9", guest_network_by_label=True),

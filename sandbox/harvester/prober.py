@@ -1,0 +1,96 @@
+"""The health checks of load balancers, as load-balancer-harvester probes guests (`pkg/prober`).
+
+A backend is unhealthy at first. Its first probe comes after one period, and each threshold counts probes in a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from caphv.api.object import Key, Obj
+
+# Harvester's defaults (`pkg/lb/servicelb/manager.go`).
+_SUCCESSES, _FAILURES, _PERIOD = 1, 3, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """The health check of a LoadBalancer."""
+
+    port: int
+    successes: int
+    failures: int
+    period: float
+
+    @classmethod
+    def of(cls, load_balancer: Obj) -> HealthCheck | None:
+        """Return the health check of a LoadBalancer, None without one."""
+        spec = load_balancer["spec"].get("healthCheck") or {}
+        if not spec.get("port"):
+            return None
+        return cls(
+            int(spec["port"]),
+            int(spec.get("successThreshold") or _SUCCESSES),
+            int(spec.get("failureThreshold") or _FAILURES),
+            float(spec.get("periodSeconds") or _PERIOD),
+        )
+
+
+class Prober:
+    """Probes the backends of all load balancers.
+
+    `answers(address, port)` says whether a guest listens there, `on_change` is called when a backend becomes healthy or
+    unhealthy, and a simulated second takes `scale` seconds.
+    """
+
+    def __init__(
+        self, answers: Callable[[str, int], bool], on_change: Callable[[Key], None], scale: float = 1.0
+    ) -> None:
+        self._answers = answers
+        self._on_change = on_change
+        self._scale = scale
+        self._workers: dict[tuple[Key, str], tuple[HealthCheck, asyncio.Task[None]]] = {}
+        self._healthy: set[tuple[Key, str]] = set()
+
+    def ensure(self, key: Key, check: HealthCheck | None, backends: Iterable[str]) -> list[str]:
+        """Probe these backends of a load balancer and no others; return those that are healthy.
+
+        Without a check, all are.
+        """
+        addresses = list(backends)
+        wanted = dict.fromkeys(addresses, check) if check else {}
+        for worker in [worker for worker in self._workers if worker[0] == key]:
+            if wanted.get(worker[1]) != self._workers[worker][0]:
+                self._workers.pop(worker)[1].cancel()
+            if worker[1] not in addresses:
+                self._healthy.discard(worker)
+        if check is None:
+            return addresses
+        for address in addresses:
+            if (key, address) not in self._workers:
+                task = asyncio.create_task(self._probe(key, address, check))
+                self._workers[key, address] = check, task
+        return [address for address in addresses if (key, address) in self._healthy]
+
+    def close(self) -> None:
+        """Stop all probes."""
+        for _, task in self._workers.values():
+            task.cancel()
+        self._workers.clear()
+
+    async def _probe(self, key: Key, address: str, check: HealthCheck) -> None:
+        backend, successes, failures = (key, address), 0, 0
+        while True:
+            await asyncio.sleep(check.period * self._scale)
+            if self._answers(address, check.port):
+                successes, failures = successes + 1, 0
+            else:
+                successes, failures = 0, failures + 1
+            if successes >= check.successes and backend not in self._healthy:
+                self._healthy.add(backend)
+                self._on_change(key)
+            elif failures >= check.failures and backend in self._healthy:
+                self._healthy.discard(backend)
+                self._on_change(key)
