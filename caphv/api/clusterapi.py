@@ -1,6 +1,6 @@
 """Fields of Cluster API's Cluster and Machine that a provider reads, in v1beta1 and v1beta2."""
 
-from caphv.api import names
+from caphv.api import conditions, names
 from caphv.api.object import Obj
 
 
@@ -20,6 +20,14 @@ def infrastructure_provisioned(cluster: Obj) -> bool:
     status = cluster.get("status") or {}
     initialization = status.get("initialization") or {}
     return bool(initialization.get("infrastructureProvisioned") or status.get("infrastructureReady"))
+
+
+def control_plane_initialized(cluster: Obj) -> bool:
+    """Whether the workload cluster's API has answered: v1beta2 `initialization`, v1beta1 condition."""
+    status = cluster.get("status") or {}
+    if (status.get("initialization") or {}).get("controlPlaneInitialized"):
+        return True
+    return conditions.is_true(status.get("conditions") or [], "ControlPlaneInitialized")
 
 
 def infrastructure_ref(obj: Obj) -> tuple[str, str]:

@@ -215,6 +215,7 @@ class Reason(StrEnum):
     VM_IP_POOL_EXHAUSTED = "VMIPPoolExhausted"
     MACHINE_NOT_FOUND = "MachineNotFound"
     GUEST_AGENT_SILENT = "GuestAgentSilent"
+    CONTROL_PLANE_UNREACHABLE = "ControlPlaneUnreachable"
     VM_DIFFERS = "VMDiffers"
 
 

@@ -24,6 +24,9 @@ from reconciler.triggers import Watched
 log = logging.getLogger(__name__)
 
 _READY = ConditionType.LOAD_BALANCER_READY
+# Harvester's first probe comes after one period, and the address of a cluster with one control plane machine answers
+# only then.
+_HEALTH_CHECK = {"successThreshold": 1, "failureThreshold": 3, "periodSeconds": 5, "timeoutSeconds": 5}
 _FIELDS = ("workloadType", "ipam", "ipPool", "listeners", "healthCheck", "backendServerSelector", "description")
 
 
@@ -55,9 +58,8 @@ async def ensure_load_balancer(scope: ClusterScope) -> None:
         await _repair(scope, found, vms)
         _require_address(found)
     lost = "" if found and being_deleted(found) else await _keep_reservation(scope)
-    _report(
-        scope, {"LoadBalancerAddressKept": unused(scope.obj["spec"], used_source(scope)), "AddressNotReserved": lost}
-    )
+    warnings = {"LoadBalancerAddressKept": unused(scope.obj["spec"], used_source(scope)), "AddressNotReserved": lost}
+    _report(scope, warnings, _unreachable(scope, found))
 
 
 async def delete_load_balancer(scope: ClusterScope) -> None:
@@ -99,13 +101,7 @@ def load_balancer_spec(cluster_spec: Obj, selector: dict[str, list[str]], used: 
         "workloadType": "vm",
         "ipam": source.ipam,
         "listeners": listeners,
-        "healthCheck": {
-            "port": API_PORT,
-            "successThreshold": 1,
-            "failureThreshold": 3,
-            "periodSeconds": 30,
-            "timeoutSeconds": 60,
-        },
+        "healthCheck": {"port": API_PORT, **_HEALTH_CHECK, **_health_check(config)},
         "backendServerSelector": selector,
     }
     if config.get("description"):
@@ -113,6 +109,11 @@ def load_balancer_spec(cluster_spec: Obj, selector: dict[str, list[str]], used: 
     if source.pool:
         spec["ipPool"] = source.pool
     return spec
+
+
+def _health_check(config: Obj) -> Obj:
+    """The fields of the health check that the HarvesterCluster sets."""
+    return {name: value for name, value in (config.get("healthCheck") or {}).items() if name in _HEALTH_CHECK}
 
 
 def drift(wanted: Obj, found: Obj) -> Obj:
@@ -245,13 +246,33 @@ def _require_address(load_balancer: Obj) -> None:
         raise Blocked(_READY, Reason.INFRASTRUCTURE_PROVISIONING_FAILED, message, Watched.LOAD_BALANCER, warn=True)
 
 
-def _report(scope: ClusterScope, warnings: dict[str, str]) -> None:
-    """Set the condition to True, with warnings about what is not as it should be, by the reason of their Event."""
-    message = "; ".join(filter(None, warnings.values()))
+def _report(scope: ClusterScope, warnings: dict[str, str], unreachable: str) -> None:
+    """Set the condition, with warnings about what is not as it should be, by the reason of their Event.
+
+    :param scope: the cluster
+    :param warnings: messages by the reason of their Event, empty for none
+    :param unreachable: why the control plane does not answer; empty if it does. Machines can be created all the same
+    """
+    message = "; ".join(filter(None, (unreachable, *warnings.values())))
     if not scope.draft.has_message(_READY, message):
         for reason in filter(warnings.get, warnings):
             scope.warning_event(reason, warnings[reason])
-    scope.draft.set_true(_READY, message)
+    if unreachable:
+        scope.draft.set_false(_READY, Reason.CONTROL_PLANE_UNREACHABLE, message)
+    else:
+        scope.draft.set_true(_READY, message)
+
+
+def _unreachable(scope: ClusterScope, load_balancer: Obj | None) -> str:
+    """Return why no machine answers at the endpoint of an initialized control plane; empty if one does."""
+    if load_balancer is None or not clusterapi.control_plane_initialized(scope.cluster):
+        return ""
+    ready = get_condition((load_balancer.get("status") or {}).get("conditions") or [], "Ready") or {}
+    if ready.get("status") != "False":
+        return ""
+    reported = plain(str(ready.get("message") or "no reason given"), LONGEST_EVENT)
+    host = scope.obj["spec"]["controlPlaneEndpoint"]["host"]
+    return f"no control plane machine answers at {host}:{API_PORT}; Harvester's load balancer reports: {reported}"
 
 
 def _is_control_plane(scope: ClusterScope, machine: Obj) -> bool:

@@ -184,8 +184,8 @@ async def test_load_balancer_comes_with_the_first_control_plane_vm(case: Case) -
         "port": 6443,
         "successThreshold": 1,
         "failureThreshold": 3,
-        "periodSeconds": 30,
-        "timeoutSeconds": 60,
+        "periodSeconds": 5,
+        "timeoutSeconds": 5,
     }
     assert spec["backendServerSelector"] == {
         "harvestercluster/machinetype": [f"controlplane-{case.name}"],

@@ -14,6 +14,7 @@ import pytest
 
 from caphv.api.object import SERVICES, Obj
 from caphv.runtime.errors import NotFound
+from reconciler.cluster.loadbalancer import load_balancer_spec
 from sandbox import simulate
 from sandbox.guest.workload import Workloads
 from sandbox.harvester import kinds
@@ -25,8 +26,18 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
-FOLDER = "harvester-load-balancer-harvester"
-RELEASES = {"1.5": "-v1.5.2", "1.7": "-v1.7.1", "1.8": "", "1.9": "-v1.9.0-rc4"}
+TAKEOVERS = {
+    "1.5": "harvester-load-balancer-harvester/takeover-v1.5.2.yaml",
+    "1.7": "harvester-load-balancer-harvester/takeover-v1.7.1.yaml",
+    "1.8": "harvester-load-balancer-harvester/takeover.yaml",
+    "1.9": "harvester-load-balancer-harvester/takeover-v1.9.0-rc4.yaml",
+}
+LIVES = {
+    "1.5": "harvester-load-balancer-harvester/life-v1.5.2.yaml",
+    "1.7": "harvester-load-balancer-harvester/life-v1.7.1.yaml",
+    "1.8": "harvester-load-balancer-harvester/life.yaml",
+    "1.9": "harvester-load-balancer-harvester/life-v1.9.0-rc4.yaml",
+}
 NEWEST = "1.8"
 # Seconds that a second of the record takes.
 SCALE = 0.2
@@ -34,13 +45,11 @@ LISTENER = {"name": "api-server", "port": 6443, "protocol": "TCP", "backendPort"
 _numbers = itertools.count()
 
 
-def of_releases(topic: str) -> list[Any]:
-    """Records of a topic with their release; others than the newest are long."""
+def of_releases(files: dict[str, str]) -> list[Any]:
+    """Records of one topic with their release; others than the newest are long."""
     return [
-        pytest.param(
-            release, records(f"{FOLDER}/{topic}{tag}.yaml"), marks=[] if release == NEWEST else pytest.mark.long
-        )
-        for release, tag in RELEASES.items()
+        pytest.param(release, records(file), marks=[] if release == NEWEST else pytest.mark.long)
+        for release, file in files.items()
     ]
 
 
@@ -64,7 +73,7 @@ class _Idle:
 
 
 class Replay:
-    """A namespace with one pool and one LoadBalancer, and the state of both in the words of the records."""
+    """A namespace with one pool and one LoadBalancer, and the state of both as the records have it."""
 
     def __init__(self, sim: Simulation, listening: set[str]) -> None:
         self.sim, self.listening = sim, listening
@@ -85,8 +94,14 @@ class Replay:
         pool = {"metadata": {"name": self.pool}, "spec": {"ranges": [{**subnet, **ranges}]}, "status": status}
         await self.sim.client.create(kinds.IP_POOLS, kinds.typed(kinds.IP_POOLS, pool))
 
-    async def create_balancer(self, ipam: str) -> None:
-        check = {"port": 6443, "successThreshold": 1, "failureThreshold": 3, "periodSeconds": 1, "timeoutSeconds": 1}
+    async def create_balancer(self, ipam: str, health_check: Obj | None = None) -> None:
+        check = health_check or {
+            "port": 6443,
+            "successThreshold": 1,
+            "failureThreshold": 3,
+            "periodSeconds": 1,
+            "timeoutSeconds": 1,
+        }
         spec: Obj = {"workloadType": "vm", "ipam": ipam, "listeners": [LISTENER], "healthCheck": check}
         spec["backendServerSelector"] = {"role": ["cp"]}
         if ipam == "pool":
@@ -254,7 +269,7 @@ async def settled(running: Replay, wanted: Obj, guests: set[str]) -> None:
     assert found == {**wanted, "reached": guests}
 
 
-@pytest.mark.parametrize(("release", "seen"), of_releases("takeover"))
+@pytest.mark.parametrize(("release", "seen"), of_releases(TAKEOVERS))
 async def test_address_is_taken_over(place: Place, release: str, seen: list[Record]) -> None:
     for record in seen:
         if "taken" in record.name:
@@ -270,7 +285,7 @@ async def test_address_is_taken_over(place: Place, release: str, seen: list[Reco
             await settled(running, wanted, set())
 
 
-@pytest.mark.parametrize(("release", "seen"), of_releases("life"))
+@pytest.mark.parametrize(("release", "seen"), of_releases(LIVES))
 @pytest.mark.parametrize("ipam", ["pool", "dhcp"])
 async def test_life_of_a_load_balancer(place: Place, release: str, seen: list[Record], ipam: str) -> None:
     async with replay(place, release) as running:
@@ -279,9 +294,9 @@ async def test_life_of_a_load_balancer(place: Place, release: str, seen: list[Re
         steps: dict[str, Callable[[], Any]] = {
             "created without backends": lambda: running.create_balancer(ipam),
             "instance without address": lambda: running.create_instance("one"),
-            "instance reports an address nobody listens on": lambda: running.report_address("one", "guest-1"),
+            "instance reports an address without a listener": lambda: running.report_address("one", "guest-1"),
             "guest listens": lambda: running.listen("guest-1"),
-            "second instance nobody listens on": lambda: _second(running),
+            "second instance without a listener": lambda: _second(running),
             "second guest listens": lambda: running.listen("guest-2"),
             "first guest stops listening": lambda: running.hang_up("guest-1"),
             "first instance deleted": lambda: running.sim.client.delete(kinds.INSTANCES, "one", running.namespace),
@@ -304,6 +319,28 @@ async def test_life_of_a_load_balancer(place: Place, release: str, seen: list[Re
             if record.input["step"] == "second guest stops listening":
                 # Of three probes that fail in a row, the first may follow at once.
                 assert time.monotonic() - began > 2 * SCALE * 0.9
+
+
+async def test_upgrade_of_a_single_machine_loses_its_endpoint_for_one_period(place: Place) -> None:
+    """The old machine leaves at the moment in which the new one answers: the worst case."""
+    spec = load_balancer_spec({"loadBalancerConfig": {"ipamType": "dhcp"}}, {})
+    period = spec["healthCheck"]["periodSeconds"] * SCALE
+    async with replay(place, NEWEST) as running:
+        await running.create_pool({}, {})
+        await running.create_balancer("dhcp", spec["healthCheck"])
+        for instance, guest in (("one", "guest-1"), ("two", "guest-2")):
+            await running.create_instance(instance)
+            await running.report_address(instance, guest)
+        await running.listen("guest-1")
+        assert await until(running.reached, "the first machine is not reached", 20) == {"guest-1"}
+
+        await running.listen("guest-2")
+        await running.sim.client.delete(kinds.INSTANCES, "one", running.namespace)
+        await running.hang_up("guest-1")
+        lost = time.monotonic()
+        assert await until(running.reached, "the second machine is not reached", 20) == {"guest-2"}
+        # A busy machine needs time for its own requests.
+        assert time.monotonic() - lost < period + 1
 
 
 async def _second(running: Replay) -> None:

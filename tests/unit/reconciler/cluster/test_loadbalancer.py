@@ -39,6 +39,12 @@ def wanted(**config: Any) -> Obj:
     return load_balancer_spec(cluster_spec(**config), SELECTOR)
 
 
+def test_health_check_has_short_defaults_that_the_spec_replaces() -> None:
+    defaults = {"port": 6443, "successThreshold": 1, "failureThreshold": 3, "periodSeconds": 5, "timeoutSeconds": 5}
+    assert wanted()["healthCheck"] == defaults
+    assert wanted(healthCheck={"periodSeconds": 2})["healthCheck"] == {**defaults, "periodSeconds": 2}
+
+
 def merged(target: Any, patch: Any) -> Any:
     """RFC 7396, as the API server does it."""
     if not isinstance(patch, dict):
@@ -140,6 +146,7 @@ class Scope:
     def __init__(self, load_balancer: Obj, *pools: Obj, error: Exception | None = None) -> None:
         self.obj = {"spec": {**cluster_spec(), "controlPlaneEndpoint": {"host": "10.0.0.5", "port": 6443}}}
         self.target_namespace, self.load_balancer_name = "ns", "lb"
+        self.cluster: Obj = {}
         self.draft = StatusDraft({"metadata": {}})
         self.memory = ClusterMemory("u")
         self.reserved: list[tuple[str, str]] = []
@@ -228,6 +235,27 @@ def test_nothing_is_reserved_for_a_load_balancer_with_an_address(
     assert (scope.reserved, scope.events) == ([], [])
     assert scope.subscribed == ([] if pools else [triggers.pool("harvester", "balancers")])
     assert scope.draft.is_true(ConditionType.LOAD_BALANCER_READY)
+
+
+INITIALIZED = [
+    {"status": {"initialization": {"controlPlaneInitialized": True}}},
+    {"status": {"conditions": [{"type": "ControlPlaneInitialized", "status": "True"}]}},
+]
+
+
+@pytest.mark.parametrize("cluster", INITIALIZED)
+def test_control_plane_that_does_not_answer_is_reported(ensure: Callable[[Scope], None], cluster: Obj) -> None:
+    message = "running backend servers are not probed as healthy total:1, healthy:0"
+    unhealthy = [{"type": "Ready", "status": "False", "message": message}]
+    scope = Scope({**WITH_ADDRESS, "status": {"conditions": unhealthy, "allocatedAddress": ADDRESS}})
+    ensure(scope)
+    assert scope.draft.is_true(ConditionType.LOAD_BALANCER_READY), "before, machines are still being created"
+    scope.cluster = cluster
+    ensure(scope)
+    ready = get_condition(scope.draft.fields["conditions"], "LoadBalancerReady") or {}
+    assert (ready["status"], ready["reason"]) == ("False", "ControlPlaneUnreachable")
+    assert ready["message"].startswith("no control plane machine answers at 10.0.0.5:6443; ")
+    assert ready["message"].endswith(message)
 
 
 TAKEN = Blocked(ConditionType.LOAD_BALANCER_READY, "Any", "held by ns/other", Watched.SELF, warn=True)

@@ -11,20 +11,15 @@ from tests.support.observed import Record, records
 
 pytestmark = pytest.mark.unit
 
-FOLDER = "harvester-load-balancer-harvester"
 FILES = {
-    "1.5": "guests-v1.5.2",
-    "1.6": "guests-v1.6.1",
-    "1.7": "guests-v1.7.1",
-    "1.8.0": "guests-v1.8.0",
-    "1.8": "guests",
-    "1.9": "guests-v1.9.0-rc4",
+    "1.5": "harvester-load-balancer-harvester/guests-v1.5.2.yaml",
+    "1.6": "harvester-load-balancer-harvester/guests-v1.6.1.yaml",
+    "1.7": "harvester-load-balancer-harvester/guests-v1.7.1.yaml",
+    "1.8.0": "harvester-load-balancer-harvester/guests-v1.8.0.yaml",
+    "1.8": "harvester-load-balancer-harvester/guests.yaml",
+    "1.9": "harvester-load-balancer-harvester/guests-v1.9.0-rc4.yaml",
 }
-CASES = [
-    pytest.param(release, record, id=str(record))
-    for release, file in FILES.items()
-    for record in records(f"{FOLDER}/{file}.yaml")
-]
+CASES = [pytest.param(release, record, id=str(record)) for release, file in FILES.items() for record in records(file)]
 
 
 def labelled(name: str, labels: dict[str, str], network: str = "") -> Obj:
