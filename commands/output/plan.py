@@ -55,6 +55,8 @@ def _show_cluster(out: Console, cluster: ClusterPlan) -> None:
         out.print(Text(text))
     for need in cluster.needs:
         out.print(_need(need), soft_wrap=True)
+    if cluster.services:
+        out.print(Text(f"  Guest: {cluster.services}"), soft_wrap=True)
 
 
 def _pool(pool: PoolEffect) -> list[tuple[Action, str]]:

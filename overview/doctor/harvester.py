@@ -13,7 +13,7 @@ from caphv.api.ippool import referenced_pools
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
 from caphv.runtime.kubeconfig import Kubeconfig
 from overview.details import host_ready
-from overview.doctor import pitfalls
+from overview.doctor import guests, pitfalls
 from overview.doctor.model import Check, Result, ok, skipped
 from overview.doctor.rights import AHEAD, Right, describe
 from overview.objects import HarvesterObjects, Unseen, condition_of
@@ -77,6 +77,7 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     yield from _references(facts, subject)
     yield from _guest_agents(facts.objects, subject, now)
     yield from _orphans(facts, subject)
+    yield from guests.checks(facts.objects, facts.clusters, facts.machines, _release(facts))
     yield from pitfalls.checks(facts.objects, facts.storage_classes, facts.machines, subject, now)
 
 
@@ -124,18 +125,24 @@ def _harvester_itself(facts: HarvesterFacts, subject: str) -> Check:
 
 
 def _version(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
-    """Whether the provider is developed and tested against this Harvester, by the image of its Deployment."""
-    template = ((facts.deployment or {}).get("spec") or {}).get("template") or {}
-    containers: list[Obj] = (template.get("spec") or {}).get("containers") or []
-    found = next((match for each in containers if (match := _TAG.search(str(each.get("image") or "")))), None)
-    if found is None:
+    """Whether the provider is developed and tested against this Harvester."""
+    release = _release(facts)
+    if release is None:
         return
-    version = f"v{found[1]}.{found[2]}"
-    if (int(found[1]), int(found[2])) < _OLDEST:
+    version = f"v{release[0]}.{release[1]}"
+    if release < _OLDEST:
         message = f"Harvester {version} is older than v{_OLDEST[0]}.{_OLDEST[1]}, the oldest that is supported"
         yield Check("harvester-version", subject, Result.WARNING, message, "Upgrade Harvester")
     else:
         yield ok("harvester-version", subject, f"Harvester {version}")
+
+
+def _release(facts: HarvesterFacts) -> tuple[int, int] | None:
+    """Release of Harvester, by the image of its Deployment."""
+    template = ((facts.deployment or {}).get("spec") or {}).get("template") or {}
+    containers: list[Obj] = (template.get("spec") or {}).get("containers") or []
+    match = next((match for each in containers if (match := _TAG.search(str(each.get("image") or "")))), None)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:

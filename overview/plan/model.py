@@ -20,7 +20,10 @@ class ObjectPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What happens to the machines of a cluster and on its Harvester; `unknown` says what cannot be predicted."""
+    """What happens to the machines of a cluster and on its Harvester; `unknown` says what cannot be predicted.
+
+    `services` says from where Services of type LoadBalancer in the guest get addresses, empty if that is not known.
+    """
 
     cluster: str
     pools: tuple[PoolEffect, ...] = ()
@@ -29,6 +32,7 @@ class ClusterPlan:
     vms_deleted: int = 0
     needs: tuple[Need, ...] = ()
     unknown: tuple[str, ...] = ()
+    services: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from overview.assembly import overview_of
 from overview.backup.reading import read_objects
 from overview.capacity import CapacityObjects
 from overview.capacityreader import read_capacity
+from overview.doctor.guests import services
 from overview.harvester import HARVESTER_SECONDS, read_accounts
 from overview.model import Cluster
 from overview.objects import ManagementObjects
@@ -113,8 +114,17 @@ async def _cluster_plan(
         sum(pool.deleted for pool in effect.pools),
         needs_and_free(effect.needs, own, capacity),
         effect.unknown,
+        _services(effect.cluster, own, after, capacity),
     )
     return plan, hidden
+
+
+def _services(cluster: Key, harvester_cluster: Obj, after: Wanted, capacity: CapacityObjects | None) -> str:
+    if capacity is None:
+        return ""
+    machines = [{"spec": pool.machine} for pool in after.pools.values()]
+    namespace = str(harvester_cluster["spec"].get("targetNamespace") or "")
+    return services(capacity.harvester, machines, namespace, cluster.name)
 
 
 def _harvester_cluster(key: Key, after: Wanted, objects: Objects) -> Obj:

@@ -2,8 +2,8 @@
 
 The cloud provider in the guest creates a LoadBalancer on Harvester with the name of its cluster. Harvester's webhook
 then looks for VMs with the labels of its node driver: 1.8.0 refuses the LoadBalancer without such VMs, and all releases
-take the network of the IPPool from such instances. A pool serves a LoadBalancer only if their networks are equal, so a
-pool without a network serves only guests whose instances lack the labels.
+take the network of the IPPool from such instances. A pool without a network serves only guests whose instances lack
+the labels.
 
 docs/adr/0008-guest-labels.md says what else the labels do.
 """
@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping
 from caphv.api import names
 from caphv.api.object import Key, Obj, labels_of
 from reconciler.machine.placement import CLUSTER_LABEL, cluster_label, label_value
-
-_ANY = ("", "*")
 
 
 def guest_cluster_name(cluster: Key) -> str:
@@ -54,28 +52,7 @@ def name_taken(vms: Iterable[Obj], cluster: Key) -> bool:
     return bool(holders) and min(holders) != cluster_label(cluster)
 
 
-def announces_network(pools: Iterable[Obj], network: str, namespace: str, cluster: str) -> bool:
-    """Return whether guests get addresses by the network of their VMs, not from pools without a network.
-
-    :param pools: all IPPools
-    :param network: the first network of the VM, as its spec names it
-    :param namespace: target namespace
-    :param cluster: the name of the guest cluster
-    """
-    selectors = [(pool.get("spec") or {}).get("selector") or {} for pool in pools]
-    networks = {selector.get("network") or "" for selector in selectors if _serves(selector, namespace, cluster)}
-    return network in networks or "" not in networks
-
-
 def first_network(vm: Obj) -> str:
     """Return the name of the first multus network of a VM, as its spec has it; empty without one."""
     networks = ((vm["spec"].get("template") or {}).get("spec") or {}).get("networks") or ()
     return next((str(name) for network in networks if (name := (network.get("multus") or {}).get("networkName"))), "")
-
-
-def _serves(selector: Obj, namespace: str, cluster: str) -> bool:
-    # The account may not read the project of the namespace, so the project of a scope does not count.
-    return any(
-        scope.get("namespace") in ("*", namespace) and (scope.get("guestCluster") or "") in (*_ANY, cluster)
-        for scope in selector.get("scope") or ()
-    )

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 
-from caphv.api import names, resources
+from caphv.api import guestpools, names, resources
 from caphv.api.object import Obj, key_of, labels_of
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unauthorized
 from reconciler import triggers
@@ -41,7 +41,7 @@ def announces_network(scope: MachineScope, network: str) -> bool:
     # Not as a context manager: later changes of pools matter to a machine that is ready, too.
     scope.subscribe(triggers.pools(session.fingerprint))
     name = guest_cluster_name(scope.cluster_key)
-    return guestlabels.announces_network(session.pools.store, network, scope.target_namespace, name)
+    return guestpools.announces_network(session.pools.store, network, scope.target_namespace, name)
 
 
 def label_patch(scope: MachineScope, vm: Obj) -> Obj:

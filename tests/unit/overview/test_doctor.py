@@ -283,7 +283,8 @@ def test_a_pool_that_does_not_exist_is_an_error() -> None:
 
 def test_reference_with_a_namespace_means_the_pool_of_that_name() -> None:
     spec = {"vmNetworkConfig": {"ipPoolRef": "old", "ipPoolRefs": ["default/machines"]}}
-    facts = harvester_facts(clusters=[{"spec": spec}], machines=[])
+    cluster = {"metadata": {"namespace": "clusters", "name": "demo"}, "spec": spec}
+    facts = harvester_facts(clusters=[cluster], machines=[])
     assert one(harvester.checks(facts, NOW), "pools").result is Result.OK
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from caphv.api.guestpools import announces_network, pool_of_guest
 from caphv.api.object import Key, Obj
-from reconciler.machine.guestlabels import announces_network, first_network, guest_cluster_name, name_taken
+from reconciler.machine.guestlabels import first_network, guest_cluster_name, name_taken
 from reconciler.machine.vm import virtual_machine
 from tests.support.reconciler.machines import inputs
 
@@ -27,6 +28,10 @@ def labels(**changes: Any) -> tuple[Obj, Obj]:
 
 def pool(network: str = "", *scope: dict[str, str]) -> Obj:
     return {"spec": {"selector": {"network": network, "scope": list(scope)}}}
+
+
+def named(name: str, obj: Obj) -> Obj:
+    return {"metadata": {"name": name}, **obj}
 
 
 def holder(cluster: str) -> Obj:
@@ -90,6 +95,12 @@ class TestNetwork:
     )
     def test_pools_decide(self, pools: list[Obj], announced: bool) -> None:
         assert announces_network(pools, NETWORK, "target", "prod") is announced
+
+    def test_pool_of_the_guest_is_found(self) -> None:
+        pools = [named("any", pool("", EVERYWHERE)), named("vlan", pool(NETWORK, EVERYWHERE))]
+        assert pool_of_guest(pools, NETWORK, "target", "prod") == "vlan"
+        assert pool_of_guest(pools[:1], NETWORK, "target", "prod") == "any"
+        assert pool_of_guest([named("other", pool("target/other", EVERYWHERE))], NETWORK, "target", "prod") == ""
 
     def test_first_network_is_that_of_the_vm(self) -> None:
         assert first_network(virtual_machine(inputs())) == "default/production"
