@@ -17,7 +17,7 @@ from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, la
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import NotFound
-from sandbox.harvester import kinds, migration, quantities, quotas, scheduling
+from sandbox.harvester import hostlabels, kinds, migration, quantities, quotas, scheduling
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers, claims_of
 from sandbox.harvester.mutations import interfaces_of
@@ -148,6 +148,8 @@ class VirtualMachines:
         if labels_of(vmi) != template:
             gone = dict.fromkeys(labels_of(vmi).keys() - template.keys())
             patch["metadata"] = {"labels": {**template, **gone}}
+        if topology := hostlabels.copied(vmi, template, self._informers.hosts.get("", _host_of(vmi))):
+            patch.setdefault("metadata", {})["annotations"] = topology
         if runs and _phase(vmi) != "Running":
             patch |= _running(vmi, self._claims(vm))
         if patch:

@@ -62,4 +62,8 @@ def test_two_clusters_that_share_name_and_namespace_are_reported() -> None:
     other, shared, *others = checks(HarvesterObjects(), clusters, [machine()], (1, 8))
     assert (shared.result, shared.subject) == (Result.WARNING, "Guest prod")
     assert "clusters clusters/prod, elsewhere/prod share name and target namespace target" in shared.message
-    assert [check.subject for check in (other, *others)] == ["Guest third/prod", "Guest clusters/prod", "Guest elsewhere/prod"]
+    assert [check.subject for check in (other, *others)] == [
+        "Guest third/prod",
+        "Guest clusters/prod",
+        "Guest elsewhere/prod",
+    ]
