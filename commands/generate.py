@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -88,6 +89,16 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
     help="Kubeconfig for Harvester, for the identity Secret; without it the Secret must exist.",
 )
 @click.option(
+    "--check-kubeconfig",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Kubeconfig to check against Harvester with; it is never written.  [default: that of --harvester-kubeconfig]",
+)
+@click.option(
+    "--replace-identity",
+    is_flag=True,
+    help="Replace the kubeconfig of an identity Secret that exists: all clusters that use it get the new one.",
+)
+@click.option(
     "--definition",
     type=click.Path(dir_okay=False, allow_dash=True),
     help="File with a ClusterDefinition, - for standard input; flags take precedence.",
@@ -104,6 +115,7 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
 @click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster.")
 @click.option("--context", default="", help="Context of that kubeconfig.")
 @click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="Write files into this folder.")
+@click.option("--overwrite", is_flag=True, help="Let --to replace files that exist and are different.")
 @click.option(
     "-o",
     "--output",
@@ -115,10 +127,11 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
 def generate(**options: Any) -> None:
     """Generate all objects of a cluster: from flags, from answers, or from a ClusterDefinition.
 
-    Objects are printed, unless they are written with --to or applied with --apply. With --harvester-kubeconfig it is
-    checked that Harvester has the image, key pair, networks, storage classes and IPPools, and that addresses and quota
-    suffice. All errors are reported at once. The Secret with Harvester's kubeconfig is printed and applied only where
-    --harvester-kubeconfig names it, and never written by --to: that is for repositories.
+    Objects are printed, unless they are written with --to or applied with --apply. With --harvester-kubeconfig or
+    --check-kubeconfig it is checked that Harvester has the image, key pair, networks, storage classes and IPPools, and
+    that addresses and quota suffice. All errors are reported at once. The Secret with Harvester's kubeconfig is printed
+    and applied only where --harvester-kubeconfig names it, and never written by --to: that is for repositories. A
+    Secret that exists keeps its kubeconfig without --replace-identity.
     """
     given = {flag.name: options[flag.parameter] for flag in FLAGS}
     interview = _interview(given, options) if options["interactive"] else None
@@ -129,7 +142,7 @@ def generate(**options: Any) -> None:
     document = _read(options["definition"]) if options["definition"] else None
     wanted = _wanted(given, document, options)
     found = _built(wanted, options)
-    checked = _preflight(identity, wanted, found, problems, options)
+    checked = _preflight(_check_identity(identity, problems, options), wanted, found, problems, options)
     for finding in (*found.findings, *checked):
         line = _line(finding, given, document)
         if finding.advice:
@@ -149,7 +162,7 @@ def generate(**options: Any) -> None:
         explain(found)
     secret = _secret(found, identity)
     if options["to"]:
-        _write(options["to"], wanted, found, options["output"])
+        _write(options["to"], wanted, found, options["output"], overwrite=options["overwrite"])
     if options["applied"]:
         _apply(wanted, found, secret, options)
     elif not options["to"]:
@@ -215,6 +228,12 @@ def _refuse(problems: Sequence[str], interview: Interview | None, options: dict[
     sys.exit(INVALID)
 
 
+def _check_identity(identity: str, problems: list[str], options: dict[str, Any]) -> str:
+    """Return the kubeconfig to check with."""
+    file = options["check_kubeconfig"]
+    return _identity(file, problems, "--check-kubeconfig") if file else identity
+
+
 def _preflight(
     identity: str, wanted: Obj, found: Built, problems: list[str], options: dict[str, Any]
 ) -> Sequence[Finding]:
@@ -225,7 +244,9 @@ def _preflight(
 
     result = preflight(identity, wanted, found.definition)
     if result.refused:
-        problems.append(f"--harvester-kubeconfig {options['harvester_kubeconfig']}: {result.refused}")
+        flag = "--check-kubeconfig" if options["check_kubeconfig"] else "--harvester-kubeconfig"
+        file = options["check_kubeconfig"] or options["harvester_kubeconfig"]
+        problems.append(f"{flag} {file}: {result.refused}")
     for note in result.unchecked:
         echo(f"warning: {note}", err=True)
     return result.findings
@@ -282,7 +303,7 @@ def _read(file: str) -> Document:
     return source.documents[0]
 
 
-def _identity(file: Path | None, problems: list[str]) -> str:
+def _identity(file: Path | None, problems: list[str], flag: str = "--harvester-kubeconfig") -> str:
     """Return the kubeconfig for Harvester, or report what is wrong with it: nothing in it is run or followed."""
     from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
     from commands.options.clusters import InputError
@@ -293,9 +314,9 @@ def _identity(file: Path | None, problems: list[str]) -> str:
         content = file.expanduser().read_bytes()
         parse_kubeconfig(content).connection()
     except OSError as error:
-        raise InputError(f"--harvester-kubeconfig {file}: {error.strerror}") from None
+        raise InputError(f"{flag} {file}: {error.strerror}") from None
     except KubeconfigError as error:
-        problems.append(f"--harvester-kubeconfig {file}: {error}")
+        problems.append(f"{flag} {file}: {error}")
         return ""
     return content.decode()
 
@@ -343,7 +364,7 @@ def _printed(wanted: Obj, found: Built, secret: list[Obj], output: str) -> str:
     return yaml.dump_all(objects)
 
 
-def _write(folder: Path, wanted: Obj, found: Built, output: str) -> None:
+def _write(folder: Path, wanted: Obj, found: Built, output: str, *, overwrite: bool) -> None:
     from commands.options.clusters import InputError
     from packager.definitions.files import files_of
     from packager.rendering import yaml
@@ -351,6 +372,12 @@ def _write(folder: Path, wanted: Obj, found: Built, output: str) -> None:
     name = f"{wanted['metadata']['name']}.yaml"
     files = {name: yaml.dump(wanted).encode()} if output == "definition" else files_of(found)
     try:
+        different = [path for path in files if not overwrite and _is_different(folder / path, files[path])]
+        if different:
+            raise InputError(
+                f"{folder}: {', '.join(different)} exist with other content; nothing was written. Compare them, then "
+                "add --overwrite"
+            )
         for path, content in files.items():
             target = folder / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -358,6 +385,10 @@ def _write(folder: Path, wanted: Obj, found: Built, output: str) -> None:
             click.echo(f"wrote {target}", err=True)
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}") from None
+
+
+def _is_different(file: Path, content: bytes) -> bool:
+    return file.exists() and file.read_bytes() != content
 
 
 def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]) -> None:
@@ -370,7 +401,9 @@ def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]
     async def run() -> tuple[list[Obj], list[ApplyFailure]]:
         client = ApiClient(await own_configuration(options["kubeconfig"], options["context"]), name="management")
         try:
-            return await _applied(Applier(client), found, secret, partial(_built, wanted, options))
+            applier = Applier(client)
+            identity = secret if options["replace_identity"] else await _keep_identity(applier, secret)
+            return await _applied(applier, found, identity, partial(_built, wanted, options))
         finally:
             await client.close()
 
@@ -386,6 +419,26 @@ def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]
         echo(f"error: {one}", err=True)
     if refused:
         sys.exit(INVALID)
+
+
+async def _keep_identity(applier: Applier, secret: list[Obj]) -> list[Obj]:
+    """Return the identity Secret to apply: none if it exists. Raises `CommandError` if it has another kubeconfig."""
+    from commands.options.clusters import CommandError
+
+    for obj in secret:
+        existing = await applier.read(obj)
+        if existing is None:
+            continue
+        kubeconfig = base64.b64encode(obj["stringData"]["kubeconfig"].encode()).decode()
+        if (existing.get("data") or {}).get("kubeconfig") == kubeconfig:
+            return []
+        name = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+        raise CommandError(
+            f"Secret {name} exists with another kubeconfig, and nothing was applied. To keep it, pass this file as "
+            "--check-kubeconfig instead of --harvester-kubeconfig. To replace it for all clusters that use it, add "
+            "--replace-identity"
+        )
+    return secret
 
 
 async def _applied(

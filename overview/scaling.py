@@ -106,8 +106,9 @@ def _control_plane_checks(parts: Parts, wanted: Scale) -> Iterator[Check]:
         remedy = "Keep at least one, or delete the cluster: caphv delete"
         yield Check("quorum", subject, Result.ERROR, "a cluster without a control plane machine loses its etcd", remedy)
     elif number % 2 == 0:
-        message = f"{number} control plane machines survive no more failures than {number - 1}"
-        yield Check("quorum", subject, Result.WARNING, message, "Use an odd number")
+        message = f"{number} control plane machines survive no more failures than {number - 1}, and need more members"
+        remedy = f"Use {number - 1} or {number + 1}, or add --force"
+        yield Check("quorum", subject, Result.ERROR, f"{message} for a quorum", remedy)
     elif number == 1 and sum(map(clusterapi.is_control_plane, parts.machines)) > 1:
         message = "one control plane machine survives no failure"
         yield Check("quorum", subject, Result.WARNING, message, "Keep three")

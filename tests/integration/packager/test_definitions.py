@@ -149,6 +149,21 @@ def test_generate_applies_and_applies_again(caphv: Caphv, management: ApiServer)
     assert "applied ClusterClass generated/harvester-rke2" in first
     secret = on(management, lambda client: client.get(SECRETS, "demo-harvester-identity", "generated"))
     assert set(secret["data"]) == {"kubeconfig"}
+
+    # The same kubeconfig changes nothing; another one replaces it only on request.
+    caphv("generate", *flags, "--harvester-kubeconfig", str(identity), "--no-harvester", "--apply")
+    administrator = caphv.folder / "administrator.yaml"
+    administrator.write_text(yaml.safe_dump({**management.kubeconfig(), "preferences": {}}))
+    wanted = (*flags, "--harvester-kubeconfig", str(administrator), "--no-harvester", "--apply")
+    refused = caphv("generate", *wanted, expect=1)
+    assert "Secret generated/demo-harvester-identity exists with another kubeconfig" in refused.stderr
+    assert "applied" not in refused.stdout
+    kept = on(management, lambda client: client.get(SECRETS, "demo-harvester-identity", "generated"))
+    assert kept["data"] == secret["data"]
+    caphv("generate", *wanted, "--replace-identity")
+    replaced = on(management, lambda client: client.get(SECRETS, "demo-harvester-identity", "generated"))
+    assert replaced["data"] != secret["data"]
+
     before = on(management, lambda client: client.get(CLUSTERS, "demo", "generated"))
     again = caphv("generate", *flags, "--cni-mtu", "1400", "--apply").stdout
     assert "ClusterClass" not in again

@@ -101,7 +101,7 @@ def test_all_unknown_pools_are_named_at_once_with_what_there_is() -> None:
     )
 
 
-@pytest.mark.parametrize(("number", "result"), [(0, Result.ERROR), (2, Result.WARNING), (3, Result.OK)])
+@pytest.mark.parametrize(("number", "result"), [(0, Result.ERROR), (2, Result.ERROR), (3, Result.OK)])
 def test_the_quorum_of_etcd_is_checked(number: int, result: Result) -> None:
     assert results(plan(topology(Builder(), md=2), number), "quorum") == {"quorum": result}
 
