@@ -190,8 +190,19 @@ def _pools(wanted: NewCluster, found: Surroundings) -> Iterator[Finding]:
         elif found.free(name) is None:
             detail = "its ranges are invalid: correct spec.ranges of the IPPool on Harvester"
             yield Finding(path, Fault.INVALID, detail, value=name)
+        yield from _contradictions(wanted, known.get(name))
     if wanted.balancer_pool and wanted.balancer_pool not in known:
         yield _absent(("spec", "loadBalancer", "ipPoolRef"), wanted.balancer_pool, "IPPool", known)
+
+
+def _contradictions(wanted: NewCluster, pool: Obj | None) -> Iterator[Finding]:
+    """Whether gateway and mask are those of the pool."""
+    addresses = _mapping(wanted.spec.get("addresses"))
+    values = {name: str(addresses.get(name) or "") for name in ("gateway", "subnetMask")}
+    problems = ippool.contradictions(pool, values["gateway"], values["subnetMask"]) if pool else {}
+    for name, problem in problems.items():
+        detail = f"{problem}: correct it, or VMs never report their address"
+        yield Finding(("spec", "addresses", name), Fault.INVALID, detail, value=values[name])
 
 
 def _addresses(wanted: NewCluster, found: Surroundings) -> Iterator[Finding]:

@@ -151,6 +151,31 @@ def in_ranges(ranges: Sequence[Range], address: str) -> bool:
     return parsed is not None and any(parsed in part for part in ranges)
 
 
+def contradictions(pool: Obj, gateway: str, mask: str) -> dict[str, str]:
+    """Return how a gateway and a mask of machines contradict the subnets of a pool, by `gateway` and `subnetMask`.
+
+    A VM with an address of the pool and another mask or gateway reaches no other network: its machine waits forever.
+    Pools whose ranges are invalid, and those of IPv6, contradict nothing here.
+    """
+    subnets: list[ipaddress.IPv4Network] = []
+    for spec in (pool.get("spec") or {}).get("ranges") or ():
+        try:
+            subnets.append(ipaddress.IPv4Network(str(spec.get("subnet") or ""), strict=False))
+        except (AttributeError, ValueError):
+            return {}
+
+    found: dict[str, str] = {}
+    masks = sorted({str(subnet.netmask) for subnet in subnets})
+    name = pool["metadata"]["name"]
+    if mask and masks and mask not in masks:
+        found["subnetMask"] = f"the subnets of IPPool {name} have mask {', '.join(masks)}"
+
+    address = _address(gateway)
+    if address is not None and subnets and not any(address in subnet for subnet in subnets):
+        found["gateway"] = f"it is in no subnet of IPPool {name}: {', '.join(map(str, subnets))}"
+    return found
+
+
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(text)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from caphv.api import names
-from caphv.api.ippool import referenced_pools
+from caphv.api.ippool import contradictions, referenced_pools
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
 from caphv.runtime.kubeconfig import Kubeconfig
 from overview.details import host_ready
@@ -74,6 +74,7 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     yield from _hosts(facts.objects, subject)
     yield from _replicas(facts, subject)
     yield from _pools(facts, subject)
+    yield from _subnets(facts, subject)
     yield from _references(facts, subject)
     yield from _guest_agents(facts.objects, subject, now)
     yield from _orphans(facts, subject)
@@ -196,6 +197,25 @@ def _pools(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
         if report.name not in used and not report.wrong:
             continue
         yield _pool(report, subject, used=report.name in used)
+
+
+def _subnets(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
+    """Machines with another mask or gateway than their pool's never report an address."""
+    pools = {str(pool["metadata"]["name"]): pool for pool in (facts.objects.pools if facts.objects else ())}
+
+    objs = [("HarvesterCluster", obj) for obj in facts.clusters]
+    objs += [("HarvesterMachine", obj) for obj in facts.machines]
+
+    for kind, obj in objs:
+        config = (obj.get("spec") or {}).get("vmNetworkConfig") or {}
+        for name in referenced_pools(config):
+            gateway, mask = str(config.get("gateway") or ""), str(config.get("subnetMask") or "")
+            problems = contradictions(pools[name], gateway, mask) if name in pools else {}
+            for field_name, problem in problems.items():
+                value = gateway if field_name == "gateway" else mask
+                message = f"{kind} {key_of(obj)}: vmNetworkConfig.{field_name} {value}: {problem}"
+                remedy = "Correct it where it is defined: the variable of the topology, the definition or the object"
+                yield Check("pool-subnet", subject, Result.ERROR, message, remedy)
 
 
 def _pool(report: PoolReport, subject: str, *, used: bool) -> Check:

@@ -288,6 +288,22 @@ def test_reference_with_a_namespace_means_the_pool_of_that_name() -> None:
     assert one(harvester.checks(facts, NOW), "pools").result is Result.OK
 
 
+def test_gateway_and_mask_of_another_subnet_than_the_pools_are_errors() -> None:
+    config = {"ipPoolRef": "machines", "gateway": "10.9.0.1", "subnetMask": "255.255.0.0"}
+    cluster = {"metadata": {"name": "shop", "namespace": "team"}, "spec": {"vmNetworkConfig": config}}
+    ranges = [{"subnet": "10.0.0.0/17", "gateway": "10.0.0.1"}]
+    pools = [{"metadata": {"name": "machines"}, "spec": {"ranges": ranges}}]
+    facts = harvester_facts(clusters=[cluster], objects=replace(objects(), pools=pools))
+
+    checks = found(harvester.checks(facts, NOW), "pool-subnet")
+
+    assert {check.result for check in checks} == {Result.ERROR}
+    messages = " ".join(check.message for check in checks)
+    assert "vmNetworkConfig.subnetMask 255.255.0.0" in messages
+    assert "vmNetworkConfig.gateway 10.9.0.1" in messages
+    assert "HarvesterCluster team/shop" in messages
+
+
 def test_more_replicas_of_a_volume_than_hosts_are_a_warning() -> None:
     classes = [{"metadata": {"name": "longhorn"}, "parameters": {"numberOfReplicas": "3"}}]
     assert one(harvester.checks(harvester_facts(storage_classes=classes), NOW), "longhorn-replicas").wrong

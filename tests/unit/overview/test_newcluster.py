@@ -207,3 +207,19 @@ def test_what_may_not_be_listed_is_not_missing() -> None:
     found = surroundings(images=[], key_pairs=[], networks=[], pools=[], classes=None, unseen=hidden)
     wanted = definition(addresses={"ipPoolRefs": ["machines"]}, loadBalancer={"ipPoolRef": "balancers"})
     assert lines(wanted, found, *machines(3, 2)) == []
+
+
+@pytest.mark.parametrize(
+    ("gateway", "mask", "fields"),
+    [
+        ("10.0.0.1", "255.255.255.0", []),
+        ("10.0.0.1", "255.255.0.0", ["subnetMask"]),
+        ("10.0.1.1", "255.255.255.0", ["gateway"]),
+        ("172.16.0.1", "255.255.128.0", ["subnetMask", "gateway"]),
+    ],
+)
+def test_gateway_and_mask_are_those_of_the_pool(gateway: str, mask: str, fields: list[str]) -> None:
+    addresses = {"ipPoolRefs": ["machines"], "gateway": gateway, "subnetMask": mask}
+    found = findings(NewCluster(definition(addresses=addresses), machines(1)), surroundings())
+    assert [finding.path[-1] for finding in found] == fields
+    assert not any(finding.advice for finding in found)
