@@ -182,7 +182,7 @@ def test_generate_applies_and_applies_again(caphv: Caphv, management: ApiServer)
 def test_what_the_api_server_refuses_is_reported_and_the_rest_is_applied(caphv: Caphv) -> None:
     large = definition("large")
     # An API server takes 256 KiB of annotations.
-    large["metadata"]["annotations"] = {"example.com/note": "much " * 60_000}
+    large["metadata"]["annotations"] = {f"example.com/note-{number}": "much " * 12_000 for number in range(5)}
     (caphv.folder / "large.yaml").write_text(text(large))
     done = caphv("generate", "--definition", str(caphv.folder / "large.yaml"), "--apply", expect=1)
     assert "error: Cluster team-a/large: " in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -214,21 +215,21 @@ def test_nothing_to_remove_is_fine(servers: Servers) -> None:
 @pytest.mark.parametrize(
     ("found", "runs"),
     [
-        (lease(1), True),
-        (lease(1, name=f"blue-{LEASE}"), True),
-        (lease(60), False),
-        (lease(1, holder=""), False),
-        (lease(1, name="another"), False),
-        ({**lease(1), "spec": {"holderIdentity": "a", "renewTime": "soon", "leaseDurationSeconds": 15}}, False),
-        ({**lease(1), "spec": None}, False),
+        (lambda: lease(1), True),
+        (lambda: lease(1, name=f"blue-{LEASE}"), True),
+        (lambda: lease(60), False),
+        (lambda: lease(1, holder=""), False),
+        (lambda: lease(1, name="another"), False),
+        (lambda: {**lease(1), "spec": {"holderIdentity": "a", "renewTime": "soon", "leaseDurationSeconds": 15}}, False),
+        (lambda: {**lease(1), "spec": None}, False),
     ],
     ids=["held", "of a watch filter", "expired", "released", "of another", "unreadable", "empty"],
 )
 def test_provider_that_runs_is_named_because_it_sets_the_finalizers_again(
-    servers: Servers, found: Obj, runs: bool
+    servers: Servers, found: Callable[[], Obj], runs: bool
 ) -> None:
     servers.management.put(secret("one", FINALIZER))
-    servers.management.put(found)
+    servers.management.put(found())
     result = servers.caphv(*REMOVE, "--dry-run")
     assert ("a provider is running" in result.stderr) is runs
 
