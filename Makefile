@@ -97,6 +97,7 @@ lint: lint-code ## Check format, lint, types, import contracts and generated fil
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python -m caphv.api.crds --check
 	$(BIN)/python -m caphv.api.reference --check
+	$(BIN)/python -m caphv.api.supported --check
 	$(BIN)/python -m release.ruletables --check
 	$(BIN)/python -m release.webhooks --check
 	$(BIN)/python -m release.clusterclasses --check
@@ -108,6 +109,7 @@ format: setup ## Format the code and apply safe lint fixes
 generate: setup ## Write the files generated from schemas, clusterclass/ and code
 	$(BIN)/python -m caphv.api.crds
 	$(BIN)/python -m caphv.api.reference
+	$(BIN)/python -m caphv.api.supported
 	$(BIN)/python -m release.ruletables
 	$(BIN)/python -m release.webhooks
 	$(BIN)/python -m release.clusterclasses

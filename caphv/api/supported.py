@@ -6,13 +6,16 @@ The table is `supported.json` next to this module. Rendering, rules and doctor r
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+MARK = "<!-- Generated from caphv/api/supported.json: python -m caphv.api.supported -->"
 _TABLE = Path(__file__).with_name("supported.json")
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,6}))?")
 Version = tuple[int, ...]
@@ -85,6 +88,22 @@ def parse(version: str) -> Version:
     return tuple(int(part) for part in match.groups() if part is not None) if match else ()
 
 
+def page(table: Support) -> str:
+    """Return the Markdown of `docs/reference/support.md`."""
+    rows = [
+        f"| {component.title} | {_range(component)} | {component.why} | {component.tested} |"
+        for component in table.components.values()
+    ]
+    head = ["# What is supported", "", "`caphv doctor` compares versions that it sees with this table.", ""]
+    return "\n".join([*head, "| Program | Releases | Why | Tested how |", "|---|---|---|---|", *rows, "", MARK, ""])
+
+
+def _range(component: Component) -> str:
+    same = component.oldest.startswith(component.newest)
+    text = f"{component.newest}, from {component.oldest}" if same else f"{component.oldest} to {component.newest}"
+    return text + "".join(f", not {release}: {reason}" for release, reason in component.broken.items())
+
+
 @cache
 def support() -> Support:
     """Return the shipped table."""
@@ -97,3 +116,21 @@ def support() -> Support:
     }
     patches = {parse(minor): int(patch) for minor, patch in content["helmController"]["retry"].items()}
     return Support(components, patches)
+
+
+def main() -> int:
+    """Write the page, or check with `--check` that it is fresh."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail on a stale page")
+    file, content = Path("docs/reference/support.md"), page(support())
+    if not parser.parse_args().check:
+        file.write_text(content, encoding="utf-8")
+        return 0
+    fresh = file.is_file() and file.read_text(encoding="utf-8") == content
+    if not fresh:
+        sys.stderr.write(f"{file} is stale: run python -m caphv.api.supported\n")
+    return 0 if fresh else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

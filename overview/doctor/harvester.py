@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from caphv.api import names
 from caphv.api.ippool import contradictions, referenced_pools
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
+from caphv.api.supported import support
 from caphv.runtime.kubeconfig import Kubeconfig
 from overview.details import host_ready
 from overview.doctor import guests, pitfalls
@@ -24,7 +25,6 @@ _WITNESS = "node-role.harvesterhci.io/witness"
 _SCARCE = 0.1
 _AGENT_PATIENCE = timedelta(minutes=10)
 _SHOWN = 5
-_OLDEST = (1, 7)
 _TAG = re.compile(r"/harvester:v(\d{1,3})\.(\d{1,3})\.")
 
 
@@ -131,9 +131,8 @@ def _version(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
     if release is None:
         return
     version = f"v{release[0]}.{release[1]}"
-    if release < _OLDEST:
-        message = f"Harvester {version} is older than v{_OLDEST[0]}.{_OLDEST[1]}, the oldest that is supported"
-        yield Check("harvester-version", subject, Result.WARNING, message, "Upgrade Harvester")
+    if problem := support().components["harvester"].problem(version):
+        yield Check("harvester-version", subject, Result.WARNING, problem, "Run a supported release of Harvester")
     else:
         yield ok("harvester-version", subject, f"Harvester {version}")
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of, key_of, labels_of
+from caphv.api.supported import support
 from overview.doctor.model import Check, Result, ok, skipped
 from overview.objects import Unseen, condition_of
 
 SUBJECT = "management cluster"
 _SOON = timedelta(days=7)
 _LEASE_SECONDS = 60.0
+_FLEET_TAG = re.compile(r"/fleet:(v\d{1,4}\.\d{1,4}\.\d{1,6})")
 _INJECT = "cert-manager.io/inject-ca-from"
 _LOGS = "kubectl logs -n {namespace} deployment/caphv-controller-manager -c manager"
 
@@ -34,6 +37,8 @@ class ManagementFacts:
     cert_manager: list[Obj] | None = None
     """Deployments of cert-manager, None where they may not be read."""
     fleet_clusters: list[Obj] = field(default_factory=list)
+    fleet: Obj | None = None
+    """Deployment of Fleet's controller, None where there is none."""
     unseen: list[Unseen] = field(default_factory=list)
 
     def why_unseen(self, what: str) -> str:
@@ -50,6 +55,21 @@ def checks(facts: ManagementFacts, now: datetime) -> Iterator[Check]:
     yield from _webhooks(facts)
     yield from _cert_manager(facts)
     yield from _certificates(facts, now)
+    yield from _fleet(facts)
+
+
+def _fleet(facts: ManagementFacts) -> Iterator[Check]:
+    """Whether the bundles were made for this Fleet, by the image of its controller."""
+    template = ((facts.fleet or {}).get("spec") or {}).get("template") or {}
+    containers: list[Obj] = (template.get("spec") or {}).get("containers") or []
+    images = (_FLEET_TAG.search(str(container.get("image") or "")) for container in containers)
+    version = next((match[1] for match in images if match), "")
+    if not version:
+        return
+    if problem := support().components["fleet"].problem(version):
+        yield Check("fleet-version", SUBJECT, Result.WARNING, problem, "Run a supported release of Fleet")
+    else:
+        yield ok("fleet-version", SUBJECT, f"Fleet {version}")
 
 
 def _cluster_api(facts: ManagementFacts) -> Iterator[Check]:

@@ -51,6 +51,8 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     facts.crds = [crd for crd in crds if crd]
     facts.certificates = await _list(client, facts, resources.CERTIFICATES, namespace)
     facts.fleet_clusters = await _list(client, facts, resources.FLEET_CLUSTERS, "")
+    if facts.fleet_clusters:
+        facts.fleet = await _get(client, facts, DEPLOYMENTS, "cattle-fleet-system", "fleet-controller")
     with suppress(ApiError):
         facts.cert_manager = await list_all(client, DEPLOYMENTS, label_selector=_CERT_MANAGER)
     entries = (facts.webhooks or {}).get("webhooks") or []

@@ -213,6 +213,23 @@ def _installed_by_fleet(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
         yield Finding(("cni", "name"), Fault.FORBIDDEN, detail, value=cni["name"])
 
 
+@RULES.rule(
+    "cni-workers", ("Cluster",), "A CNI that Fleet installs must have a worker to be installed from.", advice=True
+)
+def _installed_from_a_worker(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    """Fleet's agent does not tolerate the taint of control plane nodes."""
+    topology = at(facts.cluster, "spec", "topology")
+    by_fleet = values["distribution"] not in _WITH_HELM_CONTROLLER and values["cni"]["name"] != "none"
+    if not by_fleet or not at(topology, "controlPlane", "replicas"):
+        return
+    if not any(pool.get("replicas", 1) for pool in at(topology, "workers", "machineDeployments") or ()):
+        detail = (
+            "Fleet's agent installs the CNI and runs on workers only, so that this cluster gets no network: add a "
+            "worker, or have control plane nodes without taint (nodeRegistration.taints: [])"
+        )
+        yield Finding(("cni", "name"), Fault.UNSUPPORTED, detail, value=values["cni"]["name"])
+
+
 @RULES.rule("cni-installed", ("Cluster",), "The CNI must be the one that the control plane installs.")
 def _installed(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     """RKE2 installs the CNI of its control plane's configuration; bundles can only configure that one."""

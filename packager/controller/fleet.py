@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from caphv.api.object import Key, Obj, labels_of
 from caphv.api.resources import FLEET_GROUP
 from caphv.runtime.cache import Change
+from caphv.runtime.text import Limits, TextError, load_yaml
 from packager.addons.merge import at
 from packager.addons.settings import AddonSettings
 from packager.controller.informers import OptionalKinds
@@ -21,6 +22,17 @@ _BUNDLE = (FLEET_GROUP, "Bundle")
 _GIT_REPO = (FLEET_GROUP, "GitRepo")
 _COMMIT_LABEL = "fleet.cattle.io/commit"
 _LONGEST = 300
+_MOST_FIELDS = 3
+_LIMITS = Limits(size=64 * 1024, nodes=10_000, seconds=1)
+_MODIFIED = "Modified"
+_HINTS = {
+    "WaitApplied": (
+        "its agent has not applied it; if that stays, the log of Deployment cattle-fleet-system/fleet-agent in the "
+        "cluster says why"
+    ),
+    _MODIFIED: "another client changed its objects; caphv bundles trace names the field and who wrote it",
+}
+"""What to do about a state that Fleet does not explain."""
 NOT_PROCESSED = "Fleet has not processed it yet"
 """What is to say of a Bundle for which `is_processed` does not hold."""
 
@@ -146,8 +158,55 @@ def _problem(bundle: Obj) -> str:
     if not status["desired"]:
         return "no cluster of Fleet matches it yet"
     if status["ready"] < status["desired"]:
-        return status["state"] or "NotReady"
+        state = status["state"] or "NotReady"
+        return f"{state}: {_HINTS[state]}" if state in _HINTS else state
     return ""
+
+
+def explained(row: Obj) -> str:
+    """Return why a bundle is not ready in a cluster, from a row of `nonReadyResources`; empty if it does not say.
+
+    Of changed objects the fields are named, never their values: those of a Secret must not get into a condition.
+    """
+    if row.get("bundleState") == _MODIFIED or not row.get("message"):
+        for modified in row.get("modifiedStatus") or ():
+            return f"{_object(modified)} {_change(modified)}"
+    if row.get("message"):
+        # Fleet's own text of a change ends with the patch.
+        return str(row["message"]).partition(" {")[0]
+    for unready in row.get("nonReadyStatus") or ():
+        messages = at(unready, "summary", "message") or ()
+        return ": ".join([f"{_object(unready)} is not ready", *map(str, messages)])
+    return ""
+
+
+def _object(row: Obj) -> str:
+    name = "/".join(filter(None, (row.get("namespace"), row.get("name"))))
+    return f"{row.get('kind')} {name}"
+
+
+def _change(row: Obj) -> str:
+    if row.get("delete"):
+        return "should not exist"
+    if row.get("missing"):
+        return "is not labelled as Fleet's: another client applied it" if row.get("exist") else "is missing"
+    try:
+        fields = [".".join(path) for path in _leaves(load_yaml(str(row.get("patch") or "{}"), _LIMITS))]
+    except TextError:
+        fields = []
+    if not fields:
+        return "was changed"
+    more = f" and {len(fields) - _MOST_FIELDS} more" if len(fields) > _MOST_FIELDS else ""
+    return f"was changed in {', '.join(fields[:_MOST_FIELDS])}{more}"
+
+
+def _leaves(patch: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of fields in a merge patch."""
+    if isinstance(patch, dict) and patch:
+        for name, value in patch.items():
+            yield from _leaves(value, (*path, str(name)))
+    elif path:
+        yield path
 
 
 def reads(git_repo: Obj, folder: str) -> bool:
@@ -175,7 +234,7 @@ def slim_bundle(bundle: Obj) -> Obj | None:
             "desired": int(summary.get("desiredReady") or 0),
             "ready": int(summary.get("ready") or 0),
             "state": str(at(bundle, "status", "display", "state") or ""),
-            "message": _first(row.get("message") for row in summary.get("nonReadyResources") or ()),
+            "message": _first(map(explained, summary.get("nonReadyResources") or ())),
         },
     }
 

@@ -59,6 +59,11 @@ def deployment(ready: int) -> Obj:
 CERT_MANAGER = {"metadata": {"namespace": "cert-manager", "name": "cainjector"}, "status": {"replicas": 1}}
 
 
+def fleet_of(version: str) -> Obj:
+    image = f"registry.example.com/rancher/fleet:{version}"
+    return {"spec": {"template": {"spec": {"containers": [{"image": image}]}}}}
+
+
 def facts(**fields: Any) -> ManagementFacts:
     """A management cluster where all is well."""
     fine: dict[str, Any] = {
@@ -96,6 +101,9 @@ def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() ->
         ({"endpoints": []}, "webhooks", Result.ERROR, "no ready endpoint"),
         ({"cert_manager": []}, "cert-manager", Result.ERROR, "which does not run here"),
         ({"cert_manager": [CERT_MANAGER]}, "cert-manager", Result.ERROR, "cert-manager/cainjector"),
+        ({"fleet": fleet_of("v0.16.1")}, "fleet-version", Result.OK, "Fleet v0.16.1"),
+        ({"fleet": fleet_of("v0.12.3")}, "fleet-version", Result.WARNING, "older than 0.13.0"),
+        ({"fleet": fleet_of("v0.15.0")}, "fleet-version", Result.WARNING, "leaves what others changed"),
         ({"unseen": [Unseen("deployments", "forbidden")]}, "provider", Result.SKIPPED, "forbidden"),
     ],
 )

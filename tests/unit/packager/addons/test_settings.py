@@ -40,6 +40,18 @@ def test_defaults_come_from_the_cluster() -> None:
     assert (found.single_node, found.fleet.imported_by, found.packaging) == (True, "caapf", Packaging.CHART)
 
 
+@pytest.mark.parametrize(
+    ("workers", "is_reported"),
+    [([], True), ([{"name": "a", "replicas": 0}], True), ([{"name": "a", "replicas": 1}], False), ([{}], False)],
+)
+def test_a_cni_of_fleet_needs_a_worker(workers: list[Obj], is_reported: bool) -> None:
+    topology = {**KUBEADM["topology"], "controlPlane": {"replicas": 3}, "workers": {"machineDeployments": workers}}
+    facts = cluster("a", {"cni": {"name": "calico"}}, spec={**KUBEADM, "topology": topology})
+    assert list(faults(facts).values()) == (["cni-workers"] if is_reported else [])
+    without = cluster("a", {"cni": {"name": "none"}}, spec={**KUBEADM, "topology": topology})
+    assert faults(without) == {}
+
+
 def test_later_sources_win_field_by_field() -> None:
     facts = cluster("a", {"cni": {"encapsulation": "VXLAN"}}, labels={"cni": "calico"})
     metadata = facts.cluster["metadata"]

@@ -175,8 +175,58 @@ def test_what_fleet_says_of_a_bundle() -> None:
     assert problems(bundle(commit="c" * 40)) == (), "a commit that is unknown here may be a newer one"
     assert problems(bundle(commit=OLDER)) == (f"cni: Fleet is still at commit {OLDER[:12]}",)
     assert problems(bundle(0, 0)) == ("cni: no cluster of Fleet matches it yet",)
-    assert problems(bundle(1, 0, state="WaitApplied")) == ("cni: WaitApplied",)
+    (waiting,) = problems(bundle(1, 0, state="WaitApplied"))
+    assert waiting.startswith("cni: WaitApplied: its agent has not applied it")
+    assert "cattle-fleet-system/fleet-agent" in waiting
     assert problems(bundle(1, 0, state="ErrApplied", message="no route")) == ("cni: ErrApplied: no route",)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (
+            {
+                "bundleState": "Modified",
+                "message": 'secret.v1 kube-system/tls modified {"data":{"key":"c2VjcmU"}}',
+                "modifiedStatus": [
+                    {
+                        "kind": "Secret",
+                        "namespace": "kube-system",
+                        "name": "tls",
+                        "patch": '{"data":{"key":"c2VjcmU"}}',
+                    }
+                ],
+            },
+            "Secret kube-system/tls was changed in data.key",
+        ),
+        (
+            {"bundleState": "Modified", "message": 'secret.v1 kube-system/tls modified {"data":{"key":"c2VjcmU"}}'},
+            "secret.v1 kube-system/tls modified",
+        ),
+        (
+            {"modifiedStatus": [{"kind": "ConfigMap", "name": "a", "patch": '{"data":{"a":1,"b":1,"c":1,"d":1}}'}]},
+            "ConfigMap a was changed in data.a, data.b, data.c and 1 more",
+        ),
+        ({"modifiedStatus": [{"kind": "ConfigMap", "name": "a", "missing": True}]}, "ConfigMap a is missing"),
+        (
+            {"modifiedStatus": [{"kind": "HelmChartConfig", "name": "a", "missing": True, "exist": True}]},
+            "HelmChartConfig a is not labelled as Fleet's: another client applied it",
+        ),
+        ({"modifiedStatus": [{"kind": "ConfigMap", "name": "a", "delete": True}]}, "ConfigMap a should not exist"),
+        ({"modifiedStatus": [{"kind": "ConfigMap", "name": "a", "patch": "{"}]}, "ConfigMap a was changed"),
+        (
+            {"nonReadyStatus": [{"kind": "Deployment", "name": "a", "summary": {"message": ["no replicas"]}}]},
+            "Deployment a is not ready: no replicas",
+        ),
+        (
+            {"bundleState": "ErrApplied", "message": 'conflict with "operator": .spec.calicoNetwork.ipPools'},
+            'conflict with "operator": .spec.calicoNetwork.ipPools',
+        ),
+        ({"bundleState": "WaitApplied"}, ""),
+    ],
+)
+def test_why_a_bundle_is_not_ready_names_objects_and_fields_without_values(row: Obj, reason: str) -> None:
+    assert fleet.explained(row) == reason
 
 
 def test_a_bundle_is_not_ready_by_the_summary_of_an_earlier_deployment() -> None:
