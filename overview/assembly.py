@@ -132,11 +132,14 @@ def _groups(parts: Parts, deployments: list[Obj]) -> tuple[Group, ...]:
 
 def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...]) -> Group:
     spec, status = (obj or {}).get("spec") or {}, (obj or {}).get("status") or {}
-    ready = sum(machine.ready for machine in machines)
+    available = sum(map(_available, machines))
     replicas = Replicas(
         desired=int(spec.get("replicas", len(machines)) or 0),
         current=len(machines),
-        available=int(status.get("availableReplicas") or status.get("readyReplicas") or 0) if obj else ready,
+        # CAPK3s omits `unavailableReplicas` at 0, from which the core would know what is available.
+        available=available
+        if machines or not obj
+        else int(status.get("availableReplicas") or status.get("readyReplicas") or 0),
         up_to_date=int(_first(status, "upToDateReplicas", "updatedReplicas") or 0) if obj else len(machines),
     )
     template = (spec.get("template") or {}).get("spec") or {}
@@ -173,6 +176,10 @@ def _machine(obj: Obj, own: Obj | None) -> Machine:
     )
 
 
+def _available(machine: Machine) -> bool:
+    return next((each.status == "True" for each in machine.conditions if each.type == "Available"), machine.ready)
+
+
 def _machine_ready(obj: Obj, own: Obj | None) -> bool:
     ready = condition_of(obj, "Ready") or condition_of(own, ConditionType.READY)
     return bool(ready.get("status") == "True")
@@ -195,10 +202,12 @@ def _replicas(cluster: Obj, part: str, of_groups: Replicas) -> Replicas:
     counts = status.get(part) or (status.get("v1beta2") or {}).get(part)
     if not isinstance(counts, Mapping) or "desiredReplicas" not in counts:
         return of_groups
+    current = int(counts.get("replicas", of_groups.current) or 0)
     return Replicas(
         desired=int(counts["desiredReplicas"] or 0),
-        current=int(counts.get("replicas", of_groups.current) or 0),
-        available=int(counts.get("availableReplicas", of_groups.available) or 0),
+        current=current,
+        # The core keeps an old number where a control plane provider omits what it derives it from.
+        available=of_groups.available if of_groups.current == current else int(counts.get("availableReplicas") or 0),
         up_to_date=int(counts.get("upToDateReplicas", of_groups.up_to_date) or 0),
     )
 

@@ -10,12 +10,13 @@ from caphv.api import resources
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import FORCE_DELETE_ANNOTATION, ConditionType, generated_names
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of
-from overview.diagnosis import PATIENCE, Parts
+from overview.diagnosis import PATIENCE, Parts, release_step, subject_of
 from overview.objects import ManagementObjects, by_cluster, by_key, condition_of
-from overview.remedies import Subject, next_step, resume_command
+from overview.remedies import next_step, resume_command
 
-_HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/"
-_DRAIN_HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io/"
+# CAPK3s sets the first one without a name behind it.
+_HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io"
+_DRAIN_HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io"
 _PAUSED = "the end of its pause, until which no controller acts"
 
 
@@ -127,7 +128,8 @@ def _machines(parts: Parts, now: datetime) -> Iterator[PendingDeletion]:
         reason = " ".join(str(condition.get("message") or "").split()) or str(condition.get("reason") or "")
         if hooks and not reason:
             reason = f"the hook {hooks[0].rpartition('/')[2]} of its control plane provider"
-        step = f"See kubectl describe machine {machine['metadata']['name']} -n {parts.key.namespace}"
+        step = release_step(parts, machine, now)
+        step = step or f"See kubectl describe machine {machine['metadata']['name']} -n {parts.key.namespace}"
         yield _wait(machine, "Machine", reason or "Cluster API's core", step, now)
 
 
@@ -148,11 +150,7 @@ def _infrastructure(parts: Parts, obj: Obj, kind: str, now: datetime) -> Pending
     conditions = [condition for each in order if (condition := condition_of(obj, each)).get("status", "True") != "True"]
     condition = conditions[0] if conditions else {}
     message = str(condition.get("message") or "the provider: it has not reported yet")
-    spec = (parts.harvester_cluster or {}).get("spec") or {}
-    secret = spec.get("identitySecret") or {}
-    identity = f"{secret.get('namespace')}/{secret.get('name')}" if secret else ""
-    subject = Subject(*parts.key, kind, obj["metadata"]["name"], identity, str(spec.get("targetNamespace") or ""))
-    step = next_step(str(condition.get("reason") or ""), subject) if condition else ""
+    step = next_step(str(condition.get("reason") or ""), subject_of(parts, obj, kind)) if condition else ""
     return _wait(obj, kind, message, step, now)
 
 

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from caphv.api import clusterapi
-from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Key, Obj, being_deleted, key_of
+from caphv.api.names import RKE2_HOOK, ConditionType, Reason
+from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of
 from overview.model import Problem, Severity
 from overview.objects import condition_of, conditions_of
 from overview.remedies import Subject, next_step, resume_command
 
 # What is still in progress after this time counts as a problem.
 PATIENCE = timedelta(minutes=15)
+# A hook that is still there after this time is not removed any more.
+HOOK_PATIENCE = timedelta(minutes=2)
 # In this order each gates the next.
 _GATES = (
     ConditionType.HARVESTER_CONNECTION_READY,
@@ -90,6 +92,18 @@ class Parts:
         """Namespace and name of the Cluster."""
         return key_of(self.cluster)
 
+    def machine_of(self, harvester_machine: Obj) -> Obj | None:
+        """The Machine of a HarvesterMachine, whose name may differ."""
+        key = key_of(harvester_machine)
+        return next(
+            (
+                machine
+                for machine in self.machines
+                if Key(key_of(machine).namespace, clusterapi.infrastructure_ref(machine)[1]) == key
+            ),
+            None,
+        )
+
     def harvester_machine_of(self, machine: Obj) -> Obj | None:
         """The HarvesterMachine of a Machine."""
         _, name = clusterapi.infrastructure_ref(machine)
@@ -138,7 +152,7 @@ def _deletion(parts: Parts, now: datetime) -> Iterator[Problem]:
     message = str(condition_of(parts.cluster, "Deleting").get("message") or "")
     if not message and parts.machines:
         message = f"waiting for {len(parts.machines)} machines, first {parts.machines[0]['metadata']['name']}"
-    subject = _subject(parts, parts.cluster, "Cluster")
+    subject = subject_of(parts, parts.cluster, "Cluster")
     text = f"being deleted: {_flat(message) or 'waiting for its infrastructure'}"
     yield Problem(waiting, (_name(parts.cluster, "Cluster"),), "Deleting", text, next_step("Deleting", subject), since)
 
@@ -176,6 +190,10 @@ def _machines(parts: Parts, now: datetime, infrastructure: bool) -> Iterator[Pro
         own = parts.harvester_machine_of(machine)
         if own is not None:
             owned.add(key_of(own))
+        waiting = _bootstrap(parts, machine, now) or _etcd(parts, machine, now)
+        if waiting is not None:
+            yield waiting
+            continue
         found = list(_of_infrastructure(parts, own, now, infrastructure)) if own else []
         yield from found
         if not any(problem.severity is not Severity.WARNING for problem in found):
@@ -183,6 +201,57 @@ def _machines(parts: Parts, now: datetime, infrastructure: bool) -> Iterator[Pro
     for key, own in parts.harvester_machines.items():
         if key not in owned:
             yield from _of_infrastructure(parts, own, now, infrastructure)
+
+
+def _bootstrap(parts: Parts, machine: Obj, now: datetime) -> Problem | None:
+    """Say that a machine waits for bootstrap data, of whom and since when: the provider's conditions may say nothing.
+
+    CAPRKE2 reports values that it cannot use in its log only.
+    """
+    spec = machine.get("spec") or {}
+    ref = (spec.get("bootstrap") or {}).get("configRef") or {}
+    if not ref or clusterapi.bootstrap_secret_name(machine) or being_deleted(machine):
+        return None
+    if not clusterapi.infrastructure_provisioned(parts.cluster) and parts.harvester_cluster is not None:
+        return None
+
+    condition = condition_of(machine, "BootstrapConfigReady")
+    message = _flat(str(condition.get("message") or ""))
+    if message.startswith(_CONSEQUENCES):
+        return None
+    since = str(condition.get("lastTransitionTime") or machine["metadata"].get("creationTimestamp") or "")
+    severity = Severity.WAITING if _age(since, now) <= PATIENCE else Severity.ERROR
+    kind, name = str(ref.get("kind") or ""), str(ref.get("name") or "")
+    detail = f" ({message})" if message else ""
+    cause = f"waiting since {since} for the bootstrap provider to create the data of {kind} {name}{detail}"
+    step = next_step("WaitingForBootstrapData", subject_of(parts, machine, "Machine"), kind)
+    return Problem(severity, (_name(machine, "Machine"),), "WaitingForBootstrapData", cause, step, since)
+
+
+def _etcd(parts: Parts, machine: Obj, now: datetime) -> Problem | None:
+    """Say that the deletion of a machine hangs: CAPRKE2 waits for an annotation of its Node, which was deleted."""
+    deleting, node = condition_of(machine, "Deleting"), condition_of(machine, "NodeHealthy")
+    if (
+        RKE2_HOOK not in annotations_of(machine)
+        or deleting.get("reason") != "WaitingForPreTerminateHook"
+        or node.get("reason") != "NodeDeleted"
+    ):
+        return None
+    since = str(deleting.get("lastTransitionTime") or "")
+    name = ((machine.get("status") or {}).get("nodeRef") or {}).get("name") or ""
+    severity = Severity.ERROR if _age(since, now) > HOOK_PATIENCE else Severity.WAITING
+    cause = (
+        f"its deletion waits for hook {RKE2_HOOK.rpartition('/')[2]}: the RKE2 provider reads from Node {name} that "
+        "the etcd member was removed, and the Node was deleted"
+    )
+    step = next_step("EtcdMemberNotReleased", subject_of(parts, machine, "Machine"))
+    return Problem(severity, (_name(machine, "Machine"),), "EtcdMemberNotReleased", cause, step, since)
+
+
+def release_step(parts: Parts, machine: Obj, now: datetime) -> str:
+    """Return the command that ends the wait of a deletion for an etcd member; empty if it waits for something else."""
+    problem = _etcd(parts, machine, now)
+    return problem.next_step if problem else ""
 
 
 def _of_infrastructure(parts: Parts, own: Obj, now: datetime, infrastructure: bool) -> Iterator[Problem]:
@@ -200,7 +269,7 @@ def _of_machine(parts: Parts, machine: Obj, own: Obj | None, now: datetime) -> I
     _, name = clusterapi.infrastructure_ref(machine)
     if own is None and name and parts.complete and not being_deleted(machine):
         cause = f"HarvesterMachine {name}, which the Machine refers to, does not exist"
-        step = f"Replace the machine: kubectl delete machine {machine['metadata']['name']} -n {parts.key.namespace}"
+        step = next_step("NodeDeleted", subject_of(parts, machine, "Machine"))
         yield Problem(Severity.ERROR, (_name(machine, "Machine"),), "NotFound", cause, step)
         return
     for kind in ("Deleting", "BootstrapConfigReady", "NodeHealthy"):
@@ -233,7 +302,7 @@ def _problem(parts: Parts, obj: Obj, kind: str, condition: Obj, now: datetime) -
     reason, since = str(condition.get("reason") or ""), str(condition.get("lastTransitionTime") or "")
     message = _flat(str(condition.get("message") or "")) or f"{condition['type']} is {condition['status']}"
     severity = _severity(obj, kind, condition, _age(since, now))
-    subject = _subject(parts, obj, kind)
+    subject = subject_of(parts, obj, kind)
     return Problem(severity, (_name(obj, kind),), reason, message, next_step(reason, subject), since)
 
 
@@ -262,11 +331,22 @@ def _merged(problems: Iterable[Problem]) -> Iterator[Problem]:
         yield Problem(worst.severity, objects, worst.reason, worst.cause, worst.next_step, worst.since)
 
 
-def _subject(parts: Parts, obj: Obj, kind: str) -> Subject:
+def subject_of(parts: Parts, obj: Obj, kind: str) -> Subject:
+    """Return what a remedy may name for an object of a cluster."""
+    machine = obj if kind == "Machine" else parts.machine_of(obj) if kind == "HarvesterMachine" else None
     spec = (parts.harvester_cluster or {}).get("spec") or {}
     secret = spec.get("identitySecret") or {}
     identity = f"{secret.get('namespace')}/{secret.get('name')}" if secret else ""
-    return Subject(*parts.key, kind, obj["metadata"]["name"], identity, str(spec.get("targetNamespace") or ""))
+    return Subject(
+        *parts.key,
+        kind,
+        obj["metadata"]["name"],
+        identity,
+        str(spec.get("targetNamespace") or ""),
+        machine=key_of(machine).name if machine else "",
+        deleting=machine is not None and being_deleted(machine),
+        topology=bool((parts.cluster.get("spec") or {}).get("topology")),
+    )
 
 
 def _name(obj: Obj, kind: str) -> str:

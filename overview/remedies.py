@@ -13,7 +13,12 @@ from caphv.api.object import Obj, annotations_of
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a sentence may name: the cluster, the object with the condition, and the identity Secret."""
+    """What a sentence may name: the cluster, the object with the condition, and the identity Secret.
+
+    `machine` is the Machine that the object belongs to: its owner replaces that one, never the HarvesterMachine, whose
+    name differs. `deleting` says that the Machine is being deleted already, `topology` that the Cluster has a topology,
+    so that templates are not edited by hand.
+    """
 
     namespace: str
     cluster: str
@@ -21,6 +26,9 @@ class Subject:
     name: str
     identity: str = ""
     target: str = ""
+    machine: str = ""
+    deleting: bool = False
+    topology: bool = False
 
     @property
     def describe(self) -> str:
@@ -34,7 +42,18 @@ _NEW_IDENTITY = (
     "| kubectl apply -f -"
 )
 _ROTATE = "Replace its token: caphv identity rotate {identity_namespace}/{identity_name}"
-_LOOK = "See its Events: {describe}"
+_LOOK = "Read what it reports: {describe}"
+_REPLACE = "kubectl delete machine {machine} -n {namespace}"
+_DELETING = "Its Machine is being deleted. See what that waits for: kubectl describe machine {machine} -n {namespace}"
+_WITHOUT_MACHINE = "No Machine owns it. Delete it: kubectl delete {kind} {name} -n {namespace}"
+_CORRECT_TEMPLATE = (
+    "Create a corrected HarvesterMachineTemplate under another name, reference it in the control plane or "
+    f"MachineDeployment, then replace the machine: {_REPLACE}"
+)
+_CORRECT_VARIABLE = (
+    "Correct spec.topology.variables: kubectl edit cluster {cluster} -n {namespace}. Then replace the machine, which "
+    f"keeps the former values: {_REPLACE}"
+)
 _POOLS = "Find leaked addresses: caphv pools audit -n {namespace}. Otherwise add a range or a pool to ipPoolRefs"
 _LOGS = "Check the provider's log: kubectl logs -n caphv-system deployment/caphv-controller-manager -c manager"
 
@@ -52,12 +71,10 @@ _BY_REASON: dict[str, str] = {
     Reason.CUSTOM_POOL_CREATION_FAILED: "Correct loadBalancerConfig of the cluster, or free the name on Harvester",
     Reason.VM_IP_POOL_EXHAUSTED: _POOLS,
     Reason.VM_IP_ALLOCATION_FAILED: "Compare the pools with the machines: caphv pools audit -n {namespace}",
-    Reason.MACHINE_NOT_FOUND: "Its owner replaces it once a MachineHealthCheck marks it. By hand: "
-    "kubectl delete machine {machine} -n {namespace}",
-    Reason.VM_PROVISIONING_FAILED: _LOOK,
+    Reason.MACHINE_NOT_FOUND: f"Its owner replaces it once a MachineHealthCheck marks it. By hand: {_REPLACE}",
+    Reason.VM_PROVISIONING_FAILED: _CORRECT_TEMPLATE,
     Reason.VM_PROVISIONING_IN_PROGRESS: _LOOK,
-    Reason.VM_DIFFERS: "Correct the VM on Harvester, or replace the machine: "
-    "kubectl delete machine {machine} -n {namespace}",
+    Reason.VM_DIFFERS: f"Correct the VM on Harvester, or replace the machine: {_REPLACE}",
     Reason.CLOUD_PROVIDER_CONFIG_FAILED: _LOOK,
     Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS: _LOOK,
     Reason.FLEET_INTEGRATION_FAILED: "Check the provider's rights on management.cattle.io and fleet.cattle.io",
@@ -72,14 +89,33 @@ _BY_REASON: dict[str, str] = {
     "ClusterClassNotReconciled": "Check the ClusterClass: kubectl get clusterclass -A",
     "ProbeFailed": "Check the control plane's address and its load balancer: caphv tree {ref}",
     "NodeNotHealthy": "Check the Node in the workload cluster: caphv tree {ref}",
-    "NodeDeleted": "Replace the machine: kubectl delete machine {machine} -n {namespace}",
+    "NodeDeleted": f"Replace the machine: {_REPLACE}",
+    # Of this module: no condition of a bootstrap provider says so.
+    "WaitingForBootstrapData": "Its log says what it waits for: kubectl logs -n {bootstrap_namespace} "
+    "-l cluster.x-k8s.io/provider={bootstrap_provider} --tail=50",
+    "EtcdMemberNotReleased": "Check that the member is removed, and end the wait: caphv etcd remove {ref}",
     "Deleting": "See what the deletion waits for: caphv delete {ref} --explain",
 }
 
 
-def next_step(reason: str, subject: Subject) -> str:
-    """Return the next step for a reason; where none is known, the command that shows more."""
-    template = _BY_REASON.get(reason, _LOOK if subject.kind else _LOGS)
+# By kind of the bootstrap object: namespace and label of the provider, where clusterctl and its operator install it.
+_BOOTSTRAP_PROVIDERS = {
+    "RKE2Config": ("rke2-bootstrap-system", "bootstrap-rke2"),
+    "KThreesConfig": ("capi-k3s-bootstrap-system", "bootstrap-k3s"),
+    "KubeadmConfig": ("capi-kubeadm-bootstrap-system", "bootstrap-kubeadm"),
+    "TalosConfig": ("cabpt-system", "bootstrap-talos"),
+}
+
+
+def next_step(reason: str, subject: Subject, bootstrap: str = "") -> str:
+    """Return the next step for a reason; where none is known, the command that shows more.
+
+    :param reason: the reason of a condition
+    :param subject: the object that reports it
+    :param bootstrap: kind of the bootstrap object, where the reason is about that
+    """
+    template = _template(reason, subject)
+    namespace, provider = _BOOTSTRAP_PROVIDERS.get(bootstrap, ("NAMESPACE", "PROVIDER"))
     identity_namespace, _, identity_name = subject.identity.rpartition("/")
     return template.format(
         namespace=subject.namespace,
@@ -89,9 +125,24 @@ def next_step(reason: str, subject: Subject) -> str:
         identity_namespace=identity_namespace or subject.namespace,
         identity_name=identity_name or "NAME",
         target=subject.target or "NAMESPACE",
-        machine=subject.name,
+        kind=subject.kind.lower(),
+        name=subject.name,
+        machine=subject.machine,
         describe=subject.describe,
+        bootstrap_namespace=namespace,
+        bootstrap_provider=provider,
     )
+
+
+def _template(reason: str, subject: Subject) -> str:
+    template = _BY_REASON.get(reason, _LOOK if subject.kind else _LOGS)
+    if _REPLACE not in template:
+        return template
+    if not subject.machine:
+        return _WITHOUT_MACHINE if subject.kind == "HarvesterMachine" else _LOOK
+    if subject.deleting:
+        return _DELETING
+    return _CORRECT_VARIABLE if template == _CORRECT_TEMPLATE and subject.topology else template
 
 
 def resume_command(obj: Obj) -> str:

@@ -35,6 +35,8 @@ GUESTS_PREFIX = "caphv-guests:"
 
 # Cluster API: labels
 CLUSTER_NAME_LABEL = "cluster.x-k8s.io/cluster-name"
+# Of CAPRKE2: the deletion of a Machine waits for it until the etcd member is removed.
+RKE2_HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/rke2-cleanup"
 CONTROL_PLANE_LABEL = "cluster.x-k8s.io/control-plane"
 WATCH_FILTER_LABEL = "cluster.x-k8s.io/watch-filter"
 # Cluster API: annotations

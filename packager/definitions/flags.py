@@ -282,7 +282,7 @@ FLAGS = (
         "--cis-profile",
         ("spec", "hardening", "cisProfile"),
         "CIS profile of RKE2.",
-        choices=("cis", "cis-1.23", "cis-1.5", "cis-1.6"),
+        choices=("cis", "cis-1.23"),
     ),
     Flag(
         "--fleet-addon-repo",

@@ -120,9 +120,13 @@ def _template_advice(scope: MachineScope) -> list[str]:
     template = annotations_of(scope.obj).get(names.CLONED_FROM_ANNOTATION)
     if not template:
         return []
+    machine = scope.machine["metadata"]["name"] if scope.machine else scope.name
+    topology = ((scope.cluster or {}).get("spec") or {}).get("topology")
+    if topology and scope.cluster_key:
+        return [f"correct spec.topology.variables of Cluster {scope.cluster_key.name}, then delete Machine {machine}"]
     return [
         f"HarvesterMachineTemplate {template} is immutable: create a corrected one under another name, refer to it in "
-        "the control plane or MachineDeployment, and delete this Machine"
+        f"the control plane or MachineDeployment, and delete Machine {machine}"
     ]
 
 

@@ -126,6 +126,7 @@ async def test_absent_image_says_where_it_was_searched_and_what_to_do_about_a_te
         f"'sles-15' is not in namespace {case.target}, where names without a namespace are searched; "
         "Harvester has default/sles-15",
         "HarvesterMachineTemplate control-plane is immutable: create a corrected one under another name",
+        "and delete Machine one",
     ):
         await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "VMProvisioningFailed", text))
 

@@ -16,6 +16,7 @@ from caphv import data
 from caphv.api.object import Obj
 from release import clusterclasses
 from sandbox.capi import crds as providers
+from tests.support import observed
 from tests.support.clusterclasses import objects, problems, strict, templates
 
 pytestmark = pytest.mark.unit
@@ -282,3 +283,24 @@ def test_the_cluster_of_the_readme_has_thirty_lines_and_suits_each_class(name: s
     assert {key for key, entry in known.items() if entry["required"]} <= given.keys()
     classes = {entry["class"] for entry in spec["workers"]["machineDeployments"]}
     assert {entry["class"] for entry in topology["workers"]["machineDeployments"]} <= classes
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "variable", "field"),
+    [
+        ("bootstrap", "registry-config-without-secret", "registries", "privateRegistriesConfig"),
+        ("bootstrap", "cis-profile-of-older-kubernetes", "cisProfile", "agentConfig.cisProfile"),
+        ("userdata", "only-one-of-two-registry-configs-is-kept", "registries", "privateRegistriesConfig"),
+    ],
+)
+def test_the_class_refuses_what_stops_or_loses_bootstrap_data(file: str, name: str, variable: str, field: str) -> None:
+    """CAPRKE2 reports it in its log only, or not at all."""
+    found = observed.records(f"rancher-cluster-api-provider-rke2/{file}.yaml")
+    value = next(record for record in found if record.name == name).input
+    for step in field.split("."):
+        value = value[step]
+
+    variables = the_class("harvester-rke2")["spec"]["variables"]
+    schema = next(each["schema"]["openAPIV3Schema"] for each in variables if each["name"] == variable)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(value, schema)

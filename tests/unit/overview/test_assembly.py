@@ -115,7 +115,7 @@ def test_a_cluster_that_does_not_work_has_failed_and_one_that_does_is_degraded()
     assert only(builder.objects()).state is State.DEGRADED
     builder.cluster["status"]["conditions"] = [condition("Available", "False")]
     assert only(builder.objects()).state is State.DEGRADED
-    builder.cluster["status"]["controlPlane"]["availableReplicas"] = 0
+    builder.machines["cp-1"]["status"]["conditions"] = [condition("Ready", "False")]
     assert only(builder.objects()).state is State.FAILED
 
 
@@ -140,3 +140,19 @@ def test_json_has_camel_case_names_empty_lists_and_says_whether_something_is_wro
     (cluster,) = content["clusters"]
     assert (cluster["state"], cluster["wrong"], cluster["problems"]) == ("Available", False, [])
     assert cluster["controlPlane"]["upToDate"] == 1
+
+
+def test_an_old_number_of_the_core_does_not_keep_a_k3s_cluster_progressing() -> None:
+    """CAPK3s omits `unavailableReplicas` at 0, and the core keeps the `availableReplicas` that it derived before."""
+    builder = Builder()
+    builder.cluster["status"]["controlPlane"]["availableReplicas"] = 0
+    builder.control_plane["status"] = {"replicas": 1, "readyReplicas": 1, "updatedReplicas": 1, "ready": True}
+    cluster = only(builder.objects())
+    assert (cluster.control_plane.available, cluster.state) == (1, State.AVAILABLE)
+
+
+def test_a_user_who_may_not_read_machines_sees_the_numbers_of_the_core() -> None:
+    builder = Builder()
+    found = builder.objects()
+    found.machines = []
+    assert only(found).control_plane.available == 1

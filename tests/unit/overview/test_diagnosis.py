@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.names import Reason
+from caphv.api.object import Obj
 from overview.assembly import overview_of
 from overview.model import Problem, Severity
 from overview.remedies import Subject, next_step
+from tests.support import observed
 from tests.support.clusters import NOW, Builder, ago, condition
 
 
@@ -60,6 +62,7 @@ def test_a_new_cluster_whose_harvester_never_answered_is_no_outage() -> None:
     builder.harvester_cluster["status"]["conditions"] = conditions
     builder.cluster["status"] = {"conditions": [condition("Available", "False")]}
     builder.control_plane["status"] = {}
+    builder.machines["cp-1"]["status"] = {}
     (cluster,) = overview_of(builder.objects(), NOW).clusters
     assert cluster.state == "Failed"
 
@@ -87,6 +90,92 @@ def test_a_lost_vm_names_the_command_that_replaces_its_machine() -> None:
     builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
     (problem,) = problems(builder)
     assert "kubectl delete machine worker-1 -n team" in problem.next_step
+
+
+def named_as_by_rke2(builder: Builder, name: str = "cp-1") -> Obj:
+    """Have the HarvesterMachine of a machine another name than its Machine, as CAPRKE2 and CAPK3s do."""
+    own = builder.harvester_machines[name]
+    own["metadata"]["name"] = builder.machines[name]["spec"]["infrastructureRef"]["name"] = f"template-{name}"
+    return own
+
+
+@pytest.mark.parametrize("reason", ["MachineNotFound", "VMProvisioningFailed"])
+def test_a_remedy_names_the_machine_and_not_its_infrastructure(reason: str) -> None:
+    builder = Builder()
+    named_as_by_rke2(builder)
+    builder.break_machine("cp-1", reason, "it is broken")
+    (problem,) = problems(builder)
+    assert problem.objects == ("HarvesterMachine/template-cp-1",)
+    assert "kubectl delete machine cp-1 -n team" in problem.next_step
+
+
+def test_a_machine_that_is_being_deleted_is_not_to_be_deleted_again() -> None:
+    builder = Builder()
+    named_as_by_rke2(builder)
+    builder.machines["cp-1"]["metadata"]["deletionTimestamp"] = ago(minutes=1)
+    builder.break_machine("cp-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    (problem,) = problems(builder)
+    assert "kubectl delete" not in problem.next_step
+    assert problem.next_step.endswith("kubectl describe machine cp-1 -n team")
+
+
+def test_infrastructure_without_a_machine_is_deleted_itself() -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    del builder.machines["worker-1"]
+    assert "kubectl delete harvestermachine worker-1 -n team" in problems(builder)[0].next_step
+
+
+def test_a_wrong_value_is_corrected_where_the_user_edits_it() -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "VMProvisioningFailed", "spec.volumes[0].imageName is 'absent'")
+    step = problems(builder)[0].next_step
+    assert "Correct spec.topology.variables: kubectl edit cluster shop -n team" in step
+    assert step.endswith("kubectl delete machine worker-1 -n team")
+    del builder.cluster["spec"]["topology"]
+    step = problems(builder)[0].next_step
+    assert "HarvesterMachineTemplate under another name" in step
+    assert step.endswith("kubectl delete machine worker-1 -n team")
+
+
+def test_a_machine_without_bootstrap_data_says_since_when_of_whom_and_where_to_look() -> None:
+    """As with CAPRKE2 v0.25.0, whose conditions do not say that a value cannot be used."""
+    (record,) = (
+        record
+        for record in observed.records("rancher-cluster-api-provider-rke2/bootstrap.yaml")
+        if record.name == "registry-config-without-secret"
+    )
+    builder = Builder()
+    builder.cluster["status"]["initialization"] = {"infrastructureProvisioned": True}
+    builder.machines["cp-1"]["spec"]["bootstrap"] = {"configRef": {"kind": "RKE2Config", "name": "shop-x7k2p"}}
+    reported = record.outcome["machine"]
+    builder.machines["cp-1"]["status"] = {"conditions": [condition(**reported, minutes=20)]}
+    message = "waiting for the bootstrap provider to set spec.bootstrap.dataSecretName of the Machine"
+    builder.break_machine("cp-1", "InfrastructureProvisioningInProgress", message)
+
+    problem = problems(builder)[0]
+    assert (problem.severity, problem.objects) == (Severity.ERROR, ("Machine/cp-1",))
+    assert f"since {ago(minutes=20)} for the bootstrap provider" in problem.cause
+    assert "RKE2Config shop-x7k2p (DataSecretAvailable: Condition not yet reported)" in problem.cause
+    assert "kubectl logs -n rke2-bootstrap-system -l cluster.x-k8s.io/provider=bootstrap-rke2" in problem.next_step
+
+
+def test_a_deletion_that_rke2_never_ends_names_the_command_that_does() -> None:
+    """As with CAPRKE2 v0.25.0 when the Node was deleted before the Machine."""
+    (record,) = (
+        record
+        for record in observed.records("rancher-cluster-api-provider-rke2/deletion.yaml")
+        if record.name == "node-deleted-before-the-machine"
+    )
+    builder = Builder()
+    machine = builder.machines["cp-1"]
+    machine["metadata"] |= {"deletionTimestamp": ago(minutes=10), "annotations": record.outcome["annotations"]}
+    machine["status"]["conditions"] = [
+        condition(**reported, minutes=10) for reported in record.outcome["conditions"].values()
+    ]
+    problem = problems(builder)[0]
+    assert (problem.severity, problem.objects) == (Severity.ERROR, ("Machine/cp-1",))
+    assert problem.next_step.endswith("caphv etcd remove team/shop")
 
 
 def test_drift_and_an_identity_that_expires_are_warnings() -> None:
