@@ -13,7 +13,7 @@ from reconciler.machine.quota import halted_by_quota, is_starting, start_halted,
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.status import observe
 from reconciler.machine.vmpolicy import AGENT_SECONDS, Verdict, decide
-from reconciler.machine.vmstatus import VmPhase, VmState, agent_connected, vm_state
+from reconciler.machine.vmstatus import VmPhase, VmState, agent_connected, typed_addresses, vm_state
 from reconciler.machine.volumes import claims_of
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
@@ -91,7 +91,7 @@ def _require_address(scope: MachineScope, vmi: Obj, *, reported: bool) -> None:
 
     address = "" if scope.draft.fields.get("addresses") else reserved_address(scope)
     if address and (is_silent or _has_joined(scope, vmi)):
-        scope.draft.fields["addresses"] = [{"type": "ExternalIP", "address": address}]
+        scope.draft.fields["addresses"] = typed_addresses([address])
     has_address = bool(scope.draft.fields.get("addresses"))
 
     if is_silent:

@@ -1,7 +1,7 @@
 """Addresses of a machine and the state of its VM, from VirtualMachine and VirtualMachineInstance."""
 
 import ipaddress
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -96,7 +96,17 @@ def addresses(vmi: Obj) -> list[dict[str, str]]:
         interface for interface in interfaces if interface.get("interfaceName") != "lo"
     ]
     found = dict.fromkeys(address for nic in sorted(nics, key=_nic_order) for address in _of_interface(nic))
-    return [{"type": "ExternalIP", "address": address} for address in found]
+    return typed_addresses(found)
+
+
+def typed_addresses(found: Iterable[str]) -> list[dict[str, str]]:
+    """Return addresses as `status.addresses` has them: external ones, as in the contract, then the same as internal.
+
+    A VM does not know which of its networks are internal, and RKE2's `registrationMethod: internal-only-ips` waits for
+    an address of this type.
+    """
+    addresses = list(found)
+    return [{"type": kind, "address": address} for kind in ("ExternalIP", "InternalIP") for address in addresses]
 
 
 def _nic_order(interface: Obj) -> tuple[int, str]:

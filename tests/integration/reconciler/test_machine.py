@@ -9,6 +9,7 @@ import pytest
 
 from caphv.api.names import LEGACY_MACHINE_FINALIZER, MACHINE_FINALIZER
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, uid_of
+from reconciler.machine.vmstatus import typed_addresses
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import (
     AT_ONCE,
@@ -180,7 +181,7 @@ async def test_ready_machine_says_what_the_core_wants_to_know(case: Case) -> Non
     vmi = await case.get(kinds.INSTANCES, "one")
     assert machine["spec"]["providerID"] == f"harvester://{uid_of(vm)}"
     reported = vmi["status"]["interfaces"][0]["ipAddress"]
-    assert machine["status"]["addresses"] == [{"type": "ExternalIP", "address": reported}]
+    assert machine["status"]["addresses"] == typed_addresses([reported])
     assert machine["status"]["failureDomain"] == "zone-2"
     assert vmi["status"]["nodeName"] == "harvester-2"
     assert machine["metadata"]["finalizers"] == [MACHINE_FINALIZER]

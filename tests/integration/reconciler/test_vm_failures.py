@@ -17,6 +17,7 @@ from caphv.api.object import (
     labels_of,
     uid_of,
 )
+from reconciler.machine.vmstatus import typed_addresses
 from sandbox.harvester import fault_actions, kinds
 from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case
 from tests.support.reconciler.conditions import is_false, is_ready, is_true
@@ -59,7 +60,7 @@ async def test_address_by_dhcp_follows(case: Case) -> None:
     before = (await case.ready_machine("one"))["status"]["addresses"]
     await fault_actions.change_address(case.harvester, f"{case.target}/one")
     vmi = await case.get(kinds.INSTANCES, "one")
-    now = [{"type": "ExternalIP", "address": vmi["status"]["interfaces"][0]["ipAddress"]}]
+    now = typed_addresses([vmi["status"]["interfaces"][0]["ipAddress"]])
     assert now != before
     found = await case.until(HARVESTER_MACHINES, "one", lambda obj: obj["status"]["addresses"] == now, timeout=AT_ONCE)
     assert is_ready(found)

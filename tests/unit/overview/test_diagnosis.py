@@ -62,7 +62,7 @@ def test_a_new_cluster_whose_harvester_never_answered_is_no_outage() -> None:
     builder.harvester_cluster["status"]["conditions"] = conditions
     builder.cluster["status"] = {"conditions": [condition("Available", "False")]}
     builder.control_plane["status"] = {}
-    builder.machines["cp-1"]["status"] = {}
+    builder.machines["cp-1"]["status"] = builder.harvester_machines["cp-1"]["status"] = {}
     (cluster,) = overview_of(builder.objects(), NOW).clusters
     assert cluster.state == "Failed"
 

@@ -6,6 +6,7 @@ import pytest
 
 from caphv.api.object import Obj
 from reconciler.machine.vmpolicy import AGENT_SECONDS, CREATION_SECONDS, RESTART_SECONDS
+from reconciler.machine.vmstatus import typed_addresses
 from tests.support.reconciler.vmlife import AGENT, CLAIM, NICS, UUID, VmLife
 
 pytestmark = pytest.mark.unit
@@ -82,7 +83,7 @@ async def test_reboot_in_the_guest_keeps_ready(life: VmLife) -> None:
     await ready(life)
     await life.runs(agent=False)
     await life.passes(AGENT_SECONDS - 1)
-    assert life.obj["status"]["addresses"] == [{"type": "ExternalIP", "address": "10.0.0.1"}]
+    assert life.obj["status"]["addresses"] == typed_addresses(["10.0.0.1"])
     await life.runs()
     assert (life.events, life.flips(), life.flips("GuestAgentConnected")) == ([], ["True"], ["True"])
 
@@ -189,7 +190,7 @@ async def test_guest_without_agent_gets_its_static_address_with_a_warning(monkey
     assert life.condition("Ready")[0] == "False"
     assert life.condition("GuestAgentConnected") == ("", "", "")
     await life.passes(2)
-    assert life.obj["status"]["addresses"] == [{"type": "ExternalIP", "address": "10.0.0.7"}]
+    assert life.obj["status"]["addresses"] == typed_addresses(["10.0.0.7"])
     assert (life.condition("Ready")[0], life.warnings()) == ("True", ["GuestAgentSilent"])
 
 
@@ -198,7 +199,7 @@ async def test_guest_without_agent_gets_its_reserved_address(monkeypatch: pytest
     life.obj["status"]["allocatedIPAddress"] = "10.0.0.8"
     await life.runs(agent=False)
     await life.passes(AGENT_SECONDS + 1)
-    assert life.obj["status"]["addresses"] == [{"type": "ExternalIP", "address": "10.0.0.8"}]
+    assert life.obj["status"]["addresses"] == typed_addresses(["10.0.0.8"])
 
 
 async def test_guest_without_agent_and_with_dhcp_says_what_is_missing(life: VmLife) -> None:

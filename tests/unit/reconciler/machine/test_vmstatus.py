@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Obj
-from reconciler.machine.vmstatus import VmPhase, addresses, vm_state
+from reconciler.machine.vmstatus import VmPhase, addresses, typed_addresses, vm_state
 
 pytestmark = pytest.mark.unit
 
@@ -24,8 +24,12 @@ def runs(machine: Obj, strategy: str) -> Obj:
 
 def listed(obj: Obj) -> list[str]:
     found = addresses(obj)
-    assert {entry["type"] for entry in found} <= {"ExternalIP"}
-    return [entry["address"] for entry in found]
+    external, internal = (
+        [entry["address"] for entry in found if entry["type"] == kind] for kind in ("ExternalIP", "InternalIP")
+    )
+    assert internal == external, "RKE2's registrationMethod internal-only-ips waits for internal addresses"
+    assert found == typed_addresses(external)
+    return external
 
 
 class TestAddresses:
