@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +100,10 @@ Exit status: 0 done or nothing to do, 1 a check failed or aborted, 2 etcd or the
 def remove(cluster: str, names: tuple[str, ...], **flags: Any) -> None:
     """Remove members from a cluster's etcd: by name or id, by default all that have no machine.
 
+    It also ends the deletion of Machines that waits without end: RKE2's provider reads from a Node that its member was
+    removed. If the Node was deleted first, and etcd has no member of it, the provider's hook is removed from the
+    Machine.
+
     Before any change, the command checks that no machine uses the member, and that the remaining ones have a quorum.
     Members are removed one by one, and etcd is asked again before each.
     """
@@ -111,7 +115,7 @@ def remove(cluster: str, names: tuple[str, ...], **flags: Any) -> None:
     from overview.model import as_json
 
     key = selection((cluster,), {**flags, "all_namespaces": False}).keys[0]
-    found = run(_members(flags, key))
+    found, machines = run(_state(flags, key))
     try:
         wanted = chosen(found, names)
     except ChangeError as error:
@@ -120,20 +124,22 @@ def remove(cluster: str, names: tuple[str, ...], **flags: Any) -> None:
 
     def report(*, applied: bool) -> None:
         if flags["output"] != "text":
-            print_data({"remove": as_json(wanted), "checks": as_json(checks), "applied": applied}, flags["output"])
+            content = {"remove": as_json(wanted), "release": list(machines), "checks": as_json(checks)}
+            print_data({**content, "applied": applied}, flags["output"])
 
     if flags["output"] == "text":
         changes.show_checks(checks)
-        out.show_removal(wanted)
-    if not wanted or flags["dry_run"]:
+        out.show_removal(wanted, machines)
+    if not (wanted or machines) or flags["dry_run"]:
         report(applied=False)
         return
     if any(check.result is Result.ERROR for check in checks) and not flags["force"]:
         report(applied=False)
         click.echo("Not changed: a check failed. Correct it, or give --force to remove them nevertheless.", err=True)
         sys.exit(1)
-    confirm(flags, f"Remove {len(wanted)} member{'s' * (len(wanted) != 1)} from the etcd of cluster {key}?")
+    confirm(flags, _question(key, len(wanted), len(machines)))
     run(_remove(flags, key, {member.id for member in wanted}))
+    run(_release(flags, key, machines))
     report(applied=True)
 
 
@@ -145,6 +151,45 @@ class _Answer:
     pod: Obj
     program: tuple[str, ...]
     found: list[Member]
+
+
+def _question(key: Key, members: int, machines: int) -> str:
+    parts = [f"remove {members} member{'s' * (members != 1)} from etcd"] if members else []
+    parts += [f"release {machines} Machine{'s' * (machines != 1)}"] if machines else []
+    text = " and ".join(parts)
+    return f"{text[0].upper()}{text[1:]} of cluster {key}?"
+
+
+async def _state(flags: dict[str, Any], key: Key) -> tuple[tuple[EtcdMember, ...], tuple[str, ...]]:
+    """Return the members of etcd, and the Machines whose deletion waits for a member that does not exist."""
+    from caphv.api.object import NODES
+    from caphv.runtime.listing import list_pages
+    from overview.etcd import members_with_machines, unreleased_machines
+    from overview.objects import by_cluster
+
+    objects: list[Obj] = []
+    cluster = await _cluster(flags, key, objects)
+    async with _asked(flags, key, cluster) as answer:
+        members = members_with_machines(cluster, answer.found)
+        nodes = {node["metadata"]["name"] async for page in list_pages(answer.client, NODES) for node in page}
+    return members, unreleased_machines(by_cluster(objects).get(key, ()), nodes, members)
+
+
+async def _release(flags: dict[str, Any], key: Key, wanted: tuple[str, ...]) -> None:
+    """Remove the hook from Machines, each after another proof that neither Node nor member exists."""
+    from caphv.api.names import RKE2_HOOK
+    from caphv.runtime.errors import NotFound
+    from overview.reader import kinds_of
+
+    for name in wanted:
+        _, machines = await _state(flags, key)
+        if name not in machines:
+            continue  # released meanwhile
+        async with management_client(flags) as client:
+            patch = {"metadata": {"annotations": {RKE2_HOOK: None}}}
+            with suppress(NotFound):
+                await client.patch((await kinds_of(client))["machines"], name, key.namespace, patch)
+        echo(f"released Machine {name}", err=flags["output"] != "text")
 
 
 async def _members(flags: dict[str, Any], key: Key) -> tuple[EtcdMember, ...]:
@@ -173,8 +218,11 @@ async def _remove(flags: dict[str, Any], key: Key, ids: set[str]) -> None:
             echo(f"removed member {member.name} ({wanted})", err=flags["output"] != "text")
 
 
-async def _cluster(flags: dict[str, Any], key: Key) -> Cluster:
-    """Read the cluster with its machines. Raises `InputError` if they may not be read: all members would look stale."""
+async def _cluster(flags: dict[str, Any], key: Key, machines: list[Obj] | None = None) -> Cluster:
+    """Read the cluster with its machines. Raises `InputError` if they may not be read: all members would look stale.
+
+    :param machines: takes the Machines of the namespace
+    """
     from commands.options.management import Selection
     from overview.etcd import unseen_machines
     from overview.query import Query, ask
@@ -183,6 +231,8 @@ async def _cluster(flags: dict[str, Any], key: Key) -> Cluster:
         answer = await ask(client, Query(key.namespace, frozenset({key})))
     if hidden := unseen_machines(answer.objects):
         raise InputError(f"the machines of the cluster cannot be read: {'; '.join(map(str, hidden))}")
+    if machines is not None:
+        machines += answer.objects.machines
     found = answer.overview.clusters
     Selection(key.namespace, (key,)).require({cluster.key for cluster in found})
     return found[0]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from caphv.api import resources
+from caphv.api.names import RKE2_HOOK
+from caphv.api.object import Obj, annotations_of, being_deleted
 from caphv.runtime.etcd import Member, members_of
 from overview.changes import ChangeError
 from overview.doctor.model import Check, Result, ok
 from overview.model import Cluster, Machine
-from overview.objects import ManagementObjects, Unseen
+from overview.objects import ManagementObjects, Unseen, condition_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,29 @@ class EtcdMember:
     def wrong(self) -> bool:
         """Whether action is needed."""
         return self.state in ("stale", "unhealthy", "unstarted")
+
+
+def unreleased_machines(
+    machines: Iterable[Obj], nodes: Collection[str], members: Iterable[EtcdMember]
+) -> tuple[str, ...]:
+    """Return the Machines whose deletion waits for nothing any more, but that RKE2's provider does not release.
+
+    It reads from the Node that the etcd member was removed; if the Node was deleted first, it waits without end.
+
+    :param machines: Machines of the cluster
+    :param nodes: names of the Nodes that the workload cluster has
+    :param members: the members of etcd with their machines
+    """
+    in_etcd = {member.machine for member in members if member.machine}
+    found = []
+    for machine in machines:
+        name = str(machine["metadata"]["name"])
+        node = str(((machine.get("status") or {}).get("nodeRef") or {}).get("name") or "")
+        waits = condition_of(machine, "Deleting").get("reason") == "WaitingForPreTerminateHook"
+        hooked = being_deleted(machine) and waits and RKE2_HOOK in annotations_of(machine)
+        if hooked and node and node not in nodes and name not in in_etcd:
+            found.append(name)
+    return tuple(sorted(found))
 
 
 def unseen_machines(found: ManagementObjects) -> list[Unseen]:

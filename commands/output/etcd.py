@@ -32,10 +32,12 @@ def show(members: Sequence[EtcdMember]) -> None:
         out.print(Text("→ Members without a machine count for the quorum: caphv etcd remove"))
 
 
-def show_removal(members: Sequence[EtcdMember]) -> None:
-    """Write what will be removed."""
+def show_removal(members: Sequence[EtcdMember], machines: Sequence[str]) -> None:
+    """Write what will be removed, and which Machines will be released."""
     out = console()
-    if not members:
+    for machine in machines:
+        out.print(Text(f"release Machine {machine}: neither its Node nor a member of etcd exists any more"))
+    if not members and not machines:
         out.print(Text("Nothing to remove: every member of etcd has its machine"))
     for member in members:
         out.print(Text(f"remove member {member.name} ({member.id}), {member.state}"))

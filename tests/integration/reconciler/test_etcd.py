@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
+from caphv.api.names import RKE2_HOOK
 from caphv.api.object import NODES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
@@ -165,6 +167,58 @@ async def test_a_member_without_a_machine_is_found_and_removed(case: Case, tmp_p
         assert (status, "which exists" in text) == (1, True), text
         assert await members(client, "c") == {"b", "c"}
         await case.patch(MACHINES, "a", {"metadata": {"labels": {CLUSTER_LABEL: case.name}}})
+    finally:
+        await client.close()
+
+
+async def test_a_deletion_that_waits_for_a_deleted_node_is_ended(case: Case, tmp_path: Path) -> None:
+    """As with CAPRKE2, which reads from the Node that the member was removed."""
+    client = await control_plane(case, "a", "b", "c")
+    ref, hook = f"{case.name}/{case.name}", {"metadata": {"annotations": {RKE2_HOOK: ""}, "finalizers": ["test/wait"]}}
+    try:
+        for name in ("a", "b", "c"):
+            ready = {"type": "NodeReady", "status": "True", "reason": "NodeReady", "message": ""}
+            status = {"status": {"nodeRef": {"name": name}, "conditions": [ready]}}
+            await case.management.patch(MACHINES, name, case.name, status, subresource="status")
+        await case.patch(MACHINES, "a", hook)
+        await case.ask_deletion(MACHINES, "a")
+        reasons = {"Deleting": "WaitingForPreTerminateHook", "NodeHealthy": "NodeDeleted"}
+        conditions = [
+            {
+                "type": kind,
+                "status": "True",
+                "reason": reason,
+                "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }
+            for kind, reason in reasons.items()
+        ]
+        await case.management.patch(
+            MACHINES, "a", case.name, {"status": {"conditions": conditions}}, subresource="status"
+        )
+
+        # With its Node, or with its member, the deletion is not stuck.
+        _, text = await caphv(case, tmp_path, "etcd", "remove", ref, "--yes")
+        assert "release" not in text
+        (own,) = [
+            member
+            for member in json.loads(await etcdctl(client, "c", "member", "list", "-w", "json"))["members"]
+            if member["name"].startswith("a-")
+        ]
+        await etcdctl(client, "c", "member", "remove", f"{own['ID']:x}")
+        _, text = await caphv(case, tmp_path, "etcd", "remove", ref, "--yes")
+        assert "release" not in text
+        await client.delete(NODES, "a")
+
+        # The remedy, as it is printed.
+        _, text = await caphv(case, tmp_path, "status", ref)
+        command = re.search(r"caphv (etcd remove \S+)", text)
+        assert command, text
+        status, text = await caphv(case, tmp_path, *command[1].split(), "--yes")
+        assert (status, "released Machine a" in text) == (0, True), text
+        machine = await case.get(MACHINES, "a")
+        assert RKE2_HOOK not in (machine["metadata"].get("annotations") or {})
+        await case.patch(MACHINES, "a", {"metadata": {"finalizers": []}})
     finally:
         await client.close()
 

@@ -99,14 +99,25 @@ def named_as_by_rke2(builder: Builder, name: str = "cp-1") -> Obj:
     return own
 
 
+NAMES = [
+    record
+    for path in ("rancher-cluster-api-provider-rke2/objects.yaml", "k3s-io-cluster-api-k3s/objects.yaml")
+    for record in observed.records(path)
+    if record.name == "control-plane-machine"
+]
+
+
+@pytest.mark.parametrize("record", NAMES, ids=lambda record: record.project)
 @pytest.mark.parametrize("reason", ["MachineNotFound", "VMProvisioningFailed"])
-def test_a_remedy_names_the_machine_and_not_its_infrastructure(reason: str) -> None:
+def test_a_remedy_names_the_machine_and_not_its_infrastructure(record: observed.Record, reason: str) -> None:
     builder = Builder()
-    named_as_by_rke2(builder)
+    own, machine = builder.harvester_machines["cp-1"], builder.machines["cp-1"]
+    machine["metadata"]["name"] = record.outcome["machine"]
+    own["metadata"]["name"] = machine["spec"]["infrastructureRef"]["name"] = record.outcome["harvesterMachine"]
     builder.break_machine("cp-1", reason, "it is broken")
     (problem,) = problems(builder)
-    assert problem.objects == ("HarvesterMachine/template-cp-1",)
-    assert "kubectl delete machine cp-1 -n team" in problem.next_step
+    assert problem.objects == (f"HarvesterMachine/{record.outcome['harvesterMachine']}",)
+    assert f"kubectl delete machine {record.outcome['machine']} -n team" in problem.next_step
 
 
 def test_a_machine_that_is_being_deleted_is_not_to_be_deleted_again() -> None:

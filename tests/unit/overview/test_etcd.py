@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from caphv.runtime.etcd import Member
 from overview.changes import ChangeError
 from overview.clusterparts import cluster_and_parts
 from overview.doctor.model import Result
-from overview.etcd import EtcdMember, chosen, members_with_machines, removal_checks
+from overview.etcd import EtcdMember, chosen, members_with_machines, removal_checks, unreleased_machines
 from overview.model import Cluster
-from tests.support.clusters import Builder
+from tests.support import observed
+from tests.support.clusters import Builder, ago, condition
 
 pytestmark = pytest.mark.unit
 
@@ -97,3 +98,37 @@ def test_removing_stale_members_never_costs_a_quorum_that_there_was(kinds: list[
     had_quorum = 2 * kinds.count("healthy") > len(kinds)
     if had_quorum and stale:
         assert errors(found, *stale) == set()
+
+
+def waiting_for_rke2(builder: Builder) -> Obj:
+    """Return a Machine whose Node was deleted before it, as CAPRKE2 v0.25.0 leaves it."""
+    (record,) = (
+        record
+        for record in observed.records("rancher-cluster-api-provider-rke2/deletion.yaml")
+        if record.name == "node-deleted-before-the-machine"
+    )
+    machine = builder.machines["cp-1"]
+    machine["metadata"] |= {"deletionTimestamp": ago(minutes=10), "annotations": dict(record.outcome["annotations"])}
+    machine["status"]["conditions"] = [condition(**each) for each in record.outcome["conditions"].values()]
+    return machine
+
+
+def test_a_machine_is_released_only_when_node_and_member_do_not_exist() -> None:
+    machine = waiting_for_rke2(Builder())
+    others = [EtcdMember("a", "cp-2-0a1b2c3d", "healthy", "cp-2")]
+    assert unreleased_machines([machine], {"cp-2"}, others) == ("cp-1",)
+    assert unreleased_machines([machine], {"cp-1", "cp-2"}, others) == ()
+    assert unreleased_machines([machine], {"cp-2"}, [*others, EtcdMember("b", "cp-1-1", "unhealthy", "cp-1")]) == ()
+
+
+@pytest.mark.parametrize("absent", ["deletionTimestamp", "annotations"])
+def test_a_machine_that_is_not_deleted_or_has_no_hook_is_left_alone(absent: str) -> None:
+    machine = waiting_for_rke2(Builder())
+    del machine["metadata"][absent]
+    assert unreleased_machines([machine], {"cp-2"}, []) == ()
+
+
+def test_a_machine_without_a_known_node_is_left_alone() -> None:
+    machine = waiting_for_rke2(Builder())
+    del machine["status"]["nodeRef"]
+    assert unreleased_machines([machine], {"cp-2"}, []) == ()
