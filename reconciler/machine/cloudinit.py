@@ -91,6 +91,12 @@ def userdata(
     """
     is_template, body = _split_header(bootstrap, _BOOTSTRAP)
     ours = joined(_base(guest, ssh_public_key.strip(), dhcp_interfaces, files), _extra(guest.user_data))
+    if is_template and (unclosed := jinjamask.unclosed(body)):
+        line, mark = unclosed
+        raise CloudInitError(
+            f"bootstrap data is a Jinja template, and {mark} in line {line}, counted after its header, has no end: "
+            f"write {{{{ '{mark}' }}}} in files and commands where the text is meant"
+        )
     mask = jinjamask.masked if is_template else str
     root = _compose(mask(body), _BOOTSTRAP)
     merged = _insert(body, mask(body), root, ours)

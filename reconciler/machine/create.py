@@ -51,6 +51,7 @@ from reconciler.triggers import Delay, Watched
 
 # Seconds until a Secret on Harvester is read again, which nothing watches.
 _UNWATCHED = 60.0
+_GZIP = b"\x1f\x8b"
 
 
 async def ensure_vm(scope: MachineScope) -> Obj:
@@ -168,6 +169,11 @@ async def _bootstrap_data(scope: MachineScope) -> str:
         secret = await scope.context.client.get(SECRETS, name, scope.key.namespace)
         data = {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
         text, form = data["value"], data.get("format", "")
+    except UnicodeDecodeError:
+        message = f"bootstrap Secret {name}: key value must hold cloud-config text in UTF-8"
+        if base64.b64decode(secret["data"].get("value") or "").startswith(_GZIP):
+            message = f"{message}, and is compressed: set gzipUserData of the bootstrap object to false"
+        raise scope.failed(message, Watched.SECRET) from None
     except NotFound:
         raise Blocked(
             ConditionType.INFRASTRUCTURE_READY,
@@ -175,7 +181,7 @@ async def _bootstrap_data(scope: MachineScope) -> str:
             f"waiting for bootstrap Secret {name}",
             Watched.SECRET,
         ) from None
-    except (KeyError, binascii.Error, UnicodeDecodeError):
+    except (KeyError, binascii.Error):
         raise scope.failed(
             f"bootstrap Secret {name}: key value must hold cloud-config text in UTF-8", Watched.SECRET
         ) from None

@@ -20,6 +20,19 @@ def masked(text: str) -> str:
     return _without_expressions(_without_statement_lines(text))
 
 
+def unclosed(text: str) -> tuple[int, str] | None:
+    """Return line and opening mark of an expression, statement or comment without an end; None if all have one.
+
+    cloud-init refuses such data, and the guest does not report why: `${#HOME}` in a command begins a comment.
+    """
+    ends, place = _Ends(text), 0
+    while opening := _OPENING.search(text, place):
+        place = ends.after(text, opening.start())
+        if not place:
+            return text.count("\n", 0, opening.start()) + 1, opening[0]
+    return None
+
+
 class _Ends:
     """Where expressions end."""
 

@@ -352,3 +352,11 @@ def test_files_are_written_next_to_those_of_the_bootstrap_data(bootstrap: str) -
     # The CSI driver knows no other name.
     assert second == {**first, "path": "/etc/kubernetes/cloud-provider-config"}
     assert others == (yaml.safe_load(bootstrap).get("write_files") or [])
+
+
+def test_a_template_that_cloud_init_would_refuse_names_line_and_mark() -> None:
+    """CAPRKE2 and CAPK3s write templates, and a shell's length of a variable begins a comment."""
+    data = "## template: jinja\n#cloud-config\nruncmd:\n- echo ${#HOME}\n"
+    with pytest.raises(CloudInitError, match=r"Jinja template, and \{# in line 2, counted after its header"):
+        userdata(data)
+    assert "{#HOME}" in userdata(data.replace("## template: jinja\n", ""))

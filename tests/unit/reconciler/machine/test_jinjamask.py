@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciler.machine.cloudinit import CloudInitError, userdata
-from reconciler.machine.jinjamask import masked
+from reconciler.machine.jinjamask import masked, unclosed
 
 pytestmark = pytest.mark.unit
 
@@ -67,3 +67,22 @@ def test_hostile_bootstrap_data_is_refused_in_time() -> None:
             with pytest.raises(CloudInitError):
                 userdata(header + body)
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: 1\nb: {{ x }}\n", None),
+        ("a: 1\nruncmd: ['echo ${#HOME}']\n", (2, "{#")),
+        ("a: {{ '{#' }}\n", None),
+        ("a: {# b #}\nc: {{ d\n", (2, "{{")),
+        ("{% if a %}\n{% endif\n", (2, "{%")),
+    ],
+)
+def test_what_has_no_end_is_found(text: str, expected: tuple[int, str] | None) -> None:
+    assert unclosed(text) == expected
+
+
+def test_what_has_no_end_is_found_in_time_linear_to_the_text() -> None:
+    assert unclosed("{# #}" * 100_000 + "{{") == (1, "{{")
+    assert unclosed("{{ {# " * 100_000) == (1, "{{")
