@@ -15,7 +15,7 @@ MIB = 1024 * 1024
 # Of Python's objects, by what they are in JSON: `{}`, `[]`, each value, each end of a text.
 _OBJECT, _LIST, _VALUE, _QUOTE = 160, 72, 40, 20
 # What a connection's own caches may take, and those that connections to one server share. Each machine that runs there
-# adds to both: a VM with its disks takes 40 KiB. Of those of others, which share a namespace, 5 KiB are kept.
+# adds to both: a VM with its disks takes 40 KiB. Of those of others, which share a namespace, 8.5 KiB are kept.
 OWN_CACHE_BYTES, SHARED_CACHE_BYTES = 16 * MIB, 32 * MIB
 _MACHINE_BYTES = 64 * 1024
 # A connection may use the event loop for this many seconds at once, and for this share of the time on average.
