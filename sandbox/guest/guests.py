@@ -54,6 +54,11 @@ class Guest:
     spec: Obj
 
     @property
+    def system_uuid(self) -> str:
+        """UUID of the firmware, which the kubelet reports as that of the system."""
+        return str(self.spec["domain"]["firmware"]["uuid"])
+
+    @property
     def interfaces(self) -> list[Obj]:
         """Interfaces of the VM, in the order in which the guest sees them."""
         return (self.spec["domain"].get("devices") or {}).get("interfaces") or []
@@ -262,7 +267,7 @@ class Guests:
             name=guest.hostname,
             addresses=tuple(address for address in addresses if address),
             version=join.version,
-            system_uuid=guest.disk,
+            system_uuid=guest.system_uuid,
             ready=join.cni,
             labels=_labels(join),
             pods=(kubelet.etcd_pod(guest.hostname),) if control_plane else (),
@@ -338,7 +343,7 @@ def _node_info(guest: Guest, run: Kubeadm, joined: Joined, addresses: list[str])
         name=name,
         addresses=tuple(address for address in addresses if address),
         version=joined.version,
-        system_uuid=guest.disk,
+        system_uuid=guest.system_uuid,
         ready=True,
         labels={**run.node.labels, **(role if control_plane else {})},
         taints=run.node.taints,

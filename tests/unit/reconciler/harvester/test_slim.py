@@ -13,7 +13,7 @@ from tests.support.crowded import foreign_claim, foreign_instance, foreign_vm, o
 pytestmark = pytest.mark.unit
 
 
-def test_three_thousand_vms_of_others_fit_into_half_of_the_cache() -> None:
+def test_three_thousand_vms_of_others_fit_into_the_cache() -> None:
     kept = (
         slim.virtual_machine(foreign_vm(1), "ours"),
         slim.instance(foreign_instance(1)),
