@@ -92,6 +92,8 @@ def try_mutation(folder: Path, mutation: Mutation, tests: list[str], others: lis
     """Run tests on a copy of the checkout with one mutation; return what became of it."""
     file = folder / mutation.path
     source = file.read_bytes()
+    if source[mutation.begin : mutation.end] != mutation.before.encode():
+        raise SystemExit(f"{mutation.path} was changed meanwhile: start again")
     file.write_bytes(mutation.apply(source))
     try:
         if tests and _pytest(folder, ["-x", *tests], _SECONDS) not in _UNNOTICED:

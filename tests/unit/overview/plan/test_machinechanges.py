@@ -279,3 +279,27 @@ def test_fields_are_named_by_the_name_of_their_list_member() -> None:
 def test_values_that_say_something_are_compared(before: Any, after: Any, expected: list[tuple[str, str, str]]) -> None:
     """Zero and false are values; what is empty is as good as absent."""
     assert [(field.path, field.before, field.after) for field in fields(before, after)] == expected
+
+
+def test_pool_that_does_not_say_what_is_free_has_nothing_free() -> None:
+    needs = change(lambda found: found["workers"]["machineDeployments"][0].update(replicas=3)).needs
+    pools: list[Obj] = [{"metadata": {"name": "machines"}, "spec": {}, "status": {}}]
+    found = CapacityObjects(HarvesterObjects(pools=pools))
+    spec = {"vmNetworkConfig": {"ipPoolRef": "machines"}}
+    (addresses,) = [need for need in needs_and_free(needs, {"spec": spec}, found) if need.what == "addresses"]
+    assert (addresses.needed, addresses.free, addresses.short) == (1, 0, True)
+
+
+def test_overrides_of_the_control_plane_concern_it_alone() -> None:
+    overrides = {"overrides": [{"name": "controlPlane", "value": {"memorySize": "32Gi"}}]}
+    effect = change(lambda found: found["controlPlane"].update(variables=overrides))
+    assert [pool.pool for pool in effect.pools] == ["control plane"]
+
+
+def test_template_of_a_class_that_cannot_be_read_makes_a_plan_unknown() -> None:
+    objects = world()
+    for identity in [each for each in objects if each.kind == "HarvesterMachineTemplate"]:
+        del objects[identity]
+    found = wanted_of(KEY, objects)
+    assert found.pools == {}
+    assert found.unknown

@@ -162,6 +162,15 @@ async def test_class_that_changes_concerns_its_clusters_in_other_namespaces() ->
     assert [change.action for change in plan.objects] == [Action.CHANGE]
 
 
+async def test_changed_class_itself_concerns_its_clusters_in_other_namespaces() -> None:
+    (changed,) = [obj for obj in classes() if obj["kind"] == "ClusterClass"]
+    changed["metadata"]["labels"] = {"reviewed": "yes"}
+    patches = changed["spec"]["patches"]
+    changed["spec"]["patches"] = patches[:1]
+    plan = await planned(server(), changed)
+    assert [each.cluster for each in plan.clusters] == ["team/shop"]
+
+
 async def test_class_and_namespace_of_the_same_manifests_count_as_there() -> None:
     """In a dry run they do not exist, and the API server refuses what needs them."""
     created = topology_cluster()

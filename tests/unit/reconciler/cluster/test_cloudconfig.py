@@ -126,6 +126,15 @@ def test_second_time_nothing_changes(documents: list[str]) -> None:
     assert len([d for d in yaml.safe_load_all(first) if d and d.get("kind") == "Secret"]) == 1
 
 
+def test_secret_with_these_credentials_keeps_its_form() -> None:
+    """A rewrite would be a change in Git or a rollout for nothing."""
+    value = base64.b64encode(b"content").decode()
+    metadata = "metadata: {namespace: kube-system, name: cloud-config}  # by hand"
+    before = f"data:\n    key: {value}\nkind: Secret\napiVersion: v1\n{metadata}\n"
+    assert with_credentials(before, "cloud-config", "key", "content") == before
+    assert with_credentials(before, "cloud-config", "key", "other") != before
+
+
 def test_broken_manifest_is_refused_without_a_quotation() -> None:
     with pytest.raises(ManifestError) as error:
         with_credentials("password: [canary", "cloud-config", "key", "content")

@@ -293,6 +293,17 @@ async def test_config_map_of_another_namespace_needs_permission(monkeypatch: pyt
     assert case.condition("ReferencesAllowed")[0] == ("True" if allowed else "False")
 
 
+async def test_config_map_of_another_namespace_that_does_not_exist_is_refused_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    elsewhere = {**MANIFESTS, "manifestsConfigMapNamespace": "other"}
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=elsewhere)
+    case.management.put({**case.obj, "status": {**case.obj["status"], "initialization": {}}})
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    assert case.condition("ReferencesAllowed")[0] == "False"
+
+
 # Accounts
 
 

@@ -265,11 +265,19 @@ def test_cluster_that_never_reached_harvester_can_be_deleted() -> None:
     [
         ({"controlPlaneEndpoint": {"host": "10.0.0.9", "port": 6443}}, {}),
         ({"vmNetworkConfig": {"ipPool": {"subnet": "10.1.0.0/24"}, "ipPoolRef": "made"}}, {}),
+        ({"loadBalancerConfig": {"ipamType": "pool", "ipPool": {"subnet": "10.1.0.0/24"}, "ipPoolRef": "made"}}, {}),
         ({}, {"harvester": {"uid": "u"}}),
         ({}, {"initialization": {"provisioned": True}}),
         ({}, {"conditions": [{"type": "TargetNamespaceReady", "status": "True"}]}),
     ],
-    ids=["moved with an endpoint", "moved with a pool", "connected", "provisioned", "namespace created"],
+    ids=[
+        "moved with an endpoint",
+        "moved with a pool",
+        "moved with a pool of load balancers",
+        "connected",
+        "provisioned",
+        "namespace created",
+    ],
 )
 def test_cluster_that_may_have_something_on_harvester_is_not_simply_deleted(spec: Obj, status: Obj) -> None:
     assert not never_provisioned({**cluster(**spec), "status": status})

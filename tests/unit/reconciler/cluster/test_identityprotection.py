@@ -140,6 +140,23 @@ async def test_cluster_of_another_namespace_that_may_not_use_the_secret_keeps_no
     assert await shared.reconcile() == [FINALIZER]
 
 
+async def test_cluster_that_used_the_secret_before_the_rule_keeps_its_finalizer() -> None:
+    before = user_of_the_secret("team-b")
+    message = "Secret team-a/identity: in another namespace, and used without permission"
+    condition = {
+        "type": "ReferencesAllowed",
+        "status": "False",
+        "reason": "CrossNamespaceReference",
+        "message": message,
+    }
+    before["status"] = {"initialization": {"provisioned": True}, "conditions": [condition]}
+    assert await Protected(before).reconcile() == [FINALIZER]
+    condition["message"] = "Secret team-a/another: in another namespace"
+    assert await Protected(before).reconcile() == []
+    before["status"] = {"initialization": {"provisioned": True}}
+    assert await Protected(before).reconcile() == [FINALIZER]
+
+
 @pytest.mark.parametrize(
     ("namespace", "left"),
     [
