@@ -30,7 +30,18 @@ _ARITHMETIC: dict[type[ast.operator], str] = {
     ast.BitAnd: "|",
 }
 # Statements that begin so only tell people what happens.
-_REPORTS = ("log.", "logging.", 'echo("', 'echo(f"', 'out.print("', 'out.print(f"', 'step("', 'step(f"')
+_REPORTS = (
+    "log.",
+    "logging.",
+    'echo("',
+    'echo(f"',
+    'click.echo("',
+    'click.echo(f"',
+    'out.print("',
+    'out.print(f"',
+    'step("',
+    'step(f"',
+)
 
 
 @dataclass(frozen=True, order=True)

@@ -86,6 +86,11 @@ async def test_secret_is_written_with_a_token_that_expires(monkeypatch: pytest.M
         assert (len(case.workload.requests), len(case.harvester.requests)) == before
         case.restart()
     assert len(case.harvester.issued) == 1
+    # What was verified is not read again.
+    await case.reconcile()
+    case.workload.errors["get Secret"] = Unreachable("read again")
+    await case.reconcile()
+    assert case.condition(READY)[0] == "True"
 
 
 async def test_secret_waits_for_the_workload_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +190,13 @@ async def test_token_that_cannot_be_renewed_is_reported_before_it_expires(monkey
     for _ in range(2):
         await case.reconcile()
         assert case.condition(READY) == ("False", names.Reason.CLOUD_PROVIDER_CONFIG_EXPIRING)
+    assert case.events.count(("Warning", names.Reason.CLOUD_PROVIDER_CONFIG_EXPIRING)) == 1
+    # Another reason is no further news.
+    case.harvester.errors["get ServiceAccount"] = Forbidden(403, "Forbidden", "still no")
+    case.session.unauthorized = False
+    case.session.error = Forbidden(403, "Forbidden", "may not even ask")
+    await case.reconcile()
+    assert case.condition(READY) == ("False", names.Reason.CLOUD_PROVIDER_CONFIG_EXPIRING)
     assert case.events.count(("Warning", names.Reason.CLOUD_PROVIDER_CONFIG_EXPIRING)) == 1
     # It is reported a second time once it has expired.
     case.note(names.EXPIRES_AT_ANNOTATION, (now - timedelta(hours=1)).isoformat())
