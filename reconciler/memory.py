@@ -10,6 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from caphv.api.object import Key, Obj, key_of, uid_of
+from reconciler.harvester.storageprofiles import StorageProfiles
 from reconciler.machine.vmpolicy import VmClock
 
 GRACE_SECONDS = 15.0
@@ -189,6 +190,7 @@ class Memory:
         self._machines: dict[Key, MachineMemory] = {}
         self._clusters: dict[Key, ClusterMemory] = {}
         self.quotas = QuotaGate()
+        self.storage_profiles = StorageProfiles()
 
     def machine(self, obj: Obj) -> MachineMemory:
         """Memory of a HarvesterMachine."""

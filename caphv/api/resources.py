@@ -16,6 +16,7 @@ HARVESTER_MACHINE_TEMPLATES = Resource(GROUP, STORED_VERSION, "harvestermachinet
 
 VIRTUAL_MACHINES = Resource("kubevirt.io", "v1", "virtualmachines", "VirtualMachine")
 VIRTUAL_MACHINE_INSTANCES = Resource("kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance")
+STORAGE_PROFILES = Resource("cdi.kubevirt.io", "v1beta1", "storageprofiles", "StorageProfile", namespaced=False)
 IMAGES = Resource("harvesterhci.io", "v1beta1", "virtualmachineimages", "VirtualMachineImage")
 KEY_PAIRS = Resource("harvesterhci.io", "v1beta1", "keypairs", "KeyPair")
 IP_POOLS = Resource("loadbalancer.harvesterhci.io", "v1beta1", "ippools", "IPPool", namespaced=False)

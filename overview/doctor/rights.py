@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from caphv import data
 from caphv.api.names import GUESTS_PREFIX
 from caphv.api.object import CLUSTER_ROLE_BINDINGS, SELF_SUBJECT_ACCESS_REVIEWS, Obj
-from caphv.api.resources import IMAGES
+from caphv.api.resources import IMAGES, STORAGE_PROFILES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.text import load_yaml_all
 
@@ -37,9 +37,12 @@ AHEAD = frozenset({Right("", IMAGES.group, IMAGES.plural, "get")})
 pkg/webhook/resources/virtualmachine/validator.go, `checkVolumeClaimTemplateEntry`). Accounts made before lack them.
 """
 
+OPTIONAL = frozenset({Right("", STORAGE_PROFILES.group, STORAGE_PROFILES.plural, "get")})
+"""Rights without which the provider does with less: disks then have modes of the spec, or those of Longhorn."""
+
 
 def needed(clusters: Iterable[Obj]) -> list[Right]:
-    """Return the rights of the shipped roles that these HarvesterClusters need on Harvester, without `AHEAD`."""
+    """Return the rights of the shipped roles that these HarvesterClusters need, without `AHEAD` and `OPTIONAL`."""
     namespaces: dict[str, set[str]] = {_IN_NAMESPACES: set(), _GUESTS: set(), _POOLS: set()}
     for cluster in clusters:
         spec = cluster["spec"]
@@ -54,7 +57,7 @@ def needed(clusters: Iterable[Obj]) -> list[Right]:
         Right("", CLUSTER_ROLE_BINDINGS.group, CLUSTER_ROLE_BINDINGS.plural, "patch", f"{GUESTS_PREFIX}{name}")
         for name in namespaces[_GUESTS]
     }
-    return sorted((bindings | {right for role in roles for right in _of_role(role, namespaces)}) - AHEAD)
+    return sorted((bindings | {right for role in roles for right in _of_role(role, namespaces)}) - AHEAD - OPTIONAL)
 
 
 async def denied(client: ApiClient, rights: Iterable[Right]) -> list[Right]:

@@ -193,7 +193,12 @@ def _pool(name: str, pool: Obj, machines: Obj, *, replicas: int) -> Pool:
 
 def _extra_disks(disks: Sequence[Obj]) -> list[Obj]:
     return [
-        {"volumeType": "storageClass", "storageClass": disk.get("storageClass", "longhorn"), "volumeSize": disk["size"]}
+        {
+            "volumeType": "storageClass",
+            "storageClass": disk.get("storageClass", "longhorn"),
+            "volumeSize": disk["size"],
+            **{name: disk[name] for name in ("accessMode", "volumeMode") if name in disk},
+        }
         for disk in disks
     ]
 

@@ -10,6 +10,7 @@ import base64
 import binascii
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from caphv.api import clusterapi, names, resources
@@ -28,9 +29,11 @@ from caphv.runtime.errors import (
 from caphv.runtime.text import off_loop
 from reconciler import metrics, triggers
 from reconciler.harvester.ownership import Ownership, formerly_owned, ownership_of
+from reconciler.harvester.storageprofiles import READ_WRITE_MANY, ClaimModes
 from reconciler.harvester.topology import has_single_host
 from reconciler.machine import cloudinit, talos
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
+from reconciler.machine.disks import storage_class_of
 from reconciler.machine.guest import guest_config
 from reconciler.machine.images import (
     ResolvedImage,
@@ -46,6 +49,7 @@ from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
 from reconciler.machine.quota import REFUSED, check_quota, quota_has_room, refusal
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vm import InvalidSpecError, VirtualMachineInputs, spec_errors, virtual_machine
+from reconciler.machine.volumes import claim_templates
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
@@ -71,7 +75,7 @@ async def ensure_vm(scope: MachineScope) -> Obj:
     network = await ensure_address(scope)
     bootstrap = await _bootstrap_data(scope)
     await _ensure_secret(scope, network, bootstrap)
-    return await _create(scope, inputs)
+    return await _create(scope, replace(inputs, offered=await _offered_modes(scope, inputs)))
 
 
 def _checked_inputs(scope: MachineScope) -> VirtualMachineInputs:
@@ -253,6 +257,25 @@ async def _user_data(scope: MachineScope, bootstrap: str, dhcp: Sequence[str]) -
     return await off_loop(len(bootstrap) + len(guest.user_data), join)
 
 
+async def _offered_modes(scope: MachineScope, inputs: VirtualMachineInputs) -> dict[str, Sequence[ClaimModes]]:
+    """What the StorageClasses of disks provide that do not have both modes in the spec."""
+    session, profiles = scope.session(), scope.context.memory.storage_profiles
+    classes = {
+        storage_class_of(volume, inputs.images.get(volume.get("imageName", "")))
+        for volume in scope.spec["volumes"]
+        if not (volume.get("accessMode") and volume.get("volumeMode"))
+    }
+    return {name: await profiles.offered(session.client, session.fingerprint, name) for name in classes if name}
+
+
+def _bound_disks(vm: Obj) -> str:
+    """Say why a new VM cannot migrate, empty if its disks do not prevent that."""
+    bound = [claim.name for claim in claim_templates(vm) if READ_WRITE_MANY not in claim.access_modes]
+    if not bound:
+        return ""
+    return f"; it cannot migrate while it runs, because disks are not {READ_WRITE_MANY}: {', '.join(bound)}"
+
+
 async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
     metrics.MACHINE_CREATE.inc()
     namespace, client = scope.namespace(), scope.session().client
@@ -278,5 +301,5 @@ async def _create(scope: MachineScope, inputs: VirtualMachineInputs) -> Obj:
     scope.memory.vm_created_at = time.monotonic()
     namespace.vms.observe(vm)
     quota_has_room(scope)
-    scope.event("VMCreated", f"created VirtualMachine {key} on Harvester")
+    scope.event("VMCreated", f"created VirtualMachine {key} on Harvester{_bound_disks(vm)}")
     return vm

@@ -2,11 +2,20 @@
 
 import hashlib
 import re
+from collections.abc import Sequence
 
 from caphv.api import names
 from caphv.api.object import Obj
+from reconciler.harvester.storageprofiles import READ_WRITE_MANY, ClaimModes
 from reconciler.machine.images import ResolvedImage
 
+# What a disk gets of what its StorageClass offers, best first: a VM can migrate only with ReadWriteMany disks.
+_PREFERENCE = (
+    ClaimModes(READ_WRITE_MANY, "Block"),
+    ClaimModes(READ_WRITE_MANY, "Filesystem"),
+    ClaimModes("ReadWriteOnce", "Block"),
+    ClaimModes("ReadWriteOnce", "Filesystem"),
+)
 _SUFFIX_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
@@ -31,23 +40,53 @@ def is_machine_pvc(vm_name: str, claim_name: str, disks: int | None = None) -> b
     return found is not None and (disks is None or int(found[1]) < disks)
 
 
-def claim(name: str, volume: Obj, image: ResolvedImage | None, annotations: dict[str, str]) -> Obj:
-    """Return the claim of a volume of the spec, from `image` when it is of type image, as a template for Harvester.
+def storage_class_of(volume: Obj, image: ResolvedImage | None) -> str | None:
+    """Return the StorageClass of a volume of the spec; of an image it is the image's, None once that is not known."""
+    if volume["volumeType"] == "image" and image:
+        return image.storage_class or None
+    return volume.get("storageClass")
 
-    ReadWriteMany, because live migration needs it.
+
+def claim_modes(volume: Obj, offered: Sequence[ClaimModes]) -> ClaimModes:
+    """Return the modes of a volume of the spec: its own, else the best that fit them.
+
+    :param offered: what its StorageClass provides, empty if that is not known
+    """
+    access_mode, volume_mode = volume.get("accessMode") or "", volume.get("volumeMode") or ""
+    fitting = [
+        modes
+        for modes in _PREFERENCE
+        if modes in (offered or _PREFERENCE)
+        and access_mode in ("", modes.access_mode)
+        and volume_mode in ("", modes.volume_mode)
+    ]
+    best = fitting[0] if fitting else _PREFERENCE[0]
+    return ClaimModes(access_mode or best.access_mode, volume_mode or best.volume_mode)
+
+
+def claim(
+    name: str,
+    volume: Obj,
+    image: ResolvedImage | None,
+    annotations: dict[str, str],
+    offered: Sequence[ClaimModes] = (),
+) -> Obj:
+    """Return the claim of a volume of the spec, as a template for Harvester.
+
+    :param image: the image of a volume of type image
+    :param annotations: the record of its owner
+    :param offered: modes that the StorageClass provides, empty if they are not known
     """
     own = dict(annotations)
-    storage_class = volume.get("storageClass")
     if volume["volumeType"] == "image" and image:
-        own[names.IMAGE_ID_ANNOTATION] = f"{image.namespace}/{image.name}"
-        # Empty when the VM exists, and Harvester has the image but no longer its class.
-        storage_class = image.storage_class or None
+        own[names.IMAGE_ID_ANNOTATION] = str(image)
+    modes = claim_modes(volume, offered)
     return {
         "metadata": {"name": name, "annotations": own},
         "spec": {
-            "accessModes": ["ReadWriteMany"],
-            "volumeMode": "Block",
-            "storageClassName": storage_class,
+            "accessModes": [modes.access_mode],
+            "volumeMode": modes.volume_mode,
+            "storageClassName": storage_class_of(volume, image),
             "resources": {"requests": {"storage": str(volume["volumeSize"])}},
         },
     }

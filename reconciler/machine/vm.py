@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from caphv.api import names
 from caphv.api.object import Key, Obj
 from reconciler.harvester.ownership import Owner, record
+from reconciler.harvester.storageprofiles import ClaimModes
 from reconciler.machine.cloudinit import secret_name
-from reconciler.machine.disks import claim, is_machine_pvc, pvc_name
+from reconciler.machine.disks import claim, is_machine_pvc, pvc_name, storage_class_of
 from reconciler.machine.guestlabels import template_labels, vm_labels
 from reconciler.machine.images import ResolvedImage, qualified, resolve_image
 from reconciler.machine.placement import (
@@ -47,7 +48,8 @@ class VirtualMachineInputs:
     `machine` is the HarvesterMachine, `cluster` the key of its Cluster, `images` has the image for each `imageName` of
     its volumes that was found, `failure_domains` is the HarvesterCluster's `status.failureDomains`. `domain_strict`
     says whether the failure domain has other hosts to which the VM can migrate. `guest_name_taken` and
-    `announces_network` decide on the labels of `reconciler.machine.guestlabels`.
+    `announces_network` decide on the labels of `reconciler.machine.guestlabels`. `offered` has the modes that a
+    StorageClass provides, where they are known.
     """
 
     machine: Obj
@@ -61,6 +63,7 @@ class VirtualMachineInputs:
     domain_strict: bool = True
     guest_name_taken: bool = False
     announces_network: bool = True
+    offered: Mapping[str, Sequence[ClaimModes]] = field(default_factory=dict)
 
     @property
     def requirement(self) -> Obj | None:
@@ -104,15 +107,13 @@ def virtual_machine(inputs: VirtualMachineInputs) -> Obj:
 
 def _claims(inputs: VirtualMachineInputs, annotations: dict[str, str]) -> list[Obj]:
     metadata = inputs.machine["metadata"]
-    return [
-        claim(
-            pvc_name(metadata["name"], metadata["uid"], index),
-            volume,
-            inputs.images.get(volume.get("imageName", "")),
-            annotations,
-        )
-        for index, volume in enumerate(inputs.machine["spec"]["volumes"])
-    ]
+    claims = []
+    for index, volume in enumerate(inputs.machine["spec"]["volumes"]):
+        image = inputs.images.get(volume.get("imageName", ""))
+        offered = inputs.offered.get(storage_class_of(volume, image) or "", ())
+        name = pvc_name(metadata["name"], metadata["uid"], index)
+        claims.append(claim(name, volume, image, annotations, offered))
+    return claims
 
 
 def _group(inputs: VirtualMachineInputs) -> dict[str, str]:

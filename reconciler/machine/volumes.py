@@ -27,6 +27,7 @@ class ClaimTemplate:
     size: object
     storage_class: object
     image: object
+    access_modes: tuple[object, ...] = ()
 
 
 def claim_templates(vm: Obj) -> list[ClaimTemplate]:
@@ -46,6 +47,7 @@ def _claim_template(template: object) -> ClaimTemplate:
         _at(template, "spec", "resources", "requests", "storage"),
         _at(template, "spec", "storageClassName"),
         _at(template, "metadata", "annotations", names.IMAGE_ID_ANNOTATION),
+        tuple(modes) if isinstance(modes := _at(template, "spec", "accessModes"), list) else (),
     )
 
 

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from caphv.api.object import DEPLOYMENTS, NAMESPACES, NODES, Obj, Resource
+from caphv.api.resources import STORAGE_PROFILES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists
 from sandbox import manifests
@@ -54,6 +55,7 @@ def _objects(config: SimulatorConfig) -> list[tuple[Resource, Obj]]:
     objects = [(DEPLOYMENTS, _deployment())]
     objects += [(NODES, _node(host)) for host in config.hosts]
     objects += [(kinds.STORAGE_CLASSES, storage_class(name)) for name in config.storage_classes]
+    objects += [(STORAGE_PROFILES, storage_profile(name)) for name in config.storage_classes]
     objects += [(kinds.IMAGES, _image(image)) for image in config.images]
     objects += [(kinds.KEY_PAIRS, _key_pair(name)) for name in config.key_pairs]
     objects += [(kinds.NETWORKS, _network(network)) for network in config.networks]
@@ -109,6 +111,13 @@ def storage_class(name: str) -> Obj:
         "parameters": IMAGE_STORAGE_PARAMETERS,
         "volumeBindingMode": "Immediate",
     }
+
+
+def storage_profile(name: str) -> Obj:
+    """The StorageProfile that CDI has for such a class."""
+    modes = [{"accessModes": [mode], "volumeMode": "Block"} for mode in ("ReadWriteMany", "ReadWriteOnce")]
+    status = {"storageClass": name, "provisioner": "driver.longhorn.io", "claimPropertySets": modes}
+    return {"metadata": {"name": name}, "spec": {}, "status": status}
 
 
 def _image(image: Image) -> Obj:

@@ -164,5 +164,23 @@ def _boot_disk(subject: Subject) -> Iterator[Finding]:
         yield first.at("volumeSize").invalid("a node needs 20Gi or more for its system, container images and logs")
 
 
+@RULES.rule(
+    "volume-not-migratable",
+    MACHINES,
+    "All disks must be ReadWriteMany for a VM to migrate: with others, it stops when its host is drained.",
+    "volumes[].accessMode",
+    example=(
+        "volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, accessMode: ReadWriteOnce}]"
+    ),
+    advice=True,
+)
+def _volume_not_migratable(subject: Subject) -> Iterator[Finding]:
+    for volume in _volumes(subject):
+        if volume.at("accessMode").text == "ReadWriteOnce":
+            yield volume.at("accessMode").invalid(
+                "the VM cannot migrate, and stops when its host is drained: use ReadWriteMany if the class has it"
+            )
+
+
 def _volumes(subject: Subject) -> list[Field]:
     return [volume for volume in subject.spec.at("volumes").each() if volume.mapping]

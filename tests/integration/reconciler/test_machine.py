@@ -8,9 +8,10 @@ import json
 import pytest
 
 from caphv.api.names import LEGACY_MACHINE_FINALIZER, MACHINE_FINALIZER
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, uid_of
+from caphv.api.object import EVENTS, PERSISTENT_VOLUME_CLAIMS, STORAGE_CLASSES, Obj, uid_of
+from caphv.api.resources import STORAGE_PROFILES
 from reconciler.machine.vmstatus import typed_addresses
-from sandbox.harvester import kinds
+from sandbox.harvester import fixtures, kinds
 from tests.support.reconciler.case import (
     AT_ONCE,
     BOOTSTRAP,
@@ -283,6 +284,37 @@ async def the_claims_are(case: Case, vm: Obj) -> None:
     assert image["spec"]["storageClassName"] == vm_image["status"]["storageClassName"] == f"lh-{uid_of(vm_image)}"
 
 
+async def test_modes_of_disks_are_those_of_the_spec_or_the_best_of_the_storage_profile(case: Case) -> None:
+    await case.ready_cluster()
+    local = f"local-{case.name}"
+    storage_class = {**fixtures.storage_class(local), "provisioner": "lvm.driver.harvesterhci.io"}
+    await case.harvester.create(STORAGE_CLASSES, kinds.typed(STORAGE_CLASSES, storage_class))
+    modes = [{"accessModes": ["ReadWriteOnce"], "volumeMode": mode} for mode in ("Filesystem", "Block")]
+    profile = {"metadata": {"name": local}, "spec": {}, "status": {"claimPropertySets": modes}}
+    await case.harvester.create(STORAGE_PROFILES, kinds.typed(STORAGE_PROFILES, profile))
+
+    disk = {"volumeType": "storageClass", "storageClass": local, "volumeSize": "1Gi"}
+    volumes = [
+        {"volumeType": "image", "imageName": "default/sles-15", "volumeSize": "10Gi"},
+        disk,
+        {**disk, "volumeMode": "Filesystem"},
+        {**disk, "storageClass": "harvester-longhorn", "accessMode": "ReadWriteOnce"},
+    ]
+    await case.create_machine("one", volumes=volumes)
+    vm = await case.vm("one")
+    claims = json.loads(vm["metadata"]["annotations"]["harvesterhci.io/volumeClaimTemplates"])
+    assert [(*claim["spec"]["accessModes"], claim["spec"]["volumeMode"]) for claim in claims] == [
+        ("ReadWriteMany", "Block"),
+        ("ReadWriteOnce", "Block"),
+        ("ReadWriteOnce", "Filesystem"),
+        ("ReadWriteOnce", "Block"),
+    ]
+    events = (await case.management.list(EVENTS, case.name))["items"]
+    (message,) = [event["message"] for event in events if event["reason"] == "VMCreated"]
+    bound = ", ".join(claim["metadata"]["name"] for claim in claims[1:])
+    assert message.endswith(f"it cannot migrate while it runs, because disks are not ReadWriteMany: {bound}")
+
+
 async def test_secure_boot_is_explicit_when_it_is_off(case: Case) -> None:
     await case.ready_cluster()
     await case.ready_machine("one", firmware={"efi": True})
@@ -332,7 +364,7 @@ async def test_stopped_vm_is_reported_and_ready_again_when_it_runs(case: Case) -
 async def test_vm_that_fits_no_host_is_reported(case: Case) -> None:
     await case.ready_cluster()
     await case.create_machine("one", failure_domain="zone-9")
-    says = is_false("VMProvisioningReady", "VMProvisioningFailed", "no host of Harvester can run the VM")
+    says = is_false("VMProvisioningReady", "VMProvisioningInProgress", "no host of Harvester can run the VM")
     await case.until(HARVESTER_MACHINES, "one", says)
 
 

@@ -34,6 +34,15 @@ ADVICE = {
         {"volumes": [{"volumeType": "storageClass", "storageClass": "longhorn", "volumeSize": "40Gi"}]},
         {"spec.volumes[0]"},
     ),
+    "volume-not-migratable": (
+        "HarvesterMachine",
+        {
+            "volumes": [
+                {"volumeType": "image", "imageName": "a/b", "volumeSize": "40Gi", "accessMode": "ReadWriteOnce"},
+            ]
+        },
+        {"spec.volumes[0].accessMode"},
+    ),
     "user-data-secret": (
         "HarvesterMachine",
         {"guestConfig": {"userData": "password: swordfish"}},

@@ -174,12 +174,18 @@ def test_another_size_is_another_machine_template() -> None:
 
 
 def test_extra_disks_and_firmware() -> None:
-    machines = {"extraDisks": [{"size": "10Gi"}], "firmware": {"efi": True}, "tpm": {"enabled": True}}
+    modes = {"accessMode": "ReadWriteOnce", "volumeMode": "Filesystem"}
+    machines = {
+        "extraDisks": [{"size": "10Gi"}, {"size": "1Gi", **modes}],
+        "firmware": {"efi": True},
+        "tpm": {"enabled": True},
+    }
     found = built(definition(machines=machines, individualObjects=True))
     template = next(obj for obj in found.objects if obj["kind"] == "HarvesterMachineTemplate")["spec"]["template"][
         "spec"
     ]
     assert template["volumes"][1] == {"volumeType": "storageClass", "storageClass": "longhorn", "volumeSize": "10Gi"}
+    assert template["volumes"][2].items() >= modes.items()
     assert template["firmware"] == {"efi": True}
     assert variables(built(definition(machines=machines)))["tpm"] == {"enabled": True}
 
