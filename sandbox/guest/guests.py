@@ -114,6 +114,8 @@ class Guests:
             self._lives[now] = asyncio.create_task(self._boot(guest), name=f"guest {guest.key}")
         elif change.old is not None and _renewal(change.old) != _renewal(change.new):
             self._lives[now] = asyncio.create_task(self._renew(guest, self._lives[now]), name=f"guest {guest.key}")
+        elif change.old is not None and _agent_answers(change.old) and not _agent_answers(change.new):
+            self._start_task(self._answer_again(guest, change.old["status"]))
 
     # Life of a guest
 
@@ -128,6 +130,13 @@ class Guests:
             self._addresses.expire(guest.holder(interface))
         await _cancel([before])
         await self._life(guest)
+
+    async def _answer_again(self, guest: Guest, before: Obj) -> None:
+        """Report the interfaces again after a reboot or live migration; the Node and the addresses stay."""
+        await asyncio.sleep(self._config.agent_seconds)
+        vmi = self._informers.vmis.get(*guest.key)
+        if vmi is not None and not _agent_answers(vmi):
+            await self._patch(guest, {"interfaces": before["interfaces"]}, kinds.condition("AgentConnected", True))
 
     async def _life(self, guest: Guest) -> None:
         try:
@@ -353,6 +362,11 @@ def _node_info(guest: Guest, run: Kubeadm, joined: Joined, addresses: list[str])
 
 def _renewal(vmi: Obj) -> str:
     return annotations_of(vmi).get(kinds.RENEWAL, "")
+
+
+def _agent_answers(vmi: Obj) -> bool:
+    conditions = vmi.get("status", {}).get("conditions") or ()
+    return any((entry["type"], entry["status"]) == ("AgentConnected", "True") for entry in conditions)
 
 
 def _interface(interface: Obj, name: str, address: str) -> Obj:

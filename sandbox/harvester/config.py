@@ -61,17 +61,24 @@ class SimulatorConfig:
 
     `harvester` is the release of Harvester that is simulated, as `sandbox.harvester.releases` lists them.
 
-    A VM takes `start_seconds` until its instance runs, `boot_seconds` until the guest agent answers, and
-    `register_seconds` more until its Node registers. It stops within `stop_seconds`. The Node of a stopped guest
-    becomes Unknown after `node_lost_seconds`. If it `releases_duplicates`, as since Harvester 1.5, the load balancer
-    controller waits `takeover_seconds` between releasing a duplicate address and reserving it again. A second of a
-    health check takes `probe_scale` seconds, because VMs boot faster than real ones, too.
+    Harvester creates the claims of a new VM `claim_seconds` after its instance; they are bound after `bind_seconds`.
+    A VM then takes `start_seconds` until its instance runs, `boot_seconds` until the guest agent answers, and
+    `register_seconds` more until its Node registers. The agent is silent for `agent_seconds` after a migration or a
+    reboot inside the guest. A VM stops within `stop_seconds`. The Node of a stopped guest becomes Unknown after
+    `node_lost_seconds`.
+
+    If it `releases_duplicates`, as since Harvester 1.5, the load balancer controller waits `takeover_seconds` between
+    releasing a duplicate address and reserving it again. A second of a health check takes `probe_scale` seconds,
+    because VMs boot faster than real ones, too.
     """
 
     network: str = "127.64.0.0/16"
     harvester: str = NEWEST_STABLE
     start_seconds: float = 0.2
+    claim_seconds: float = 0.0
+    bind_seconds: float = 0.1
     boot_seconds: float = 2.0
+    agent_seconds: float = 0.5
     boot_spread: float = 0.25
     register_seconds: float = 1.0
     stop_seconds: float = 0.5

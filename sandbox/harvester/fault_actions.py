@@ -18,7 +18,7 @@ from caphv.runtime.errors import NotFound
 from sandbox.harvester import kinds, maintenance, quantities, scheduling
 from sandbox.harvester.informers import claims_of
 from sandbox.harvester.migration import READ_WRITE_MANY
-from sandbox.harvester.virtualmachines import migrated
+from sandbox.harvester.virtualmachines import migrated, without_agent
 
 TIMEOUT_SECONDS = 15.0
 _SERVER_SIDE = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
@@ -120,8 +120,26 @@ async def migrate(client: ApiClient, target: str) -> str:
     host = scheduling.place(vm, hosts, [_placed(other) for other in instances if key_of(other) != key_of(vmi)])
     if not host:
         raise FaultError(f"no host except {source} can run {target}: free up a host or change the VM's affinity")
-    await client.patch(kinds.INSTANCES, name, namespace, migrated(source, host))
+    await client.patch(kinds.INSTANCES, name, namespace, migrated(vmi, host))
     return f"VirtualMachine {target} moved from {source} to {host}"
+
+
+async def restart(client: ApiClient, target: str) -> str:
+    """Restart a VM as Harvester's UI does: its instance stops, and another one starts."""
+    namespace, name = _qualified(target)
+    vmi = await _running_instance(client, namespace, name)
+    requests = [{"action": "Stop", "uid": uid_of(vmi)}, {"action": "Start"}]
+    patch = {"status": {"stateChangeRequests": requests}}
+    await client.patch(kinds.VIRTUAL_MACHINES, name, namespace, patch, subresource="status")
+    return f"VirtualMachine {target} restarts"
+
+
+async def reboot(client: ApiClient, target: str) -> str:
+    """Reboot a guest from inside: its instance stays, and the guest agent is silent until the guest is up again."""
+    namespace, name = _qualified(target)
+    vmi = await _running_instance(client, namespace, name)
+    await client.patch(kinds.INSTANCES, name, namespace, {"status": without_agent(vmi)})
+    return f"guest of VirtualMachine {target} rebooted"
 
 
 async def change_address(client: ApiClient, target: str) -> str:

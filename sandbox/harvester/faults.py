@@ -53,6 +53,8 @@ KINDS = {
         Kind("host-failure", "Cut the power of a host: its VMs fail and restart elsewhere.", "HOST"),
         Kind("vm-vanishes", "Delete a VM directly on Harvester; its disks stay.", VM, lasting=False),
         Kind("migration", "Migrate a VM to another host without a restart.", VM, lasting=False),
+        Kind("restart", "Restart a VM, as Harvester's UI does.", VM, lasting=False),
+        Kind("reboot", "Reboot a guest from inside: its instance stays.", VM, lasting=False),
         Kind("address-change", "Give a VM another DHCP address.", VM, lasting=False),
         _transport("slow", "Delay each API response by --delay seconds."),
         _transport("away", "Drop all connections to the API."),
@@ -73,6 +75,8 @@ _RESOURCES = {"image-missing": kinds.IMAGES, "key-pair-missing": kinds.KEY_PAIRS
 _ONE_TIME: dict[str, Callable[[ApiClient, str], Any]] = {
     "vm-vanishes": fault_actions.delete_vm,
     "migration": fault_actions.migrate,
+    "restart": fault_actions.restart,
+    "reboot": fault_actions.reboot,
     "address-change": fault_actions.change_address,
 }
 

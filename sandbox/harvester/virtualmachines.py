@@ -10,6 +10,7 @@ import copy
 import hashlib
 import logging
 import time
+import uuid
 from string import ascii_lowercase
 from typing import Any
 
@@ -21,7 +22,7 @@ from sandbox.harvester import hostlabels, kinds, migration, quantities, quotas, 
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers, claims_of
 from sandbox.harvester.mutations import interfaces_of
-from sandbox.harvester.volumes import Volumes
+from sandbox.harvester.volumes import Pending, Volumes
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,10 @@ STARTING, RUNNING, STOPPING, STOPPED = "Starting", "Running", "Stopping", "Stopp
 # A shorter start is not worth a status write.
 UNREPORTED_SECONDS = 1.0
 UNSCHEDULABLE, NO_CLAIM = "ErrorUnschedulable", "ErrorPvcNotFound"
+NO_HOST = "no host matches the node affinity and has enough CPU and memory"
+UNBOUND_CLAIMS = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"
+# Namespace of the UUIDs that KubeVirt derives from names.
+LEGACY_UUIDS = uuid.UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
 _ENDED = ("Failed", "Succeeded")  # phases of an instance
 
 
@@ -39,7 +44,7 @@ class VirtualMachines:
     def __init__(self, informers: Informers, config: SimulatorConfig) -> None:
         self._informers = informers
         self._config = config
-        self._volumes = Volumes(informers)
+        self._volumes = Volumes(informers, config)
         self._controller = Controller("virtualmachines", self._reconcile, concurrency=32)
         self._placed: dict[Key, scheduling.Placed] = {}
         self._deadlines: dict[tuple[str, str], float] = {}
@@ -52,7 +57,8 @@ class VirtualMachines:
             self._remember(key_of(vmi), vmi, _host_of(vmi))
         self._informers.vms.add_handler(self._changed)
         self._informers.vmis.add_handler(self._changed)
-        for informer in (self._informers.hosts, self._informers.images, self._informers.claims):
+        classes = self._informers.storage_classes
+        for informer in (self._informers.hosts, self._informers.images, self._informers.claims, classes):
             informer.add_handler(self._retry_waiting)
         self._informers.hosts.add_handler(self._host_changed)
         await self._controller.run()
@@ -103,26 +109,23 @@ class VirtualMachines:
         if vmi is not None and _phase(vmi) in _ENDED:
             await self._remove_instance(vmi)  # its deletion enqueues the VM again, and a new instance starts
             return None
+        if vmi is not None and _restart_requested(vm, vmi):
+            return await self._end_for_restart(vm, vmi)
         if vmi is None:
-            missing = await self._volumes.ensure(vm)
-            if missing:
-                self._waiting.add(key_of(vm))
-                await self._report(vm, NO_CLAIM, f"PersistentVolumeClaim {missing[0]} not found")
-                return None
-            if self._volumes.unbound(vm):
-                self._waiting.add(key_of(vm))
-                await self._report(vm, UNSCHEDULABLE, "pod has unbound immediate PersistentVolumeClaims")
-                return None
             if lacking := quotas.lacks_cpu_or_memory(vm, self._informers):
                 await self._stop(vm, lacking)
                 return None
+            if self._config.claim_seconds > UNREPORTED_SECONDS and not vm.get("status"):
+                await self._report(vm, STOPPED)  # until KubeVirt has seen the instance that it creates
             vmi = await self._create_instance(vm)
-        elif not vmi["status"].get("nodeName"):
+        if not vmi["status"].get("nodeName"):
+            if pending := await self._volumes.ensure(vm):
+                return await self._wait_for_volumes(vm, vmi, pending)
             host = self._place(vm)
             vmi = await self._patch_instance(vmi, _scheduled(vmi, host)) if host else vmi
         if not vmi["status"].get("nodeName"):
             self._waiting.add(key_of(vm))
-            await self._report(vm, UNSCHEDULABLE, "no host matches the node affinity and has enough CPU and memory")
+            await self._report_waiting(vm, vmi, UNSCHEDULABLE, NO_HOST)
             return None
         wait = self._remaining("start", vmi, self._config.start_seconds) if _phase(vmi) != "Running" else 0
         await self._bring_up(vm, vmi, runs=wait <= 0)
@@ -130,6 +133,38 @@ class VirtualMachines:
         if wait <= 0 or self._config.start_seconds > UNREPORTED_SECONDS:
             await self._report(vm, STARTING if wait > 0 else RUNNING)
         return Result(requeue_after=wait) if wait > 0 else None
+
+    async def _end_for_restart(self, vm: Obj, vmi: Obj) -> Result | None:
+        """Stop an instance; its deletion enqueues the VM again, and a new instance starts."""
+        wait = self._remaining("stop", vmi, self._config.stop_seconds)
+        if wait > 0:
+            await self._report(vm, STOPPING)
+            return Result(requeue_after=wait)
+        await self._remove_instance(vmi)
+        key, done = key_of(vm), {"status": {"printableStatus": STOPPED, "ready": False, "stateChangeRequests": None}}
+        answer = await self._informers.client.patch(
+            kinds.VIRTUAL_MACHINES, key.name, key.namespace, done, subresource="status"
+        )
+        self._informers.vms.observe(answer)
+        return None
+
+    async def _wait_for_volumes(self, vm: Obj, vmi: Obj, pending: Pending) -> Result | None:
+        """Report what the Pod of an instance waits for, unless it is about to end."""
+        self._waiting.add(key_of(vm))
+        retry = None if pending.retry_after is None else Result(requeue_after=pending.retry_after)
+        if pending.retry_after is not None and pending.retry_after <= UNREPORTED_SECONDS:
+            return retry
+        if pending.missing:
+            message = f"PVC {key_of(vm).namespace}/{pending.missing[0]} does not exist, waiting for it to appear"
+            await self._report_waiting(vm, vmi, NO_CLAIM, message)
+        else:
+            await self._report_waiting(vm, vmi, UNSCHEDULABLE, UNBOUND_CLAIMS)
+        return retry
+
+    async def _report_waiting(self, vm: Obj, vmi: Obj, printable: str, message: str) -> None:
+        if message not in [entry.get("message") for entry in vmi["status"].get("conditions") or ()]:
+            await self._patch_instance(vmi, _waiting(vmi, message, exists=printable != NO_CLAIM))
+        await self._report(vm, printable, message)
 
     async def _stop(self, vm: Obj, lacking: str) -> None:
         """Halt a VM permanently because of a quota (harvester: pkg/controller/master/virtualmachine, `stopVM`)."""
@@ -173,7 +208,7 @@ class VirtualMachines:
             self._waiting.add(key)
             return
         self._remember(key, vmi, target)
-        await self._patch_instance(vmi, migrated(source, target))
+        await self._patch_instance(vmi, migrated(vmi, target))
 
     def _claims(self, vm: Obj) -> list[Obj]:
         namespace = vm["metadata"]["namespace"]
@@ -236,7 +271,7 @@ class VirtualMachines:
 
     async def _create_instance(self, vm: Obj) -> Obj:
         key = key_of(vm)
-        vmi = _instance(vm, self._place(vm))
+        vmi = _instance(vm, self._place(vm) if self._volumes.are_bound(vm) else "")
         try:
             answer = await self._informers.client.create(kinds.INSTANCES, vmi)
         except BaseException:
@@ -264,7 +299,7 @@ class VirtualMachines:
         runs = printable == RUNNING
         status: dict[str, Any] = {
             "printableStatus": printable,
-            "created": printable not in (STOPPED, NO_CLAIM),
+            "created": printable != STOPPED,
             "ready": runs,
         }
         if {name: vm.get("status", {}).get(name) for name in status} == status:
@@ -286,6 +321,11 @@ def _wants_to_run(vm: Obj, vmi: Obj | None) -> bool:
     return strategy == "Always" or (strategy == "Manual" and vmi is not None)
 
 
+def _restart_requested(vm: Obj, vmi: Obj) -> bool:
+    requests = (vm.get("status") or {}).get("stateChangeRequests") or ()
+    return any((entry["action"], entry.get("uid")) == ("Stop", uid_of(vmi)) for entry in requests)
+
+
 def _strategy(vm: Obj) -> str:
     return str(vm["spec"].get("runStrategy") or ("Always" if vm["spec"].get("running") else "Halted"))
 
@@ -302,7 +342,7 @@ def _instance(vm: Obj, host: str) -> Obj:
     template, metadata = vm["spec"]["template"], vm["metadata"]
     meta = template.get("metadata") or {}
     owner = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": metadata["name"], "uid": uid_of(vm)}
-    passed = ["Pending", "Scheduling", *(["Scheduled"] if host else [])]
+    passed = ["Pending", *(["Scheduling", "Scheduled"] if host else [])]
     vmi: Obj = {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",
@@ -313,14 +353,17 @@ def _instance(vm: Obj, host: str) -> Obj:
             "annotations": meta.get("annotations") or {},
             "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
         },
-        "spec": _with_macs(template["spec"], vm),
+        "spec": _instance_spec(vm),
         "status": {"phase": passed[-1], "phaseTransitionTimestamps": [_passed(phase) for phase in passed]},
     }
     if host:
         vmi["status"]["nodeName"] = host
-    else:
-        vmi["status"]["conditions"] = [kinds.condition("PodScheduled", False, "Unschedulable")]
     return vmi
+
+
+def _instance_spec(vm: Obj) -> Obj:
+    spec = _with_macs(vm["spec"]["template"]["spec"], vm)
+    return {**spec, "domain": _domain(spec["domain"], vm["metadata"]["name"])}
 
 
 def _with_macs(spec: Obj, vm: Obj) -> Obj:
@@ -337,21 +380,53 @@ def _with_macs(spec: Obj, vm: Obj) -> Obj:
     return spec
 
 
+def _domain(domain: Obj, name: str) -> Obj:
+    """The domain with a UUID of its firmware: without one of its own, KubeVirt up to 1.5 derives it from the name."""
+    firmware = domain.get("firmware") or {}
+    return {**domain, "firmware": {"uuid": str(uuid.uuid5(LEGACY_UUIDS, name)), **firmware}}
+
+
+def _waiting(vmi: Obj, message: str, *, exists: bool) -> Obj:
+    """The change of an instance whose Pod does not exist without its claims, or finds no host without volumes."""
+    conditions = kinds.with_condition(vmi, kinds.condition("PodScheduled", False, "Unschedulable", message))
+    conditions = [entry for entry in conditions if entry["type"] != "Synchronized"]
+    if not exists:
+        conditions.append(kinds.condition("Synchronized", False, "FailedPvcNotFound", message))
+    return {"status": {"phase": "Scheduling" if exists else "Pending", "conditions": conditions}}
+
+
 def _passed(phase: str) -> Obj:
     return {"phase": phase, "phaseTransitionTimestamp": kinds.now()}
 
 
 def _scheduled(vmi: Obj, host: str) -> Obj:
     times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Scheduled")]
-    conditions = [kinds.condition("PodScheduled", True)]
+    conditions = [kinds.condition("Ready", False, "GuestNotRunning", "Guest VM is not reported as running")]
     status = {"phase": "Scheduled", "nodeName": host, "conditions": conditions, "phaseTransitionTimestamps": times}
     return {"status": status}
 
 
-def migrated(source: str, target: str) -> Obj:
-    """The change of an instance that has migrated; its guest does not notice."""
+def migrated(vmi: Obj, target: str) -> Obj:
+    """The change of an instance that has migrated.
+
+    Its guest does not notice; the new virt-launcher knows only the domain's interfaces until the guest agent answers.
+    """
+    source = vmi["status"]["nodeName"]
     state = {"sourceNode": source, "targetNode": target, "completed": True, "endTimestamp": kinds.now()}
-    return {"status": {"nodeName": target, "migrationState": state, "evacuationNodeName": None}}
+    changed = {"nodeName": target, "migrationState": state, "evacuationNodeName": None}
+    return {"status": {**changed, **without_agent(vmi)}}
+
+
+def without_agent(vmi: Obj) -> Obj:
+    """The part of an instance's status that the guest agent reports, while it is silent (kubevirt: `updateStatus`)."""
+    kept = ("name", "mac")
+    interfaces = [
+        {**{name: entry[name] for name in kept if name in entry}, "infoSource": "domain"}
+        for entry in vmi["status"].get("interfaces") or ()
+        if entry.get("name")
+    ]
+    conditions = [entry for entry in vmi["status"].get("conditions") or () if entry["type"] != "AgentConnected"]
+    return {"interfaces": interfaces, "conditions": conditions}
 
 
 def _running(vmi: Obj, claims: list[Obj]) -> Obj:

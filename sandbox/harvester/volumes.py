@@ -1,6 +1,8 @@
-"""Harvester's volume controller: the PersistentVolumeClaims of a VM's templates, bound at once.
+"""Harvester's volume controller: the PersistentVolumeClaims of a VM's templates; and the provisioner that binds them.
 
-A claim of a StorageClass that does not exist stays Pending: nothing refuses it, and its class cannot be changed.
+Modelled after `createPVCsFromAnnotation` in Harvester's pkg/controller/master/virtualmachine/vm_controller.go, which
+runs next to KubeVirt: the instance of a new VM is there before its claims. A claim of a StorageClass that does not
+exist stays Pending: nothing refuses it, and its class cannot be changed.
 """
 
 from __future__ import annotations
@@ -8,38 +10,88 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
+from dataclasses import dataclass
 
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of, uid_of
 from caphv.runtime.errors import AlreadyExists, NotFound
 from sandbox.harvester import kinds
+from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers, claim_templates, claims_of
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Pending:
+    """Claims for which the Pod of a VM waits.
+
+    `retry_after`: seconds until one of them is due; None if only an event can end the wait.
+    """
+
+    missing: tuple[str, ...] = ()
+    unbound: tuple[str, ...] = ()
+    retry_after: float | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unbound)
+
+
 class Volumes:
-    """Creates and removes the claims of VMs."""
+    """Creates, binds and removes the claims of VMs."""
 
-    def __init__(self, informers: Informers) -> None:
+    def __init__(self, informers: Informers, config: SimulatorConfig) -> None:
         self._informers = informers
+        self._config = config
+        # When (monotonic) a VM began to wait for its claims, and a claim to wait for its volume, by uid.
+        self._since: dict[str, float] = {}
 
-    async def ensure(self, vm: Obj) -> list[str]:
-        """Create the claims of a VM's templates; returns the missing claims among its disks.
+    def are_bound(self, vm: Obj) -> bool:
+        """Whether all claims of a VM exist and are bound."""
+        claims = (self._informers.claims.get(vm["metadata"]["namespace"], name) for name in claims_of(vm))
+        return all(claim is not None and _is_bound(claim) for claim in claims)
 
-        Like Harvester, skip a template whose image is missing.
+    async def ensure(self, vm: Obj) -> Pending:
+        """Create and bind the claims of a VM when they are due; return those that its Pod waits for.
+
+        Like Harvester, skip a template whose image is missing. A claim of an unknown StorageClass is never bound.
         """
         namespace = vm["metadata"]["namespace"]
-        wanted = [
+        delays: list[float] = []
+
+        templates = [
             claim for claim in _templates(vm) if not self._informers.claims.get(namespace, claim["metadata"]["name"])
         ]
-        await asyncio.gather(*(self._create(namespace, claim) for claim in wanted if self._image_exists(claim)))
-        return [name for name in claims_of(vm) if not self._informers.claims.get(namespace, name)]
+        wanted = [claim for claim in templates if self._image_exists(claim)]
+        remaining = self._remaining(uid_of(vm), self._config.claim_seconds) if wanted else 0
+        if wanted and remaining > 0:
+            delays.append(remaining)
+        elif wanted:
+            await asyncio.gather(*(self._create(namespace, claim) for claim in wanted))
 
-    def unbound(self, vm: Obj) -> list[str]:
-        """Names of the claims among a VM's disks that wait for a volume."""
-        namespace = vm["metadata"]["namespace"]
         claims = {name: self._informers.claims.get(namespace, name) for name in claims_of(vm)}
-        return [name for name, claim in claims.items() if claim and _phase(claim) == "Pending"]
+        for claim in claims.values():
+            if claim is not None and not _is_bound(claim) and self._class_exists(claim):
+                remaining = self._remaining(uid_of(claim), self._config.bind_seconds)
+                if remaining > 0:
+                    delays.append(remaining)
+                else:
+                    await self._bind(claim)
+
+        claims = {name: self._informers.claims.get(namespace, name) for name in claims}
+        missing = tuple(name for name, claim in claims.items() if claim is None)
+        unbound = tuple(name for name, claim in claims.items() if claim is not None and not _is_bound(claim))
+        if not missing and not unbound:
+            self._since.pop(uid_of(vm), None)
+        return Pending(missing, unbound, min(delays, default=None))
+
+    def _remaining(self, uid: str, seconds: float) -> float:
+        now = time.monotonic()
+        return self._since.setdefault(uid, now) + seconds - now
+
+    def _class_exists(self, claim: Obj) -> bool:
+        name = claim["spec"].get("storageClassName")
+        return not name or self._informers.storage_classes.get("", name) is not None
 
     async def remove(self, vm: Obj) -> None:
         """Delete the claims that the VM's annotation lists; keep all others."""
@@ -56,16 +108,16 @@ class Volumes:
         return self._informers.images.get(namespace, name) is not None
 
     async def _create(self, namespace: str, template: Obj) -> None:
-        name = template["metadata"]["name"]
         metadata = {**template["metadata"], "namespace": namespace}
         metadata.pop("creationTimestamp", None)
-        spec = {**template["spec"], "volumeName": f"pvc-{namespace}-{name}"}
-        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": template["spec"]}
         with contextlib.suppress(AlreadyExists):
-            await self._informers.client.create(PERSISTENT_VOLUME_CLAIMS, claim)
-        storage_class = spec.get("storageClassName")
-        if storage_class and self._informers.storage_classes.get("", storage_class) is None:
-            return
+            answer = await self._informers.client.create(PERSISTENT_VOLUME_CLAIMS, claim)
+            self._informers.claims.observe(answer)
+
+    async def _bind(self, claim: Obj) -> None:
+        name, namespace, spec = claim["metadata"]["name"], claim["metadata"]["namespace"], claim["spec"]
+        self._since.pop(uid_of(claim), None)
         bound = {"phase": "Bound", "accessModes": spec.get("accessModes"), "capacity": spec["resources"]["requests"]}
         answer = await self._informers.client.patch(
             PERSISTENT_VOLUME_CLAIMS, name, namespace, {"status": bound}, subresource="status"
@@ -77,8 +129,8 @@ class Volumes:
             await self._informers.client.delete(PERSISTENT_VOLUME_CLAIMS, name, namespace)
 
 
-def _phase(claim: Obj) -> str:
-    return str((claim.get("status") or {}).get("phase") or "")
+def _is_bound(claim: Obj) -> bool:
+    return bool((claim.get("status") or {}).get("phase") == "Bound")
 
 
 def _templates(vm: Obj) -> list[Obj]:
