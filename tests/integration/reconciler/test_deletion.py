@@ -186,7 +186,9 @@ async def test_deletion_waits_for_a_harvester_that_refuses_and_then_continues(ca
     await case.ready_cluster()
     await case.ready_machine("one")
     await case.identity(case.environment.identity(token="expired"))
-    reported = await case.until(HARVESTER_MACHINES, "one", is_unknown("Ready", "HarvesterAuthenticationFailed"))
+    reported = await case.until(
+        HARVESTER_MACHINES, "one", is_unknown("VMProvisioningReady", "HarvesterAuthenticationFailed")
+    )
     assert reported["status"]["ready"], "nothing shows that the VM is not well"
     await case.ask_deletion(HARVESTER_MACHINES, "one")
     await case.until(HARVESTER_MACHINES, "one", lambda obj: "deletionTimestamp" in obj["metadata"])

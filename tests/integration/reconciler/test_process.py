@@ -274,9 +274,9 @@ async def test_secrets_are_in_no_log_event_condition_or_metric(case: Case) -> No
         f"token: {token}\n  broken: {token}",
     ):
         await case.identity(identity)
-        await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: not is_ready(obj))
+        await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: not is_true("HarvesterConnectionReady")(obj))
         await case.identity()
-        await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+        await case.until(HARVESTER_CLUSTERS, case.name, is_true("HarvesterConnectionReady"))
     # Debug logging is on: it is the level that could reveal most.
     assert '"level":"debug"' in case.environment.provider.log
     reported = {
