@@ -252,6 +252,7 @@ class Sandbox:
             f"--metrics-bind-address=127.0.0.1:{metrics}",
             f"--health-probe-bind-address=127.0.0.1:{health}",
             "--allow-harvester-cidr=127.0.0.0/8",
+            "--leader-elect",
             *(webhooks.provider_options(self.folder) if self.settings.webhooks else []),
         )
         await children.wait_ready(
