@@ -67,6 +67,7 @@ class EtcdMembers:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: dict[str, _Running] = {}
+        self._returning: set[asyncio.Task[None]] = set()
 
     async def start(self, member: Member) -> RealEtcd:
         """Start a guest's member: with the data on its disk, or as a new one that joins the others.
@@ -83,8 +84,10 @@ class EtcdMembers:
         client = EtcdClient(member)
         self._running[member.address] = _Running(process, client)
         if was_member:
-            await _moved(client, member)
-        if others:
+            # Without a quorum it takes long, and the others start after this one.
+            self._returning.add(task := asyncio.create_task(_return(client, others, member)))
+            task.add_done_callback(self._returning.discard)
+        elif others:
             await _retried(lambda: _promoted(client, others, member), f"the member of {member.node} stays a learner")
         return RealEtcd(client)
 
@@ -225,13 +228,15 @@ async def _promoted(client: EtcdClient, others: Sequence[EtcdClient], member: Me
             for entry in await others[0].members():
                 if member.peer_url in entry["peerURLs"] and entry.get("isLearner"):
                     await others[0].call("cluster/member/promote", {"ID": entry["ID"]})
-        # Others have other reasons: a member that was one before starts without a quorum, too.
+        raise
     return member.node
 
 
-async def _moved(client: EtcdClient, member: Member) -> None:
-    """Tell the others of another address: guests with DHCP may get one."""
+async def _return(client: EtcdClient, others: Sequence[EtcdClient], member: Member) -> None:
+    """Tell the others of another address, which guests with DHCP may get, and finish what was begun before."""
     try:
+        if others:
+            await _retried(lambda: _promoted(client, others, member), f"the member of {member.node} has no quorum")
         for entry in await client.members():
             if entry.get("name") == member.node and member.peer_url not in entry["peerURLs"]:
                 await client.call("cluster/member/update", {"ID": entry["ID"], "peerURLs": [member.peer_url]})

@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from commands.main import cli
+from sandbox import clusterclass
+from sandbox.capi import providers
 from sandbox.capi.core import CORE_VARIABLE
 from sandbox.cluster import EARLIER_VERSION, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox
@@ -25,9 +27,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.unmodified_core, py
 @pytest.fixture(params=sorted(binaries.OTHER_CORES))
 def box(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
     monkeypatch.setenv(CORE_VARIABLE, request.param)
-    binaries.prepare()
+    settings = SandboxSettings(webhooks=True, boot_seconds=0.5, register_seconds=0.2, kubeadm=True)
+    binaries.prepare(further=providers.programs(settings))
     binaries.binary(request.param)
-    box = Sandbox(tmp_path / "box", SandboxSettings(webhooks=True, boot_seconds=0.5, register_seconds=0.2))
+    box = Sandbox(tmp_path / "box", settings)
     try:
         asyncio.run(box.up())
         yield box
@@ -59,5 +62,24 @@ async def test_a_cluster_lives_with_another_core(box: Sandbox) -> None:
         await scenario.replace_lost(scenario.view.workers()[0])
         await scenario.scale(3, 2)
         await scenario.upgrade(LATER_VERSION)
+        await scenario.delete()
+        assert await scenario.leftovers() == []
+
+
+async def test_a_cluster_of_kubeadm_lives_with_its_providers_of_another_core(box: Sandbox) -> None:
+    if not providers.programs(box.settings):
+        pytest.skip("kubeadm's class needs API version v1beta2")
+    spec = ClusterSpec(
+        control_planes=1,
+        workers=1,
+        cluster_class=clusterclass.HARVESTER_KUBEADM,
+        version=EARLIER_VERSION.partition("+")[0],
+    )
+    scenario = Scenario(box.folder, in_network(spec, box.status()["network"]), timeout=PATIENCE)
+    async with scenario.watching():
+        await scenario.create()
+        await scenario.bring_up()
+        await scenario.scale(3, 1)
+        await scenario.replace_lost(scenario.view.control_planes()[0])
         await scenario.delete()
         assert await scenario.leftovers() == []
