@@ -19,10 +19,13 @@ class SandboxSettings:
     """Settings of a sandbox.
 
     A simulated VM boots in `boot_seconds`, varied by up to the fraction `boot_spread`, and its Node registers
-    `register_seconds` later. `audit` enables audit logs of the management and Harvester API servers. Without
-    `provider`, only its CRDs are installed, to run a provider by hand; with `webhooks`, the provider serves its
-    admission webhooks. With `page`, the live page of `caphv status --serve` is a part of it. Without `older_versions`,
-    CRDs of the core and of the provider have only the version that is stored, which saves a conversion of each change.
+    `register_seconds` later. Its claims are created `claim_seconds` after its instance, and bound after `bind_seconds`;
+    its guest agent is silent for `agent_seconds` after a migration or reboot.
+
+    `audit` enables audit logs of the management and Harvester API servers. Without `provider`, only its CRDs are
+    installed, to run a provider by hand; with `webhooks`, the provider serves its admission webhooks. With `page`, the
+    live page of `caphv status --serve` is a part of it. Without `older_versions`, CRDs of the core and of the provider
+    have only the version that is stored, which saves a conversion of each change.
     `harvester` is the simulated release of Harvester.
     `own_providers` lists distributions, separated by commas, whose bootstrap and control plane providers the user runs.
     With `kubeadm`, its real bootstrap and control plane providers run; without, its kinds are there and nothing else.
@@ -39,6 +42,9 @@ class SandboxSettings:
     boot_seconds: float = 2.0
     boot_spread: float = 0.25
     register_seconds: float = 1.0
+    claim_seconds: float = 0.0
+    bind_seconds: float = 0.1
+    agent_seconds: float = 0.5
 
 
 @dataclass(frozen=True)
