@@ -25,7 +25,13 @@ CLUSTER_SPEC = {
     ".cloudConfig.delivery",
     ".controlPlaneFailureDomains",
     ".controlPlaneFailureDomains[]",
+    ".loadBalancerConfig.healthCheck",
+    ".loadBalancerConfig.healthCheck.failureThreshold",
+    ".loadBalancerConfig.healthCheck.periodSeconds",
+    ".loadBalancerConfig.healthCheck.successThreshold",
+    ".loadBalancerConfig.healthCheck.timeoutSeconds",
 }
+DISK_MODES = {".volumes[].accessMode", ".volumes[].volumeMode"}
 # What ours have beyond the Go provider's, below the spec or status of a kind.
 ADDED = {
     "harvesterclusters": {
@@ -37,7 +43,7 @@ ADDED = {
     "harvesterclustertemplates": {f".spec.template.spec{field}" for field in CLUSTER_SPEC},
     "harvestermachines": {
         ".spec.networkConfig.subnetMask",
-        *(f".spec{field}" for field in GUEST_CONFIG),
+        *(f".spec{field}" for field in GUEST_CONFIG | DISK_MODES),
         ".status.virtualMachine",
         ".status.virtualMachine.host",
         ".status.virtualMachine.instanceUID",
@@ -45,7 +51,7 @@ ADDED = {
     },
     "harvestermachinetemplates": {
         ".spec.template.spec.networkConfig.subnetMask",
-        *(f".spec.template.spec{field}" for field in GUEST_CONFIG),
+        *(f".spec.template.spec{field}" for field in GUEST_CONFIG | DISK_MODES),
         ".status",
         ".status.capacity",
         ".status.capacity{}",

@@ -118,7 +118,7 @@ SHOWN: dict[str, Callable[[], object]] = {
     "changes": lambda: changes.show(ChangePlan(Key("team", "shop"), (PATCH,), tuple(CHECKS))),
     "progress": progress,
     "plan": lambda: plan.show(MANIFESTS),
-    "etcd": lambda: (etcd.show(MEMBERS), etcd.show_removal(MEMBERS)),
+    "etcd": lambda: (etcd.show(MEMBERS), etcd.show_removal(MEMBERS, [HOSTILE])),
     "identities": lambda: identities.show(overview.console(), [IDENTITY]),
     "pools": lambda: (pools.show(overview.console(), [REPORT], only_wrong=False, now=NOW), pools.show_plan([REPORT])),
     "capacity": lambda: capacity.show([CAPACITY], hosts=True),
