@@ -230,7 +230,8 @@ async def test_second_interface_asks_dhcp_next_to_the_pool(case: Case) -> None:
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
     machine = await case.ready_machine("one", networks=["default/production", "default/storage"])
     assert address_of(machine) == f"{case.subnet}.1"
-    assert len(machine["status"]["addresses"]) == 2
+    types = [address["type"] for address in machine["status"]["addresses"]]
+    assert types == ["ExternalIP", "ExternalIP", "InternalIP", "InternalIP"]
     user, network = await case.user_data("one")
     assert [entry["subnets"][0]["type"] for entry in network["config"]] == ["static", "dhcp"]
     assert "eth1" in str(user["bootcmd"])
