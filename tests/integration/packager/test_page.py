@@ -18,6 +18,8 @@ PAGE = (CHECKOUT / "docs" / "fleet-addons.md").read_text(encoding="utf-8")
 def test_commands_of_the_page_work(tmp_path: Path) -> None:
     origin = Origin.make(tmp_path / "fleet.git")
     script = "set -e\n" + "".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
+    # GitRepos are only printed, and refused for a folder, which Fleet could not read.
+    script = script.replace("-o gitrepo --repo $FLEET", "-o gitrepo --repo https://git.example.com/fleet.git")
     environment = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "PYTHONPATH": str(CHECKOUT),

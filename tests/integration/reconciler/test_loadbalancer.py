@@ -75,7 +75,7 @@ async def test_vm_of_a_cluster_of_the_same_name_gets_no_traffic(case: Case) -> N
     assert is_false("InitMachineCreated", "MachineNotFound")(await case.get(HARVESTER_CLUSTERS, case.name))
     assert await case.names(kinds.LOAD_BALANCERS) == []
     machine = await case.ready_machine("first", control_plane=True)
-    (address,) = [entry["address"] for entry in machine["status"]["addresses"]]
+    (address,) = {entry["address"] for entry in machine["status"]["addresses"]}
     await case.until(
         kinds.LOAD_BALANCERS, case.balancer, lambda obj: (obj.get("status") or {}).get("backendServers") == [address]
     )
