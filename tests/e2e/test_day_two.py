@@ -24,6 +24,7 @@ from sandbox.state import SandboxSettings
 from tests.support.e2e import SHORT_AND_WHOLE, running_sandbox
 from tests.support.lostmanagement import install_again, lose
 from tests.support.planned import PlannedCluster
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -65,7 +66,7 @@ async def test_a_cluster_is_scaled_and_upgraded_while_the_command_waits(box: San
         assert "addresses: free addresses in IPPool" in result.output
         assert "capacity: hosts have room for 1 more VM" in result.output
         assert len(scenario.view.workers()) == 2
-        assert len(scenario.view.running()) == 3
+        await until(lambda: len(scenario.view.running()) == 3, "the view has all machines of the command")
 
         result = await caphv(box, "etcd", "members", ref)
         assert (result.exit_code, "healthy" in result.output) == (0, True), result.output

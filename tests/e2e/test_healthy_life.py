@@ -110,6 +110,7 @@ async def transitions_of(scenario: Scenario) -> AsyncIterator[Log]:
         task.cancel()
 
 
+@pytest.mark.long
 async def test_no_warning_and_no_flip_in_a_healthy_life(box: Sandbox) -> None:
     spec = ClusterSpec(name="healthy", namespace="healthy", target_namespace="healthy", control_planes=1, workers=2)
     scenario = Scenario(box.folder, in_network(spec, box.status()["network"]), timeout=300)

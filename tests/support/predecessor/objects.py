@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
@@ -66,10 +67,19 @@ def network_data(address: str, network: Obj) -> str:
     return str(yaml.safe_dump({"version": 1, "config": config}))
 
 
-def virtual_machine(obj: Obj, target: str, machine: Obj) -> Obj:
+def classes_of(images: Iterable[Obj]) -> dict[str, str]:
+    """Return the StorageClass of each image, which it looks up by display name and by name."""
+    classes: dict[str, str] = {}
+    for image in images:
+        for name in (image["metadata"]["name"], image["spec"]["displayName"]):
+            classes[f"{image['metadata']['namespace']}/{name}"] = image["status"]["storageClassName"]
+    return classes
+
+
+def virtual_machine(obj: Obj, target: str, machine: Obj, classes: Mapping[str, str]) -> Obj:
     """The VM of a machine: no record of an owner, disks whose names end by chance."""
     name, spec, cluster = obj["metadata"]["name"], obj["spec"], labels_of(obj)[CLUSTER_LABEL]
-    claims = [_claim(name, index, volume) for index, volume in enumerate(spec["volumes"])]
+    claims = [_claim(name, index, volume, classes) for index, volume in enumerate(spec["volumes"])]
     labels = {
         "harvesterhci.io/creator": "harvester",
         "harvesterhci.io/vmName": name,
@@ -128,7 +138,7 @@ def virtual_machine(obj: Obj, target: str, machine: Obj) -> Obj:
     }
 
 
-def _claim(name: str, index: int, volume: Obj) -> Obj:
+def _claim(name: str, index: int, volume: Obj, classes: Mapping[str, str]) -> Obj:
     image = volume.get("imageName")
     return {
         "metadata": {
@@ -138,7 +148,7 @@ def _claim(name: str, index: int, volume: Obj) -> Obj:
         "spec": {
             "accessModes": ["ReadWriteMany"],
             "volumeMode": "Block",
-            "storageClassName": f"longhorn-{image.partition('/')[2]}" if image else volume["storageClass"],
+            "storageClassName": classes[image] if image else volume["storageClass"],
             "resources": {"requests": {"storage": volume["volumeSize"]}},
         },
     }

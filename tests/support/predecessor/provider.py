@@ -36,6 +36,7 @@ from tests.support.predecessor.objects import (
     CLUSTER_LABEL,
     addresses,
     balancer_of,
+    classes_of,
     condition,
     listener,
     network_data,
@@ -228,7 +229,8 @@ class Predecessor:
         metadata = {"name": f"{name}-cloud-init", "namespace": target}
         with contextlib.suppress(AlreadyExists):
             await self.harvester.create(SECRETS, {"metadata": metadata, "data": encoded})
-        await self.harvester.create(kinds.VIRTUAL_MACHINES, virtual_machine(obj, target, machine))
+        classes = classes_of((await self.harvester.list(kinds.IMAGES))["items"])
+        await self.harvester.create(kinds.VIRTUAL_MACHINES, virtual_machine(obj, target, machine, classes))
 
     async def _report(self, obj: Obj, vm: Obj) -> None:
         target, name = vm["metadata"]["namespace"], vm["metadata"]["name"]
