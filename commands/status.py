@@ -24,6 +24,7 @@ from commands.options.management import (
     run,
     selection,
 )
+from commands.output.quiet import quiet
 
 if TYPE_CHECKING:
     from overview.model import Overview
@@ -79,9 +80,12 @@ def status(clusters: tuple[str, ...], **flags: Any) -> None:
     chosen = selection(clusters, flags)
     if (flags["watch"] or flags["serve"]) and flags["output"] != "text":
         raise click.UsageError("--output is for a single look, without --watch and --serve")
+    if flags["watch"] and flags["serve"]:
+        raise click.UsageError("--serve and --watch exclude each other")
+    if flags["watch"] or flags["serve"]:
+        # A watch that breaks and comes back is no news for a reader; what stays unseen is in the output.
+        click.get_current_context().with_resource(quiet("caphv.runtime", logging.CRITICAL))
     if flags["serve"]:
-        if flags["watch"]:
-            raise click.UsageError("--serve and --watch exclude each other")
         run(_serve(flags, chosen))
     if flags["watch"]:
         run(_watch(flags, chosen))
@@ -112,8 +116,6 @@ async def _watch(flags: dict[str, Any], chosen: Selection) -> None:
     from overview.follow import Follower
     from overview.query import Query, answer_of
 
-    # A watch that breaks and comes back is no news for a reader; what stays unseen is in the output.
-    logging.getLogger("caphv.runtime").setLevel(logging.CRITICAL)
     query = Query(chosen.namespace, frozenset(chosen.keys), bool(flags["deep"]))
     async with management_client(flags) as client, Follower(client, chosen.namespace) as follower:
         before = None
@@ -135,7 +137,6 @@ async def _serve(flags: dict[str, Any], chosen: Selection) -> None:
 
     from overview.page.server import LivePage
 
-    logging.getLogger("caphv.runtime").setLevel(logging.CRITICAL)
     host, port = _address(flags["bind_address"])
     token = _read_token(flags["token_file"])
     async with management_client(flags) as client:

@@ -31,6 +31,7 @@ from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import helm_secret_options
 from commands.options.clusters import InputError, SelectedClusters, Step, cluster_options, progress, read_clusters
 from commands.options.repository import commit_options, names_repository, open_store, prune_option, repository_options
+from commands.output.quiet import quiet_publishing
 
 if TYPE_CHECKING:
     from packager.bundler import Batch
@@ -66,8 +67,7 @@ def bundles() -> None:
     Invalid clusters are reported and left unchanged.
     """
     logging.basicConfig(format="caphv bundles: %(message)s", level=logging.WARNING)
-    # The output already lists what was changed and what was skipped.
-    logging.getLogger("packager.git.publish").setLevel(logging.ERROR)
+    quiet_publishing()
 
 
 bundles.add_command(check)

@@ -14,6 +14,7 @@ import click
 
 from commands.options.clusters import CommandError, InputError
 from commands.options.management import management_client, print_data, run
+from commands.output.quiet import quiet
 
 if TYPE_CHECKING:
     from caphv.api.object import Key
@@ -141,9 +142,9 @@ async def following(flags: dict[str, Any], cluster: Key) -> AsyncIterator[AsyncI
     from overview.follow import Follower
 
     # A watch that breaks and comes back is no news for a reader.
-    logging.getLogger("caphv.runtime").setLevel(logging.CRITICAL)
-    async with management_client(flags) as client, Follower(client, cluster.namespace) as follower:
-        yield follower.changes()
+    with quiet("caphv.runtime", logging.CRITICAL):
+        async with management_client(flags) as client, Follower(client, cluster.namespace) as follower:
+            yield follower.changes()
 
 
 async def until_done(flags: dict[str, Any], cluster: Key, step: Callable[[ManagementObjects], Awaitable[bool]]) -> bool:

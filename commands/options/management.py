@@ -113,8 +113,10 @@ def read_overview(flags: dict[str, Any], chosen: Selection, step: Step, *, deep:
 
     # Hundreds of thousands of values without a cycle: searching them again and again takes a third of the time.
     gc.disable()
-    answer = run(read())
-    gc.enable()
+    try:
+        answer = run(read())
+    finally:
+        gc.enable()
     chosen.require({cluster.key for cluster in answer.overview.clusters})
     return answer
 

@@ -27,6 +27,7 @@ from commands.options.repository import (
     source_options,
 )
 from commands.output.echo import echo
+from commands.output.quiet import quiet_publishing
 from commands.packager import management
 
 if TYPE_CHECKING:
@@ -125,8 +126,7 @@ def sync(**flags: Any) -> None:
     Fleet applies the manifests on the management cluster, see `caphv packager gitrepo`; or use --apply.
     """
     logging.basicConfig(format="caphv packager: %(message)s", level=logging.WARNING)
-    # The output already lists what was changed and what was skipped.
-    logging.getLogger("packager.git.publish").setLevel(logging.ERROR)
+    quiet_publishing()
     if flags["applied"] and flags["review"] and not flags["folder"]:
         raise click.UsageError(
             f"--apply and --review {flags['review']} are mutually exclusive: it would apply what is not merged; "
