@@ -15,7 +15,9 @@ from caphv.runtime import client as client_module
 from caphv.runtime import kubeconfig as kubeconfig_module
 from caphv.runtime.kubeconfig import Kubeconfig
 from commands.main import cli
+from tests.support.clusters import Builder
 from tests.support.memoryserver import MemoryServer
+from tests.support.overview import KINDS
 from tests.support.tokenserver import TokenServer
 
 
@@ -39,6 +41,15 @@ class Servers:
         """Run a command; `HARVESTER` stands for the option with Harvester's kubeconfig."""
         given = [argument for each in arguments for argument in self._expanded(each)]
         return CliRunner().invoke(cli, given, prog_name="caphv", input=stdin)
+
+    def put(self, builder: Builder) -> None:
+        """Store all objects of a cluster on the management cluster, as they are now."""
+        for kind, resource in KINDS.items():
+            self.management.serve(resource.api_version, kind)
+        objects = builder.objects()
+        lists = (objects.clusters, objects.machines, objects.machine_deployments, objects.control_planes)
+        for obj in (obj for objs in (*lists, objects.harvester_clusters, objects.harvester_machines) for obj in objs):
+            self.management.put({"apiVersion": KINDS[obj["kind"]].api_version, **obj})
 
     def data(self, *arguments: str) -> Any:
         """Run a command that succeeds, and return its JSON."""

@@ -1,15 +1,16 @@
 """Objects in memory behind the methods of `ApiClient`, with discovery, dry runs and errors at will.
 
-There are no schemas and no watches: for decisions about what requests return. What an API server itself decides is
-tested against a real one.
+There are no schemas, and watches only tell of later changes: for decisions about what requests return. What an API
+server itself decides is tested against a real one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 from caphv.api.object import Key, Obj, Resource, key_of
@@ -35,6 +36,7 @@ class MemoryServer:
     """
 
     budget = None
+    time = None
     name = "memory"
     limits: tuple[str, ...] = ()
 
@@ -44,6 +46,7 @@ class MemoryServer:
         self.requests: list[str] = []
         self.closed = False
         self._numbers = itertools.count(1)
+        self._watches: dict[tuple[str, str], list[asyncio.Queue[tuple[str, Obj]]]] = defaultdict(list)
         self._objs: dict[tuple[str, str], dict[Key, Obj]] = defaultdict(dict)
         self._kinds: dict[str, dict[str, None]] = defaultdict(dict)
         for version, kind in [*served, ("v1", "Secret"), ("v1", "ConfigMap"), ("v1", "Namespace")]:
@@ -58,7 +61,9 @@ class MemoryServer:
         stored = copy.deepcopy(obj)
         stored["metadata"].setdefault("uid", f"uid-{next(self._numbers)}")
         stored["metadata"]["resourceVersion"] = str(next(self._numbers))
+        event = "MODIFIED" if key_of(obj) in self._objs[group_of(version), kind] else "ADDED"
         self._objs[group_of(version), kind][key_of(obj)] = stored
+        self._tell(event, group_of(version), stored)
         return stored
 
     def serve(self, version: str, kind: str) -> None:
@@ -111,6 +116,26 @@ class MemoryServer:
         ]
         return {"metadata": {"resourceVersion": "1000"}, "items": items}
 
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        on_open: Callable[[], None],
+        on_wait: Callable[[bool], None],
+        **_: Any,
+    ) -> AsyncGenerator[tuple[str, Obj], None]:
+        self._meet("watch", resource.kind)
+        queue: asyncio.Queue[tuple[str, Obj]] = asyncio.Queue()
+        self._watches[resource.group, resource.kind].append(queue)
+        on_open()
+        while True:
+            on_wait(True)
+            event, obj = await queue.get()
+            on_wait(False)
+            if namespace in ("", key_of(obj).namespace):
+                yield event, obj
+
     async def create(self, resource: Resource, obj: Obj, *, dry_run: bool = False) -> Obj:
         self._change("create", resource, obj["metadata"]["name"], dry_run=dry_run)
         if key_of(obj) in self._objs[resource.group, resource.kind]:
@@ -147,9 +172,14 @@ class MemoryServer:
             stored["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             return
         del self._objs[resource.group, resource.kind][key_of(stored)]
+        self._tell("DELETED", resource.group, stored)
 
     async def close(self) -> None:
         self.closed = True
+
+    def _tell(self, event: str, group: str, obj: Obj) -> None:
+        for queue in self._watches[group, obj["kind"]]:
+            queue.put_nowait((event, copy.deepcopy(obj)))
 
     def _meet(self, verb: str, *what: str) -> None:
         for length in range(len(what) + 1):

@@ -1,0 +1,256 @@
+"""`caphv backup` and `caphv restore` with servers in memory: exit status, what is created, and when the pause ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from caphv.api.object import Obj, Resource
+from caphv.runtime.errors import Forbidden, Invalid, Unreachable
+from overview.backup.order import is_paused
+from tests.support.backup import made, whole_cluster
+from tests.support.commandservers import Servers
+from tests.support.memoryserver import MemoryServer
+
+pytestmark = pytest.mark.unit
+
+STAYS = "All clusters stay paused"
+
+
+def namespace(name: str, uid: str = "") -> Obj:
+    obj: Obj = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    return {**obj, "metadata": {"name": name, "uid": uid}} if uid else obj
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Servers:
+    """A backup in directory `saved`, and an empty management cluster with the same kinds, which has its namespaces."""
+    found = Servers(monkeypatch, tmp_path)
+    objs = whole_cluster()
+    spaces = [namespace("team"), namespace("classes")]
+    found.management = MemoryServer(*objs, *spaces, namespace("kube-system", "old"), server="https://old:6443")
+    result = found.caphv("backup", "-A", "saved", "--unencrypted")
+    assert result.exit_code == 0, result.output
+    kinds = [(obj["apiVersion"], obj["kind"]) for obj in objs]
+    new = [*spaces, namespace("kube-system", "new")]
+    found.management = MemoryServer(*new, served=kinds, server="https://new:6443")
+    return found
+
+
+def restore(servers: Servers, *options: str) -> Result:
+    return servers.caphv("restore", "saved", "--unencrypted", *options)
+
+
+def cluster(servers: Servers) -> Obj | None:
+    return servers.management.find("Cluster", "shop", "team")
+
+
+def changed(servers: Servers, verb: str) -> int:
+    return sum(request.startswith(f"{verb} ") for request in servers.management.requests)
+
+
+def test_a_dry_run_shows_what_would_be_created(servers: Servers) -> None:
+    result = restore(servers, "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "1  Cluster\n" in result.stdout
+    assert "2  Machine\n" in result.stdout
+    assert servers.management.requests == []
+
+
+def test_a_dry_run_says_what_would_be_refused(servers: Servers) -> None:
+    servers.management.errors["dry-run create MachineHealthCheck"] = Invalid(422, "Invalid", "no such field")
+    result = restore(servers, "--dry-run")
+    assert (result.exit_code, "shop-check: no such field" in result.stderr) == (1, True)
+
+
+def test_objects_of_new_namespaces_cannot_be_tried(servers: Servers) -> None:
+    servers.management = MemoryServer(
+        namespace("classes"), served=[(obj["apiVersion"], obj["kind"]) for obj in whole_cluster()]
+    )
+    servers.management.errors["dry-run create Machine"] = Invalid(422, "Invalid", "no such field")
+    result = restore(servers, "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "not tried, as namespaces do not exist yet: team" in result.output
+
+
+def test_nothing_is_created_without_a_confirmation(servers: Servers) -> None:
+    result = restore(servers)
+    assert (result.exit_code, "confirmation needs a terminal" in result.output) == (2, True)
+    assert servers.management.requests == []
+
+
+def test_clusters_stay_paused_until_the_old_management_cluster_is_stopped(servers: Servers) -> None:
+    first = restore(servers, "--yes")
+    assert (first.exit_code, STAYS in first.output) == (1, True), first.output
+    assert "https://old:6443 (uid of kube-system: old)" in first.output
+    restored = cluster(servers)
+    assert restored is not None
+    assert is_paused(restored)
+    created = changed(servers, "create")
+
+    second = restore(servers, "--old-management-cluster-stopped")
+    assert second.exit_code == 0, second.output
+    assert changed(servers, "create") == created, "nothing is created again, so nothing has to be confirmed"
+    restored = cluster(servers)
+    assert restored is not None
+    assert not is_paused(restored)
+
+    third = restore(servers)
+    assert (third.exit_code, "Nothing to do" in third.output) == (0, True), third.output
+
+
+def test_the_same_management_cluster_needs_no_confirmation(servers: Servers) -> None:
+    servers.management.put(namespace("kube-system", "old"))
+    result = restore(servers, "--yes")
+    assert (result.exit_code, STAYS in result.output) == (0, False), result.output
+
+
+def test_an_unknown_old_management_cluster_is_not_the_same(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of them lets its kube-system be read."""
+    servers.management = MemoryServer(*whole_cluster(), namespace("team"), namespace("classes"))
+    assert servers.caphv("backup", "-A", "unknown", "--unencrypted").exit_code == 0
+    kinds = [(obj["apiVersion"], obj["kind"]) for obj in whole_cluster()]
+    servers.management = MemoryServer(namespace("team"), namespace("classes"), served=kinds)
+    result = servers.caphv("restore", "unknown", "--unencrypted", "--yes")
+    assert (result.exit_code, STAYS in result.output) == (1, True), result.output
+    assert "uid of kube-system: unknown" in result.output
+
+
+def without(name: str) -> Callable[[Servers], None]:
+    def remove(_servers: Servers) -> None:
+        (file,) = Path("saved").rglob(name)
+        file.unlink()
+
+    return remove
+
+
+def test_a_backup_with_missing_files_is_restored_on_request_only(servers: Servers) -> None:
+    without("*shop-check*")(servers)
+    refused = restore(servers, "--yes")
+    assert (refused.exit_code, "1 of its parts are missing" in refused.output) == (2, True), refused.output
+    dry = restore(servers, "--dry-run")
+    assert (dry.exit_code, "1 of its parts are missing" in dry.output) == (1, True)
+    assert "1  Cluster\n" in dry.stdout, "it shows the rest, too"
+    assert servers.management.requests == []
+    assert restore(servers, "--dry-run", "--incomplete").exit_code == 0
+    result = restore(servers, "--yes", "--incomplete", "--old-management-cluster-stopped")
+    assert result.exit_code == 0, result.output
+    assert cluster(servers) is not None
+
+
+def test_different_objects_are_kept_on_request_only(servers: Servers) -> None:
+    servers.management.put(made("v1", "Secret", "identity", data={"kubeconfig": "other"}))
+    refused = restore(servers, "--yes")
+    assert (refused.exit_code, "exists and is different" in refused.stderr) == (2, True), refused.output
+    assert restore(servers, "--dry-run").exit_code == 1
+    assert servers.management.requests == []
+    kept = restore(servers, "--yes", "--keep-existing", "--old-management-cluster-stopped")
+    assert kept.exit_code == 0, kept.output
+    secret = servers.management.find("Secret", "identity", "team")
+    assert secret is not None
+    assert secret["data"] == {"kubeconfig": "other"}
+
+
+def test_kinds_that_are_not_installed_stop_it(servers: Servers) -> None:
+    kinds = [(obj["apiVersion"], obj["kind"]) for obj in whole_cluster() if obj["kind"] != "RKE2Config"]
+    servers.management = MemoryServer(served=kinds, server="https://new:6443")
+    result = restore(servers, "--yes")
+    assert (result.exit_code, "RKE2Config of bootstrap.cluster.x-k8s.io is not" in result.stderr) == (2, True)
+    assert servers.management.requests == []
+
+
+def test_what_cannot_be_created_is_named_and_can_be_repeated(servers: Servers) -> None:
+    servers.management.errors["create RKE2ControlPlane"] = Forbidden(403, "Forbidden", "cannot create")
+    result = restore(servers, "--yes", "--old-management-cluster-stopped")
+    assert (result.exit_code, "shop-cp: cannot create" in result.stderr) == (1, True), result.output
+    assert "1 objects could not be created. Correct this and run the command again" in result.stderr
+    servers.management.errors.clear()
+    again = restore(servers, "--yes", "--old-management-cluster-stopped")
+    assert again.exit_code == 0, again.output
+
+
+def test_objects_that_are_other_than_in_the_backup_stay_paused(servers: Servers) -> None:
+    create = servers.management.create
+
+    async def mutated(resource: Resource, obj: Obj, **options: Any) -> Obj:
+        if resource.kind == "RKE2ControlPlane":
+            obj = {**obj, "spec": {"replicas": 7}}
+        return await create(resource, obj, **options)
+
+    servers.management.create = mutated  # type: ignore[method-assign]
+    result = restore(servers, "--yes", "--old-management-cluster-stopped")
+    assert (result.exit_code, "differs from the backup" in result.stderr) == (1, True), result.output
+    restored = cluster(servers)
+    assert restored is not None
+    assert is_paused(restored)
+    accepted = restore(servers, "--yes", "--old-management-cluster-stopped", "--accept-differences", "--keep-existing")
+    assert accepted.exit_code == 0, accepted.output
+    restored = cluster(servers)
+    assert restored is not None
+    assert not is_paused(restored)
+
+
+def test_a_pause_that_does_not_end_is_no_success(servers: Servers) -> None:
+    assert restore(servers, "--yes").exit_code == 1
+    servers.management.errors["patch Cluster"] = Unreachable("https://new:6443: no answer")
+    result = restore(servers, "--old-management-cluster-stopped")
+    assert (result.exit_code, "Some objects are still paused" in result.stderr) == (1, True), result.output
+
+
+def test_what_is_no_backup_or_has_another_form_is_refused(servers: Servers) -> None:
+    Path("empty").mkdir()
+    Path("passphrase").write_text("correct horse battery staple")
+    for words in (
+        ("empty", "--unencrypted"),
+        ("saved", "--passphrase-file", "passphrase"),
+        ("saved", "--unencrypted", "--passphrase-file", "passphrase"),
+        ("saved",),
+    ):
+        assert servers.caphv("restore", *words).exit_code == 2
+    assert servers.management.requests == []
+
+
+# What `caphv backup` says
+
+
+@pytest.fixture
+def full(servers: Servers) -> Servers:
+    spaces = [namespace("team"), namespace("classes")]
+    servers.management = MemoryServer(*whole_cluster(), *spaces, namespace("kube-system", "old"))
+    return servers
+
+
+def test_a_dry_run_writes_nothing_and_needs_no_passphrase(full: Servers) -> None:
+    result = full.caphv("backup", "-A", "other", "--dry-run")
+    assert (result.exit_code, Path("other").exists()) == (0, False)
+    assert "Clusters: team/shop" in result.stdout
+
+
+def test_what_may_not_be_read_makes_a_backup_incomplete(full: Servers) -> None:
+    full.management.errors["list MachineHealthCheck"] = Forbidden(403, "Forbidden", "cannot list")
+    result = full.caphv("backup", "-A", "other", "--unencrypted")
+    assert (result.exit_code, "The backup is not complete" in result.stderr) == (1, True)
+    assert Path("other", "index.json").exists()
+    shown = full.caphv("restore", "other", "--unencrypted", "--dry-run")
+    assert "was not saved: " in shown.stderr
+
+
+def test_a_backup_of_nothing_is_none(full: Servers) -> None:
+    for words in (("-n", "empty"), ("team/gone",)):
+        assert full.caphv("backup", *words, "other", "--unencrypted").exit_code == 2
+    full.management = MemoryServer()
+    assert full.caphv("backup", "-A", "other", "--unencrypted").exit_code == 2
+    assert not Path("other").exists()
+
+
+def test_a_directory_with_files_is_not_overwritten(full: Servers) -> None:
+    Path("notes").mkdir()
+    Path("notes", "mine").write_text("text")
+    full.management.errors["list Cluster"] = Forbidden(403, "Forbidden", "asked")
+    for words in (("notes", "--unencrypted"), ("new", "--unencrypted", "--passphrase-file", "notes/mine")):
+        result = full.caphv("backup", "-A", *words)
+        assert (result.exit_code, "asked" in result.output) == (2, False)

@@ -1,0 +1,158 @@
+"""`caphv upgrade`: what it writes and when, and what its exit status says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caphv.api.object import Obj
+from caphv.runtime.errors import Conflict
+from tests.support.clusters import VERSION, Builder
+from tests.support.commandservers import Servers
+
+pytestmark = pytest.mark.unit
+
+NEXT = "v1.36.3+rke2r1"
+
+
+def cluster(*, topology: bool = False, control_plane: str = VERSION, workers: str = VERSION) -> Builder:
+    """A cluster whose machines have the versions of their objects."""
+    builder = Builder(workers=1)
+    if not topology:
+        del builder.cluster["spec"]["topology"]
+    builder.control_plane["spec"]["version"] = control_plane
+    builder.deployment["spec"]["template"]["spec"]["version"] = workers
+    builder.deployment["status"] |= {"replicas": 1, "readyReplicas": 1}
+    for name, machine in builder.machines.items():
+        version = control_plane if name == "cp-1" else workers
+        machine["spec"]["version"] = machine["status"]["nodeInfo"]["kubeletVersion"] = version
+    return builder
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Servers:
+    found = Servers(monkeypatch, tmp_path)
+    found.put(cluster())
+    return found
+
+
+def upgrade(servers: Servers, *options: str, version: str = NEXT) -> Any:
+    return servers.caphv("upgrade", "team/shop", "--version", version, *options)
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [("1.36.3", "not a version of Kubernetes"), ("v1.36.3+k3s1", "runs RKE2"), ("v1.36.3", "runs RKE2")],
+)
+def test_a_version_of_another_distribution_is_refused(servers: Servers, version: str, problem: str) -> None:
+    result = upgrade(servers, "--yes", version=version)
+    assert (result.exit_code, problem in result.output) == (2, True), result.output
+    assert servers.management.requests == []
+
+
+def test_a_cluster_that_does_not_exist_is_named(servers: Servers) -> None:
+    result = servers.caphv("upgrade", "team/gone", "--version", NEXT, "--yes")
+    assert (result.exit_code, "no such cluster on Harvester: team/gone" in result.output) == (2, True)
+
+
+def test_with_a_topology_only_the_cluster_is_patched(servers: Servers) -> None:
+    servers.put(cluster(topology=True))
+    result = upgrade(servers, "--yes")
+    assert result.exit_code == 0, result.output
+    assert servers.management.requests == ["patch Cluster shop"]
+    assert "run this again with --wait to follow it" in result.stdout
+    obj = servers.management.find("Cluster", "shop", "team")
+    assert obj is not None
+    assert obj["spec"]["topology"]["version"] == NEXT
+
+
+def test_without_a_topology_the_workers_follow_later(servers: Servers) -> None:
+    result = upgrade(servers, "--yes")
+    assert (result.exit_code, "1 MachineDeployment follows" in result.stderr) == (3, True)
+    assert servers.management.requests == ["patch RKE2ControlPlane shop"]
+
+
+def test_workers_are_upgraded_by_a_second_run_once_the_control_plane_is(servers: Servers) -> None:
+    servers.put(cluster(control_plane=NEXT))
+    data = json.loads(upgrade(servers, "--yes", "-o", "json").stdout)
+    assert (data["applied"], data["pending"]) == (True, [])
+    assert servers.management.requests == ["patch MachineDeployment shop-md-0"]
+
+
+def test_while_the_control_plane_is_not_done_nothing_can_be_changed(servers: Servers) -> None:
+    builder = cluster()
+    builder.control_plane["spec"]["version"] = NEXT
+    servers.put(builder)
+    result = upgrade(servers)
+    assert result.exit_code == 3, result.output
+    assert "Nothing to change now" in result.stdout
+    assert servers.management.requests == []
+
+
+def test_an_upgraded_cluster_is_nothing_to_do(servers: Servers) -> None:
+    servers.put(cluster(control_plane=NEXT, workers=NEXT))
+    assert upgrade(servers).exit_code == 0
+    assert upgrade(servers, "--wait", "--timeout", "30s").exit_code == 0
+    assert servers.management.requests == []
+
+
+def test_a_dry_run_only_shows_checks_and_changes(servers: Servers) -> None:
+    data = json.loads(upgrade(servers, "--dry-run", "--wait", "-o", "json").stdout)
+    assert data["applied"] is False
+    assert [change["after"] for change in (*data["changes"], *data["pending"])] == [NEXT, NEXT]
+    assert {"version", "health", "disruptions"} <= {check["id"] for check in data["checks"]}
+    assert upgrade(servers, "--dry-run").exit_code == 0
+    assert servers.management.requests == []
+
+
+def test_a_failed_check_forbids_the_upgrade_unless_it_is_forced(servers: Servers) -> None:
+    result = upgrade(servers, "--yes", version="v1.35.9+rke2r1")
+    assert (result.exit_code, servers.management.requests) == (1, [])
+    assert "is older than v1.36.2+rke2r1" in result.output
+    assert upgrade(servers, "--yes", "--force", version="v1.35.9+rke2r1").exit_code == 3
+    assert servers.management.requests == ["patch RKE2ControlPlane shop"]
+
+
+# With --wait
+
+
+def follows(servers: Servers, *states: Builder) -> None:
+    """Have the controllers reach these states, one with each patch."""
+    patch, left = servers.management.patch, list(states)
+
+    async def patched(*arguments: Any, **options: Any) -> Obj:
+        answer = await patch(*arguments, **options)
+        servers.put(left.pop(0))
+        return answer
+
+    servers.management.patch = patched  # type: ignore[method-assign]
+
+
+def test_waiting_upgrades_the_workers_after_the_control_plane(servers: Servers) -> None:
+    follows(servers, cluster(control_plane=NEXT), cluster(control_plane=NEXT, workers=NEXT))
+    result = upgrade(servers, "--yes", "--wait", "--timeout", "30s")
+    assert result.exit_code == 0, result.output
+    assert servers.management.requests == ["patch RKE2ControlPlane shop", "patch MachineDeployment shop-md-0"]
+    assert f"2 of 2 machines run {NEXT}" in result.stdout
+
+
+def test_a_conflict_while_it_waits_is_no_end(servers: Servers) -> None:
+    follows(servers, cluster(control_plane=NEXT))
+    servers.management.errors["patch MachineDeployment"] = Conflict(409, "Conflict", "modified")
+    result = upgrade(servers, "--yes", "--wait", "--timeout", "1s", "-o", "json")
+    assert (result.exit_code, "Not done in time" in result.stderr) == (1, True)
+    assert json.loads(result.stdout)["applied"] is True
+    assert f"1 of 2 machines run {NEXT}" in result.stderr
+
+
+def test_waiting_too_long_names_what_is_in_the_way(servers: Servers) -> None:
+    builder = cluster(control_plane=NEXT, workers=NEXT)
+    builder.break_machine("worker-1", "NoFreeAddress", "no pool has a free address", minutes=30)
+    builder.machines["worker-1"]["status"]["conditions"] = []
+    follows(servers, builder, builder)
+    result = upgrade(servers, "--yes", "--wait", "--timeout", "1s")
+    assert (result.exit_code, "Not done in time" in result.stderr) == (1, True)
+    assert "no pool has a free address" in result.output
