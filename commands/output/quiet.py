@@ -1,4 +1,4 @@
-"""Log lines that say nothing beside a command's output."""
+"""Log lines that a command hides, because its output says the same."""
 
 from __future__ import annotations
 

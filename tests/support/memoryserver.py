@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
-from caphv.api.object import Key, Obj, Resource, key_of
+from caphv.api.object import SELF_SUBJECT_ACCESS_REVIEWS, Key, Obj, Resource, key_of
 from caphv.api.objectid import group_of
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, Unreachable
 
@@ -32,7 +32,8 @@ class MemoryServer:
     """Serves the kinds of its objects, and those of `served` (`group/version` and kind).
 
     `errors` holds what requests meet, by verb and kind (`get Secret`), or by verb, kind and name. Dry runs have their
-    own verbs (`dry-run create`). `requests` lists all that changed something, in the same form.
+    own verbs (`dry-run create`). `requests` lists all that changed something, in the same form. `denied` holds verb and
+    plural of rights that reviews deny.
     """
 
     budget = None
@@ -45,6 +46,7 @@ class MemoryServer:
         self.errors: dict[str, ApiError | Unreachable] = {}
         self.requests: list[str] = []
         self.closed = False
+        self.denied: set[tuple[str, str]] = set()
         self._numbers = itertools.count(1)
         self._watches: dict[tuple[str, str], list[asyncio.Queue[tuple[str, Obj]]]] = defaultdict(list)
         self._objs: dict[tuple[str, str], dict[Key, Obj]] = defaultdict(dict)
@@ -88,6 +90,8 @@ class MemoryServer:
     async def request(self, method: str, path: str, **_: Any) -> Any:
         assert method == "GET", path
         self._meet("discover", path)
+        if path == "/version":
+            return {"gitVersion": "v1.36.2"}
         groups: dict[str, list[str]] = defaultdict(list)
         for version in self._kinds:
             groups[group_of(version)].append(version.rpartition("/")[2])
@@ -137,6 +141,9 @@ class MemoryServer:
                 yield event, obj
 
     async def create(self, resource: Resource, obj: Obj, *, dry_run: bool = False) -> Obj:
+        if resource is SELF_SUBJECT_ACCESS_REVIEWS:
+            attributes = obj["spec"]["resourceAttributes"]
+            return {"status": {"allowed": (attributes["verb"], attributes["resource"]) not in self.denied}}
         self._change("create", resource, obj["metadata"]["name"], dry_run=dry_run)
         if key_of(obj) in self._objs[resource.group, resource.kind]:
             raise AlreadyExists(409, "AlreadyExists", f"{resource} {key_of(obj)} already exists")

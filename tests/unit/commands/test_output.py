@@ -190,7 +190,7 @@ def test_objects_have_the_mark_of_their_action_and_few_fields(capsys: pytest.Cap
     assert text[-1] == summary
 
 
-def test_what_cannot_be_predicted_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_predicted_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     infrastructure = (Field("spec.server", "a", "b"),)
     text = shown(planned(unknown=("the class is not known",), infrastructure=infrastructure), capsys)
     assert text[:4] == [
@@ -347,7 +347,7 @@ def test_entries_of_pools_have_a_line_each(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_wrong_books_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_books_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     found = report(LEAKED, available=7, error="its ranges overlap", stray_marks=("10.0.0.9",))
     assert pool_lines(found, capsys)[1:4] == [
         "  ! its ranges overlap",

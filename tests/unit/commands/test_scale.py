@@ -129,7 +129,7 @@ def test_an_object_that_changes_all_the_time_is_left_alone(servers: Servers) -> 
     assert replicas(servers) == 2
 
 
-def test_a_missing_right_is_told(servers: Servers) -> None:
+def test_a_missing_right_is_reported(servers: Servers) -> None:
     servers.management.errors["patch MachineDeployment"] = Forbidden(403, "Forbidden", "cannot patch")
     result = servers.caphv("scale", "team/shop", "--workers", "5", "--yes")
     assert (result.exit_code, "your account may not do that: cannot patch" in result.output) == (2, True)
@@ -180,7 +180,7 @@ def test_waiting_too_long_names_what_is_in_the_way(servers: Servers) -> None:
     result = servers.caphv("scale", "team/shop", "--workers", "3", "--yes", "--wait", "--timeout", "1s")
     assert result.exit_code == 1
     assert "Not done in time. It continues without this command" in result.stderr
-    # Once when it is seen, and once more at the end.
+    # When it is seen, and again at the end.
     assert result.output.count("no pool has a free address") == 2
     assert logging.getLogger("caphv.runtime").level == before, "the next command of this process may log"
 

@@ -136,7 +136,7 @@ async def test_rejected_credentials_are_verified_every_few_seconds(monkeypatch: 
         waits = gaps(server.asked("get", "namespaces"))
         assert len(waits) >= 8
         assert all(wait == pytest.approx(4.0) for wait in waits)
-        assert server.asked("review list") == [], "the rights of nobody are not reviewed"
+        assert server.asked("review list") == [], "no rights are reviewed meanwhile"
 
         server.tokens = {"a"}
         await seconds(4)
@@ -466,7 +466,7 @@ async def test_the_next_account_reads_what_a_closed_one_has_read(monkeypatch: py
         assert third.pools is second.pools
 
 
-async def test_a_namespace_that_is_left_is_read_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_namespace_that_is_left_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     server = MemoryHarvester()
     async with sessions_on(server, monkeypatch=monkeypatch) as it:
         session = await it.open(server, "a")
@@ -483,7 +483,7 @@ async def test_a_namespace_that_is_left_is_read_by_nobody(monkeypatch: pytest.Mo
         assert "other" not in session.namespaces
 
 
-async def test_a_namespace_that_is_left_while_it_is_opened_is_read_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_namespace_that_is_left_while_it_is_opened_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The review that it waits for is answered afterwards."""
     server = MemoryHarvester()
     async with sessions_on(server, monkeypatch=monkeypatch) as it:

@@ -1,0 +1,300 @@
+"""Commands that only read, with servers in memory: what they print, and what their exit status says."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tarfile
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from caphv.api import names
+from caphv.api.object import Obj
+from caphv.runtime.errors import Forbidden, Unreachable
+from tests.support import kubeconfigs
+from tests.support.clusters import Builder
+from tests.support.commandservers import Servers
+
+pytestmark = pytest.mark.unit
+
+AWAY = Unreachable("https://harvester:6443: no answer")
+
+
+def identity(name: str = "identity", server: str = "https://harvester:6443", **user: str) -> Obj:
+    config = kubeconfigs.with_cluster(server=server)
+    config["users"][0]["user"] |= user
+    data = {"kubeconfig": base64.b64encode(yaml.safe_dump(config).encode()).decode()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "team"}, "data": data}
+
+
+def lease(seconds: float) -> Obj:
+    renewed = (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
+    metadata = {"name": names.LEASE, "namespace": "caphv-system"}
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": metadata,
+        "spec": {"renewTime": renewed},
+    }
+
+
+def host(name: str, *, cordoned: bool = False) -> Obj:
+    status = {
+        "allocatable": {"cpu": "8", "memory": "32Gi"},
+        "conditions": [{"type": "Ready", "status": "True"}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": "zone-1"}},
+        "spec": {"unschedulable": cordoned},
+        "status": status,
+    }
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Servers:
+    found = Servers(monkeypatch, tmp_path)
+    found.put(Builder())
+    found.management.put(identity())
+    found.harvester.put(host("host-1"))
+    found.harvester.serve("kubevirt.io/v1", "VirtualMachineInstance")
+    return found
+
+
+# caphv status and tree
+
+
+def broken() -> Builder:
+    builder = Builder()
+    builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester", hours=1)
+    return builder
+
+
+@pytest.mark.parametrize("command", ["status", "tree"])
+@pytest.mark.parametrize("output", ["text", "json", "yaml"])
+def test_exit_status_says_whether_something_is_wrong(servers: Servers, command: str, output: str) -> None:
+    words = (command, "team/shop", "--no-deep", "-o", output)
+    healthy = servers.caphv(*words)
+    assert healthy.exit_code == 0, healthy.output
+    assert "shop" in healthy.stdout
+    servers.put(broken())
+    result = servers.caphv(*words)
+    assert (result.exit_code, "the VirtualMachine does not exist" in result.stdout) == (1, True), result.output
+
+
+@pytest.mark.parametrize("command", ["status", "tree"])
+def test_a_silent_provider_comes_first_and_is_wrong(servers: Servers, command: str) -> None:
+    servers.management.put(lease(5))
+    assert servers.caphv(command, "team/shop", "--no-deep").exit_code == 0
+    servers.management.put(lease(3600))
+    result = servers.caphv(command, "team/shop", "--no-deep")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("✗ provider: silent: Lease caphv-system/")
+
+
+@pytest.mark.parametrize("command", ["status", "tree"])
+def test_what_may_not_be_read_is_named(servers: Servers, command: str) -> None:
+    servers.management.errors["list HarvesterMachine"] = Forbidden(403, "Forbidden", "cannot list")
+    for output in ("text", "json"):
+        result = servers.caphv(command, "team/shop", "--no-deep", "-o", output)
+        assert "not seen: " in result.stderr
+        assert "cannot list" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "tree"])
+def test_only_a_deep_look_asks_harvester(servers: Servers, command: str) -> None:
+    servers.harvester.errors["discover"] = AWAY
+    shallow = servers.caphv(command, "team/shop", "--no-deep")
+    assert (shallow.exit_code, "no answer" in shallow.output) == (0, False)
+    deep = servers.caphv(command, "team/shop", "--deep")
+    assert "https://harvester:6443: no answer" in deep.stderr
+
+
+def test_a_tree_is_deep_unless_it_is_refused_and_status_is_not(servers: Servers) -> None:
+    servers.harvester.errors["discover"] = AWAY
+    assert "no answer" in servers.caphv("tree", "team/shop").stderr
+    assert "no answer" not in servers.caphv("status", "team/shop").stderr
+
+
+def test_conditions_of_a_tree_show_on_request(servers: Servers) -> None:
+    assert "VMUpToDate" not in servers.caphv("tree", "team/shop", "--no-deep").stdout
+    assert "VMUpToDate" in servers.caphv("tree", "team/shop", "--no-deep", "--conditions").stdout
+
+
+def test_clusters_of_one_namespace_have_no_column_for_it(servers: Servers) -> None:
+    assert servers.caphv("status", "-n", "team").stdout.split()[0] == "CLUSTER"
+    assert servers.caphv("status", "-A").stdout.split()[0] == "NAMESPACE"
+
+
+def test_an_empty_namespace_names_the_way_to_all(servers: Servers) -> None:
+    result = servers.caphv("status", "-n", "empty")
+    assert (result.exit_code, "in namespace empty; all namespaces: -A" in result.stderr) == (0, True)
+    assert "No clusters" not in servers.caphv("status", "-n", "team").stderr
+
+
+# caphv capacity
+
+
+def test_capacity_is_that_of_each_harvester_that_clusters_use(servers: Servers) -> None:
+    (found,) = servers.data("capacity")
+    assert (found["harvester"], found["total"]["hosts"], found["total"]["cpu"]) == ("https://harvester:6443", 1, 8.0)
+    text = servers.caphv("capacity").stdout
+    assert "Harvester https://harvester:6443" in text
+    assert "host-1" not in text
+    assert "host-1 (zone-1)" in servers.caphv("capacity", "--hosts").stdout
+    servers.harvester.put(host("host-1", cordoned=True))
+    (found,) = servers.data("capacity")
+    assert found["total"]["hosts"] == 0
+
+
+def test_a_harvester_that_cannot_be_read_is_named_and_none_is_no_answer(servers: Servers) -> None:
+    servers.harvester.errors["discover"] = AWAY
+    result = servers.caphv("capacity")
+    assert (result.exit_code, "no Harvester can be read" in result.output) == (2, True)
+    assert "https://harvester:6443: no answer" in result.output
+    assert servers.harvester.closed
+
+
+def test_identities_of_one_harvester_are_one(servers: Servers) -> None:
+    other = Builder("other", prefix="other-")
+    other.harvester_cluster["spec"] |= {"identitySecret": {"namespace": "team", "name": "second"}}
+    servers.put(other)
+    servers.management.put(identity("second", token="another"))
+    assert len(servers.data("capacity")) == 1
+
+
+def test_an_identity_that_is_missing_does_not_hide_the_others(servers: Servers) -> None:
+    other = Builder("other", prefix="other-")
+    other.harvester_cluster["spec"] |= {"identitySecret": {"namespace": "team", "name": "gone"}}
+    servers.put(other)
+    result = servers.caphv("capacity")
+    assert (result.exit_code, "team/gone" in result.stderr) == (0, True)
+
+
+def test_an_administrator_asks_with_a_kubeconfig(servers: Servers) -> None:
+    servers.management.errors["get Secret"] = Forbidden(403, "Forbidden", "cannot get")
+    assert servers.caphv("capacity").exit_code == 2
+    quota = {"metadata": {"name": "default", "namespace": "vms"}, "spec": {"hard": {"limits.cpu": "10"}}}
+    servers.harvester.put({"apiVersion": "v1", "kind": "ResourceQuota", **quota, "status": {"used": {"limits.cpu": 4}}})
+    (found,) = servers.data("capacity", "HARVESTER")
+    assert [(quota["namespace"], quota["hard"], quota["used"]) for quota in found["quotas"]] == [("vms", 10.0, 4.0)]
+
+
+def test_an_account_of_one_namespace_sees_the_harvesters_of_its_clusters(servers: Servers) -> None:
+    list_ = servers.management.list
+
+    async def listed(resource: Any, namespace: str = "", **options: Any) -> Obj:
+        if not namespace:
+            raise Forbidden(403, "Forbidden", f"cannot list {resource.plural} at the cluster scope")
+        return await list_(resource, namespace, **options)
+
+    servers.management.list = listed  # type: ignore[method-assign]
+    assert servers.caphv("capacity", "-n", "team").exit_code == 0
+    result = servers.caphv("status", "-A")
+    assert (result.exit_code, "name a namespace that you may read with -n" in result.output) == (2, True)
+
+
+# caphv doctor and support-bundle
+
+
+def checks(servers: Servers, *words: str) -> dict[str, set[str]]:
+    """Results by subject of the checks."""
+    found: dict[str, set[str]] = {}
+    for check in servers.data("doctor", *words):
+        found.setdefault(check["subject"], set()).add(check["result"])
+    return found
+
+
+def test_doctor_names_what_is_wrong_and_fails(servers: Servers) -> None:
+    servers.put(broken())
+    result = servers.caphv("doctor", "team/shop")
+    assert result.exit_code == 1
+    assert "the VirtualMachine does not exist on Harvester" in result.stdout
+    assert "error" in checks(servers, "team/shop")["Cluster team/shop"]
+
+
+def test_doctor_of_a_cluster_that_does_not_exist_is_an_error(servers: Servers) -> None:
+    result = servers.caphv("doctor", "team/gone")
+    assert (result.exit_code, "no such cluster on Harvester: team/gone" in result.output) == (2, True)
+
+
+def test_doctor_may_be_asked_about_one_harvester(servers: Servers) -> None:
+    other = Builder("other", prefix="other-")
+    other.harvester_cluster["spec"] |= {"identitySecret": {"namespace": "team", "name": "second"}}
+    servers.put(other)
+    servers.management.put(identity("second", server="https://second:6443"))
+    every, first = checks(servers, "-n", "team"), checks(servers, "-n", "team", "--harvester", "identity")
+    assert {"Cluster team/shop", "Cluster team/other"} <= every.keys()
+    assert "Cluster team/shop" in first
+    assert "Cluster team/other" not in first
+    assert checks(servers, "-n", "team", "--harvester", "team/identity").keys() == first.keys()
+    assert any("second" in subject for subject in every)
+    assert not any("second" in subject for subject in first)
+
+
+def test_doctor_says_each_thing_once_of_a_harvester_with_two_identities(servers: Servers) -> None:
+    other = Builder("other", prefix="other-")
+    other.harvester_cluster["spec"] |= {"identitySecret": {"namespace": "team", "name": "second"}}
+    servers.put(other)
+    servers.management.put(identity("second", token="another"))
+    found = [json.dumps(check, sort_keys=True) for check in servers.data("doctor", "-n", "team")]
+    assert len(found) == len(set(found))
+
+
+def test_doctor_checks_annotations_of_its_clusters_only(servers: Servers) -> None:
+    typo = "caphv.io/force-delte"
+    for builder in (Builder(), Builder("other", prefix="other-")):
+        for obj in (builder.cluster, builder.harvester_cluster, builder.harvester_machines[_first(builder)]):
+            obj["metadata"]["annotations"] = {typo: "true"}
+        servers.put(builder)
+    found = [check for check in servers.data("doctor", "team/shop") if typo in check["message"]]
+    text = json.dumps(found)
+    for name in ("shop", "shop-x", "cp-1"):
+        assert f"team/{name}" in text
+    assert "team/other" not in text
+
+
+def _first(builder: Builder) -> str:
+    return next(iter(builder.harvester_machines))
+
+
+def test_a_support_bundle_is_private_and_has_no_secret(servers: Servers, tmp_path: Path) -> None:
+    result = servers.caphv("support-bundle", "team/shop", "--file", "bundle.tar.gz")
+    assert result.exit_code == 0, result.output
+    file = tmp_path / "bundle.tar.gz"
+    assert file.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(file) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        content = b"".join(archive.extractfile(name).read() for name in archive.getnames())  # type: ignore[union-attr]
+    assert {"overview.json", "doctor.json", "events.txt"} <= names
+    assert any(name.startswith("logs/") for name in names)
+    assert f"wrote {len(names)} files to bundle.tar.gz" in result.stdout
+    assert kubeconfigs.CANARY.encode() not in content
+    missing = servers.caphv("support-bundle", "team/gone", "--file", "other.tar.gz")
+    assert (missing.exit_code, (tmp_path / "other.tar.gz").exists()) == (2, False)
+
+
+def test_a_support_bundle_has_a_name_of_its_own(servers: Servers, tmp_path: Path) -> None:
+    assert servers.caphv("support-bundle", "team/shop").exit_code == 0
+    (file,) = tmp_path.glob("caphv-support-*.tar.gz")
+    with tarfile.open(file) as archive:
+        assert {name.partition("/")[0] for name in archive.getnames()} == {file.name.removesuffix(".tar.gz")}
+
+
+# caphv identity list
+
+
+def test_identities_are_listed_with_their_clusters(servers: Servers) -> None:
+    (found,) = servers.data("identity", "list", "-A")
+    assert (found["secret"], found["clusters"], found["state"]) == ("team/identity", ["team/shop"], "valid")
+    assert servers.caphv("identity", "list", "-A").exit_code == 0
+    other = Builder("other", prefix="other-")
+    other.harvester_cluster["spec"] |= {"identitySecret": {"namespace": "team", "name": "gone"}}
+    servers.put(other)
+    result = servers.caphv("identity", "list", "-A")
+    assert (result.exit_code, "team/gone" in result.stdout) == (1, True)
