@@ -27,6 +27,7 @@ from sandbox.guest.workload import Workloads
 from sandbox.harvester.addresses import Addresses
 from sandbox.harvester.admission import Admission
 from sandbox.harvester.config import SimulatorConfig
+from sandbox.harvester.datavolumes import DataVolumes
 from sandbox.harvester.faultproxy import FaultProxy, proxy_of
 from sandbox.harvester.fixtures import define, seed
 from sandbox.harvester.images import Images
@@ -35,6 +36,7 @@ from sandbox.harvester.kubevip import DataPath, KubeVip
 from sandbox.harvester.loadbalancer import LoadBalancers
 from sandbox.harvester.maintenance import Maintenance
 from sandbox.harvester.virtualmachines import VirtualMachines
+from sandbox.harvester.vmguards import VmGuards
 from sandbox.processes.garbage import GarbageCollector
 from sandbox.processes.tokens import TokenController
 
@@ -109,6 +111,8 @@ class Simulator:
             load_balancers.run(),
             Maintenance(informers).run(),
             Guests(informers, self.config, addresses, workloads).run(),
+            DataVolumes(informers, self.config).run(),
+            *([VmGuards(informers).run()] if self.config.release.guards_vms else []),
         ]
 
     async def _client(self, stack: contextlib.AsyncExitStack, name: str, access: Kubeconfig) -> ApiClient:

@@ -34,6 +34,7 @@ from sandbox.harvester.admission_rules import Denial
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers
 from sandbox.harvester.mutations import MutationSettings, VmNetwork, mutated
+from sandbox.harvester.vmguards import balancers_run
 from sandbox.processes import pki
 
 Decide = Callable[[Obj], Denial | None]
@@ -98,6 +99,7 @@ class Admission:
         return MutationSettings(
             cpu_overcommit=self._config.cpu_overcommit,
             memory_overcommit=self._config.memory_overcommit,
+            guards_vms=self._config.release.guards_vms and balancers_run(self._informers),
             release=self._config.release,
             network=network,
         )

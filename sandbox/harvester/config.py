@@ -63,8 +63,9 @@ class SimulatorConfig:
 
     Harvester creates the claims of a new VM `claim_seconds` after its instance; they are bound after `bind_seconds`.
     A VM then takes `start_seconds` until its instance runs, `boot_seconds` until the guest agent answers, and
-    `register_seconds` more until its Node registers. The agent is silent for `agent_seconds` after a migration or a
-    reboot inside the guest. A VM stops within `stop_seconds`. The Node of a stopped guest becomes Unknown after
+    `register_seconds` more until its Node registers. A migration takes `migrate_seconds`. The agent is silent for
+    `agent_seconds` after it, or after a reboot inside the guest. An image is imported within `import_seconds`, and CDI
+    fills a disk within that. A VM stops within `stop_seconds`. The Node of a stopped guest becomes Unknown after
     `node_lost_seconds`.
 
     If it `releases_duplicates`, as since Harvester 1.5, the load balancer controller waits `takeover_seconds` between
@@ -78,7 +79,9 @@ class SimulatorConfig:
     claim_seconds: float = 0.0
     bind_seconds: float = 0.1
     boot_seconds: float = 2.0
+    migrate_seconds: float = 0.1
     agent_seconds: float = 0.5
+    import_seconds: float = 0.0
     boot_spread: float = 0.25
     register_seconds: float = 1.0
     stop_seconds: float = 0.5

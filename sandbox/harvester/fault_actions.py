@@ -12,13 +12,13 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, Obj, Resource, key_of, labels_of, uid_of
+from caphv.api.object import DEPLOYMENTS, NODES, PERSISTENT_VOLUME_CLAIMS, Obj, Resource, key_of, labels_of, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from sandbox.harvester import kinds, maintenance, quantities, scheduling
 from sandbox.harvester.informers import claims_of
+from sandbox.harvester.instances import migrating, without_agent
 from sandbox.harvester.migration import READ_WRITE_MANY
-from sandbox.harvester.virtualmachines import migrated, without_agent
 
 TIMEOUT_SECONDS = 15.0
 _SERVER_SIDE = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
@@ -42,6 +42,12 @@ async def cordon_hosts(client: ApiClient) -> list[Obj]:
 async def uncordon_hosts(client: ApiClient, hosts: Iterable[Obj]) -> None:
     """Uncordon the hosts again; waiting VMs start."""
     await _each_host(client, hosts, {"spec": {"unschedulable": None}})
+
+
+async def scale_balancers(client: ApiClient, replicas: int) -> list[Obj]:
+    """Scale the Deployment of the load balancer controller; nothing has to be remembered to scale it back."""
+    await client.patch(DEPLOYMENTS, kinds.BALANCER_CONTROLLER, kinds.SYSTEM, {"spec": {"replicas": replicas}})
+    return []
 
 
 async def delete_object(client: ApiClient, resource: Resource, target: str) -> list[Obj]:
@@ -120,8 +126,13 @@ async def migrate(client: ApiClient, target: str) -> str:
     host = scheduling.place(vm, hosts, [_placed(other) for other in instances if key_of(other) != key_of(vmi)])
     if not host:
         raise FaultError(f"no host except {source} can run {target}: free up a host or change the VM's affinity")
-    await client.patch(kinds.INSTANCES, name, namespace, migrated(vmi, host))
-    return f"VirtualMachine {target} moved from {source} to {host}"
+    await client.patch(kinds.INSTANCES, name, namespace, migrating(vmi, host))
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        if (await _running_instance(client, namespace, name))["status"].get("nodeName") == host:
+            return f"VirtualMachine {target} moved from {source} to {host}"
+        await asyncio.sleep(0.05)
+    raise FaultError(f"{target} did not leave {source}: check that the simulator runs")
 
 
 async def restart(client: ApiClient, target: str) -> str:

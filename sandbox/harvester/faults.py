@@ -51,6 +51,9 @@ KINDS = {
         Kind("network-missing", "Delete a VM network.", "NAMESPACE/NETWORK"),
         Kind("host-maintenance", "Put a host into maintenance mode: its VMs migrate, or restart elsewhere.", "HOST"),
         Kind("host-failure", "Cut the power of a host: its VMs fail and restart elsewhere.", "HOST"),
+        Kind(
+            "balancers-stopped", "Stop the load balancer controller: since Harvester 1.8, no VM can leave without it."
+        ),
         Kind("vm-vanishes", "Delete a VM directly on Harvester; its disks stay.", VM, lasting=False),
         Kind("migration", "Migrate a VM to another host without a restart.", VM, lasting=False),
         Kind("restart", "Restart a VM, as Harvester's UI does.", VM, lasting=False),
@@ -144,6 +147,8 @@ class Faults:
     async def _begin(self, fault: Fault) -> list[Obj]:
         if fault.name == "unschedulable":
             return await fault_actions.cordon_hosts(self._client)
+        if fault.name == "balancers-stopped":
+            return await fault_actions.scale_balancers(self._client, 0)
         if fault.name == "host-maintenance":
             return await fault_actions.begin_maintenance(self._client, fault.target)
         if fault.name == "host-failure":
@@ -155,6 +160,8 @@ class Faults:
     async def _end(self, fault: Fault) -> None:
         if fault.name == "unschedulable":
             await fault_actions.uncordon_hosts(self._client, fault.saved)
+        elif fault.name == "balancers-stopped":
+            await fault_actions.scale_balancers(self._client, 1)
         elif fault.name == "host-maintenance":
             await fault_actions.end_maintenance(self._client, fault.saved)
         elif fault.name == "host-failure":

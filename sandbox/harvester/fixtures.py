@@ -21,6 +21,7 @@ from sandbox.harvester import ippools, kinds
 from sandbox.harvester.config import Host, Image, Network, Pool, SimulatorConfig
 
 CRDS = Path(__file__).parent.parent / "crds"
+_HARVESTER = "harvester"
 IMAGE_STORAGE_PARAMETERS = {"migratable": "true", "numberOfReplicas": "3"}
 
 
@@ -38,7 +39,7 @@ async def seed(client: ApiClient, config: SimulatorConfig) -> None:
     """Create missing objects; existing ones keep the users' changes."""
     await asyncio.gather(*(_ensure(client, NAMESPACES, {"metadata": {"name": name}}) for name in config.namespaces))
     await asyncio.gather(*(_ensure(client, resource, obj) for resource, obj in _objects(config)))
-    await client.patch(DEPLOYMENTS, "harvester", "harvester-system", _AVAILABLE, subresource="status")
+    await client.patch(DEPLOYMENTS, _HARVESTER, kinds.SYSTEM, _AVAILABLE, subresource="status")
 
 
 _AVAILABLE = {
@@ -52,7 +53,7 @@ _AVAILABLE = {
 
 
 def _objects(config: SimulatorConfig) -> list[tuple[Resource, Obj]]:
-    objects = [(DEPLOYMENTS, _deployment())]
+    objects = [(DEPLOYMENTS, _deployment(name)) for name in (_HARVESTER, kinds.BALANCER_CONTROLLER)]
     objects += [(NODES, _node(host)) for host in config.hosts]
     objects += [(kinds.STORAGE_CLASSES, storage_class(name)) for name in config.storage_classes]
     objects += [(STORAGE_PROFILES, storage_profile(name)) for name in config.storage_classes]
@@ -75,11 +76,11 @@ def _metadata(qualified: str, **more: Any) -> Obj:
     return {"name": name, **({"namespace": namespace} if namespace else {}), **more}
 
 
-def _deployment() -> Obj:
-    labels = {"app.kubernetes.io/name": "harvester"}
-    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "harvester", "image": "harvester"}]}}
+def _deployment(name: str) -> Obj:
+    labels = {"app.kubernetes.io/name": name}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": name, "image": name}]}}
     return {
-        "metadata": _metadata("harvester-system/harvester"),
+        "metadata": {"name": name, "namespace": kinds.SYSTEM},
         "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
     }
 

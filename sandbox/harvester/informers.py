@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterable
 
-from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj, annotations_of
+from caphv.api.object import DEPLOYMENTS, NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj, annotations_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from sandbox.harvester import kinds
@@ -49,6 +49,8 @@ class Informers:
         self.services = Informer(client, SERVICES, max_backoff=2)
         self.load_balancers = Informer(client, kinds.LOAD_BALANCERS, indexes={"namespace": _namespace}, max_backoff=2)
         self.pools = Informer(client, kinds.IP_POOLS, max_backoff=2)
+        self.deployments = Informer(client, DEPLOYMENTS, namespace=kinds.SYSTEM, max_backoff=2)
+        self.data_volumes = Informer(client, kinds.DATA_VOLUMES, max_backoff=2)
 
     @property
     def informers(self) -> list[Informer]:

@@ -111,11 +111,17 @@ def release(pool: Obj, address: str, holder: str) -> Obj | None:
 
 
 def recount(pool: Obj) -> Obj:
-    """Status as the pool's controller computes it: total from the ranges, available from the allocations."""
+    """Status as the pool's controller computes it: total from the ranges, available from the allocations.
+
+    History outside of the ranges is forgotten, and the pool is Ready.
+    """
     status = dict(pool.get("status") or {})
     count = total(pool["spec"])
     available = count - len(status.get("allocated") or {})
-    return status | {"total": count, "available": available, "lastAllocated": status.get("lastAllocated", "")}
+    status |= {"total": count, "available": available, "lastAllocated": status.get("lastAllocated", "")}
+    if history := status.get("allocatedHistory"):
+        status["allocatedHistory"] = {ip: name for ip, name in history.items() if contains(pool["spec"], ip)}
+    return status | {"conditions": [{"type": "Ready", "status": "True"}]}
 
 
 def validate(pool: Obj, others: Iterable[Obj] = ()) -> str:

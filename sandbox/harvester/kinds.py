@@ -9,6 +9,7 @@ from caphv.api.object import RESOURCE_QUOTAS, STORAGE_CLASSES, Obj, Resource
 from caphv.api.resources import IMAGES, IP_POOLS, KEY_PAIRS, LOAD_BALANCERS, NETWORKS, VIRTUAL_MACHINES
 
 __all__ = [
+    "DATA_VOLUMES",
     "IMAGES",
     "INSTANCES",
     "IP_POOLS",
@@ -21,6 +22,7 @@ __all__ = [
 ]
 
 INSTANCES = resources.VIRTUAL_MACHINE_INSTANCES
+DATA_VOLUMES = Resource("cdi.kubevirt.io", "v1beta1", "datavolumes", "DataVolume")
 CLAIM_TEMPLATES = "harvesterhci.io/volumeClaimTemplates"
 REMOVED_CLAIMS = "harvesterhci.io/removedPersistentVolumeClaims"
 RUN_STRATEGY = "harvesterhci.io/vmRunStrategy"
@@ -41,6 +43,10 @@ MANAGEMENT_NETWORK = "mgmt"
 # Label of the hosts of the management network.
 CLUSTER_NETWORK = f"{NETWORK_GROUP}/{MANAGEMENT_NETWORK}"
 VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
+# Of Harvester's load balancer controller.
+VM_GUARD = "wrangler.cattle.io/harvester-lb-vm-controller"
+# The Deployment of that controller, in `SYSTEM`.
+SYSTEM, BALANCER_CONTROLLER = "harvester-system", "harvester-load-balancer"
 
 
 def typed(resource: Resource, obj: Obj) -> Obj:

@@ -26,6 +26,7 @@ from sandbox.harvester import guestbalancers, ippools, kinds, kubevip
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers
 from sandbox.harvester.prober import HealthCheck, Prober
+from sandbox.harvester.vmguards import balancers_run
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class LoadBalancers:
         self._informers = informers
         self._config = config
         self._data_path = data_path
-        self._controller = Controller("loadbalancers", self._reconcile, concurrency=8)
+        self._controller = Controller("loadbalancers", self._reconcile_if_running, concurrency=8)
         self._prober = Prober(answers, self._controller.enqueue, config.probe_scale)
         self._pool_controller = Controller("ippools", self._reconcile_pool, concurrency=2)
 
@@ -56,6 +57,7 @@ class LoadBalancers:
         self._informers.services.add_handler(self._changed)
         self._informers.vmis.add_handler(self._instance_changed)
         self._informers.pools.add_handler(self._pool_changed)
+        self._informers.deployments.add_handler(self._deployment_changed)
         try:
             await asyncio.gather(self._controller.run(), self._pool_controller.run())
         finally:
@@ -65,6 +67,10 @@ class LoadBalancers:
         # The Service of a LoadBalancer has the same name.
         if change.resource is kinds.LOAD_BALANCERS or self._informers.load_balancers.get(*change.key):
             self._controller.enqueue(change.key)
+
+    def _deployment_changed(self, _change: Change) -> None:
+        for load_balancer in self._informers.load_balancers.store:
+            self._controller.enqueue(key_of(load_balancer))
 
     def _instance_changed(self, change: Change) -> None:
         for load_balancer in self._informers.load_balancers.store.by_index("namespace", change.key.namespace):
@@ -87,6 +93,9 @@ class LoadBalancers:
         counted = ippools.recount(pool)
         if counted != pool.get("status"):
             await self._write_pool(pool, counted)
+
+    async def _reconcile_if_running(self, key: Key) -> Result | None:
+        return await self._reconcile(key) if balancers_run(self._informers) else None
 
     async def _reconcile(self, key: Key) -> Result | None:
         load_balancer = self._informers.load_balancers.get(*key)

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 from caphv.api.object import Obj, annotations_of
 from sandbox.harvester import kinds, quantities
-from sandbox.harvester.releases import NEWEST_STABLE, Release, release_named
+from sandbox.harvester.releases import NEWEST_STABLE, MaxSockets, Release, release_named
 
 TERMINATION_GRACE_SECONDS = 120
 RESERVED_MEMORY = 100 * 1024**2
 LEAST_MEMORY = 10 * 1024**2
-_MAX_SOCKETS = 1
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _CPU_MANAGER = "cpumanager"
@@ -49,12 +48,14 @@ class MutationSettings:
     """Settings of Harvester that its mutator reads, and how it finds networks by `<namespace>/<name>` or name.
 
     Overcommits are percentages. Without `overhead_ratio`, as with setting `additional-guest-memory-overhead-ratio: 0`,
-    guests get 100 MiB less than the limit of their VM.
+    guests get 100 MiB less than the limit of their VM. `guards_vms`: whether new VMs get the finalizer of the load
+    balancer controller, because it runs and its release has one.
     """
 
     cpu_overcommit: int = 1600
     memory_overcommit: int = 150
     overhead_ratio: bool = True
+    guards_vms: bool = False
     release: Release = _NEWEST
     network: NetworkReader = _management_network
 
@@ -64,8 +65,9 @@ def mutated(vm: Obj, old: Obj | None, settings: MutationSettings) -> Obj:
     vm = copy.deepcopy(vm)
     if old is None:
         finalizers = vm["metadata"].setdefault("finalizers", [])
-        # KubeVirt's controller adds this a moment later in a separate request; adding it here saves one per VM.
-        finalizers += [] if kinds.VM_FINALIZER in finalizers else [kinds.VM_FINALIZER]
+        # Controllers add these a moment later in requests of their own; adding them here saves two per VM.
+        added = [kinds.VM_FINALIZER, *([kinds.VM_GUARD] if settings.guards_vms else [])]
+        finalizers += [name for name in added if name not in finalizers]
     else:
         _restart_strategy(vm, old)
     spec = vm["spec"]["template"].get("spec")
@@ -131,7 +133,10 @@ def _resources(domain: Obj, settings: MutationSettings) -> None:
         requests["memory"] = f"{limit * 100 // settings.memory_overcommit // 1024**2}Mi"
         guest = limit - (0 if settings.overhead_ratio else RESERVED_MEMORY)
         domain.setdefault("memory", {})["guest"] = str(limits["memory"]) if guest == limit else str(guest)
-        domain.setdefault("cpu", {})["maxSockets"] = _MAX_SOCKETS
+        cpu = domain.setdefault("cpu", {})
+        if settings.release.max_sockets is not MaxSockets.UNSET:
+            sockets = cpu.get("sockets") or 1
+            cpu["maxSockets"] = sockets if settings.release.max_sockets is MaxSockets.SOCKETS else 1
     if requests:
         resources["requests"] = requests
 

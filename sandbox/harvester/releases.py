@@ -7,6 +7,16 @@ Simulators ask `SimulatorConfig.release`. docs/simulators.md has the sources of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class MaxSockets(Enum):
+    """What Harvester writes as `cpu.maxSockets`: CPUs cannot be hot-plugged beyond it."""
+
+    UNSET = "nothing"
+    ONE = "1"
+    SOCKETS = "the number of sockets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +32,8 @@ class Release:
 
     It `assigns_macs` to interfaces of VMs at admission, before 1.7 KubeVirt does so to those of instances. Since 1.8 it
     binds interfaces of overlay networks with DHCP by `managed_tap`, and the StorageClass of an image is named by uid
-    (`image_class_by_uid`), before by the image's name.
+    (`image_class_by_uid`), before by the image's name. Since 1.8 its load balancer controller `guards_vms` by a
+    finalizer. `cpu.maxSockets` of new VMs is set to 1 by 1.6 to 1.8 and to the number of sockets by 1.9.
     """
 
     name: str
@@ -30,6 +41,8 @@ class Release:
     guest_network_by_label: bool = False
     assigns_macs: bool = True
     managed_tap: bool = True
+    guards_vms: bool = True
+    max_sockets: MaxSockets = MaxSockets.ONE
     image_class_by_uid: bool = True
     watches_guest_removal: bool = True
     matches_loosely: bool = True
@@ -37,23 +50,29 @@ class Release:
     missing_addresses: bool = True
 
 
-_BEFORE_1_8 = {
+_BEFORE_1_8: dict[str, Any] = {
     "managed_tap": False,
+    "guards_vms": False,
     "image_class_by_uid": False,
     "watches_guest_removal": False,
     "missing_addresses": False,
 }
-_BEFORE_1_7 = {**_BEFORE_1_8, "assigns_macs": False, "matches_loosely": False, "vm_balancers_lack_network": False}
+_BEFORE_1_7: dict[str, Any] = {
+    **_BEFORE_1_8,
+    "assigns_macs": False,
+    "matches_loosely": False,
+    "vm_balancers_lack_network": False,
+}
 
 RELEASES = {
     release.name: release
     for release in (
-        Release("1.5", **_BEFORE_1_7),
+        Release("1.5", max_sockets=MaxSockets.UNSET, **_BEFORE_1_7),
         Release("1.6", **_BEFORE_1_7),
         Release("1.7", **_BEFORE_1_8),
         Release("1.8.0", guests_need_vms=True),
         Release("1.8"),
-        Release("1.9", guest_network_by_label=True),
+        Release("1.9", guest_network_by_label=True, max_sockets=MaxSockets.SOCKETS),
     )
 }
 NEWEST_STABLE = "1.8"

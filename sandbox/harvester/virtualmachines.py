@@ -6,35 +6,28 @@ Each step is at most one write, and delays are timers of this process: a thousan
 from __future__ import annotations
 
 import contextlib
-import copy
-import hashlib
 import logging
 import time
-import uuid
-from string import ascii_lowercase
 from typing import Any
 
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import NotFound
-from sandbox.harvester import hostlabels, kinds, migration, quantities, quotas, scheduling
+from sandbox.harvester import hostlabels, instances, kinds, migration, quantities, quotas, scheduling
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers, claims_of
-from sandbox.harvester.mutations import interfaces_of
 from sandbox.harvester.volumes import Pending, Volumes
 
 log = logging.getLogger(__name__)
 
 # Values of `printableStatus` in the VM's status.
-STARTING, RUNNING, STOPPING, STOPPED = "Starting", "Running", "Stopping", "Stopped"
-# A shorter start is not worth a status write.
+STARTING, RUNNING, STOPPING, STOPPED, MIGRATING = "Starting", "Running", "Stopping", "Stopped", "Migrating"
+# A shorter start or migration is not worth a status write.
 UNREPORTED_SECONDS = 1.0
 UNSCHEDULABLE, NO_CLAIM = "ErrorUnschedulable", "ErrorPvcNotFound"
 NO_HOST = "no host matches the node affinity and has enough CPU and memory"
 UNBOUND_CLAIMS = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"
-# Namespace of the UUIDs that KubeVirt derives from names.
-LEGACY_UUIDS = uuid.UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
 _ENDED = ("Failed", "Succeeded")  # phases of an instance
 
 
@@ -54,11 +47,12 @@ class VirtualMachines:
     async def run(self) -> None:
         """Run until cancelled; the informers must be synced."""
         for vmi in self._informers.vmis.store:
-            self._remember(key_of(vmi), vmi, _host_of(vmi))
+            self._remember(key_of(vmi), vmi, instances.host_of(vmi))
         self._informers.vms.add_handler(self._changed)
         self._informers.vmis.add_handler(self._changed)
         classes = self._informers.storage_classes
-        for informer in (self._informers.hosts, self._informers.images, self._informers.claims, classes):
+        volumes = (self._informers.claims, self._informers.data_volumes)
+        for informer in (self._informers.hosts, self._informers.images, *volumes, classes):
             informer.add_handler(self._retry_waiting)
         self._informers.hosts.add_handler(self._host_changed)
         await self._controller.run()
@@ -70,13 +64,13 @@ class VirtualMachines:
         if change.new is None:
             self._placed.pop(change.key, None)
             self._retry_waiting(change)
-        elif change.old is not None and _host_of(change.old) not in ("", _host_of(change.new)):
-            self._remember(change.key, change.new, _host_of(change.new))  # a live migration
+        elif change.old is not None and instances.host_of(change.old) not in ("", instances.host_of(change.new)):
+            self._remember(change.key, change.new, instances.host_of(change.new))  # a live migration
 
     def _host_changed(self, change: Change) -> None:
         if change.new is None or not scheduling.is_ready(change.new):
             for vmi in self._informers.vmis.store:
-                if _host_of(vmi) == change.key.name:
+                if instances.host_of(vmi) == change.key.name:
                     self._controller.enqueue(key_of(vmi))
 
     def _retry_waiting(self, _change: Change) -> None:
@@ -87,7 +81,7 @@ class VirtualMachines:
         vm, vmi = self._informers.vms.get(*key), self._informers.vmis.get(*key)
         self._waiting.discard(key)
         if vmi is not None and self._is_lost(vmi):
-            vmi = await self._patch_instance(vmi, _failed(vmi))
+            vmi = await self._patch_instance(vmi, instances.failed(vmi))
         if vm is None:
             await self._remove_instance(vmi)
             return None
@@ -99,14 +93,14 @@ class VirtualMachines:
 
     def _is_lost(self, vmi: Obj) -> bool:
         """Whether the instance's host has failed."""
-        host = self._informers.hosts.get("", _host_of(vmi))
+        host = self._informers.hosts.get("", instances.host_of(vmi))
         alive = host is not None and scheduling.is_ready(host)
-        return bool(_host_of(vmi)) and not alive and _phase(vmi) not in _ENDED
+        return bool(instances.host_of(vmi)) and not alive and instances.phase_of(vmi) not in _ENDED
 
     # Life
 
     async def _keep_running(self, vm: Obj, vmi: Obj | None) -> Result | None:
-        if vmi is not None and _phase(vmi) in _ENDED:
+        if vmi is not None and instances.phase_of(vmi) in _ENDED:
             await self._remove_instance(vmi)  # its deletion enqueues the VM again, and a new instance starts
             return None
         if vmi is not None and _restart_requested(vm, vmi):
@@ -122,17 +116,33 @@ class VirtualMachines:
             if pending := await self._volumes.ensure(vm):
                 return await self._wait_for_volumes(vm, vmi, pending)
             host = self._place(vm)
-            vmi = await self._patch_instance(vmi, _scheduled(vmi, host)) if host else vmi
+            vmi = await self._patch_instance(vmi, instances.scheduled(vmi, host)) if host else vmi
         if not vmi["status"].get("nodeName"):
             self._waiting.add(key_of(vm))
             await self._report_waiting(vm, vmi, UNSCHEDULABLE, NO_HOST)
             return None
-        wait = self._remaining("start", vmi, self._config.start_seconds) if _phase(vmi) != "Running" else 0
+        return await self._start(vm, vmi)
+
+    async def _start(self, vm: Obj, vmi: Obj) -> Result | None:
+        """Bring up an instance that has a host; afterwards it may have to move."""
+        wait = self._remaining("start", vmi, self._config.start_seconds) if instances.phase_of(vmi) != "Running" else 0
         await self._bring_up(vm, vmi, runs=wait <= 0)
-        await self._evacuate(vm)
-        if wait <= 0 or self._config.start_seconds > UNREPORTED_SECONDS:
-            await self._report(vm, STARTING if wait > 0 else RUNNING)
-        return Result(requeue_after=wait) if wait > 0 else None
+        if wait > 0:
+            if self._config.start_seconds > UNREPORTED_SECONDS:
+                await self._report(vm, STARTING)
+            return Result(requeue_after=wait)
+        return await self._move_if_asked(vm)
+
+    async def _move_if_asked(self, vm: Obj) -> Result | None:
+        """Continue the migration of a VM that runs, or begin it when the VM has to leave its host."""
+        remaining = await self._migrate(vm)
+        if remaining <= 0:
+            await self._evacuate(vm)
+            await self._report(vm, RUNNING)
+            return None
+        if self._config.migrate_seconds > UNREPORTED_SECONDS:
+            await self._report(vm, MIGRATING)
+        return Result(requeue_after=remaining)
 
     async def _end_for_restart(self, vm: Obj, vmi: Obj) -> Result | None:
         """Stop an instance; its deletion enqueues the VM again, and a new instance starts."""
@@ -157,13 +167,16 @@ class VirtualMachines:
         if pending.missing:
             message = f"PVC {key_of(vm).namespace}/{pending.missing[0]} does not exist, waiting for it to appear"
             await self._report_waiting(vm, vmi, NO_CLAIM, message)
+        elif pending.unfilled and not pending.unbound:
+            # KubeVirt creates no Pod before.
+            await self._report(vm, STARTING)
         else:
             await self._report_waiting(vm, vmi, UNSCHEDULABLE, UNBOUND_CLAIMS)
         return retry
 
     async def _report_waiting(self, vm: Obj, vmi: Obj, printable: str, message: str) -> None:
         if message not in [entry.get("message") for entry in vmi["status"].get("conditions") or ()]:
-            await self._patch_instance(vmi, _waiting(vmi, message, exists=printable != NO_CLAIM))
+            await self._patch_instance(vmi, instances.waiting(vmi, message, exists=printable != NO_CLAIM))
         await self._report(vm, printable, message)
 
     async def _stop(self, vm: Obj, lacking: str) -> None:
@@ -183,24 +196,37 @@ class VirtualMachines:
         if labels_of(vmi) != template:
             gone = dict.fromkeys(labels_of(vmi).keys() - template.keys())
             patch["metadata"] = {"labels": {**template, **gone}}
-        if topology := hostlabels.copied(vmi, template, self._informers.hosts.get("", _host_of(vmi))):
+        if topology := hostlabels.copied(vmi, template, self._informers.hosts.get("", instances.host_of(vmi))):
             patch.setdefault("metadata", {})["annotations"] = topology
-        if runs and _phase(vmi) != "Running":
-            patch |= _running(vmi, self._claims(vm))
+        if runs and instances.phase_of(vmi) != "Running":
+            patch |= instances.running(vmi, self._claims(vm))
         if patch:
             await self._patch_instance(vmi, patch)
         if runs and kinds.INSUFFICIENT_QUOTA in annotations_of(vm):
             gone = {"metadata": {"annotations": {kinds.INSUFFICIENT_QUOTA: None}}}
             await self._informers.client.patch(kinds.VIRTUAL_MACHINES, key_of(vm).name, key_of(vm).namespace, gone)
 
+    async def _migrate(self, vm: Obj) -> float:
+        """Complete a migration that has begun; return the seconds that it still takes."""
+        vmi = self._informers.vmis.get(*key_of(vm))
+        target = instances.target_of(vmi) if vmi is not None else ""
+        if vmi is None or not target:
+            return 0
+        remaining = self._remaining("migrate", vmi, self._config.migrate_seconds)
+        if remaining <= 0:
+            self._deadlines.pop(("migrate", uid_of(vmi)), None)
+            self._remember(key_of(vm), vmi, target)
+            await self._patch_instance(vmi, instances.migrated(vmi, target))
+        return remaining
+
     async def _evacuate(self, vm: Obj) -> None:
         """Migrate an evicted instance, like KubeVirt's evacuation controller; retried when a host becomes free."""
         vmi = self._informers.vmis.get(*key_of(vm))
-        if vmi is None or _host_of(vmi) != vmi["status"].get("evacuationNodeName"):
+        if vmi is None or instances.host_of(vmi) != vmi["status"].get("evacuationNodeName"):
             return
         if migration.eviction_of(vmi) is not migration.Eviction.MIGRATE:
             return
-        key, source = key_of(vm), _host_of(vmi)
+        key, source = key_of(vm), instances.host_of(vmi)
         others = [placed for other, placed in self._placed.items() if other != key]
         hosts = [host for host in self._informers.hosts.store if host["metadata"]["name"] != source]
         target = scheduling.place(vm, hosts, others)
@@ -208,7 +234,7 @@ class VirtualMachines:
             self._waiting.add(key)
             return
         self._remember(key, vmi, target)
-        await self._patch_instance(vmi, migrated(vmi, target))
+        await self._patch_instance(vmi, instances.migrating(vmi, target))
 
     def _claims(self, vm: Obj) -> list[Obj]:
         namespace = vm["metadata"]["namespace"]
@@ -220,7 +246,7 @@ class VirtualMachines:
 
         With `Halted` there is none in any phase (kubevirt: pkg/virt-controller/watch/vm/vm.go, `syncRunStrategy`).
         """
-        ended = vmi is not None and _phase(vmi) == "Succeeded"
+        ended = vmi is not None and instances.phase_of(vmi) == "Succeeded"
         if vmi is None or (ended and _strategy(vm) != "Halted"):
             await self._report(vm, STOPPED)
             return None
@@ -261,7 +287,7 @@ class VirtualMachines:
     def _place(self, vm: Obj) -> str:
         host = scheduling.place(vm, self._informers.hosts.store, self._placed.values())
         # Recorded before the write, so that two concurrent VMs do not get the same capacity.
-        self._remember(key_of(vm), _instance(vm, host), host)
+        self._remember(key_of(vm), instances.instance_of(vm, host), host)
         return host
 
     def _remember(self, key: Key, vmi: Obj, host: str) -> None:
@@ -271,7 +297,7 @@ class VirtualMachines:
 
     async def _create_instance(self, vm: Obj) -> Obj:
         key = key_of(vm)
-        vmi = _instance(vm, self._place(vm) if self._volumes.are_bound(vm) else "")
+        vmi = instances.instance_of(vm, self._place(vm) if self._volumes.are_bound(vm) else "")
         try:
             answer = await self._informers.client.create(kinds.INSTANCES, vmi)
         except BaseException:
@@ -289,14 +315,14 @@ class VirtualMachines:
     async def _remove_instance(self, vmi: Obj | None) -> None:
         if vmi is None:
             return
-        for what in ("start", "stop"):
+        for what in ("start", "stop", "migrate"):
             self._deadlines.pop((what, uid_of(vmi)), None)
         key = key_of(vmi)
         with contextlib.suppress(NotFound):
             await self._informers.client.delete(kinds.INSTANCES, key.name, key.namespace, uid=uid_of(vmi))
 
     async def _report(self, vm: Obj, printable: str, message: str = "") -> None:
-        runs = printable == RUNNING
+        runs = printable in (RUNNING, MIGRATING)
         status: dict[str, Any] = {
             "printableStatus": printable,
             "created": printable != STOPPED,
@@ -317,7 +343,7 @@ class VirtualMachines:
 def _wants_to_run(vm: Obj, vmi: Obj | None) -> bool:
     strategy = _strategy(vm)
     if strategy == "RerunOnFailure":
-        return vmi is None or _phase(vmi) != "Succeeded"
+        return vmi is None or instances.phase_of(vmi) != "Succeeded"
     return strategy == "Always" or (strategy == "Manual" and vmi is not None)
 
 
@@ -328,120 +354,3 @@ def _restart_requested(vm: Obj, vmi: Obj) -> bool:
 
 def _strategy(vm: Obj) -> str:
     return str(vm["spec"].get("runStrategy") or ("Always" if vm["spec"].get("running") else "Halted"))
-
-
-def _phase(vmi: Obj) -> str:
-    return str(vmi.get("status", {}).get("phase", ""))
-
-
-def _host_of(vmi: Obj) -> str:
-    return str(vmi.get("status", {}).get("nodeName", ""))
-
-
-def _instance(vm: Obj, host: str) -> Obj:
-    template, metadata = vm["spec"]["template"], vm["metadata"]
-    meta = template.get("metadata") or {}
-    owner = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": metadata["name"], "uid": uid_of(vm)}
-    passed = ["Pending", *(["Scheduling", "Scheduled"] if host else [])]
-    vmi: Obj = {
-        "apiVersion": "kubevirt.io/v1",
-        "kind": "VirtualMachineInstance",
-        "metadata": {
-            "name": metadata["name"],
-            "namespace": metadata["namespace"],
-            "labels": meta.get("labels") or {},
-            "annotations": meta.get("annotations") or {},
-            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
-        },
-        "spec": _instance_spec(vm),
-        "status": {"phase": passed[-1], "phaseTransitionTimestamps": [_passed(phase) for phase in passed]},
-    }
-    if host:
-        vmi["status"]["nodeName"] = host
-    return vmi
-
-
-def _instance_spec(vm: Obj) -> Obj:
-    spec = _with_macs(vm["spec"]["template"]["spec"], vm)
-    return {**spec, "domain": _domain(spec["domain"], vm["metadata"]["name"])}
-
-
-def _with_macs(spec: Obj, vm: Obj) -> Obj:
-    """The spec of an instance, whose interfaces have MAC addresses: KubeVirt gives them those that the VM lacks.
-
-    They are the same after each restart, as Harvester writes them back to the VM.
-    """
-    if all(nic.get("macAddress") for nic in interfaces_of(spec)):
-        return spec
-    spec = copy.deepcopy(spec)
-    for nic in interfaces_of(spec):
-        digest = hashlib.sha256(f"{uid_of(vm)}/{nic['name']}".encode()).digest()
-        nic.setdefault("macAddress", ":".join(f"{byte:02x}" for byte in (0x02, *digest[:5])))
-    return spec
-
-
-def _domain(domain: Obj, name: str) -> Obj:
-    """The domain with a UUID of its firmware: without one of its own, KubeVirt up to 1.5 derives it from the name."""
-    firmware = domain.get("firmware") or {}
-    return {**domain, "firmware": {"uuid": str(uuid.uuid5(LEGACY_UUIDS, name)), **firmware}}
-
-
-def _waiting(vmi: Obj, message: str, *, exists: bool) -> Obj:
-    """The change of an instance whose Pod does not exist without its claims, or finds no host without volumes."""
-    conditions = kinds.with_condition(vmi, kinds.condition("PodScheduled", False, "Unschedulable", message))
-    conditions = [entry for entry in conditions if entry["type"] != "Synchronized"]
-    if not exists:
-        conditions.append(kinds.condition("Synchronized", False, "FailedPvcNotFound", message))
-    return {"status": {"phase": "Scheduling" if exists else "Pending", "conditions": conditions}}
-
-
-def _passed(phase: str) -> Obj:
-    return {"phase": phase, "phaseTransitionTimestamp": kinds.now()}
-
-
-def _scheduled(vmi: Obj, host: str) -> Obj:
-    times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Scheduled")]
-    conditions = [kinds.condition("Ready", False, "GuestNotRunning", "Guest VM is not reported as running")]
-    status = {"phase": "Scheduled", "nodeName": host, "conditions": conditions, "phaseTransitionTimestamps": times}
-    return {"status": status}
-
-
-def migrated(vmi: Obj, target: str) -> Obj:
-    """The change of an instance that has migrated.
-
-    Its guest does not notice; the new virt-launcher knows only the domain's interfaces until the guest agent answers.
-    """
-    source = vmi["status"]["nodeName"]
-    state = {"sourceNode": source, "targetNode": target, "completed": True, "endTimestamp": kinds.now()}
-    changed = {"nodeName": target, "migrationState": state, "evacuationNodeName": None}
-    return {"status": {**changed, **without_agent(vmi)}}
-
-
-def without_agent(vmi: Obj) -> Obj:
-    """The part of an instance's status that the guest agent reports, while it is silent (kubevirt: `updateStatus`)."""
-    kept = ("name", "mac")
-    interfaces = [
-        {**{name: entry[name] for name in kept if name in entry}, "infoSource": "domain"}
-        for entry in vmi["status"].get("interfaces") or ()
-        if entry.get("name")
-    ]
-    conditions = [entry for entry in vmi["status"].get("conditions") or () if entry["type"] != "AgentConnected"]
-    return {"interfaces": interfaces, "conditions": conditions}
-
-
-def _running(vmi: Obj, claims: list[Obj]) -> Obj:
-    times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Running")]
-    conditions = kinds.with_condition(vmi, kinds.condition("Ready", True))
-    conditions = [entry for entry in conditions if entry["type"] != migration.MIGRATABLE]
-    conditions.append(migration.migratable_condition(vmi, claims))
-    # Guests see the disks in this order.
-    disks = [disk["name"] for disk in vmi["spec"]["domain"]["devices"].get("disks") or ()]
-    volumes = [{"name": name, "target": f"vd{letter}"} for name, letter in zip(disks, ascii_lowercase, strict=False)]
-    status = {"phase": "Running", "conditions": conditions, "phaseTransitionTimestamps": times, "volumeStatus": volumes}
-    return {"status": status}
-
-
-def _failed(vmi: Obj) -> Obj:
-    times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Failed")]
-    conditions = kinds.with_condition(vmi, kinds.condition("Ready", False, "NodeUnresponsive"))
-    return {"status": {"phase": "Failed", "conditions": conditions, "phaseTransitionTimestamps": times}}

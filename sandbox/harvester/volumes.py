@@ -13,9 +13,9 @@ import logging
 import time
 from dataclasses import dataclass
 
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of, uid_of
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of, key_of, uid_of
 from caphv.runtime.errors import AlreadyExists, NotFound
-from sandbox.harvester import kinds
+from sandbox.harvester import datavolumes, kinds
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers, claim_templates, claims_of
 
@@ -26,15 +26,19 @@ log = logging.getLogger(__name__)
 class Pending:
     """Claims for which the Pod of a VM waits.
 
-    `retry_after`: seconds until one of them is due; None if only an event can end the wait.
+    :param missing: names of those that do not exist
+    :param unbound: names of those without a volume
+    :param unfilled: names of those that CDI is filling
+    :param retry_after: seconds until one of them is due; None if only an event can end the wait
     """
 
     missing: tuple[str, ...] = ()
     unbound: tuple[str, ...] = ()
+    unfilled: tuple[str, ...] = ()
     retry_after: float | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.missing or self.unbound)
+        return bool(self.missing or self.unbound or self.unfilled)
 
 
 class Volumes:
@@ -47,9 +51,9 @@ class Volumes:
         self._since: dict[str, float] = {}
 
     def are_bound(self, vm: Obj) -> bool:
-        """Whether all claims of a VM exist and are bound."""
+        """Whether all claims of a VM exist, are bound and filled."""
         claims = (self._informers.claims.get(vm["metadata"]["namespace"], name) for name in claims_of(vm))
-        return all(claim is not None and _is_bound(claim) for claim in claims)
+        return all(claim is not None and _is_bound(claim) and self._is_filled(claim) for claim in claims)
 
     async def ensure(self, vm: Obj) -> Pending:
         """Create and bind the claims of a VM when they are due; return those that its Pod waits for.
@@ -81,9 +85,16 @@ class Volumes:
         claims = {name: self._informers.claims.get(namespace, name) for name in claims}
         missing = tuple(name for name, claim in claims.items() if claim is None)
         unbound = tuple(name for name, claim in claims.items() if claim is not None and not _is_bound(claim))
+        bound = {name: claim for name, claim in claims.items() if claim is not None and _is_bound(claim)}
+        unfilled = tuple(name for name, claim in bound.items() if not self._is_filled(claim))
         if not missing and not unbound:
             self._since.pop(uid_of(vm), None)
-        return Pending(missing, unbound, min(delays, default=None))
+        return Pending(missing, unbound, unfilled, min(delays, default=None))
+
+    def _is_filled(self, claim: Obj) -> bool:
+        if datavolumes.CREATED_FOR not in annotations_of(claim):
+            return True
+        return datavolumes.is_filled(self._informers.data_volumes.get(*key_of(claim)))
 
     def _remaining(self, uid: str, seconds: float) -> float:
         now = time.monotonic()
@@ -101,13 +112,19 @@ class Volumes:
         await asyncio.gather(*(self._delete(namespace, name) for name in present))
 
     def _image_exists(self, claim: Obj) -> bool:
-        image = annotations_of(claim).get(kinds.IMAGE_ID)
-        if not image:
-            return True
-        namespace, _, name = image.partition("/")
-        return self._informers.images.get(namespace, name) is not None
+        return not annotations_of(claim).get(kinds.IMAGE_ID) or self._image(claim) is not None
+
+    def _image(self, claim: Obj) -> Obj | None:
+        namespace, _, name = annotations_of(claim).get(kinds.IMAGE_ID, "").partition("/")
+        return self._informers.images.get(namespace, name)
 
     async def _create(self, namespace: str, template: Obj) -> None:
+        image = self._image(template)
+        if image is not None and datavolumes.is_cdi(image):
+            with contextlib.suppress(AlreadyExists):
+                volume = datavolumes.of_disk(namespace, template, image)
+                self._informers.data_volumes.observe(await self._informers.client.create(kinds.DATA_VOLUMES, volume))
+            return
         metadata = {**template["metadata"], "namespace": namespace}
         metadata.pop("creationTimestamp", None)
         claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": template["spec"]}

@@ -84,6 +84,29 @@ async def test_hostile_bootstrap_data_is_refused_and_stops_no_other_machine(case
         )
 
 
+async def test_machine_of_an_image_of_cdi_comes_and_goes(case: Case) -> None:
+    """CDI makes the claim: without our record, and with the modes of the StorageProfile."""
+    await case.ready_cluster()
+    image = f"{case.name}-cdi"
+    spec = {"displayName": image, "sourceType": "download", "url": "https://images.example.com/x.qcow2"}
+    cdi = {"backend": "cdi", "targetStorageClassName": "harvester-longhorn"}
+    await case.harvester.create(
+        kinds.IMAGES,
+        kinds.typed(kinds.IMAGES, {"metadata": {"name": image, "namespace": "default"}, "spec": {**spec, **cdi}}),
+    )
+    volume = {"volumeType": "image", "imageName": f"default/{image}", "volumeSize": "10Gi"}
+    await case.ready_machine("one", volumes=[volume])
+    (name,) = await case.names(PERSISTENT_VOLUME_CLAIMS)
+    claim = await case.get(PERSISTENT_VOLUME_CLAIMS, name)
+    assert (claim["spec"]["storageClassName"], claim["spec"]["volumeMode"]) == ("harvester-longhorn", "Block")
+    assert (await case.get(kinds.DATA_VOLUMES, name))["status"]["phase"] == "Succeeded"
+
+    await case.delete_machine("one")
+    assert await case.names(PERSISTENT_VOLUME_CLAIMS) == []
+    await case.until_gone(kinds.DATA_VOLUMES, name)
+    await case.harvester.delete(kinds.IMAGES, image, "default")
+
+
 async def test_image_that_appears_later_unblocks(case: Case) -> None:
     await case.ready_cluster()
     image = f"{case.name}-image"

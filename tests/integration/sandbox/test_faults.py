@@ -80,6 +80,33 @@ async def host_of(sim: Simulation, name: str) -> str:
 # Objects
 
 
+@pytest.mark.parametrize(("release", "guarded"), [("1.7", False), ("1.8", True)])
+async def test_vms_wait_for_the_load_balancer_controller_since_1_8(place: Place, release: str, guarded: bool) -> None:
+    async with simulation(place, f"guarded-{release.replace('.', '-')}", harvester=release) as sim:
+        faults = Faults(sim.client)
+        vm = await sim.create_vm("before")
+        assert (kinds.VM_GUARD in vm["metadata"]["finalizers"]) == guarded
+        await faults.inject(Fault("balancers-stopped"))
+        try:
+            await sim.client.delete(kinds.VIRTUAL_MACHINES, "before", sim.namespace)
+            if guarded:
+                only = [kinds.VM_GUARD]
+                await sim.until(kinds.VIRTUAL_MACHINES, "before", lambda vm: vm["metadata"]["finalizers"] == only)
+            else:
+                await sim.until_gone(kinds.VIRTUAL_MACHINES, "before")
+            # One that the controller has not seen needs nothing of it, until it is back.
+            await sim.create_vm("meanwhile")
+        finally:
+            await faults.clear("balancers-stopped")
+
+        await sim.until_gone(kinds.VIRTUAL_MACHINES, "before")
+        if guarded:
+            with_guard = lambda vm: kinds.VM_GUARD in vm["metadata"]["finalizers"]  # noqa: E731
+            await sim.until(kinds.VIRTUAL_MACHINES, "meanwhile", with_guard)
+        await sim.client.delete(kinds.VIRTUAL_MACHINES, "meanwhile", sim.namespace)
+        await sim.until_gone(kinds.VIRTUAL_MACHINES, "meanwhile")
+
+
 async def test_closed_hosts_leave_vms_waiting_until_they_open(sim: Simulation, faults: Faults) -> None:
     await sim.create_vm("before")
     await running(sim, "before")

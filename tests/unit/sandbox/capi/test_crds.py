@@ -21,8 +21,8 @@ OURS = {crd["metadata"]["name"]: crd for crd in CRDS} | {
     f"{crd['metadata']['name']} of v1beta1": crd for crd in OLDER if crd["spec"]["names"]["kind"].startswith("RKE2")
 }
 # Those of Multus, CDI, K3s and kubeadm are not among the CRDs that we have to compare with.
-WITHOUT_REAL = {"network-attachment-definitions.k8s.cni.cncf.io", "storageprofiles.cdi.kubevirt.io"} | {
-    name for name in OURS if name.startswith(("kthrees", "kubeadm"))
+WITHOUT_REAL = {"network-attachment-definitions.k8s.cni.cncf.io"} | {
+    name for name in OURS if name.startswith(("kthrees", "kubeadm")) or name.endswith("cdi.kubevirt.io")
 }
 
 

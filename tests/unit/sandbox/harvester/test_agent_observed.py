@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reconciler.machine.vmstatus import addresses
-from sandbox.harvester.virtualmachines import without_agent
+from sandbox.harvester.instances import without_agent
 from tests.support.observed import Record, records
 
 pytestmark = pytest.mark.unit

@@ -1,0 +1,96 @@
+"""Images of the simulated Harvester are imported step by step, and CDI fills disks of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.errors import NotFound
+from sandbox.harvester import kinds
+from sandbox.processes import network
+from sandbox.processes.apiserver import ApiServer
+from tests.support.simulation import Place, Simulation, simulation, virtual_machine
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.integration
+
+CDI = {"backend": "cdi", "targetStorageClassName": "harvester-longhorn"}
+
+
+@pytest.fixture(scope="module")
+def place(etcd_folder: Path) -> Iterator[Place]:
+    """An API server of this module: the webhooks of the simulation stay on it."""
+    server = ApiServer(etcd_folder, "images")
+    asyncio.run(server.start())
+    with network.claim() as (claimed, _):
+        yield Place(server, str(claimed))
+    asyncio.run(server.stop())
+
+
+async def import_image(sim: Simulation, **spec: str) -> list[tuple[str, int]]:
+    """Import image `one`; return status of condition `Imported` and progress, as they came."""
+    seen: list[tuple[str, int]] = []
+
+    def note(change: Change) -> None:
+        status = change.obj.get("status") or {}
+        imported = next((entry for entry in status.get("conditions") or () if entry["type"] == "Imported"), None)
+        if imported and (state := (imported["status"], status["progress"])) not in seen:
+            seen.append(state)
+
+    images = Informer(sim.client, kinds.IMAGES, namespace=sim.namespace)
+    images.add_handler(note)
+    task = images.start()
+    await images.wait_synced()
+    url = "https://images.example.com/one.qcow2"
+    image = {"displayName": "one", "sourceType": "download", "url": url, **spec}
+    metadata = {"name": "one", "namespace": sim.namespace}
+    await sim.client.create(kinds.IMAGES, kinds.typed(kinds.IMAGES, {"metadata": metadata, "spec": image}))
+    await until(lambda: ("True", 100) in seen, lambda: f"the image is imported: {seen}")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return seen
+
+
+@pytest.mark.parametrize("spec", [{"backend": "backingimage"}, CDI], ids=lambda spec: spec["backend"])
+async def test_import_reports_its_progress(place: Place, spec: dict[str, str]) -> None:
+    async with simulation(place, f"import-{spec['backend']}", import_seconds=0.8) as sim:
+        assert await import_image(sim, **spec) == [("Unknown", 0), ("Unknown", 50), ("True", 100)]
+        image = await sim.client.get(kinds.IMAGES, "one", sim.namespace)
+        target = spec.get("targetStorageClassName") or f"lh-{image['metadata']['uid']}"
+        assert image["status"]["storageClassName"] == target
+
+
+async def test_guest_starts_when_cdi_has_filled_its_disk(place: Place) -> None:
+    async with simulation(place, "cdi", import_seconds=0.8) as sim:
+        await import_image(sim, **CDI)
+        vm = virtual_machine(sim.namespace, "one", access_mode="ReadWriteOnce")
+        await sim.client.create(kinds.VIRTUAL_MACHINES, of_image(vm, f"{sim.namespace}/one"))
+        disk = "one-disk-0-x7k2p"
+        volume = await sim.until(kinds.DATA_VOLUMES, disk, lambda obj: obj.get("status"))
+        assert volume["spec"]["source"] == {"pvc": {"namespace": sim.namespace, "name": "one"}}
+        claim = await sim.until(PERSISTENT_VOLUME_CLAIMS, disk, lambda obj: obj["status"]["phase"] == "Bound")
+        assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+        assert claim["metadata"]["ownerReferences"][0]["kind"] == "DataVolume"
+
+        await sim.until(kinds.INSTANCES, "one", lambda vmi: vmi["status"]["phase"] == "Running")
+        volume = await sim.client.get(kinds.DATA_VOLUMES, disk, sim.namespace)
+        assert volume["status"] == {"phase": "Succeeded", "progress": "100.0%"}
+
+        await sim.client.delete(PERSISTENT_VOLUME_CLAIMS, "one", sim.namespace)
+        await sim.until_gone(kinds.DATA_VOLUMES, "one")
+        with pytest.raises(NotFound):
+            await sim.client.get(PERSISTENT_VOLUME_CLAIMS, "one", sim.namespace)
+
+
+def of_image(vm: Obj, image: str) -> Obj:
+    """The VM with its first disk made of an image."""
+    (claim,) = json.loads(vm["metadata"]["annotations"][kinds.CLAIM_TEMPLATES])
+    claim["metadata"]["annotations"] = {kinds.IMAGE_ID: image}
+    vm["metadata"]["annotations"][kinds.CLAIM_TEMPLATES] = json.dumps([claim])
+    return vm
