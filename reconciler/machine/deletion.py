@@ -24,6 +24,16 @@ from reconciler.triggers import Delay, Trigger, Watched
 _HARVESTER_DELETES = 5.0
 # Seconds that KubeVirt gets to remove its finalizer from a VM that has stopped.
 _KUBEVIRT_FINISHES = 2.0
+# Seconds after which finalizers of a VM that has stopped are reported.
+_FINALIZERS_LAST = 10.0
+# Who removes a finalizer, and what runs it.
+_FINALIZERS = {
+    "kubevirt.io/virtualMachineControllerFinalize": "KubeVirt: check Deployment virt-controller",
+    "wrangler.cattle.io/VMController.CleanupPVCAndSnapshot": "Harvester: check Deployment harvester",
+    "wrangler.cattle.io/harvester-lb-vm-controller": (
+        "Harvester's load balancer controller: check Deployment harvester-load-balancer"
+    ),
+}
 
 
 async def delete_machine(scope: MachineScope) -> None:
@@ -119,7 +129,7 @@ async def _delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -
         if not isinstance(error, Conflict):
             scope.warning_event("VMDeletionFailed", f"cannot delete VirtualMachine {scope.name}: {error}")
         raise
-    raise scope.in_progress(_vm_stays(scope), Watched.VM)
+    raise _leaving(scope, namespace, vm)
 
 
 async def _ask_deletion(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> bool:
@@ -197,6 +207,25 @@ async def _halt_stopped(scope: MachineScope, namespace: TargetNamespace, vm: Obj
     patch = {"metadata": {"resourceVersion": vm["metadata"]["resourceVersion"]}, "spec": stop}
     answer = await scope.session().client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
     namespace.vms.observe(answer)
+
+
+def _leaving(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> Blocked:
+    """Return what the deletion of the VM waits for: some time after its instance has stopped, its finalizers.
+
+    Since Harvester 1.8 every VM has one of the load balancer controller, and stays while that does not run.
+    """
+    if not being_deleted(vm) or namespace.instances.get(scope.target_namespace, scope.name):
+        return scope.in_progress(_vm_stays(scope), Watched.VM)
+
+    now = time.monotonic()
+    scope.memory.vm_stopped_at = scope.memory.vm_stopped_at or now
+    patience = scope.memory.vm_stopped_at + _FINALIZERS_LAST - now
+    if patience > 0:
+        return scope.in_progress(_vm_stays(scope), Delay(patience))
+
+    finalizers = vm["metadata"].get("finalizers") or ()
+    why = "; ".join(f"finalizer {name} is removed by {_FINALIZERS.get(name, 'whoever set it')}" for name in finalizers)
+    return scope.in_progress(f"{_vm_stays(scope)}: {why}", Watched.VM)
 
 
 def _vm_stays(scope: MachineScope) -> str:

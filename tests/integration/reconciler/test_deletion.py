@@ -7,6 +7,7 @@ import pytest
 from caphv.api.object import EVENTS, PERSISTENT_VOLUME_CLAIMS, SECRETS
 from reconciler.machine.volumes import without
 from sandbox.harvester import kinds
+from sandbox.harvester.faults import Fault, Faults
 from tests.support import harvesterui
 from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case
 from tests.support.reconciler.conditions import condition_of, is_false, is_unknown
@@ -51,6 +52,21 @@ async def test_full_quota_does_not_keep_a_machine(case: Case) -> None:
     await case.ready_machine("one")
     await case.quota("limits.cpu", "1")
     await case.delete_machine("one")
+    assert await case.leftovers() == [f"Service {case.balancer}"]
+
+
+async def test_stopped_load_balancer_controller_keeps_a_machine_which_says_so(case: Case) -> None:
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    faults = Faults(case.harvester)
+    await faults.inject(Fault("balancers-stopped"))
+    try:
+        await case.ask_deletion(HARVESTER_MACHINES, "one")
+        says = is_false("VMProvisioningReady", "VMProvisioningInProgress", f"finalizer {kinds.VM_GUARD} is removed by")
+        await case.until(HARVESTER_MACHINES, "one", says)
+    finally:
+        await faults.clear("balancers-stopped")
+    await case.until_gone(HARVESTER_MACHINES, "one")
     assert await case.leftovers() == [f"Service {case.balancer}"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,7 @@ from reconciler.machine.scope import MachineScope
 from reconciler.memory import Memory
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Subscription, Topics
+from sandbox.harvester import kinds
 
 pytestmark = pytest.mark.unit
 
@@ -240,16 +242,27 @@ def vm_of(name: str, *claims: str, deleted: bool = False, listed: str = "") -> O
     }
 
 
-async def deletion_of(*vms: Obj, refuses: bool = False, instance: Obj | None = None) -> Client:
-    """Delete machine `one`, whose VM is the first, once; the requests that it sent."""
+async def deletion_of(
+    *vms: Obj,
+    refuses: bool = False,
+    instance: Obj | None = None,
+    stopped_for: float | None = None,
+    says: str | None = None,
+) -> Client:
+    """Delete machine `one`, whose VM is the first, once; the requests that it sent.
+
+    :param stopped_for: seconds since the instance was seen to be gone
+    :param says: what the deletion waits for
+    """
     scope, harvester = scope_of()
+    scope.memory.vm_stopped_at = None if stopped_for is None else time.monotonic() - stopped_for
     namespace, client = harvester.watch_namespace("vms"), Client(refuses=refuses)
     harvester.client = client
     namespace.instances = SimpleNamespace(get=lambda *_: instance, store=())
     namespace.vms = SimpleNamespace(
         get=lambda *_: vms[0], store=vms, observe=lambda _: None, deleted=lambda *_: False, forget=lambda *_: None
     )
-    with pytest.raises((Blocked, Invalid)):
+    with pytest.raises((Blocked, Invalid), match=says):
         await deletion.delete_machine(scope)
     return client
 
@@ -282,6 +295,24 @@ async def test_running_vm_and_one_that_shares_nothing_keep_their_volumes() -> No
     one, two = vm_of("one", "shared", deleted=True), vm_of("two", "shared")
     assert (await deletion_of(one, two, instance={"metadata": {"name": "one"}})).patches == []
     assert (await deletion_of(one, vm_of("two", "other"))).patches == []
+
+
+@pytest.mark.parametrize(
+    ("finalizer", "who"),
+    [
+        (kinds.VM_GUARD, "Harvester's load balancer controller: check Deployment harvester-load-balancer"),
+        (kinds.VM_FINALIZER, "KubeVirt: check Deployment virt-controller"),
+        ("example.com/mine", "whoever set it"),
+    ],
+)
+async def test_finalizer_that_stays_after_the_instance_is_named(finalizer: str, who: str) -> None:
+    vm = vm_of("one", deleted=True)
+    vm["metadata"]["finalizers"], vm["spec"]["runStrategy"] = [finalizer], "Halted"
+    stays = "waiting for VirtualMachine one on Harvester to be deleted"
+    await deletion_of(vm, says=f"{stays}$")
+    await deletion_of(vm, stopped_for=9, says=f"{stays}$")
+    await deletion_of(vm, stopped_for=11, says=f"{stays}: finalizer {finalizer} is removed by {who}$")
+    await deletion_of(vm, instance={"metadata": {"name": "one"}}, stopped_for=11, says=f"{stays}$")
 
 
 # Another VM of the machine's name
