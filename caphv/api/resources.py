@@ -16,6 +16,7 @@ HARVESTER_MACHINE_TEMPLATES = Resource(GROUP, STORED_VERSION, "harvestermachinet
 
 VIRTUAL_MACHINES = Resource("kubevirt.io", "v1", "virtualmachines", "VirtualMachine")
 VIRTUAL_MACHINE_INSTANCES = Resource("kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance")
+DATA_VOLUMES = Resource("cdi.kubevirt.io", "v1beta1", "datavolumes", "DataVolume")
 STORAGE_PROFILES = Resource("cdi.kubevirt.io", "v1beta1", "storageprofiles", "StorageProfile", namespaced=False)
 IMAGES = Resource("harvesterhci.io", "v1beta1", "virtualmachineimages", "VirtualMachineImage")
 KEY_PAIRS = Resource("harvesterhci.io", "v1beta1", "keypairs", "KeyPair")

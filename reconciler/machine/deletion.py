@@ -224,7 +224,9 @@ def _leaving(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> Blocke
         return scope.in_progress(_vm_stays(scope), Delay(patience))
 
     finalizers = vm["metadata"].get("finalizers") or ()
-    why = "; ".join(f"finalizer {name} is removed by {_FINALIZERS.get(name, 'whoever set it')}" for name in finalizers)
+    why = "; ".join(
+        f"finalizer {name} is removed by {_FINALIZERS.get(name, 'another controller')}" for name in finalizers
+    )
     return scope.in_progress(f"{_vm_stays(scope)}: {why}", Watched.VM)
 
 

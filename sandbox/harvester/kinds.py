@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from caphv.api import resources
 from caphv.api.object import RESOURCE_QUOTAS, STORAGE_CLASSES, Obj, Resource
-from caphv.api.resources import IMAGES, IP_POOLS, KEY_PAIRS, LOAD_BALANCERS, NETWORKS, VIRTUAL_MACHINES
+from caphv.api.resources import DATA_VOLUMES, IMAGES, IP_POOLS, KEY_PAIRS, LOAD_BALANCERS, NETWORKS, VIRTUAL_MACHINES
 
 __all__ = [
     "DATA_VOLUMES",
@@ -22,7 +22,6 @@ __all__ = [
 ]
 
 INSTANCES = resources.VIRTUAL_MACHINE_INSTANCES
-DATA_VOLUMES = Resource("cdi.kubevirt.io", "v1beta1", "datavolumes", "DataVolume")
 CLAIM_TEMPLATES = "harvesterhci.io/volumeClaimTemplates"
 REMOVED_CLAIMS = "harvesterhci.io/removedPersistentVolumeClaims"
 RUN_STRATEGY = "harvesterhci.io/vmRunStrategy"

@@ -32,6 +32,7 @@ SETTINGS = SandboxSettings(
     register_seconds=0.2,
     claim_seconds=1.5,
     bind_seconds=1.5,
+    migrate_seconds=1.5,
     agent_seconds=2.0,
 )
 KINDS = ("Machine", "HarvesterMachine")
@@ -126,6 +127,7 @@ async def test_no_warning_and_no_flip_in_a_healthy_life(box: Sandbox) -> None:
         await disturb(scenario, faults, "reboot", workers[0])
         await disturb(scenario, faults, "migration", workers[1])
         assert log.silent == {vm["metadata"]["name"] for vm in workers}
+        assert "Migrating" in log.words
         await restart(scenario, faults, workers[0])
 
         # While the agent of the only control plane VM is silent, Harvester's load balancer has no backend.

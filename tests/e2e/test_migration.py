@@ -36,14 +36,13 @@ from sandbox.processes import binaries, children
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.state import SandboxSettings
 from tests.support import doccommands
-from tests.support.e2e import our_provider
+from tests.support.e2e import HARVESTERS, our_provider
 from tests.support.predecessor import clusterclass, crds
 from tests.support.predecessor.provider import Predecessor
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
 
-SETTINGS = SandboxSettings(provider=False, boot_seconds=0.5, register_seconds=0.2)
 PATIENCE = 60.0
 OLD = ClusterSpec(
     name="old",
@@ -58,11 +57,12 @@ OLD = ClusterSpec(
 STAY = (kinds.VIRTUAL_MACHINES, kinds.INSTANCES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, kinds.LOAD_BALANCERS)
 
 
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """A sandbox in which no provider runs."""
+@pytest.fixture(scope="module", params=HARVESTERS)
+def box(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """A sandbox in which no provider runs, with a release of Harvester."""
     binaries.prepare()
-    box = Sandbox(tmp_path_factory.mktemp("migration"), SETTINGS)
+    settings = SandboxSettings(provider=False, boot_seconds=0.5, register_seconds=0.2, harvester=request.param)
+    box = Sandbox(tmp_path_factory.mktemp("migration"), settings)
     try:
         asyncio.run(box.up())
         yield box

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from caphv.api.object import NAMESPACES, Obj, Resource
+from caphv.api.object import NAMESPACES, Obj, Resource, labels_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
@@ -20,16 +20,22 @@ from sandbox.capi import providers
 from sandbox.capi.core import CORE_VARIABLE
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
+from sandbox.harvester.guestbalancers import CLUSTER, CLUSTER_OF_BALANCER, CLUSTER_OF_VM
+from sandbox.harvester.releases import NEWEST_STABLE, RELEASES
 from sandbox.processes import binaries, children
+from sandbox.scenario.lifecycle import Scenario
 from sandbox.state import SandboxSettings
 from tests.support.paths import CHECKOUT
 from tests.support.process import LOOPBACK
+from tests.support.waiting import until
 
 CLUSTERCTL = "clusterctl.cluster.x-k8s.io"
 # Tests with a short form for `make test`, and a whole one for `make test-long`.
 SHORT_AND_WHOLE = pytest.mark.parametrize(
     "whole", [pytest.param(False, id="short"), pytest.param(True, id="whole", marks=pytest.mark.long)]
 )
+# Releases of Harvester: the newest for `make test`, all for `make test-long`.
+HARVESTERS = [pytest.param(name, marks=[] if name == NEWEST_STABLE else pytest.mark.long) for name in sorted(RELEASES)]
 HEALTH_CHECKS = Resource("cluster.x-k8s.io", "v1beta2", "machinehealthchecks", "MachineHealthCheck")
 
 
@@ -117,6 +123,42 @@ async def seen(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def services_of_the_guest_get_addresses(scenario: Scenario) -> None:
+    """Services of type LoadBalancer in the guest, by DHCP and from a pool of the network of its VMs."""
+    spec = scenario.spec
+    prefix = ".".join(scenario.view.endpoint().removeprefix("https://").split(".")[:2])
+    pool = f"guests-of-{spec.name}"
+    ranges = {"subnet": f"{prefix}.0.0/17", "rangeStart": f"{prefix}.110.1", "rangeEnd": f"{prefix}.110.9"}
+    scope = {"namespace": spec.target_namespace, "project": "*", "guestCluster": "*"}
+    selector = {"network": "default/production", "scope": [scope]}
+    status = {"total": 9, "available": 9, "lastAllocated": ""}
+    obj = {"metadata": {"name": pool}, "spec": {"ranges": [ranges], "selector": selector}, "status": status}
+    await scenario.harvester.create(kinds.IP_POOLS, kinds.typed(kinds.IP_POOLS, obj))
+
+    # The provider shows the network of the VMs when it has seen the pool.
+    await seen(scenario.harvester, spec.target_namespace, kinds.INSTANCES, lambda vmi: CLUSTER_OF_VM in labels_of(vmi))
+    for ipam in ("dhcp", "pool"):
+        name = f"{spec.name}-{ipam}"
+        metadata = {
+            "name": name,
+            "namespace": spec.target_namespace,
+            "labels": {CLUSTER_OF_BALANCER: spec.name},
+            "annotations": {CLUSTER: spec.name},
+        }
+        balancer = {"metadata": metadata, "spec": {"workloadType": "cluster", "ipam": ipam}}
+        await scenario.harvester.create(kinds.LOAD_BALANCERS, kinds.typed(kinds.LOAD_BALANCERS, balancer))
+        has_address = lambda obj, name=name: obj["metadata"]["name"] == name and holds(obj, "Ready")  # noqa: E731
+        found = await seen(scenario.harvester, spec.target_namespace, kinds.LOAD_BALANCERS, has_address)
+        assert found["status"]["allocatedAddress"].get("ipPool", "") == (pool if ipam == "pool" else "")
+        await scenario.harvester.delete(kinds.LOAD_BALANCERS, name, spec.target_namespace)
+
+    async def pool_is_free() -> bool:
+        return not (await scenario.harvester.get(kinds.IP_POOLS, pool))["status"].get("allocated")
+
+    await until(pool_is_free, "the address of the Service returns to its pool")
+    await scenario.harvester.delete(kinds.IP_POOLS, pool)
 
 
 @asynccontextmanager

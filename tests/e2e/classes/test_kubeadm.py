@@ -14,7 +14,7 @@ from caphv.runtime.etcd import ETCDCTL_KUBEADM, find_pods, list_members
 from caphv.runtime.exec import ExecError
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import clusterclass
-from sandbox.cluster import EARLIER_VERSION, ClusterSpec
+from sandbox.cluster import EARLIER_VERSION, KUBERNETES_VERSION, ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.scenario.lifecycle import Scenario, in_network
 from tests.support.e2e import SHORT_AND_WHOLE, holds
@@ -69,6 +69,7 @@ async def test_etcd_has_a_member_for_each_machine(box: Sandbox, whole: bool) -> 
         try:
             await etcd_follows_machines(scenario, client)
             if whole:
+                await a_rollout_without_surge_keeps_the_quorum(scenario, client)
                 await a_lost_quorum_is_reported_and_removes_nothing(scenario)
         finally:
             await client.close()
@@ -83,6 +84,22 @@ async def etcd_follows_machines(scenario: Scenario, client: ApiClient) -> None:
     await until(they_agree, "etcd has a member for each machine", PATIENCE)
     await scenario.replace_lost(scenario.view.control_planes()[0])
     await until(they_agree, "etcd has a member for each machine after a replacement", PATIENCE)
+
+
+async def a_rollout_without_surge_keeps_the_quorum(scenario: Scenario, client: ApiClient) -> None:
+    """Each machine leaves before its successor comes."""
+    surge = {"rollout": {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0}}}}
+    name = (await control_plane(scenario))["metadata"]["name"]
+    await scenario.management.patch(CONTROL_PLANES, name, scenario.spec.namespace, {"spec": surge})
+    counts: set[int] = set()
+    count = lambda _change: counts.add(len(scenario.view.control_planes()))  # noqa: E731
+    scenario.view.machines.add_handler(count)
+    await scenario.upgrade(KUBERNETES_VERSION)
+    scenario.view.machines.remove_handler(count)
+
+    assert counts == {2, 3}
+    assert len(nodes(scenario)) == 3
+    assert await members(client) == nodes(scenario)
 
 
 async def a_lost_quorum_is_reported_and_removes_nothing(scenario: Scenario) -> None:

@@ -84,7 +84,7 @@ async def test_hostile_bootstrap_data_is_refused_and_stops_no_other_machine(case
         )
 
 
-async def test_machine_of_an_image_of_cdi_comes_and_goes(case: Case) -> None:
+async def test_disk_of_an_image_of_cdi_is_made_and_deleted(case: Case) -> None:
     """CDI makes the claim: without our record, and with the modes of the StorageProfile."""
     await case.ready_cluster()
     image = f"{case.name}-cdi"

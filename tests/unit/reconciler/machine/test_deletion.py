@@ -251,7 +251,7 @@ async def deletion_of(
 ) -> Client:
     """Delete machine `one`, whose VM is the first, once; the requests that it sent.
 
-    :param stopped_for: seconds since the instance was seen to be gone
+    :param stopped_for: seconds since the instance was found to have stopped
     :param says: what the deletion waits for
     """
     scope, harvester = scope_of()
@@ -302,7 +302,7 @@ async def test_running_vm_and_one_that_shares_nothing_keep_their_volumes() -> No
     [
         (kinds.VM_GUARD, "Harvester's load balancer controller: check Deployment harvester-load-balancer"),
         (kinds.VM_FINALIZER, "KubeVirt: check Deployment virt-controller"),
-        ("example.com/mine", "whoever set it"),
+        ("example.com/mine", "another controller"),
     ],
 )
 async def test_finalizer_that_stays_after_the_instance_is_named(finalizer: str, who: str) -> None:
