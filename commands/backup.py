@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api.counting import counted
 from commands.options.clusters import InputError, Step
 from commands.options.management import (
     Selection,
@@ -78,7 +79,7 @@ def backup(clusters: tuple[str, ...], directory: Path, **flags: Any) -> None:
             form = "encrypted. Keep the passphrase elsewhere"
             if sealer is None:
                 form = "in plain text. Everybody who can read the files gets all Secrets"
-            echo(f"Saved {count} files to {directory}, {form}")
+            echo(f"Saved {counted(count, 'file')} to {directory}, {form}")
     except files.BackupError as error:
         raise InputError(str(error)) from None
     if found.unseen:

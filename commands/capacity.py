@@ -22,7 +22,7 @@ Examples:
   caphv capacity
   caphv capacity -n team-a --hosts
   caphv capacity --harvester-kubeconfig harvester.yaml     with an administrator's rights
-  caphv capacity -o json | jq '.[].pools[] | select(.free < 5)'
+  caphv capacity -o json | jq '.items[].pools[] | select(.free < 5)'
 
 \b
 Exit status: 0 shown, 2 no Harvester can be read.

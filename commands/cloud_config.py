@@ -10,8 +10,9 @@ import click
 
 from commands.options.changes import confirm
 from commands.options.clusters import CommandError, InputError
-from commands.options.management import data_text, run
-from commands.options.outputfile import OutputFile, write_private
+from commands.options.management import run
+from commands.options.outputfile import file_options, write_private
+from commands.output.data import data_text
 from commands.output.echo import echo
 
 if TYPE_CHECKING:
@@ -72,12 +73,7 @@ def _change(command: Any) -> Any:
 
 def _output(command: Any) -> Any:
     for add in (
-        click.option(
-            "--file",
-            "file",
-            type=OutputFile(),
-            help="File to write, with mode 0600; default: standard output.",
-        ),
+        file_options("File to write, with mode 0600; default: standard output."),
         click.option(
             "-o",
             "--output",

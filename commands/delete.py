@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api.counting import counted
 from commands.options.changes import confirm
 from commands.options.management import (
     Selection,
@@ -144,7 +145,7 @@ def _announce(parts: Parts, *, force: bool) -> None:
     from overview.diagnosis import resume_commands
     from overview.remedies import resume_command
 
-    echo(f"Cluster {parts.key}: {len(parts.machines)} machines")
+    echo(f"Cluster {parts.key}: {counted(len(parts.machines), 'machine')}")
     if resume_command(parts.cluster):
         echo(f"! it is paused: no controller deletes anything until you resume it: {resume_commands(parts)}")
     elif command := resume_commands(parts):
@@ -154,15 +155,14 @@ def _announce(parts: Parts, *, force: bool) -> None:
     for line in _lines(leftovers_of(parts)):
         echo(f"  {'may remain' if force else 'deletes'} on Harvester {server}: {line}")
     if force:
-        click.echo(f"  sets annotation caphv.io/force-delete on {len(forcible(parts))} objects")
+        click.echo(f"  sets annotation caphv.io/force-delete on {counted(len(forcible(parts)), 'object')}")
     if being_deleted(parts.cluster):
         click.echo("  its deletion was requested before")
 
 
 def _lines(left: Iterable[Leftover]) -> Iterable[str]:
     found = list(left)
-    counted = Counter(each.kind for each in found)
-    for kind, count in counted.items():
+    for kind, count in Counter(each.kind for each in found).items():
         names = [each.name for each in found if each.kind == kind]
         more = f" and {count - 3} more" if count > 3 else ""
         yield f"{count} {kind}: {', '.join(names[:3])}{more}"

@@ -35,7 +35,7 @@ Examples:
   caphv doctor                                   the Harvesters of clusters in the current namespace
   caphv doctor team-a/production
   caphv doctor --harvester team-a/harvester-identity
-  caphv doctor -A -o json | jq '.[] | select(.wrong)'
+  caphv doctor -A -o json | jq '.items[] | select(.wrong)'
 
 \b
 Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot be read.
@@ -74,13 +74,18 @@ def doctor(clusters: tuple[str, ...], **flags: Any) -> None:
 
 
 async def _checks(flags: dict[str, Any], chosen: Selection, wanted: Key | None, step: Step) -> list[Check]:
+    from overview.doctor.model import skipped
     from overview.query import Query, ask
 
     async with management_client(flags) as client:
         answer = await ask(client, Query(chosen.namespace, frozenset(chosen.keys)), step)
         chosen.require({cluster.key for cluster in answer.overview.clusters})
         step("asking Harvesters")
-        return await run_checks(client, answer, chosen.namespace, flags["provider_namespace"], wanted)
+        checks = await run_checks(client, answer, chosen.namespace, flags["provider_namespace"], wanted)
+    if not answer.overview.clusters and wanted is None:
+        where = f"in namespace {chosen.namespace}; all namespaces: -A" if chosen.namespace else "in any namespace"
+        checks.append(skipped("clusters", "Clusters", f"no cluster was checked: there is none on Harvester {where}"))
+    return checks
 
 
 async def run_checks(
@@ -101,7 +106,8 @@ async def run_checks(
     checks = [*management.checks(facts, now)]
     for each in harvesters:
         checks += harvester.checks(each, now)
-    checks += clusters.checks(found)
+    unconnected = {str(each.identity) for each in harvesters if each.objects is None}
+    checks += clusters.checks(found, unconnected)
     checks += fleet.checks(facts.fleet_clusters, [each.key for each in found], now)
     names = {(each.namespace, name) for each in found for name in (each.name, each.infrastructure)}
     objects = answer.objects

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api.counting import counted
 from commands.options.changes import change_options, confirm
 from commands.options.clusters import CommandError, InputError
 from commands.options.harvesters import insecure_option
@@ -49,7 +50,7 @@ def etcd() -> None:
     epilog="""\b
 Examples:
   caphv etcd members team-a/production
-  caphv etcd members team-a/production -o json | jq '.[] | select(.wrong)'
+  caphv etcd members team-a/production -o json | jq '.items[] | select(.wrong)'
 
 \b
 Exit status: 0 all members are healthy, 1 one is not, 2 etcd or the machines cannot be read.
@@ -154,8 +155,8 @@ class _Answer:
 
 
 def _question(key: Key, members: int, machines: int) -> str:
-    parts = [f"remove {members} member{'s' * (members != 1)} from etcd"] if members else []
-    parts += [f"release {machines} Machine{'s' * (machines != 1)}"] if machines else []
+    parts = [f"remove {counted(members, 'member')} from etcd"] if members else []
+    parts += [f"release {counted(machines, 'Machine')}"] if machines else []
     text = " and ".join(parts)
     return f"{text[0].upper()}{text[1:]} of cluster {key}?"
 

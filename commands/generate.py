@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from caphv.api.object import Obj
+from commands.generate_flags import GroupedCommand, cluster_flags
 from commands.generate_push import explain, push
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import chart_options, rendering
@@ -24,28 +23,14 @@ if TYPE_CHECKING:
     from caphv.validation.finding import Finding
     from caphv.validation.yaml.tree import Document
     from commands.generate_answers import Interview
-    from overview.newcluster import Surroundings
-    from packager.apply import Applier, ApplyFailure
+    from overview.surroundings import Surroundings
     from packager.definitions.build import Built
 
 DONE, INVALID, UNREADABLE = 0, 1, 2
 
 
-def _completed(choices: Sequence[str], _ctx: click.Context, _option: click.Parameter, begun: str) -> list[str]:
-    return [choice for choice in choices if choice.startswith(begun)]
-
-
-def _flags_of_clusters(command: Any) -> Any:
-    for flag in reversed(FLAGS):
-        complete = partial(_completed, flag.choices)
-        option = click.option(
-            flag.name, flag.parameter, default="", metavar="TEXT", help=flag.help, shell_complete=complete
-        )
-        command = option(command)
-    return command
-
-
 @click.command(
+    cls=GroupedCommand,
     context_settings=CONTEXT_SETTINGS,
     epilog="""\b
 Examples:
@@ -60,7 +45,7 @@ Examples:
 Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 something cannot be read, or wrong usage.
 """,
 )
-@_flags_of_clusters
+@cluster_flags
 @chart_options
 @click.option(
     "--individual-objects",
@@ -133,6 +118,8 @@ def generate(**options: Any) -> None:
     and applied only where --harvester-kubeconfig names it, and never written by --to: that is for repositories. A
     Secret that exists keeps its kubeconfig without --replace-identity.
     """
+    from commands import generate_output as out
+
     given = {flag.name: options[flag.parameter] for flag in FLAGS}
     interview = _interview(given, options) if options["interactive"] else None
     if interview:
@@ -160,13 +147,13 @@ def generate(**options: Any) -> None:
             raise CommandError("; ".join(problems))
     elif not options["to"] and options["output"] != "definition":
         explain(found)
-    secret = _secret(found, identity)
+    secret = out.identity_objects(found, identity)
     if options["to"]:
-        _write(options["to"], wanted, found, options["output"], overwrite=options["overwrite"])
+        out.write_files(options["to"], wanted, found, options["output"], overwrite=options["overwrite"])
     if options["applied"]:
-        _apply(wanted, found, secret, options)
+        out.apply_objects(found, secret, partial(_built, wanted, options), options)
     elif not options["to"]:
-        click.echo(_printed(wanted, found, secret, options["output"]), nl=False)
+        click.echo(out.printed(wanted, found, secret, options["output"]), nl=False)
 
 
 def _interview(given: Mapping[str, str], options: dict[str, Any]) -> Interview:
@@ -340,117 +327,3 @@ def _line(finding: Finding, given: Mapping[str, str], document: Document | None)
     if document and not given.get(flag):
         return f"line {document.position(finding.path).line}: {finding}"
     return f"{flag}: {finding}" if flag else str(finding)
-
-
-def _secret(found: Built, identity: str) -> list[Obj]:
-    from reconciler.harvester.identityaccount import identity_secret
-
-    if not identity or found.definition is None:
-        return []
-    return [identity_secret(found.definition.identity_secret, found.definition.key.namespace, identity)]
-
-
-def _printed(wanted: Obj, found: Built, secret: list[Obj], output: str) -> str:
-    from packager.rendering import yaml
-
-    if output == "definition":
-        return yaml.dump(wanted)
-    shared = [obj for group in found.shared.values() for obj in group]
-    objects = [*shared[:1], *secret, *shared[1:], *found.objects]
-    if output == "json":
-        import json
-
-        return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2) + "\n"
-    return yaml.dump_all(objects)
-
-
-def _write(folder: Path, wanted: Obj, found: Built, output: str, *, overwrite: bool) -> None:
-    from commands.options.clusters import InputError
-    from packager.definitions.files import files_of
-    from packager.rendering import yaml
-
-    name = f"{wanted['metadata']['name']}.yaml"
-    files = {name: yaml.dump(wanted).encode()} if output == "definition" else files_of(found)
-    try:
-        different = [path for path in files if not overwrite and _is_different(folder / path, files[path])]
-        if different:
-            raise InputError(
-                f"{folder}: {', '.join(different)} exist with other content; nothing was written. Compare them, then "
-                "add --overwrite"
-            )
-        for path, content in files.items():
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-            click.echo(f"wrote {target}", err=True)
-    except OSError as error:
-        raise InputError(f"{error.filename}: {error.strerror}") from None
-
-
-def _is_different(file: Path, content: bytes) -> bool:
-    return file.exists() and file.read_bytes() != content
-
-
-def _apply(wanted: Obj, found: Built, secret: list[Obj], options: dict[str, Any]) -> None:
-    from caphv.runtime.client import ApiClient
-    from caphv.runtime.errors import ApiError, Unreachable
-    from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
-    from commands.options.clusters import InputError
-    from packager.apply import Applier, describe
-
-    async def run() -> tuple[list[Obj], list[ApplyFailure]]:
-        client = ApiClient(await own_configuration(options["kubeconfig"], options["context"]), name="management")
-        try:
-            applier = Applier(client)
-            identity = secret if options["replace_identity"] else await _keep_identity(applier, secret)
-            return await _applied(applier, found, identity, partial(_built, wanted, options))
-        finally:
-            await client.close()
-
-    try:
-        objects, refused = asyncio.run(run())
-    except (KubeconfigError, ApiError, Unreachable) as error:
-        raise InputError(f"the management cluster cannot be reached: {error}") from None
-    rejected = [one.obj for one in refused]
-    for obj in objects:
-        if obj not in rejected:
-            echo(f"applied {describe(obj)}")
-    for one in refused:
-        echo(f"error: {one}", err=True)
-    if refused:
-        sys.exit(INVALID)
-
-
-async def _keep_identity(applier: Applier, secret: list[Obj]) -> list[Obj]:
-    """Return the identity Secret to apply: none if it exists. Raises `CommandError` if it has another kubeconfig."""
-    from commands.options.clusters import CommandError
-
-    for obj in secret:
-        existing = await applier.read(obj)
-        if existing is None:
-            continue
-        kubeconfig = base64.b64encode(obj["stringData"]["kubeconfig"].encode()).decode()
-        if (existing.get("data") or {}).get("kubeconfig") == kubeconfig:
-            return []
-        name = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
-        raise CommandError(
-            f"Secret {name} exists with another kubeconfig, and nothing was applied. To keep it, pass this file as "
-            "--check-kubeconfig instead of --harvester-kubeconfig. To replace it for all clusters that use it, add "
-            "--replace-identity"
-        )
-    return secret
-
-
-async def _applied(
-    applier: Applier, found: Built, secret: list[Obj], build: Callable[[Sequence[Obj]], Built]
-) -> tuple[list[Obj], list[ApplyFailure]]:
-    from commands.options.clusters import CommandError
-
-    there = [obj for planned in found.objects if (obj := await applier.read(planned)) is not None]
-    # Nodes of a running cluster keep the files that they started with: other ones would replace the control plane.
-    found = build(there) if there else found
-    if not found.ok:
-        raise CommandError(*(str(one) for one in found.findings if not one.advice))
-    missing = await applier.missing(found.shared.values())
-    objects = [*missing[:1], *secret, *missing[1:], *found.objects]
-    return objects, await applier.apply(objects)

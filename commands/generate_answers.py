@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api.counting import counted
 from caphv.api.plaintext import one_line
 from commands.output.echo import echo
 from packager.definitions.flags import FLAGS, Flag
 
 if TYPE_CHECKING:
-    from overview.newcluster import Surroundings
     from overview.plan.pools import Pool
+    from overview.surroundings import Surroundings
     from packager.definitions.model import Definition
 
 Choice = tuple[str, str]
@@ -82,7 +83,7 @@ class Interview:
         question = f"{flag.ask}, or a number" if choices else flag.ask
         answer: str = click.prompt(
             question,
-            default=default,
+            default=default or "",  # click repeats a question without a default, and does not say why
             show_default=bool(default),
             value_proc=partial(self._checked, flag, choices),
             err=True,
@@ -127,7 +128,7 @@ class Interview:
 
         text = _chosen(flag, choices, answer)
         if not text and flag.default is None:
-            raise click.UsageError("an answer is required")
+            raise click.UsageError(f"an answer is required, or give {flag.name}")
         if text and (fault := fault_of(flag, text)):
             raise click.UsageError(fault)
         if text and self.harvester is not None:
@@ -140,9 +141,6 @@ class Interview:
 
         if self.harvester is None:
             return
-        known = self.harvester.namespaces
-        if flag.name == "--target-namespace" and known is not None and text not in known:
-            _say("note: the namespace does not exist on Harvester; the provider creates it")
         cluster = NewCluster(definition(self.values | {flag.name: text}, {}), self._machines())
         about = [each for each in findings(cluster, self.harvester) if each.path[: len(flag.path)] == flag.path]
         if wrong := "; ".join(each.detail for each in about if not each.advice):
@@ -230,7 +228,7 @@ def _pool_note(found: Surroundings, name: str) -> str:
     pool = (found.pools or {}).get(name) or {}
     network = ((pool.get("spec") or {}).get("selector") or {}).get("network")
     free = found.free(name)
-    text = "ranges are invalid" if free is None else f"{free} address{'' if free == 1 else 'es'} free"
+    text = "ranges are invalid" if free is None else f"{counted(free, 'address')} free"
     return f"{text}, for {network}" if network else text
 
 

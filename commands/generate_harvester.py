@@ -11,7 +11,7 @@ from commands.options.management import patient_progress
 if TYPE_CHECKING:
     from caphv.api.object import Obj
     from caphv.validation.finding import Finding
-    from overview.newcluster import Surroundings
+    from overview.surroundings import Surroundings
     from packager.definitions.model import Definition, Pool
 
 
@@ -69,6 +69,7 @@ def read(kubeconfig: str, namespace: str = "") -> Surroundings:
 
 def preflight(kubeconfig: str, wanted: Obj, definition: Definition | None) -> Preflight:
     """Compare a definition, of which `definition` is the valid form, with what Harvester has. Never raises."""
+    from overview.capacityreader import OTHER_VMS
     from overview.newcluster import NewCluster, findings
 
     cluster = NewCluster(wanted, pools_of(definition) if definition else ())
@@ -80,8 +81,10 @@ def preflight(kubeconfig: str, wanted: Obj, definition: Definition | None) -> Pr
         return Preflight(unchecked=(f"Harvester does not answer, so that nothing was checked there: {error}",))
     unseen = {each.what.partition(".")[0].partition(" ")[0] for each in found.capacity.harvester.unseen}
     hidden = [kind for kind in _NAMED if kind in unseen]
-    note = f"the account may not list {', '.join(hidden)}: these were not checked on Harvester"
-    return Preflight(tuple(findings(cluster, found)), unchecked=(note,) if hidden else ())
+    notes = [f"the account may not list {', '.join(hidden)}: these were not checked on Harvester"] if hidden else []
+    if OTHER_VMS in {each.what for each in found.capacity.harvester.unseen}:
+        notes.append(f"the account does not see {OTHER_VMS}: hosts may have less room than was counted")
+    return Preflight(tuple(findings(cluster, found)), unchecked=tuple(notes))
 
 
 def pools_of(definition: Definition) -> list[_Pool]:

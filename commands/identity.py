@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api.counting import counted
 from commands.options.clusters import CommandError
 from commands.options.management import (
     management_client,
@@ -21,7 +22,7 @@ from commands.options.management import (
     run,
     selection,
 )
-from commands.options.outputfile import OutputFile, write_private
+from commands.options.outputfile import file_options, write_private
 from commands.output.echo import echo
 from commands.rotate import rotate
 
@@ -100,12 +101,7 @@ Examples:
     help="Namespace of the identity Secret, that of the clusters.",
 )
 @click.option("-o", "--output", type=click.Choice(["secret", "kubeconfig"]), default="secret", help="Output format.")
-@click.option(
-    "--file",
-    "file",
-    type=OutputFile(),
-    help="File to write, with mode 0600; default: standard output.",
-)
+@file_options("File to write, with mode 0600; default: standard output.")
 @click.option(
     "--expires-in",
     type=click.IntRange(1, 3650),
@@ -161,7 +157,7 @@ def create(**options: Any) -> None:
     epilog="""\b
 Examples:
   caphv identity list -A
-  caphv identity list -A -o json | jq '.[] | select(.wrong)'
+  caphv identity list -A -o json | jq '.items[] | select(.wrong)'
 
 \b
 Exit status: 0 all identities are valid, 1 one is not or expires within 14 days, 2 the management cluster cannot be
@@ -230,7 +226,7 @@ def remove_finalizers(**flags: Any) -> None:
     if not flags["yes"]:
         if not sys.stdin.isatty():
             raise click.UsageError("confirmation needs a terminal: use --yes or --dry-run")
-        click.confirm(f"Remove the finalizers of {len(found)} Secret(s)?", abort=True)
+        click.confirm(f"Remove the finalizers of {counted(len(found), 'Secret')}?", abort=True)
 
     async def remove() -> list[str]:
         async with management_client(flags) as client:
@@ -239,7 +235,7 @@ def remove_finalizers(**flags: Any) -> None:
     errors = run(remove())
     for error in errors:
         echo(f"caphv: {error}", err=True)
-    click.echo(f"removed the finalizers of {len(found) - len(errors)} Secret(s)")
+    click.echo(f"removed the finalizers of {counted(len(found) - len(errors), 'Secret')}")
     sys.exit(1 if errors else 0)
 
 

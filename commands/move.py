@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from caphv.api.counting import counted
 from commands.options.changes import Duration, change_options, confirm
 from commands.options.clusters import InputError
 from commands.options.harvesters import insecure_option
@@ -193,7 +194,8 @@ def _show(found: _Found, flags: dict[str, Any]) -> None:
         echo(f"  {count:>5}  {kind}")
     for name in kept:
         echo(f"shared, stays on the source: {name}")
-    echo(f"deletes {len(deleted)} objects on the source afterwards; {len(found.vms.states)} VMs keep running")
+    running = len(found.vms.states)
+    echo(f"deletes {counted(len(deleted), 'object')} on the source afterwards; VMs that keep running: {running}")
 
 
 async def _move(found: _Found, chosen: Selection, flags: dict[str, Any]) -> None:
@@ -257,7 +259,7 @@ async def _created(restore: Restore, flags: dict[str, Any]) -> None:
         if not is_resumed(restore):
             if failed := await writing.create(target, restore) or await writing.verify(target, restore):
                 _stop(*failed)
-            _say(f"created {len(restore.backup.objects)} objects on the target, and read them back", flags)
+            _say(f"created {counted(len(restore.backup.objects), 'object')} on the target, and read all back", flags)
         if failed := await writing.unpause(target, restore):
             _stop(*failed)
 
@@ -278,7 +280,7 @@ async def _adopted(target: ApiClient, found: _Found, restore: Restore, flags: di
         _stop(f"the target has not adopted the VMs of {', '.join(left)}: check its provider, caphv status there")
     if changed := now.changed(found.vms):
         _stop(f"the VMs of {', '.join(changed)} were replaced or restarted meanwhile")
-    _say(f"the target has adopted {len(now.states)} VMs; none was restarted", flags)
+    _say(f"the target has adopted {counted(len(now.states), 'VM')}; none was restarted", flags)
 
 
 async def _deleted(target: Restore, flags: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api.counting import counted
 from commands.options.changes import confirm
 from commands.options.clusters import InputError, Step
 from commands.options.harvesters import (
@@ -195,5 +196,5 @@ async def _release_one(
         echo(f"IPPool {plan.name} on {plan.harvester}: {failure}", err=True)
         return False
     count = len(report.leaked) if report else 0
-    echo(f"IPPool {plan.name}: released {count} address{'es' * (count != 1)}")
+    echo(f"IPPool {plan.name}: released {counted(count, 'address')}")
     return True

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api.counting import counted
 from commands.options.changes import confirm
 from commands.options.clusters import InputError
 from commands.options.management import management_client, management_options, patient_progress, run
@@ -87,19 +88,19 @@ def restore(directory: Path, **flags: Any) -> None:
         echo("Nothing to do: all objects exist, and none is paused by this restore")
         return
     if pending:
-        confirm(flags, f"Create {pending} objects, paused, on {found.server}?")
+        confirm(flags, f"Create {counted(pending, 'object')}, paused, on {found.server}?")
     with patient_progress() as step:
-        step(f"creating {pending} objects")
+        step(f"creating {counted(pending, 'object')}")
         failed = run(_create(found, flags))
     if failed:
-        _fail(failed, f"{len(failed)} objects could not be created. Correct this and run the command again")
+        _fail(failed, f"{counted(len(failed), 'object')} could not be created. Correct this and run the command again")
     with patient_progress() as step:
         step("reading all objects back")
         failed = run(_verify(found, flags))
     if failed and not flags["accept_differences"]:
         remedy = "Correct it and run the command again, or accept it with --accept-differences"
         _fail(failed, f"What was created differs from the backup, and stays paused. {remedy}")
-    echo(f"Verified {len(backup.objects)} objects; differences: {len(failed)}")
+    echo(f"Verified {counted(len(backup.objects), 'object')}; differences: {len(failed)}")
     _resume(found, flags)
 
 
@@ -170,7 +171,7 @@ def _show(found: Restore, flags: dict[str, Any]) -> tuple[int, bool]:
     for action in Action:
         counts = Counter(step.identity.kind for step in steps if step.action is action)
         if counts:
-            echo(f"{sum(counts.values())} objects: {action}")
+            echo(f"{counted(sum(counts.values()), 'object')}: {action}")
             for kind, count in sorted(counts.items()):
                 echo(f"  {count:>5}  {kind}")
     for identity in were_being_deleted(steps):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api.counting import counted
 from caphv.api.names import PREVIOUS_TOKEN_ANNOTATION
 from caphv.api.object import Key, Obj
 from commands.options.changes import change_options, confirm
@@ -181,8 +182,12 @@ def _plan(found: _Identity, flags: dict[str, Any]) -> _Plan:
 
 def _show(plan: _Plan) -> None:
     echo(f"Secret {plan.secret}: ServiceAccount {plan.account} on Harvester {plan.harvester}")
-    echo(f"  used by {len(plan.clusters)} clusters: {', '.join(plan.clusters) or '-'}")
-    life = f"valid for {plan.seconds // _DAY} days" if plan.seconds >= _DAY else f"valid for {plan.seconds} seconds"
+    echo(f"  used by {counted(len(plan.clusters), 'cluster')}: {', '.join(plan.clusters) or '-'}")
+    life = (
+        f"valid for {counted(plan.seconds // _DAY, 'day')}"
+        if plan.seconds >= _DAY
+        else f"valid for {plan.seconds} seconds"
+    )
     if plan.issues:
         click.echo(f"  issues a new token, {life if plan.seconds else 'which does not expire'}, and tests it")
     else:

@@ -102,7 +102,9 @@ def _write(found: Overview, chosen: Selection, flags: dict[str, Any]) -> None:
         print_data(found, flags["output"])
         out.show_unseen(found)
         return
-    out.show_provider(out.console(), found, datetime.now(UTC))
+    now = datetime.now(UTC)
+    out.show_provider(out.console(), found, now)
+    out.show_causes(out.console(), found, now)
     if not found.clusters:
         where = f"in namespace {chosen.namespace}; all namespaces: -A" if chosen.namespace else "here"
         click.echo(f"No clusters on Harvester {where}", err=True)

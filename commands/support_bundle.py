@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from caphv.api.counting import counted
 from commands.doctor import run_checks
 from commands.options.clusters import Step
 from commands.options.harvesters import insecure_option
@@ -20,7 +21,7 @@ from commands.options.management import (
     run,
     selection,
 )
-from commands.options.outputfile import OutputFile, write_private
+from commands.options.outputfile import OutputFile, file_options, write_private
 
 
 @click.command(
@@ -35,12 +36,7 @@ Examples:
 @click.argument("clusters", metavar="[CLUSTER]...", nargs=-1)
 @namespace_options
 @click.option("--provider-namespace", default="caphv-system", show_default=True, help="Where the provider runs.")
-@click.option(
-    "--file",
-    "file",
-    type=OutputFile(),
-    help="Where to write it.  [default: caphv-support-TIME.tar.gz]",
-)
+@file_options("Where to write it.  [default: caphv-support-TIME.tar.gz]")
 @insecure_option
 @management_options
 def support_bundle(clusters: tuple[str, ...], **flags: Any) -> None:
@@ -57,7 +53,7 @@ def support_bundle(clusters: tuple[str, ...], **flags: Any) -> None:
     from overview.bundle import archive
 
     write_private(file, archive(files, name))
-    click.echo(f"wrote {len(files)} files to {file}, readable only by you")
+    click.echo(f"wrote {counted(len(files), 'file')} to {file}, readable only by you")
 
 
 async def _collect(flags: dict[str, Any], chosen: Selection, step: Step) -> dict[str, str]:

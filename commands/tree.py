@@ -50,7 +50,9 @@ def tree(clusters: tuple[str, ...], **flags: Any) -> None:
     from commands.output import tree as out
 
     if flags["output"] == "text":
-        overview.show_provider(overview.console(), found, datetime.now(UTC))
+        now = datetime.now(UTC)
+        overview.show_provider(overview.console(), found, now)
+        overview.show_causes(overview.console(), found, now)
         out.show(overview.console(), found.clusters, conditions=flags["conditions"])
     else:
         print_data(found, flags["output"])

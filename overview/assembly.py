@@ -10,6 +10,7 @@ from typing import Any
 from caphv.api import clusterapi, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, being_deleted, key_of, labels_of
+from overview.causes import with_causes, with_consequences
 from overview.diagnosis import Parts, paused, problems_of
 from overview.model import Cluster, Condition, Group, Machine, Node, Overview, Problem, Replicas, Severity, State
 from overview.objects import ManagementObjects, by_cluster, by_key, condition_of, conditions_of
@@ -24,7 +25,7 @@ def overview_of(found: ManagementObjects, now: datetime) -> Overview:
     clusters = tuple(
         cluster_of(parts, sorted(deployments.get(parts.key, ()), key=key_of), now) for parts in parts_of(found)
     )
-    return Overview(found.server, clusters, unseen=tuple(map(str, found.unseen)))
+    return with_causes(Overview(found.server, clusters, unseen=tuple(map(str, found.unseen))))
 
 
 def parts_of(found: ManagementObjects) -> Iterator[Parts]:
@@ -57,14 +58,15 @@ def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
     groups = _groups(parts, deployments)
     control_plane = _replicas(cluster, "controlPlane", _sum(g for g in groups if g.kind != "MachineDeployment"))
     workers = _replicas(cluster, "workers", _sum(g for g in groups if g.kind == "MachineDeployment"))
-    problems = problems_of(parts, now)
+    problems = with_consequences(problems_of(parts, now), _conditions_by_object(parts, groups))
     machine_versions = {machine.version for group in groups for machine in group.machines if machine.version}
     secret = own_spec.get("identitySecret") or {}
     bundles = condition_of(own, ConditionType.ADDON_BUNDLES_READY)
     wanted = topology.get("version") or ((parts.control_plane or {}).get("spec") or {}).get("version") or ""
+    rolling_out = _is_rolling_out(parts, groups, str(wanted))
     return Cluster(
         *parts.key,
-        state=_state(parts, problems, (control_plane, workers)),
+        state=_state(parts, problems, (control_plane, workers), rolling_out=rolling_out),
         created=str(metadata.get("creationTimestamp") or ""),
         phase=str((cluster.get("status") or {}).get("phase") or ""),
         class_name=str((topology.get("classRef") or {}).get("name") or topology.get("class") or ""),
@@ -85,13 +87,42 @@ def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
     )
 
 
+def _conditions_by_object(
+    parts: Parts, groups: tuple[Group, ...]
+) -> list[tuple[tuple[str, ...], tuple[Condition, ...]]]:
+    """Names of objects as problems have them, with their conditions; those of a HarvesterMachine are its Machine's."""
+    found: list[tuple[tuple[str, ...], tuple[Condition, ...]]] = []
+    found.append(((f"Cluster/{parts.key.name}",), _conditions(parts.cluster)))
+    own = parts.harvester_cluster
+    if own:
+        found.append(((f"HarvesterCluster/{key_of(own).name}",), _conditions(own)))
+    for group in groups:
+        found += [(machine.owners, machine.conditions) for machine in group.machines]
+    return found
+
+
 def _on_harvester(cluster: Obj) -> bool:
     kind, _ = clusterapi.infrastructure_ref(cluster)
     # A topology that was not reconciled yet has no reference: better one cluster too many than a fault unseen.
     return kind in ("", resources.HARVESTER_CLUSTERS.kind)
 
 
-def _state(parts: Parts, problems: tuple[Problem, ...], replicas: tuple[Replicas, Replicas]) -> State:
+def _is_rolling_out(parts: Parts, groups: tuple[Group, ...], wanted: str) -> bool:
+    """Whether machines are being replaced, also between two of them, when all that exist are up to date.
+
+    Without a topology, each group has a version of its own, which may stay another one than the cluster's.
+    """
+    topology = bool((parts.cluster.get("spec") or {}).get("topology"))
+    for group in groups:
+        version = wanted if topology else group.version
+        if version and any(machine.version not in ("", version) for machine in group.machines):
+            return True
+    return condition_of(parts.cluster, "RollingOut").get("status") == "True"
+
+
+def _state(
+    parts: Parts, problems: tuple[Problem, ...], replicas: tuple[Replicas, Replicas], *, rolling_out: bool
+) -> State:
     if being_deleted(parts.cluster):
         return State.DELETING
     if paused(parts):
@@ -107,7 +138,8 @@ def _state(parts: Parts, problems: tuple[Problem, ...], replicas: tuple[Replicas
     if any(problem.severity.wrong for problem in problems):
         errors = any(problem.severity is Severity.ERROR for problem in problems)
         return State.FAILED if errors and not works else State.DEGRADED
-    return State.AVAILABLE if works and all(each.complete for each in replicas) else State.PROGRESSING
+    complete = works and not rolling_out and all(part.complete for part in replicas)
+    return State.AVAILABLE if complete else State.PROGRESSING
 
 
 def _groups(parts: Parts, deployments: list[Obj]) -> tuple[Group, ...]:

@@ -12,9 +12,10 @@ from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from overview.capacity import CapacityObjects
 from overview.harvester import read_harvester
 from overview.hostcapacity import hosts_of
-from overview.newcluster import Surroundings
 from overview.reader import list_all, unseen
+from overview.surroundings import Surroundings
 
+OTHER_VMS = "VMs of other namespaces"
 _LONGHORN = "longhorn-system"
 _OVER_PROVISIONING = "storage-over-provisioning-percentage"
 
@@ -63,7 +64,7 @@ async def _all_vms(client: ApiClient, found: CapacityObjects) -> None:
         found.all_vms = True
     except (ApiError, Unreachable) as error:
         if not all(host.all_pods for host in hosts_of(found.harvester)):
-            found.harvester.unseen.append(unseen("VMs of other namespaces", error))
+            found.harvester.unseen.append(unseen(OTHER_VMS, error))
 
 
 async def _quotas(client: ApiClient, found: CapacityObjects, namespace: str) -> None:

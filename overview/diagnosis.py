@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from caphv.api import clusterapi
+from caphv.api.counting import counted
 from caphv.api.names import RKE2_HOOK, ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of
+from overview.causes import OUTAGES
 from overview.model import Problem, Severity
 from overview.objects import condition_of, conditions_of
 from overview.remedies import Subject, next_step, resume_command
@@ -61,15 +63,6 @@ _WARNINGS = frozenset(
         Reason.CROSS_NAMESPACE_REFERENCE,
         Reason.FAILURE_DOMAIN_UNAVAILABLE,
         Reason.LIMIT_REACHED,
-    }
-)
-# Reasons of machines that repeat what their HarvesterCluster reports.
-_OF_INFRASTRUCTURE = frozenset(
-    {
-        Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
-        Reason.HARVESTER_UNREACHABLE,
-        Reason.HARVESTER_CONNECTION_FAILED,
-        Reason.HARVESTER_AUTHENTICATION_FAILED,
     }
 )
 # Messages of the core that say nothing of their own.
@@ -151,7 +144,9 @@ def _deletion(parts: Parts, now: datetime) -> Iterator[Problem]:
         return
     message = str(condition_of(parts.cluster, "Deleting").get("message") or "")
     if not message and parts.machines:
-        message = f"waiting for {len(parts.machines)} machines, first {parts.machines[0]['metadata']['name']}"
+        message = (
+            f"waiting for {counted(len(parts.machines), 'machine')}, first {parts.machines[0]['metadata']['name']}"
+        )
     subject = subject_of(parts, parts.cluster, "Cluster")
     text = f"being deleted: {_flat(message) or 'waiting for its infrastructure'}"
     yield Problem(waiting, (_name(parts.cluster, "Cluster"),), "Deleting", text, next_step("Deleting", subject), since)
@@ -257,7 +252,7 @@ def release_step(parts: Parts, machine: Obj, now: datetime) -> str:
 def _of_infrastructure(parts: Parts, own: Obj, now: datetime, infrastructure: bool) -> Iterator[Problem]:
     ready = condition_of(own, ConditionType.READY)
     if ready.get("status", "True") != "True":
-        consequence = ready.get("reason") in _OF_INFRASTRUCTURE and not being_deleted(own)
+        consequence = ready.get("reason") in OUTAGES and not being_deleted(own)
         if not (infrastructure and consequence):
             yield _problem(parts, own, "HarvesterMachine", ready, now)
     drifted = condition_of(own, ConditionType.VM_UP_TO_DATE)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from caphv.api import names, resources
+from caphv.api.counting import counted
 from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
@@ -100,20 +102,27 @@ async def read_harvesters(
     groups: dict[tuple[str, str], list[Account]] = {}
     for account in found.accounts.values():
         groups.setdefault((account.access.server, account.access.ca), []).append(account)
-    step(f"reading {len(groups)} Harvesters")
+    step(f"reading {counted(len(groups), 'Harvester')}")
     limit = asyncio.Semaphore(_SERVERS_AT_ONCE)
     await asyncio.gather(*(_harvester(found, accounts, limit) for accounts in groups.values()))
     return found
 
 
-async def read_accounts(client: ApiClient, harvester_clusters: Iterable[Obj]) -> tuple[list[Account], list[Unseen]]:
-    """Read the identities of HarvesterClusters, by namespace and name, and why some could not be read."""
+async def read_accounts(
+    client: ApiClient, harvester_clusters: Iterable[Obj], given: Mapping[Key, Obj] = MappingProxyType({})
+) -> tuple[list[Account], list[Unseen]]:
+    """Read the identities of HarvesterClusters, by namespace and name, and why some could not be read.
+
+    Secrets that are `given` are taken in place of those of the management cluster.
+    """
     namespaces: dict[Key, set[str]] = {}
     for obj in harvester_clusters:
         targets = namespaces.setdefault(identity_of(obj), set())
         if target := (obj.get("spec") or {}).get("targetNamespace"):
             targets.add(str(target))
-    read = await asyncio.gather(*(_account(client, key, frozenset(namespaces[key])) for key in sorted(namespaces)))
+    read = await asyncio.gather(
+        *(_account(client, key, frozenset(namespaces[key]), given.get(key)) for key in sorted(namespaces))
+    )
     accounts = [account for account in read if isinstance(account, Account)]
     return accounts, [each for each in read if isinstance(each, Unseen)]
 
@@ -189,14 +198,20 @@ async def read_access(client: ApiClient, secret: Key, field_name: str = "kubecon
 
     Raises `ApiError`, `Unreachable`, `KubeconfigError`.
     """
-    obj = await client.get(SECRETS, secret.name, secret.namespace)
-    content = (obj.get("data") or {}).get(field_name)
-    if not content:
-        raise KubeconfigError(f"Secret {secret} has no key {field_name}")
+    return access_of(secret, await client.get(SECRETS, secret.name, secret.namespace), field_name)
+
+
+def access_of(name: Key, secret: Obj, field_name: str = "kubeconfig") -> Kubeconfig:
+    """Return the kubeconfig in a Secret, also in one of a file that has it as text. Raises `KubeconfigError`."""
+    text = (secret.get("stringData") or {}).get(field_name)
+    content = (secret.get("data") or {}).get(field_name)
+    if not (text or content):
+        raise KubeconfigError(f"Secret {name} has no key {field_name}")
     try:
-        decoded = base64.b64decode(content)
+        decoded = str(text).encode() if text else base64.b64decode(content or "")
     except (ValueError, TypeError):
-        raise KubeconfigError(f"Secret {secret}: key {field_name} is not base64") from None
+        raise KubeconfigError(f"Secret {name}: key {field_name} is not base64") from None
+
     access = parse_kubeconfig(decoded, allow_insecure=True)
     if access.insecure and not _insecure_allowed.get():
         raise KubeconfigError(
@@ -228,9 +243,11 @@ async def read_harvester(
     return found
 
 
-async def _account(client: ApiClient, key: Key, namespaces: frozenset[str]) -> Account | Unseen:
+async def _account(
+    client: ApiClient, key: Key, namespaces: frozenset[str], given: Obj | None = None
+) -> Account | Unseen:
     try:
-        access = await read_access(client, key)
+        access = access_of(key, given) if given else await read_access(client, key)
         access.connection()  # raises for certificate data that cannot be used, here where the Secret is known
         return Account(key, access, namespaces)
     except (ApiError, Unreachable) as error:

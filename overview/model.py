@@ -43,9 +43,13 @@ class Severity(StrEnum):
         return self is not Severity.WAITING
 
 
+# Conditions that say something is wrong, or under way, when they are true.
+_NEGATIVE = frozenset({"Paused", "Deleting", "RollingOut", "ScalingUp", "ScalingDown", "Remediating", "Updating"})
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition of an object."""
+    """A condition of an object; the type of one of a HarvesterMachine, among those of its Machine, has a prefix."""
 
     type: str
     status: str
@@ -53,10 +57,28 @@ class Condition:
     message: str = ""
     since: str = ""
 
+    @property
+    def bare_type(self) -> str:
+        """The type without a prefix."""
+        return self.type.rpartition(":")[2]
+
+    @property
+    def negative(self) -> bool:
+        """Whether its being true says that something is wrong, or under way."""
+        return self.bare_type in _NEGATIVE
+
+    @property
+    def good(self) -> bool:
+        """Whether it is as it should be."""
+        return self.status == ("False" if self.negative else "True")
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One cause, with what to do next; `objects` are all that it concerns, `since` the earliest time it was seen."""
+    """One cause, with what to do next; `objects` are all that it concerns, `since` the earliest time it was seen.
+
+    `consequences` are further objects whose conditions only repeat it.
+    """
 
     severity: Severity
     objects: tuple[str, ...]
@@ -64,6 +86,20 @@ class Problem:
     cause: str
     next_step: str
     since: str = ""
+    consequences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCause:
+    """A problem that several clusters have in common, as they use one Harvester or one identity."""
+
+    severity: Severity
+    subject: str
+    reason: str
+    cause: str
+    next_step: str
+    since: str
+    clusters: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +180,11 @@ class Machine:
     vm: VirtualMachine | None = None
     deleting: bool = False
     conditions: tuple[Condition, ...] = ()
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """The objects that its conditions are of, as problems name them."""
+        return (f"Machine/{self.name}", *([f"HarvesterMachine/{self.infrastructure}"] if self.infrastructure else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +273,8 @@ class Overview:
     unseen: tuple[str, ...] = ()
     provider: Provider | None = None
     """None where nothing says whether it is at work."""
+    causes: tuple[SharedCause, ...] = ()
+    """What several clusters have in common, in addition to the problems of each."""
 
     @property
     def wrong(self) -> bool:

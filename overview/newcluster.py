@@ -5,71 +5,25 @@ Findings are about fields of a ClusterDefinition, so that a command can name the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from caphv.api import ippool, names
-from caphv.api.object import Key, Obj, annotations_of, key_of
-from caphv.validation.finding import Fault, FieldPath, Finding, did_you_mean
-from overview.capacity import CapacityObjects
-from overview.details import pools_of
+from caphv.api import names
+from caphv.api.counting import counted
+from caphv.api.object import Key, annotations_of
+from caphv.validation.finding import Fault, FieldPath, Finding
 from overview.hostcapacity import overcommit_of
-from overview.objects import condition_of
 from overview.plan.machinechanges import Needs, effect_of
 from overview.plan.needs import Need, needs_and_free
 from overview.plan.pools import Pool, Wanted
+from overview.requirements import Requirements, Value, bare, mapping, shortcomings, texts_at
+from overview.surroundings import Surroundings
 
 _MACHINES: FieldPath = ("spec", "machines")
 _POOLS: FieldPath = ("spec", "addresses", "ipPoolRefs")
-_SHOWN = 3
 _FITTING = "VMs that fit on a host"
-
-
-@dataclass(slots=True)
-class Surroundings:
-    """What was read of a Harvester for a new cluster. What is None could not be read, so that it is not checked."""
-
-    capacity: CapacityObjects
-    namespaces: list[str] | None = None
-    storage_classes: list[str] | None = None
-
-    @property
-    def images(self) -> dict[str, Obj] | None:
-        """Images by namespace and name; by namespace and display name, which the provider looks for first."""
-        harvester = self.capacity.harvester
-        if not harvester.sees("virtualmachineimages.harvesterhci.io"):
-            return None
-        shown = {f"{key_of(obj).namespace}/{_display_name(obj)}": obj for obj in harvester.images if _display_name(obj)}
-        return {str(key_of(obj)): obj for obj in harvester.images} | shown
-
-    @property
-    def networks(self) -> dict[str, Obj] | None:
-        """VM networks by namespace and name."""
-        harvester = self.capacity.harvester
-        if not harvester.sees("network-attachment-definitions.k8s.cni.cncf.io"):
-            return None
-        return {str(key_of(obj)): obj for obj in harvester.networks}
-
-    @property
-    def key_pairs(self) -> dict[str, Obj] | None:
-        """Key pairs by namespace and name."""
-        harvester = self.capacity.harvester
-        if not harvester.sees("keypairs.harvesterhci.io"):
-            return None
-        return {str(key_of(obj)): obj for obj in harvester.key_pairs}
-
-    @property
-    def pools(self) -> dict[str, Obj] | None:
-        """IPPools by name."""
-        harvester = self.capacity.harvester
-        if not harvester.sees("ippools.loadbalancer.harvesterhci.io"):
-            return None
-        return {str(obj["metadata"]["name"]): obj for obj in harvester.pools}
-
-    def free(self, pool: str) -> int | None:
-        """How many addresses of a pool are free; None when that is not known."""
-        return next((each.free for each in pools_of(self.capacity.harvester) if each.name == pool), None)
+_DEFAULT_STORAGE_CLASS = "longhorn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +39,13 @@ class NewCluster:
     @property
     def key(self) -> Key:
         """Namespace and name."""
-        metadata = _mapping(self.definition.get("metadata"))
+        metadata = mapping(self.definition.get("metadata"))
         return Key(str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
 
     @property
     def spec(self) -> Mapping[str, Any]:
         """Its spec, which may be invalid."""
-        return _mapping(self.definition.get("spec"))
+        return mapping(self.definition.get("spec"))
 
     @property
     def target_namespace(self) -> str:
@@ -106,18 +60,42 @@ class NewCluster:
     @property
     def pool_names(self) -> list[str]:
         """IPPools for its machines; a namespace before a name means nothing."""
-        return [_bare(each) for each in _texts(_mapping(self.spec.get("addresses")).get("ipPoolRefs"))]
+        return [bare(value.text) for value in self.requirements.pools]
 
     @property
     def balancer_pool(self) -> str:
         """IPPool for the address of its control plane, empty with DHCP."""
-        return _bare(str(_mapping(self.spec.get("loadBalancer")).get("ipPoolRef") or ""))
+        return bare(str(mapping(self.spec.get("loadBalancer")).get("ipPoolRef") or ""))
+
+    @property
+    def requirements(self) -> Requirements:
+        """What it names on Harvester."""
+        machines, addresses = mapping(self.spec.get("machines")), mapping(self.spec.get("addresses"))
+        disks = machines.get("extraDisks")
+        classes = [
+            Value(
+                (*_MACHINES, "extraDisks", index, "storageClass"),
+                str(mapping(disk).get("storageClass") or _DEFAULT_STORAGE_CLASS),
+            )
+            for index, disk in enumerate(disks if isinstance(disks, list) else ())
+        ]
+        return Requirements(
+            self.target_namespace,
+            namespace=Value(("spec", "targetNamespace"), self.target_namespace),
+            images=_texts(machines, "image", _MACHINES),
+            key_pairs=_texts(machines, "sshKeyPair", _MACHINES),
+            networks=texts_at((*_MACHINES, "networks"), machines.get("networks")),
+            storage_classes=classes,
+            pools=texts_at(_POOLS, addresses.get("ipPoolRefs")),
+            balancer_pools=_texts(mapping(self.spec.get("loadBalancer")), "ipPoolRef", ("spec", "loadBalancer")),
+            gateway=next(iter(_texts(addresses, "gateway", _POOLS[:-1])), None),
+            subnet_mask=next(iter(_texts(addresses, "subnetMask", _POOLS[:-1])), None),
+        )
 
 
 def findings(wanted: NewCluster, found: Surroundings) -> list[Finding]:
     """Return what is absent or too small on Harvester: errors, and advice where a cluster could start nevertheless."""
-    checks = (_image, _key_pair, _networks, _storage_classes, _pools)
-    named = [finding for check in checks for finding in check(wanted, found)]
+    named = list(shortcomings(wanted.requirements, found))
     if not wanted.pools or exists(wanted.key, found):
         return named
     return [*named, *_addresses(wanted, found), *_room(wanted, found)]
@@ -129,80 +107,6 @@ def exists(cluster: Key, found: Surroundings) -> bool:
     return any(
         annotations_of(vm).get(names.OWNER_ANNOTATION, "").startswith(record) for vm in found.capacity.harvester.vms
     )
-
-
-def _image(wanted: NewCluster, found: Surroundings) -> Iterator[Finding]:
-    path = (*_MACHINES, "image")
-    reference = _mapping(wanted.spec.get("machines")).get("image")
-    known = found.images
-    if known is None or not isinstance(reference, str) or not reference:
-        return
-    image = known.get(reference if "/" in reference else f"{wanted.target_namespace}/{reference}")
-    if image is None:
-        yield _absent(path, reference, "VM image", known, wanted.target_namespace)
-        return
-    imported = condition_of(image, "Imported")
-    if imported and imported.get("status") != "True":
-        why = str(imported.get("message") or "") or f"{(image.get('status') or {}).get('progress') or 0} %"
-        detail = f"the VM image is not imported yet ({why}): wait for it, or import it again on Harvester"
-        failed = imported.get("status") == "False"
-        yield Finding(path, Fault.INVALID, detail, value=reference, advice=not failed)
-
-
-def _key_pair(wanted: NewCluster, found: Surroundings) -> Iterator[Finding]:
-    reference = _mapping(wanted.spec.get("machines")).get("sshKeyPair")
-    known = found.key_pairs
-    if known is not None and isinstance(reference, str) and reference and reference not in known:
-        yield _absent((*_MACHINES, "sshKeyPair"), reference, "KeyPair", known)
-
-
-def _networks(wanted: NewCluster, found: Surroundings) -> Iterator[Finding]:
-    known = found.networks
-    for index, reference in enumerate(_texts(_mapping(wanted.spec.get("machines")).get("networks"))):
-        if known is not None and reference not in known:
-            yield _absent((*_MACHINES, "networks", index), reference, "VM network", known)
-
-
-def _storage_classes(wanted: NewCluster, found: Surroundings) -> Iterator[Finding]:
-    disks = _mapping(wanted.spec.get("machines")).get("extraDisks")
-    for index, disk in enumerate(disks if isinstance(disks, list) else ()):
-        name = str(_mapping(disk).get("storageClass") or "longhorn")
-        if found.storage_classes is not None and name not in found.storage_classes:
-            path = (*_MACHINES, "extraDisks", index, "storageClass")
-            yield _absent(path, name, "StorageClass", found.storage_classes)
-
-
-def _pools(wanted: NewCluster, found: Surroundings) -> Iterator[Finding]:
-    known = found.pools
-    if known is None:
-        return
-    networks = _texts(_mapping(wanted.spec.get("machines")).get("networks"))
-    for index, name in enumerate(wanted.pool_names):
-        path = (*_POOLS, index)
-        if name not in known:
-            yield _absent(path, name, "IPPool", known)
-        elif networks and not ippool.serves(known[name], networks):
-            selected = (known[name].get("spec") or {}).get("selector") or {}
-            detail = (
-                f"the IPPool serves VM network {selected.get('network')} only: name that network, or another IPPool"
-            )
-            yield Finding(path, Fault.INVALID, detail, value=name)
-        elif found.free(name) is None:
-            detail = "its ranges are invalid: correct spec.ranges of the IPPool on Harvester"
-            yield Finding(path, Fault.INVALID, detail, value=name)
-        yield from _contradictions(wanted, known.get(name))
-    if wanted.balancer_pool and wanted.balancer_pool not in known:
-        yield _absent(("spec", "loadBalancer", "ipPoolRef"), wanted.balancer_pool, "IPPool", known)
-
-
-def _contradictions(wanted: NewCluster, pool: Obj | None) -> Iterator[Finding]:
-    """Whether gateway and mask are those of the pool."""
-    addresses = _mapping(wanted.spec.get("addresses"))
-    values = {name: str(addresses.get(name) or "") for name in ("gateway", "subnetMask")}
-    problems = ippool.contradictions(pool, values["gateway"], values["subnetMask"]) if pool else {}
-    for name, problem in problems.items():
-        detail = f"{problem}: correct it, or VMs never report their address"
-        yield Finding(("spec", "addresses", name), Fault.INVALID, detail, value=values[name])
 
 
 def _addresses(wanted: NewCluster, found: Surroundings) -> Iterator[Finding]:
@@ -218,7 +122,7 @@ def _addresses(wanted: NewCluster, found: Surroundings) -> Iterator[Finding]:
         return
     free = sum(found.free(name) or 0 for name in own)
     needed = wanted.machines + (balancer in own)
-    numbers = f"{_count(free, 'address is', 'addresses are')} free, and the cluster needs {needed}"
+    numbers = f"{counted(free, 'address is', 'addresses are')} free, and the cluster needs {needed}"
     if free < needed:
         detail = f"{numbers}: add a range or another IPPool, or release leaked addresses (caphv pools audit)"
         yield Finding(_POOLS, Fault.INVALID, detail, value=own)
@@ -255,36 +159,9 @@ def _needs(wanted: NewCluster, found: Surroundings) -> Sequence[Need]:
     return needs_and_free(needs, {"spec": dict(after.infrastructure)}, found.capacity)
 
 
-def _absent(path: FieldPath, reference: str, kind: str, known: Iterable[str], namespace: str = "") -> Finding:
-    existing = sorted(known)
-    where = "" if "/" in reference or not namespace else f" in namespace {namespace}"
-    same = [each for each in existing if each != reference and _bare(each) == _bare(reference)]
-    hint = f"; Harvester has {', '.join(same[:_SHOWN])}" if same else did_you_mean(reference, existing)
-    if not hint and existing and len(existing) <= _SHOWN:
-        hint = f"; Harvester has {', '.join(existing)}"
-    remedy = "upload it to Harvester" if kind == "VM image" else "create it on Harvester"
-    detail = f"{kind} does not exist{where}{hint}: {remedy}, or name another"
-    return Finding(path, Fault.INVALID, detail, value=reference)
-
-
-def _bare(reference: str) -> str:
-    return reference.rpartition("/")[2]
-
-
-def _display_name(image: Obj) -> str:
-    return str((image.get("spec") or {}).get("displayName") or "")
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _texts(value: Any) -> list[str]:
-    return [each for each in value if isinstance(each, str) and each] if isinstance(value, list) else []
-
-
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
+def _texts(values: Mapping[str, Any], name: str, path: FieldPath) -> list[Value]:
+    text = values.get(name)
+    return [Value((*path, name), text)] if isinstance(text, str) and text else []
 
 
 def _amount(value: float, unit: str) -> str:

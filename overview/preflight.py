@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from caphv.api.counting import counted
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of
@@ -103,7 +104,7 @@ def _capacity(subject: str, harvester: HarvesterObjects, demand: Demand) -> Chec
             "capacity", subject, "hosts cannot be read" if not hosts else "the size of machines is not known"
         )
     left = unplaced(hosts, [demand.size] * demand.machines)
-    number = f"{demand.machines} more VM{'s' * (demand.machines != 1)} of {demand.size}"
+    number = f"{counted(demand.machines, 'more VM')} of {demand.size}"
     if left:
         message = (
             f"hosts have no room for {left} of {number}" if left < demand.machines else f"no host has room for {number}"

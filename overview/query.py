@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from caphv.api.object import Key, key_of
 from caphv.runtime.client import ApiClient
 from overview.assembly import overview_of
+from overview.causes import with_causes
 from overview.details import with_details
 from overview.harvester import Harvesters, read_harvesters, read_nodes
 from overview.model import Overview
@@ -52,7 +53,7 @@ async def answer_of(
     now = datetime.now(UTC)
     whole = overview_of(objects, now)
     clusters = tuple(cluster for cluster in whole.clusters if query.takes(cluster.key))
-    overview = replace(whole, clusters=clusters, provider=await read_provider(client, now))
+    overview = with_causes(replace(whole, clusters=clusters, provider=await read_provider(client, now)))
     if not query.deep:
         return Answer(overview, objects, Harvesters())
     own = {Key(cluster.namespace, cluster.infrastructure) for cluster in overview.clusters}

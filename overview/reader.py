@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from caphv.api import resources
+from caphv.api.counting import counted
 from caphv.api.object import NAMESPACES, Obj, Resource, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import find_resource, served_version
@@ -33,7 +34,7 @@ async def read_management(client: ApiClient, namespace: str = "", step: Step = l
     found.clusters = await list_all(client, kinds["clusters"], namespace)
     lists = {name: kinds[name] for name in ("machines", "machine_deployments", "harvester_clusters")}
     lists["harvester_machines"] = kinds["harvester_machines"]
-    step(f"reading machines of {len(found.clusters)} clusters")
+    step(f"reading machines of {counted(len(found.clusters), 'cluster')}")
     reads = [_read(client, found, name, resource, namespace) for name, resource in lists.items()]
     await asyncio.gather(_read_uid(client, found), _read_control_planes(client, found, namespace), *reads)
     return found

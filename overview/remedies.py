@@ -36,11 +36,6 @@ class Subject:
         return f"kubectl describe {self.kind.lower()} {self.name} -n {self.namespace}"
 
 
-_NEW_IDENTITY = (
-    "Write a new kubeconfig into Secret {identity}: caphv identity create --harvester-kubeconfig FILE "
-    "--target-namespace {target} --secret-namespace {identity_namespace} --secret-name {identity_name} "
-    "| kubectl apply -f -"
-)
 _ROTATE = "Replace its token: caphv identity rotate {identity_namespace}/{identity_name}"
 _LOOK = "Read what it reports: {describe}"
 _REPLACE = "kubectl delete machine {machine} -n {namespace}"
@@ -60,7 +55,7 @@ _LOGS = "Check the provider's log: kubectl logs -n caphv-system deployment/caphv
 _BY_REASON: dict[str, str] = {
     Reason.IDENTITY_EXPIRING: _ROTATE,
     Reason.IDENTITY_EXPIRED: f"{_ROTATE} --harvester-kubeconfig FILE",
-    Reason.HARVESTER_AUTHENTICATION_FAILED: _NEW_IDENTITY,
+    Reason.HARVESTER_AUTHENTICATION_FAILED: f"{_ROTATE} --harvester-kubeconfig FILE",
     Reason.HARVESTER_UNREACHABLE: "Machines keep the state in which they were last seen. Check the connection to "
     "Harvester: caphv doctor {ref}",
     Reason.HARVESTER_CONNECTION_FAILED: "Check Secret {identity} and the connection to Harvester: caphv doctor {ref}",

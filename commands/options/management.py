@@ -122,21 +122,10 @@ def read_overview(flags: dict[str, Any], chosen: Selection, step: Step, *, deep:
 
 
 def print_data(value: Any, output: str) -> None:
-    """Write data of the model as JSON or YAML."""
+    """Write data of the model as a JSON or YAML document."""
+    from commands.output.data import data_text
+
     click.echo(data_text(value, output), nl=False)
-
-
-def data_text(value: Any, output: str) -> str:
-    """Return data of the model as JSON or YAML, in ASCII: whatever a terminal could obey is an escape of the format."""
-    import json
-
-    import yaml
-
-    from overview.model import as_json
-
-    if output == "json":
-        return json.dumps(as_json(value), indent=2) + "\n"
-    return yaml.safe_dump(as_json(value), sort_keys=False, allow_unicode=False)
 
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:

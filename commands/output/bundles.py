@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import Any
 import click
 
 from caphv.api import names
+from caphv.api.counting import counted
 from caphv.api.object import Key, Obj
 from caphv.api.plaintext import printable
 from commands.options.clusters import SelectedClusters
+from commands.output.data import data_text
 from commands.output.validate import colour
 from packager.addons.versions import Versions
 from packager.bundler import Batch
@@ -33,7 +34,6 @@ __all__ = [
     "WAVES",
     "WAVES_DONE",
     "colour",
-    "count",
     "formats",
     "problems",
     "summary",
@@ -69,21 +69,21 @@ def problems(given: SelectedClusters, batch: Batch) -> Iterator[str]:
             yield printable(": ".join(filter(None, (place, f"cluster {result.cluster}", kind, str(finding)))))
         seen[result.cluster] += 1
     for text, times in of_templates.items():
-        yield printable(f"error: {text} ({count(times, 'cluster')})")
+        yield printable(f"error: {text} ({counted(times, 'cluster')})")
 
 
 def summary(batch: Batch, folder: Path) -> str:
     """Say what was written into a folder."""
     written = [result for result in batch.rendered if result.ok]
     files = sum(len(result.tree) for result in written)
-    return f"wrote {files} files of {count(len(written), 'cluster')} into {folder}\n"
+    return f"wrote {counted(files, 'file')} of {counted(len(written), 'cluster')} into {folder}\n"
 
 
 def wave(wave: UpgradeWave, target: Versions) -> str:
     """Say what is left to be upgraded."""
     more = f", {wave.waiting} more wait" if wave.waiting else ""
     new = f"; {wave.unknown} are not in the repository yet and will begin with the newest" if wave.unknown else ""
-    return f"{count(len(wave.chosen), 'cluster')} for release {target.release}{more}{new}"
+    return f"{counted(len(wave.chosen), 'cluster')} for release {target.release}{more}{new}"
 
 
 def wave_line(outcome: Obj) -> str:
@@ -91,7 +91,7 @@ def wave_line(outcome: Obj) -> str:
     colour = "green" if outcome["state"] == "ready" else "red"
     commit = f", commit {outcome['commit'][:12]}" if outcome["commit"] else ""
     head = f"{click.style(outcome['state'], fg=colour)} {printable(outcome['wave'])}: "
-    lines = [f"{head}{count(len(outcome['clusters']), 'cluster')}{commit}"]
+    lines = [f"{head}{counted(len(outcome['clusters']), 'cluster')}{commit}"]
     lines += [printable(f"  {name}: {'; '.join(why)}") for name, why in sorted(outcome["problems"].items())]
     if revert := outcome.get("revert"):
         lines.append(f"  commit {revert[:12]} gives them their former versions; correct the cause, and run this again")
@@ -108,7 +108,7 @@ def _waves(waves: Sequence[Wave], target: Versions) -> str:
     ]
     shown = table(("WAVE", "NAME", "COUNT", "CLUSTERS"), rows) if rows else ""
     total = sum(len(one.clusters) for one in waves)
-    return f"{shown}{count(total, 'cluster')} for release {target.release}\n"
+    return f"{shown}{counted(total, 'cluster')} for release {target.release}\n"
 
 
 def _waves_content(waves: Sequence[Wave], target: Versions) -> Obj:
@@ -305,11 +305,6 @@ def _newer(one: RepositoryCluster, newest: Versions) -> str:
 # Forms
 
 
-def count(number: int, what: str) -> str:
-    """Return `1 cluster` or `2 clusters`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return aligned columns below their heads."""
     every = [tuple(head), *(tuple(map(_cell, row)) for row in rows)]
@@ -328,17 +323,13 @@ def _cell(text: str) -> str:
     return text if text.startswith("\x1b[") and click.unstyle(text).isalpha() else printable(text)
 
 
-def _as_json(*content: Any) -> str:
-    return json.dumps(*content, indent=2) + "\n"
-
-
 def formats(
     text: Callable[..., str], content: Callable[..., Any], name: str = "table"
 ) -> dict[str, Callable[..., str]]:
     """Return what `-o` offers: the text for people under its name, and the same content as JSON and YAML."""
     return {
         name: text,
-        "json": lambda *found: _as_json(content(*found)),
+        "json": lambda *found: data_text(content(*found), "json"),
         "yaml": lambda *found: yaml.dump(content(*found)),
     }
 
@@ -350,7 +341,7 @@ PUSHED = formats(_pushed, _result)
 WAVES = formats(_waves, _waves_content)
 # For scripts; people read the line of each wave when it ends.
 WAVES_DONE: dict[str, Callable[[Sequence[Obj], Sequence[Obj]], str]] = {
-    "json": lambda done, left_out: _as_json({"waves": done, "leftOut": left_out}),
+    "json": lambda done, left_out: data_text({"waves": done, "leftOut": left_out}, "json"),
     "yaml": lambda done, left_out: yaml.dump({"waves": list(done), "leftOut": list(left_out)}),
 }
 LISTED = formats(_listed, _inventory)

@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
+from caphv.api.counting import counted
 from caphv.api.plaintext import printable
-from commands.output.bundles import count, formats, table
+from commands.output.bundles import formats, table
 from packager.checks.check import Checked, Located
 from packager.checks.images import ChartImages
 
@@ -22,8 +23,8 @@ def _lines(found: Sequence[Checked]) -> str:
     lines += [f"not rendered: {', '.join(map(printable, left))}"] if left else []
     warnings = sum(len(one.findings) for one in found) - errors
     lines.append(
-        f"{count(len(found), 'cluster')}, {count(rendered, 'chart')} rendered: "
-        f"{count(errors, 'error')}, {count(warnings, 'warning')}"
+        f"{counted(len(found), 'cluster')}, {counted(rendered, 'chart')} rendered: "
+        f"{counted(errors, 'error')}, {counted(warnings, 'warning')}"
     )
     return "".join(f"{line}\n" for line in lines)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.padding import Padding
 from rich.table import Table
 
+from caphv.api.counting import counted
 from commands.output.overview import console
 from commands.output.text import Text
 from overview.doctor.model import Check, Result, worst
@@ -48,5 +49,10 @@ def show(checks: Sequence[Check], *, everything: bool) -> None:
             if check.remedy:
                 grid.add_row(Text("→", style="dim"), Text(check.remedy))
             out.print(Padding(grid, (0, 0, 0, 2)))
-    counted = Counter(check.result for check in checks)
-    out.print(Text(", ".join(f"{counted[result]} {result}" for result in Result if counted[result]), style="dim"))
+    numbers = Counter(check.result for check in checks)
+    parts = [_number(numbers[result], result) for result in Result if numbers[result]]
+    out.print(Text(", ".join(parts), style="dim"))
+
+
+def _number(number: int, result: Result) -> str:
+    return counted(number, result) if result in (Result.ERROR, Result.WARNING) else f"{number} {result}"

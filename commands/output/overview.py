@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
+from caphv.api.counting import counted
 from commands.output.text import Text
+from overview.causes import own_problems
 from overview.model import Cluster, Machine, Overview, Problem, Replicas, Severity, State
 
 STATE_STYLES = {
@@ -42,7 +44,7 @@ def show(out: Console, overview: Overview, *, with_namespace: bool, now: datetim
     columns = _columns(overview.clusters, with_namespace=with_namespace, wide=wide, now=now)
     for text, cluster in zip(columns, (None, *overview.clusters), strict=True):
         out.print(text, no_wrap=True, overflow="ellipsis", crop=True)
-        for problem in cluster.problems if cluster else ():
+        for problem in own_problems(cluster, overview.causes) if cluster else ():
             _show_problem(out, problem, now)
     if len(overview.clusters) > 1 and out.is_terminal:
         out.print(Text(summary(overview.clusters), style="dim"))
@@ -59,6 +61,20 @@ def show_provider(out: Console, overview: Overview, now: datetime) -> None:
     out.print(Text.assemble(("→ ", "dim"), provider.next_step))
 
 
+def show_causes(out: Console, overview: Overview, now: datetime) -> None:
+    """Say what several clusters have in common once, before the clusters."""
+    for cause in overview.causes:
+        mark, style = _MARKS[cause.severity]
+        since = age(cause.since, now)
+        out.print(
+            Text.assemble(
+                (f"{mark} ", style), (cause.subject, "bold"), f": {cause.cause}", f"  ({since})" if since else ""
+            )
+        )
+        out.print(Text(f"  concerns {counted(len(cause.clusters), 'cluster')}: {some(cause.clusters)}"))
+        out.print(Text.assemble(("→ ", "dim"), cause.next_step))
+
+
 def show_unseen(overview: Overview) -> None:
     """Say on standard error what could not be read, so that it is not taken for absent."""
     errors = Console(stderr=True, highlight=False)
@@ -68,9 +84,9 @@ def show_unseen(overview: Overview) -> None:
 
 def summary(clusters: Iterable[Cluster]) -> str:
     """Count clusters by state."""
-    counted = Counter(cluster.state for cluster in clusters)
-    parts = [f"{counted[state]} {state.lower()}" for state in State if counted[state]]
-    return f"{sum(counted.values())} clusters: {', '.join(parts)}"
+    numbers = Counter(cluster.state for cluster in clusters)
+    parts = [f"{numbers[state]} {state.lower()}" for state in State if numbers[state]]
+    return f"{counted(sum(numbers.values()), 'cluster')}: {', '.join(parts)}"
 
 
 def age(since: str, now: datetime) -> str:
@@ -161,6 +177,11 @@ def _show_problem(out: Console, problem: Problem, now: datetime) -> None:
 
 def who(problem: Problem) -> str:
     """Objects that a problem concerns, not more than a few by name."""
-    if len(problem.objects) <= _NAMED:
-        return ", ".join(problem.objects)
-    return f"{', '.join(problem.objects[:_NAMED])} and {len(problem.objects) - _NAMED} more"
+    return some(problem.objects)
+
+
+def some(names: Sequence[str]) -> str:
+    """Name a few, and count the rest."""
+    if len(names) <= _NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from caphv.api.counting import counted
 from commands.output.capacity import amount
 from commands.output.overview import console
 from commands.output.text import Text
 from overview.plan.machinechanges import Action, Field, PoolEffect
-from overview.plan.model import ClusterPlan, Plan
+from overview.plan.model import ClusterPlan, Plan, Shortcoming
 from overview.plan.needs import Need
 
 _MARKS = {
@@ -19,6 +20,7 @@ _MARKS = {
     Action.REFUSED: ("✗", "bold red"),
 }
 _MOST_FIELDS = 8
+_MOST_PLACES = 3
 
 
 def show(plan: Plan) -> None:
@@ -49,10 +51,10 @@ def _show_cluster(out: Console, cluster: ClusterPlan) -> None:
             out.print(_line(action, text, ""), soft_wrap=True)
         _fields(out, pool.reasons)
     if cluster.vms_created or cluster.vms_deleted:
-        text = (
-            f"  Harvester: {cluster.vms_created} VMs are created, {cluster.vms_deleted} are deleted, with their disks"
-        )
-        out.print(Text(text))
+        created = counted(cluster.vms_created, "VM is", "VMs are")
+        out.print(Text(f"  Harvester: {created} created, {cluster.vms_deleted} deleted, with their disks"))
+    for shortcoming in cluster.shortcomings:
+        out.print(_shortcoming(shortcoming), soft_wrap=True)
     for need in cluster.needs:
         out.print(_need(need), soft_wrap=True)
     if cluster.services:
@@ -64,18 +66,32 @@ def _pool(pool: PoolEffect) -> list[tuple[Action, str]]:
     found = []
     if pool.replaced:
         extra = f", {pool.surge} more at a time" if pool.surge else ", each deleted before its successor is created"
-        found.append((Action.REPLACE, f"{name}: {pool.replaced} machines are replaced{extra}"))
+        number = counted(pool.replaced, "machine is", "machines are")
+        found.append((Action.REPLACE, f"{name}: {number} replaced{extra}"))
     change = pool.after - pool.before
     if change:
         action, verb = (Action.CREATE, "created") if change > 0 else (Action.DELETE, "deleted")
-        found.append((action, f"{name}: {abs(change)} machines are {verb} ({pool.before} → {pool.after})"))
+        number = counted(abs(change), "machine is", "machines are")
+        found.append((action, f"{name}: {number} {verb} ({pool.before} → {pool.after})"))
     return found
+
+
+def _shortcoming(found: Shortcoming) -> Text:
+    mark, style = ("!", "yellow") if found.advice else ("✗", "bold red")
+    places = ", ".join(found.fields[:_MOST_PLACES])
+    more = f" and {len(found.fields) - _MOST_PLACES} more" if len(found.fields) > _MOST_PLACES else ""
+    where = found.where or f"{places}{more}"
+    return Text.assemble((f"  {mark} ", style), f"{found.value}: {found.message} ({where})")
 
 
 def _need(need: Need) -> Text:
     note = f" ({need.note})" if need.note else ""
     free = "not known" if need.free is None else amount(need.free, need.unit)
-    mark, style = ("✗", "bold red") if need.short else ("-", "dim") if need.free is None else ("✓", "green")
+    if need.partial and not need.short:
+        free = f"at most {free}"
+    mark, style = ("✗", "bold red") if need.short else ("✓", "green")
+    if not need.short and (need.free is None or need.partial):
+        mark, style = "?", "yellow"
     text = f"{need.what}: {amount(need.needed, need.unit)} more at most, {free} free{note}"
     return Text.assemble((f"  {mark} ", style), text)
 
@@ -90,7 +106,7 @@ def _fields(out: Console, fields: tuple[Field, ...]) -> None:
     for field in fields[:_MOST_FIELDS]:
         out.print(Text(f"      {field}", style="dim"), soft_wrap=True)
     if len(fields) > _MOST_FIELDS:
-        out.print(Text(f"      and {len(fields) - _MOST_FIELDS} more fields", style="dim"))
+        out.print(Text(f"      and {counted(len(fields) - _MOST_FIELDS, 'more field')}", style="dim"))
 
 
 def _summary(out: Console, plan: Plan) -> None:

@@ -10,10 +10,9 @@ from rich.tree import Tree
 
 from commands.output.overview import STATE_STYLES, age, machine_state, version_text
 from commands.output.text import Text
+from overview.causes import visible_conditions
 from overview.model import Cluster, Condition, Disk, Group, Machine, Node, VirtualMachine
 
-# Conditions that say something is wrong, or under way, when they are true.
-_NEGATIVE = ("Paused", "Deleting", "RollingOut", "ScalingUp", "ScalingDown", "Remediating", "Updating")
 _GOOD = {"Ready", "Running", "Bound", "True", "Available"}
 _BUSY = {"Provisioning", "Provisioned", "Pending", "Starting", "Deleting", "Terminating", "Migrating", "Progressing"}
 
@@ -43,7 +42,8 @@ def tree_of(cluster: Cluster, *, conditions: bool, now: datetime) -> Tree:
         ),
         guide_style="dim",
     )
-    _add_conditions(tree, cluster.conditions, everything=conditions, now=now)
+    own_conditions = _worth_showing(cluster, cluster.conditions, (f"Cluster/{cluster.name}",), everything=conditions)
+    _add_conditions(tree, own_conditions, everything=conditions, now=now)
     own = tree.add(_line(("HarvesterCluster ", "dim"), (cluster.infrastructure or "not created yet", "bold")))
     if cluster.harvester:
         own.add(_line(("Harvester ", "dim"), cluster.harvester, (f"namespace {cluster.target_namespace}", "dim")))
@@ -51,9 +51,11 @@ def tree_of(cluster: Cluster, *, conditions: bool, now: datetime) -> Tree:
         own.add(_line(("identity Secret ", "dim"), cluster.identity))
     if cluster.endpoint:
         own.add(_line(("endpoint ", "dim"), cluster.endpoint))
-    _add_conditions(own, cluster.infrastructure_conditions, everything=conditions, now=now)
+    owners = (f"HarvesterCluster/{cluster.infrastructure}",)
+    own_conditions = _worth_showing(cluster, cluster.infrastructure_conditions, owners, everything=conditions)
+    _add_conditions(own, own_conditions, everything=conditions, now=now)
     for group in cluster.groups:
-        _add_group(tree, group, everything=conditions, now=now)
+        _add_group(tree, cluster, group, everything=conditions, now=now)
     if cluster.bundles:
         _add_conditions(
             tree.add(_line(("bundles ", "dim"), _word("Ready" if cluster.bundles.status == "True" else "Pending"))),
@@ -64,7 +66,14 @@ def tree_of(cluster: Cluster, *, conditions: bool, now: datetime) -> Tree:
     return tree
 
 
-def _add_group(tree: Tree, group: Group, *, everything: bool, now: datetime) -> None:
+def _worth_showing(
+    cluster: Cluster, conditions: Iterable[Condition], owners: tuple[str, ...], *, everything: bool
+) -> Iterable[Condition]:
+    """Return the conditions of an object, without those that only repeat a problem of another one."""
+    return conditions if everything else visible_conditions(conditions, frozenset(owners), cluster.problems)
+
+
+def _add_group(tree: Tree, cluster: Cluster, group: Group, *, everything: bool, now: datetime) -> None:
     style = "green" if group.replicas.complete else "yellow"
     branch = tree.add(
         _line((f"{group.kind} ", "dim"), (group.name, "bold"), (str(group.replicas), style), group.version)
@@ -72,10 +81,10 @@ def _add_group(tree: Tree, group: Group, *, everything: bool, now: datetime) -> 
     if everything:
         _add_conditions(branch, group.conditions, everything=True, now=now)
     for machine in group.machines:
-        _add_machine(branch, machine, everything=everything, now=now)
+        _add_machine(branch, cluster, machine, everything=everything, now=now)
 
 
-def _add_machine(tree: Tree, machine: Machine, *, everything: bool, now: datetime) -> None:
+def _add_machine(tree: Tree, cluster: Cluster, machine: Machine, *, everything: bool, now: datetime) -> None:
     branch = tree.add(
         _line(
             ("Machine ", "dim"),
@@ -85,7 +94,8 @@ def _add_machine(tree: Tree, machine: Machine, *, everything: bool, now: datetim
             (age(machine.created, now), "dim"),
         )
     )
-    _add_conditions(branch, machine.conditions, everything=everything, now=now)
+    conditions = _worth_showing(cluster, machine.conditions, machine.owners, everything=everything)
+    _add_conditions(branch, conditions, everything=everything, now=now)
     size = f"{machine.cpu} CPU, {machine.memory}" if machine.cpu else ""
     if machine.vm:
         _add_vm(branch, machine, machine.vm, size, now)
@@ -145,16 +155,14 @@ def _node(node: Node, now: datetime) -> Text:
 
 def _add_conditions(tree: Tree, conditions: Iterable[Condition], *, everything: bool, now: datetime) -> None:
     for condition in conditions:
-        bare = condition.type.rpartition(":")[2]
-        negative = bare in _NEGATIVE
-        good = condition.status == ("False" if negative else "True")
+        good, negative = condition.good, condition.negative
         worth = not good and (condition.message or not negative)
         if not (everything or worth):
             continue
         mark = (
             ("✓ ", "green") if good else ("… ", "cyan") if negative or condition.status == "Unknown" else ("✗ ", "red")
         )
-        reason = "" if condition.reason == bare else condition.reason
+        reason = "" if condition.reason == condition.bare_type else condition.reason
         message = " ".join(condition.message.split())
         text = Text.assemble(mark, condition.type.replace(":", " "))
         for part, style in ((reason, "dim"), (message, ""), (age(condition.since, now), "dim")):

@@ -17,7 +17,7 @@ import click
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import chart_options, helm_secret_options, rendering
 from commands.options.clusters import InputError, Step, progress
-from commands.options.management import object_key
+from commands.options.management import object_key, print_data
 from commands.options.repository import (
     commit_options,
     names_repository,
@@ -387,8 +387,6 @@ def _held(plan: Plan, before: Plan) -> Plan:
 
 
 def _print(built: BuildResult, result: Result, failures: list[ApplyFailure], flags: dict[str, Any]) -> None:
-    from packager.rendering import yaml
-
     for problem in built.problems:
         echo(f"{'warning' if problem.advice else 'error'}: {problem}", err=True)
     for one in failures:
@@ -397,13 +395,7 @@ def _print(built: BuildResult, result: Result, failures: list[ApplyFailure], fla
         for line in _lines(result, flags):
             echo(line)
         return
-    content = _content(built, result)
-    if flags["output"] == "yaml":
-        click.echo(yaml.dump(content), nl=False)
-    else:
-        import json
-
-        click.echo(json.dumps(content, indent=2))
+    print_data(_content(built, result), flags["output"])
 
 
 def _lines(result: Result, flags: dict[str, Any]) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import collections
-import json
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import click
 
 from commands.main import CONTEXT_SETTINGS
+from commands.options.management import print_data
 from commands.sandbox.common import build_report, failures, named_sandbox, print_part, running_sandbox, sandbox_options
 from commands.sandbox.demo import demo
 from commands.sandbox.fault import fault
@@ -147,14 +147,10 @@ def status(name: str | None, folder: Path | None, output: str) -> None:
     """Show the parts of a sandbox. The exit status is 1 unless all of them are running."""
     found = named_sandbox(name, folder).status()
     found["remedy"] = _remedy(found, name, folder)
-    if output == "json":
-        click.echo(json.dumps(found, indent=2))
-    elif output == "yaml":
-        import yaml
-
-        click.echo(yaml.safe_dump(found, sort_keys=False), nl=False)
-    else:
+    if output == "table":
         _print_table(found)
+    else:
+        print_data(found, output)
     if found["status"] != "running":
         sys.exit(NOT_RUNNING)
 

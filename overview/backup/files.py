@@ -22,6 +22,7 @@ from typing import Any
 
 import orjson
 
+from caphv.api.counting import counted
 from caphv.api.object import Key, Obj
 from caphv.api.objectid import ObjectId, id_of
 from caphv.runtime.text import Limits, TextError, load_json
@@ -174,8 +175,8 @@ def _check_names(folder: Path, files: set[str], entries: Mapping[str, Obj]) -> N
     unlisted = sorted(name for name in files - entries.keys() if name.removesuffix(_SEALED) != INDEX)
     if unlisted:
         raise BackupError(
-            f"{folder} has {len(unlisted)} files that its index does not list: {_listed(unlisted)}. They were added "
-            "later: find out by whom, and remove them"
+            f"{folder} has {counted(len(unlisted), 'file')} that its index does not list: {_listed(unlisted)}. They "
+            "were added later: find out by whom, and remove them"
         )
 
 

@@ -107,7 +107,7 @@ def _vms(vms: VirtualMachines) -> Iterator[Check]:
         message = f"the VM of {', '.join(sorted(vms.absent))} does not exist on Harvester"
         yield Check(_VMS, "source", Result.ERROR, message, "Delete these Machines on the source first")
     if not vms.unread and not vms.absent:
-        yield ok("harvester", "source", f"Harvester shows all {len(vms.states)} VMs of machines")
+        yield ok("harvester", "source", f"Harvester shows the VMs of all machines: {len(vms.states)}")
 
 
 def _there(target: Restore) -> str:

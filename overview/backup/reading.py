@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from caphv.api import resources
+from caphv.api.counting import counted
 from caphv.api.object import CONFIG_MAPS, NAMESPACES, SECRETS, Key, Obj, Resource, key_of, uid_of
 from caphv.api.objectid import ObjectId, id_of
 from caphv.runtime.client import ApiClient
@@ -34,7 +35,7 @@ async def read_backup(client: ApiClient, query: Query, step: Step = lambda _text
     clusters = kinds[resources.CLUSTER_API_GROUP, "Cluster"]
     found = [obj for obj in await list_all(client, clusters, query.namespace) if query.takes(key_of(obj))]
     collection = _Collection(client, kinds)
-    step(f"reading the objects of {len(found)} clusters")
+    step(f"reading the objects of {counted(len(found), 'cluster')}")
     await collection.read({key_of(obj).namespace for obj in found})
     chosen = await _complete(collection, [key_of(obj) for obj in found])
     chosen.objects |= await _namespaces(client, chosen)

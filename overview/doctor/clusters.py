@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
-from overview.doctor.model import Check, Result, ok
+from overview.causes import subject_of
+from overview.doctor.model import Check, Result, ok, skipped
 from overview.model import Cluster, Severity
 
 
-def checks(clusters: Iterable[Cluster]) -> Iterator[Check]:
-    """Yield the checks of all clusters."""
+def checks(clusters: Iterable[Cluster], unconnected: Collection[str] = ()) -> Iterator[Check]:
+    """Yield the checks of all clusters.
+
+    :param clusters: which were read
+    :param unconnected: identity Secrets that lead to no Harvester, which other checks report
+    """
     for cluster in clusters:
         subject = f"Cluster {cluster.key}"
         for problem in cluster.problems:
-            if problem.severity.wrong:
+            cause = subject_of(cluster, problem)
+            if cause and cluster.identity in unconnected:
+                yield skipped("cluster", subject, f"{cluster.state}, because of {cause}")
+            elif problem.severity.wrong:
                 result = Result.ERROR if problem.severity is Severity.ERROR else Result.WARNING
                 yield Check("cluster", subject, result, f"{problem.objects[0]}: {problem.cause}", problem.next_step)
         if not cluster.wrong:

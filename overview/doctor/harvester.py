@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from caphv.api import names
-from caphv.api.ippool import contradictions, referenced_pools
+from caphv.api.counting import counted
+from caphv.api.ippool import referenced_pools
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
 from caphv.api.supported import support
 from caphv.runtime.kubeconfig import Kubeconfig
 from overview.details import host_ready
-from overview.doctor import guests, pitfalls
+from overview.doctor import guests, pitfalls, references
 from overview.doctor.model import Check, Result, ok, skipped
+from overview.doctor.references import References
 from overview.doctor.rights import AHEAD, Right, describe
 from overview.objects import HarvesterObjects, Unseen, condition_of
 from overview.pools import PoolReport, Verdict
@@ -43,6 +45,8 @@ class HarvesterFacts:
     storage_classes: list[Obj] = field(default_factory=list)
     machines: list[Obj] = field(default_factory=list)
     clusters: list[Obj] = field(default_factory=list)
+    owners: dict[Key, Obj] = field(default_factory=dict)
+    """Clusters by namespace and name."""
     all_machines: frozenset[Key] | None = None
     """HarvesterMachines of all namespaces; None where they may not be read. So it is with clusters."""
     all_clusters: frozenset[Key] | None = None
@@ -57,15 +61,11 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
         remedy = "Create it with key kubeconfig: caphv identity create --target-namespace NAMESPACE"
         yield Check("identity", secret, Result.ERROR, facts.error, remedy)
         return
-    yield _expiry(facts.access, secret, now)
+    credentials = _expiry(facts.access, secret, now)
+    yield credentials
     subject = f"Harvester {facts.access.server}"
     if facts.objects is None:
-        remedy = (
-            "Check address, firewall and proxy; clusters there keep running, and machines stay as they were last seen"
-        )
-        if facts.rejected:
-            remedy = f"Replace its token: caphv identity rotate {facts.identity} --harvester-kubeconfig FILE"
-        yield Check("connection", subject, Result.ERROR, facts.error, remedy)
+        yield _unconnected(facts, subject, expired=credentials.result is Result.ERROR)
         return
     yield ok("connection", subject, f"answers; Kubernetes {facts.objects.version}")
     yield _rights(facts, secret)
@@ -74,25 +74,39 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     yield from _hosts(facts.objects, subject)
     yield from _replicas(facts, subject)
     yield from _pools(facts, subject)
-    yield from _subnets(facts, subject)
-    yield from _references(facts, subject)
+    named = References(facts.clusters, facts.machines, facts.owners, facts.storage_classes)
+    yield from references.checks(named, facts.objects, subject)
     yield from _guest_agents(facts.objects, subject, now)
     yield from _orphans(facts, subject)
     yield from guests.checks(facts.objects, facts.clusters, facts.machines, _release(facts))
     yield from pitfalls.checks(facts.objects, facts.storage_classes, facts.machines, subject, now)
 
 
+def _unconnected(facts: HarvesterFacts, subject: str, *, expired: bool) -> Check:
+    """Say why Harvester does not answer, unless that follows from credentials that expired, and whom it concerns."""
+    if facts.rejected and expired:
+        return skipped("connection", subject, f"it rejects the expired credentials of Secret {facts.identity}")
+    remedy = "Check address, firewall and proxy; clusters there keep running, and machines stay as they were last seen"
+    if facts.rejected:
+        remedy = f"Replace its token: caphv identity rotate {facts.identity} --harvester-kubeconfig FILE"
+    names = sorted(str(key_of(obj)) for obj in facts.clusters)
+    concerned = f"; HarvesterClusters of Secret {facts.identity}: {_some(names)}" if names else ""
+    return Check("connection", subject, Result.ERROR, f"{facts.error}{concerned}", remedy)
+
+
 def _expiry(access: Kubeconfig, subject: str, now: datetime) -> Check:
     ends = access.expires()
-    remedy = f"Replace it: caphv identity rotate {subject.removeprefix('Secret ')}, or download a new kubeconfig"
+    rotate = f"caphv identity rotate {subject.removeprefix('Secret ')}"
+    remedy = f"Replace it: {rotate}, or download a new kubeconfig"
     if ends is None:
         return ok("credentials", subject, "the credentials state no expiry date")
     if ends <= now:
-        return Check(
-            "credentials", subject, Result.ERROR, f"the credentials expired at {ends:%Y-%m-%d %H:%M} UTC", remedy
-        )
+        # Only an administrator can renew them now.
+        remedy = f"Replace it: {rotate} --harvester-kubeconfig FILE, or download a new kubeconfig"
+        message = f"the credentials expired at {ends:%Y-%m-%d %H:%M} UTC"
+        return Check("credentials", subject, Result.ERROR, message, remedy)
     if ends - now < _SOON:
-        message = f"the credentials expire at {ends:%Y-%m-%d %H:%M} UTC, in {(ends - now).days} days"
+        message = f"the credentials expire at {ends:%Y-%m-%d %H:%M} UTC, in {counted((ends - now).days, 'day')}"
         return Check("credentials", subject, Result.WARNING, message, remedy)
     return ok("credentials", subject, f"the credentials are valid until {ends:%Y-%m-%d}")
 
@@ -158,7 +172,8 @@ def _hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
         remedy = "End the maintenance: kubectl uncordon, or Harvester's UI"
         yield Check("hosts", subject, Result.WARNING, f"take no VMs: {', '.join(closed)}", remedy)
     if not away and not closed:
-        yield ok("hosts", subject, f"{len(hosts)} hosts are ready and take VMs")
+        number = counted(len(hosts), "host is ready and takes", "hosts are ready and take")
+        yield ok("hosts", subject, f"{number} VMs")
     zones = [labels_of(host).get(names.ZONE_LABEL, "") for host in hosts]
     if any(zones) and not all(zones):
         without = sorted(host["metadata"]["name"] for host in hosts if not labels_of(host).get(names.ZONE_LABEL))
@@ -166,8 +181,8 @@ def _hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
         remedy = f"kubectl label node {without[0]} {names.ZONE_LABEL}=ZONE"
         yield Check("zones", subject, Result.WARNING, message, remedy)
     elif any(zones):
-        counted = ", ".join(f"{zone} ({count})" for zone, count in sorted(Counter(zones).items()))
-        yield ok("zones", subject, f"failure domains are {counted}")
+        sizes = ", ".join(f"{zone} ({count})" for zone, count in sorted(Counter(zones).items()))
+        yield ok("zones", subject, f"failure domains are {sizes}")
 
 
 def _replicas(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
@@ -178,7 +193,8 @@ def _replicas(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
         wanted = str((storage_class.get("parameters") or {}).get("numberOfReplicas") or "")
         if wanted.isdigit() and ready and int(wanted) > ready:
             name = storage_class["metadata"]["name"]
-            message = f"StorageClass {name} wants {wanted} replicas of each volume, and {ready} hosts are ready"
+            number = counted(ready, "host is", "hosts are")
+            message = f"StorageClass {name} wants {wanted} replicas of each volume, and {number} ready"
             remedy = "Add hosts, or use a StorageClass with fewer replicas"
             yield Check("longhorn-replicas", subject, Result.WARNING, message, remedy)
 
@@ -187,34 +203,10 @@ def _pools(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
     specs = [obj.get("spec") or {} for obj in (*facts.clusters, *facts.machines)]
     configs = [spec.get(name) or {} for spec in specs for name in ("vmNetworkConfig", "loadBalancerConfig")]
     used = {name for config in configs for name in referenced_pools(config)}
-    known = {report.name for report in facts.pools}
-    for name in sorted(used - known):
-        if facts.pools:
-            remedy = "Create it, or correct the name in loadBalancerConfig or vmNetworkConfig"
-            yield Check("pools", subject, Result.ERROR, f"IPPool {name} does not exist", remedy)
     for report in facts.pools:
         if report.name not in used and not report.wrong:
             continue
         yield _pool(report, subject, used=report.name in used)
-
-
-def _subnets(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
-    """Machines with another mask or gateway than their pool's never report an address."""
-    pools = {str(pool["metadata"]["name"]): pool for pool in (facts.objects.pools if facts.objects else ())}
-
-    objs = [("HarvesterCluster", obj) for obj in facts.clusters]
-    objs += [("HarvesterMachine", obj) for obj in facts.machines]
-
-    for kind, obj in objs:
-        config = (obj.get("spec") or {}).get("vmNetworkConfig") or {}
-        for name in referenced_pools(config):
-            gateway, mask = str(config.get("gateway") or ""), str(config.get("subnetMask") or "")
-            problems = contradictions(pools[name], gateway, mask) if name in pools else {}
-            for field_name, problem in problems.items():
-                value = gateway if field_name == "gateway" else mask
-                message = f"{kind} {key_of(obj)}: vmNetworkConfig.{field_name} {value}: {problem}"
-                remedy = "Correct it where it is defined: the variable of the topology, the definition or the object"
-                yield Check("pool-subnet", subject, Result.ERROR, message, remedy)
 
 
 def _pool(report: PoolReport, subject: str, *, used: bool) -> Check:
@@ -223,68 +215,14 @@ def _pool(report: PoolReport, subject: str, *, used: bool) -> Check:
     if report.error:
         return Check("pools", subject, Result.ERROR, report.error, "Correct spec.ranges of the IPPool")
     if leaked or report.stray_marks or report.available != report.expected:
-        message = f"{free}; {len(leaked)} have leaked" if leaked else f"{free}; status.available is {report.available}"
+        number = counted(len(leaked), "has", "have")
+        message = f"{free}; {number} leaked" if leaked else f"{free}; status.available is {report.available}"
         return Check("pools", subject, Result.WARNING, message, "caphv pools release")
     if used and report.expected <= 0:
         return Check("pools", subject, Result.ERROR, free, "Add a range, or another pool to ipPoolRefs")
     if used and report.expected < report.total * _SCARCE:
         return Check("pools", subject, Result.WARNING, free, "Add a range before the next rollout needs it")
     return ok("pools", subject, free)
-
-
-def _references(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
-    """Images, networks and key pairs that machines name."""
-    objects = facts.objects
-    if objects is None:
-        return
-    specs = [machine.get("spec") or {} for machine in facts.machines]
-    images = {
-        str(volume["imageName"]) for spec in specs for volume in spec.get("volumes") or () if volume.get("imageName")
-    }
-    wanted = (
-        ("images", "VM image", images, [*map(_image_names, objects.images)], "virtualmachineimages.harvesterhci.io"),
-        (
-            "networks",
-            "VM network",
-            {str(each) for spec in specs for each in spec.get("networks") or ()},
-            _keys(objects.networks),
-            "network-attachment-definitions.k8s.cni.cncf.io",
-        ),
-        (
-            "key-pairs",
-            "KeyPair",
-            {str(spec["sshKeyPair"]) for spec in specs if spec.get("sshKeyPair")},
-            _keys(objects.key_pairs),
-            "keypairs.harvesterhci.io",
-        ),
-    )
-    for check, kind, used, known, resource in wanted:
-        if not objects.sees(resource):
-            why = next(each.why for each in objects.unseen if each.what == resource)
-            yield skipped(check, subject, why)
-            continue
-        existing = set().union(*known) if known else set()
-        # A name without a namespace is looked up in namespaces that only the provider knows.
-        missing = sorted(name for name in used if name not in existing and name.rpartition("/")[2] not in existing)
-        if missing:
-            remedy = f"Create it on Harvester, or correct the template: kubectl get {resource} -A"
-            yield Check(check, subject, Result.ERROR, f"{kind} {', '.join(missing)} does not exist", remedy)
-        elif used:
-            yield ok(check, subject, f"{kind}s of all machines exist: {', '.join(sorted(used))}")
-    for image in objects.images:
-        progress = condition_of(image, "Imported")
-        if progress.get("status") == "False" and _image_names(image) & images:
-            message = f"VM image {key_of(image)} is not imported: {progress.get('message') or ''}"
-            yield Check("images", subject, Result.ERROR, message, "Import it again on Harvester")
-
-
-def _keys(objs: Iterable[Obj]) -> list[set[str]]:
-    return [{str(key_of(obj)), key_of(obj).name} for obj in objs]
-
-
-def _image_names(image: Obj) -> set[str]:
-    key, display = key_of(image), str((image.get("spec") or {}).get("displayName") or "")
-    return {str(key), key.name, *([display, f"{key.namespace}/{display}"] if display else [])}
 
 
 def _guest_agents(objects: HarvesterObjects, subject: str, now: datetime) -> Iterator[Check]:
@@ -300,7 +238,7 @@ def _guest_agents(objects: HarvesterObjects, subject: str, now: datetime) -> Ite
         remedy = "Check the VM's console; the image needs qemu-guest-agent, or the network to install it"
         yield Check("guest-agent", subject, Result.WARNING, f"no guest agent answers in {_some(silent)}", remedy)
     elif objects.instances:
-        yield ok("guest-agent", subject, f"guest agents of {len(objects.instances)} VMs answer")
+        yield ok("guest-agent", subject, f"guest agents answer in {counted(len(objects.instances), 'VM')}")
 
 
 def _orphans(facts: HarvesterFacts, subject: str) -> Iterator[Check]:

@@ -173,11 +173,6 @@ def _external_storage(
         if volume.get("storageClass")
     }
     known = {str(each["metadata"]["name"]): str(each.get("provisioner") or "") for each in storage_classes}
-    missing = sorted(name for name in used if storage_classes and name not in known)
-    if missing:
-        remedy = "Create it on Harvester, or correct volumes[].storageClass"
-        message = f"StorageClass {_some(missing)} of machines does not exist"
-        yield Check("storage-class", subject, Result.ERROR, message, remedy)
     configured = _setting(objects, "csi-driver-config")
     others = {known[name] for name in used if known.get(name) not in (None, "", _LONGHORN)}
     if isinstance(configured, dict) and (unset := sorted(others - configured.keys())):

@@ -87,6 +87,7 @@ async def _facts(
     facts.machines = [
         obj for obj in objects.harvester_machines if (key_of(obj).namespace, _cluster_name(obj)) in clusters
     ]
+    facts.owners = {key_of(obj): obj for obj in objects.clusters}
     if machines is not None:
         facts.management_cluster = machines.management_cluster
         facts.all_machines = frozenset(machines.objects) if machines.namespaces is None else None

@@ -26,6 +26,7 @@ from aiohttp import web
 from caphv.api.object import Key, Obj, key_of
 from caphv.runtime.client import ApiClient
 from overview.assembly import overview_of
+from overview.causes import with_causes
 from overview.details import with_details
 from overview.follow import Follower
 from overview.harvester import Harvesters, read_harvesters, read_nodes
@@ -159,7 +160,7 @@ class LivePage:
     def _overview(self) -> Overview:
         whole = overview_of(self._objects, datetime.now(UTC))
         clusters = tuple(cluster for cluster in whole.clusters if not self._keys or cluster.key in self._keys)
-        return Overview(whole.server, clusters, unseen=whole.unseen, provider=self._provider)
+        return with_causes(Overview(whole.server, clusters, unseen=whole.unseen, provider=self._provider))
 
     def _publish(self, what: str) -> None:
         """Show the state; `what` has just been done."""

@@ -19,10 +19,30 @@ class ObjectPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterPlan:
-    """What happens to the machines of a cluster and on its Harvester; `unknown` says what cannot be predicted.
+class Shortcoming:
+    """What a cluster names and its Harvester does not have, or has otherwise.
 
-    `services` says from where Services of type LoadBalancer in the guest get addresses, empty if that is not known.
+    :param check: name of the check, as `caphv doctor` has it
+    :param fields: where it is named
+    :param where: what a user edits to correct it, empty if that is these fields
+    :param advice: whether the cluster could start nevertheless
+    """
+
+    check: str
+    value: str
+    message: str
+    fields: tuple[str, ...]
+    where: str = ""
+    advice: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """What happens to the machines of a cluster and on its Harvester.
+
+    :param shortcomings: what Harvester lacks
+    :param unknown: what cannot be predicted
+    :param services: from where Services of type LoadBalancer in the guest get addresses, empty if that is not known
     """
 
     cluster: str
@@ -30,6 +50,7 @@ class ClusterPlan:
     infrastructure: tuple[Field, ...] = ()
     vms_created: int = 0
     vms_deleted: int = 0
+    shortcomings: tuple[Shortcoming, ...] = ()
     needs: tuple[Need, ...] = ()
     unknown: tuple[str, ...] = ()
     services: str = ""
@@ -51,7 +72,8 @@ class Plan:
     @property
     def short(self) -> bool:
         """Whether Harvester lacks what is needed."""
-        return any(need.short for each in self.clusters for need in each.needs)
+        short = any(need.short for cluster in self.clusters for need in cluster.needs)
+        return short or any(not found.advice for cluster in self.clusters for found in cluster.shortcomings)
 
     @property
     def changes(self) -> bool:

@@ -19,13 +19,17 @@ _FULL_SIZE = "counted without overcommit, which no VM shows"
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is needed at most, the surge included, compared with what is free; `free` is None when that is not known."""
+    """What is needed at most, the surge included, compared with what is free; `free` is None when that is not known.
+
+    `partial` says that others may use some of it without being seen, so that less may be free.
+    """
 
     what: str
     unit: str
     needed: float
     free: float | None
     note: str = ""
+    partial: bool = False
 
     @property
     def short(self) -> bool:
@@ -64,16 +68,17 @@ def _hosts(
         yield Need("CPU", "", float(requests.cpu), None)
         yield Need("memory", "B", float(requests.memory), None)
         return
-    seen = "" if capacity.all_vms else "by the VMs that are seen"
+    partial = not capacity.all_vms
+    seen = "the account does not see VMs of other namespaces" if partial else ""
     cpu, memory, both = (
         "; ".join(filter(None, (seen, "" if known else _FULL_SIZE)))
         for known in (share.cpu is not None, share.memory is not None, share.known)
     )
-    yield Need("CPU", "", float(requests.cpu), capacity.total.cpu_free, cpu)
-    yield Need("memory", "B", float(requests.memory), capacity.total.memory_free, memory)
+    yield Need("CPU", "", float(requests.cpu), capacity.total.cpu_free, cpu, partial)
+    yield Need("memory", "B", float(requests.memory), capacity.total.memory_free, memory, partial)
     left = unplaced(hosts_of(found.harvester), [share.requests(size) for size in needs.sizes])
     if left:
-        yield Need("VMs that fit on a host", "", needs.vms, needs.vms - left, both)
+        yield Need("VMs that fit on a host", "", needs.vms, needs.vms - left, both, partial)
 
 
 def _of_quota(needs: Needs, requests: Size) -> dict[str, Decimal]:

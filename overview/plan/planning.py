@@ -10,15 +10,13 @@ from caphv.api import resources
 from caphv.api.object import Key, Obj, key_of, labels_of
 from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Unreachable
 from overview.assembly import overview_of
 from overview.backup.reading import read_objects
 from overview.capacity import CapacityObjects
-from overview.capacityreader import read_capacity
 from overview.doctor.guests import services
-from overview.harvester import HARVESTER_SECONDS, read_accounts
 from overview.model import Cluster
 from overview.objects import ManagementObjects
+from overview.plan.harvester import ask_harvester, shortcomings_of
 from overview.plan.machinechanges import ClusterEffect, effect_of
 from overview.plan.model import ClusterPlan, ObjectPlan, Plan
 from overview.plan.needs import needs_and_free
@@ -45,7 +43,8 @@ async def plan_of_manifests(
         effect = effect_of(key, before, after, _outdated(models.get(key), management))
         if effect.changes or effect.unknown:
             plans.append(await _cluster_plan(client, effect, after, found.after, with_harvester))
-    return Plan(objects, tuple(each for each, _ in plans), (*found.unseen, *(e for _, more in plans for e in more)))
+    hidden = dict.fromkeys(text for _, more in plans for text in more)
+    return Plan(objects, tuple(plan for plan, _ in plans), (*found.unseen, *hidden))
 
 
 async def plan_of_cluster(client: ApiClient, key: Key, *, with_harvester: bool = True) -> Plan | None:
@@ -105,13 +104,17 @@ async def _cluster_plan(
     client: ApiClient, effect: ClusterEffect, after: Wanted, objects: Objects, with_harvester: bool
 ) -> tuple[ClusterPlan, list[str]]:
     own = _harvester_cluster(effect.cluster, after, objects)
-    capacity, hidden = await _capacity(client, own) if with_harvester and effect.needs.vms else (None, [])
+    asked = with_harvester and (effect.needs.vms or effect.infrastructure)
+    harvester, hidden = await ask_harvester(client, own, objects) if asked else (None, [])
+    capacity = harvester.capacity if harvester else None
+    cluster = objects.get(ObjectId(resources.CLUSTER_API_GROUP, "Cluster", *effect.cluster))
     plan = ClusterPlan(
         str(effect.cluster),
         effect.pools,
         effect.infrastructure,
         sum(pool.created for pool in effect.pools),
         sum(pool.deleted for pool in effect.pools),
+        shortcomings_of(after, cluster, harvester) if harvester else (),
         needs_and_free(effect.needs, own, capacity),
         effect.unknown,
         _services(effect.cluster, own, after, capacity),
@@ -135,18 +138,3 @@ def _harvester_cluster(key: Key, after: Wanted, objects: Objects) -> Obj:
     live = objects.get(ObjectId(kind.group, kind.kind, key.namespace, name)) or {}
     metadata = live.get("metadata") or {"namespace": key.namespace, "name": name}
     return {"kind": kind.kind, "metadata": metadata, "spec": {**(live.get("spec") or {}), **after.infrastructure}}
-
-
-async def _capacity(client: ApiClient, harvester_cluster: Obj) -> tuple[CapacityObjects | None, list[str]]:
-    accounts, hidden = await read_accounts(client, [harvester_cluster])
-    if not accounts:
-        return None, list(map(str, hidden))
-    account = accounts[0]
-    harvester = account.access.client(name="harvester", user_agent="caphv-cli", timeout=HARVESTER_SECONDS)
-    try:
-        found = await read_capacity(harvester, account.namespaces)
-    except (ApiError, Unreachable) as error:
-        return None, [f"Harvester {account.access.server}: {error}"]
-    finally:
-        await harvester.close()
-    return found, []

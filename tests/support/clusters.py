@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,6 +29,12 @@ def condition(kind: str, status: str, reason: str = "", message: str = "", **del
 def metadata(name: str, **more: Any) -> Obj:
     """Metadata in namespace `team`."""
     return {"name": name, "namespace": "team", "uid": f"uid-{name}", "creationTimestamp": ago(days=3), **more}
+
+
+def token(**delta: float) -> str:
+    """A token that ends some time after `NOW`."""
+    claims = json.dumps({"exp": (NOW + timedelta(**delta)).timestamp()}).encode()
+    return f"a.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c"
 
 
 class Builder:

@@ -52,10 +52,11 @@ class Servers:
             self.management.put({"apiVersion": KINDS[obj["kind"]].api_version, **obj})
 
     def data(self, *arguments: str) -> Any:
-        """Run a command that succeeds, and return its JSON."""
+        """Run a command that succeeds, and return its JSON, of a list its items."""
         result = self.caphv(*arguments, "-o", "json")
         assert result.exit_code in (0, 1, 3), result.output
-        return json.loads(result.stdout)
+        content = json.loads(result.stdout)
+        return content.get("items", content)
 
     def _expanded(self, argument: str) -> list[str]:
         return ["--harvester-kubeconfig", str(self.kubeconfig)] if argument == "HARVESTER" else [argument]

@@ -141,7 +141,7 @@ async def test_the_doctor_finds_no_fault_with_a_cluster_that_works(case: Case, t
     await case.ready_cluster()
     await case.ready_machine("patient")
     _, content = await run(case, tmp_path, "doctor", f"{case.name}/{case.name}", "-o", "json")
-    checks = [check for check in json.loads(content) if check["subject"] != "management cluster"]
+    checks = [check for check in json.loads(content)["items"] if check["subject"] != "management cluster"]
     assert [check for check in checks if check["result"] not in ("ok", "skipped")] == []
     assert {"credentials", "rights", "connection", "hosts", "images", "orphans"} <= {check["id"] for check in checks}
 
@@ -151,7 +151,7 @@ async def test_the_doctor_names_the_rights_that_an_account_lacks(case: Case, tmp
     user = case.environment.harvester.kubeconfig("stranger", ["system:authenticated"])
     await case.identity(user)
     _, content = await run(case, tmp_path, "doctor", f"{case.name}/{case.name}", "-o", "json")
-    rights = next(check for check in json.loads(content) if check["id"] == "rights")
+    rights = next(check for check in json.loads(content)["items"] if check["id"] == "rights")
     assert (rights["result"], rights["wrong"]) == ("error", True)
     assert f"virtualmachines.kubevirt.io in namespace {case.target}" in rights["message"]
     await case.identity()
@@ -235,7 +235,7 @@ async def test_what_is_free_is_less_by_each_machine(case: Case, tmp_path: Path) 
     async def free() -> tuple[float, int, list[str]]:
         code, text = await run(case, tmp_path, *arguments)
         assert code == 0
-        (found,) = json.loads(text)
+        (found,) = json.loads(text)["items"]
         addresses = {each["name"]: each["free"] for each in found["pools"]}
         return found["total"]["cpuFree"], addresses[pool], [each["namespace"] for each in found["quotas"]]
 
@@ -250,7 +250,7 @@ async def test_what_is_free_is_less_by_each_machine(case: Case, tmp_path: Path) 
     # What hosts report counts, too: not every identity may list the VMs of other namespaces.
     await _report_pods(case, '{"cpu":"3","memory":"5Gi","pods":"70"}')
     code, text = await run(case, tmp_path, "capacity", "-n", case.name, "-o", "json")
-    (found,) = json.loads(text)
+    (found,) = json.loads(text)["items"]
     assert (code, found["allVms"]) == (0, True)
     assert {each["memory"] - each["memoryFree"] for each in found["hosts"]} == {5 * 1024**3}
     await _report_pods(case, None)

@@ -371,6 +371,26 @@ def test_a_wrong_answer_is_asked_for_again() -> None:
     assert result.stderr.count("Machines of the control plane") == 2
 
 
+def test_an_answer_that_is_required_is_asked_for_again_with_the_reason() -> None:
+    names = [flag for flag in FLAGS if flag.ask]
+    required = names.index(next(flag for flag in names if flag.name == "--network"))
+    given = {"--name": "demo", "--image": "default/sles", "--ssh-keypair": "default/admin"}
+    answers = ["", *(given.get(flag.name, "") for flag in names[:required]), "", "default/production"]
+    result = call("--interactive", "-o", "definition", stdin="\n".join([*answers, *[""] * 9]))
+    assert result.exit_code == 0, result.output
+    assert "an answer is required, or give --network" in result.stderr
+
+
+def test_help_lists_the_flags_in_groups() -> None:
+    text = call("--help").output
+    groups = ["Input:", "Cluster:", "Machines:", "Addresses:", "Harvester:", "Registries:", "Hardening:", "Output:"]
+    places = [text.index(f"\n{group}\n") for group in groups]
+    assert places == sorted(places)
+    for group, flag in (("Machines:", "--ssh-keypair"), ("Addresses:", "--gateway"), ("Output:", "--apply")):
+        start = text.index(f"\n{group}\n")
+        assert flag in text[start : text.index("\n\n", start)]
+
+
 def test_a_shell_completes_what_the_schema_takes() -> None:
     addons = json.loads((data.folder("schemas") / "cluster-addons.json").read_text())["properties"]
     spec = json.loads((data.folder("schemas") / "clusterdefinition.json").read_text())["$defs"]["spec"]

@@ -256,10 +256,12 @@ def test_identities_are_listed_and_a_missing_one_is_wrong(servers: Servers) -> N
     servers.management.put(harvester_cluster("shop", "good"))
     result = servers.caphv("identity", "list", "-A", "-o", "json")
     assert result.exit_code == 0, result.output
-    (row,) = yaml.safe_load(result.stdout)
+    (row,) = yaml.safe_load(result.stdout)["items"]
     assert (row["secret"], row["clusters"], row["wrong"]) == ("team/good", ["team/shop"], False)
     servers.management.put(harvester_cluster("other", "gone"))
     result = servers.caphv("identity", "list", "-A", "-o", "json")
     assert result.exit_code == 1
-    assert [row["wrong"] for row in yaml.safe_load(result.stdout)] == [True, False] or result.stdout.count("true") == 1
+    assert [row["wrong"] for row in yaml.safe_load(result.stdout)["items"]] == [True, False] or result.stdout.count(
+        "true"
+    ) == 1
     assert servers.caphv("identity", "list", "-n", "elsewhere", "-o", "json").exit_code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import stat
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from commands.options.outputfile import OutputFile, write_private
 pytestmark = pytest.mark.unit
 
 
-def never(*_: Any, **__: Any) -> Any:
+def never(*work: Any, **__: Any) -> Any:
+    for each in work:
+        if inspect.iscoroutine(each):
+            each.close()
     raise AssertionError("the work was done")
 
 
@@ -46,6 +50,23 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     monkeypatch.setattr(identity, "_create", never)
     result = CliRunner().invoke(main.cli, [*COMMANDS[command], "--file", file])
     assert (result.exit_code, reason in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_with_content_is_not_replaced_without_being_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").write_text("something")
+    (tmp_path / "harvester.yaml").touch()
+    for module in (support_bundle, cloud_config):
+        monkeypatch.setattr(module, "run", never)
+    monkeypatch.setattr(identity, "_create", never)
+    result = CliRunner().invoke(main.cli, [*COMMANDS[command], "--file", "there"])
+    assert (result.exit_code, "add --overwrite" in result.output) == (2, True), result.output
+    result = CliRunner().invoke(main.cli, [*COMMANDS[command], "--file", "there", "--overwrite"])
+    assert isinstance(result.exception, AssertionError), "the work begins"
+    assert (tmp_path / "there").read_text() == "something"
 
 
 def test_a_directory_without_the_right_to_write_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

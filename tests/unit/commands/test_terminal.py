@@ -24,8 +24,9 @@ from caphv.runtime.kubeconfig import KubeconfigError
 from commands.generate_answers import Interview
 from commands.options.changes import apply_plan
 from commands.options.clusters import CommandError, InputError
-from commands.options.management import data_text, run
+from commands.options.management import run
 from commands.output import bundles, capacity, changes, doctor, etcd, identities, overview, plan, pools, tree
+from commands.output.data import data_text
 from commands.output.echo import echo
 from commands.output.text import Text
 from overview.assembly import overview_of
@@ -36,14 +37,14 @@ from overview.doctor.model import Check, Result
 from overview.etcd import EtcdMember
 from overview.identities import Identity
 from overview.model import Cluster, Disk, Overview, Pool, VirtualMachine
-from overview.newcluster import Surroundings
 from overview.objects import HarvesterObjects, Unseen
 from overview.plan.machinechanges import Action, Field, PoolEffect
-from overview.plan.model import ClusterPlan, ObjectPlan
+from overview.plan.model import ClusterPlan, ObjectPlan, Shortcoming
 from overview.plan.model import Plan as ManifestPlan
 from overview.plan.needs import Need
 from overview.pools import Entry, PoolReport, Verdict
 from overview.reader import NoClusterApiError
+from overview.surroundings import Surroundings
 from packager.definitions.flags import FLAGS
 from tests.support.clusters import NOW, Builder
 
@@ -94,7 +95,14 @@ CHANGE = hostile(Change("Cluster", "spec.version", "v1", "v2"))
 PATCH = Patch("v1", "Cluster", Key("team", "shop"), {}, {}, (CHANGE,))
 FIELD = Field("spec", "a", "b")
 CLUSTER_PLAN = ClusterPlan(
-    "team/shop", (PoolEffect("md-0", 3, 0, 1, 1, (FIELD,)),), (FIELD,), 1, 1, (Need("CPU", "", 1, 2, "n"),), ("why",)
+    "team/shop",
+    (PoolEffect("md-0", 3, 0, 1, 1, (FIELD,)),),
+    (FIELD,),
+    1,
+    1,
+    (Shortcoming("images", "value", "message", ("field",), "where"),),
+    (Need("CPU", "", 1, 2, "n"),),
+    ("why",),
 )
 MANIFESTS = hostile(
     ManifestPlan((ObjectPlan("Cluster team/shop", Action.CHANGE, (FIELD,), "error"),), (CLUSTER_PLAN,), ("Secrets",))

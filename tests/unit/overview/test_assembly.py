@@ -54,6 +54,26 @@ def test_a_scaling_cluster_is_progressing() -> None:
     assert only(builder.objects()).state is State.PROGRESSING
 
 
+def test_an_upgrade_is_progressing_until_its_last_machine() -> None:
+    builder = Builder()
+    new = "v1.36.10+rke2r1"
+    builder.cluster["spec"]["topology"]["version"] = new
+    assert only(builder.objects()).state is State.PROGRESSING, "before the first machine"
+    builder.machines["cp-1"]["spec"]["version"] = builder.machines["worker-1"]["spec"]["version"] = new
+    assert only(builder.objects()).state is State.PROGRESSING, "between two machines, when the counts are complete"
+    builder.machines["worker-2"]["spec"]["version"] = new
+    assert only(builder.objects()).state is State.AVAILABLE
+
+
+def test_workers_without_a_topology_may_keep_their_version() -> None:
+    builder = Builder()
+    del builder.cluster["spec"]["topology"]
+    builder.control_plane["spec"]["version"] = builder.machines["cp-1"]["spec"]["version"] = "v1.36.10+rke2r1"
+    assert only(builder.objects()).state is State.AVAILABLE
+    builder.cluster["status"]["conditions"].append(condition("RollingOut", "True"))
+    assert only(builder.objects()).state is State.PROGRESSING
+
+
 def test_an_upgrade_shows_all_versions_oldest_first() -> None:
     builder = Builder()
     builder.machines["cp-1"]["spec"]["version"] = "v1.36.10+rke2r1"

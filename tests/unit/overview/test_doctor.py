@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -23,7 +20,7 @@ from overview.doctor.model import Check, Result
 from overview.model import Replicas
 from overview.objects import HarvesterObjects, Unseen
 from overview.pools import Entry, PoolReport, Verdict
-from tests.support.clusters import NOW, Builder, ago, condition
+from tests.support.clusters import NOW, Builder, ago, condition, token
 
 US = "0a1b2c3d-1111-2222-3333-444455556666"
 
@@ -185,12 +182,6 @@ def test_a_certificate_that_ends_soon_is_a_warning() -> None:
 # Harvester
 
 
-def token(**delta: float) -> str:
-    """A token that ends some time from now."""
-    claims = json.dumps({"exp": (NOW + timedelta(**delta)).timestamp()}).encode()
-    return f"a.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c"
-
-
 def host(name: str, zone: str = "", *, ready: bool = True, **spec: Any) -> Obj:
     labels = {"topology.kubernetes.io/zone": zone} if zone else {}
     conditions = {"conditions": [condition("Ready", str(ready))]}
@@ -205,6 +196,7 @@ def objects(**fields: Any) -> HarvesterObjects:
         "images": [{"metadata": {"namespace": "default", "name": "image-x"}, "spec": {"displayName": "sles-15"}}],
         "networks": [{"metadata": {"namespace": "default", "name": "production"}}],
         "key_pairs": [{"metadata": {"namespace": "default", "name": "admin"}}],
+        "pools": [{"metadata": {"name": "machines"}, "spec": {"ranges": [{"subnet": "10.0.0.0/24"}]}}],
         "namespaces": frozenset({"vms"}),
     }
     return HarvesterObjects(**{**fine, **fields})
@@ -269,9 +261,9 @@ SILENT = {
         ({"objects": objects(hosts=[host("h1", "a"), host("h2")])}, "zones", Result.WARNING, "no zone label on h2"),
         ({"pools": (pool(free=0),)}, "pools", Result.ERROR, "0 of 100"),
         ({"pools": (pool(free=4),)}, "pools", Result.WARNING, "4 of 100"),
-        ({"pools": (pool(entries=(LEAK,)),)}, "pools", Result.WARNING, "1 have leaked"),
-        ({"objects": objects(images=[])}, "images", Result.ERROR, "default/sles-15 does not exist"),
-        ({"objects": objects(networks=[])}, "networks", Result.ERROR, "default/production does not exist"),
+        ({"pools": (pool(entries=(LEAK,)),)}, "pools", Result.WARNING, "1 has leaked"),
+        ({"objects": objects(images=[])}, "images", Result.ERROR, "default/sles-15: VM image does not exist"),
+        ({"objects": objects(networks=[])}, "networks", Result.ERROR, "default/production: VM network does not exist"),
         ({"objects": objects(instances=[SILENT])}, "guest-agent", Result.WARNING, "vms/x"),
         ({"objects": objects(vms=[ORPHAN])}, "orphans", Result.WARNING, "VirtualMachine vms/gone"),
         ({"all_machines": None}, "orphans", Result.SKIPPED, "may not be read"),
@@ -284,9 +276,38 @@ def test_a_harvester(fields: Any, check: str, result: Result, text: str) -> None
 
 
 def test_a_pool_that_does_not_exist_is_an_error() -> None:
-    other = replace(pool(), name="other")
-    checks = found(harvester.checks(harvester_facts(pools=(other,)), NOW), "pools")
-    assert [check.message for check in checks] == ["IPPool machines does not exist"]
+    other = [{"metadata": {"name": "machine"}, "spec": {"ranges": [{"subnet": "10.0.0.0/24"}]}}]
+    checks = found(harvester.checks(harvester_facts(objects=objects(pools=other), pools=()), NOW), "pools")
+    assert [check.message for check in checks] == [
+        'machines: IPPool does not exist; did you mean "machine"?: create it on Harvester, or name another '
+        "(HarvesterMachine team/m, spec.vmNetworkConfig.ipPoolRef)"
+    ]
+
+
+def test_what_many_machines_name_is_one_finding_with_the_variable_that_sets_it() -> None:
+    label = {"cluster.x-k8s.io/cluster-name": "shop"}
+    spec = {"volumes": [{"imageName": "default/sles-16", "storageClass": "fsat"}], "sshKeyPair": "admin"}
+    machines = [{"metadata": {"name": f"m{n}", "namespace": "team", "labels": label}, "spec": spec} for n in range(5)]
+    cluster = {"metadata": {"name": "shop-x", "namespace": "team", "labels": label}}
+    cluster["spec"] = {"targetNamespace": "default"}
+    topology = {"variables": [{"name": "image", "value": "default/sles-16"}]}
+    owner = {"metadata": {"name": "shop", "namespace": "team"}, "spec": {"topology": topology}}
+    facts = harvester_facts(
+        clusters=[cluster],
+        machines=machines,
+        owners={Key("team", "shop"): owner},
+        storage_classes=[{"metadata": {"name": "fast"}}],
+    )
+
+    wrong = {check.id: check for check in harvester.checks(facts, NOW) if check.wrong}
+
+    assert set(wrong) == {"images", "storage-class"}, "a key pair without a namespace is in that of the VMs"
+    assert 'did you mean "default/sles-15"?' in wrong["images"].message
+    assert "(HarvesterMachine team/m0, team/m1, team/m2 and 2 more" in wrong["images"].message
+    assert wrong["images"].remedy == (
+        "To name another, correct variable image of the topology: kubectl edit cluster shop -n team"
+    )
+    assert 'did you mean "fast"?' in wrong["storage-class"].message
 
 
 def test_reference_with_a_namespace_means_the_pool_of_that_name() -> None:
@@ -307,8 +328,9 @@ def test_gateway_and_mask_of_another_subnet_than_the_pools_are_errors() -> None:
 
     assert {check.result for check in checks} == {Result.ERROR}
     messages = " ".join(check.message for check in checks)
-    assert "vmNetworkConfig.subnetMask 255.255.0.0" in messages
-    assert "vmNetworkConfig.gateway 10.9.0.1" in messages
+    assert "255.255.0.0: the subnets of IPPool machines have mask 255.255.128.0" in messages
+    assert "10.9.0.1: it is in no subnet of IPPool machines" in messages
+    assert "spec.vmNetworkConfig.subnetMask" in messages
     assert "HarvesterCluster team/shop" in messages
 
 

@@ -165,11 +165,6 @@ def test_a_driver_that_cannot_be_backed_up_is_found() -> None:
     assert "csi-driver-config" in only.remedy
 
 
-def test_a_storage_class_that_does_not_exist_is_an_error() -> None:
-    (only,) = [each for each in checked([machine(storage_class="fsat")]) if each.id == "storage-class"]
-    assert (only.result, "fsat of machines does not exist" in only.message) == (Result.ERROR, True)
-
-
 def test_a_setting_that_cannot_be_parsed_is_skipped() -> None:
     broken = {"metadata": {"name": "overcommit-config"}, "value": "{"}
     assert [each for each in checked(settings=[broken]) if each.wrong] == []

@@ -9,9 +9,10 @@ import pytest
 from caphv.api.object import Obj
 from caphv.validation.finding import Finding
 from overview.capacity import CapacityObjects
-from overview.newcluster import NewCluster, Surroundings, findings
+from overview.newcluster import NewCluster, findings
 from overview.objects import HarvesterObjects, Unseen
 from overview.plan.pools import Pool
+from overview.surroundings import Surroundings
 from tests.support.clusters import condition
 
 pytestmark = pytest.mark.unit
@@ -43,7 +44,7 @@ def surroundings(**changed: Any) -> Surroundings:
         "pools": [pool("machines"), pool("balancers")],
         **changed,
     }
-    return Surroundings(CapacityObjects(HarvesterObjects(**objects), quotas=quotas), ["default"], classes)
+    return Surroundings(CapacityObjects(HarvesterObjects(**objects), quotas=quotas), ["default", "vms"], classes)
 
 
 def machines(*replicas: int, **machine: Any) -> list[Pool]:
@@ -185,6 +186,11 @@ def test_a_quota_that_is_too_small_is_refused_and_a_full_host_is_a_warning() -> 
         "spec.machines.diskSize: Invalid value: Longhorn has 100 GiB free, and the cluster needs 200 GiB for one "
         "replica: use smaller disks, or add storage"
     ]
+
+
+def test_a_namespace_that_does_not_exist_is_advice() -> None:
+    finding = only(definition(targetNamespace="new"), surroundings())
+    assert (finding.advice, finding.field) == (True, "spec.targetNamespace")
 
 
 def test_a_cluster_that_exists_needs_nothing_again() -> None:

@@ -14,11 +14,12 @@ from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unreach
 from overview.capacity import CapacityObjects
 from overview.harvester import Account
 from overview.objects import HarvesterObjects, Unseen
-from overview.plan import planning
+from overview.plan import harvester as plan_harvester
 from overview.plan.machinechanges import Action
 from overview.plan.model import Plan
 from overview.plan.planning import plan_of_cluster, plan_of_manifests
 from overview.reader import NoClusterApiError
+from overview.surroundings import Surroundings
 from tests.support.clusterclasses import objects as class_objects
 from tests.support.memoryserver import MemoryServer
 
@@ -267,6 +268,17 @@ async def test_cluster_that_does_not_exist_has_no_plan() -> None:
 # What Harvester has
 
 
+def existing(**changed: Any) -> HarvesterObjects:
+    """A Harvester with all that the cluster names."""
+
+    def named(name: str) -> Obj:
+        return {"metadata": {"name": name, "namespace": "default"}}
+
+    pools = [{"metadata": {"name": "machines"}, "spec": {"ranges": [{"subnet": "172.16.0.0/16"}]}}]
+    objects = {"images": [named("sles-15")], "key_pairs": [named("key")], "networks": [named("production")]}
+    return HarvesterObjects(**{"server": "https://harvester", **objects, "pools": pools, **changed})
+
+
 class Harvester:
     """What a Harvester answers, and what it was asked for."""
 
@@ -274,21 +286,25 @@ class Harvester:
         self.asked: list[Obj] = []
         self.accounts: list[Any] = []
         self.hidden: list[Unseen] = []
-        self.answer: CapacityObjects | ApiError | Unreachable = CapacityObjects(HarvesterObjects())
+        self.given: list[Obj] = []
+        self.answer: CapacityObjects | ApiError | Unreachable = CapacityObjects(existing())
         self.client = MemoryServer()
         access: Any = type("Access", (), {"server": "https://harvester", "client": lambda *_, **__: self.client})()
         self.accounts.append(Account(Key("team", "identity"), access, frozenset({"vms"})))
-        monkeypatch.setattr(planning, "read_accounts", self._accounts)
-        monkeypatch.setattr(planning, "read_capacity", self._capacity)
+        monkeypatch.setattr(plan_harvester, "read_accounts", self._accounts)
+        monkeypatch.setattr(plan_harvester, "read_surroundings", self._surroundings)
 
-    async def _accounts(self, _client: object, harvester_clusters: list[Obj]) -> tuple[list[Any], list[Unseen]]:
+    async def _accounts(
+        self, _client: object, harvester_clusters: list[Obj], given: dict[Key, Obj]
+    ) -> tuple[list[Any], list[Unseen]]:
         self.asked += harvester_clusters
+        self.given += given.values()
         return self.accounts, self.hidden
 
-    async def _capacity(self, _harvester: object, namespaces: frozenset[str]) -> CapacityObjects:
+    async def _surroundings(self, _harvester: object, namespaces: frozenset[str]) -> Surroundings:
         assert namespaces == {"vms"}
         if isinstance(self.answer, CapacityObjects):
-            return self.answer
+            return Surroundings(self.answer, ["vms"], ["longhorn"])
         raise self.answer
 
 
@@ -342,3 +358,57 @@ async def test_harvester_that_cannot_be_asked_is_named(monkeypatch: pytest.Monke
     harvester.accounts, harvester.hidden = [], [Unseen("Secret team/identity", "not found")]
     plan = await planned(server(), topology_cluster(workers=4), harvester=True)
     assert ["team/identity" in text for text in plan.unseen] == [True]
+
+
+async def test_what_harvester_lacks_is_reported_once_with_the_variable_that_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harvester = Harvester(monkeypatch)
+    ranges = [{"subnet": "172.16.0.0/17"}]
+    pools = [{"metadata": {"name": "machines"}, "spec": {"ranges": ranges}}]
+    harvester.answer = CapacityObjects(existing(images=[], key_pairs=[], pools=pools))
+    addresses = {"gateway": "172.16.0.1", "subnetMask": "255.255.0.0"}
+    other = {**topology_cluster(**addresses), "metadata": {"name": "other", "namespace": "team"}}
+
+    plan = await planned(server(), other, harvester=True)
+
+    found = {each.check: each for each in plan.clusters[0].shortcomings}
+    assert set(found) == {"images", "key-pairs", "pool-subnet"}
+    assert found["images"].message.startswith("VM image does not exist")
+    assert found["images"].where == "variable image of the topology"
+    assert set(found["images"].fields) == {
+        f"{pool}: volumes[0].imageName" for pool in ("control plane", "md-0", "md-1")
+    }
+    assert found["pool-subnet"].fields == ("HarvesterCluster: vmNetworkConfig.subnetMask",)
+    assert found["pool-subnet"].where == "variable subnetMask of the topology"
+    assert plan.short
+
+
+async def test_what_the_account_does_not_see_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    harvester = Harvester(monkeypatch)
+    host = {
+        "metadata": {"name": "host"},
+        "status": {
+            "allocatable": {"cpu": "64", "memory": "512Gi"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+    hidden = [Unseen(what, "forbidden", forbidden=True) for what in ("VMs of other namespaces", "quotas")]
+    harvester.answer = CapacityObjects(existing(hosts=[host], unseen=hidden))
+
+    plan = await planned(server(), topology_cluster(workers=4), harvester=True)
+
+    assert plan.unseen == (
+        "VMs of other namespaces, quotas on Harvester https://harvester: the account may not list them",
+    )
+    cpu = next(need for need in plan.clusters[0].needs if need.what == "CPU")
+    assert (cpu.partial, cpu.short) == (True, False)
+    assert not plan.short
+
+
+async def test_identity_of_the_manifests_is_used_before_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    harvester = Harvester(monkeypatch)
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hv-identity-secret", "namespace": "team"}}
+    other = {**topology_cluster(), "metadata": {"name": "other", "namespace": "team"}}
+    await planned(server(), {**secret, "stringData": {"kubeconfig": "text"}}, other, harvester=True)
+    assert [obj["metadata"]["name"] for obj in harvester.given] == ["hv-identity-secret"]

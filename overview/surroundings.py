@@ -1,0 +1,59 @@
+"""What a Harvester has that clusters name: the answers to all checks against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from caphv.api.object import Obj, key_of
+from overview.capacity import CapacityObjects
+from overview.details import pools_of
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What was read of a Harvester. What is None could not be read, so that it is not checked."""
+
+    capacity: CapacityObjects
+    namespaces: list[str] | None = None
+    storage_classes: list[str] | None = None
+
+    @property
+    def images(self) -> dict[str, Obj] | None:
+        """Images by namespace and name; by namespace and display name, which the provider looks for first."""
+        harvester = self.capacity.harvester
+        if not harvester.sees("virtualmachineimages.harvesterhci.io"):
+            return None
+        shown = {f"{key_of(obj).namespace}/{_display_name(obj)}": obj for obj in harvester.images if _display_name(obj)}
+        return {str(key_of(obj)): obj for obj in harvester.images} | shown
+
+    @property
+    def networks(self) -> dict[str, Obj] | None:
+        """VM networks by namespace and name."""
+        harvester = self.capacity.harvester
+        if not harvester.sees("network-attachment-definitions.k8s.cni.cncf.io"):
+            return None
+        return {str(key_of(obj)): obj for obj in harvester.networks}
+
+    @property
+    def key_pairs(self) -> dict[str, Obj] | None:
+        """Key pairs by namespace and name."""
+        harvester = self.capacity.harvester
+        if not harvester.sees("keypairs.harvesterhci.io"):
+            return None
+        return {str(key_of(obj)): obj for obj in harvester.key_pairs}
+
+    @property
+    def pools(self) -> dict[str, Obj] | None:
+        """IPPools by name."""
+        harvester = self.capacity.harvester
+        if not harvester.sees("ippools.loadbalancer.harvesterhci.io"):
+            return None
+        return {str(obj["metadata"]["name"]): obj for obj in harvester.pools}
+
+    def free(self, pool: str) -> int | None:
+        """How many addresses of a pool are free; None when that is not known."""
+        return next((entry.free for entry in pools_of(self.capacity.harvester) if entry.name == pool), None)
+
+
+def _display_name(image: Obj) -> str:
+    return str((image.get("spec") or {}).get("displayName") or "")
