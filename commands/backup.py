@@ -13,6 +13,7 @@ from caphv.api.counting import counted
 from commands.options.clusters import InputError, Step
 from commands.options.management import (
     Selection,
+    clusters_argument,
     management_client,
     management_options,
     namespace_options,
@@ -40,7 +41,7 @@ Examples:
 Exit status: 0 everything was saved, 1 what you may not read is missing, 2 nothing was saved.
 """,
 )
-@click.argument("clusters", metavar="[CLUSTER]...", nargs=-1)
+@clusters_argument()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @namespace_options
 @click.option(
@@ -61,6 +62,10 @@ def backup(clusters: tuple[str, ...], directory: Path, **flags: Any) -> None:
     from overview.backup import files
     from overview.backup.sealing import Sealer
 
+    if not (clusters or flags["namespace"] or flags["all_namespaces"]):
+        raise click.UsageError(
+            f"name clusters, -n NAMESPACE or -A, and then DIR, the new directory: caphv backup {directory} DIR"
+        )
     chosen = selection(clusters, flags)
     if flags["unencrypted"] and flags["passphrase_file"]:
         raise click.UsageError("--unencrypted and --passphrase-file exclude each other")

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.options.clusters import InputError, Step
-from commands.options.harvesters import harvester_clients, harvester_option, insecure_option
+from commands.options.harvesters import (
+    harvester_clients,
+    harvester_namespace_options,
+    harvester_option,
+    insecure_option,
+)
 from commands.options.management import management_client, management_options, patient_progress, print_data, run
 
 if TYPE_CHECKING:
@@ -28,7 +33,7 @@ Examples:
 Exit status: 0 shown, 2 no Harvester can be read.
 """,
 )
-@click.option("-n", "--namespace", default="", help="Only Harvesters of clusters in this namespace.  [default: of all]")
+@harvester_namespace_options
 @harvester_option
 @click.option("--hosts", is_flag=True, help="Show each host.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)

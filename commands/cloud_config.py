@@ -16,6 +16,7 @@ from commands.output.data import data_text
 from commands.output.echo import echo
 
 if TYPE_CHECKING:
+    from caphv.api.object import Key, Obj
     from caphv.runtime.client import ApiClient
     from reconciler.harvester.guestaccount import GuestAccount
 
@@ -169,7 +170,7 @@ def renew(name: str, **flags: Any) -> None:
     confirm({**flags, "output": "data"}, f"Renew the token of cluster {name}?")
     content = run(_content(name, flags, renew=True))
     if workload:
-        run(_deliver(content, workload))
+        run(_deliver(content, found.key, workload))
         click.echo("wrote Secret kube-system/harvester-cloud-config; restart Pods that read it at start only", err=True)
         run(_end_former(name, flags, keep_newest=not flags["expires_in"]))
     if not _report(found, changes, flags, content) and not workload:
@@ -294,7 +295,7 @@ async def _revoke(name: str, flags: dict[str, Any]) -> None:
     await _with_account(name, flags, guestaccount.delete)
 
 
-async def _deliver(content: str, kubeconfig: str) -> None:
+async def _deliver(content: str, account: Key, kubeconfig: str) -> None:
     from caphv.api.object import SECRETS
     from caphv.runtime.client import ApiClient
     from caphv.runtime.errors import ApiError, Unreachable
@@ -304,12 +305,35 @@ async def _deliver(content: str, kubeconfig: str) -> None:
     try:
         client = ApiClient(await own_configuration(kubeconfig), name="workload", user_agent="caphv-cli")
         try:
+            await _require_same_account(client, workload_secret(content), account)
             await client.apply(SECRETS, workload_secret(content), manager="caphv-cloud-config")
         finally:
             await client.close()
     except (KubeconfigError, ApiError, Unreachable) as error:
         msg = f"not delivered, the former token stays valid; run this again: {error}"
         raise CommandError(msg) from None
+
+
+async def _require_same_account(client: ApiClient, wanted: Obj, account: Key) -> None:
+    """Raise `CommandError` if the cluster has the cloud config of another account: it is another cluster."""
+    from caphv.api.object import SECRETS, key_of
+    from caphv.api.tokens import token_of
+    from caphv.runtime.errors import NotFound
+    from caphv.runtime.kubeconfig import KubeconfigError, token_claims
+    from overview.harvester import access_of
+
+    key = key_of(wanted)
+    try:
+        secret = await client.get(SECRETS, key.name, key.namespace)
+        before = access_of(key, secret, next(iter(wanted["data"])))
+    except (NotFound, KubeconfigError):
+        return  # there is none, or none that works
+    former = token_of(token_claims(before.token))
+    if former and former.account != account:
+        raise CommandError(
+            f"Secret {key} of the cluster is of ServiceAccount {former.account}, not of {account}, and was not "
+            "replaced: name the kubeconfig of the right cluster, or delete that Secret"
+        )
 
 
 async def _with_account(

@@ -17,6 +17,7 @@ from caphv.api.counting import counted
 from commands.options.changes import confirm
 from commands.options.management import (
     Selection,
+    cluster_argument,
     management_client,
     management_options,
     patient_progress,
@@ -46,8 +47,7 @@ Examples:
 Exit status: 0 done, 1 aborted, or (with --explain) the deletion is stuck, 2 the management cluster cannot be read.
 """,
 )
-@click.argument("cluster")
-@click.option("-n", "--namespace", default="", help="Namespace of the cluster.  [default: the context's]")
+@cluster_argument
 @click.option("--explain", is_flag=True, help="Change nothing; say what the deletion waits for.")
 @click.option(
     "--force",

@@ -11,6 +11,7 @@ from commands.options.clusters import Step
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
     Selection,
+    clusters_argument,
     management_client,
     management_options,
     namespace_options,
@@ -41,7 +42,7 @@ Examples:
 Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot be read.
 """,
 )
-@click.argument("clusters", metavar="[CLUSTER]...", nargs=-1)
+@clusters_argument()
 @namespace_options
 @click.option(
     "--harvester", default="", metavar="[NAMESPACE/]SECRET", help="Only the Harvester of this identity Secret."
@@ -74,12 +75,13 @@ def doctor(clusters: tuple[str, ...], **flags: Any) -> None:
 
 
 async def _checks(flags: dict[str, Any], chosen: Selection, wanted: Key | None, step: Step) -> list[Check]:
+    from caphv.api.object import key_of
     from overview.doctor.model import skipped
     from overview.query import Query, ask
 
     async with management_client(flags) as client:
         answer = await ask(client, Query(chosen.namespace, frozenset(chosen.keys)), step)
-        chosen.require({cluster.key for cluster in answer.overview.clusters})
+        chosen.require({cluster.key for cluster in answer.overview.clusters}, map(key_of, answer.objects.clusters))
         step("asking Harvesters")
         checks = await run_checks(client, answer, chosen.namespace, flags["provider_namespace"], wanted)
     if not answer.overview.clusters and wanted is None:

@@ -15,6 +15,7 @@ from commands.options.changes import change_options, confirm
 from commands.options.clusters import CommandError, InputError
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
+    cluster_argument,
     management_client,
     management_options,
     patient_progress,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from caphv.runtime.etcd import Member
     from overview.etcd import EtcdMember
     from overview.model import Cluster
-
-_NAMESPACE = click.option("-n", "--namespace", default="", help="Namespace of the cluster.  [default: the context's]")
 
 
 @click.group(
@@ -56,8 +55,7 @@ Examples:
 Exit status: 0 all members are healthy, 1 one is not, 2 etcd or the machines cannot be read.
 """,
 )
-@click.argument("cluster")
-@_NAMESPACE
+@cluster_argument
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 @insecure_option
 @management_options
@@ -91,9 +89,8 @@ Examples:
 Exit status: 0 done or nothing to do, 1 a check failed or aborted, 2 etcd or the machines cannot be read.
 """,
 )
-@click.argument("cluster")
+@cluster_argument
 @click.argument("names", metavar="[MEMBER]...", nargs=-1)
-@_NAMESPACE
 @click.option("--force", is_flag=True, help="Remove them although a check failed.")
 @change_options
 @insecure_option
@@ -224,6 +221,7 @@ async def _cluster(flags: dict[str, Any], key: Key, machines: list[Obj] | None =
 
     :param machines: takes the Machines of the namespace
     """
+    from caphv.api.object import key_of
     from commands.options.management import Selection
     from overview.etcd import unseen_machines
     from overview.query import Query, ask
@@ -235,7 +233,7 @@ async def _cluster(flags: dict[str, Any], key: Key, machines: list[Obj] | None =
     if machines is not None:
         machines += answer.objects.machines
     found = answer.overview.clusters
-    Selection(key.namespace, (key,)).require({cluster.key for cluster in found})
+    Selection(key.namespace, (key,)).require({cluster.key for cluster in found}, map(key_of, answer.objects.clusters))
     return found[0]
 
 

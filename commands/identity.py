@@ -27,6 +27,7 @@ from commands.output.echo import echo
 from commands.rotate import rotate
 
 if TYPE_CHECKING:
+    from caphv.api.object import Key, Obj
     from overview.identities import Identity
     from reconciler.harvester.identityaccount import Account, Existing
 
@@ -168,7 +169,10 @@ read.
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 @management_options
 def list_identities(**flags: Any) -> None:
-    """List the identity Secrets of clusters with their Harvester, the expiry date of the credentials, and clusters."""
+    """List identity Secrets with their Harvester, the expiry date of the credentials, and the clusters that use them.
+
+    Secrets with a kubeconfig that no cluster uses are listed, too, if you may list Secrets.
+    """
     chosen = selection((), flags)
     with patient_progress():
         found = run(_identities(flags, chosen.namespace))
@@ -251,15 +255,27 @@ async def _identities(flags: dict[str, Any], namespace: str) -> tuple[Identity, 
     from datetime import UTC, datetime
 
     from caphv.api import resources
-    from overview.harvester import insecure_allowed, read_accounts
-    from overview.identities import identities_of
+    from caphv.api.object import SECRETS, key_of
+    from caphv.runtime.errors import Forbidden
+    from overview.harvester import identity_of, insecure_allowed, read_accounts
+    from overview.identities import identities_of, unused_secrets
     from overview.reader import list_all
 
     async with management_client(flags) as client:
         clusters = await list_all(client, resources.HARVESTER_CLUSTERS, namespace)
+        spare: dict[Key, Obj] = {}
+        try:
+            secrets = await list_all(client, SECRETS, namespace)
+            # A cluster of another namespace may use a Secret of this one.
+            others = await list_all(client, resources.HARVESTER_CLUSTERS) if namespace else clusters
+            used = {identity_of(obj) for obj in (*clusters, *others)}
+            spare = {key_of(obj): obj for obj in unused_secrets(secrets, used)}
+        except Forbidden as error:
+            echo(f"not seen: identities that no cluster uses: {error}", err=True)
+        owners = [*clusters, *({"spec": {"identitySecret": key._asdict()}} for key in spare)]
         with insecure_allowed():  # no Harvester is asked
-            accounts, unseen = await read_accounts(client, clusters)
-    return identities_of(clusters, accounts, unseen, datetime.now(UTC))
+            accounts, unseen = await read_accounts(client, owners, spare)
+    return identities_of(clusters, accounts, unseen, datetime.now(UTC), spare)
 
 
 async def _create(account: Account, options: dict[str, Any]) -> str:

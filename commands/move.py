@@ -17,6 +17,7 @@ from commands.options.clusters import InputError
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
     Selection,
+    clusters_argument,
     management_client,
     management_options,
     namespace_options,
@@ -38,6 +39,7 @@ _T = TypeVar("_T")
 _PAUSE_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 _PAUSED = "The clusters are paused on the source, where nothing was lost. Correct it and run this again."
+_INTERRUPTED = "Interrupted. Clusters may be paused on the source, where nothing was lost: run this again to continue."
 _PERHAPS_PAUSED = _PAUSED.replace("The clusters are", "Clusters may be")
 
 
@@ -54,7 +56,7 @@ Exit status: 0 moved, or (with --dry-run) possible, 1 aborted or not completed, 
 and nothing was changed.
 """,
 )
-@click.argument("clusters", metavar="[CLUSTER]...", nargs=-1)
+@clusters_argument()
 @namespace_options
 @click.option("--to-kubeconfig", default="", help="Kubeconfig of the new management cluster.")
 @click.option("--to-context", default="", help="Context of that kubeconfig.")
@@ -102,7 +104,7 @@ def move(clusters: tuple[str, ...], **flags: Any) -> None:
     confirm(flags, f"Move {', '.join(found.backup.clusters)} to {found.target.server}?")
     # A cluster that is created from now on was not checked, nor agreed to.
     keys = chosen.keys or tuple(sorted(found.backup.cluster_keys()))
-    run(_move(found, replace(chosen, keys=keys), flags))
+    run(_move(found, replace(chosen, keys=keys), flags), _INTERRUPTED)
 
 
 @dataclass(slots=True)
@@ -194,8 +196,8 @@ def _show(found: _Found, flags: dict[str, Any]) -> None:
         echo(f"  {count:>5}  {kind}")
     for name in kept:
         echo(f"shared, stays on the source: {name}")
-    running = len(found.vms.states)
-    echo(f"deletes {counted(len(deleted), 'object')} on the source afterwards; VMs that keep running: {running}")
+    running = counted(len(found.vms.states), "VM keeps", "VMs keep")
+    echo(f"deletes {counted(len(deleted), 'object')} on the source afterwards; {running} running")
 
 
 async def _move(found: _Found, chosen: Selection, flags: dict[str, Any]) -> None:
@@ -259,7 +261,7 @@ async def _created(restore: Restore, flags: dict[str, Any]) -> None:
         if not is_resumed(restore):
             if failed := await writing.create(target, restore) or await writing.verify(target, restore):
                 _stop(*failed)
-            _say(f"created {counted(len(restore.backup.objects), 'object')} on the target, and read all back", flags)
+            _say(f"created {counted(len(restore.backup.objects), 'object')} on the target, and read them back", flags)
         if failed := await writing.unpause(target, restore):
             _stop(*failed)
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.options.clusters import InputError, Step
+from commands.options.completion import complete_clusters
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
     Selection,
     management_client,
     management_options,
+    namespace_option,
     patient_progress,
     print_data,
     run,
@@ -44,7 +46,7 @@ Exit status: 0 nothing would change, 1 an object is refused or capacity is insuf
 a file cannot be read, 3 something would change.
 """,
 )
-@click.argument("cluster", required=False, default="")
+@click.argument("cluster", required=False, default="", shell_complete=complete_clusters)
 @click.option(
     "-f",
     "--filename",
@@ -53,7 +55,7 @@ a file cannot be read, 3 something would change.
     type=click.Path(path_type=Path, allow_dash=True),
     help="Manifests: a file, a directory, or - for standard input; repeatable.",
 )
-@click.option("-n", "--namespace", default="", help="Namespace of what names none.  [default: the context's]")
+@namespace_option("Namespace of what names none.  [default: the context's]")
 @click.option("--no-harvester", is_flag=True, help="Do not ask Harvester for what is free.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
 @insecure_option

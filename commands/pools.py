@@ -15,6 +15,7 @@ from commands.options.clusters import InputError, Step
 from commands.options.harvesters import (
     HarvesterClient,
     harvester_clients,
+    harvester_namespace_options,
     harvester_option,
     insecure_option,
     namespace_of,
@@ -49,9 +50,7 @@ def pools() -> None:
 def _options(command: Any) -> Any:
     for add in (
         harvester_option,
-        click.option(
-            "-n", "--namespace", default="", help="Only Harvesters of clusters in this namespace.  [default: of all]"
-        ),
+        harvester_namespace_options,
         insecure_option,
         management_options,
         click.argument("names", metavar="[POOL]...", nargs=-1),

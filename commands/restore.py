@@ -198,7 +198,8 @@ def _show_refused(found: Restore, flags: dict[str, Any]) -> bool:
     for text in result.refused:
         echo(f"Error: refused: {text}", err=True)
     if result.namespaces:
-        echo(f"not tried, as namespaces do not exist yet: {', '.join(result.namespaces)}. Create them to have it tried")
+        names = ", ".join(result.namespaces)
+        echo(f"creates namespace {names}; their objects are validated when they are created, not before")
     return not result.refused
 
 

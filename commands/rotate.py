@@ -165,7 +165,7 @@ def _plan(found: _Identity, flags: dict[str, Any]) -> _Plan:
         kept = f"Secret {', '.join(found.sharing)} has the same token: rotate it, too"
     elif found.unread:
         kept = f"Secret {', '.join(found.unread)} cannot be read, and may have the same token"
-    seconds = (flags["expires_in"] or 0) * _DAY or (0 if found.token.secret else found.token.seconds)
+    seconds = (flags["expires_in"] or 0) * _DAY or found.token.seconds
     clusters = tuple(sorted(f"{obj['metadata']['namespace']}/{obj['metadata']['name']}" for obj in found.clusters))
     deletes = "" if kept else found.previous or found.token.secret
     return _Plan(

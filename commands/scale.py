@@ -11,6 +11,7 @@ from commands.options.changes import agreed, apply_plan, change_options, report,
 from commands.options.clusters import InputError
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
+    cluster_argument,
     management_options,
     patient_progress,
     read_overview,
@@ -41,8 +42,7 @@ Examples:
 Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid usage or cannot be read.
 """,
 )
-@click.argument("cluster")
-@click.option("-n", "--namespace", default="", help="Namespace of the cluster.  [default: the context's]")
+@cluster_argument
 @click.option("--control-plane", type=click.IntRange(0, 99), metavar="N", help="Control plane machines; an odd number.")
 @click.option("--workers", "pools", multiple=True, metavar="[POOL=]N", help="Machines of a worker pool; repeatable.")
 @click.option("--force", is_flag=True, help="Change it although a check failed.")
@@ -126,7 +126,8 @@ def _wait(plan: Plan, wanted: Scale, flags: dict[str, Any]) -> None:
         progress.problems(cluster)
         return scaled(parts, deployments, cluster, wanted)
 
-    if not run(until_done(flags, plan.cluster, step)):
+    interrupted = f"Interrupted. The change continues without this command: caphv status {plan.cluster} --watch"
+    if not run(until_done(flags, plan.cluster, step), interrupted):
         progress.stopped(last[0] if last else None)
         click.echo("Not done in time. It continues without this command; run it again to wait for it.", err=True)
         sys.exit(1)

@@ -15,6 +15,7 @@ from commands.options.clusters import CommandError
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
     Selection,
+    clusters_argument,
     management_client,
     management_options,
     namespace_options,
@@ -48,7 +49,7 @@ Exit status: 0 nothing is wrong, 1 something is, or the provider is silent, 2 th
 read.
 """,
 )
-@click.argument("clusters", metavar="[CLUSTER]...", nargs=-1)
+@clusters_argument()
 @namespace_options
 @click.option(
     "--deep/--no-deep", default=None, help="Ask Harvesters and workload clusters, too.  [default: with --serve only]"

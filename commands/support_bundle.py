@@ -14,6 +14,7 @@ from commands.options.clusters import Step
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
     Selection,
+    clusters_argument,
     management_client,
     management_options,
     namespace_options,
@@ -33,7 +34,7 @@ Examples:
   caphv support-bundle -A --file bundle.tar.gz
 """,
 )
-@click.argument("clusters", metavar="[CLUSTER]...", nargs=-1)
+@clusters_argument()
 @namespace_options
 @click.option("--provider-namespace", default="caphv-system", show_default=True, help="Where the provider runs.")
 @file_options("Where to write it.  [default: caphv-support-TIME.tar.gz]")
@@ -57,6 +58,7 @@ def support_bundle(clusters: tuple[str, ...], **flags: Any) -> None:
 
 
 async def _collect(flags: dict[str, Any], chosen: Selection, step: Step) -> dict[str, str]:
+    from caphv.api.object import key_of
     from caphv.runtime.kubeconfig import own_configuration
     from overview import bundle
     from overview.query import Query, ask
@@ -64,7 +66,7 @@ async def _collect(flags: dict[str, Any], chosen: Selection, step: Step) -> dict
     async with management_client(flags) as client:
         answer = await ask(client, Query(chosen.namespace, frozenset(chosen.keys), deep=True), step)
         found = {cluster.key for cluster in answer.overview.clusters}
-        chosen.require(found)
+        chosen.require(found, map(key_of, answer.objects.clusters))
         step("running all checks")
         checks = await run_checks(client, answer, chosen.namespace, flags["provider_namespace"])
         connection = await own_configuration(flags["kubeconfig"], flags["context"])

@@ -10,6 +10,7 @@ import click
 
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
+    clusters_argument,
     management_options,
     namespace_options,
     patient_progress,
@@ -31,7 +32,7 @@ Examples:
 Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot be read.
 """,
 )
-@click.argument("clusters", metavar="CLUSTER...", nargs=-1, required=True)
+@clusters_argument(required=True)
 @namespace_options
 @click.option("--deep/--no-deep", default=True, show_default=True, help="Ask Harvester and the workload cluster, too.")
 @click.option("--conditions", is_flag=True, help="Show all conditions, not only those that say something is wrong.")

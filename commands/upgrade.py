@@ -13,6 +13,7 @@ from commands.options.clusters import InputError
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
     Selection,
+    cluster_argument,
     management_client,
     management_options,
     patient_progress,
@@ -42,8 +43,7 @@ Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in t
 3 the workers follow once the control plane is upgraded: run the command again.
 """,
 )
-@click.argument("cluster")
-@click.option("-n", "--namespace", default="", help="Namespace of the cluster.  [default: the context's]")
+@cluster_argument
 @click.option("--version", "version", required=True, metavar="VERSION", help="For example v1.36.3+rke2r1.")
 @click.option("--force", is_flag=True, help="Change it although a check failed.")
 @wait_options("2h")
@@ -86,6 +86,7 @@ def upgrade(cluster: str, **flags: Any) -> None:
 async def _plan(flags: dict[str, Any], chosen: Selection, step: Step) -> Plan:
     from dataclasses import replace
 
+    from caphv.api.object import key_of
     from overview.clusterparts import cluster_and_parts
     from overview.disruptions import disruption_checks
     from overview.preflight import Demand, room, size_of
@@ -94,7 +95,7 @@ async def _plan(flags: dict[str, Any], chosen: Selection, step: Step) -> Plan:
 
     async with management_client(flags) as client:
         answer = await ask(client, Query(chosen.namespace, frozenset(chosen.keys), deep=True), step)
-        chosen.require({each.key for each in answer.overview.clusters})
+        chosen.require({each.key for each in answer.overview.clusters}, map(key_of, answer.objects.clusters))
         parts, deployments, cluster = cluster_and_parts(answer.objects, chosen.keys[0])
         plan = plan_upgrade(parts, deployments, cluster, flags["version"])
         if not plan.changes:
@@ -129,7 +130,10 @@ def _wait(plan: Plan, flags: dict[str, Any]) -> None:
             return False
         return now.complete and not following.changes
 
-    if not run(until_done(flags, plan.cluster, step)):
+    interrupted = f"Interrupted. The rollout continues without this command: caphv status {plan.cluster} --watch"
+    if plan.pending:
+        interrupted += ". MachineDeployments follow only when you run this command again"
+    if not run(until_done(flags, plan.cluster, step), interrupted):
         lines.stopped(last[0] if last else None)
         click.echo(
             f"Not done in time. Machines that were replaced keep {wanted}, the others keep running; nothing is lost.\n"

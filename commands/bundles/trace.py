@@ -12,6 +12,7 @@ import click
 
 from commands.bundles.common import DIFFERENT, DONE, bundler_of, output, render_options
 from commands.options.clusters import InputError, progress
+from commands.options.completion import complete_clusters
 from commands.options.management import object_key
 from commands.options.repository import names_repository, open_store, repository_options
 
@@ -38,7 +39,7 @@ Examples:
 Exit status: 0 it arrived, or a stage cannot be read, 1 it stopped, or was reverted, 2 unreadable input, or wrong usage.
 """,
 )
-@click.argument("cluster", metavar="NAMESPACE/NAME")
+@click.argument("cluster", metavar="NAMESPACE/NAME", shell_complete=complete_clusters)
 @click.argument("setting", default="")
 @click.option(
     "--definitions",

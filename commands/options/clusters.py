@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from caphv.api.plaintext import one_line
+from commands.options.completion import complete_namespaces
 from commands.output.echo import echo
 
 if TYPE_CHECKING:
@@ -48,7 +49,13 @@ def cluster_options(command: _Command) -> _Command:
         click.option(
             "-l", "--selector", default="", metavar="LABELS", help="Label selector for clusters, e.g. a=b,c!=d."
         ),
-        click.option("-n", "--namespace", default="", help="Namespace of the clusters.  [default: all]"),
+        click.option(
+            "-n",
+            "--namespace",
+            default="",
+            shell_complete=complete_namespaces,
+            help="Namespace of the clusters.  [default: all]",
+        ),
         click.option("--context", default="", help="Context in the kubeconfig."),
         click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster."),
         click.argument("paths", metavar="[FILE|FOLDER|-]...", nargs=-1, type=click.Path(allow_dash=True)),

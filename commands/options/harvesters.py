@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commands.options.management import context_namespace
+from commands.options.management import context_namespace, namespace_option
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
@@ -26,6 +26,16 @@ def harvester_option(command: _Command) -> _Command:
         metavar="FILE",
         help="Ask Harvester with this kubeconfig, in place of the identities of clusters.",
     )(command)
+
+
+def harvester_namespace_options(command: _Command) -> _Command:
+    """Add the options `namespace` and `all_namespaces`, which is the default."""
+    for add in (
+        click.option("-A", "--all-namespaces", is_flag=True, help="Of clusters in all namespaces, the default."),
+        namespace_option("Only Harvesters of clusters in this namespace.  [default: of all]"),
+    ):
+        command = add(command)
+    return command
 
 
 def insecure_option(command: _Command) -> _Command:
@@ -60,6 +70,8 @@ async def harvester_clients(
     management: ApiClient, flags: dict[str, Any]
 ) -> AsyncIterator[tuple[list[HarvesterClient], list[Unseen]]]:
     """Lend a client for each Harvester that clusters use, or for the one of `--harvester-kubeconfig`."""
+    if flags["all_namespaces"] and flags["namespace"]:
+        raise click.UsageError("--all-namespaces and --namespace exclude each other")
     from caphv.api import resources
     from caphv.runtime.client import ApiClient
     from caphv.runtime.errors import Forbidden

@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from caphv.api.object import Key
+from caphv.api.object import Key, key_of
+from caphv.validation.finding import did_you_mean
 from commands.options.clusters import InputError, Step
+from commands.options.completion import complete_clusters, complete_namespaces
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
@@ -38,10 +40,37 @@ def namespace_options(command: _Command) -> _Command:
     """Add the options that name a namespace, as kubectl has them: `namespace` and `all_namespaces`."""
     for add in (
         click.option("-A", "--all-namespaces", is_flag=True, help="Clusters of all namespaces."),
-        click.option("-n", "--namespace", default="", help="Clusters of this namespace.  [default: the context's]"),
+        click.option(
+            "-n",
+            "--namespace",
+            default="",
+            shell_complete=complete_namespaces,
+            help="Clusters of this namespace.  [default: the context's]",
+        ),
     ):
         command = add(command)
     return command
+
+
+def cluster_argument(command: _Command) -> _Command:
+    """Add `cluster`, and the option `namespace` for its name without one."""
+    for add in (
+        namespace_option("Namespace of the cluster.  [default: the context's]"),
+        click.argument("cluster", shell_complete=complete_clusters),
+    ):
+        command = add(command)
+    return command
+
+
+def clusters_argument(*, required: bool = False) -> Callable[[_Command], _Command]:
+    """Return the argument `clusters`, of any number."""
+    metavar = "CLUSTER..." if required else "[CLUSTER]..."
+    return click.argument("clusters", metavar=metavar, nargs=-1, required=required, shell_complete=complete_clusters)
+
+
+def namespace_option(help_text: str) -> Callable[[_Command], _Command]:
+    """Return the option `namespace`."""
+    return click.option("-n", "--namespace", default="", shell_complete=complete_namespaces, help=help_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +80,13 @@ class Selection:
     namespace: str
     keys: tuple[Key, ...] = ()
 
-    def require(self, keys: set[Key]) -> None:
-        """Raise `InputError` when a cluster that is named does not exist."""
-        missing = [str(key) for key in self.keys if key not in keys]
+    def require(self, keys: set[Key], known: Iterable[Key] = ()) -> None:
+        """Raise `InputError` when a cluster that is named does not exist, with similar names among those `known`."""
+        names = sorted(map(str, known))
+        missing = [f"{key}{did_you_mean(str(key), names)}" for key in self.keys if key not in keys]
         if missing:
-            raise InputError(f"no such cluster on Harvester: {', '.join(missing)}")
+            hint = "" if names else "; clusters of all namespaces: caphv status -A"
+            raise InputError(f"no such cluster on Harvester: {', '.join(missing)}{hint}")
 
 
 def selection(clusters: Sequence[str], flags: dict[str, Any]) -> Selection:
@@ -117,7 +148,7 @@ def read_overview(flags: dict[str, Any], chosen: Selection, step: Step, *, deep:
         answer = run(read())
     finally:
         gc.enable()
-    chosen.require({cluster.key for cluster in answer.overview.clusters})
+    chosen.require({cluster.key for cluster in answer.overview.clusters}, map(key_of, answer.objects.clusters))
     return answer
 
 
@@ -128,8 +159,11 @@ def print_data(value: Any, output: str) -> None:
     click.echo(data_text(value, output), nl=False)
 
 
-def run(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine; what an API server refuses or does not answer becomes a message and exit status 2."""
+def run(work: Coroutine[Any, Any, _T], interrupted: str = "") -> _T:
+    """Run a coroutine; what an API server refuses or does not answer becomes a message and exit status 2.
+
+    When the user interrupts it, the message for that is written, and the exit status is 130.
+    """
     from caphv.runtime.errors import ApiError, Forbidden, Unreachable
     from caphv.runtime.kubeconfig import KubeconfigError
     from overview.reader import NoClusterApiError
@@ -153,6 +187,8 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
     except NoClusterApiError as error:
         raise InputError(str(error)) from None
     except KeyboardInterrupt:
+        if interrupted:
+            click.echo(f"\n{interrupted}", err=True)
         sys.exit(130)
 
 

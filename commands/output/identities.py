@@ -10,7 +10,7 @@ from commands.output.overview import row
 from commands.output.text import Text
 from overview.identities import Identity
 
-_STYLES = {"valid": "green", "expiring": "yellow", "expired": "bold red", "unusable": "bold red"}
+_STYLES = {"valid": "green", "expiring": "yellow", "expired": "bold red", "unusable": "bold red", "unused": "dim"}
 _SHOWN = 3
 
 
@@ -21,7 +21,7 @@ def show(out: Console, identities: Iterable[Identity]) -> None:
         [
             Text(each.secret, style="bold"),
             Text(each.state, style=_STYLES[each.state]),
-            Text(each.ends or "-"),
+            Text(_end(each)),
             Text(each.server or each.error),
             Text(_clusters(each.clusters)),
         ]
@@ -33,6 +33,14 @@ def show(out: Console, identities: Iterable[Identity]) -> None:
         out.print(row(cells, widths), no_wrap=True, overflow="ellipsis", crop=True)
 
 
+def _end(identity: Identity) -> str:
+    if identity.ends or identity.error:
+        return identity.ends or "-"
+    return "does not expire" if identity.lasting else "not stated"
+
+
 def _clusters(names: tuple[str, ...]) -> str:
+    if not names:
+        return "none"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"

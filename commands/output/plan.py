@@ -52,7 +52,8 @@ def _show_cluster(out: Console, cluster: ClusterPlan) -> None:
         _fields(out, pool.reasons)
     if cluster.vms_created or cluster.vms_deleted:
         created = counted(cluster.vms_created, "VM is", "VMs are")
-        out.print(Text(f"  Harvester: {created} created, {cluster.vms_deleted} deleted, with their disks"))
+        deleted = counted(cluster.vms_deleted, "is", "are")
+        out.print(Text(f"  Harvester: {created} created, {deleted} deleted, with their disks"))
     for shortcoming in cluster.shortcomings:
         out.print(_shortcoming(shortcoming), soft_wrap=True)
     for need in cluster.needs:
@@ -89,8 +90,8 @@ def _need(need: Need) -> Text:
     free = "not known" if need.free is None else amount(need.free, need.unit)
     if need.partial and not need.short:
         free = f"at most {free}"
-    mark, style = ("✗", "bold red") if need.short else ("✓", "green")
-    if not need.short and (need.free is None or need.partial):
+    mark, style = ("✗", "bold red") if need.short else ("-", "dim") if need.free is None else ("✓", "green")
+    if need.partial and not need.short:
         mark, style = "?", "yellow"
     text = f"{need.what}: {amount(need.needed, need.unit)} more at most, {free} free{note}"
     return Text.assemble((f"  {mark} ", style), text)

@@ -18,6 +18,7 @@ from caphv.runtime.errors import ApiError, Forbidden, NotFound, Unreachable
 from overview.backup.files import Backup, Origin
 from overview.backup.graph import Belongings, belongings, is_cluster_api, references
 from overview.backup.order import missing_of
+from overview.plan.pools import wanted_of
 from overview.query import Query
 from overview.reader import NoClusterApiError, Step, list_all, unseen
 
@@ -144,8 +145,25 @@ async def _complete(collection: _Collection, clusters: list[Key]) -> Belongings:
     """Choose what belongs to the clusters, and read what they refer to in other namespaces until nothing is new."""
     while True:
         chosen = belongings(clusters, collection.objects.values())
+        _add_named_by_classes(chosen, clusters, collection.objects)
         if not await collection.read_single(chosen.absent):
             return chosen
+
+
+def _add_named_by_classes(chosen: Belongings, clusters: Iterable[Key], known: Mapping[ObjectId, Obj]) -> None:
+    """Add what ClusterClasses name for clusters whose HarvesterCluster does not exist yet, such as the identity."""
+    for key in clusters:
+        cluster = ObjectId(resources.CLUSTER_API_GROUP, "Cluster", *key)
+        if (chosen.objects.get(cluster, {}).get("spec") or {}).get("infrastructureRef"):
+            continue
+        kind = resources.HARVESTER_CLUSTERS
+        spec = dict(wanted_of(key, chosen.objects).infrastructure)
+        obj = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": dict(key._asdict()), "spec": spec}
+        for reference in references(obj):
+            if reference in known:
+                chosen.objects.setdefault(reference, known[reference])
+            else:
+                chosen.absent.setdefault(reference, cluster)
 
 
 async def _list(client: ApiClient, resource: Resource, namespace: str, moment: str) -> list[Obj]:

@@ -59,7 +59,7 @@ async def ensure_address(scope: MachineScope) -> Network:
                 Watched.HARVESTER_CLUSTER,
                 warn=True,
             )
-    if scope.draft.fields.get("allocatedIPAddress") != answer.address:
+    if not answer.adopted:  # a reconcile before the status was written finds the same one
         log.info("reserved address %s in IPPool %s", answer.address, answer.pool)
     _reserved(scope, answer.pool, answer.address)
     return with_address(network, answer.address)

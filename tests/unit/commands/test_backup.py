@@ -109,3 +109,9 @@ def test_the_nightly_script_keeps_the_newest_thirty_and_reports_success_only(tmp
     kept = sorted(path.name for path in (tmp_path / "backups").iterdir())
     assert kept == [*days[2:], "2026-11-02", "letters"]
     assert (tmp_path / "called").read_text().split() == [*days[:2], "2026-11-02"]
+
+
+def test_a_backup_needs_clusters_and_a_directory() -> None:
+    result = CliRunner().invoke(cli, ["backup", "shop"], prog_name="caphv")
+    assert result.exit_code == 2
+    assert "caphv backup shop DIR" in result.output

@@ -12,6 +12,7 @@ import yaml
 
 from caphv.api.object import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Obj
 from caphv.runtime.errors import Forbidden, Unreachable
+from reconciler.harvester.guestaccount import SECRET_KEYS
 from tests.support.commandservers import Servers
 
 pytestmark = pytest.mark.unit
@@ -203,6 +204,25 @@ def test_data_of_a_delivery_has_no_token(servers: Servers) -> None:
     assert found["applied"]
     assert "kubeconfig" not in found
     assert len(found["changes"]) == 2
+
+
+def test_the_cloud_config_of_another_cluster_is_not_replaced(servers: Servers) -> None:
+    content = yaml.safe_load(create(servers, "-o", "kubeconfig").stdout)
+    claims = base64.urlsafe_b64encode(b'{"sub": "system:serviceaccount:vms:other"}').decode().rstrip("=")
+    content["users"][0]["user"]["token"] = f"a.{claims}.c"
+    encoded = base64.b64encode(yaml.safe_dump(content).encode()).decode()
+    metadata = {"name": "harvester-cloud-config", "namespace": "kube-system"}
+    data = dict.fromkeys(SECRET_KEYS, encoded)
+    servers.workload.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
+
+    result = renew(servers, "--workload-kubeconfig", str(servers.kubeconfig))
+
+    assert result.exit_code == 1
+    assert "is of ServiceAccount vms/other, not of" in result.output
+    secret = servers.workload.find("Secret", "harvester-cloud-config", "kube-system")
+    assert secret is not None
+    assert secret["data"] == data
+    assert "shop-cloud-config-1" in kinds(servers)["Secret"], "the former token stays valid"
 
 
 def test_former_token_stays_valid_when_the_new_one_cannot_be_delivered(servers: Servers) -> None:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.counting import counted
 from caphv.api.object import Key
 from commands.output import capacity, changes, doctor, etcd, plan
-from commands.output.bundles import count, table
+from commands.output.bundles import table
 from commands.output.overview import console
 from commands.output.pools import show, show_plan
 from overview.assembly import overview_of
@@ -67,7 +68,7 @@ def test_an_amount_of_bytes_is_short_and_nearly_right(value: int) -> None:
 
 @given(st.integers(0, 10**6))
 def test_only_one_is_singular(number: int) -> None:
-    assert count(number, "cluster") == f"{number} cluster" + ("" if number == 1 else "s")
+    assert counted(number, "cluster") == f"{number} cluster" + ("" if number == 1 else "s")
 
 
 def test_columns_of_a_table_are_as_wide_as_their_widest_cell() -> None:
@@ -161,7 +162,7 @@ def test_each_pool_says_what_happens_to_its_machines(capsys: pytest.CaptureFixtu
         "  + worker pool md-0: 3 machines are created (2 → 5)",
         "  - worker pool md-1: 3 machines are deleted (4 → 1)",
         "  ± worker pool md-2: 2 machines are replaced, each deleted before its successor is created",
-        "  + worker pool md-2: 1 machines are created (2 → 3)",
+        "  + worker pool md-2: 1 machine is created (2 → 3)",
         "  Harvester: 8 VMs are created, 8 are deleted, with their disks",
         "  ✗ CPU: 4 more at most, 2 free (in namespace vms)",
         "  - memory: 1 GiB more at most, not known free",
@@ -205,7 +206,8 @@ def test_what_cannot_be_predicted_is_reported(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(("created", "deleted"), [(1, 0), (0, 1)])
 def test_vms_are_counted_when_some_come_or_go(created: int, deleted: int, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(planned(PoolEffect("md", 0, 1), vms_created=created, vms_deleted=deleted), capsys)
-    assert f"  Harvester: {created} VMs are created, {deleted} are deleted, with their disks" in text
+    numbers = f"{counted(created, 'VM is', 'VMs are')} created, {counted(deleted, 'is', 'are')} deleted"
+    assert f"  Harvester: {numbers}, with their disks" in text
 
 
 # Changes and checks

@@ -74,7 +74,7 @@ def test_objects_of_new_namespaces_cannot_be_tried(servers: Servers) -> None:
     servers.management.errors["dry-run create Machine"] = Invalid(422, "Invalid", "no such field")
     result = restore(servers, "--dry-run")
     assert result.exit_code == 0, result.output
-    assert "not tried, as namespaces do not exist yet: team" in result.output
+    assert "creates namespace team" in result.output
 
 
 def test_nothing_is_created_without_a_confirmation(servers: Servers) -> None:
@@ -167,7 +167,7 @@ def test_what_cannot_be_created_is_named_and_can_be_repeated(servers: Servers) -
     servers.management.errors["create RKE2ControlPlane"] = Forbidden(403, "Forbidden", "cannot create")
     result = restore(servers, "--yes", "--old-management-cluster-stopped")
     assert (result.exit_code, "shop-cp: cannot create" in result.stderr) == (1, True), result.output
-    assert "1 objects could not be created. Correct this and run the command again" in result.stderr
+    assert "1 object could not be created. Correct this and run the command again" in result.stderr
     servers.management.errors.clear()
     again = restore(servers, "--yes", "--old-management-cluster-stopped")
     assert again.exit_code == 0, again.output

@@ -11,6 +11,7 @@ import pytest
 
 from caphv.api.object import Obj
 from caphv.runtime.errors import Conflict, Forbidden
+from commands import scale
 from tests.support.clusters import Builder
 from tests.support.commandservers import Servers
 from tests.support.overview import KINDS
@@ -169,6 +170,17 @@ def test_with_data_the_progress_is_on_standard_error(servers: Servers) -> None:
 
 def test_waiting_for_what_is_done_ends_at_once(servers: Servers) -> None:
     assert servers.caphv("scale", "team/shop", "--workers", "2", "--wait", "--timeout", "30s").exit_code == 0
+
+
+def test_an_interrupted_wait_says_that_the_change_continues(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scale, "until_done", interrupted)
+    result = servers.caphv("scale", "team/shop", "--workers", "3", "--yes", "--wait")
+    assert result.exit_code == 130
+    assert "The change continues without this command: caphv status team/shop --watch" in result.stderr
+    assert replicas(servers) == 3
 
 
 def test_waiting_too_long_names_what_is_in_the_way(servers: Servers) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from datetime import timedelta
 
 import pytest
+from rich.console import Console
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj, key_of
 from caphv.runtime.kubeconfig import Kubeconfig
+from commands.output import identities
 from overview.harvester import Account
-from overview.identities import Identity, identities_of
+from overview.identities import Identity, identities_of, unused_secrets
 from overview.objects import Unseen
 from tests.support.clusters import NOW, Builder
 
@@ -52,3 +55,40 @@ def test_an_identity_that_cannot_be_read_says_why() -> None:
     unseen = [Unseen("identity Secret team/identity", "secrets is forbidden", forbidden=True)]
     identity = only(identities_of([Builder().harvester_cluster], [], unseen, NOW))
     assert (identity.state, identity.error, identity.wrong) == ("unusable", "secrets is forbidden", True)
+
+
+def test_an_identity_that_no_cluster_uses_is_listed_and_not_wrong() -> None:
+    for days, state in ((90, "unused"), (-1, "expired")):
+        identity = only(identities_of([], [account(days)], [], NOW, [Key("team", "identity")]))
+        assert (identity.state, identity.clusters, identity.wrong) == (state, (), False)
+
+
+def test_secrets_with_a_kubeconfig_are_identities() -> None:
+    def secret(name: str, key: str = "kubeconfig", kind: str = "Opaque") -> Obj:
+        return {"metadata": {"name": name, "namespace": "team"}, "type": kind, "data": {key: "eA=="}}
+
+    secrets = [
+        secret("used"),
+        secret("spare"),
+        secret("shop", "value"),
+        secret("other", kind="cluster.x-k8s.io/secret"),
+    ]
+    assert [key_of(obj).name for obj in unused_secrets(secrets, {Key("team", "used")})] == ["spare"]
+
+
+@pytest.mark.parametrize(
+    ("claims", "text"),
+    [
+        ({"sub": "system:serviceaccount:a:b", "kubernetes.io/serviceaccount/secret.name": "t"}, "does not expire"),
+        ({}, "not stated"),
+        ({"exp": (NOW + timedelta(days=90)).timestamp()}, "2027-02-20T12:00:00Z"),
+    ],
+)
+def test_the_end_of_credentials_is_a_time_or_words(claims: dict[str, object], text: str) -> None:
+    encoded = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    access = Kubeconfig("https://harvester:6443", token=f"a.{encoded}.c")
+    found = identities_of([Builder().harvester_cluster], [Account(Key("team", "identity"), access)], [], NOW)
+    out = Console(file=io.StringIO(), width=200, no_color=True)
+    identities.show(out, found)
+    assert isinstance(out.file, io.StringIO)
+    assert text in out.file.getvalue().splitlines()[1]

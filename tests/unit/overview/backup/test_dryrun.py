@@ -96,7 +96,7 @@ async def test_objects_of_new_namespaces_are_named_instead_of_tried() -> None:
     assert result.namespaces == ("team",)
     assert {obj["metadata"].get("namespace") for obj in sent} == {None, "classes"}
     (check,) = creation_checks(restore, result)
-    assert "team. Create them first" in check.message
+    assert "creates namespace team" in check.message
     assert stopping([check], force=False) == []
 
 
