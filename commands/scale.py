@@ -115,14 +115,14 @@ def _wait(plan: Plan, wanted: Scale, flags: dict[str, Any]) -> None:
     from commands.output.changes import Progress
     from overview.clusterparts import cluster_and_parts
     from overview.model import Cluster
-    from overview.scaling import scaled
+    from overview.scaling import numbers, scaled
 
     progress, last = Progress(to_stderr=flags["output"] != "text"), list[Cluster]()
 
     async def step(objects: ManagementObjects) -> bool:
         parts, deployments, cluster = cluster_and_parts(objects, plan.cluster)
         last[:] = [cluster]
-        progress.say(f"{cluster.control_plane} control plane, {cluster.workers} workers")
+        progress.say(numbers(cluster))
         progress.problems(cluster)
         return scaled(parts, deployments, cluster, wanted)
 

@@ -61,6 +61,20 @@ def scaled(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wanted: S
     return all(replicas and replicas.complete and replicas.desired == number for replicas, number in found)
 
 
+def numbers(cluster: Cluster) -> str:
+    """Return how many machines of the control plane and of workers work, of those that are wanted.
+
+    By the objects that own them, as `scaled` counts: the Cluster repeats their numbers later.
+    """
+    workers = [group.replicas for group in cluster.groups if group.kind == "MachineDeployment"]
+    servers = [group.replicas for group in cluster.groups if group.kind != "MachineDeployment"]
+    texts = [
+        f"{sum(each.available for each in replicas)}/{sum(each.desired for each in replicas)}"
+        for replicas in (servers, workers)
+    ]
+    return f"{texts[0]} control plane, {texts[1]} workers"
+
+
 def growth(plan: Plan) -> int:
     """Return how many machines more there will be."""
     return sum(max(0, int(change.after) - int(change.before or 0)) for change in plan.changes)

@@ -10,7 +10,7 @@ from caphv.api.object import Key, Obj
 from overview.changes import ChangeError, Plan
 from overview.clusterparts import cluster_and_parts
 from overview.doctor.model import Result
-from overview.scaling import Scale, growth, plan_scale, scaled
+from overview.scaling import Scale, growth, numbers, plan_scale, scaled
 from tests.support.clusters import Builder, ago
 
 pytestmark = pytest.mark.unit
@@ -151,6 +151,17 @@ def test_scaled_means_that_all_machines_work_and_none_is_left_over() -> None:
     builder.deployment["spec"]["replicas"] = 3
     assert not done(Scale(1, {"md": 3}))
     assert done(Scale(1))
+
+
+def test_what_is_scaled_has_the_wanted_numbers_although_the_cluster_repeats_them_later() -> None:
+    builder = topology(Builder(workers=2), md=2)
+    builder.deployment["metadata"]["labels"]["topology.cluster.x-k8s.io/deployment-name"] = "md"
+    # The core has seen one worker less until now.
+    builder.cluster["status"]["workers"] = {"desiredReplicas": 2, "replicas": 1, "availableReplicas": 1}
+    parts, deployments, cluster = cluster_and_parts(builder.objects(), builder_key(builder))
+    assert scaled(parts, deployments, cluster, Scale(workers={"md": 2}))
+    assert str(cluster.workers) == "1/2"
+    assert numbers(cluster) == "1/1 control plane, 2/2 workers"
 
 
 def set_pool(cluster: Obj, number: int) -> None:
