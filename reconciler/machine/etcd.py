@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
+from caphv.api import clusterapi
 from caphv.api.names import ConditionType
-from caphv.api.object import Obj, being_deleted, owner_reference
+from caphv.api.object import Obj, being_deleted, key_of, owner_reference
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.etcd import find_pods, list_members, members_of, remove_member
@@ -41,9 +42,8 @@ async def ensure_member_removed(scope: MachineScope) -> None:
     now = time.monotonic()
     if scope.memory.deletion_seen_at is None:
         scope.memory.deletion_seen_at = now
-    others = {machine["metadata"]["name"] for machine in scope.context.caches.machines_of(scope.cluster or {})} - {
-        scope.name
-    }
+    # Members have the names of Nodes, which are those of HarvesterMachines; Machines have others.
+    others = {key_of(machine).name for machine in scope.context.caches.machines_of(scope.cluster or {})} - {scope.name}
     try:
         await _remove(scope, client, others)
     except (ApiError, Unreachable, ExecError) as error:
@@ -73,7 +73,16 @@ def _is_due(scope: MachineScope) -> bool:
         and scope.harvester_cluster is not None
         and not being_deleted(scope.harvester_cluster)
         and not removed_by_provider(scope.machine, set(_PROVIDERS) - {_RKE2})
+        and not _is_alone(scope, scope.cluster)
     )
+
+
+def _is_alone(scope: MachineScope, cluster: Obj) -> bool:
+    """Whether this is the only machine of a control plane that never came up: no other member can miss it."""
+    if clusterapi.control_plane_initialized(cluster):
+        return False
+    machines = scope.context.caches.machines_of(cluster)
+    return not any(clusterapi.is_control_plane(machine) for machine in machines if key_of(machine).name != scope.name)
 
 
 async def _remove(scope: MachineScope, client: ApiClient, others: Collection[str]) -> None:

@@ -106,6 +106,9 @@ def test_providers_that_remove_members_themselves() -> None:
 # When the workload cluster does not answer
 
 
+METADATA = {"metadata": {"name": "x", "namespace": "x"}}
+
+
 class Silent:
     """A workload API that is unreachable."""
 
@@ -129,26 +132,38 @@ def scope_of(client: Any, *, seconds: float, **changes: Any) -> Any:
     memory = MachineMemory("uid")
     memory.deletion_seen_at = time.monotonic() - seconds
     warnings: list[str] = []
-    metadata = {"metadata": {"name": "x", "namespace": "x"}}
     workloads = SimpleNamespace(ensure=ensure, client=lambda _: client)
     values: dict[str, Any] = {
         "cluster_key": Key("x", "x"),
-        "cluster": metadata,
-        "harvester_cluster": metadata,
-        "machine": metadata,
+        "cluster": cluster(initialized=True),
+        "harvester_cluster": METADATA,
+        "machine": METADATA,
         "name": "own",
         "control_plane": True,
         "owner": SimpleNamespace(uid="uid"),
         # By a clock that is hours ahead.
         "obj": {"metadata": {"deletionTimestamp": "2999-01-01T00:00:00Z"}},
         "draft": SimpleNamespace(is_true=lambda _: True),
-        "context": SimpleNamespace(workloads=workloads, caches=SimpleNamespace(machines_of=lambda _: [])),
+        "context": SimpleNamespace(workloads=workloads, caches=caches()),
         "in_progress": in_progress,
         "memory": memory,
         "warning_event": lambda reason, _: warnings.append(reason),
         "warnings": warnings,
     }
     return SimpleNamespace(**{**values, **changes})
+
+
+def cluster(*, initialized: bool) -> dict[str, Any]:
+    return {**METADATA, "status": {"initialization": {"controlPlaneInitialized": initialized}}}
+
+
+def harvester_machine(name: str, *, control_plane: bool = True) -> dict[str, Any]:
+    labels = {"cluster.x-k8s.io/control-plane": ""} if control_plane else {}
+    return {"metadata": {"name": name, "namespace": "x", "labels": labels}}
+
+
+def caches(*machines: dict[str, Any]) -> Any:
+    return SimpleNamespace(machines_of=lambda _: list(machines))
 
 
 def failures() -> float:
@@ -188,6 +203,27 @@ def test_for_rke2_a_member_that_may_be_left_is_reported_without_delay() -> None:
     asyncio.run(ensure_member_removed(scope))
     assert scope.warnings == ["EtcdMemberRemovalFailed"]
     assert failures() == before + 1
+
+
+@pytest.mark.parametrize(
+    ("initialized", "others", "asked"),
+    [
+        (False, [], False),
+        (False, [harvester_machine("worker", control_plane=False)], False),
+        (False, [harvester_machine("other")], True),
+        (True, [], True),
+    ],
+    ids=["never up", "never up, with workers", "never up, with another", "up"],
+)
+def test_the_only_machine_of_a_control_plane_that_never_came_up_leaves_no_member(
+    initialized: bool, others: list[dict[str, Any]], asked: bool
+) -> None:
+    client = Silent()
+    scope = scope_of(client, seconds=0, machine=owned_by("RKE2ControlPlane"), cluster=cluster(initialized=initialized))
+    scope.context.caches = caches(harvester_machine("own"), *others)
+    asyncio.run(ensure_member_removed(scope))
+    assert bool(client.asked) is asked
+    assert bool(scope.warnings) is asked
 
 
 GOING = {"metadata": {"name": "x", "namespace": "x", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
