@@ -135,6 +135,6 @@ def _state(member: Member, machine: Machine | None) -> str:
 def _names(machine: Machine) -> set[str]:
     """Names that the Node may have: RKE2 names the member after it, and until `nodeRef` is set it is not known.
 
-    VM and Node have the name of the HarvesterMachine, which older releases of CAPRKE2 do not name like the Machine.
+    VM and Node have the name of the HarvesterMachine, which control plane providers do not name like the Machine.
     """
-    return {machine.name, machine.infrastructure, machine.node.name if machine.node else ""} - {""}
+    return {machine.infrastructure or machine.name, machine.node.name if machine.node else ""} - {""}

@@ -33,6 +33,14 @@ TOKEN = "workload-token"
 REMOVALS, FAILURES = "caphv_etcd_member_remove_total", "caphv_etcd_member_remove_errors_total"
 
 
+def machines_of(*names: str) -> dict[str, str]:
+    """Names of Machines by those of their HarvesterMachines: each has that of another one, to confuse who mixes them.
+
+    VM, Node and member have the name of the HarvesterMachine.
+    """
+    return dict(zip(names, (*names[1:], names[0]), strict=True))
+
+
 async def control_plane(case: Case, *names: str) -> ApiClient:
     """A cluster whose control plane machines really serve an API; answers a client of it."""
     found = await case.ready_cluster()
@@ -42,8 +50,8 @@ async def control_plane(case: Case, *names: str) -> ApiClient:
     await case.write_secret("bootstrap-control-plane", {"value": data})
     config = pki.kubeconfig(server, authority.certificate, name=case.name, user="admin", credentials={"token": TOKEN})
     text = pki.to_yaml(config).decode()
-    for name in names:
-        await case.create_machine(name, control_plane=True, bootstrap="bootstrap-control-plane")
+    for name, machine in machines_of(*names).items():
+        await case.create_machine(name, control_plane=True, bootstrap="bootstrap-control-plane", machine_name=machine)
     await case.write_secret(f"{case.name}-kubeconfig", {"value": text})
     client = parse_kubeconfig(text).client(name="test", timeout=5)
     await until(lambda: initialized(client, *names), lambda: "the nodes are not initialized", seconds=90)
@@ -74,11 +82,11 @@ async def counted(case: Case) -> tuple[float, float]:
 
 
 async def test_member_is_deleted_with_its_machine(case: Case) -> None:
-    client = await control_plane(case, "a", "a-b", "c")
+    client, machines = await control_plane(case, "a", "a-b", "c"), machines_of("a", "a-b", "c")
     try:
         assert await members(client, "c") == {"a", "a-b", "c"}
         before = await counted(case)
-        await case.delete_machine("a")
+        await case.delete_machine("a", machines["a"])
         assert await members(client, "c") == {"a-b", "c"}
         assert await counted(case) == (before[0] + 1, before[1])
         await case.until_event("a", "Normal", "EtcdMemberRemoved")
@@ -89,8 +97,8 @@ async def test_member_is_deleted_with_its_machine(case: Case) -> None:
             "name": "x",
             "uid": "x",
         }
-        await case.patch(MACHINES, "a-b", {"metadata": {"ownerReferences": [owner]}})
-        await case.delete_machine("a-b")
+        await case.patch(MACHINES, machines["a-b"], {"metadata": {"ownerReferences": [owner]}})
+        await case.delete_machine("a-b", machines["a-b"])
         assert await members(client, "c") == {"c"}
         assert await counted(case) == (before[0] + 2, before[1])
         # With the whole cluster nothing is removed any more.
@@ -139,14 +147,14 @@ async def test_errors_of_a_command_are_reported(case: Case) -> None:
 
 
 async def test_a_member_without_a_machine_is_found_and_removed(case: Case, tmp_path: Path) -> None:
-    client = await control_plane(case, "a", "b", "c")
+    client, machines = await control_plane(case, "a", "b", "c"), machines_of("a", "b", "c")
     try:
         for name in ("b", "c"):
             ready = {"type": "NodeReady", "status": "True", "reason": "NodeReady", "message": ""}
             status = {"status": {"nodeRef": {"name": name}, "conditions": [ready]}}
-            await case.management.patch(MACHINES, name, case.name, status, subresource="status")
+            await case.management.patch(MACHINES, machines[name], case.name, status, subresource="status")
         # A machine that is no longer one of the cluster's: nothing removes its member.
-        await case.patch(MACHINES, "a", {"metadata": {"labels": {CLUSTER_LABEL: "another"}}})
+        await case.patch(MACHINES, machines["a"], {"metadata": {"labels": {CLUSTER_LABEL: "another"}}})
         ref = f"{case.name}/{case.name}"
         status, text = await caphv(case, tmp_path, "etcd", "members", ref)
         assert status == 1, text
@@ -166,22 +174,23 @@ async def test_a_member_without_a_machine_is_found_and_removed(case: Case, tmp_p
         status, text = await caphv(case, tmp_path, "etcd", "remove", ref, name, "--yes")
         assert (status, "which exists" in text) == (1, True), text
         assert await members(client, "c") == {"b", "c"}
-        await case.patch(MACHINES, "a", {"metadata": {"labels": {CLUSTER_LABEL: case.name}}})
+        await case.patch(MACHINES, machines["a"], {"metadata": {"labels": {CLUSTER_LABEL: case.name}}})
     finally:
         await client.close()
 
 
 async def test_a_deletion_that_waits_for_a_deleted_node_is_ended(case: Case, tmp_path: Path) -> None:
     """As with CAPRKE2, which reads from the Node that the member was removed."""
-    client = await control_plane(case, "a", "b", "c")
+    client, machines = await control_plane(case, "a", "b", "c"), machines_of("a", "b", "c")
     ref, hook = f"{case.name}/{case.name}", {"metadata": {"annotations": {RKE2_HOOK: ""}, "finalizers": ["test/wait"]}}
     try:
         for name in ("a", "b", "c"):
             ready = {"type": "NodeReady", "status": "True", "reason": "NodeReady", "message": ""}
             status = {"status": {"nodeRef": {"name": name}, "conditions": [ready]}}
-            await case.management.patch(MACHINES, name, case.name, status, subresource="status")
-        await case.patch(MACHINES, "a", hook)
-        await case.ask_deletion(MACHINES, "a")
+            await case.management.patch(MACHINES, machines[name], case.name, status, subresource="status")
+        machine = machines["a"]
+        await case.patch(MACHINES, machine, hook)
+        await case.ask_deletion(MACHINES, machine)
         reasons = {"Deleting": "WaitingForPreTerminateHook", "NodeHealthy": "NodeDeleted"}
         conditions = [
             {
@@ -194,7 +203,7 @@ async def test_a_deletion_that_waits_for_a_deleted_node_is_ended(case: Case, tmp
             for kind, reason in reasons.items()
         ]
         await case.management.patch(
-            MACHINES, "a", case.name, {"status": {"conditions": conditions}}, subresource="status"
+            MACHINES, machine, case.name, {"status": {"conditions": conditions}}, subresource="status"
         )
 
         # With its Node, or with its member, the deletion is not stuck.
@@ -215,10 +224,10 @@ async def test_a_deletion_that_waits_for_a_deleted_node_is_ended(case: Case, tmp
         command = re.search(r"caphv (etcd remove \S+)", text)
         assert command, text
         status, text = await caphv(case, tmp_path, *command[1].split(), "--yes")
-        assert (status, "released Machine a" in text) == (0, True), text
-        machine = await case.get(MACHINES, "a")
-        assert RKE2_HOOK not in (machine["metadata"].get("annotations") or {})
-        await case.patch(MACHINES, "a", {"metadata": {"finalizers": []}})
+        assert (status, f"released Machine {machine}" in text) == (0, True), text
+        obj = await case.get(MACHINES, machine)
+        assert RKE2_HOOK not in (obj["metadata"].get("annotations") or {})
+        await case.patch(MACHINES, machine, {"metadata": {"finalizers": []}})
     finally:
         await client.close()
 

@@ -162,9 +162,13 @@ class Case:
         failure_domain: str = "",
         labels: Obj | None = None,
         finalizers: list[str] | None = None,
+        machine_name: str = "",
         **spec: Any,
     ) -> None:
-        """Create a Machine and its HarvesterMachine, linked as the core does; `spec` is of the latter."""
+        """Create a Machine and its HarvesterMachine, linked as the core does; `spec` is of the latter.
+
+        Control plane providers give the Machine another name, `machine_name`.
+        """
         labels = {CLUSTER_LABEL: self.name, **({CONTROL_PLANE_LABEL: ""} if control_plane else {}), **(labels or {})}
         wanted: Obj = {
             "clusterName": self.name,
@@ -173,7 +177,8 @@ class Case:
         }
         if failure_domain:
             wanted["failureDomain"] = failure_domain
-        machine = await self.create(MACHINES, name, wanted, labels=labels, finalizers=[f"{CORE}/core"])
+        finalizer = f"{CORE}/core"
+        machine = await self.create(MACHINES, machine_name or name, wanted, labels=labels, finalizers=[finalizer])
         await self.create(
             HARVESTER_MACHINES,
             name,
@@ -188,11 +193,11 @@ class Case:
         await self.create_machine(name, **options)
         return await self.until(HARVESTER_MACHINES, name, is_ready)
 
-    async def delete_machine(self, name: str) -> None:
+    async def delete_machine(self, name: str, machine_name: str = "") -> None:
         """Delete a machine as the core does, and wait until nothing of it is left on the management cluster."""
         await self.ask_deletion(HARVESTER_MACHINES, name)
         await self.until_gone(HARVESTER_MACHINES, name)
-        await self._drop(MACHINES, name)
+        await self._drop(MACHINES, machine_name or name)
 
     async def vm(self, name: str, condition: Callable[[Obj], Any] = lambda _vm: True, timeout: float = PATIENCE) -> Obj:
         """The VM on Harvester, as soon as it fulfils a condition."""

@@ -48,6 +48,18 @@ def test_a_member_that_joined_just_now_is_matched_by_the_harvester_machine() -> 
     assert states([Member(1, "shop-infra-1-0a1b2c3d")], builder) == {"shop-infra-1-0a1b2c3d": ("unhealthy", "cp-1")}
 
 
+def test_a_member_does_not_belong_to_a_machine_that_only_has_the_name_of_its_node() -> None:
+    builder = Builder()
+    builder.machines["cp-1"]["status"]["nodeRef"]["name"] = "shop-infra-1"
+    own = builder.harvester_machines["cp-1"]
+    own["metadata"]["name"] = builder.machines["cp-1"]["spec"]["infrastructureRef"]["name"] = "shop-infra-1"
+    found = [Member(1, "shop-infra-1-0a1b2c3d"), Member(2, "cp-1-0a1b2c3d")]
+    assert states(found, builder) == {
+        "shop-infra-1-0a1b2c3d": ("healthy", "cp-1"),
+        "cp-1-0a1b2c3d": ("stale", ""),
+    }
+
+
 def joined_just_now(builder: Builder, infrastructure: str) -> Builder:
     """Have a control plane machine whose HarvesterMachine has another name, and no `nodeRef` yet."""
     own = builder.harvester_machines["cp-1"]
