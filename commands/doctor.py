@@ -97,7 +97,8 @@ async def run_checks(
     from datetime import UTC, datetime
 
     from caphv.api.object import Key, key_of
-    from overview.doctor import annotations, clusters, fleet, harvester, management
+    from overview.assembly import parts_of
+    from overview.doctor import annotations, bootstrap, clusters, fleet, harvester, management
     from overview.doctor.reading import read_harvester_facts, read_management_facts
 
     facts = await read_management_facts(client, provider_namespace)
@@ -110,6 +111,8 @@ async def run_checks(
         checks += harvester.checks(each, now)
     unconnected = {str(each.identity) for each in harvesters if each.objects is None}
     checks += clusters.checks(found, unconnected)
+    control_planes = {parts.key: parts.control_plane for parts in parts_of(answer.objects) if parts.control_plane}
+    checks += bootstrap.checks(found, control_planes)
     checks += fleet.checks(facts.fleet_clusters, [each.key for each in found], now)
     names = {(each.namespace, name) for each in found for name in (each.name, each.infrastructure)}
     objects = answer.objects

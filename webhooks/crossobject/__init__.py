@@ -14,14 +14,15 @@ from caphv.validation import schema
 from caphv.validation.finding import Fault, Finding, LocatedFinding, did_you_mean, in_order
 from caphv.validation.rule import Rule
 from webhooks.admission import KINDS, RULES, Review, validate
-from webhooks.crossobject import machines, networks, objects, references, rendered, topology
-from webhooks.crossobject.model import CONTROL_PLANE_GROUP, Inventory, locate
+from webhooks.crossobject import bootstrap, machines, networks, objects, references, rendered, topology
+from webhooks.crossobject.model import BOOTSTRAP_GROUP, CONTROL_PLANE_GROUP, Inventory, locate
 
 CROSS_OBJECT_RULES: tuple[Rule, ...] = (
     *objects.RULES,
     *references.RULES,
     *networks.RULES,
     *machines.RULES,
+    *bootstrap.RULES,
     *topology.RULES,
     *rendered.RULES,
 )
@@ -29,7 +30,7 @@ CROSS_OBJECT_RULES: tuple[Rule, ...] = (
 
 def concerns(obj: Obj) -> bool:
     """Whether an object is one that rules here are about: of this provider, or of Cluster API's own groups."""
-    return _group(obj) in (GROUP, CLUSTER_API_GROUP, CONTROL_PLANE_GROUP)
+    return _group(obj) in (GROUP, CLUSTER_API_GROUP, CONTROL_PLANE_GROUP, BOOTSTRAP_GROUP)
 
 
 def check(obj: Obj) -> list[Finding]:

@@ -14,7 +14,7 @@ from caphv.validation.finding import LocatedFinding, did_you_mean
 from caphv.validation.rule import Rule
 from webhooks.rules.model import Field
 
-CONTROL_PLANE_GROUP = "controlplane.cluster.x-k8s.io"
+BOOTSTRAP_GROUP, CONTROL_PLANE_GROUP = "bootstrap.cluster.x-k8s.io", "controlplane.cluster.x-k8s.io"
 POOL_GROUP = "loadbalancer.harvesterhci.io"
 STORAGE_GROUP = "storage.k8s.io"
 

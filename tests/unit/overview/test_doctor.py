@@ -13,7 +13,7 @@ from caphv.api.object import Key, Obj
 from caphv.runtime.kubeconfig import Kubeconfig
 from caphv.runtime.text import load_yaml_all
 from overview.assembly import overview_of
-from overview.doctor import clusters, fleet, harvester, management, rights
+from overview.doctor import bootstrap, clusters, fleet, harvester, management, rights
 from overview.doctor.harvester import HarvesterFacts
 from overview.doctor.management import ManagementFacts
 from overview.doctor.model import Check, Result
@@ -391,6 +391,23 @@ def test_an_even_control_plane_and_one_on_a_single_host_are_warnings() -> None:
     checks = list(clusters.checks([shaped]))
     assert one(checks, "quorum").wrong
     assert "3 of 3 control plane machines run in host harvester-1" in one(checks, "placement").message
+
+
+def test_settings_that_rke2_cannot_use_are_found_although_only_a_log_says_so() -> None:
+    (cluster,) = overview_of(Builder().objects(), NOW).clusters
+    cluster = replace(cluster, version="v1.36.2+rke2r1")
+    configs = {"r": {"tls": {"insecureSkipVerify": True}}, "s": {}}
+    spec = {"agentConfig": {"cisProfile": "cis-1.6"}, "privateRegistriesConfig": {"configs": configs}}
+    control_plane = {"kind": "RKE2ControlPlane", "metadata": {"name": "demo", "namespace": "demo"}, "spec": spec}
+
+    found = list(bootstrap.checks([cluster], {cluster.key: control_plane}))
+    assert [(each.result, each.message.partition(":")[0]) for each in found] == [
+        (Result.ERROR, "spec.agentConfig.cisProfile"),
+        (Result.WARNING, "spec.privateRegistriesConfig.configs"),
+        (Result.ERROR, "spec.privateRegistriesConfig.configs.r.tls.tlsConfigSecret"),
+    ]
+    control_plane["kind"] = "KThreesControlPlane"
+    assert not list(bootstrap.checks([cluster], {cluster.key: control_plane}))
 
 
 def test_problems_of_a_cluster_are_checks_with_their_next_step() -> None:

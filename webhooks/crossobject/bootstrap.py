@@ -1,0 +1,65 @@
+"""Bootstrap settings that a provider cannot use, and reports in its log only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from caphv.api import rke2
+from caphv.api.resources import CLUSTER_API_GROUP
+from caphv.validation.finding import Fault, LocatedFinding
+from caphv.validation.rule import Rules
+from webhooks.crossobject.model import BOOTSTRAP_GROUP, CONTROL_PLANE_GROUP, Entry, Inventory, Located
+from webhooks.rules.model import Field
+
+RULES = Rules()
+_KINDS = (
+    ("RKE2ControlPlane", CONTROL_PLANE_GROUP, ("spec",)),
+    ("RKE2ControlPlaneTemplate", CONTROL_PLANE_GROUP, ("spec", "template", "spec")),
+    ("RKE2Config", BOOTSTRAP_GROUP, ("spec",)),
+    ("RKE2ConfigTemplate", BOOTSTRAP_GROUP, ("spec", "template", "spec")),
+)
+
+
+@RULES.rule(
+    "rke2-bootstrap-unusable",
+    tuple(kind for kind, _, _ in _KINDS),
+    "RKE2's provider must be able to use bootstrap settings: otherwise machines wait, and only its log says why.",
+    example="`tls: {insecureSkipVerify: true}` of a registry without `tlsConfigSecret`: name a Secret",
+)
+def _unusable(inventory: Inventory) -> Iterator[Located]:
+    for entry, spec, problem in _problems(inventory):
+        if not problem.lost:
+            fault = Fault.INVALID if problem.value else Fault.REQUIRED
+            yield LocatedFinding(entry, spec.at(*problem.path).problem(fault, problem.detail))
+
+
+@RULES.rule(
+    "rke2-registries-lost",
+    tuple(kind for kind, _, _ in _KINDS),
+    "`privateRegistriesConfig.configs` must have one registry: of several, RKE2's provider keeps any one.",
+    example="`configs` with credentials for two registries: keep one",
+    advice=True,
+)
+def _lost(inventory: Inventory) -> Iterator[Located]:
+    for entry, spec, problem in _problems(inventory):
+        if problem.lost:
+            yield LocatedFinding(entry, spec.at(*problem.path).invalid(problem.detail))
+
+
+def _problems(inventory: Inventory) -> Iterator[tuple[Entry, Field, rke2.Problem]]:
+    for kind, group, path in _KINDS:
+        for entry in inventory.of_kind(kind, group):
+            spec = entry.field.at(*path)
+            version = spec.at("version").text or _version(inventory, entry)
+            for problem in rke2.problems(spec.mapping, version):
+                yield entry, spec, problem
+
+
+def _version(inventory: Inventory, template: Entry) -> str:
+    """Kubernetes version of the machines that a template of bootstrap objects is for; empty if that is not known."""
+    for entry in inventory.of_kind("MachineDeployment", CLUSTER_API_GROUP):
+        machine = entry.field.at("spec", "template", "spec")
+        ref = machine.at("bootstrap", "configRef")
+        if (ref.at("kind").text, ref.at("name").text) == (template.kind, template.name):
+            return machine.at("version").text
+    return ""
