@@ -1,41 +1,40 @@
 """Stand-in for a control plane provider: the Machines of a control plane object, one step at a time.
 
-It is level-based, so it may be stopped anywhere. A machine consists of three objects; if only the first ones exist
-after a stop, the next reconcile completes them under the same name.
+It is level-based, so it may be stopped anywhere. A machine consists of three objects with three names; if only the
+first ones exist after a stop, the next reconcile makes the Machine that refers to them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import secrets as random
-import string
+from collections.abc import Iterable, Mapping
 
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, owner_reference, uid_of
 from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES
+from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
-from caphv.runtime.errors import AlreadyExists, NotFound
-from caphv.runtime.exec import ExecError
-from sandbox.capi import secrets, state, v1beta1
+from caphv.runtime.errors import NotFound, Unreachable
+from sandbox.capi import hooks, secrets, state, v1beta1
 from sandbox.capi.bootstrap import endpoint_of, is_provisioned
 from sandbox.capi.caches import Caches, cluster_key
+from sandbox.capi.hooks import HookStep
+from sandbox.capi.machineconditions import conditions_of
 from sandbox.capi.plan import Create, Delete, Member, Step, Wait, next_step
 from sandbox.capi.resources import (
     CLUSTERS,
     alive,
+    condition,
     merged_conditions,
     now,
     ownership_of,
     paused,
 )
-from sandbox.capi.status import in_contract_v1beta1, status_of
+from sandbox.capi.status import Observation, k3s_status, rke2_status, v1beta1_status
 from sandbox.capi.workload import Connection, Connections
 
 log = logging.getLogger(__name__)
-
-_READY_FOR_HOOK = "WaitingForPreTerminateHook"
-_SUFFIX = string.ascii_lowercase + string.digits
 
 
 class ControlPlanes:
@@ -74,12 +73,14 @@ class ControlPlanes:
         if being_deleted(control_plane):
             await self._reconcile_deletion(control_plane, cluster, machines)
             return
+
         await self._ensure_finalizer(control_plane)
         endpoint = endpoint_of(cluster) if is_provisioned(cluster) else ""
         if endpoint:
-            await secrets.ensure(self._client, self._caches.secrets, key_of(cluster), endpoint, control_plane)
+            await secrets.ensure(self._client, self._caches, key_of(cluster), endpoint, control_plane)
         access = secrets.access(self._caches.secrets, key_of(cluster))
         connection = await self.connections.ensure(key, access) if access else None
+
         members = self._members(control_plane, cluster, machines, connection)
         step: Step = Wait("the infrastructure of the cluster is not provisioned yet")
         if endpoint:
@@ -89,11 +90,20 @@ class ControlPlanes:
                 self._distribution.max_surge(control_plane),
                 state.failure_domains(cluster),
             )
+        seen = Observation(
+            control_plane,
+            machines,
+            members,
+            step,
+            provisioned=bool(endpoint),
+            joinable=connection is not None and connection.has_control_plane(),
+            ready_nodes=len(connection.ready_control_plane_nodes()) if connection else 0,
+            addresses=registration_addresses(control_plane, cluster, machines),
+        )
         for machine in machines:
-            await self._release(machine, None if being_deleted(cluster) else connection)
-            await self._set_up_to_date(machine, next(m for m in members if m.name == machine["metadata"]["name"]))
-        joinable = connection is not None and connection.has_control_plane()
-        await self._report(control_plane, self._status(control_plane, machines, members, step, joinable=joinable), step)
+            await self._release(machine, len(machines), connection)
+            await self._set_conditions(machine, seen, connection)
+        await self._report(seen)
         await self._execute(control_plane, cluster, step)
 
     def _members(
@@ -103,8 +113,8 @@ class ControlPlanes:
         return [
             state.member_of(
                 machine,
-                self._caches.harvester_machines.get(namespace, machine["metadata"]["name"]),
-                self._caches.configs.get(namespace, machine["metadata"]["name"]),
+                self._caches.harvester_machines.get(namespace, state.infrastructure_name(machine)),
+                self._caches.configs.get(namespace, state.config_name(machine)),
                 control_plane,
                 self._distribution,
                 known=connection.known_nodes() if connection else (),
@@ -128,67 +138,94 @@ class ControlPlanes:
             self._distribution.template_name(control_plane),
             cluster.namespace,
         )
-        name = self._incomplete(control_plane, cluster) or _new_name(control_plane)
-        log.info("creating machine %s of control plane %s", name, key_of(control_plane))
-        infrastructure = state.new_harvester_machine(control_plane, cluster, name, template)
-        config = state.new_config(control_plane, self._distribution, cluster, name)
-        core = self._machines.version
-        machine = state.new_machine(control_plane, self._distribution, cluster, name, failure_domain, core=core)
-        for informer, obj in (
-            (self._caches.harvester_machines, infrastructure),
-            (self._caches.configs, config),
-            (self._caches.machines, machine),
-        ):
-            with contextlib.suppress(AlreadyExists):
-                informer.observe(await self._client.create(informer.resource, obj))
+        infrastructure, config = self._unused(control_plane, cluster)
+        if infrastructure is None:
+            infrastructure = await self._new(
+                self._caches.harvester_machines,
+                state.new_harvester_machine(control_plane, self._distribution, cluster, template),
+            )
+        if config is None:
+            config = await self._new(self._caches.configs, state.new_config(control_plane, self._distribution, cluster))
+        machine = state.new_machine(
+            control_plane,
+            self._distribution,
+            cluster,
+            (infrastructure, config),
+            failure_domain,
+            core=self._machines.version,
+        )
+        log.info("creating machine %s of control plane %s", key_of(machine).name, key_of(control_plane))
+        await self._new(self._caches.machines, machine)
 
-    def _incomplete(self, control_plane: Obj, cluster: Key) -> str:
-        """Name of an incomplete machine; empty if none."""
-        for obj in alive(self._caches.harvester_machines_of(cluster)):
-            key = key_of(obj)
-            if ownership_of(obj, control_plane) and self._caches.machines.get(*key) is None:
-                return key.name
-        return ""
+    async def _new(self, informer: Informer, obj: Obj) -> Obj:
+        answer = await self._client.create(informer.resource, obj)
+        informer.observe(answer)
+        return answer
 
-    async def _delete(self, namespace: str, name: str) -> None:
+    def _unused(self, control_plane: Obj, cluster: Key) -> tuple[Obj | None, Obj | None]:
+        """HarvesterMachine and bootstrap object that no Machine refers to, from a creation that was interrupted."""
+        machines = self._caches.machines_of(cluster, control_plane=True)
+        used = {state.infrastructure_name(machine) for machine in machines}
+        configured = {state.config_name(machine) for machine in machines}
+        infrastructure = [
+            obj
+            for obj in alive(self._caches.harvester_machines_of(cluster))
+            if ownership_of(obj, control_plane) and key_of(obj).name not in used
+        ]
+        configs = [
+            obj
+            for obj in alive(self._caches.configs.store)
+            if ownership_of(obj, control_plane) and key_of(obj).name not in configured
+        ]
+        return next(iter(infrastructure), None), next(iter(configs), None)
+
+    async def _delete(self, namespace: str, name: str, *, hooked: bool = True) -> None:
+        """Delete a machine; K3s's provider sets its hook only now."""
         machine = self._caches.machines.get(namespace, name)
-        if machine is not None and not being_deleted(machine):
-            log.info("deleting machine %s", name)
-            with contextlib.suppress(NotFound):
-                answer = await self._client.delete(self._machines, name, namespace, uid=uid_of(machine))
-                self._caches.machines.deleted(namespace, name, answer)
+        if machine is None or being_deleted(machine):
+            return
+        log.info("deleting machine %s", name)
+        with contextlib.suppress(NotFound):
+            if hooked and self._distribution.is_k3s:
+                await self._annotate(machine, {self._distribution.hook: self._distribution.hook_value})
+            answer = await self._client.delete(self._machines, name, namespace, uid=uid_of(machine))
+            self._caches.machines.deleted(namespace, name, answer)
 
     # Deletion
 
-    async def _release(self, machine: Obj, connection: Connection | None) -> None:
-        """Remove the pre-terminate hook once the etcd member is removed; without a connection, at once."""
-        if not being_deleted(machine) or self._distribution.hook not in annotations_of(machine):
+    async def _release(self, machine: Obj, count: int, connection: Connection | None) -> None:
+        """Remove the pre-terminate hook of a deleted machine once the servers have removed its etcd member."""
+        if not hooks.is_awaited(machine, self._distribution):
             return
-        key = key_of(machine)
-        if connection is not None:
-            if _deletion_stage(machine) != _READY_FOR_HOOK:
-                return
-            try:
-                await connection.remove_etcd_member(
-                    (machine.get("status") or {}).get("nodeRef", {}).get("name", key.name)
-                )
-            except ExecError as error:
-                log.warning("etcd member of %s: %s", key, error)
-                raise
-        patch = {"metadata": {"annotations": {self._distribution.hook: None}}}
+        node, program, removed = state.node_name(machine), self._distribution.program, None
+        if hooks.needs_node(machine, count):
+            if connection is None or not connection.nodes.current:
+                raise Unreachable(f"the workload cluster of machine {key_of(machine)} is not connected")
+            removed = connection.is_removed(node, program)
+        match hooks.next_hook_step(machine, self._distribution, count, removed):
+            case HookStep.REQUEST if connection is not None:
+                await connection.request_removal(node, program)
+            case HookStep.REMOVE:
+                await self._unhook(machine)
+
+    async def _unhook(self, machine: Obj) -> None:
         with contextlib.suppress(NotFound):
-            self._caches.machines.observe(await self._client.patch(self._machines, key.name, key.namespace, patch))
+            await self._annotate(machine, hooks.removal(self._distribution))
+
+    async def _annotate(self, machine: Obj, annotations: Mapping[str, str | None]) -> None:
+        key, patch = key_of(machine), {"metadata": {"annotations": dict(annotations)}}
+        self._caches.machines.observe(await self._client.patch(self._machines, key.name, key.namespace, patch))
 
     async def _reconcile_deletion(self, control_plane: Obj, cluster: Obj, machines: list[Obj]) -> None:
-        """Delete after the workers, which cannot be drained without a control plane."""
+        """Delete after the workers, which cannot be drained without a control plane; etcd members do not matter."""
         workers = self._caches.machines_of(key_of(cluster), control_plane=False)
         if not workers:
             for machine in machines:
-                await self._delete(key_of(machine).namespace, key_of(machine).name)
-                await self._release(self._caches.machines.get(*key_of(machine)) or machine, None)
+                if self._distribution.hook in annotations_of(machine):
+                    await self._unhook(machine)
+                await self._delete(key_of(machine).namespace, key_of(machine).name, hooked=False)
         members = self._members(control_plane, cluster, machines, None)
-        step = Wait(f"{len(workers)} workers remain" if workers else f"{len(machines)} machines remain")
-        await self._report(control_plane, self._status(control_plane, machines, members, step, joinable=False), step)
+        await self._report(Observation(control_plane, machines, members, Wait()))
         if not workers and not machines:
             finalizers = control_plane["metadata"].get("finalizers") or ()
             left = [name for name in finalizers if name != self._distribution.finalizer]
@@ -210,35 +247,49 @@ class ControlPlanes:
 
     # Status
 
-    async def _set_up_to_date(self, machine: Obj, member: Member) -> None:
-        """Set the Machine's condition UpToDate; by contract this is the owner's task."""
-        reason = "UpToDate" if member.current else "NotUpToDate"
-        conditions = (machine.get("status") or {}).get("conditions") or []
-        if member.deleting or any(c["type"] == "UpToDate" and c["reason"] == reason for c in conditions):
+    async def _set_conditions(self, machine: Obj, seen: Observation, connection: Connection | None) -> None:
+        """Set the Machine's conditions that are its owner's task; K3s's provider sets none."""
+        if self._distribution.is_k3s:
             return
-        entry = {"type": "UpToDate", "status": str(member.current), "reason": reason, "message": ""}
-        others = [condition for condition in conditions if condition["type"] != "UpToDate"]
+        member = next(member for member in seen.members if member.name == machine["metadata"]["name"])
+        wanted = conditions_of(
+            machine,
+            current=member.current,
+            initialized=seen.initialized and connection is not None,
+            provisioning=not all(map(state.node_name, seen.machines)),
+            nodes=connection.control_plane_nodes() if connection else (),
+            ready=connection.ready_control_plane_nodes() if connection else (),
+        )
+        before = {entry["type"]: entry for entry in (machine.get("status") or {}).get("conditions") or ()}
+        fields = ("status", "reason", "message")
+        if all(
+            entry["type"] in before and all(before[entry["type"]].get(name, "") == entry[name] for name in fields)
+            for entry in wanted
+        ):
+            return
+        kinds = {entry["type"] for entry in wanted}
+        others = [entry for kind, entry in before.items() if kind not in kinds]
         # The core writes the other conditions, hence the precondition.
         patch = {
             "metadata": {"resourceVersion": machine["metadata"]["resourceVersion"]},
-            "status": v1beta1.conditions([*others, *merged_conditions(machine, [entry])], self._machines.version),
+            "status": v1beta1.conditions([*others, *merged_conditions(machine, wanted)], self._machines.version),
         }
         key = key_of(machine)
         with contextlib.suppress(NotFound):
             answer = await self._client.patch(self._machines, key.name, key.namespace, patch, subresource="status")
             self._caches.machines.observe(answer)
 
-    def _status(
-        self, control_plane: Obj, machines: list[Obj], members: list[Member], step: Step, *, joinable: bool
-    ) -> Obj:
-        found = status_of(control_plane, machines, members, step, joinable)
-        return in_contract_v1beta1(found) if self._distribution.contract == "v1beta1" else found
+    def _status(self, seen: Observation) -> Obj:
+        if self._distribution.is_k3s:
+            return k3s_status(seen)
+        return v1beta1_status(seen) if self._distribution.contract == "v1beta1" else rke2_status(seen)
 
-    async def _report(self, control_plane: Obj, status: Obj, step: Step) -> None:
+    async def _report(self, seen: Observation) -> None:
+        status, step, control_plane = self._status(seen), seen.step, seen.control_plane
         if isinstance(step, Delete) and step.remediation:
-            remediation = {"machine": step.name, "retryCount": 0, self._distribution.remediated_at: now()}
-            status["lastRemediation"] = remediation
-        if status != control_plane.get("status"):
+            status["lastRemediation"] = {"machine": step.name, "retryCount": 0, "timestamp": now()}
+        before = control_plane.get("status") or {}
+        if any(before.get(name) != value for name, value in status.items()):
             key = key_of(control_plane)
             with contextlib.suppress(NotFound):
                 answer = await self._client.patch(
@@ -257,11 +308,22 @@ def _cluster_of(control_plane: Obj) -> Key | None:
     return Key(key_of(control_plane).namespace, owner["name"]) if owner else None
 
 
-def _new_name(control_plane: Obj) -> str:
-    suffix = "".join(random.choice(_SUFFIX) for _ in range(5))
-    return f"{key_of(control_plane).name}-{suffix}"
-
-
-def _deletion_stage(machine: Obj) -> str:
-    conditions = (machine.get("status") or {}).get("conditions") or ()
-    return next((str(entry.get("reason")) for entry in conditions if entry["type"] == "Deleting"), "")
+def registration_addresses(control_plane: Obj, cluster: Obj, machines: Iterable[Obj]) -> list[str]:
+    """Hosts where nodes of RKE2 join, by `registrationMethod`; machines count once they are ready."""
+    method = control_plane["spec"].get("registrationMethod") or "control-plane-endpoint"
+    if method == "control-plane-endpoint":
+        return [endpoint_of(cluster).rpartition(":")[0]]
+    if method == "address":
+        return [str(control_plane["spec"].get("registrationAddress") or "")]
+    kinds = {
+        "internal-first": ("InternalIP", "ExternalIP"),
+        "internal-only-ips": ("InternalIP",),
+        "external-only-ips": ("ExternalIP",),
+    }[method]
+    found = []
+    for machine in machines:
+        addresses = (machine.get("status") or {}).get("addresses") or ()
+        own = [str(entry["address"]) for entry in addresses if entry["type"] in kinds]
+        if condition(machine, "Ready") == "True":
+            found += own[:1]
+    return found

@@ -51,10 +51,10 @@ def paused(cluster: Obj, obj: Obj) -> bool:
     return bool(cluster["spec"].get("paused")) or names.PAUSED_ANNOTATION in annotations_of(obj)
 
 
-def condition(obj: Obj, kind: str) -> str:
-    """Status of a condition; empty if missing."""
+def condition(obj: Obj, kind: str, field: str = "status") -> str:
+    """Status or another field of a condition; empty if missing."""
     found = (obj.get("status") or {}).get("conditions") or ()
-    return next((str(entry["status"]) for entry in found if entry["type"] == kind), "")
+    return next((str(entry.get(field) or "") for entry in found if entry["type"] == kind), "")
 
 
 def merged_conditions(obj: Obj, wanted: Iterable[Obj]) -> list[Obj]:

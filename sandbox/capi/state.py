@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets as random
 from collections.abc import Collection
 
 from caphv.api.names import CLUSTER_NAME_LABEL, CONTROL_PLANE_LABEL
@@ -19,6 +20,9 @@ from sandbox.capi.resources import (
 )
 
 CONTROL_PLANE_NAME_LABEL = "cluster.x-k8s.io/control-plane-name"
+# As the API server generates names: without vowels, so that they are no words.
+_SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
+_BASE_LENGTH = 58
 
 
 def member_of(
@@ -61,12 +65,18 @@ def is_current(
     """Whether a machine matches the control plane's spec; missing objects are ignored."""
     template = distribution.template_name(control_plane)
     server = annotations_of(machine).get(distribution.server_annotation)
+    # K3s's bootstrap provider adds the version that it used.
+    spec = _without_version((config or {}).get("spec") or {})
     return (
         machine["spec"].get("version") == control_plane["spec"]["version"]
         and (harvester_machine is None or annotations_of(harvester_machine).get(CLONED_FROM_NAME) == template)
-        and (config is None or (config.get("spec") or {}) == distribution.config_spec(control_plane))
+        and (config is None or spec == _without_version(distribution.config_spec(control_plane)))
         and server == _server_configuration(control_plane, distribution)
     )
+
+
+def _without_version(spec: Obj) -> Obj:
+    return {name: value for name, value in spec.items() if name != "version"}
 
 
 def failure_domains(cluster: Obj) -> list[str]:
@@ -75,13 +85,20 @@ def failure_domains(cluster: Obj) -> list[str]:
     return sorted(domain["name"] for domain in domains if domain.get("controlPlane"))
 
 
-# The objects of one machine. The control plane owns the first two until the core sees the Machine.
+# The objects of one machine, each with a name of its own. The control plane owns the first two until the core sees the
+# Machine. The VM, and by it the Node, has the name of the HarvesterMachine.
 
 
-def new_harvester_machine(control_plane: Obj, cluster: Key, name: str, template: Obj) -> Obj:
+def generated_name(base: str) -> str:
+    """A name as the API server generates it for this base."""
+    suffix = "".join(random.choice(_SUFFIX) for _ in range(5))
+    return f"{base}-"[:_BASE_LENGTH] + suffix
+
+
+def new_harvester_machine(control_plane: Obj, distribution: Distribution, cluster: Key, template: Obj) -> Obj:
     """The clone of a HarvesterMachineTemplate."""
     inner = template["spec"]["template"]
-    metadata = _metadata(control_plane, cluster, name)
+    metadata = _metadata(control_plane, distribution, cluster, key_of(template).name)
     extra = inner.get("metadata") or {}
     metadata["labels"] = {**(extra.get("labels") or {}), **metadata["labels"]}
     metadata["annotations"] = {
@@ -99,9 +116,10 @@ def new_harvester_machine(control_plane: Obj, cluster: Key, name: str, template:
     }
 
 
-def new_config(control_plane: Obj, distribution: Distribution, cluster: Key, name: str) -> Obj:
+def new_config(control_plane: Obj, distribution: Distribution, cluster: Key) -> Obj:
     """The bootstrap object."""
-    metadata = {**_metadata(control_plane, cluster, name), "ownerReferences": [reference(control_plane)]}
+    metadata = _metadata(control_plane, distribution, cluster, key_of(control_plane).name)
+    metadata["ownerReferences"] = [reference(control_plane)]
     return {
         "apiVersion": distribution.configs.api_version,
         "kind": distribution.configs.kind,
@@ -114,22 +132,23 @@ def new_machine(
     control_plane: Obj,
     distribution: Distribution,
     cluster: Key,
-    name: str,
-    failure_domain: str,
+    parts: tuple[Obj, Obj],
+    failure_domain: str = "",
     *,
     core: str = "v1beta2",
 ) -> Obj:
-    """The Machine, which takes over the other two; `core` is the API version of the core."""
-    metadata = _metadata(control_plane, cluster, name)
-    server = _server_configuration(control_plane, distribution)
-    metadata["annotations"] |= {distribution.server_annotation: server, distribution.hook: ""}
+    """The Machine, which takes over its HarvesterMachine and bootstrap object; `core` is the core's API version."""
+    infrastructure, config = parts
+    metadata = _metadata(control_plane, distribution, cluster, key_of(control_plane).name)
+    metadata["annotations"][distribution.server_annotation] = _server_configuration(control_plane, distribution)
+    if not distribution.is_k3s:
+        metadata["annotations"][distribution.hook] = distribution.hook_value
     metadata["ownerReferences"] = [reference(control_plane, controller=True)]
-    key = Key(cluster.namespace, name)
     spec: Obj = {
         "clusterName": cluster.name,
         "version": control_plane["spec"]["version"],
-        "bootstrap": {"configRef": object_reference(distribution.configs, key, core)},
-        "infrastructureRef": object_reference(HARVESTER_MACHINES, key, core),
+        "bootstrap": {"configRef": object_reference(distribution.configs, key_of(config), core)},
+        "infrastructureRef": object_reference(HARVESTER_MACHINES, key_of(infrastructure), core),
     }
     deletion = (control_plane["spec"]["machineTemplate"].get("spec") or {}).get("deletion")
     if deletion:
@@ -140,20 +159,36 @@ def new_machine(
     return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "spec": spec}
 
 
+def infrastructure_name(machine: Obj) -> str:
+    """Name of a Machine's HarvesterMachine."""
+    return str((machine["spec"].get("infrastructureRef") or {}).get("name") or "")
+
+
+def config_name(machine: Obj) -> str:
+    """Name of a Machine's bootstrap object."""
+    reference = (machine["spec"].get("bootstrap") or {}).get("configRef") or {}
+    return str(reference.get("name") or "")
+
+
+def node_name(machine: Obj) -> str:
+    """Name of a Machine's Node; empty until the core has seen that."""
+    return str(((machine.get("status") or {}).get("nodeRef") or {}).get("name") or "")
+
+
 def _server_configuration(control_plane: Obj, distribution: Distribution) -> str:
     """The server settings that Machines record in an annotation."""
     return json.dumps(distribution.server_spec(control_plane), sort_keys=True, separators=(",", ":"))
 
 
-def _metadata(control_plane: Obj, cluster: Key, name: str) -> Obj:
+def _metadata(control_plane: Obj, distribution: Distribution, cluster: Key, base: str) -> Obj:
     template = control_plane["spec"]["machineTemplate"].get("metadata") or {}
     own = {
         CLUSTER_NAME_LABEL: cluster.name,
         CONTROL_PLANE_LABEL: "",
-        CONTROL_PLANE_NAME_LABEL: key_of(control_plane).name,
+        CONTROL_PLANE_NAME_LABEL: distribution.control_plane_label(control_plane),
     }
     return {
-        "name": name,
+        "name": generated_name(base),
         "namespace": cluster.namespace,
         "labels": {**(template.get("labels") or {}), **own},
         "annotations": dict(template.get("annotations") or {}),

@@ -1,4 +1,4 @@
-"""Connections to workload clusters: their Nodes, and the etcd members of deleted machines.
+"""Connections to workload clusters: their Nodes, by which the servers remove etcd members of deleted machines.
 
 The core retries its own connections only every 30 s, so a control plane that relied on the core's view of Nodes would
 come up slowly. The real providers have their own connections, too.
@@ -7,17 +7,17 @@ come up slowly. The real providers have their own connections, too.
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 from collections.abc import Callable
 
-from caphv.api.object import NODES, Key, Obj, labels_of
+from caphv.api.object import NODES, Key, Obj, annotations_of, labels_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.exec import pod_exec
+from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import Kubeconfig
-from sandbox.guest import kubelet
+from sandbox.guest.rancher import Program
 
-_EXEC_SECONDS = 5.0
+_ROLE = "node-role.kubernetes.io/control-plane"
 
 
 class Connection:
@@ -40,40 +40,32 @@ class Connection:
 
     def has_control_plane(self) -> bool:
         """Whether a control plane Node is ready: then others can join."""
-        return any(
-            "node-role.kubernetes.io/control-plane" in labels_of(node) and _is_ready(node) for node in self.nodes.store
-        )
+        return bool(self.ready_control_plane_nodes())
 
-    async def remove_etcd_member(self, name: str) -> None:
-        """Remove the etcd member of a Node through another control plane Node; the last member stays.
+    def control_plane_nodes(self) -> set[str]:
+        """Names of all control plane Nodes."""
+        return {node["metadata"]["name"] for node in self.nodes.store if _ROLE in labels_of(node)}
 
-        Raises ApiError, Unreachable, ExecError.
-        """
-        others = [
-            node["metadata"]["name"]
-            for node in self.nodes.store
-            if node["metadata"]["name"] != name
-            and "node-role.kubernetes.io/control-plane" in labels_of(node)
-            and _is_ready(node)
-        ]
-        if not others:
-            return
-        members = json.loads(await self._etcdctl(others[0], "member", "list", "-w", "json"))["members"]
-        for member in members:
-            # RKE2 names a member after its node, with a hash suffix.
-            if str(member["name"]).rpartition("-")[0] == name:
-                await self._etcdctl(others[0], "member", "remove", f"{member['ID']:x}")
+    def ready_control_plane_nodes(self) -> set[str]:
+        """Names of control plane Nodes that are ready."""
+        return {node["metadata"]["name"] for node in self.nodes.store if _ROLE in labels_of(node) and _is_ready(node)}
+
+    async def request_removal(self, node: str, program: Program) -> None:
+        """Have the servers remove the etcd member of a Node, by an annotation. Raises ApiError, Unreachable."""
+        patch = {"metadata": {"annotations": {f"{program.etcd}/remove": "true"}}}
+        with contextlib.suppress(NotFound):
+            self.nodes.observe(await self._client.patch(NODES, node, "", patch))
+
+    def is_removed(self, node: str, program: Program) -> bool | None:
+        """Whether the servers have removed the etcd member of a Node; None if there is no such Node."""
+        found = self.nodes.get("", node)
+        return bool(annotations_of(found).get(f"{program.etcd}/removed-node-name")) if found else None
 
     async def close(self) -> None:
         """Close the connection."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._client.close()
-
-    async def _etcdctl(self, node: str, *arguments: str) -> bytes:
-        command = [*kubelet.ETCDCTL, *arguments]
-        pod = kubelet.pod_name(node)
-        return await pod_exec(self._client, kubelet.NAMESPACE, pod, kubelet.CONTAINER, command, timeout=_EXEC_SECONDS)
 
 
 class Connections:

@@ -15,7 +15,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import jinja2
 import yaml
+from jinja2.sandbox import SandboxedEnvironment
 
 HEADER = "#cloud-config"
 JINJA = "## template: jinja"
@@ -29,7 +31,8 @@ _KNOWN = """
     user users write_files yum_repos zypper
 """
 _FILE_FIELDS = frozenset({"append", "content", "defer", "encoding", "owner", "path", "permissions"})
-_PLACEHOLDER = re.compile(r"\{\{\s*([\w.]+)\s*\}\}")
+# cloud-init writes a mark in place of an undefined variable, and warns.
+_TEMPLATES = SandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
 
 
 class GuestError(Exception):
@@ -69,7 +72,7 @@ class Nic:
 
 
 def parse_user_data(text: str, hostname: str) -> UserData:
-    """Read `#cloud-config` user data; `hostname` replaces the placeholders of a jinja template. Raises GuestError."""
+    """Read `#cloud-config` user data; `hostname` is what a Jinja template may ask for. Raises GuestError."""
     lines = text.split("\n", 2)
     if lines[0].strip() == JINJA:
         text = _rendered(text, hostname)
@@ -137,15 +140,15 @@ def _load(text: str, where: str) -> dict[str, Any]:
 
 
 def _rendered(text: str, hostname: str) -> str:
-    values = {"v1.local_hostname": hostname, "local_hostname": hostname, "hostname": hostname}
-    values |= {f"ds.meta_data.{name}": hostname for name in ("hostname", "local_hostname", "instance_id")}
-
-    def value(match: re.Match[str]) -> str:
-        if match[1] not in values:
-            raise GuestError(f"userdata: template variable {match[1]} is undefined")
-        return values[match[1]]
-
-    return _PLACEHOLDER.sub(value, text)
+    names = {"hostname": hostname, "local_hostname": hostname}
+    meta_data = {**names, "instance_id": hostname}
+    values = {**names, "v1": names, "ds": {"meta_data": meta_data}}
+    try:
+        return _TEMPLATES.from_string(text).render(values)
+    except jinja2.TemplateSyntaxError as error:
+        raise GuestError(f"userdata: template line {error.lineno}: {error.message}") from None
+    except jinja2.TemplateError as error:
+        raise GuestError(f"userdata: template: {error.message}") from None
 
 
 def _commands(config: Mapping[str, Any]) -> list[str]:

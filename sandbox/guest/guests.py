@@ -29,7 +29,7 @@ from sandbox.guest.join import CONTROL_PLANE, Join, check_nic, interface_names, 
 from sandbox.guest.kubeadm import Kubeadm, kubeadm_of
 from sandbox.guest.kubeadmobjects import static_pods
 from sandbox.guest.kubeadmrun import Joined, Runs
-from sandbox.guest.rancher import join_of_rancher
+from sandbox.guest.rancher import K3S, join_of_rancher
 from sandbox.guest.workload import Member, Workloads
 from sandbox.harvester import kinds
 from sandbox.harvester.addresses import Addresses
@@ -251,8 +251,8 @@ class Guests:
     async def _join(self, guest: Guest, join: Join, addresses: list[str]) -> None:
         """Register the Node and keep it until the guest stops."""
         if not join.ca:
-            authority = await self._workloads.authority_of(join.token)
-            join = dataclasses.replace(join, ca=authority.certificate.decode(), authority=authority)
+            authority, clients = await self._workloads.authority_of(guest.disk, join.token)
+            join = dataclasses.replace(join, ca=authority.certificate.decode(), authority=authority, clients=clients)
         if join.role == CONTROL_PLANE:
             await self._serve(guest, join, addresses)
         else:
@@ -279,7 +279,8 @@ class Guests:
             system_uuid=guest.system_uuid,
             ready=join.cni,
             labels=_labels(join),
-            pods=(kubelet.etcd_pod(guest.hostname),) if control_plane else (),
+            # K3s runs etcd in its own process.
+            pods=(kubelet.etcd_pod(guest.hostname),) if control_plane and join.program != K3S.name else (),
         )
         await self._keep_node(access, info)
 

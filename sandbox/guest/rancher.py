@@ -22,10 +22,14 @@ _FLANNEL = "flannel-backend"
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What differs between RKE2 and K3s; `version` and `server` find version and role in the commands."""
+    """What differs between RKE2 and K3s; `version` and `server` find version and role in the commands.
+
+    `image` is the release that images have, for guests that download nothing.
+    """
 
     name: str
     port: int
+    image: str
     version: re.Pattern[str]
     server: re.Pattern[str]
 
@@ -50,9 +54,15 @@ class Program:
         return f"{folder}/{name}-ca.crt", f"{folder}/{name}-ca.key"
 
 
-RKE2 = Program("rke2", RKE2_PORT, re.compile(r"INSTALL_RKE2_VERSION=(\S+)"), re.compile(r"start rke2-server\b"))
+RKE2 = Program(
+    "rke2", RKE2_PORT, "v1.36.3+rke2r1", re.compile(r"INSTALL_RKE2_VERSION=(\S+)"), re.compile(r"start rke2-server\b")
+)
 K3S = Program(
-    "k3s", K3S_PORT, re.compile(r"INSTALL_K3S_VERSION=(\S+)"), re.compile(r"\bserver\s*(?:&&|$)|EXEC='server'")
+    "k3s",
+    K3S_PORT,
+    "v1.36.3+k3s1",
+    re.compile(r"INSTALL_K3S_VERSION=(\S+)"),
+    re.compile(r"\bserver\s*(?:&&|$)|EXEC='server'"),
 )
 PROGRAMS = (RKE2, K3S)
 
@@ -71,7 +81,9 @@ def _join(program: Program, user_data: UserData) -> Join:
     if not token:
         raise GuestError(f"{program.file}: token is required")
 
-    version = next((match[1] for command in user_data.commands if (match := program.version.search(command))), "")
+    matches = map(program.version.search, user_data.commands)
+    # Air-gapped, the image brings the artifacts of a release.
+    version = next((match[1] for match in matches if match), program.image)
     sans = tuple(map(str, config.get("tls-san") or ()))
     address = str(config.get("server") or (f"https://{sans[-1]}:{program.port}" if sans else ""))
     if not address:
@@ -89,12 +101,17 @@ def _join(program: Program, user_data: UserData) -> Join:
 
 
 def _config(program: Program, user_data: UserData) -> dict[str, Any]:
-    try:
-        config = yaml.safe_load(user_data.files[program.file].content)
-    except yaml.YAMLError:
-        raise GuestError(f"{program.file}: invalid YAML") from None
-    if not isinstance(config, dict):
-        raise GuestError(f"{program.file}: must be a mapping")
+    """The configuration file with those of its folder, of which the last one wins."""
+    config: dict[str, Any] = {}
+    folder = sorted(path for path in user_data.files if path.startswith(f"{program.file}.d/"))
+    for path in (program.file, *folder):
+        try:
+            found = yaml.safe_load(user_data.files[path].content)
+        except yaml.YAMLError:
+            raise GuestError(f"{path}: invalid YAML") from None
+        if not isinstance(found, dict):
+            raise GuestError(f"{path}: must be a mapping")
+        config |= found
     return config
 
 

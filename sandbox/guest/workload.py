@@ -34,6 +34,7 @@ PORT = 6443
 _AUTHORITY_SECONDS = 0.5
 DISK = "disk-"
 _NAME_FILE = "workload"
+_AUTHORITY_FILES, _CLIENTS_FILE = ("server-ca.crt", "server-ca.key"), "client-ca.crt"
 # Nothing here would remove the taint that this plugin adds to new Nodes.
 FLAGS = (
     "--disable-admission-plugins=TaintNodesByCondition",
@@ -65,6 +66,7 @@ class _Cluster:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     server: ApiServer | None = None
     token: str = field(default="", repr=False)
+    clients: bytes = b""
     sans: set[str] = field(default_factory=set)
     # uids of the VMs whose disks hold the cluster's data, and the listeners of running guests by address
     disks: set[str] = field(default_factory=set)
@@ -87,12 +89,20 @@ class Workloads:
         """Whether a guest listens on that address and port."""
         return port == PORT and any(address in cluster.listeners for cluster in self._clusters.values())
 
-    async def authority_of(self, token: str) -> pki.CA:
-        """Return the CA of the cluster with a token, once its first server runs."""
+    async def authority_of(self, disk: str, token: str) -> tuple[pki.CA, bytes]:
+        """Return the CA of the cluster with a token, and that of its clients (PEM), once a server of it runs.
+
+        A server has them on its disk after it has joined, so that it starts again without another one.
+        """
+        folder = self.disk(disk)
         while True:
+            with contextlib.suppress(FileNotFoundError):
+                names = (*_AUTHORITY_FILES, _CLIENTS_FILE)
+                certificate, key, clients = ((folder / name).read_bytes() for name in names)
+                return pki.CA(pki.KeyPair(certificate, key)), clients
             for cluster in self._clusters.values():
                 if cluster.server and cluster.token == token:
-                    return cluster.server.ca
+                    return cluster.server.ca, cluster.clients
             await asyncio.sleep(_AUTHORITY_SECONDS)
 
     async def serve(self, member: Member, join: Join) -> str:
@@ -115,8 +125,8 @@ class Workloads:
                 cluster.server = ApiServer(
                     self._folder, name, ca=ca, client_authority=join.clients, tokens=[admin], flags=FLAGS
                 )
-                cluster.token, cluster.sans = join.token, set()
-            self._write_name(disk, cluster.server.name)
+                cluster.token, cluster.clients, cluster.sans = join.token, join.clients, set()
+            self._write_disk(disk, cluster.server.name, ca, cluster.clients)
             self._sign(cluster, {*join.sans, address})
             server = cluster.server
             if server.process is None or not server.process.alive:
@@ -185,9 +195,13 @@ class Workloads:
             return (self.disk(disk) / _NAME_FILE).read_text()
         return ""
 
-    def _write_name(self, disk: str, name: str) -> None:
-        self.disk(disk).mkdir(mode=0o700, exist_ok=True)
-        private_file(self.disk(disk) / _NAME_FILE, name.encode())
+    def _write_disk(self, disk: str, name: str, ca: pki.CA, clients: bytes) -> None:
+        """Keep on a server's disk what it needs to start again."""
+        folder = self.disk(disk)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        contents = dict(zip(_AUTHORITY_FILES, (ca.certificate, ca.pair.key), strict=True))
+        for file, content in {**contents, _CLIENTS_FILE: clients, _NAME_FILE: name.encode()}.items():
+            private_file(folder / file, content)
 
     async def _etcd(self, cluster: _Cluster, member: Member) -> Etcdctl:
         """Start the etcd of a guest, or note it as a member where there is none."""

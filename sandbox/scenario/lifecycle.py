@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from caphv.api.clusterapi import infrastructure_ref
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, Resource, labels_of, uid_of
 from caphv.api.resources import clusters
 from caphv.runtime.client import ApiClient
@@ -20,6 +21,7 @@ from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import cluster, manifests
 from sandbox.capi import v1beta1
+from sandbox.capi.resources import condition
 from sandbox.harvester import kinds
 from sandbox.scenario.gitops import GitOps, SyncError
 from sandbox.scenario.view import Step, View
@@ -143,21 +145,21 @@ class Scenario:
         kind = "control plane" if cluster.CONTROL_PLANE_LABEL in labels_of(lost) else "worker"
         name = lost["metadata"]["name"]
         async with self._step(f"Delete the VM of {kind} {name}: its machine is replaced") as step:
-            await self.wait_replaced(await self.destroy(name))
+            await self.wait_replaced(await self.destroy(infrastructure_ref(lost)[1]))
             step.outcome = "reported and replaced"
 
     async def destroy(self, name: str) -> Obj:
-        """Delete the VM of a machine directly on Harvester; returns the VM."""
+        """Delete a VM, which has the name of its HarvesterMachine, directly on Harvester; returns the VM."""
         vm = self.view.vms.get(self.spec.target_namespace, name)
         if vm is None:
-            raise ScenarioError(f"machine {name} has no VM")
+            raise ScenarioError(f"there is no VM {name}")
         await self.harvester.delete(kinds.VIRTUAL_MACHINES, name, self.spec.target_namespace)
         return vm
 
     async def wait_replaced(self, vm: Obj) -> None:
         """Wait until the machine of a deleted VM has been replaced."""
         name = vm["metadata"]["name"]
-        await self._until(f"machine {name} is deleted", lambda: self._machine(name) is None)
+        await self._until(f"the machine of VM {name} is deleted", lambda: self._machine(name) is None)
         await self._settle()
         if uid_of(vm) in {uid_of(new) for new in self.view.vms.store}:
             raise ScenarioError(f"VM {name} still exists with its old uid")
@@ -274,7 +276,8 @@ class Scenario:
             lambda: (
                 len(self.view.running()) == wanted == len(self.view.vms.store) == len(self.view.machines.store)
                 and len(self.view.workers()) == self._workers
-                and all(_holds(machine, "UpToDate") for machine in self.view.machines.store)
+                # K3s's provider does not report it.
+                and not any(condition(machine, "UpToDate") == "False" for machine in self.view.machines.store)
                 and all(
                     _holds(obj, "TopologyReconciled") for obj in self.view.clusters.store if "topology" in obj["spec"]
                 )
@@ -284,8 +287,8 @@ class Scenario:
     def _client(self, name: str) -> ApiClient:
         return parse_kubeconfig(self._kubeconfig[name]).client(name=name, user_agent="caphv-sandbox")
 
-    def _machine(self, name: str) -> Obj | None:
-        return self.view.machines.get(self.spec.namespace, name)
+    def _machine(self, vm: str) -> Obj | None:
+        return next((machine for machine in self.view.machines.store if infrastructure_ref(machine)[1] == vm), None)
 
     async def _names(self, resource: Resource) -> list[str]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from caphv.api.clusterapi import infrastructure_ref
 from caphv.api.object import Obj, being_deleted, labels_of
 from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES, clusters, machines
 from caphv.runtime.cache import Informer
@@ -128,13 +129,14 @@ class View:
         name, phase = machine["metadata"]["name"], (machine.get("status") or {}).get("phase")
         if phase == "Running":
             return f"{name} is Running"
-        own = self.harvester_machines.get(self._namespace, name)
-        vm = self.instances.get(self._target_namespace, name)
+        _, infrastructure = infrastructure_ref(machine)
+        own = self.harvester_machines.get(self._namespace, infrastructure)
+        vm = self.instances.get(self._target_namespace, infrastructure)
         conditions = ((own or {}).get("status") or {}).get("conditions") or ()
         states = ", ".join(f"{each['type']} {each['status']}" for each in conditions) or "no conditions"
-        infrastructure = f"HarvesterMachine with {states}" if own else "no HarvesterMachine"
+        found = f"HarvesterMachine with {states}" if own else "no HarvesterMachine"
         started = (vm.get("status") or {}).get("phase") if vm else "no instance"
-        return f"{name} is {phase} ({infrastructure}; VM: {started})"
+        return f"{name} is {phase} ({found}; VM: {started})"
 
     def _machines(self, *, control_plane: bool) -> list[Obj]:
         found = [
@@ -146,8 +148,9 @@ class View:
 
     def _machine_row(self, machine: Obj) -> MachineRow:
         name = machine["metadata"]["name"]
-        own = self.harvester_machines.get(self._namespace, name) or {}
-        vmi = self.instances.get(self._target_namespace, name) or {}
+        _, infrastructure = infrastructure_ref(machine)
+        own = self.harvester_machines.get(self._namespace, infrastructure) or {}
+        vmi = self.instances.get(self._target_namespace, infrastructure) or {}
         status = own.get("status") or {}
         state = str((machine.get("status") or {}).get("phase") or "Pending")
         provisioning = [c for c in status.get("conditions") or () if c["type"] == "VMProvisioningReady"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from caphv.api.clusterapi import infrastructure_ref
 from caphv.api.object import NAMESPACES, NODES, PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj, Resource
 from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.errors import Forbidden, Invalid
@@ -191,7 +192,7 @@ async def makes_a_machine_more(run: Run) -> None:
 
 async def runs_all_machines(run: Run) -> None:
     names = {node["metadata"]["name"] for node in await run.nodes()}
-    assert names == {machine["metadata"]["name"] for machine in run.scenario.view.running()}
+    assert names == {infrastructure_ref(machine)[1] for machine in run.scenario.view.running()}
     assert run.new_machine() in names
 
 
@@ -202,7 +203,7 @@ async def takes_a_machine_away(run: Run) -> None:
 
 
 async def leaves_no_disk_and_no_address(run: Run) -> None:
-    machines = {obj["metadata"]["name"] for obj in run.scenario.view.machines.store}
+    machines = {obj["metadata"]["name"] for obj in run.scenario.view.harvester_machines.store}
     assert {claim["metadata"]["name"].rpartition("-disk-")[0] for claim in await run.claims()} == machines
     assert len(await run.allocated()) == len(machines)
 

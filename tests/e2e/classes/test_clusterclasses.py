@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from caphv.api.clusterapi import infrastructure_ref
 from caphv.api.object import NAMESPACES, NODES, SECRETS, Obj, Resource, labels_of, uid_of
 from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.client import ApiClient
@@ -26,6 +28,7 @@ from sandbox.capi.distribution import K3S, RKE2
 from sandbox.capi.resources import CLUSTERS
 from sandbox.cluster import CNI_FILE, KUBERNETES_VERSION, RELEASES, ClusterSpec
 from sandbox.environment import Sandbox
+from sandbox.guest.cloudinit import parse_user_data
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
 from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, holds, seen
@@ -84,7 +87,7 @@ HARDENED = {
     "stig": True,
     "fipsRequired": True,
     "imageRegistry": REGISTRY,
-    "registries": {**MIRRORS, "configs": {REGISTRY: {"authSecret": {"name": "registry", "namespace": "rke2"}}}},
+    "registries": {**MIRRORS, "configs": {REGISTRY: {"authSecret": {"name": "registry", "namespace": "default"}}}},
 }
 # The control plane object of each class.
 CONTROL_PLANES = {
@@ -127,6 +130,8 @@ async def test_a_cluster_of_rke2_lives_through_all_changes_of_its_topology(box: 
             await scenario.scale(3, 2)
             await scenario.scale(1, 1)
             await scenario.upgrade(f"{KUBERNETES_VERSION}{RELEASES[clusterclass.HARVESTER_RKE2]}")
+        # Without the Secret, RKE2's provider makes no data.
+        await registry_secret_is_there(scenario)
         await scenario.set_variable("cpuCount", 3, **HARDENED)
         assert {machine["spec"]["cpu"] for machine in scenario.view.harvester_machines.store} == {3}
         await nodes_are_hardened(scenario)
@@ -238,7 +243,7 @@ async def each_variable_has_its_effect(scenario: Scenario) -> None:
     assert infrastructure["spec"]["cloudConfig"] == {"delivery": "Secret"}
     own = {machine["metadata"]["name"]: machine["spec"] for machine in scenario.view.harvester_machines.store}
     for machines, cpu, memory in ((scenario.view.control_planes(), 4, "4Gi"), (scenario.view.workers(), 2, "6Gi")):
-        (spec,) = (own[machine["metadata"]["name"]] for machine in machines)
+        (spec,) = (own[infrastructure_ref(machine)[1]] for machine in machines)
         assert (spec["cpu"], spec["memory"]) == (cpu, memory)
         assert (spec["firmware"], spec["tpm"]) == ({"efi": True, "secureBoot": True}, {"enabled": True})
         assert all(spec[name] == EVERY_VARIABLE[name] for name in ("nodeAffinity", "workloadAffinity"))
@@ -255,6 +260,23 @@ async def texts_of_guests(scenario: Scenario, text: str) -> int:
     secrets = (await scenario.harvester.list(SECRETS, scenario.spec.target_namespace))["items"]
     texts = [base64.b64decode(value).decode() for secret in secrets for value in (secret.get("data") or {}).values()]
     return sum(text in each for each in texts)
+
+
+async def files_of_guests(scenario: Scenario, path: str) -> list[Any]:
+    """Content of a YAML file in all guests."""
+    secrets = (await scenario.harvester.list(SECRETS, scenario.spec.target_namespace))["items"]
+    texts = [base64.b64decode(secret["data"]["userdata"]).decode() for secret in secrets if "data" in secret]
+    files = [parse_user_data(text, "guest").files for text in texts]
+    return [yaml.safe_load(each[path].content) for each in files if path in each]
+
+
+async def registry_secret_is_there(scenario: Scenario) -> None:
+    """Create the Secret with access to the registry, of which RKE2's provider makes a file."""
+    content = {"stringData": {"username": "reader", "password": "sandbox"}}
+    await manifests.apply(
+        scenario.management,
+        [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "registry", "namespace": "default"}, **content}],
+    )
 
 
 async def workers_of_another_class_have_their_own_size(scenario: Scenario) -> None:
@@ -311,6 +333,8 @@ async def nodes_are_hardened(scenario: Scenario) -> None:
     for spec in (server, agent):
         assert spec["privateRegistriesConfig"] == HARDENED["registries"]
         assert len(spec["preRKE2Commands"]) == 4
+    found = await files_of_guests(scenario, "/etc/rancher/rke2/registries.yaml")
+    assert found == 2 * [{**MIRRORS, "configs": {REGISTRY: {"auth": {"username": "reader", "password": "sandbox"}}}}]
     assert await texts_of_guests(scenario, "fips_enabled") == 2
 
 

@@ -7,6 +7,7 @@ import base64
 import pytest
 import yaml
 
+from caphv.api.clusterapi import infrastructure_ref
 from caphv.api.object import EVENTS, SECRETS, Obj, labels_of
 from caphv.runtime.cache import Change
 from packager.definitions.files import management_git_repo
@@ -126,7 +127,7 @@ def the_cluster_is_up(scenario: Scenario) -> None:
     for kind in ("Ready", "InfrastructureReady", "LoadBalancerReady", "InitMachineCreated"):
         assert condition(infrastructure, kind) == ("True", kind)
     for machine in scenario.view.machines.store:
-        own = scenario.view.harvester_machines.get(scenario.spec.namespace, machine["metadata"]["name"])
+        own = scenario.view.harvester_machines.get(scenario.spec.namespace, infrastructure_ref(machine)[1])
         assert own is not None
         assert condition(own, "Ready") == ("True", "Ready")
         assert condition(machine, "InfrastructureReady")[0] == "True"

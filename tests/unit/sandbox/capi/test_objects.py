@@ -5,23 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 
 from caphv.api.object import Key, Obj
 from sandbox.capi import state
-from sandbox.capi.bootstrap import missing_prerequisite
-from sandbox.capi.cloudconfig import Guest, render
-from sandbox.capi.distribution import ALL, K3S, RKE2, Distribution, Node
+from sandbox.capi.bootstrap import role_of
+from sandbox.capi.controlplane import registration_addresses
+from sandbox.capi.distribution import K3S, RKE2, Distribution
+from sandbox.capi.nodeconfig import Role
 from sandbox.capi.plan import Delete, Wait
-from sandbox.capi.status import in_contract_v1beta1, status_of, version_order
-from sandbox.guest.cloudinit import parse_user_data
-from sandbox.guest.join import CA_FILES, CONTROL_PLANE, WORKER, join_of
-from sandbox.processes import pki
+from sandbox.capi.status import Observation, rke2_status, v1beta1_status, version_order
 
 pytestmark = pytest.mark.unit
 
 CLUSTER = Key("clusters", "first")
-AUTHORITY = pki.CA.create("first")
 FILES = [{"path": "/etc/motd", "content": "welcome\n", "permissions": "0644"}]
 
 
@@ -45,19 +41,12 @@ def control_plane(**spec: Any) -> Obj:
     }
 
 
-def made(owner: Obj, name: str = "first-cp-aaaaa", distribution: Distribution = RKE2) -> tuple[Obj, Obj, Obj]:
+def made(owner: Obj, distribution: Distribution = RKE2) -> tuple[Obj, Obj, Obj]:
     """Machine, HarvesterMachine and bootstrap object as they are made."""
     template = {"metadata": {"name": "blue", "namespace": "clusters"}, "spec": {"template": {"spec": {"cpu": 2}}}}
-    return (
-        state.new_machine(owner, distribution, CLUSTER, name, "zone-1"),
-        state.new_harvester_machine(owner, CLUSTER, name, template),
-        state.new_config(owner, distribution, CLUSTER, name),
-    )
-
-
-def guest(config: Obj | None = None, server: Obj | None = None) -> Guest:
-    node = Node("10.0.0.1:6443", config or {}, server, "t0")
-    return Guest(node, "v1.36.2+rke2r1", AUTHORITY, [*FILES, *node.config.get("files", ())])
+    infrastructure = state.new_harvester_machine(owner, distribution, CLUSTER, template)
+    config = state.new_config(owner, distribution, CLUSTER)
+    return state.new_machine(owner, distribution, CLUSTER, (infrastructure, config), "zone-1"), infrastructure, config
 
 
 def of_k3s(inner: Obj) -> Obj:
@@ -84,7 +73,7 @@ def test_what_was_just_made_is_current() -> None:
 def test_machines_of_k3s_are_made_of_one_object_of_the_control_plane() -> None:
     inner = {"serverConfig": {"tlsSan": ["a"]}, "files": FILES}
     owner = of_k3s(inner)
-    machine, infrastructure, config = made(owner, distribution=K3S)
+    machine, infrastructure, config = made(owner, K3S)
     assert config["spec"] == inner
     assert config["kind"] == machine["spec"]["bootstrap"]["configRef"]["kind"] == K3S.configs.kind
     assert K3S.server_spec(owner) == {"tlsSan": ["a"]}
@@ -147,88 +136,40 @@ def test_a_machine_is_unhealthy_when_its_health_check_has_marked_it(
     assert state.member_of(machine, *others, owner, RKE2, known=(), ready=()).unhealthy is unhealthy
 
 
-def test_a_control_plane_guest_gets_all_it_needs_to_join_and_the_files_of_its_config() -> None:
-    config = {"agentConfig": {"kubelet": {"extraArgs": ["cloud-provider=external"]}}, "preRKE2Commands": ["true"]}
-    server = {"cni": "cilium", "tlsSan": ["api.example.com"], "cloudProviderName": "external"}
-    text = render(RKE2, guest(config, server))
-    data = parse_user_data(text, "first-cp-aaaaa")
-    join = join_of(data)
-    assert join is not None
-    assert (join.role, join.server, join.token, join.cni) == (CONTROL_PLANE, "https://10.0.0.1:9345", "t0", True)
-    assert join.sans == ("api.example.com", "10.0.0.1")
-    assert data.files["/etc/motd"].content == "welcome\n"
-    rke2 = yaml.safe_load(data.files[RKE2.file].content)
-    assert rke2["kubelet-arg"] == ["cloud-provider=external"]
-    assert (rke2["cni"], rke2["cloud-provider-name"]) == ("cilium", "external")
-    assert yaml.safe_load(text)["runcmd"][0] == "true"
-
-
-@pytest.mark.parametrize("distribution", ALL, ids=lambda each: each.name)
-def test_a_worker_guest_gets_no_key_of_the_authority(distribution: Distribution) -> None:
-    data = parse_user_data(render(distribution, guest()), "first-md-0")
-    join = join_of(data)
-    assert join is not None
-    # RKE2's register at a port of their own.
-    port = 9345 if distribution is RKE2 else 6443
-    assert (join.role, join.server, join.port) == (WORKER, f"https://10.0.0.1:{port}", port)
-    assert not set(CA_FILES) & set(data.files)
-
-
-def test_without_a_cni_nodes_do_not_become_ready() -> None:
-    no_flannel = {"path": f"{K3S.file}.d/10-cni.yaml", "content": "flannel-backend: none\n"}
-    for distribution, config, server in ((RKE2, {}, {"cni": "none"}), (K3S, {"files": [no_flannel]}, {})):
-        join = join_of(parse_user_data(render(distribution, guest(config, server)), "first-cp"))
-        assert join is not None
-        assert not join.cni
-
-
-@pytest.mark.parametrize("distribution", [RKE2, K3S])
-def test_further_names_of_the_api_server_are_found(distribution: Distribution) -> None:
-    join = join_of(parse_user_data(render(distribution, guest({}, {"tlsSan": ["a"]})), "first-cp"))
-    assert join is not None
-    assert join.sans == ("a", "10.0.0.1")
-
-
-def test_nothing_secret_is_in_the_representation_of_a_guest() -> None:
-    assert "t0" not in repr(guest())
-    assert "PRIVATE" not in repr(guest())
-
-
-def test_bootstrap_data_waits_for_infrastructure_endpoint_control_plane_and_secrets() -> None:
-    worker, leader = {"metadata": {}}, {"metadata": {"labels": {"cluster.x-k8s.io/control-plane": ""}}}
-    cluster: Obj = {"spec": {}}
-    assert missing_prerequisite(cluster, leader, has_credentials=True) == "the infrastructure of the cluster"
-    cluster["status"] = {"initialization": {"infrastructureProvisioned": True}}
-    assert missing_prerequisite(cluster, leader, has_credentials=True) == "the endpoint of the control plane"
-    cluster["spec"]["controlPlaneEndpoint"] = {"host": "10.0.0.1", "port": 6443}
-    assert missing_prerequisite(cluster, leader, has_credentials=False) == "the CA and token of the cluster"
-    assert not missing_prerequisite(cluster, leader, has_credentials=True)
-    assert missing_prerequisite(cluster, worker, has_credentials=True) == "the control plane"
-    cluster["status"]["conditions"] = [{"type": "ControlPlaneInitialized", "status": "True"}]
-    assert not missing_prerequisite(cluster, worker, has_credentials=True)
-
-
 def reported(owner: Obj, machines: list[Obj], step: Wait | Delete, *, joinable: bool) -> Obj:
+    return rke2_status(observed_state(owner, machines, step, joinable=joinable))
+
+
+def observed_state(owner: Obj, machines: list[Obj], step: Wait | Delete, *, joinable: bool) -> Observation:
     members = [
         state.member_of(machine, None, None, owner, RKE2, known=("id",), ready=("id",) if joinable else ())
         for machine in machines
     ]
-    return status_of(owner, machines, members, step, joinable)
+    return Observation(owner, machines, members, step, joinable=joinable)
 
 
 def conditions(status: Obj) -> dict[str, str]:
     return {entry["type"]: entry["status"] for entry in status["conditions"]}
 
 
-def test_status_has_no_version_before_the_control_plane_is_initialized_and_keeps_it_after() -> None:
+def with_conditions(machine: Obj, **statuses: str) -> Obj:
+    conditions = [{"type": kind, "status": status} for kind, status in statuses.items()]
+    return {**machine, "status": {"conditions": conditions}}
+
+
+def test_status_has_no_version_before_a_machine_is_ready_and_remains_initialized() -> None:
     owner = control_plane()
     machine, *_ = made(owner)
-    machine["spec"]["providerID"] = "id"
     before = reported(owner, [machine], Wait(), joinable=False)
-    assert "version" not in before
-    assert "initialization" not in before
-    assert conditions(before)["Available"] == "False"
-    after = reported(owner, [machine], Wait(), joinable=True)
+    assert not {"version", "initialization"} & before.keys()
+    assert conditions(before)["EtcdClusterHealthy"] == "Unknown"
+    assert "Available" not in conditions(before)
+
+    waiting = reported(owner, [machine], Wait(), joinable=True)
+    assert "version" not in waiting
+    assert conditions(waiting)["Available"] == "False"
+
+    after = reported(owner, [with_conditions(machine, Ready="True")], Wait(), joinable=True)
     assert after["version"] == "v1.36.2+rke2r1"
     assert conditions(after)["Available"] == "True"
     owner["status"] = after
@@ -239,11 +180,16 @@ def test_status_version_is_the_lowest_until_the_roll_out_has_ended() -> None:
     owner = control_plane(version="v1.36.10+rke2r1")
     new, *_ = made(owner)
     old, *_ = made(control_plane(version="v1.36.9+rke2r1"))
-    status = reported(owner, [new, old], Wait(), joinable=True)
+    machines = [
+        with_conditions(new, Ready="True", UpToDate="True"),
+        with_conditions(old, Ready="True", UpToDate="False"),
+    ]
+    status = reported(owner, machines, Wait(), joinable=True)
     assert status["version"] == "v1.36.9+rke2r1"
     assert (status["replicas"], status["upToDateReplicas"]) == (2, 1)
     assert conditions(status)["RollingOut"] == "True"
     assert conditions(status)["ScalingUp"] == "True"
+    assert conditions(status)["MachinesUpToDate"] == "False"
 
 
 def test_versions_of_one_kubernetes_are_ordered_by_their_rke2_release() -> None:
@@ -263,9 +209,8 @@ def test_a_condition_keeps_its_time_for_as_long_as_its_status() -> None:
 def test_the_older_contract_has_other_words_for_the_same_status() -> None:
     owner = control_plane()
     machine, *_ = made(owner)
-    machine["spec"]["providerID"] = "id"
-    machine["status"] = {"conditions": [{"type": "Available", "status": "True"}]}
-    found = in_contract_v1beta1(reported(owner, [machine], Wait(), joinable=True))
+    machine = with_conditions(machine, Ready="True", Available="True", UpToDate="True")
+    found = v1beta1_status(observed_state(owner, [machine], Wait(), joinable=True))
     assert {name: found[name] for name in ("initialized", "ready", "replicas", "updatedReplicas")} == {
         "initialized": True,
         "ready": True,
@@ -276,4 +221,38 @@ def test_the_older_contract_has_other_words_for_the_same_status() -> None:
     assert not {"initialization", "availableReplicas", "upToDateReplicas"} & found.keys()
     # Once initialized, always initialized, whatever a later look finds.
     owner["status"] = found
-    assert in_contract_v1beta1(reported(owner, [], Wait(), joinable=False))["initialized"]
+    assert v1beta1_status(observed_state(owner, [], Wait(), joinable=False))["initialized"]
+
+
+def test_rke2_machines_join_at_addresses_of_the_registration_method() -> None:
+    cluster: Obj = {"spec": {"controlPlaneEndpoint": {"host": "10.0.0.1", "port": 6443}}}
+    addresses = [{"type": "ExternalIP", "address": "10.1.0.1"}, {"type": "InternalIP", "address": "10.2.0.1"}]
+    status = {"addresses": addresses, "conditions": [{"type": "Ready", "status": "True"}]}
+    machines = [{"status": status}, {"status": {"addresses": addresses}}]
+    expected = {
+        "": ["10.0.0.1"],
+        "control-plane-endpoint": ["10.0.0.1"],
+        "internal-first": ["10.1.0.1"],
+        "internal-only-ips": ["10.2.0.1"],
+        "external-only-ips": ["10.1.0.1"],
+        "address": ["rke2.example.com"],
+    }
+    for method, hosts in expected.items():
+        owner = control_plane(registrationMethod=method, registrationAddress="rke2.example.com")
+        assert registration_addresses(owner, cluster, machines) == hosts, method
+
+
+def test_before_the_control_plane_is_initialized_only_its_oldest_machine_gets_data() -> None:
+    def named(name: str, created: str, *, control_plane: bool = True) -> Obj:
+        labels = {"cluster.x-k8s.io/control-plane": ""} if control_plane else {}
+        return {"metadata": {"name": name, "namespace": "x", "creationTimestamp": created, "labels": labels}}
+
+    first, second = named("b", "2026-01-01T00:00:00Z"), named("a", "2026-01-01T00:01:00Z")
+    worker = named("w", "2026-01-01T00:00:00Z", control_plane=False)
+    cluster: Obj = {"status": {}}
+    roles = [role_of(cluster, machine, [second, first]) for machine in (first, second, worker)]
+    assert roles == [Role.FIRST, None, None]
+
+    cluster["status"]["conditions"] = [{"type": "ControlPlaneInitialized", "status": "True"}]
+    roles = [role_of(cluster, machine, [second, first]) for machine in (first, second, worker)]
+    assert roles == [Role.SERVER, Role.SERVER, Role.WORKER]

@@ -88,7 +88,9 @@ def test_machine_refers_by_version_and_namespace() -> None:
         "metadata": {"name": "cp", "namespace": "clusters", "uid": "1"},
         "spec": {"version": "v1.36.2+rke2r1", "machineTemplate": {"infrastructureRef": {"name": "blue"}}},
     }
-    machine = state.new_machine(control_plane, older, Key("clusters", "first"), "cp-1", "", core="v1beta1")
+    infrastructure, config = ({"metadata": {"name": name, "namespace": "clusters"}} for name in ("blue-1", "cp-1"))
+    parts = infrastructure, config
+    machine = state.new_machine(control_plane, older, Key("clusters", "first"), parts, core="v1beta1")
     assert older.template_name(control_plane) == "blue"
     assert machine["apiVersion"] == "cluster.x-k8s.io/v1beta1"
     assert machine["spec"]["bootstrap"]["configRef"] == {
@@ -97,4 +99,5 @@ def test_machine_refers_by_version_and_namespace() -> None:
         "name": "cp-1",
         "namespace": "clusters",
     }
-    assert machine["spec"]["infrastructureRef"]["apiVersion"] == "infrastructure.cluster.x-k8s.io/v1beta1"
+    reference = machine["spec"]["infrastructureRef"]
+    assert (reference["apiVersion"], reference["name"]) == ("infrastructure.cluster.x-k8s.io/v1beta1", "blue-1")

@@ -57,7 +57,11 @@ def test_jinja_header_is_kept_and_rendered() -> None:
     [
         ("packages: []", "first line must be #cloud-config"),
         ("#!/bin/sh\n", "first line must be #cloud-config"),
-        ("## template: jinja\n#cloud-config\nhostname: '{{ ds.other }}'", "variable ds.other is undefined"),
+        (
+            "## template: jinja\n#cloud-config\nhostname: '{{ ds.other }}'",
+            "template: 'dict object' has no attribute 'other'",
+        ),
+        ("## template: jinja\n#cloud-config\nruncmd: ['${#HOME}']", "Missing end of comment tag"),
         ("#cloud-config\n- packages", "must be a mapping"),
         ("#cloud-config\npackages: [a", "invalid YAML"),
         ("#cloud-config\npackages: [a]\npackages: [b]", "duplicate key in line 2"),

@@ -1,0 +1,212 @@
+"""The configuration files of RKE2 and K3s in a guest, as their bootstrap providers write them. Pure.
+
+Like those, empty values are left out, and values that a provider cannot use raise an error that only its log has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from caphv.api.object import Obj
+from sandbox.guest.rancher import RKE2_PORT
+
+_MINOR_WITHOUT_POLICIES = 25
+_FIRST_PROFILES, _LATER_PROFILES = ("cis-1.5", "cis-1.6"), ("cis", "cis-1.23")
+_CIPHERS = (
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384",
+)
+
+
+class UnusableConfigError(ValueError):
+    """Settings from which no data can be made; a real provider logs the message and tries again."""
+
+
+class Role(StrEnum):
+    """What a node is: only the first server brings the CAs and joins nothing."""
+
+    FIRST = "first"
+    SERVER = "server"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True)
+class Node:
+    """The node of a guest.
+
+    `endpoint` is `host:port` of the workload API, `joins_at` the host where RKE2's nodes join. `config` is the spec of
+    the bootstrap object, `server` the settings of the control plane's servers, `network` the `clusterNetwork` of the
+    Cluster.
+    """
+
+    role: Role
+    version: str
+    endpoint: str
+    config: Obj = field(default_factory=dict, repr=False)
+    server: Obj = field(default_factory=dict, repr=False)
+    network: Obj = field(default_factory=dict)
+    token: str = field(default="", repr=False)
+    joins_at: str = ""
+
+    @property
+    def host(self) -> str:
+        """The endpoint without its port."""
+        return self.endpoint.rpartition(":")[0]
+
+
+def rke2_config(node: Node) -> Obj:
+    """Content of `/etc/rancher/rke2/config.yaml`. Raises UnusableConfigError."""
+    agent = node.config.get("agentConfig") or {}
+    profile = agent.get("cisProfile")
+    if profile and profile not in _profiles(node.version):
+        message = f'failed to generate rke2 agent config: profile "{profile}" is not supported for version'
+        raise UnusableConfigError(f'{message} "{node.version}"')
+
+    config = {
+        "cloud-provider-name": node.server.get("cloudProviderName"),
+        "data-dir": agent.get("dataDir"),
+        "kubelet-arg": (agent.get("kubelet") or {}).get("extraArgs"),
+        "node-label": agent.get("nodeLabels"),
+        "node-taint": agent.get("nodeTaints"),
+        "profile": profile,
+        "protect-kernel-defaults": agent.get("protectKernelDefaults"),
+        "pod-security-admission-config-file": agent.get("podSecurityAdmissionConfigFile"),
+        "system-default-registry": agent.get("systemDefaultRegistry"),
+        "token": node.token,
+    }
+    if node.role is not Role.FIRST:
+        config["server"] = f"https://{node.joins_at or node.host}:{RKE2_PORT}"
+    if node.role is not Role.WORKER:
+        config |= _rke2_server(node)
+    return _without_empty(config)
+
+
+def k3s_config(node: Node) -> Obj:
+    """Content of `/etc/rancher/k3s/config.yaml`; K3s's provider reads the server settings of each bootstrap object."""
+    agent, server = node.config.get("agentConfig") or {}, node.config.get("serverConfig") or {}
+    provider = server.get("cloudProviderName")
+    arguments = [f"cloud-provider={provider}"] if provider else []
+    config: Obj = {
+        "token": node.token,
+        "kubelet-arg": [*(agent.get("kubeletArgs") or ()), *arguments],
+        "node-label": agent.get("nodeLabels"),
+        "node-taint": agent.get("nodeTaints"),
+        "node-name": agent.get("nodeName"),
+        "kube-proxy-arg": agent.get("kubeProxyArgs"),
+    }
+    if node.role is not Role.FIRST:
+        config["server"] = f"https://{node.endpoint}"
+    if node.role is not Role.WORKER:
+        own = ["anonymous-auth=true", f"tls-cipher-suites={','.join(_CIPHERS)}"]
+        config |= {
+            "cluster-init": node.role is Role.FIRST,
+            "disable-cloud-controller": server.get("disableCloudController", True),
+            "disable": server.get("disableComponents"),
+            "kube-apiserver-arg": [*(server.get("kubeAPIServerArg") or ()), *own],
+            "kube-controller-manager-arg": [*(server.get("kubeControllerManagerArgs") or ()), *arguments],
+            "kube-scheduler-arg": server.get("kubeSchedulerArgs"),
+            "tls-san": [*(server.get("tlsSan") or ()), node.host],
+            "cluster-dns": server.get("clusterDNS"),
+            "cluster-domain": server.get("clusterDomain"),
+            "system-default-registry": server.get("systemDefaultRegistry"),
+        }
+    return _without_empty(config)
+
+
+def registries(spec: Mapping[str, Any], secrets: Mapping[str, Mapping[str, bytes]]) -> tuple[Obj, list[Obj]]:
+    """Content of `registries.yaml` and the files with certificates that it names. Raises UnusableConfigError.
+
+    :param spec: `privateRegistriesConfig` of a bootstrap object of RKE2
+    :param secrets: data of the Secrets that it names, by `namespace/name`
+    """
+    content: Obj = {"configs": None, "mirrors": {}}
+    files: list[Obj] = []
+    for name, mirror in (spec.get("mirrors") or {}).items():
+        rewrite = {"rewrite": mirror["rewrite"]} if mirror.get("rewrite") else {}
+        content["mirrors"][name] = {"endpoint": mirror.get("endpoint"), **rewrite}
+    for name, settings in (spec.get("configs") or {}).items():
+        config: Obj = {}
+        if settings.get("tls"):
+            data = _secret(settings["tls"].get("tlsConfigSecret") or {}, secrets)
+            config["tls"], certificates = _tls(data, insecure=bool(settings["tls"].get("insecureSkipVerify")))
+            files += certificates
+        if settings.get("authSecret"):
+            config["auth"] = _credentials(_secret(settings["authSecret"], secrets))
+        # The provider replaces the map for each entry.
+        content["configs"] = {name: config}
+    return content, files
+
+
+def registry_secrets(spec: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """Namespace and name of the Secrets that `privateRegistriesConfig` names."""
+    configs = (spec.get("configs") or {}).values()
+    references = [
+        reference
+        for config in configs
+        for reference in (config.get("authSecret"), (config.get("tls") or {}).get("tlsConfigSecret"))
+        if reference and reference.get("name")
+    ]
+    return [(str(reference.get("namespace") or ""), str(reference["name"])) for reference in references]
+
+
+def _rke2_server(node: Node) -> Obj:
+    server, disabled = node.server, node.server.get("disableComponents") or {}
+    components = disabled.get("kubernetesComponents") or ()
+    pods, services = (",".join((node.network.get(name) or {}).get("cidrBlocks") or ()) for name in ("pods", "services"))
+    cni = [server["cni"]] if server.get("cni") else []
+    return {
+        "cni": ["multus", *cni] if server.get("cniMultusEnable") else cni,
+        "cluster-cidr": pods,
+        "service-cidr": services,
+        "cluster-dns": server.get("clusterDNS"),
+        "cluster-domain": server.get("clusterDomain"),
+        "disable": disabled.get("pluginComponents"),
+        "disable-cloud-controller": "cloudController" in components,
+        "disable-kube-proxy": "kubeProxy" in components,
+        "disable-scheduler": "scheduler" in components,
+        "kube-apiserver-arg": (server.get("kubeAPIServer") or {}).get("extraArgs"),
+        "service-node-port-range": server.get("serviceNodePortRange"),
+        "tls-san": [*(server.get("tlsSan") or ()), node.host],
+    }
+
+
+def _profiles(version: str) -> Sequence[str]:
+    match = re.match(r"v1\.(\d+)\.", version)
+    return _LATER_PROFILES if match and int(match[1]) >= _MINOR_WITHOUT_POLICIES else _FIRST_PROFILES
+
+
+def _secret(reference: Mapping[str, Any], secrets: Mapping[str, Mapping[str, bytes]]) -> Mapping[str, bytes]:
+    if not reference.get("name"):
+        raise UnusableConfigError("resource name may not be empty")
+    key = f"{reference.get('namespace') or ''}/{reference['name']}"
+    if key not in secrets:
+        raise UnusableConfigError(f'Secret "{reference["name"]}" not found')
+    return secrets[key]
+
+
+def _tls(data: Mapping[str, bytes], *, insecure: bool) -> tuple[Obj, list[Obj]]:
+    folder = "/etc/rancher/rke2/tls"
+    names = {"tls.crt": "cert_file", "tls.key": "key_file", "ca.crt": "ca_file"}
+    present = [name for name in names if name in data]
+    files = [{"path": f"{folder}/{name}", "content": data[name].decode()} for name in present]
+    config: Obj = {names[name]: f"{folder}/{name}" for name in present}
+    return config | ({"insecure_skip_verify": True} if insecure else {}), files
+
+
+def _credentials(data: Mapping[str, bytes]) -> Obj:
+    names = {"username": "username", "password": "password", "identity-token": "identitytoken"}
+    return {field: data[name].decode() for name, field in names.items() if name in data}
+
+
+def _without_empty(values: Mapping[str, Any]) -> Obj:
+    return {name: value for name, value in values.items() if value}
