@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ import pytest
 from caphv.api.object import NAMESPACES, Obj
 from sandbox import clusterclass, manifests
 from sandbox.capi.resources import CLUSTERS
-from sandbox.cluster import ClusterSpec
+from sandbox.cluster import KUBERNETES_VERSION, ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario
+from tests.support.clusterctl import VARIABLES, VERSION, Clusterctl, repository
 from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, TALOS, admitted, holds, seen
 from tests.support.paths import CHECKOUT
 
@@ -33,18 +35,23 @@ WHOLE_ONLY = {"rke2-clusterclass", "k3s-clusterclass", "kubeadm-clusterclass"}
 
 
 def objects(box: Sandbox, example: str) -> list[Obj]:
-    """The example as a user applies it: in its own namespace, with names that the sandbox has."""
+    """The example as a user applies it: in its own namespace."""
+    return on_sandbox(box, example, manifests.read([CHECKOUT / "examples" / f"{example}.yaml"]))
+
+
+def on_sandbox(box: Sandbox, namespace: str, objects: list[Obj]) -> list[Obj]:
+    """The same objects in a namespace, with names that the sandbox has."""
     gateway = f"{box.status()['network'].removesuffix('.0.0/16')}.0.1"
     there = {
-        "team-a": example,
+        "team-a": namespace,
         "machines": "machines-large",
         "default/sles-15-sp7": "default/sles-15",
         "default/admin": "default/caphv",
-        "172.16.0.1": gateway,
-        "255.255.0.0": "255.255.128.0",
+        **dict.fromkeys(("172.16.0.1", VARIABLES["HARVESTER_GATEWAY"]), gateway),
+        **dict.fromkeys(("255.255.0.0", VARIABLES["HARVESTER_SUBNET_MASK"]), "255.255.128.0"),
     }
-    read: list[Obj] = with_values(manifests.read([CHECKOUT / "examples" / f"{example}.yaml"]), there)
-    return read
+    found: list[Obj] = with_values(objects, there)
+    return found
 
 
 def with_values(node: Any, values: dict[str, str]) -> Any:
@@ -71,7 +78,24 @@ async def test_clusters_of_examples_come_up_and_go(box: Sandbox, examples: tuple
     async with asyncio.TaskGroup() as group:
         for example in examples:
             if whole or example not in WHOLE_ONLY:
-                group.create_task(life(box, example, whole=whole))
+                group.create_task(life(box, example, objects(box, example), whole=whole))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flavor", ["kubeadm", "topology-kubeadm"])
+async def test_cluster_of_a_flavor_of_kubeadm_is_made_and_deleted(
+    box: Sandbox, flavor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace = f"flavor-{flavor}"
+    repository(tmp_path)
+    monkeypatch.setenv("HARVESTER_TARGET_NAMESPACE", namespace)
+    clusterctl = Clusterctl(tmp_path, box.kubeconfig("management"))
+    text = await asyncio.to_thread(
+        clusterctl, "generate", "cluster", "flavored", f"--target-namespace={namespace}", f"--flavor={flavor}",
+        f"--infrastructure=harvester:{VERSION}", f"--kubernetes-version={KUBERNETES_VERSION}",
+        "--control-plane-machine-count=1", "--worker-machine-count=1",
+    )  # fmt: skip
+    await life(box, namespace, on_sandbox(box, namespace, [obj for obj in manifests.parse(text) if obj]), whole=False)
 
 
 def test_no_example_is_left_out() -> None:
@@ -88,8 +112,7 @@ def with_few_machines(objects: list[Obj]) -> None:
                 group["replicas"] = 1
 
 
-async def life(box: Sandbox, example: str, *, whole: bool) -> None:
-    wanted = objects(box, example)
+async def life(box: Sandbox, example: str, wanted: list[Obj], *, whole: bool) -> None:
     if not whole:
         with_few_machines(wanted)
     control_planes, workers = (3, 2) if whole else (1, 1)
@@ -97,7 +120,7 @@ async def life(box: Sandbox, example: str, *, whole: bool) -> None:
     spec = ClusterSpec(cluster["metadata"]["name"], example, example, control_planes, workers)
     scenario = Scenario(box.folder, spec, timeout=PATIENCE)
     async with scenario.watching():
-        if "topology" in cluster["spec"]:
+        if "topology" in cluster["spec"] and not any(obj["kind"] == "ClusterClass" for obj in wanted):
             name = cluster["spec"]["topology"]["classRef"]["name"]
             space = kinds.typed(NAMESPACES, {"metadata": {"name": example}})
             await manifests.apply(scenario.management, [space, *clusterclass.objects(example, name)])
