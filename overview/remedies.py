@@ -63,6 +63,8 @@ _BY_REASON: dict[str, str] = {
     Reason.ANOTHER_HARVESTER: "Write the kubeconfig of the former Harvester into Secret {identity}",
     Reason.TARGET_NAMESPACE_NOT_READY: "Create namespace {target} on Harvester, or grant the account its rights there",
     Reason.VM_IP_POOL_CREATION_FAILED: "Correct vmNetworkConfig of the cluster, or free the name on Harvester",
+    Reason.VM_IP_POOL_NOT_FOUND: "Create the IPPool on Harvester, or correct spec.vmNetworkConfig: "
+    "kubectl edit {kind} {name} -n {namespace}",
     Reason.CUSTOM_POOL_CREATION_FAILED: "Correct loadBalancerConfig of the cluster, or free the name on Harvester",
     Reason.VM_IP_POOL_EXHAUSTED: _POOLS,
     Reason.VM_IP_ALLOCATION_FAILED: "Compare the pools with the machines: caphv pools audit -n {namespace}",
@@ -92,6 +94,17 @@ _BY_REASON: dict[str, str] = {
     "Deleting": "See what the deletion waits for: caphv delete {ref} --explain",
 }
 
+
+# With a topology, Cluster API reverts changes of the objects that it made: variables are to be corrected.
+_EDIT_CLUSTER = "kubectl edit cluster {cluster} -n {namespace}"
+_IN_TOPOLOGY: dict[str, str] = {
+    Reason.VM_IP_POOL_CREATION_FAILED: "Correct the variables of the addresses of machines, or free the name on "
+    f"Harvester: {_EDIT_CLUSTER}",
+    Reason.VM_IP_POOL_NOT_FOUND: "Create the IPPool on Harvester, or correct variable ipPoolRef or ipPoolRefs: "
+    f"{_EDIT_CLUSTER}",
+    Reason.CUSTOM_POOL_CREATION_FAILED: "Correct the variables of the load balancer, or free the name on Harvester: "
+    f"{_EDIT_CLUSTER}",
+}
 
 # By kind of the bootstrap object: namespace and label of the provider, where clusterctl and its operator install it.
 _BOOTSTRAP_PROVIDERS = {
@@ -131,6 +144,8 @@ def next_step(reason: str, subject: Subject, bootstrap: str = "") -> str:
 
 def _template(reason: str, subject: Subject) -> str:
     template = _BY_REASON.get(reason, _LOOK if subject.kind else _LOGS)
+    if subject.topology:
+        template = _IN_TOPOLOGY.get(reason, template)
     if _REPLACE not in template:
         return template
     if not subject.machine:

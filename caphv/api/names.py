@@ -198,6 +198,7 @@ class Reason(StrEnum):
     TARGET_NAMESPACE_NOT_READY = "TargetNamespaceNotReady"
     FAILURE_DOMAIN_UNAVAILABLE = "FailureDomainUnavailable"
     VM_IP_POOL_CREATION_FAILED = "VMIPPoolCreationFailed"
+    VM_IP_POOL_NOT_FOUND = "VMIPPoolNotFound"
     CUSTOM_POOL_CREATION_FAILED = "CustomPoolCreationInHarvesterFailed"
     CLOUD_PROVIDER_CONFIG_IN_PROGRESS = "CloudProviderConfigGenerationInProgress"
     CLOUD_PROVIDER_CONFIG_FAILED = "CloudProviderConfigGenerationFailed"

@@ -9,6 +9,7 @@ from caphv.api import ippool, resources
 from caphv.api.names import ConditionType, Reason, generated_names
 from caphv.api.object import Obj, key_of, uid_of
 from caphv.runtime.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound
+from caphv.validation.finding import did_you_mean
 from reconciler import triggers
 from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope
@@ -46,11 +47,11 @@ async def ensure_vm_pool(scope: ClusterScope) -> None:
         created.cancel()
         scope.draft.set_true(ConditionType.VM_IP_POOL_READY)
         return
-    message = (
-        f"IPPool {', '.join(missing)} of vmNetworkConfig does not exist on Harvester; create it or correct the name"
-    )
+    existing = [str(pool["metadata"]["name"]) for pool in session.pools.store]
+    wrong = ", ".join(f"{name}{did_you_mean(name, existing).replace('; ', ', ')}" for name in missing)
+    message = f"IPPool {wrong} of vmNetworkConfig does not exist on Harvester; create it or correct the name"
     if len(missing) == len(names):
-        reason = Reason.VM_IP_POOL_CREATION_FAILED
+        reason = Reason.VM_IP_POOL_NOT_FOUND
         raise Blocked(ConditionType.VM_IP_POOL_READY, reason, message, created, Watched.SELF, warn=True)
     scope.draft.set_true(ConditionType.VM_IP_POOL_READY, message)
 

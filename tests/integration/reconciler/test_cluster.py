@@ -322,7 +322,7 @@ async def test_pool_that_the_cluster_does_not_describe_is_not_deleted(case: Case
 
 async def test_missing_pool_is_named_and_picked_up_when_it_comes(case: Case) -> None:
     await case.cluster(vmNetworkConfig=case.vm_network(f"{case.name}-later"))
-    says = is_false("VMIPPoolReady", "VMIPPoolCreationFailed", f"IPPool {case.name}-later of vmNetworkConfig")
+    says = is_false("VMIPPoolReady", "VMIPPoolNotFound", f"IPPool {case.name}-later of vmNetworkConfig")
     await case.until(HARVESTER_CLUSTERS, case.name, says)
     await case.pool("later", 1, 5)
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready, timeout=AT_ONCE)

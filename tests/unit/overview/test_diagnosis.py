@@ -269,3 +269,16 @@ def test_every_reason_has_a_next_step_without_gaps(reason: str) -> None:
     assert next_step(reason, subject)
     assert "{" not in next_step(reason, subject)
     assert next_step(reason, Subject("team", "shop", "HarvesterCluster", "shop-x"))
+
+
+def test_a_missing_pool_is_corrected_where_the_user_edits_it() -> None:
+    builder = Builder()
+    message = "IPPool machine of vmNetworkConfig does not exist on Harvester"
+    builder.harvester_cluster["status"]["conditions"] = [
+        condition("VMIPPoolReady", "False", "VMIPPoolNotFound", message)
+    ]
+    (with_topology,) = overview_of(builder.objects(), NOW).clusters[0].problems
+    assert "correct variable ipPoolRef or ipPoolRefs: kubectl edit cluster shop -n team" in with_topology.next_step
+    del builder.cluster["spec"]["topology"]
+    (without,) = overview_of(builder.objects(), NOW).clusters[0].problems
+    assert without.next_step.endswith("kubectl edit harvestercluster shop-x -n team")

@@ -184,8 +184,11 @@ async def test_pool_of_machines_that_does_not_exist_blocks_only_without_another(
 ) -> None:
     network = {"ipPoolRefs": ["first", "second"], "gateway": "10.0.0.1", "subnetMask": "255.255.255.0"}
     case = MemoryCase(monkeypatch, vmNetworkConfig=network)
+    case.harvester.put(existing_pool("firsts"))
     await case.reconcile()
-    assert case.condition("VMIPPoolReady") == ("False", "VMIPPoolCreationFailed")
+    assert case.condition("VMIPPoolReady") == ("False", "VMIPPoolNotFound")
+    (ready,) = (each for each in case.obj["status"]["conditions"] if each["type"] == "VMIPPoolReady")
+    assert 'IPPool first, did you mean "firsts"?, second of vmNetworkConfig does not exist' in ready["message"]
     assert case.harvester.stored(SERVICES) == []
     case.harvester.put(existing_pool("second"))
     await case.reconcile()
