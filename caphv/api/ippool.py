@@ -158,7 +158,8 @@ def contradictions(pool: Obj, gateway: str, mask: str) -> dict[str, str]:
     Pools whose ranges are invalid, and those of IPv6, contradict nothing here.
     """
     subnets: list[ipaddress.IPv4Network] = []
-    for spec in (pool.get("spec") or {}).get("ranges") or ():
+    ranges = (pool.get("spec") or {}).get("ranges")
+    for spec in ranges if isinstance(ranges, list) else ():
         try:
             subnets.append(ipaddress.IPv4Network(str(spec.get("subnet") or ""), strict=False))
         except (AttributeError, ValueError):

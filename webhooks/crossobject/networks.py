@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import NamedTuple
 
+from caphv.api.ippool import contradictions
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, LocatedFinding
 from caphv.validation.rule import Rules
@@ -167,6 +168,27 @@ def _pool_overlap(inventory: Inventory) -> Iterator[Located]:
             yield LocatedFinding(two.entry, start.invalid(detail), one.entry)
         else:
             widest.append(two)
+
+
+@RULES.rule(
+    "pool-subnet",
+    (CLUSTER, MACHINE, MACHINE_TEMPLATE),
+    "Gateway and mask of `vmNetworkConfig` must be those of a subnet of the IPPools that it names: machines with "
+    "others never report their address.",
+    example="`subnetMask: 255.255.0.0` with IPPool `machines` in 172.16.0.0/17: 255.255.128.0",
+)
+def _pool_subnet(inventory: Inventory) -> Iterator[Located]:
+    pools = {pool.name: pool for pool in inventory.of_kind("IPPool", POOL_GROUP)}
+    for kind in (CLUSTER, MACHINE, MACHINE_TEMPLATE):
+        for entry in inventory.of_kind(kind):
+            root = ("spec", "template", "spec") if kind == MACHINE_TEMPLATE else ("spec",)
+            config = entry.field.at(*root, "vmNetworkConfig")
+            for name in config.at("ipPoolRefs").each() or [config.at("ipPoolRef")]:
+                pool = pools.get(name.text.rpartition("/")[2])
+                values = (config.at("gateway").text, config.at("subnetMask").text)
+                problems = contradictions(pool.obj, *values) if pool else {}
+                for field, problem in problems.items():
+                    yield LocatedFinding(entry, config.at(field).invalid(f"{problem}: correct it"), pool)
 
 
 class _Static(NamedTuple):

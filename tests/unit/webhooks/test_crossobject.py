@@ -205,6 +205,18 @@ WRONG: list[tuple[str, str, Obj, str]] = [
         "spec.ranges[0]",
     ),
     (
+        "pool-subnet",
+        "infrastructure",
+        {"spec.vmNetworkConfig.subnetMask": "255.255.0.0"},
+        "spec.vmNetworkConfig.subnetMask",
+    ),
+    (
+        "pool-subnet",
+        "template",
+        {f"{TEMPLATE}.vmNetworkConfig": {"ipPoolRef": "vm-pool", "gateway": "172.18.0.1"}},
+        f"{TEMPLATE}.vmNetworkConfig.gateway",
+    ),
+    (
         "static-address-in-pool",
         "machine",
         {"spec.networkConfig.address": "172.17.1.50"},
