@@ -77,7 +77,7 @@ def mutated(vm: Obj, old: Obj | None, settings: MutationSettings) -> Obj:
     if old is None or _limits(old) != _limits(vm):
         _resources(spec["domain"], settings)
     _topology(spec["domain"])
-    _affinity(spec, settings.network)
+    _affinity(spec, settings)
     spec.setdefault("terminationGracePeriodSeconds", TERMINATION_GRACE_SECONDS)
     if settings.release.assigns_macs:
         _macs(vm)
@@ -155,7 +155,7 @@ def _macs(vm: Obj) -> None:
             nic["macAddress"] = new_mac()
 
 
-def _affinity(spec: Obj, network: NetworkReader) -> None:
+def _affinity(spec: Obj, settings: MutationSettings) -> None:
     """Require hosts with the cluster networks of the VM in each of the user's terms.
 
     Before, keys that Harvester sets itself are removed from them, and then all terms without expressions.
@@ -166,11 +166,11 @@ def _affinity(spec: Obj, network: NetworkReader) -> None:
     terms = [
         {**term, "matchExpressions": expressions}
         for term in required.get("nodeSelectorTerms") or ()
-        if (expressions := [entry for entry in term.get("matchExpressions") or () if not _is_harvesters(entry["key"])])
+        if (expressions := _kept_expressions(term, settings.release))
     ]
 
     networks = [(entry.get("multus") or {}).get("networkName") for entry in spec.get("networks") or ()]
-    for name in dict.fromkeys(network(name).cluster_network for name in networks if name):
+    for name in dict.fromkeys(settings.network(name).cluster_network for name in networks if name):
         demand = {"key": f"{kinds.NETWORK_GROUP}/{name}", "operator": "In", "values": ["true"]}
         terms = terms or ([{"matchExpressions": []}] if name else [])
         for term in terms if name else ():
@@ -183,8 +183,14 @@ def _affinity(spec: Obj, network: NetworkReader) -> None:
         affinity["nodeAffinity"] = node
 
 
-def _is_harvesters(key: str) -> bool:
-    return key.startswith(kinds.NETWORK_GROUP) or key == _CPU_MANAGER
+def _kept_expressions(term: Obj, release: Release) -> list[Obj]:
+    """The expressions of a term without keys that Harvester sets itself."""
+    return [
+        entry
+        for entry in term.get("matchExpressions") or ()
+        if not entry["key"].startswith(kinds.NETWORK_GROUP)
+        and not (entry["key"] == _CPU_MANAGER and release.drops_cpu_manager)
+    ]
 
 
 def _bindings(spec: Obj, network: NetworkReader) -> None:

@@ -33,7 +33,8 @@ class Release:
     It `assigns_macs` to interfaces of VMs at admission, before 1.7 KubeVirt does so to those of instances. Since 1.8 it
     binds interfaces of overlay networks with DHCP by `managed_tap`, and the StorageClass of an image is named by uid
     (`image_class_by_uid`), before by the image's name. Since 1.8 its load balancer controller `guards_vms` by a
-    finalizer. `cpu.maxSockets` of new VMs is set to 1 by 1.6 to 1.8 and to the number of sockets by 1.9.
+    finalizer. `cpu.maxSockets` of new VMs is set to 1 by 1.6 to 1.8 and to the number of sockets by 1.9. Before 1.9 it
+    `drops_cpu_manager`, a label of hosts, from the affinity of VMs.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Release:
     managed_tap: bool = True
     guards_vms: bool = True
     max_sockets: MaxSockets = MaxSockets.ONE
+    drops_cpu_manager: bool = True
     image_class_by_uid: bool = True
     watches_guest_removal: bool = True
     matches_loosely: bool = True
@@ -72,7 +74,7 @@ RELEASES = {
         Release("1.7", **_BEFORE_1_8),
         Release("1.8.0", guests_need_vms=True),
         Release("1.8"),
-        Release("1.9", guest_network_by_label=True, max_sockets=MaxSockets.SOCKETS),
+        Release("1.9", guest_network_by_label=True, max_sockets=MaxSockets.SOCKETS, drops_cpu_manager=False),
     )
 }
 NEWEST_STABLE = "1.8"

@@ -11,6 +11,7 @@ from tests.support.observed import Record
 pytestmark = pytest.mark.unit
 
 FILES = (
+    "harvester/admission-v1.9.0-rc6.yaml",
     "harvester/admission-v1.8.2.yaml",
     "harvester/admission-v1.6.1.yaml",
     "kubevirt/admission-v1.7.0.yaml",

@@ -18,7 +18,11 @@ from tests.support.observed import Record
 
 pytestmark = pytest.mark.unit
 
-FILES = {"1.8": "harvester/admission-v1.8.2.yaml", "1.6": "harvester/admission-v1.6.1.yaml"}
+FILES = {
+    "1.9": "harvester/admission-v1.9.0-rc6.yaml",
+    "1.8": "harvester/admission-v1.8.2.yaml",
+    "1.6": "harvester/admission-v1.6.1.yaml",
+}
 RECORDS = {release: {record.name: record for record in observed.records(file)} for release, file in FILES.items()}
 # What is known and not modelled, see docs/simulators.md.
 NOT_MODELLED = {
