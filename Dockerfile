@@ -46,10 +46,10 @@ ENTRYPOINT ["caphv"]
 CMD ["run"]
 
 FROM python:${PYTHON} AS git
-# The packager commits with git, and reaches remotes by ssh, too, which wants to know its user.
+# The packager commits with git, verifies signatures with gpg, and reaches remotes by ssh, which wants to know its user.
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends git openssh-client \
+    && apt-get install --yes --no-install-recommends git gpg openssh-client \
     && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 65532 caphv \
     && useradd --uid 65532 --gid caphv --no-create-home --home-dir /tmp --shell /usr/sbin/nologin caphv

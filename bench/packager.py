@@ -26,7 +26,8 @@ from packager.git.commit import Reason
 from packager.git.prune import Pruning
 from packager.git.publish import Wanted, publish
 from packager.git.remote import Remote
-from packager.git.repository import Repository, Result
+from packager.git.repository import Repository
+from packager.git.result import Result
 from packager.git.snapshot import Snapshot
 from packager.rendering.renderer import Renderer
 from packager.tree import CLUSTER_ROOT, Tree

@@ -31,7 +31,7 @@ from packager.git.folder import Folder, Root
 from packager.git.history import Change
 from packager.git.prune import Plan, Pruning, Skipped
 from packager.git.publish import changes, log_result
-from packager.git.repository import Result
+from packager.git.result import Result
 from packager.git.snapshot import Snapshot
 from packager.tree import CLUSTER_ROOT, CLUSTERS
 from packager.uninstall import policies_of, staging, with_released

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from packager.addons.versions import Versions
     from packager.bundler import Bundler
     from packager.controller.fleet import ExpectedBundles, Report
-    from packager.git.repository import Result
+    from packager.git.result import Result
     from packager.planner import Planned, Store
     from packager.rollout import LeftOut, Outdated
 

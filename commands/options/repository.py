@@ -102,6 +102,12 @@ def source_options(command: _Command) -> _Command:
     """Add the options for a repository with cluster definitions."""
     for add in (
         click.option(
+            "--source-signers",
+            envvar="CAPHV_SOURCE_SIGNERS",
+            type=click.Path(exists=True, path_type=Path),
+            help="Keys that may sign: a file, or the folder of a mounted Secret.  [default: commits need no signature]",
+        ),
+        click.option(
             "--source-credentials",
             envvar="CAPHV_SOURCE_CREDENTIALS",
             type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -19,7 +19,7 @@ from commands.output.validate import colour
 from packager.addons.versions import Versions
 from packager.bundler import Batch
 from packager.diff import FOREIGN_FILE, ClusterDiff, FileChange, State
-from packager.git.repository import Result
+from packager.git.result import Result
 from packager.inventory import RepositoryCluster, UpgradeWave
 from packager.rendering import yaml
 from packager.rendering.renderer import TEMPLATE_RULE, Rendered
@@ -238,6 +238,7 @@ def _pushed(result: Result) -> str:
     lines += [f"  {click.style('left', fg='yellow')}    {printable(text)}" for text in kept]
     lines += [f"  branch  {printable(group)}: commit {result.groups[group][:12]}" for group in result.moved]
     lines += [f"  {click.style('foreign', fg='red')} {printable(path)} {FOREIGN_FILE}" for path in plan.foreign]
+    lines += [f"  review  {printable(str(result.merge_request))}"] if result.merge_request else []
     where = f"commit {result.commit[:12]} on {result.branch}" if result.commit else "wrote files"
     head = f"{where}: {len(plan.write)} written, {len(plan.delete)} removed" if not plan.is_empty else "nothing changed"
     return "".join(f"{line}\n" for line in [head, *lines])
@@ -248,11 +249,18 @@ def _done(result: Result) -> Iterable[tuple[str, Iterable[str]]]:
     return ("added", plan.added), ("changed", plan.changed), ("removed", map(str, plan.removed))
 
 
+def merge_request(result: Result) -> Obj:
+    """Return the merge request of a push for review, nothing for another one."""
+    request = result.merge_request
+    return {"mergeRequest": {"address": request.address, "open": request.is_open}} if request else {}
+
+
 def _result(result: Result) -> Obj:
     plan = result.plan
     return {
         "commit": result.commit,
         "branch": result.branch,
+        **merge_request(result),
         **{verb: list(names) for verb, names in _done(result)},
         "left": [{"what": left.what, "why": left.why} for left in (*plan.held, *plan.refused)],
         "foreign": list(plan.foreign),

@@ -147,7 +147,7 @@ def require_git() -> None:
 
 def checked(flags: dict[str, Any]) -> PackagerFlags:
     """Return the settings of these flags. Raises `click.UsageError` with all their errors."""
-    from commands.packager.sync import refuse_circles
+    from commands.packager.sync import refuse_circles, refuse_signers_without_source
     from packager.controller.config import PackagerFlags
     from packager.git.errors import InvalidRemote
     from packager.rendering.renderer import Renderer
@@ -156,7 +156,9 @@ def checked(flags: dict[str, Any]) -> PackagerFlags:
     if not flags["repo"]:
         raise click.UsageError("name the repository with --repo URL, or with variable CAPHV_GIT_REPO")
     certificate_folder(flags)
-    folders = {name: str(flags[name] or "") for name in ("git_credentials", "git_cache", "source_credentials")}
+    paths = ("git_credentials", "git_cache", "source_credentials", "source_signers")
+    folders = {name: str(flags[name] or "") for name in paths}
+    refuse_signers_without_source(flags)
     if flags["source_repo"]:
         refuse_circles(flags)
     settings = PackagerFlags(**flags | folders)

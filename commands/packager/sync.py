@@ -10,14 +10,14 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import chart_options, helm_secret_options, rendering
 from commands.options.clusters import InputError, Step, progress
-from commands.options.management import object_key, print_data
+from commands.options.management import object_key
 from commands.options.repository import (
     commit_options,
     names_repository,
@@ -28,16 +28,18 @@ from commands.options.repository import (
 )
 from commands.output.echo import echo
 from commands.output.quiet import quiet_publishing
+from commands.output.sync import print_result
 from commands.packager import management
 
 if TYPE_CHECKING:
     from caphv.api.object import Key
     from packager.apply import ApplyFailure
-    from packager.definitions.builder import BuildResult
     from packager.definitions.source import Reader, Source
     from packager.git.commit import Reason
     from packager.git.prune import Plan
-    from packager.git.repository import Result
+    from packager.git.repository import Repository
+    from packager.git.result import Result
+    from packager.git.signers import Signers
     from packager.git.snapshot import Snapshot, Unread
     from packager.planner import Planned, Planner, Store
     from packager.rendering.gitrepo import GitRepoOptions
@@ -168,7 +170,7 @@ def _once(flags: dict[str, Any], reader: Reader, planner: Planner) -> _Round:
         if flags["applied"] and not flags["dry_run"]:
             step("applying manifests")
             failures += management.on_cluster(flags, lambda applier: management.apply(applier, built))
-    _print(built, result, failures, flags)
+    print_result(built, result, failures, flags)
     plan = result.plan
     retry = _FLEET_SECONDS if plan.held else 0.0 if failures else None
     return _Round(FAULTY if built.errors or failures or plan.held or plan.refused else DONE, retry)
@@ -237,6 +239,7 @@ def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, Mapping[str, Unread
 
     if bool(flags["definitions"]) == bool(flags["source_repo"]):
         raise click.UsageError("name the definitions: a folder, or --source-repo URL")
+    refuse_signers_without_source(flags)
     if flags["definitions"]:
         step("reading definitions")
         reason = definitions_changed(flags["definitions"].name or "a folder")
@@ -247,8 +250,21 @@ def _files(flags: dict[str, Any], step: Step) -> tuple[Tree, Mapping[str, Unread
         snapshot = repository.sync()
         if not snapshot.commit:
             raise InputError(f"{flags['source_repo']} has no branch {flags['source_branch']}")
+        if flags["source_signers"]:
+            cast("Repository", repository).verify(snapshot.commit, _signers(flags["source_signers"]))
         origin = f"{flags['source_repo']}@{snapshot.commit}"
         return manifests(snapshot.tree), snapshot.unread(), definitions_changed(origin, snapshot.message)
+
+
+def _signers(path: Path) -> Signers:
+    """Return the signers of a file or folder. Raises click.UsageError."""
+    from packager.git.errors import InvalidRemote
+    from packager.git.signers import Signers
+
+    try:
+        return Signers.read(path)
+    except InvalidRemote as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _source_name(flags: dict[str, Any]) -> str:
@@ -306,6 +322,12 @@ def _links(folder: Path) -> dict[str, Unread]:
     return found
 
 
+def refuse_signers_without_source(flags: dict[str, Any]) -> None:
+    """Refuse a list of signers that nothing is verified by."""
+    if flags["source_signers"] and not flags["source_repo"]:
+        raise click.UsageError("--source-signers verifies commits: name their repository with --source-repo")
+
+
 def refuse_circles(flags: dict[str, Any]) -> None:
     """Refuse to write where definitions are read from."""
     same = (flags["repo"], flags["branch"]) == (flags["source_repo"], flags["source_branch"])
@@ -337,7 +359,7 @@ def _synced(
     """
     from packager.git.errors import GitError
     from packager.git.publish import log_result
-    from packager.git.repository import Result
+    from packager.git.result import Result
     from packager.planner import ManagementState
 
     state = ManagementState(confirmed=flags["confirmed"], live=False)
@@ -384,54 +406,3 @@ def _held(plan: Plan, before: Plan) -> Plan:
     asked = {str(removal) for removal in before.removed}
     why = "not all Clusters of removed definitions can be deleted: confirm again and sync once that is possible"
     return replace(plan, held=tuple(replace(one, why=why) if one.what in asked else one for one in plan.held))
-
-
-def _print(built: BuildResult, result: Result, failures: list[ApplyFailure], flags: dict[str, Any]) -> None:
-    for problem in built.problems:
-        echo(f"{'warning' if problem.advice else 'error'}: {problem}", err=True)
-    for one in failures:
-        echo(f"error: {one}", err=True)
-    if flags["output"] == "table":
-        for line in _lines(result, flags):
-            echo(line)
-        return
-    print_data(_content(built, result), flags["output"])
-
-
-def _lines(result: Result, flags: dict[str, Any]) -> Iterator[str]:
-    from packager.diff import FOREIGN_FILE
-
-    for verb, names in _changes(result.plan):
-        yield from (f"{verb} {name}" for name in names)
-    yield from (f"{name}: {', '.join(changes)}" for name, changes in result.plan.details.items())
-    yield from (f"foreign {path} {FOREIGN_FILE}" for path in result.plan.foreign)
-    if result.plan.is_empty:
-        yield "nothing to do"
-    elif flags["dry_run"]:
-        yield "nothing was written: --dry-run"
-    elif result.commit:
-        yield f"pushed {result.commit[:12]} to {result.branch}"
-    if not flags["applied"] and flags["repo"] and not result.plan.is_empty:
-        yield f"Fleet applies the manifests: caphv packager gitrepo --repo {flags['repo']} | kubectl apply -f -"
-
-
-def _changes(plan: Plan) -> Iterator[tuple[str, list[str]]]:
-    yield "added", list(plan.added)
-    yield "changed", list(plan.changed)
-    yield "removed", [str(removal) for removal in plan.removed]
-    yield "left", [f"{one.what}: {one.why}" for one in (*plan.held, *plan.refused)]
-
-
-def _content(built: BuildResult, result: Result) -> dict[str, Any]:
-    return {
-        "commit": result.commit,
-        "branch": result.branch,
-        **dict(_changes(result.plan)),
-        "foreign": list(result.plan.foreign),
-        "settings": {name: list(changes) for name, changes in result.plan.details.items()},
-        "clusters": [str(key) for key in sorted(built.objects)],
-        "faulty": [str(key) for key in sorted(built.invalid)],
-        "problems": [
-            {"file": one.file, "line": one.line, "message": one.message, "advice": one.advice} for one in built.problems
-        ],
-    }

@@ -84,11 +84,15 @@ def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], pa
     changed = key in published.changed
     if key in published.unmerged:
         message = f"commit {result.head} waits on branch {result.branch} to be merged"
+        if result.merge_request and result.merge_request.address:
+            message += f": {result.merge_request}"
         return Outcome(Reason.ADDON_BUNDLES_IN_PROGRESS, message, result.head, changed=changed)
     commit = published.awaited.get(key) or known.get(key) or result.head_of(rendered.branch)
     places = (f"{folder}/", f"{MANIFESTS}/{key}/")
     staying = [f"{what} was kept: {why}" for what, why in published.skipped.items() if what.startswith(places)]
     staying += _foreign(published.result.plan, key)
+    if key in published.unverified:
+        staying.append(f"its definition remains as it was: {published.source_error}")
     release = rendered.versions.release if rendered.versions else ""
     staying += published.upgrade.notes(key, release) if published.upgrade else []
     expected = expected_bundles(rendered, rendered.settings, commit, path)

@@ -21,6 +21,7 @@ from packager.controller.receiver import Receiver
 from packager.definitions.source import Validator
 from packager.git.commit import Identity
 from packager.git.remote import Remote
+from packager.git.signers import Signers
 from packager.rendering.gitrepo import GitRepoOptions
 from packager.rendering.renderer import render_options
 
@@ -65,6 +66,7 @@ class PackagerFlags:
     metrics_cert_dir: str = ""
     helm_secret: str = ""
     helm_repo_regex: str = ""
+    source_signers: str = ""
 
     def options(self, cache: Path, validate: Validator) -> PackagerOptions:
         """Return the parsed options; clones live below `cache`, and `validate` checks manifests.
@@ -121,7 +123,10 @@ class PackagerFlags:
             max_size=self.git_max_size,
         )
         own = Path(self.source_credentials) if self.source_credentials else secret
-        return SourceOptions(RepositoryConfig(remote, cache / "source", own), validate)
+        signers = Path(self.source_signers) if self.source_signers else None
+        if signers:
+            Signers.read(signers)
+        return SourceOptions(RepositoryConfig(remote, cache / "source", own), validate, signers)
 
     def _git_repos(self) -> GitRepoOptions | None:
         try:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 from packager.controller.open_repository import RepositoryConfig, RepositoryHandle
 from packager.definitions import ownership
 from packager.definitions.source import Reader, Source, Validator
 from packager.git.errors import GitError
+from packager.git.signers import Signers
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The repository with the definitions, and how objects in it are validated."""
+    """The repository with the definitions, how objects in it are validated, and who may sign its commits."""
 
     place: RepositoryConfig
     validate: Validator
+    signers: Path | None = None
+    """A file, or the folder of a mounted Secret or ConfigMap, with the keys that may sign commits; None for any."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,8 @@ class DefinitionSource:
 
     def __init__(self, options: SourceOptions) -> None:
         self._place = options.place
+        self._signers_path = options.signers
+        self._signers: Signers | None = None
         self._reader = Reader(options.validate)
         self._repository = RepositoryHandle(options.place)
         self._current: tuple[str, DefinitionCommit] | None = None
@@ -45,13 +54,25 @@ class DefinitionSource:
         return self._current[1] if self._current else None
 
     def refresh(self) -> None:
-        """Read the newest commit if it is a new one. Raises GitErrors."""
-        snapshot, remote = self._repository.opened().sync(), self._place.remote
-        if self._current and self._current[0] == snapshot.commit:
+        """Read the newest commit if it is a new one. Raises GitErrors.
+
+        A commit that no listed signer signed is not read. One that was read is verified again when the list changes.
+        """
+        signers = Signers.read(self._signers_path) if self._signers_path else None
+        repository, remote = self._repository.opened(), self._place.remote
+        snapshot = repository.sync()
+        is_read = self._current is not None and self._current[0] == snapshot.commit
+        if is_read and signers == self._signers:
             return
         if not snapshot.commit:
             # A missing branch is not an empty one: no definitions would mean that all clusters are to be removed.
             raise GitError(f"{remote.shown} has no branch {remote.branch}: create it, or name another one")
+        if signers:
+            signer = repository.verify(snapshot.commit, signers)
+            log.info("commit %s of %s is signed by %s", snapshot.commit, remote.shown, signer)
+        self._signers = signers
+        if is_read:
+            return
         source = self._reader.read(snapshot.tree, snapshot.unread(), name=ownership.name_of(remote))
         origin = f"{remote.shown}@{snapshot.commit}"
         self._current = snapshot.commit, DefinitionCommit(origin, source, snapshot.message)

@@ -23,7 +23,7 @@ from packager.controller.state import ClusterCache, ClusterState
 from packager.controller.status import Reporter
 from packager.controller.upgrades import Upgrades
 from packager.definitions.source import SourceProblem
-from packager.git.errors import GitError
+from packager.git.errors import GitError, UnverifiedCommit
 from packager.planner import ManagementState
 from packager.rendering.renderer import Rendered
 from packager.uninstall import Waiting
@@ -69,6 +69,7 @@ class SyncLoop:
         self._rendered: dict[Key, Rendered] = {}
         self._held: set[str] = set()
         self._problems: frozenset[SourceProblem] = frozenset()
+        self._refusal = ""
         self._failures = 0
         metrics.LAG.set_function(lambda: self.debouncer.lag)
 
@@ -176,6 +177,11 @@ class SyncLoop:
         if published.source_error:
             metrics.ERRORS.labels(type(published.source_error).__name__).inc()
             log.error("cannot read the definitions, will retry: %s", published.source_error)
+        refusal = str(published.source_error) if isinstance(published.source_error, UnverifiedCommit) else ""
+        metrics.SOURCE_REFUSED.set(bool(refusal))
+        if refusal and refusal != self._refusal:
+            self._upgrades.record_event("Warning", "SourceCommitRefused", refusal)
+        self._refusal = refusal
         if published.built:
             metrics.DEFINITIONS.labels("written").set(len(published.built.objects))
             metrics.DEFINITIONS.labels("faulty").set(len(published.built.invalid))

@@ -71,6 +71,11 @@ UPGRADE_STATE = Gauge(
     ["state"],
     registry=REGISTRY,
 )
+SOURCE_REFUSED = Gauge(
+    "caphv_packager_source_refused",
+    "1 while the newest commit of the source is refused, because no listed signer signed it, otherwise 0.",
+    registry=REGISTRY,
+)
 PUSH_EVENTS = Counter(
     "caphv_packager_push_events_total",
     "Requests to the receiver of push events by HTTP status of the answer.",

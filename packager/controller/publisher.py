@@ -14,11 +14,13 @@ from packager import rollout
 from packager.bundler import Batch, Bundler
 from packager.controller.definition_source import DefinitionCommit, DefinitionSource, SourceOptions
 from packager.controller.open_repository import RepositoryConfig, RepositoryHandle
+from packager.definitions import ownership
 from packager.definitions.builder import Builder, BuildResult
 from packager.git.commit import Reason
-from packager.git.errors import CorruptClone, GitError
+from packager.git.errors import CorruptClone, GitError, UnverifiedCommit
 from packager.git.prune import Plan
-from packager.git.repository import Repository, Result
+from packager.git.repository import Repository
+from packager.git.result import Result
 from packager.git.snapshot import Snapshot
 from packager.planner import ManagementState, Planner, definitions_changed, publish
 from packager.rendering import branches
@@ -50,6 +52,7 @@ class Published:
     """The result of a publication. `unmerged` are the clusters whose change waits on the review branch.
 
     `built` is what the definitions build to, None until they were read once; `source_error` is why they cannot be read.
+    `unverified` are the clusters of a source whose newest commit is refused, because no listed signer signed it.
     `upgrade` is the upgrade in waves that the repository holds, and `step` its commit if this one was; `problem` is why
     a requested one cannot start. `awaited` are the commits that Fleet must reach, of clusters whose files have changed
     since this process began to read the repository.
@@ -60,6 +63,7 @@ class Published:
     unmerged: frozenset[Key] = frozenset()
     built: BuildResult | None = None
     source_error: Exception | None = None
+    unverified: frozenset[Key] = frozenset()
     upgrade: rollout.Rollout | None = None
     step: rollout.Step | None = None
     problem: str = ""
@@ -124,6 +128,7 @@ class Publisher:
             unmerged,
             planned.built,
             error,
+            self._unverified(merged, error),
             planned.upgrade,
             planned.step,
             planned.problem,
@@ -185,6 +190,13 @@ class Publisher:
         except (GitError, OSError) as error:
             return self._source.last, error
         return self._source.last, None
+
+    def _unverified(self, snapshot: Snapshot, error: Exception | None) -> frozenset[Key]:
+        """Return the clusters that the source defines, if its newest commit is refused."""
+        if self._options.source is None or not isinstance(error, UnverifiedCommit):
+            return frozenset()
+        owners = ownership.Owners(snapshot, ownership.name_of(self._options.source.place.remote))
+        return frozenset(Key(*name.split("/")) for name in owners.own)
 
     def _reason(self, state: ManagementState, definitions: DefinitionCommit | None) -> Reason:
         """Return the reason for a commit; the first one after a new commit of the source names that commit."""

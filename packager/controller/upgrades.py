@@ -127,7 +127,7 @@ class Upgrades:
         if not text:
             return
         if why := self._why_not(text, visible=self._fleet.uninstallable() is not None):
-            self._event("Warning", "UpgradeNotPossible", f"{text!r}: {why}")
+            self.record_event("Warning", "UpgradeNotPossible", f"{text!r}: {why}")
         self._due()
 
     def _why_not(self, text: str, *, visible: bool) -> str:
@@ -157,7 +157,7 @@ class Upgrades:
             problem = f"the upgrade to release {found.release} cannot continue: {found.blocked}"
         if problem and problem != self._problem:
             self._problem = problem
-            self._event("Warning", "UpgradeNotPossible", problem)
+            self.record_event("Warning", "UpgradeNotPossible", problem)
 
     def _report(self, published: Published) -> None:
         found, step = published.upgrade, published.step
@@ -169,15 +169,16 @@ class Upgrades:
             self._reporter.warning_event(key, "AddonBundlesLeftOut", message)
         if found.state is not rollout.State.REVERTED:
             reason = "UpgradeProgressing" if found.is_active else f"Upgrade{found.state.value}"
-            self._event("Normal", reason, f"{step.why} Commit {commit}")
+            self.record_event("Normal", reason, f"{step.why} Commit {commit}")
             return
         for key, problems in sorted(found.problems.items()):
             message = f"commit {commit} reverts release {found.release}: {'; '.join(problems)}"
             self._reporter.warning_event(key, "AddonBundlesReverted", message)
         some = ", ".join(map(str, sorted(found.problems)[:5]))
-        self._event("Warning", "UpgradeReverted", f"{step.why} Not ready: {some}. Commit {commit}")
+        self.record_event("Warning", "UpgradeReverted", f"{step.why} Not ready: {some}. Commit {commit}")
 
-    def _event(self, kind: EventType, reason: str, message: str) -> None:
+    def record_event(self, kind: EventType, reason: str, message: str) -> None:
+        """Record an Event for the Lease, which exists with leader election, and log it."""
         log.log(logging.WARNING if kind == "Warning" else logging.INFO, "%s: %s", reason, message)
         if self._election and self._election.lease:
             about = {"apiVersion": LEASES.api_version, "kind": LEASES.kind}

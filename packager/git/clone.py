@@ -19,9 +19,10 @@ import git
 from git.exc import GitError as GitPythonError
 
 from packager.git.credentials import PRIVATE, Credentials, handed_over, private_file
-from packager.git.errors import CloneLocked, CorruptClone, GitError, Redactor, UnusableContent
+from packager.git.errors import CloneLocked, CorruptClone, GitError, Redactor, UnusableContent, UnverifiedCommit
 from packager.git.process import environment, run
 from packager.git.remote import Remote
+from packager.git.signers import SIGNATURE_HEADER, Signers, refusal
 from packager.git.snapshot import Objects
 
 _CLONE = "clone.git"
@@ -108,11 +109,14 @@ class Clone:
         """Run Git without the remote. Raises DiskFull, or CorruptClone for any other failure."""
         return self._run(action, arguments, stdin, (), variables or {}, local=True)
 
-    def remotely(self, action: str, arguments: Sequence[str]) -> bytes:
-        """Run Git with credentials for the remote, within the limit for what it brings. Raises GitErrors."""
+    def remotely(self, action: str, arguments: Sequence[str], *, with_messages: bool = False) -> bytes:
+        """Run Git with credentials for the remote, within the limit for what it brings. Raises GitErrors.
+
+        `with_messages` adds what Git and the remote say on standard error.
+        """
         try:
             with handed_over(self.remote, self.credentials, self._folder) as (variables, settings):
-                return self._run(action, arguments, b"", settings, variables, local=False)
+                return self._run(action, arguments, b"", settings, variables, local=False, with_messages=with_messages)
         except GitError:
             received = max((path.stat().st_size for path in self._path.glob("objects/**/tmp_*")), default=0)
             # Each attempt would leave another one.
@@ -132,18 +136,38 @@ class Clone:
             return (
                 self.locally("writing the commit", command, stdin=text.encode(), variables=variables).decode().strip()
             )
-        with self._signing_key() as key:
+        with self._private("signing") as private:
+            key = private_file(private, "key", self.credentials.signing_key)
             settings = ["gpg.format=ssh", f"user.signingKey={key}"]
             command = ["commit-tree", "-S", *arguments]
             out = self._run("signing the commit", command, text.encode(), settings, variables, local=False)
         return out.decode().strip()
 
+    def verify(self, commit: str, signers: Signers) -> str:
+        """Return who signed a commit. Raises UnverifiedCommit unless it was a listed signer."""
+        with self._private("signers") as private:
+            variables, settings = signers.settings(private)
+
+            def git(*arguments: str) -> str:
+                out = self._run("verifying the commit", arguments, b"", settings, variables, local=False)
+                return out.decode(errors="replace")
+
+            try:
+                git("verify-commit", commit)
+            except GitError:
+                verdict, key = git("log", "-1", "--format=%G?%n%GK", commit, "--").splitlines()[:2]
+                if verdict == "N" and SIGNATURE_HEADER in git("cat-file", "commit", commit).partition("\n\n")[0]:
+                    # Git says the same where it has no program for the format.
+                    verdict = "E"
+                raise UnverifiedCommit(refusal(verdict, key)) from None
+            return git("log", "-1", "--format=%GS", commit, "--").strip()
+
     @contextlib.contextmanager
-    def _signing_key(self) -> Iterator[Path]:
-        private = self._folder / f"{PRIVATE}signing"
+    def _private(self, name: str) -> Iterator[Path]:
+        private = self._folder / f"{PRIVATE}{name}"
         private.mkdir(mode=0o700)
         try:
-            yield private_file(private, "key", self.credentials.signing_key)
+            yield private
         finally:
             shutil.rmtree(private, ignore_errors=True)
 
@@ -156,6 +180,7 @@ class Clone:
         variables: Mapping[str, str],
         *,
         local: bool,
+        with_messages: bool = False,
     ) -> bytes:
         if self._lock is None:
             raise RuntimeError("the clone is not open")
@@ -169,6 +194,7 @@ class Clone:
             redact=self._redact,
             local=local,
             most_bytes=0 if local else self.remote.max_size * _MIB,
+            with_messages=with_messages,
             # Children of a killed process may still write for a while: they hold the lock, too.
             inherit=(self._lock,),
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from packager.git.errors import UnmanagedFiles
 from packager.git.paths import checked, joined
@@ -77,6 +77,19 @@ def check(plan: Plan, base: Snapshot) -> None:
             f"{found} is not what caphv would write there, but a link, a submodule, a folder or a file of others; move "
             "it away, or set --path to another folder"
         )
+
+
+def with_former_files(extension: Plan, planned: Plan, review: Snapshot, target: Snapshot) -> Plan:
+    """Return the extension of a review; files that the review removed return as the plan for the target has them.
+
+    Those of a cluster hold its pinned versions, which a plan for the review no longer sees.
+    """
+    former = {
+        path: content
+        for path in extension.write
+        if review.entry(path) is None and (content := planned.write.get(path, target.read(path))) is not None
+    }
+    return replace(extension, write={**extension.write, **former})
 
 
 def base_of(text: str) -> str:

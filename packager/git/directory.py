@@ -16,7 +16,7 @@ from packager.git.errors import UnmanagedFiles, UnusableContent
 from packager.git.folder import FOLDER, LINK, REGULAR_FILE, blob_id, tree_id_of
 from packager.git.history import Change, of_path
 from packager.git.prune import Plan
-from packager.git.repository import Result
+from packager.git.result import Result
 from packager.git.snapshot import MAX_BYTES, MAX_DEPTH, Entry, Snapshot
 
 _COMMIT = "folder"

@@ -71,6 +71,10 @@ class MissingBranch(GitError):
     """The repository has other branches only, or had this one: creating it would start without history and files."""
 
 
+class UnverifiedCommit(GitError):
+    """No listed signer signed the newest commit of a source, so that it is not read."""
+
+
 class UnmanagedFiles(GitError):
     """Files or commits that the packager did not write are in its way."""
 

@@ -76,8 +76,11 @@ def run(
     local: bool,
     most_bytes: int = 0,
     inherit: Sequence[int] = (),
+    with_messages: bool = False,
 ) -> bytes:
     """Run `git` with arguments and return what it prints; `settings` (`key=value`) go through its environment.
+
+    `with_messages` adds what Git and the remote say on standard error, without secrets.
 
     Raises the GitError that fits the output of Git, Unreachable after `timeout` seconds, and UnusableContent when it
     prints too much. Git and all its children are then killed, and also when they write a file of more than `most_bytes`
@@ -114,7 +117,7 @@ def run(
         # Git names the clone only when the clone is what it stumbles over.
         local = local or variables["GIT_DIR"] in text
         raise classified(action, redact(f"{text}\n{refusals}{ended}"), local=local)
-    return out
+    return out + redact(output.decode(errors="replace")).encode() if with_messages else out
 
 
 def _limit(pid: int, most_bytes: int) -> None:

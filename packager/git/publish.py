@@ -9,7 +9,8 @@ from packager.git.commit import Reason
 from packager.git.folder import RECORD, Folder, Root, recorded
 from packager.git.paths import joined
 from packager.git.prune import Current, Plan, Pruning, Staging, difference
-from packager.git.repository import Repository, Result
+from packager.git.repository import Repository
+from packager.git.result import Result
 from packager.git.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ def log_result(result: Result) -> Result:
             "pushed %s to %s: %d added, %d changed, %d removed", result.commit[:12], result.branch,
             len(result.plan.added), len(result.plan.changed), len(result.plan.removed),
         )  # fmt: skip
+        if result.merge_request:
+            log.info("%s", result.merge_request)
     return result
 
 

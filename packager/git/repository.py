@@ -14,22 +14,36 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
 from packager.git.clone import Clone
-from packager.git.commit import BASE_TRAILER, WORK_REF, Identity, Reason, base_of, check, group_stream, message, stream
+from packager.git.commit import (
+    BASE_TRAILER,
+    WORK_REF,
+    Identity,
+    Reason,
+    base_of,
+    check,
+    group_stream,
+    message,
+    stream,
+    with_former_files,
+)
 from packager.git.creation import check_creation, last_known
 from packager.git.credentials import Credentials
-from packager.git.errors import CorruptClone, GitError, PushConflict, Rejected, UnmanagedFiles
+from packager.git.errors import CorruptClone, GitError, PushConflict, Rejected, UnmanagedFiles, UnverifiedCommit
 from packager.git.folder import tree_id_with
 from packager.git.history import LOG, Change, parsed
+from packager.git.mergerequest import NO_PUSH_OPTIONS, MergeRequest, announced, push_options, to_open
 from packager.git.paths import joined
 from packager.git.prune import Plan
 from packager.git.remote import Remote
+from packager.git.result import BranchHeads, Result
+from packager.git.signers import Signers
 from packager.git.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -46,39 +60,6 @@ _LONGEST_PAUSE = 1.0
 _NO_HISTORY = "shallow update not allowed"
 # Messages of servers that are updating the same branch for another client.
 _RACES = ("cannot lock ref", "failed to update ref", "incorrect old value", "reference already exists")
-
-
-@dataclass(frozen=True)
-class BranchHeads:
-    """Commits at the remote: of the branch, and of the branch for review; empty where there is no such branch.
-
-    `groups` are those of the branches with one group of folders, by `<workspace>/<group>`.
-    """
-
-    target: str = ""
-    review: str = ""
-    groups: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a call: `commit` is empty when nothing had to change; `branch` is where it was pushed to.
-
-    `groups` are the heads of the branches with one group of folders, by group, and `moved` those that were pushed.
-    """
-
-    plan: Plan
-    head: str
-    branch: str
-    commit: str = ""
-    attempts: int = 1
-    push_seconds: float = 0.0
-    groups: Mapping[str, str] = field(default_factory=dict)
-    moved: tuple[str, ...] = ()
-
-    def head_of(self, group: str) -> str:
-        """Return the commit from which Fleet reads a group, empty for one without a branch."""
-        return self.groups.get(group, self.head)
 
 
 Split = Callable[[Snapshot, Collection[str]], Mapping[str, Collection[str]]]
@@ -115,6 +96,7 @@ class Repository:
         self._identity = identity or Identity()
         self._clone = Clone(remote, folder, credentials or Credentials())
         self._state: _State | None = None
+        self._merge_request: MergeRequest | None = None
         # A cache that served another branch or repository has not seen this one.
         place = hashlib.sha256(f"{remote.url}\0{remote.branch}".encode()).hexdigest()
         self._target_ref = f"{_TARGET_REFS}{place[:16]}"
@@ -175,6 +157,17 @@ class Repository:
         """Return a snapshot of a commit that the clone has, below the remote's path."""
         return Snapshot(self._clone.objects, commit, self.remote.path)
 
+    def verify(self, commit: str, signers: Signers) -> str:
+        """Return who signed a commit. Raises UnverifiedCommit, which says what to do, unless a listed signer did."""
+        try:
+            return self._clone.verify(commit, signers)
+        except UnverifiedCommit as error:
+            raise UnverifiedCommit(
+                f"commit {commit} of branch {self.remote.branch} of {self.remote.shown} is refused: {error}; have a "
+                "listed signer sign it (git commit --amend --no-edit -S) and push that, or add its key to "
+                "--source-signers"
+            ) from None
+
     def sync(self) -> Snapshot:
         """Return a snapshot of the newest commit of the branch, below the remote's path."""
         return self._healed(self._synced).target
@@ -187,10 +180,18 @@ class Repository:
         for attempt in range(1, _ATTEMPTS + 1):
             result = self._healed(lambda: self._attempt(plan, reason))
             if result is not None:
-                return self._with_groups(replace(result, attempts=attempt))
+                result = replace(result, attempts=attempt, merge_request=self._merge_request_of(result))
+                return self._with_groups(result)
             log.info("another client pushed first; planning again on the new head")
             time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**attempt)))
         raise PushConflict(f"other clients pushed to {self.remote.branch} first, {_ATTEMPTS} times; try again later")
+
+    def _merge_request_of(self, result: Result) -> MergeRequest | None:
+        """Return the merge request of a result that waits on the branch for review."""
+        is_waiting = self._state and result.head != self._state.heads.target
+        if not self.remote.review or result.branch != self.remote.review or not is_waiting:
+            return None
+        return self._merge_request or to_open(self.remote)
 
     def _healed(self, call: Callable[[], T]) -> T:
         """Call, and call again with a new clone if the clone is corrupt."""
@@ -272,7 +273,7 @@ class Repository:
             return merged
         if not review.commit or self._reviewed_base(review) != target.commit:
             return self._withdrawn(state, merged) if planned.is_empty else self._written(state, planned, target, reason)
-        extension = _with_former_files(plan(review), planned, state)
+        extension = with_former_files(plan(review), planned, review, target)
         found: Result | None = Result(extension, review.commit, self.remote.review)
         if not extension.is_empty:
             found = self._written(state, extension, review, reason)
@@ -306,9 +307,10 @@ class Repository:
         check(plan, base)
         branch = self.remote.review or self.remote.branch
         lease = state.review.commit if self.remote.review else state.target.commit
-        commit = self._commit(plan, base.commit, message(plan, reason))
+        text = message(plan, reason)
+        commit = self._commit(plan, base.commit, text)
         started = time.monotonic()
-        if not self._push(commit, branch, lease):
+        if not self._push(commit, branch, lease, text):
             return None
         result = Result(plan, commit, branch, commit, push_seconds=time.monotonic() - started)
         self._remember(state, commit)
@@ -402,12 +404,16 @@ class Repository:
         self._clone.locally("writing the commit", ["update-ref", WORK_REF, signed])
         return signed
 
-    def _push(self, commit: str, branch: str, lease: str) -> bool:
-        """Move a branch from `lease` to `commit`; False when another client moved it."""
+    def _push(self, commit: str, branch: str, lease: str, text: str = "") -> bool:
+        """Move a branch from `lease` to `commit`, whose message is `text`; False when another client moved it."""
         ref = f"refs/heads/{branch}"
         arguments = ["push", "--porcelain", "--no-verify", f"--force-with-lease={ref}:{lease}"]
+        place = ["--", self.remote.url, f"{commit}:{ref}"]
         try:
-            self._clone.remotely("pushing", [*arguments, "--", self.remote.url, f"{commit}:{ref}"])
+            if text and branch == self.remote.review:
+                self._propose(arguments, place, push_options(self.remote, text, is_new=not lease))
+            else:
+                self._clone.remotely("pushing", [*arguments, *place])
         except GitError as error:
             # The connection may have failed after the branch was moved: check where the branch is.
             with contextlib.suppress(GitError):
@@ -419,6 +425,16 @@ class Repository:
                     return False
             raise
         return True
+
+    def _propose(self, arguments: Sequence[str], place: Sequence[str], options: Sequence[str]) -> None:
+        """Push the review branch; a host that takes push options is asked to open a merge request."""
+        try:
+            output = self._clone.remotely("pushing", [*arguments, *options, *place], with_messages=True)
+        except GitError as error:
+            if NO_PUSH_OPTIONS not in str(error):
+                raise
+            output = self._clone.remotely("pushing", [*arguments, *place], with_messages=True)
+        self._merge_request = announced(self.remote, output.decode(errors="replace"))
 
     def _remember(self, state: _State, commit: str) -> None:
         """Take the pushed commit as the remote's head, without fetching it."""
@@ -437,17 +453,3 @@ class Repository:
         """Pack the clone if it has many objects or packs; a failure only costs time later."""
         with contextlib.suppress(GitError):
             self._clone.locally("packing the clone", ["gc", "--auto", "--quiet"])
-
-
-def _with_former_files(extension: Plan, planned: Plan, state: _State) -> Plan:
-    """Return the extension of a review; files that the review removed return as the branch's plan has them.
-
-    Those of a cluster hold its pinned versions, which a plan for the review no longer sees.
-    """
-    former = {
-        path: content
-        for path in extension.write
-        if state.review.entry(path) is None
-        and (content := planned.write.get(path, state.target.read(path))) is not None
-    }
-    return replace(extension, write={**extension.write, **former})

@@ -21,7 +21,16 @@ def origin(tmp_path: Path) -> Origin:
 @pytest.fixture
 def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of its own, and nothing of the one who runs the tests."""
-    for name in ("GIT_REPO", "GIT_BRANCH", "GIT_PATH", "GIT_CREDENTIALS", "GIT_REVIEW", "GIT_CACHE", "SOURCE_REPO"):
+    for name in (
+        "GIT_REPO",
+        "GIT_BRANCH",
+        "GIT_PATH",
+        "GIT_CREDENTIALS",
+        "GIT_REVIEW",
+        "GIT_CACHE",
+        "SOURCE_REPO",
+        "SOURCE_SIGNERS",
+    ):
         monkeypatch.delenv(f"CAPHV_{name}", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from caphv.api.object import EVENTS, LEASES, NAMESPACES, Obj
+from caphv.api.object import LEASES, NAMESPACES, Obj
 from caphv.api.resources import FLEET_BUNDLES
 from caphv.runtime.client import ApiClient
 from sandbox import manifests
@@ -234,7 +234,7 @@ async def test_the_packager_continues_an_upgrade_that_its_lease_requests(
                 changed = git(origin.folder, "diff", "--name-only", f"{ancestor}~1", ancestor).splitlines()
                 assert {path.split("/")[2] for path in changed if "/" in path} == names
             assert "wave 2 of 2 (2)" in origin.message("main~1")
-            await until_lease_event(case, "UpgradeComplete", f"release {OLDER}")
+            await case.until_lease_event("UpgradeComplete", f"release {OLDER}")
             assert fleet.overtaken == []
 
             # The second wave does not become ready; another packager finds that out, and reverts it.
@@ -253,7 +253,7 @@ async def test_the_packager_continues_an_upgrade_that_its_lease_requests(
                 path for path in after if path.startswith(f"clusters/{case.namespace}/a/") or path == file_of(case)
             }
             await case.until_event("AddonBundlesReverted", "image cannot be pulled")
-            await until_lease_event(case, "UpgradeReverted", f"{case.namespace}/b")
+            await case.until_lease_event("UpgradeReverted", f"{case.namespace}/b")
             fleet.stuck = set()
             await case.until_condition("b", "True", part=f"release {newest['a']} was reverted")
 
@@ -271,13 +271,13 @@ async def test_the_packager_continues_an_upgrade_that_its_lease_requests(
             assert [one["cluster"] for one in found["leftOut"]] == [f"{case.namespace}/c"]
             assert releases(case) == {"a": OLDER, "b": OLDER, "c": newest["c"]}
             await case.until_event("AddonBundlesLeftOut", "mtu: Invalid value: 1")
-            await until_lease_event(case, "UpgradeProgressing", f"Left out: {case.namespace}/c: ")
+            await case.until_lease_event("UpgradeProgressing", f"Left out: {case.namespace}/c: ")
             await case.until_condition("c", "False", part=f"the upgrade to release {OLDER} left them out")
 
             # If none is left, the upgrade waits; once one is corrected, it starts.
             text = f"rest ready=61s release={OLDER}"
             await request(case, text, taken=False)
-            await until_lease_event(case, "UpgradeNotPossible", "no cluster can be upgraded")
+            await case.until_lease_event("UpgradeNotPossible", "no cluster can be upgraded")
             await case.set_values("c", {"cni": {"name": "calico", "mtu": 1300}})
             await until_state(case, "Complete", request=text)
             assert set(releases(case).values()) == {OLDER}
@@ -288,7 +288,7 @@ async def test_the_packager_continues_an_upgrade_that_its_lease_requests(
             # What cannot be followed is reported, and changes nothing.
             count = case.count()
             await request(case, "canary,1 ready=60s", taken=False)
-            await until_lease_event(case, "UpgradeNotPossible", "the last wave must be 'rest'")
+            await case.until_lease_event("UpgradeNotPossible", "the last wave must be 'rest'")
             await case.set_values("c", {"cni": {"name": "calico", "mtu": 1400}})
             await case.until_count(count + 1)
             assert releases(case) == newest
@@ -319,7 +319,7 @@ async def test_a_stopped_upgrade_commits_no_further_wave(server: ApiServer, orig
             assert await until_state(case, "Progressing", wave=1) == begun
             await request(case, "stop")
             await until_state(case, "Stopped", wave=1)
-            await until_lease_event(case, "UpgradeStopped", "is stopped after wave 1 of 2")
+            await case.until_lease_event("UpgradeStopped", "is stopped after wave 1 of 2")
             await packager.until_value(1, "caphv_packager_upgrade_state", state="stopped")
             await packager.until_value(0, "caphv_packager_upgrade_state", state="progressing")
 
@@ -375,14 +375,6 @@ async def until_another_has_synced(server: ApiServer, origin: Origin, folder: Pa
     async with opened(server, folder, origin) as other:
         await (await other.running()).until_value(1, "caphv_packager_syncs_total", result="unchanged")
     assert origin.count() == count
-
-
-async def until_lease_event(case: Case, reason: str, part: str) -> None:
-    async def there() -> bool:
-        rows = (await case.client.list(EVENTS, "caphv-system"))["items"]
-        return any(row["reason"] == reason and part in row["message"] for row in rows)
-
-    await until(there, lambda: f"no Event {reason} {part!r}")
 
 
 def releases(case: Case) -> dict[str, str]:

@@ -211,11 +211,14 @@ class Case:
         await until(holds, lambda: f"{name}: wanted {status} {reason} {part!r}, has {found}")
         return found
 
-    async def until_event(self, reason: str, part: str = "") -> Obj:
+    async def until_lease_event(self, reason: str, part: str) -> Obj:
+        return await self.until_event(reason, part, namespace="caphv-system")
+
+    async def until_event(self, reason: str, part: str = "", *, namespace: str = "") -> Obj:
         found: list[Obj] = []
 
         async def there() -> bool:
-            listed = await self.client.list(EVENTS, self.namespace)
+            listed = await self.client.list(EVENTS, namespace or self.namespace)
             found[:] = [row for row in listed["items"] if row["reason"] == reason and part in row["message"]]
             return bool(found)
 

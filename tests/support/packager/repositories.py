@@ -14,7 +14,8 @@ from packager.git.commit import Reason
 from packager.git.folder import Folder
 from packager.git.prune import Pruning
 from packager.git.publish import Wanted, publish
-from packager.git.repository import Repository, Result
+from packager.git.repository import Repository
+from packager.git.result import Result
 from packager.tree import CLUSTER_ROOT
 
 CLUSTERS = CLUSTER_ROOT
