@@ -13,11 +13,11 @@ from packager.controller.definition_source import DefinitionSource, SourceOption
 from packager.controller.open_repository import RepositoryConfig
 from packager.git.errors import GitError, InvalidRemote, UnverifiedCommit
 from packager.git.remote import Remote
-from tests.support.packager.commands import call
 from tests.support.packager.definitions import definition
 from tests.support.packager.environment import Case
 from tests.support.packager.repositories import Origin
 from tests.support.packager.signing import PgpSigner, SshSigner, change_tree, strip_signature
+from tests.support.packager.sync import call
 
 pytestmark = pytest.mark.integration
 NOT_LISTED = "which the list does not have"
@@ -166,7 +166,7 @@ def test_sync_writes_nothing_of_a_refused_commit(
     source = Origin.make(tmp_path / "source.git")
     allowed = tmp_path / "allowed_signers"
     allowed.write_text(alice.line)
-    arguments = ("packager", "sync", "--source-repo", source.url, "--repo", origin.url, "--source-signers", allowed)
+    arguments = ("--source-repo", source.url, "--repo", origin.url, "--source-signers", allowed)
     source.push({"one.yaml": defined(case, "one")})
     mallory.sign(source)
     result = call(*arguments)
@@ -177,7 +177,7 @@ def test_sync_writes_nothing_of_a_refused_commit(
     assert call(*arguments).exit_code == 0
     assert origin.branches() == ["main"]
     # A list that verifies nothing is a mistake.
-    result = call("packager", "sync", tmp_path, "--repo", origin.url, "--source-signers", allowed)
+    result = call(tmp_path, "--repo", origin.url, "--source-signers", allowed)
     assert result.exit_code == 2
     assert "--source-signers verifies commits" in result.output
 
