@@ -166,7 +166,7 @@ def test_sync_writes_nothing_of_a_refused_commit(
     source = Origin.make(tmp_path / "source.git")
     allowed = tmp_path / "allowed_signers"
     allowed.write_text(alice.line)
-    arguments = ("--source-repo", source.url, "--repo", origin.url, "--source-signers", allowed)
+    arguments = ("sync", "--source-repo", source.url, "--repo", origin.url, "--source-signers", allowed)
     source.push({"one.yaml": defined(case, "one")})
     mallory.sign(source)
     result = call(*arguments)
@@ -177,7 +177,7 @@ def test_sync_writes_nothing_of_a_refused_commit(
     assert call(*arguments).exit_code == 0
     assert origin.branches() == ["main"]
     # A list that verifies nothing is a mistake.
-    result = call(tmp_path, "--repo", origin.url, "--source-signers", allowed)
+    result = call("sync", tmp_path, "--repo", origin.url, "--source-signers", allowed)
     assert result.exit_code == 2
     assert "--source-signers verifies commits" in result.output
 
