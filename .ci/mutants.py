@@ -5,7 +5,7 @@ Usage: mutants.py [--seed N] [--number N] [--tests PATH]… [--jobs N] [--accept
 A random sample of the mutations of the packages (folders of the checkout) is tried in copies of the checkout: for each,
 the unit tests that call the changed function run, or those that call any function of its file when it is outside of
 functions. What calls what is recorded on the first run, and again with `--record`. With `--tests`, survivors are tried
-again with those tests, which may start API servers.
+again with those of these tests that call the changed function in their own process, which may start API servers.
 
 `.ci/accepted-mutants` lists mutations that no test can or should notice, each with a reason: they are left out of the
 sample. `--accepted` tries those instead, and fails for each that is noticed. Exit status 1 for survivors and for lines
@@ -31,6 +31,7 @@ from mutations import Mutation, mutations_of, read_accepted, stale
 ROOT = Path(__file__).resolve().parents[1]
 ACCEPTED = ROOT / ".ci" / "accepted-mutants"
 RECORDS = ROOT / "out" / "mutants"
+UNIT_TESTS = ["tests/unit"]
 KILLED_BY_UNIT, KILLED, SURVIVED = "killed by unit tests", "killed by other tests", "SURVIVED"
 # pytest's exit statuses for tests that passed, and for none that were selected.
 _UNNOTICED = (0, 5)
@@ -48,16 +49,16 @@ def read_mutations(root: Path, packages: Iterable[str]) -> Iterator[Mutation]:
             yield from mutations_of(str(path.relative_to(root)), path.read_bytes())
 
 
-def read_calls(root: Path, packages: list[str], *, record: bool) -> dict[str, list[str]]:
-    """Return the unit tests that call each function, by file and name; run all if that is not known."""
-    folder = RECORDS / "-".join(package.replace("/", ".") for package in packages)
+def read_calls(root: Path, packages: list[str], tests: list[str], *, record: bool) -> dict[str, list[str]]:
+    """Return which of some tests call each function, by file and name; run all if that is not known."""
+    folder = RECORDS / "-".join(name.replace("/", ".") for name in (*packages, *(tests if tests != UNIT_TESTS else ())))
     if record:
         shutil.rmtree(folder, ignore_errors=True)
     if not folder.is_dir():
         variables = {"CAPHV_RECORDED_FOLDERS": " ".join(packages), "CAPHV_RECORDS": str(folder)}
         options = ["-p", "callrecorder", "--numprocesses=2", "--dist=worksteal", "--timeout=0"]
         options += [f"--ignore=tests/unit/{folder}" for folder in _NO_CODE]
-        _pytest(root, ["tests/unit", *options], 3600, PYTHONPATH=f"{root}/.ci", **variables)
+        _pytest(root, [*tests, *options], 3600, PYTHONPATH=f"{root}/.ci", **variables)
     calls: dict[str, list[str]] = {}
     for file in sorted(folder.glob("*.json")):
         for place, tests in json.loads(file.read_text(encoding="utf-8")).items():  # noqa: TID251 - our own plugin wrote it
@@ -155,14 +156,15 @@ def main(arguments: list[str]) -> int:
         sample = draw(sample, options.packages, options.number, random.Random(options.seed))
     say(f"seed {options.seed}: {len(sample)} of {len(mutations)} mutations in {' '.join(options.packages)}")
 
-    calls = read_calls(ROOT, options.packages, record=options.record)
+    calls = read_calls(ROOT, options.packages, UNIT_TESTS, record=options.record)
+    others = read_calls(ROOT, options.packages, options.tests, record=options.record) if options.tests else {}
     table: Counter[tuple[str, str]] = Counter()
     copies: Queue[Path] = Queue()
 
     def attempt(mutation: Mutation) -> str:
         copy = copies.get()
         try:
-            return try_mutation(copy, mutation, tests_of(mutation, calls), options.tests)
+            return try_mutation(copy, mutation, tests_of(mutation, calls), tests_of(mutation, others))
         finally:
             copies.put(copy)
 
