@@ -290,6 +290,7 @@ async def test_an_account_that_may_not_list_pools_does_not_write_them_for_others
             other = second if session is first else first
             assert other.allocator.writes_for_others
             assert other.pools.last_error is None
+            assert (first.hosts is second.hosts, first.pools is second.pools) == (True, False)
             server.denied = set()
             await seconds(1600)
             assert first.pools is second.pools
