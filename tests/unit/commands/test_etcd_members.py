@@ -27,7 +27,7 @@ LIVE, STALE = Member(0xA1, "cp-1-00000001", "https://10.0.0.1:2380"), Member(0xB
 
 
 class Etcd:
-    """Members as the Pods tell them; those of `silent` do not answer, and what is removed is gone."""
+    """Members as the Pods tell them; those of `silent` do not answer, and what is removed no longer exists."""
 
     def __init__(self) -> None:
         self.members = [LIVE, STALE]
@@ -191,7 +191,7 @@ def hooks(servers: Servers) -> dict[str, str]:
     return dict(machine["metadata"].get("annotations") or {})
 
 
-def test_a_machine_whose_node_and_member_are_gone_is_released(servers: Servers, members: Etcd) -> None:
+def test_a_machine_whose_node_and_member_were_deleted_is_released(servers: Servers, members: Etcd) -> None:
     servers.put(waiting())
     members.members = [LIVE]
     result = call(servers, "remove", "--dry-run")

@@ -1,0 +1,339 @@
+"""The session of a cluster: which identity opens it, what is refused, and what happens to `spec.server`."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from caphv.api import names
+from caphv.api.object import Key, Obj
+from caphv.runtime.errors import AddressRefused, ServerFault, TooManyRequests, Unauthorized, Unreachable
+from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
+from reconciler.cluster.connection import ensure_connection
+from reconciler.cluster.identity import Identities, ensure_session, open_session
+from reconciler.cluster.pools import used_pools
+from reconciler.cluster.scope import ClusterScope
+from reconciler.status import Blocked, StatusDraft
+from tests.support import kubeconfigs
+from tests.support.reconciler.memorycase import KEY, TARGET, MemoryCase
+
+pytestmark = pytest.mark.unit
+
+SERVER = "https://harvester"
+
+
+def secret(namespace: str = "team", *, server: str = SERVER, allowed: str = "", token: str = "t") -> Obj:
+    config = kubeconfigs.with_cluster(server=server)
+    config["users"][0]["user"] = {"token": token}
+    metadata: Obj = {"name": "identity", "namespace": namespace}
+    if allowed:
+        metadata["annotations"] = {names.ALLOWED_NAMESPACES_ANNOTATION: allowed}
+    data = {"kubeconfig": base64.b64encode(yaml.safe_dump(config).encode()).decode()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
+
+
+class Assignments:
+    """Stands for `Sessions`: remembers what was assigned and released."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.assigned: list[tuple[Key, Kubeconfig, str, str, str]] = []
+        self.released: list[Key] = []
+        self.error: KubeconfigError | None = None
+
+    async def assign(
+        self, cluster: Key, access: Kubeconfig, namespace: str, *, identity: str, harvester_uid: str
+    ) -> Any:
+        if self.error:
+            raise self.error
+        self.assigned.append((cluster, access, namespace, identity, harvester_uid))
+        return self.session
+
+    async def release(self, cluster: Key) -> None:
+        self.released.append(cluster)
+
+    def accept(self, _cluster: Key) -> bool:
+        return True
+
+
+class Protection:
+    """Whether Secrets can be protected by finalizers."""
+
+    def __init__(self) -> None:
+        self.may = True
+        self.asked: list[Key] = []
+
+    async def ensure(self, where: Key) -> bool:
+        self.asked.append(where)
+        return self.may
+
+
+class Case(MemoryCase):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> None:
+        super().__init__(monkeypatch, **spec)
+        self.assignments = Assignments(self.session)
+        self.context.sessions = cast("Any", self.assignments)
+        self.identities = Identities(allow_insecure=False)
+        self.protection = Protection()
+        self.management.put(secret())
+
+    def unconnected(self, *, read_only: bool = False) -> ClusterScope:
+        return ClusterScope(self.context, self.obj, self.cluster, StatusDraft(self.obj), read_only=read_only)
+
+    async def ensure(self, *, read_only: bool = False) -> ClusterScope:
+        scope = self.unconnected(read_only=read_only)
+        await ensure_session(scope, self.identities, cast("Any", self.protection))
+        return scope
+
+    def change(self, **fields: Any) -> None:
+        self.management.put({**self.obj, **fields})
+
+
+def condition(scope: ClusterScope, name: str) -> tuple[str, str, str]:
+    found = next((each for each in scope.draft.fields.get("conditions") or () if each["type"] == name), {})
+    return str(found.get("status")), str(found.get("reason")), str(found.get("message"))
+
+
+async def test_the_session_of_the_identity_is_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch)
+    case.change(status={"harvester": {"uid": "uid-1", "addressChecked": True}})
+    scope = await case.ensure()
+    ((cluster, access, namespace, name, uid),) = case.assignments.assigned
+    assert (cluster, access.server, namespace, name, uid) == (KEY, SERVER, TARGET, "team/identity", "uid-1")
+    assert scope.session is case.session
+    assert case.protection.asked == [Key("team", "identity")]
+    assert condition(scope, "IdentityUpToDate")[0] == "True"
+    assert case.management.requests == [], "spec.server is right"
+
+
+async def test_the_server_in_the_spec_follows_the_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch, server="https://former")
+    paused = await case.ensure(read_only=True)
+    assert paused.session is case.session
+    case.change(metadata={**case.obj["metadata"], "finalizers": ["x"], "deletionTimestamp": "2026-11-22T12:00:00Z"})
+    await case.ensure()
+    assert case.obj["spec"]["server"] == "https://former"
+    assert case.protection.asked == [], "nor is a Secret protected for a cluster that is paused or deleted"
+    case.change(metadata={name: value for name, value in case.obj["metadata"].items() if name != "deletionTimestamp"})
+    scope = await case.ensure()
+    assert case.obj["spec"]["server"] == scope.obj["spec"]["server"] == SERVER
+
+
+async def test_a_secret_that_cannot_be_protected_is_reported_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch)
+    case.protection.may = False
+    scope = await case.ensure()
+    status, _, message = condition(scope, "IdentityUpToDate")
+    assert (status, scope.requeue_after is not None) == ("True", True)
+    assert len(message) > len("identity Secret team/identity: the credentials do not state an expiry date")
+    case.protection.may = True
+    scope = await case.ensure()
+    assert condition(scope, "IdentityUpToDate")[2].endswith("do not state an expiry date")
+    assert scope.requeue_after is None
+
+
+@pytest.mark.parametrize(("days", "status", "warned"), [(30, "True", False), (3, "False", True), (-1, "False", True)])
+async def test_credentials_that_end_are_reported_once(
+    monkeypatch: pytest.MonkeyPatch, days: int, status: str, warned: bool
+) -> None:
+    case = Case(monkeypatch)
+    ends = datetime.now(UTC) + timedelta(days=days)
+    monkeypatch.setattr(Kubeconfig, "expires", lambda _: ends)
+    scope = await case.ensure()
+    assert condition(scope, "IdentityUpToDate")[0] == status
+    assert (scope.requeue_after is not None) is (days > 0)
+    case.written(scope.draft)
+    await case.ensure()
+    assert [kind for kind, _ in case.events] == ["Warning"] * warned
+
+
+async def test_an_identity_of_another_namespace_needs_its_owners_permission(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch, identitySecret={"namespace": "other", "name": "identity"})
+    with pytest.raises(Blocked) as refused:
+        await case.ensure()
+    assert "may not be used from namespace team" in refused.value.message
+    assert case.assignments.released == [], "the Secret may not be seen yet"
+    case.management.put(secret("other"))
+    with pytest.raises(Blocked):
+        await case.ensure()
+    assert (case.assignments.released, case.assignments.assigned) == ([KEY], [])
+    case.management.put(secret("other", allowed="team"))
+    scope = await case.ensure()
+    assert scope.session is case.session
+    assert case.assignments.assigned[0][3] == "other/identity"
+
+
+async def test_a_kubeconfig_that_cannot_be_used_names_its_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch)
+    case.assignments.error = KubeconfigError("certificate data cannot be used")
+    with pytest.raises(Blocked, match="identity Secret team/identity: certificate data cannot be used"):
+        await case.ensure()
+
+
+REFUSED = AddressRefused("https://harvester: its address is not allowed")
+
+
+@pytest.mark.parametrize(
+    ("status", "exempt"),
+    [
+        ({}, False),
+        ({"ready": True}, True),
+        ({"harvester": {"uid": "uid-1"}}, True),
+        ({"harvester": {"uid": "uid-1", "addressChecked": True}}, False),
+        ({"ready": True, "harvester": {"addressChecked": True}}, False),
+    ],
+)
+async def test_a_cluster_that_predates_the_check_of_addresses_keeps_its_harvester(
+    monkeypatch: pytest.MonkeyPatch, status: Obj, exempt: bool
+) -> None:
+    case = Case(monkeypatch)
+    case.change(status=status)
+    case.session.error = REFUSED
+    await open_session(case.unconnected(), case.identities)
+    assert [access.any_address for _, access, *_ in case.assignments.assigned] == [False, True][: 1 + exempt]
+    case.session.error = None
+    case.assignments.assigned.clear()
+    await open_session(case.unconnected(), case.identities)
+    assert [access.any_address for _, access, *_ in case.assignments.assigned] == [exempt]
+    # Other credentials are checked again.
+    case.management.put(secret(token="other"))
+    case.assignments.assigned.clear()
+    await open_session(case.unconnected(), case.identities)
+    assert [access.any_address for _, access, *_ in case.assignments.assigned] == [False]
+
+
+async def test_an_address_that_is_allowed_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch)
+    case.change(status={"ready": True})
+    case.session.error = Unreachable("https://harvester: no answer")
+    await open_session(case.unconnected(), case.identities)
+    assert len(case.assignments.assigned) == 1
+
+
+# The connection
+
+
+async def connected(case: Case) -> ClusterScope:
+    scope = case.scope()
+    await ensure_connection(scope)
+    return scope
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "unknown", "outage"),
+    [
+        (Unreachable("no answer"), "HarvesterUnreachable", True, True),
+        (REFUSED, "HarvesterConnectionFailed", False, False),
+        (ServerFault(500, "", "broken"), "HarvesterConnectionFailed", False, True),
+        (TooManyRequests(429, "", "slow down"), "HarvesterConnectionFailed", False, True),
+        (ValueError("odd"), "HarvesterConnectionFailed", False, False),
+    ],
+)
+async def test_why_harvester_cannot_be_used_has_a_reason_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str, unknown: bool, outage: bool
+) -> None:
+    case = Case(monkeypatch)
+    case.session.error = error
+    with pytest.raises(Blocked) as blocked:
+        await connected(case)
+    found = blocked.value
+    assert (str(found.reason), found.unknown, found.outage, found.warn) == (reason, unknown, outage, True)
+
+
+async def test_rejected_credentials_are_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch)
+    case.session.error, case.session.unauthorized = Unauthorized(401, "", "no"), True
+    scope = case.scope()
+    with pytest.raises(Blocked) as blocked:
+        await ensure_connection(scope)
+    assert str(blocked.value.reason) == "HarvesterAuthenticationFailed"
+    assert condition(scope, "IdentityUpToDate")[:2] == ("False", "HarvesterAuthenticationFailed")
+
+
+async def test_an_outage_counts_what_was_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch)
+    case.session.error = Unreachable("no answer")
+    with pytest.raises(Blocked, match=r"Harvester is unreachable: no answer$"):
+        await connected(case)
+    for name, control_plane, ready in (("cp-0", True, True), ("w-0", False, True), ("w-1", False, False)):
+        case.add_machine(name, control_plane=control_plane)
+        case.machines[-1]["status"] = {"ready": ready}
+    with pytest.raises(Blocked, match=r"last known to be ready: 1 of 1 control plane machines, 1 of 2 workers$"):
+        await connected(case)
+
+
+@pytest.mark.parametrize(
+    ("state", "text", "unknown"),
+    [
+        ({"settled": False}, "connecting to", True),
+        ({"synced": False, "missing_kind": "ippools"}, "is not a Harvester", False),
+        ({"synced": False, "sync_error": "cannot list"}, "cannot be read: cannot list", False),
+        ({"available": False}, "is not available", False),
+        ({"available": False, "deployed": None}, "does not exist on", False),
+    ],
+)
+async def test_what_is_missing_of_a_harvester_is_named(
+    monkeypatch: pytest.MonkeyPatch, state: dict[str, Any], text: str, unknown: bool
+) -> None:
+    case = Case(monkeypatch)
+    for name, value in state.items():
+        setattr(case.session, name, value)
+    with pytest.raises(Blocked, match=text) as blocked:
+        await connected(case)
+    assert blocked.value.unknown is unknown
+
+
+async def test_another_harvester_is_refused_while_machines_would_seem_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch)
+    case.change(status={"harvester": {"uid": "former"}})
+    case.add_machine("cp-0")
+    with pytest.raises(Blocked) as blocked:
+        await connected(case)
+    assert str(blocked.value.reason) == "AnotherHarvester"
+    case.machines.clear()
+    scope = await connected(case)
+    assert scope.draft.fields["harvester"] == {"uid": "harvester-uid", "addressChecked": True}
+    assert ("Warning", "HarvesterChanged") in case.events
+    case.change(status={"harvester": {"uid": "former"}}, metadata={**case.obj["metadata"], "deletionTimestamp": "x"})
+    with pytest.raises(Blocked):
+        await connected(case)
+
+
+async def test_a_uid_that_may_not_be_read_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch)
+    case.change(status={"harvester": {"uid": "former"}})
+    case.session.uid = ""
+    scope = await connected(case)
+    assert scope.draft.fields["harvester"]["uid"] == "former"
+
+
+async def test_an_exempt_address_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch)
+    case.session.any_address = True
+    scope = await connected(case)
+    assert condition(scope, "HarvesterConnectionReady")[0] == "True"
+    assert "addressChecked" not in scope.draft.fields["harvester"]
+    case.written(scope.draft)
+    await connected(case)
+    assert case.events.count(("Warning", "HarvesterAddressNotAllowed")) == 1
+
+
+# Pools whose free addresses are counted
+
+
+async def test_pools_of_clusters_and_machines_are_those_that_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(monkeypatch, vmNetworkConfig={"ipPoolRefs": ["machines"]})
+    case.add_machine("cp-0")
+    case.machines[-1]["spec"] = {"vmNetworkConfig": {"ipPoolRefs": ["own"]}}
+    case.add_machine("w-0")
+    case.context.sessions = cast("Any", SimpleNamespace(of=lambda _: case.session))
+    ((session, found),) = used_pools(case.context)
+    assert session is case.session
+    assert found == ["machines", "own"]
+    case.context.sessions = cast("Any", SimpleNamespace(of=lambda _: None))
+    assert list(used_pools(case.context)) == []
