@@ -7,7 +7,19 @@ from dataclasses import replace
 
 from caphv.api import ippool, names, resources
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, labels_of
-from overview.model import Cluster, Disk, Group, Machine, Node, Overview, Pool, Problem, Severity, VirtualMachine
+from overview.model import (
+    Cluster,
+    Disk,
+    Group,
+    Machine,
+    Node,
+    Overview,
+    Pool,
+    Problem,
+    Severity,
+    State,
+    VirtualMachine,
+)
 from overview.objects import HarvesterObjects, Unseen, by_key, condition_of
 
 
@@ -27,7 +39,7 @@ def with_harvester(cluster: Cluster, harvester: HarvesterObjects) -> Cluster:
     found = [*_host_problems(cluster, harvester)]
     if complete and namespace in harvester.namespaces:
         found += _lost(cluster)
-    return replace(cluster, problems=_added(cluster.problems, found))
+    return _with_problems(cluster, found)
 
 
 def with_nodes(cluster: Cluster, found: list[Obj] | Unseen) -> Cluster:
@@ -54,7 +66,7 @@ def with_nodes(cluster: Cluster, found: list[Obj] | Unseen) -> Cluster:
         for machine in cluster.machines
         if machine.node and machine.node.ready not in ("True", "") and not machine.deleting
     ]
-    return replace(cluster, problems=_added(cluster.problems, problems))
+    return _with_problems(cluster, problems)
 
 
 def pools_of(harvester: HarvesterObjects) -> tuple[Pool, ...]:
@@ -177,12 +189,19 @@ def host_ready(obj: Obj) -> bool:
     return bool(condition_of(obj, "Ready").get("status") == "True")
 
 
+def _with_problems(cluster: Cluster, found: Iterable[Problem]) -> Cluster:
+    problems = _added(cluster.problems, found)
+    state = cluster.state
+    if state in (State.AVAILABLE, State.PROGRESSING) and any(each.severity.wrong for each in problems):
+        state = State.DEGRADED
+    return replace(cluster, problems=problems, state=state)
+
+
 def _added(known: tuple[Problem, ...], found: Iterable[Problem]) -> tuple[Problem, ...]:
     """Problems of both, each object's once: what the management cluster reported comes first."""
     named = {name.partition("/")[2] for problem in known if problem.severity.wrong for name in problem.objects}
     fresh = [each for each in found if not {name.partition("/")[2] for name in each.objects} <= named]
-    order = [Severity.ERROR, Severity.WARNING, Severity.WAITING]
-    return tuple(sorted((*known, *fresh), key=lambda problem: order.index(problem.severity)))
+    return tuple(sorted((*known, *fresh), key=lambda problem: problem.severity.rank))
 
 
 def _map_machines(cluster: Cluster, change: Callable[[Machine], Machine]) -> Cluster:

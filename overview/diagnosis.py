@@ -59,12 +59,15 @@ _WARNINGS = frozenset(
         Reason.IDENTITY_EXPIRING,
         Reason.VM_DIFFERS,
         Reason.ADDON_BUNDLES_NOT_APPLIED,
-        Reason.ADDON_BUNDLES_MISSING,
         Reason.CROSS_NAMESPACE_REFERENCE,
         Reason.FAILURE_DOMAIN_UNAVAILABLE,
         Reason.LIMIT_REACHED,
     }
 )
+# A cluster works without add-ons, and some are meant to have none.
+_NOTES = frozenset({Reason.ADDON_BUNDLES_MISSING})
+# What also explains that an object further up is not ready.
+_EXPLAINING = (Severity.ERROR, Severity.WAITING)
 # Messages of the core that say nothing of their own.
 _CONSEQUENCES = ("Waiting for Cluster control plane to be initialized", "Waiting for Cluster infrastructure")
 
@@ -110,11 +113,10 @@ def problems_of(parts: Parts, now: datetime) -> tuple[Problem, ...]:
     found = [*_infrastructure(parts, now)]
     if not any(problem.severity is Severity.ERROR for problem in found):
         found += _topology(parts, now)
-    found += _merged(_machines(parts, now, bool(found)))
-    if not any(problem.severity is not Severity.WARNING for problem in found):
+    found += _merged(_machines(parts, now, any(problem.severity is not Severity.NOTE for problem in found)))
+    if not any(problem.severity in _EXPLAINING for problem in found):
         found += _cluster_itself(parts, now)
-    order = [Severity.ERROR, Severity.WARNING, Severity.WAITING]
-    return tuple(sorted(found, key=lambda problem: order.index(problem.severity)))
+    return tuple(sorted(found, key=lambda problem: problem.severity.rank))
 
 
 def paused(parts: Parts) -> bool:
@@ -161,16 +163,25 @@ def _infrastructure(parts: Parts, now: datetime) -> Iterator[Problem]:
             step = f"Create it, or correct spec.infrastructureRef: kubectl get hvc -n {parts.key.namespace}"
             yield Problem(Severity.ERROR, (f"HarvesterCluster/{name}",), "NotFound", cause, step)
         return
+    # While Harvester does not answer, a refusal from before is no news about the identity.
+    unreachable = (
+        condition_of(obj, ConditionType.HARVESTER_CONNECTION_READY).get("reason") == Reason.HARVESTER_UNREACHABLE
+    )
     reported: set[str] = set()
+    gated = False
     for kind in (*_ADDITIONAL[:1], *_GATES, *_ADDITIONAL[1:]):
         condition = condition_of(obj, kind)
-        if condition.get("status", "True") == "True" or condition.get("reason") in _CHOSEN:
+        reason, message = condition.get("reason"), str(condition.get("message") or "")
+        if condition.get("status", "True") == "True" or reason in _CHOSEN or message in reported:
             continue
-        message = str(condition.get("message") or "")
-        if message in reported or (reported and kind in _GATES):
+        outdated = unreachable and reason == Reason.HARVESTER_AUTHENTICATION_FAILED
+        if outdated or (gated and kind in _GATES):
             continue
+
+        problem = _problem(parts, obj, "HarvesterCluster", condition, now)
         reported.add(message)
-        yield _problem(parts, obj, "HarvesterCluster", condition, now)
+        gated = gated or problem.severity is not Severity.WARNING
+        yield problem
 
 
 def _topology(parts: Parts, now: datetime) -> Iterator[Problem]:
@@ -191,7 +202,7 @@ def _machines(parts: Parts, now: datetime, infrastructure: bool) -> Iterator[Pro
             continue
         found = list(_of_infrastructure(parts, own, now, infrastructure)) if own else []
         yield from found
-        if not any(problem.severity is not Severity.WARNING for problem in found):
+        if not any(problem.severity in _EXPLAINING for problem in found):
             yield from _of_machine(parts, machine, own, now)
     for key, own in parts.harvester_machines.items():
         if key not in owned:
@@ -305,6 +316,8 @@ def _severity(obj: Obj, kind: str, condition: Obj, age: timedelta) -> Severity:
     reason = condition.get("reason")
     if reason in _WARNINGS:
         return Severity.WARNING
+    if reason in _NOTES:
+        return Severity.NOTE
     # The core and control plane providers do not distinguish a failure from a slow operation.
     passing = reason in _PASSING or (kind != "HarvesterCluster" and kind != "HarvesterMachine")
     if condition.get("type") in ("TopologyReconciled",) and "Failed" in str(reason):

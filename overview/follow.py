@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
+from caphv.api import resources
 from caphv.api.object import EVENTS, Obj, Resource
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
@@ -23,12 +24,16 @@ _EVENT_KINDS = ("Cluster", "HarvesterCluster", "HarvesterMachine")
 
 
 class Follower:
-    """Watches what `read_management` reads. Use it as a context; `ManagementObjects` comes out of `changes`."""
+    """Watches what `read_management` reads. Use it as a context; `ManagementObjects` comes out of `changes`.
 
-    def __init__(self, client: ApiClient, namespace: str = "", *, events: bool = False) -> None:
+    :param page: also watch what only the live page shows: Events and MachineHealthChecks
+    """
+
+    def __init__(self, client: ApiClient, namespace: str = "", *, page: bool = False) -> None:
         self._client = client
-        self._with_events = events
+        self._for_page = page
         self._events: list[Informer] = []
+        self._health_checks: Informer | None = None
         self._namespace = namespace
         self._informers: dict[str, Informer] = {}
         self._control_planes: dict[tuple[str, str], Informer | Unseen] = {}
@@ -51,7 +56,8 @@ class Follower:
             self._informers[name] = self._start(resource)
         await self._filled(list(self._informers.values()))
         await self._follow_control_planes()
-        if self._with_events:
+        if self._for_page:
+            self._health_checks = self._start(resources.machine_health_checks(kinds["machines"].version))
             self._events = [self._start(EVENTS, f"involvedObject.kind={kind}") for kind in _EVENT_KINDS]
         return self
 
@@ -73,9 +79,13 @@ class Follower:
                 continue
             found.control_planes += _with_kind(own)
             self._report(found, own)
-        for each in self._events:
-            found.events += each.store
-            self._report(found, each)
+        if self._health_checks:
+            found.machine_health_checks = _with_kind(self._health_checks)
+            if not isinstance(self._health_checks.last_error, NotFound):  # a core without the kind
+                self._report(found, self._health_checks)
+        for informer in self._events:
+            found.events += informer.store
+            self._report(found, informer)
         return found
 
     async def changes(self) -> AsyncIterator[ManagementObjects]:

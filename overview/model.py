@@ -36,11 +36,18 @@ class Severity(StrEnum):
     WARNING = "warning"
     WAITING = "waiting"
     """Needs no action yet."""
+    NOTE = "note"
+    """Works as it is, and may be intended."""
 
     @property
     def wrong(self) -> bool:
         """Whether action is needed."""
-        return self is not Severity.WAITING
+        return self in (Severity.ERROR, Severity.WARNING)
+
+    @property
+    def rank(self) -> int:
+        """Position in a list that shows first what matters most."""
+        return list(Severity).index(self)
 
 
 # Conditions that say something is wrong, or under way, when they are true.

@@ -40,8 +40,9 @@ class ManagementObjects:
     control_planes: list[Obj] = field(default_factory=list)
     harvester_clusters: list[Obj] = field(default_factory=list)
     harvester_machines: list[Obj] = field(default_factory=list)
+    machine_health_checks: list[Obj] = field(default_factory=list)
     events: list[Obj] = field(default_factory=list)
-    """Events of the above, read only by who follows them."""
+    """Events of the above. These and health checks are read for the live page only."""
     unseen: list[Unseen] = field(default_factory=list)
 
     def sees(self, what: str) -> bool:

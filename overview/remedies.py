@@ -79,7 +79,8 @@ _BY_REASON: dict[str, str] = {
     Reason.ADDON_BUNDLES_INVALID: "Correct the add-on settings, and check them: caphv bundles render -n {namespace}",
     Reason.ADDON_BUNDLES_NOT_PUSHED: "Check the packager's credentials and the branch of the repository",
     Reason.ADDON_BUNDLES_NOT_APPLIED: "Check Fleet: kubectl get bundles,bundledeployments -A",
-    Reason.ADDON_BUNDLES_MISSING: "Install cloud provider and CSI driver: caphv bundles push, or caphv packager run",
+    Reason.ADDON_BUNDLES_MISSING: "Install them with caphv bundles push or caphv packager run. If none is wanted: "
+    "kubectl annotate cluster {cluster} -n {namespace} addons.caphv.io/suspend=true",
     Reason.INFRASTRUCTURE_PROVISIONING_FAILED: _LOOK,
     # Cluster API
     "TopologyReconcileFailed": "Correct spec.topology as it says: kubectl edit cluster {cluster} -n {namespace}",

@@ -1,77 +1,52 @@
-"""Take the picture of the live page: `python -m website.livepage FOLDER`, from clusters with faults in a sandbox.
+"""Take pictures of the live page in each of its states: `python -m website.livepage FOLDER [STATE...]`.
 
-It writes `live-page.png`, and to be checked the same in dark colours and on a phone.
+The states are made of objects (`tests/support/pagestates.py`), so that pictures differ only if the page
+does. The picture of the documentation is `live-page.png`. The others, light and dark, on a desktop and a
+phone, are to be looked at.
 """
 
 import asyncio
-import contextlib
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
-from sandbox.cluster import LATER_VERSION, ClusterSpec
-from sandbox.environment import Sandbox
-from sandbox.processes import binaries, children
-from sandbox.scenario.lifecycle import Scenario, in_network
-from sandbox.state import SandboxSettings
+from overview.page.serving import Feed, PageServer
 from tests.support.browser import Browser, browser
+from tests.support.clusters import NOW
+from tests.support.pagestates import STATES, PageState, mixed
 
-_PRODUCTION = ClusterSpec("production", "team-a", "production", workers=2)
-# No health check replaces its lost VM before the picture is taken.
-_SHOP = ClusterSpec("shop", "team-b", "shop", 1, 2, machines=("machines-large",), unhealthy_seconds=3600)
-_STAGING = ClusterSpec("staging", "team-c", "staging", 1, 2, machines=("machines-large",))
-_WRONG = ClusterSpec("wrong", "team-d", "wrong", 1, 1, variables={"identitySecretName": "no-such-identity"})
-
-
-async def main(folder: Path) -> None:
-    """Start a sandbox, create clusters, break some of them, and take pictures."""
-    binaries.prepare()
-    with tempfile.TemporaryDirectory(prefix="caphv-pictures-", ignore_cleanup_errors=True) as temporary:
-        box = Sandbox(Path(temporary) / "box", SandboxSettings(boot_seconds=4.0, page=True))
-        try:
-            await box.up()
-            await _clusters(box)
-            async with browser(Path(temporary) / "profile") as shown:
-                await _pictures(shown, box.page(), folder)
-        finally:
-            await children.stop_all(box.folder)
+_DESKTOP, _PHONE = (1400, 900), (390, 844)
+_DOCUMENTED = (1400, 1180)
 
 
-async def _clusters(box: Sandbox) -> None:
-    network = box.status()["network"]
-    for spec in (_PRODUCTION, _SHOP, _STAGING):
-        scenario = Scenario(box.folder, in_network(spec, network), timeout=300)
-        async with scenario.watching():
-            await scenario.create()
-            await scenario.bring_up()
-            if spec is _SHOP:
-                await scenario.destroy(scenario.view.workers()[0]["metadata"]["name"])
-    wrong = Scenario(box.folder, in_network(_WRONG, network), timeout=5)
-    async with wrong.watching():
-        with contextlib.suppress(AssertionError):  # it never becomes ready, which is what the page is to show
-            await wrong.create()
-    staging = Scenario(box.folder, in_network(replace(_STAGING, version=LATER_VERSION), network))
-    async with staging.watching():
-        with contextlib.suppress(TimeoutError):  # the page shows it under way
-            async with asyncio.timeout(1):
-                await staging.upgrade(LATER_VERSION)
+async def main(folder: Path, names: list[str]) -> None:
+    """Serve each state, and take its pictures; `names` limits them."""
+    feed = Feed()
+    with tempfile.TemporaryDirectory(prefix="caphv-pictures-") as profile:
+        async with PageServer(feed).serving("127.0.0.1", 0) as url, browser(Path(profile)) as shown:
+            await shown.stop_clock(NOW)
+            for state in (PageState("live-page", mixed), *STATES):
+                if names and state.name not in names:
+                    continue
+                feed.publish(state.make().content())
+                await _pictures(shown, url, folder, state.name)
 
 
-async def _pictures(shown: Browser, url: str, folder: Path) -> None:
-    await shown.resize(1400, 1540)
-    await shown.open(url)
-    for text in ("not found", "no longer exists", "→ v1.", "free of"):
-        await shown.until(f"document.body && document.body.innerText.includes({text!r})")
-    await shown.until("document.querySelectorAll('#clusters article').length === 4")
-    await shown.picture(folder / "live-page.png")
-    await shown.resize(1400, 1540, dark=True)
-    await shown.picture(folder / "live-page-dark.png")
-    await shown.resize(390, 844)
-    await shown.picture(folder / "live-page-phone.png")
+async def _pictures(shown: Browser, url: str, folder: Path, name: str) -> None:
+    for suffix, size, dark in (
+        ("", _DOCUMENTED if name == "live-page" else _DESKTOP, False),
+        ("-dark", _DESKTOP, True),
+        ("-phone", _PHONE, False),
+        ("-phone-dark", _PHONE, True),
+    ):
+        await shown.resize(*size, dark=dark)
+        await shown.open(url)
+        await shown.until("typeof data === 'object' && data !== null && document.readyState === 'complete'")
+        whole = name != "live-page" or suffix
+        await shown.picture(folder / f"{name}{suffix}.png", whole=bool(whole))
 
 
 if __name__ == "__main__":
     pictures = Path(sys.argv[1])
     pictures.mkdir(parents=True, exist_ok=True)
-    asyncio.run(main(pictures))
+    asyncio.run(main(pictures, sys.argv[2:]))

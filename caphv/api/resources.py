@@ -52,6 +52,11 @@ def machine_deployments(version: str) -> Resource:
     return Resource(CLUSTER_API_GROUP, version, "machinedeployments", "MachineDeployment")
 
 
+def machine_health_checks(version: str) -> Resource:
+    """Cluster API's MachineHealthCheck in one of its versions."""
+    return Resource(CLUSTER_API_GROUP, version, "machinehealthchecks", "MachineHealthCheck")
+
+
 def cluster_classes(version: str) -> Resource:
     """Cluster API's ClusterClass in one of its versions."""
     return Resource(CLUSTER_API_GROUP, version, "clusterclasses", "ClusterClass")

@@ -25,7 +25,12 @@ STATE_STYLES = {
     State.PAUSED: "magenta",
     State.DELETING: "cyan",
 }
-_MARKS = {Severity.ERROR: ("✗", "red"), Severity.WARNING: ("!", "yellow"), Severity.WAITING: ("…", "cyan")}
+_MARKS = {
+    Severity.ERROR: ("✗", "red"),
+    Severity.WARNING: ("!", "yellow"),
+    Severity.WAITING: ("…", "cyan"),
+    Severity.NOTE: ("·", "dim"),
+}
 _PIPE_WIDTH = 10_000
 _NAMED = 3
 
@@ -165,13 +170,13 @@ def _show_problem(out: Console, problem: Problem, now: datetime) -> None:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row(Text(mark, style=style), cause)
-    if problem.severity.wrong:
+    if problem.severity is not Severity.WAITING:
         grid.add_row(Text("→", style="dim"), Text(problem.next_step))
     if out.is_terminal:
         out.print(Padding(grid, (0, 0, 0, 2)))
         return
     out.print(Text(f"  {mark} {cause.plain}"))
-    if problem.severity.wrong:
+    if problem.severity is not Severity.WAITING:
         out.print(Text(f"    {problem.next_step}"))
 
 

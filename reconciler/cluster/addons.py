@@ -54,9 +54,9 @@ async def report_missing_addons(scope: ClusterScope) -> None:
         return
     scope.requeue_within(RECHECK_SECONDS)
     message = (
-        f"the workload cluster has no {' and no '.join(missing)}, and no packager has reported its add-ons: push its "
-        "bundles (caphv bundles push), run a packager, or install them in another way. If that is intended, set "
-        f"annotation {names.SUSPEND_ADDONS_ANNOTATION}=true on the Cluster"
+        f"the workload cluster has no {' and no '.join(missing)}, and no packager has reported its "
+        "add-ons: install them, or, if none is wanted, set annotation "
+        f"{names.SUSPEND_ADDONS_ANNOTATION}=true on the Cluster"
     )
     if not scope.draft.has_message(_READY, message):
         scope.event(Reason.ADDON_BUNDLES_MISSING, message)

@@ -272,9 +272,14 @@ def _remove_metric(key: Key) -> None:
 
 
 def _was_known(scope: ClusterScope, blocked: Blocked) -> bool:
-    """Whether the stored status says more than "unknown": that the cluster is ready, or why it was not."""
+    """Whether the stored status says more than "unknown": that the cluster is ready, or why it was not.
+
+    A condition that reports a failure already gets the current cause at once.
+    """
     status = scope.obj.get("status") or {}
     reported = get_condition(status.get("conditions") or [], blocked.condition)
+    if blocked.warn and reported is not None and reported.get("status") == "False":
+        return False
     return bool(status.get("ready")) or (not blocked.warn and reported is not None)
 
 

@@ -107,6 +107,7 @@ class Session:
         self._harvester: Harvester | None = None
         self._connect_error: Exception | None = None
         self._rejected = False
+        self._unanswered: Unreachable | None = None
         self._denied = False
         self._reviewed = -_REVIEW_AGAIN
         self._wake = asyncio.Event()
@@ -207,7 +208,9 @@ class Session:
     def error(self) -> Exception | None:
         """Why requests to Harvester fail now; None if they do not."""
         if self._rejected:
-            return Unauthorized(401, "Unauthorized", "the credentials are invalid or have expired")
+            # Whether the credentials are still rejected is not known while nothing answers.
+            rejection = Unauthorized(401, "Unauthorized", "the credentials are invalid or have expired")
+            return self._unanswered or rejection
         return self._connect_error or self.deployment.last_error
 
     @property
@@ -321,6 +324,9 @@ class Session:
                     await self._review()
             except (ApiError, Unreachable) as error:
                 log.debug("rights of %s on %s cannot be verified: %s", self.identity, self.server, error)
+                if isinstance(error, Unreachable):
+                    self._unanswered = without_trace(error)
+                    self.report_health()
 
     async def _sleep(self, delay: float) -> bool:
         """Sleep, or return True early after `probe` or a refusal."""
@@ -427,9 +433,12 @@ class Session:
 
     def _responded(self, code: int, seconds: float | None) -> None:
         self._requests.answered(code, seconds)
-        if code == 401 and not self._rejected:
-            self._rejected = True
-            self._wake.set()
+        if code:
+            self._unanswered = None
+        if code == 401:
+            if not self._rejected:
+                self._rejected = True
+                self._wake.set()
             self.report_health()
         elif 200 <= code < 300 and self._rejected:
             self._rejected = False

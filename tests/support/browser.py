@@ -8,6 +8,7 @@ import itertools
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,14 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         await self.call("Emulation.setEmulatedMedia", features=[feature])
 
-    async def picture(self, file: Path) -> None:
-        """Write what is to be seen as PNG."""
-        result = await self.call("Page.captureScreenshot", format="png")
+    async def stop_clock(self, moment: datetime) -> None:
+        """Let it be this moment in all pages that are opened from now on."""
+        source = f"Date.now = () => {int(moment.timestamp() * 1000)};"
+        await self.call("Page.addScriptToEvaluateOnNewDocument", source=source)
+
+    async def picture(self, file: Path, *, whole: bool = False) -> None:
+        """Write what is to be seen as PNG; the whole page, however long it is, on request."""
+        result = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         await asyncio.to_thread(file.write_bytes, base64.b64decode(result["data"]))
 
 

@@ -38,12 +38,12 @@ def token(**delta: float) -> str:
 
 
 class Builder:
-    """A cluster with a control plane machine and workers, all of it healthy until a test changes it.
+    """A cluster with control plane machines and workers, all of it healthy until a test changes it.
 
     Machines are called `cp-1`, `worker-1` and so on, behind a prefix.
     """
 
-    def __init__(self, name: str = "shop", workers: int = 2, prefix: str = "") -> None:
+    def __init__(self, name: str = "shop", workers: int = 2, prefix: str = "", *, control_planes: int = 1) -> None:
         self.name = name
         labels = {CLUSTER_LABEL: name}
         group = "infrastructure.cluster.x-k8s.io"
@@ -63,7 +63,7 @@ class Builder:
             "status": {
                 "phase": "Provisioned",
                 "conditions": [condition("Available", "True")],
-                "controlPlane": counts(1),
+                "controlPlane": counts(control_planes),
                 "workers": counts(workers),
             },
         }
@@ -81,8 +81,8 @@ class Builder:
         self.control_plane: Obj = {
             "kind": "RKE2ControlPlane",
             "metadata": metadata(name, labels=labels),
-            "spec": {"replicas": 1, "version": VERSION},
-            "status": {"availableReplicas": 1, "upToDateReplicas": 1, "replicas": 1},
+            "spec": {"replicas": control_planes, "version": VERSION},
+            "status": dict.fromkeys(("availableReplicas", "upToDateReplicas", "replicas"), control_planes),
         }
         self.deployment: Obj = {
             "kind": "MachineDeployment",
@@ -90,7 +90,8 @@ class Builder:
             "spec": {"replicas": workers, "template": {"spec": {"version": VERSION}}},
             "status": {"availableReplicas": workers, "upToDateReplicas": workers},
         }
-        names = [f"{prefix}cp-1", *(f"{prefix}worker-{n}" for n in range(1, workers + 1))]
+        names = [f"{prefix}cp-{n}" for n in range(1, control_planes + 1)]
+        names += [f"{prefix}worker-{n}" for n in range(1, workers + 1)]
         self.machines = {each: self._machine(each) for each in names}
         self.harvester_machines = {each: self._harvester_machine(each) for each in names}
 
@@ -113,7 +114,7 @@ class Builder:
 
     def _machine(self, name: str) -> Obj:
         labels = {CLUSTER_LABEL: self.name}
-        if name.endswith("cp-1"):
+        if "cp-" in name:
             labels |= {"cluster.x-k8s.io/control-plane": "", "cluster.x-k8s.io/control-plane-name": self.name}
         else:
             labels["cluster.x-k8s.io/deployment-name"] = f"{self.name}-md-0"

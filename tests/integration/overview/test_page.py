@@ -12,7 +12,8 @@ import aiohttp
 import pytest
 
 from caphv.api.object import EVENTS
-from overview.page.server import LivePage, latest_events
+from overview.page.content import latest_events
+from overview.page.server import LivePage
 from tests.support.browser import PROGRAM, browser
 from tests.support.clusters import Builder, condition
 from tests.support.overview import KINDS, Management

@@ -70,16 +70,21 @@ def proxy(environment: Environment, runner: asyncio.Runner) -> Iterator[FaultPro
     runner.run(stack.aclose())
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"), [("away", "HarvesterUnreachable"), ("unauthorized", "HarvesterAuthenticationFailed")]
-)
-async def test_ready_machines_stay_ready_in_an_outage(proxy: FaultProxy, case: Case, fault: str, reason: str) -> None:
+async def create_cluster(proxy: FaultProxy, case: Case) -> None:
+    """Create a cluster whose identity leads to Harvester by the proxy, and wait until it is ready."""
     kubeconfig = case.environment.identity()
     kubeconfig["clusters"][0]["cluster"]["server"] = proxy.url
     await case.identity(kubeconfig)
     await case.write_secret("bootstrap", {"value": "#cloud-config\n{}\n"})
     await case.create_cluster()
     await case.ready()
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"), [("away", "HarvesterUnreachable"), ("unauthorized", "HarvesterAuthenticationFailed")]
+)
+async def test_ready_machines_stay_ready_in_an_outage(proxy: FaultProxy, case: Case, fault: str, reason: str) -> None:
+    await create_cluster(proxy, case)
     await case.ready_machine("control-plane", control_plane=True)
     await case.ready_machine("worker")
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
@@ -108,3 +113,16 @@ async def test_ready_machines_stay_ready_in_an_outage(proxy: FaultProxy, case: C
         for name in ("control-plane", "worker"):
             await case.until(HARVESTER_MACHINES, name, is_true(VM))
     assert readiness.seen == {("Ready", True, "True"), ("InfrastructureReady", True, "True")}
+
+
+async def test_outage_after_a_rejection_is_reported_instead_of_it(proxy: FaultProxy, case: Case) -> None:
+    await create_cluster(proxy, case)
+    proxy.apply([Fault("unauthorized")])
+    rejected = is_false(CONNECTION, "HarvesterAuthenticationFailed")
+    await case.until(HARVESTER_CLUSTERS, case.name, rejected)
+
+    proxy.apply([Fault("away")])
+    away = is_false(CONNECTION, "HarvesterUnreachable")
+    await case.until(HARVESTER_CLUSTERS, case.name, away, timeout=2 * GRACE_SECONDS)
+    proxy.apply([])
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true(CONNECTION))

@@ -56,6 +56,38 @@ def test_an_outage_is_one_cause_and_no_failure(reason: str, state: str) -> None:
     assert (str(cluster.control_plane), str(cluster.workers)) == ("1/1", "3/3")
 
 
+@pytest.mark.parametrize(
+    ("reason", "severities"), [("IdentityExpiring", ["error", "warning"]), ("HarvesterAuthenticationFailed", ["error"])]
+)
+def test_what_was_said_of_the_identity_does_not_hide_an_outage(reason: str, severities: list[str]) -> None:
+    builder = Builder()
+    status = builder.harvester_cluster["status"]
+    status["ready"] = True
+    status["conditions"][1] = condition("HarvesterConnectionReady", "False", "HarvesterUnreachable", "no answer")
+    status["conditions"].append(condition("IdentityUpToDate", "False", reason, "of the time before", minutes=9))
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    assert [problem.severity for problem in cluster.problems] == severities
+    assert (cluster.state, cluster.problems[0].cause) == ("Unreachable", "no answer")
+
+
+def test_missing_add_ons_are_a_note_and_hide_no_problem() -> None:
+    builder = Builder()
+    builder.harvester_cluster["status"]["conditions"].append(
+        condition("AddonBundlesReady", "False", "AddonBundlesMissing", "no cloud provider", minutes=20)
+    )
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    (problem,) = cluster.problems
+    assert (cluster.state, cluster.wrong, problem.severity) == ("Available", False, Severity.NOTE)
+    assert "kubectl annotate cluster shop -n team addons.caphv.io/suspend=true" in problem.next_step
+
+    builder.cluster["status"]["conditions"] = [condition("Available", "False", "NotAvailable", "why", hours=1)]
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    assert [(each.severity, each.cause) for each in cluster.problems] == [
+        (Severity.ERROR, "why"),
+        (Severity.NOTE, "no cloud provider"),
+    ]
+
+
 def test_a_new_cluster_whose_harvester_never_answered_is_no_outage() -> None:
     builder = Builder()
     conditions = [condition(kind, "False", "HarvesterUnreachable") for kind in ("HarvesterConnectionReady", "Ready")]

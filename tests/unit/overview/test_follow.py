@@ -86,7 +86,7 @@ def test_what_is_known_comes_again_without_a_change_and_what_is_absent_or_forbid
 
     async def look() -> None:
         client: Any = Server()
-        async with Follower(client, events=True) as follower:
+        async with Follower(client, page=True) as follower:
             changes = follower.changes()
             async with asyncio.timeout(5):
                 for _ in range(80):  # more than the start and failed watches bring
