@@ -152,11 +152,17 @@ async def test_a_failure_that_is_no_success_does_not_prove_credentials(monkeypat
     async with sessions_on(server, monkeypatch=monkeypatch) as it:
         session = await it.open(server, "a")
         await seconds(5)
+        it.health.clear()
         server.tokens = set()
         with pytest.raises(Unauthorized):
             await session.client.get(NAMESPACES, "kube-system")
         server.away = True
         await seconds(20)
+        assert isinstance(session.error, Unreachable), "the rejection is no news while nothing answers"
+        assert it.health == ["a", "a"]
+
+        server.away = False
+        await seconds(5)
         assert session.unauthorized
 
 

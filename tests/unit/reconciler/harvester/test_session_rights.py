@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
+from caphv.runtime.errors import Forbidden, Unauthorized
 from reconciler.harvester import session as sessions_module
 from tests.support.reconciler.accounts import Server, filled, opened, serving
 from tests.support.waiting import until
@@ -154,16 +154,3 @@ async def test_account_with_rejected_credentials_is_unauthorized_and_the_others_
         await until(lambda: isinstance(first.error, Unauthorized))
         await until(lambda: server.readers("ippools") == ["b"])
         assert second.error is None
-
-
-async def test_rejection_is_no_news_once_harvester_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions_module, "PROBE_BACKOFF", 0.1)
-    server = Server()
-    async with opened() as it:
-        async with serving(server):
-            session = await it.open(server, "a")
-            await until(lambda: filled(session))
-            server.tokens = set()
-            server.end_watches()
-            await until(lambda: session.unauthorized)
-        await until(lambda: isinstance(session.error, Unreachable))
