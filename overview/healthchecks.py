@@ -118,5 +118,5 @@ def _timeout(value: Any) -> timedelta:
     """A number of seconds (v1beta2), or a duration of Go such as `5m30s` (v1beta1)."""
     if isinstance(value, int):
         return timedelta(seconds=value)
-    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)(ms|h|m|s)", str(value or "")[:40])
+    parts = re.findall(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|h|m|s)", str(value or "")[:40])
     return timedelta(seconds=sum(float(number) * _SECONDS[unit] for number, unit in parts))

@@ -2,7 +2,7 @@
 
 The states are made of objects (`tests/support/pagestates.py`), so that pictures differ only if the page
 does. The picture of the documentation is `live-page.png`. The others, light and dark, on a desktop and a
-phone, are to be looked at.
+phone, are for checking.
 """
 
 import asyncio

@@ -86,7 +86,7 @@ def words(reason: str) -> str:
 def _cluster(
     cluster: Cluster, shared: Sequence[SharedCause], replacements: Mapping[Key, Replacement]
 ) -> dict[str, Any]:
-    """Return a cluster with the problems of its own: what it shares with others is said once."""
+    """Return a cluster with the problems of its own: what it shares with others is reported once."""
     names = (
         *("namespace", "name", "state", "created", "version", "versions", "endpoint"),
         "infrastructure",

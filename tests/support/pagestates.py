@@ -1,6 +1,6 @@
 """States of the live page, made of the objects that a management cluster and a Harvester would have.
 
-Tests look at them in a browser, and `website.livepage` takes pictures of them. All times are relative to `NOW`.
+Tests check them in a browser, and `website.livepage` takes pictures of them. All times are relative to `NOW`.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ HOLES = """
 
 
 def show(tmp_path: Path, look: Callable[[Browser, Feed], Awaitable[None]]) -> None:
-    """Open the page of a feed, and look at it."""
+    """Open the page of a feed, and check it."""
 
     async def run() -> None:
         feed = Feed()
@@ -153,7 +153,7 @@ def test_three_hundred_clusters_show_first_what_differs(tmp_path: Path) -> None:
     show(tmp_path, look)
 
 
-def test_a_silent_provider_is_said_above_clusters_that_stay_legible(tmp_path: Path) -> None:
+def test_a_silent_provider_is_reported_above_clusters_that_stay_legible(tmp_path: Path) -> None:
     async def look(shown: Browser, feed: Feed) -> None:
         await draw(shown, feed, named("silent"))
         assert await shown.run("document.getElementById('live').textContent") == "provider is silent"

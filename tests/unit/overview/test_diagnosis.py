@@ -59,7 +59,7 @@ def test_an_outage_is_one_cause_and_no_failure(reason: str, state: str) -> None:
 @pytest.mark.parametrize(
     ("reason", "severities"), [("IdentityExpiring", ["error", "warning"]), ("HarvesterAuthenticationFailed", ["error"])]
 )
-def test_what_was_said_of_the_identity_does_not_hide_an_outage(reason: str, severities: list[str]) -> None:
+def test_an_older_report_on_the_identity_does_not_hide_an_outage(reason: str, severities: list[str]) -> None:
     builder = Builder()
     status = builder.harvester_cluster["status"]
     status["ready"] = True

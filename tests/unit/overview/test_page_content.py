@@ -70,7 +70,7 @@ def test_the_border_is_that_of_the_worst_problem() -> None:
     assert (degraded["bare"]["state"], degraded["bare"]["addons"]) == ("Available", "no add-ons")
 
 
-def test_a_health_check_is_told_where_its_machine_has_a_problem() -> None:
+def test_a_health_check_is_reported_where_its_machine_has_a_problem() -> None:
     (problem,) = clusters(pagestates.degraded())["shop"]["problems"]
     assert problem["replacedAt"] == pagestates.ago(minutes=-4)
     refused = pagestates.degraded()
