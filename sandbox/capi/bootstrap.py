@@ -67,6 +67,10 @@ class Bootstrap:
         if machine is None or cluster is None or paused(cluster, config):
             return None
 
+        if (machine["spec"].get("bootstrap") or {}).get("dataSecretName") and is_provisioned(cluster):
+            # Moved or restored, without its status: the data is that of a guest that runs.
+            await self._report(config, bootstrapstatus.done(config, Role.FIRST, self._distribution.contract))
+            return None
         role = role_of(cluster, machine, self._caches.machines_of(key_of(cluster), control_plane=True))
         credentials = secrets.credentials(self._caches.secrets, key_of(cluster), self._distribution)
         node = None
