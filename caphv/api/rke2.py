@@ -44,7 +44,9 @@ def problems(spec: Mapping[str, Any], version: str = "") -> Iterator[Problem]:
         return
     path = ("privateRegistriesConfig", "configs")
     if len(configs) > 1:
-        detail = "RKE2's provider keeps any one of several registries: keep one, and put the others into `files`"
+        detail = (
+            "RKE2's provider keeps any one of several: keep one, or write /etc/rancher/rke2/registries.yaml in `files`"
+        )
         yield Problem(path, ", ".join(sorted(map(str, configs))), detail, lost=True)
     for name, config in configs.items():
         tls = _at(config, "tls")
