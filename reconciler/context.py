@@ -6,12 +6,12 @@ import logging
 from dataclasses import dataclass, field
 
 from caphv.api import names
-from caphv.api.object import Obj, Resource
+from caphv.api.object import Obj, Resource, uid_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.events import EventRecorder, EventType
 from reconciler.caches import Caches
-from reconciler.harvester.ownership import Owner
+from reconciler.harvester.ownership import Owner, recorded_owner
 from reconciler.harvester.sessions import Sessions
 from reconciler.memory import Memory
 from reconciler.queues import Queues
@@ -53,6 +53,22 @@ class Context:
         """The record that objects on Harvester carry for this object."""
         metadata = obj["metadata"]
         return Owner(kind, metadata["namespace"], metadata["name"], metadata["uid"], self.management_cluster)
+
+    def belongs_to_another_tenant(self, obj: Obj, owner: Owner) -> bool:
+        """Whether the owner of an object on Harvester exists here, in another namespace than `owner`.
+
+        Tenants may share an account on Harvester. What a tenant writes on its own object, such as annotation
+        `caphv.io/adopt` or a providerID, gives it nothing of another one.
+        """
+        recorded = recorded_owner(obj)
+        if recorded is None or recorded.management_cluster != owner.management_cluster:
+            return False
+        if recorded.namespace == owner.namespace:
+            return False
+        informers = (self.caches.harvester_machines, self.caches.harvester_clusters)
+        cache = next((informer for informer in informers if informer.resource.kind == recorded.kind), None)
+        living = cache.get(recorded.namespace, recorded.name) if cache else None
+        return living is not None and uid_of(living) == recorded.uid
 
     def event(self, resource: Resource, obj: Obj, kind: EventType, reason: str, message: str) -> None:
         """Queue an Event about an object, and log it: the log keeps it for longer."""

@@ -125,6 +125,8 @@ class ClusterMemory:
     guest_kubeconfig: str | None = field(default=None, repr=False)
     """Kubeconfig that guests find in a file. Without it: it is made from the token Secret on Harvester again."""
     grace: Grace = field(default_factory=Grace)
+    references_before_the_rule: frozenset[str] | None = None
+    """References that the rule about permissions tolerates. Without it: those at the time of a restart are."""
     connection_error: str = ""
     """Why there is no session. Without it: a forced deletion of machines waits for the next attempt to connect."""
     any_address_for: str = ""

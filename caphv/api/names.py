@@ -188,6 +188,7 @@ class Reason(StrEnum):
     IDENTITY_EXPIRED = "IdentityExpired"
     CROSS_NAMESPACE_REFERENCE = "CrossNamespaceReference"
     REFERENCE_NOT_ALLOWED = "ReferenceNotAllowed"
+    REFERENCES_CHECKING = "ReferencesChecking"
     ANOTHER_HARVESTER = "AnotherHarvester"
     HARVESTER_CONNECTION_IN_PROGRESS = "HarvesterConnectionInProgress"
     HARVESTER_CONNECTION_FAILED = "HarvesterConnectionFailed"

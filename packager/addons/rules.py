@@ -418,6 +418,24 @@ def _fleet_cluster(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
         yield Finding(("fleet", "clusterName"), Fault.INVALID, detail, value=wanted)
 
 
+@RULES.rule(
+    "fleet-workspace",
+    ("Cluster",),
+    "With CAAPF, the workspace must be the namespace of the Cluster, where CAAPF creates the Fleet Cluster.",
+)
+def _fleet_workspace(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
+    # The name of a Fleet Cluster in another workspace may be that of another tenant's, or of the management cluster.
+    # Rancher's are found by labels that name their Cluster, in whatever workspace they are.
+    fleet = values["fleet"]
+    named = fleet.get("workspace")
+    if named and fleet["importedBy"] == CAAPF and named != facts.key.namespace:
+        detail = (
+            f"must be left out with importedBy: caapf: CAAPF creates the Fleet Cluster in the namespace of the Cluster, "
+            f"{facts.key.namespace}, and bundles go nowhere else"
+        )
+        yield Finding(("fleet", "workspace"), Fault.FORBIDDEN, detail, value=named)
+
+
 @RULES.rule(secretscan.RULE, ("Cluster",), secretscan.DESCRIPTION)
 def _secrets(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     for name in ("cni", "ccm", "csi"):

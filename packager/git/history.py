@@ -1,8 +1,15 @@
-"""Which commit last changed a file or a line, for messages: nothing is decided by it."""
+"""Which commit last changed a file or a line, for messages: nothing is decided by it.
+
+A checkout may come from someone else, and so may `.git/config` in it, or in a folder above it that others may write.
+Git would run the programs that this file names for signatures, filters and differences. So its objects are read with a
+repository of our own making, and of its own one only the commit that is checked out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,24 +44,59 @@ def parsed(out: str) -> Change | None:
 
 def of_path(path: Path) -> Change | None:
     """Return the commit that last changed a file or folder of a checkout; None outside of one, and without commits."""
-    return parsed(_git(path, [*LOG, "--", str(path.resolve())]))
+    with _checkout(path) as checkout:
+        return parsed(checkout.git([*LOG, "--", str(path.resolve())])) if checkout else None
 
 
 def of_line(file: Path, line: int) -> Change | None:
     """Return the commit that last changed a line of a file in a checkout, as `of_path` does."""
-    out = _git(file, ["blame", "--porcelain", "-L", f"{line},{line}", "--", str(file.resolve())])
-    commit = out.partition(" ")[0]
-    if commit == _UNCOMMITTED:
-        return Change("")
-    return parsed(_git(file, [*LOG, commit])) if commit else None
+    with _checkout(file) as checkout:
+        if checkout is None:
+            return None
+        out = checkout.git(["blame", "--porcelain", "-L", f"{line},{line}", "--", str(file.resolve())])
+        commit = out.partition(" ")[0]
+        if commit == _UNCOMMITTED:
+            return Change("")
+        return parsed(checkout.git([*LOG, commit])) if commit else None
 
 
-def _git(path: Path, arguments: Sequence[str]) -> str:
-    """Return what Git prints in the checkout of a path; empty outside of one, and when it fails."""
+@dataclass(frozen=True)
+class _Checkout:
+    """Files at `top`, and a repository with our configuration and their objects, by its variables."""
+
+    top: Path
+    variables: Mapping[str, str]
+
+    def git(self, arguments: Sequence[str]) -> str:
+        return _git(self.top, self.variables, arguments)
+
+
+@contextmanager
+def _checkout(path: Path) -> Iterator[_Checkout | None]:
+    """Yield the checkout that a path is in; None outside of one, and without commits."""
     top = next((parent for parent in path.resolve().parents if (parent / ".git").exists()), None)
-    if top is None:
-        return ""
-    variables = environment(top, top / ".git", "file")
+    with tempfile.TemporaryDirectory(prefix="caphv-") as folder:
+        yield _opened(top, Path(folder)) if top else None
+
+
+def _opened(top: Path, folder: Path) -> _Checkout | None:
+    theirs = environment(folder, top / ".git", "file")
+    # This reads their configuration, and runs nothing that it names.
+    answer = _git(top, theirs, ["rev-parse", "HEAD", "--git-path", "objects", "--git-path", "shallow"])
+    head, objects, shallow = answer.splitlines() if answer.count("\n") == 3 else ("", "", "")
+    if not head:
+        return None
+    clone = folder / "clone.git"
+    ours = environment(folder, clone, "file") | {"GIT_OBJECT_DIRECTORY": str(top / objects)}
+    _git(top, ours, ["init", "--bare", "--quiet", "--template="])
+    (clone / "HEAD").write_text(f"{head}\n")
+    if (top / shallow).is_file():
+        (clone / "shallow").write_bytes((top / shallow).read_bytes())
+    return _Checkout(top, ours | {"GIT_WORK_TREE": str(top)})
+
+
+def _git(top: Path, variables: Mapping[str, str], arguments: Sequence[str]) -> str:
+    """Return what Git prints; empty when it fails."""
     try:
         out = run(
             "reading the history",

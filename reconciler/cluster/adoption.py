@@ -32,7 +32,12 @@ def is_foreign(scope: ClusterScope, obj: Obj) -> bool:
 
 
 def may_adopt(scope: ClusterScope, obj: Obj) -> bool:
-    """Whether the user allows the cluster to adopt an object of another owner, or it was the cluster's before."""
+    """Whether the user allows the cluster to adopt an object of another owner, or it was the cluster's before.
+
+    Never that of another tenant, whose annotations prove nothing here.
+    """
+    if scope.context.belongs_to_another_tenant(obj, scope.owner):
+        return False
     return wants_adoption(scope.obj) or formerly_owned(obj, scope.obj, scope.owner) or _moved(scope, obj)
 
 
@@ -64,11 +69,16 @@ async def adopt_or_refuse(
     what = f"{informer.resource.kind} {key_of(obj)}"
     if is_foreign(scope, obj):
         owner = annotations_of(obj).get(names.OWNER_ANNOTATION, "another owner")
+        remedy = "rename this HarvesterCluster"
+        if not scope.context.belongs_to_another_tenant(obj, scope.owner):
+            remedy += (
+                f', or, if the object belongs to this cluster, set annotation {names.ADOPT_ANNOTATION}: "true" on the '
+                "HarvesterCluster"
+            )
         raise Blocked(
             condition,
             reason,
-            f"{what} on Harvester belongs to {owner}; rename this HarvesterCluster, or, if the object belongs to this "
-            f'cluster, set annotation {names.ADOPT_ANNOTATION}: "true" on the HarvesterCluster',
+            f"{what} on Harvester belongs to {owner}; {remedy}",
             Watched.SELF,
             *(triggers or (Watched.LOAD_BALANCER,)),
             warn=True,

@@ -258,6 +258,9 @@ async def _manifest(scope: ClusterScope) -> float | None:
     except NotFound:
         watch.forget(*target)
         raise _failed(f"ConfigMap {target} of updateCloudProviderConfig does not exist; create it") from None
+    if not references.may_use(config_map, scope.obj, CONFIG_MAPS.kind):
+        watch.observe(config_map)  # it was permitted by an older version
+        raise _failed(references.refusal(scope, f"ConfigMap {target} of updateCloudProviderConfig"))
     manifest_key = config["manifestsConfigMapKey"]
     before = (config_map.get("data") or {}).get(manifest_key) or ""
     try:

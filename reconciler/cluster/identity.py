@@ -11,7 +11,7 @@ import binascii
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from caphv.api import conditions, names
@@ -21,7 +21,7 @@ from caphv.runtime.errors import AddressRefused, NotFound
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from reconciler import metrics
 from reconciler.cluster.identityprotection import MISSING_RIGHT, RETRY_SECONDS, IdentityProtection
-from reconciler.cluster.references import check_references, refusal
+from reconciler.cluster.references import check_references, may_use, refusal
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
 from reconciler.triggers import Trigger, Watched
@@ -36,6 +36,12 @@ class Identity:
     version: str
     access: Kubeconfig
     expires: datetime | None
+    metadata: Obj = field(repr=False)
+    """Namespace, name and annotations, which say who may use it."""
+
+
+class PermissionWithdrawn(Exception):
+    """The owner of an identity Secret no longer permits its use: the version that was read says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,8 @@ class Identities:
     async def read(self, scope: ClusterScope) -> Identity:
         """The identity of a cluster. Raises `Blocked` if it is invalid.
 
-        It is read again when the Secret or the cluster's `caphv.io/reconcile-at` has changed.
+        It is read again when the Secret or the cluster's `caphv.io/reconcile-at` has changed. Raises
+        `PermissionWithdrawn` for one that the version to be used does not permit: the cache may be older.
         """
         secret = secret_of(scope.obj)
         self.require_namespace(secret)
@@ -70,9 +77,12 @@ class Identities:
         listed, known = scope.context.caches.secrets.get(*secret), self._read.get(secret)
         current = known and listed and known.version == listed["metadata"]["resourceVersion"]
         if known and current and self._uses.setdefault(scope.key, use) == use:
+            _require_permission(known.metadata, scope.obj)
             return known
         try:
-            identity = self._parse(secret, await scope.context.client.get(SECRETS, secret.name, secret.namespace))
+            full = await scope.context.client.get(SECRETS, secret.name, secret.namespace)
+            _require_permission(full["metadata"], scope.obj)
+            identity = self._parse(secret, full)
         except NotFound:
             self._drop(secret)
             raise failed(f"identity Secret {secret}: not found; create it with key kubeconfig") from None
@@ -111,7 +121,9 @@ class Identities:
             access = parse_kubeconfig(base64.b64decode(value), allow_insecure=self._allow_insecure)
         except (KubeconfigError, binascii.Error) as error:
             raise failed(f"identity Secret {where}: {error}") from None
-        return Identity(secret["metadata"]["resourceVersion"], access, access.expires())
+        metadata = secret["metadata"]
+        kept = {name: metadata[name] for name in ("namespace", "name", "annotations") if name in metadata}
+        return Identity(metadata["resourceVersion"], access, access.expires(), kept)
 
     def _drop(self, secret: Key) -> None:
         self._read.pop(secret, None)
@@ -142,12 +154,22 @@ async def open_session(scope: ClusterScope, identities: Identities) -> Identity:
         if scope.context.caches.secrets.get(*secret):
             await scope.context.sessions.release(scope.key)  # its owner has withdrawn the permission
         raise failed(refusal(scope, f"identity Secret {secret}"))
-    identity = await identities.read(scope)
+    try:
+        identity = await identities.read(scope)
+    except PermissionWithdrawn:
+        identities.release(scope.key)
+        await scope.context.sessions.release(scope.key)
+        raise failed(refusal(scope, f"identity Secret {secret}")) from None
     await _assign(scope, identity.access)
     if isinstance(scope.connected().error, AddressRefused) and _predates_the_check(scope):
         scope.memory.any_address_for = identity.access.fingerprint
         await _assign(scope, identity.access)
     return identity
+
+
+def _require_permission(metadata: Obj, cluster: Obj) -> None:
+    if not may_use({"metadata": metadata}, cluster):
+        raise PermissionWithdrawn
 
 
 def _predates_the_check(scope: ClusterScope) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from caphv.api import conditions
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION, ConditionType, Reason
-from caphv.api.object import CONFIG_MAPS, Key, Obj, annotations_of
+from caphv.api.object import CONFIG_MAPS, SECRETS, Key, Obj, annotations_of, key_of
 from reconciler.cluster.scope import ClusterScope
 
 _CONDITION = ConditionType.REFERENCES_ALLOWED
@@ -70,13 +70,13 @@ def in_use_before(obj: Obj) -> Collection[str] | None:
     return str(condition.get("message")).partition(": ")[0].split(", ")
 
 
-def may_use(secret: Obj, cluster: Obj) -> bool:
-    """Whether a HarvesterCluster may use an identity Secret, as far as other tenants are concerned."""
-    key, namespace = Key(secret["metadata"]["namespace"], secret["metadata"]["name"]), cluster["metadata"]["namespace"]
-    if key.namespace == namespace or allows(secret, namespace):
+def may_use(obj: Obj, cluster: Obj, kind: str = SECRETS.kind) -> bool:
+    """Whether a HarvesterCluster may use an object, a Secret or `kind`, as far as other tenants are concerned."""
+    key, namespace = key_of(obj), cluster["metadata"]["namespace"]
+    if key.namespace == namespace or allows(obj, namespace):
         return True
     known = in_use_before(cluster)
-    return known is None or f"Secret {key}" in known
+    return known is None or f"{kind} {key}" in known
 
 
 async def check_references(scope: ClusterScope, secret: Key) -> Decision:
@@ -88,10 +88,31 @@ async def check_references(scope: ClusterScope, secret: Key) -> Decision:
     config_map = config_map_of(scope.obj)
     if config_map and config_map.namespace != scope.key.namespace:
         found.append(Reference("ConfigMap", config_map, await _allowed_config_map(scope, config_map)))
-    decision = decide(found, in_use_before(scope.obj), cross_namespace=scope.context.cross_namespace_refs)
-    if not scope.read_only and all(reference.allowed is not None for reference in found):
+    known = _known(scope)
+    decision = decide(found, known, cross_namespace=scope.context.cross_namespace_refs)
+    if known is None:
+        scope.memory.references_before_the_rule = frozenset(map(str, decision.tolerated))
+    if scope.read_only:
+        return decision
+    unread = [str(reference) for reference in found if reference.allowed is None]
+    if not unread:
         _report(scope, decision)
+    elif not scope.draft.has(_CONDITION):
+        _report_unread(scope, decision, unread)
     return decision
+
+
+def _known(scope: ClusterScope) -> Collection[str] | None:
+    """What `in_use_before` says, or what was found before: a user may keep the condition from being written.
+
+    Whoever changes the object all the time makes each write of its status a conflict.
+    """
+    known = in_use_before(scope.obj)
+    if known is None:
+        return scope.memory.references_before_the_rule
+    if scope.memory.references_before_the_rule is None and not scope.read_only:
+        scope.memory.references_before_the_rule = frozenset(known)
+    return known
 
 
 def config_map_of(obj: Obj) -> Key | None:
@@ -123,16 +144,31 @@ async def _allowed_config_map(scope: ClusterScope, target: Key) -> bool | None:
     return known is not None and allows(known, scope.key.namespace)
 
 
+def _report_unread(scope: ClusterScope, decision: Decision, unread: Sequence[str]) -> None:
+    """Set the condition although references have not been read: without it, all that a ready cluster has is used.
+
+    Else a user could provision a cluster with a reference that is never read, and name the Secrets of others then.
+    """
+    if decision.tolerated:
+        scope.draft.set_false(_CONDITION, Reason.CROSS_NAMESPACE_REFERENCE, _tolerated(scope, decision))
+    else:
+        scope.draft.set_unknown(_CONDITION, Reason.REFERENCES_CHECKING, f"reading {', '.join(unread)}")
+
+
+def _tolerated(scope: ClusterScope, decision: Decision) -> str:
+    names = ", ".join(map(str, decision.tolerated))
+    return (
+        f"{names}: in another namespace, and used without permission; the next version refuses this. Its owner has "
+        f"to set annotation {ALLOWED_NAMESPACES_ANNOTATION}: {scope.key.namespace}"
+    )
+
+
 def _report(scope: ClusterScope, decision: Decision) -> None:
     if decision.tolerated:
-        names = ", ".join(map(str, decision.tolerated))
-        message = (
-            f"{names}: in another namespace, and used without permission; the next version refuses this. Its owner has "
-            f"to set annotation {ALLOWED_NAMESPACES_ANNOTATION}: {scope.key.namespace}"
-        )
-        reason = Reason.CROSS_NAMESPACE_REFERENCE
+        message, reason = _tolerated(scope, decision), Reason.CROSS_NAMESPACE_REFERENCE
     elif decision.refused:
-        message, reason = refusal(scope, ", ".join(map(str, decision.refused))), Reason.REFERENCE_NOT_ALLOWED
+        message = refusal(scope, ", ".join(map(str, decision.refused)))
+        reason = Reason.REFERENCE_NOT_ALLOWED
     else:
         scope.draft.set_true(_CONDITION)
         return

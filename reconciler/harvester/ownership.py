@@ -40,6 +40,15 @@ def record(owner: Owner) -> dict[str, str]:
     }
 
 
+def recorded_owner(obj: Obj) -> Owner | None:
+    """Return the owner that the record on `obj` names; None without a complete one."""
+    annotations = annotations_of(obj)
+    kind, _, place = annotations.get(names.OWNER_ANNOTATION, "").partition("/")
+    namespace, _, name = place.partition("/")
+    cluster, uid = annotations.get(names.OWNER_CLUSTER_ANNOTATION, ""), annotations.get(names.OWNER_UID_ANNOTATION, "")
+    return Owner(kind, namespace, name, uid, cluster) if all((kind, namespace, name, uid, cluster)) else None
+
+
 def ownership_of(obj: Obj, owner: Owner) -> Ownership:
     """Compare the record on `obj` with `owner`."""
     annotations = (obj.get("metadata") or {}).get("annotations") or {}

@@ -63,6 +63,8 @@ def vm_ownership(scope: MachineScope, vm: Obj) -> Ownership:
 
     Otherwise a machine left behind on a former management cluster would take the VM back, or delete it.
     """
+    if scope.context.belongs_to_another_tenant(vm, scope.owner):
+        return Ownership.FOREIGN
     known = _known_uid(scope) == uid_of(vm)
     if not known and (formerly_owned(vm, scope.obj, scope.owner) or names_vm(scope.obj, vm, scope.owner)):
         return Ownership.OURS
@@ -71,6 +73,13 @@ def vm_ownership(scope: MachineScope, vm: Obj) -> Ownership:
 
 async def adopt_or_refuse(scope: MachineScope, vm: Obj) -> Obj:
     """Return the VM with our record. Raises `Blocked` if it belongs to another owner or is not the previous VM."""
+    if scope.context.belongs_to_another_tenant(vm, scope.owner):
+        raise scope.failed(
+            f"VirtualMachine {key_of(vm)} exists on Harvester and belongs to "
+            f"{annotations_of(vm)[names.OWNER_ANNOTATION]}, which exists in another namespace; rename this machine, or "
+            "use another targetNamespace for its cluster",
+            Watched.VM,
+        )
     adopt = wants_adoption(scope.obj)
     if _known_uid(scope) not in ("", uid_of(vm)) and not adopt:
         raise _vm_replaced(scope, vm)

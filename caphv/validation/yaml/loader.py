@@ -74,10 +74,23 @@ def _below(folder: str) -> list[str]:
     def refuse(error: OSError) -> None:
         raise Unreadable(f"{error.filename}: {error.strerror}") from error
 
+    root = _root_of(folder)
     for directory, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [os.path.join(directory, name) for name in sorted(filter(_is_chosen, names))]
+    for name in found:
+        # The author of a commit must not have others read a file that only they may, or one without an end.
+        target = Path(os.path.realpath(name))
+        if os.path.islink(name) and (not target.is_relative_to(root) or ".git" in target.parts):
+            msg = f"{name}: leads out of {root}: put the file itself there, or remove the link"
+            raise Unreadable(msg)
     return found
+
+
+def _root_of(folder: str) -> Path:
+    """The checkout that a folder is in, else the folder."""
+    path = Path(folder).resolve()
+    return next((parent for parent in (path, *path.parents) if (parent / ".git").exists()), path)
 
 
 def _is_hidden(path: str) -> bool:

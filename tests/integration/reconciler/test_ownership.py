@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, uid_of
+from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, annotations_of, uid_of
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, HARVESTER_MACHINES, Case
 from tests.support.reconciler.conditions import is_false, is_ready, is_unknown
@@ -53,6 +53,25 @@ async def test_machine_of_the_same_name_in_another_namespace_keeps_its_vm(case: 
     assert "deletionTimestamp" not in (await case.vm("one"))["metadata"]
     assert await case.names(PERSISTENT_VOLUME_CLAIMS) == disks
     assert await case.names(SECRETS) == ["one-cloud-init"]
+    assert is_ready(await case.get(HARVESTER_MACHINES, "one"))
+
+
+async def test_tenants_that_share_an_account_take_nothing_of_each_other(case: Case, other: Case) -> None:
+    """One of them asks for adoption, or names the VM as its own; the machine of the other one exists."""
+    await case.ready_cluster()
+    await case.ready_machine("one")
+    vm, balancer = await case.vm("one"), await case.get(SERVICES, case.balancer)
+    own, other.target = other.target, case.target
+    await other.ready_cluster()
+    await other.create_machine("one", providerID=f"harvester://{uid_of(vm)}")
+    await other.patch(HARVESTER_MACHINES, "one", {"metadata": {"annotations": {"caphv.io/adopt": "true"}}})
+    says = is_false("VMProvisioningReady", "VMProvisioningFailed", "which exists in another namespace")
+    await other.until(HARVESTER_MACHINES, "one", says)
+    await other.delete()
+    other.target = own
+    assert annotations_of(await case.vm("one")) == annotations_of(vm)
+    assert uid_of(await case.vm("one")) == uid_of(vm)
+    assert uid_of(await case.get(SERVICES, case.balancer)) == uid_of(balancer)
     assert is_ready(await case.get(HARVESTER_MACHINES, "one"))
 
 

@@ -178,6 +178,7 @@ class MemoryCase:
     def _context(self) -> Context:
         caches = SimpleNamespace(
             harvester_clusters=Cached(self.management, resources.HARVESTER_CLUSTERS),
+            harvester_machines=Cached(self.management, resources.HARVESTER_MACHINES),
             secrets=Cached(self.management, SECRETS),
             machines=SimpleNamespace(get=lambda *_: None),
             cluster_of=lambda _: self.cluster,

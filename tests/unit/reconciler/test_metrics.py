@@ -156,13 +156,13 @@ def test_pools_that_no_one_names_any_more_have_no_series() -> None:
 
 
 def test_expiry_counts_down_and_is_deleted_when_another_identity_does_not_say() -> None:
-    secret: Obj = {"metadata": {"resourceVersion": "1"}, "data": {}}
+    secret: Obj = {"metadata": {}, "data": {}}
 
     async def get(*_where: object) -> Obj:
         return secret
 
     def scope(name: str) -> Any:
-        obj = {"metadata": {}, "spec": {"identitySecret": {"namespace": "team", "name": "identity"}}}
+        obj = {"metadata": {"namespace": "team"}, "spec": {"identitySecret": {"namespace": "team", "name": "identity"}}}
         caches = SimpleNamespace(secrets=SimpleNamespace(get=lambda *_: secret))
         context = SimpleNamespace(client=SimpleNamespace(get=get), caches=caches)
         return SimpleNamespace(key=Key("team", name), obj=obj, context=context)
@@ -173,7 +173,7 @@ def test_expiry_counts_down_and_is_deleted_when_another_identity_does_not_say() 
     def holds(claims: str, version: str) -> None:
         config = pki.kubeconfig(HARVESTER, b"", name="h", user="u", credentials={"token": claims})
         secret["data"] = {"kubeconfig": base64.b64encode(pki.to_yaml(config)).decode()}
-        secret["metadata"] = {"resourceVersion": version}
+        secret["metadata"] = {"namespace": "team", "name": "identity", "resourceVersion": version}
 
     identities = Identities(allow_insecure=False)
     past = base64.urlsafe_b64encode(b'{"exp": 1000000000}').decode().strip("=")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api import names
 from caphv.api.object import Obj
 from packager.addons.gather import FleetCluster
 from packager.addons.merge import merged
@@ -271,6 +272,20 @@ def test_fleet_cluster_may_have_a_name_and_workspace_of_its_own() -> None:
     assert workspace(found) == "edge"
     both = {"fleet": {"importedBy": "rancher", "clusterName": "x"}}
     assert set(faults(cluster("a", both, labels=IMPORTED)).values()) == {"fleet-cluster-name"}
+
+
+@pytest.mark.parametrize("workspace_of_others", ["team-b", "fleet-default", "fleet-local"])
+def test_bundles_do_not_go_to_a_fleet_cluster_of_others(workspace_of_others: str) -> None:
+    """A tenant names the Fleet Cluster of another one, or that of the management cluster, as its own."""
+    fleet = {"importedBy": "caapf", "workspace": workspace_of_others, "clusterName": "local"}
+    hostile = cluster("a", {"fleet": fleet})
+    assert faults(hostile) == {f"{ANNOTATION}.fleet.workspace": "fleet-workspace"}
+    assert faults(cluster("a", {"fleet": {**fleet, "workspace": hostile.key.namespace}})) == {}
+    # With Rancher the labels of the Fleet Cluster say whose it is.
+    of_rancher, _ = settings_of(cluster("a", {"fleet": {"workspace": workspace_of_others}}, labels=IMPORTED))
+    assert of_rancher
+    owner = {names.CAPI_OWNER_LABEL: "a", names.CAPI_OWNER_NAMESPACE_LABEL: hostile.key.namespace}
+    assert targets(of_rancher) == [{"clusterSelector": {"matchLabels": owner}}]
 
 
 def test_objects_of_any_shape_are_no_exception() -> None:

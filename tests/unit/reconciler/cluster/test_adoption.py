@@ -33,6 +33,7 @@ def moved(provider_id: str = "harvester://vm", **changes: Any) -> tuple[Any, Obj
     }
     context = SimpleNamespace(
         caches=SimpleNamespace(machines_of=lambda _: [machine]),
+        belongs_to_another_tenant=lambda *_: False,
         owner=lambda *_: replace(vm_owner, uid="machine-now", management_cluster=OWNER.management_cluster),
     )
     scope = SimpleNamespace(

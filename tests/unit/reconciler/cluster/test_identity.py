@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.api.names import Reason
+from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION, Reason
 from caphv.api.object import Key
-from reconciler.cluster.identity import WARN_AHEAD, Identities, Identity, expiry_of
+from reconciler.cluster.identity import WARN_AHEAD, Identities, Identity, PermissionWithdrawn, expiry_of
 from reconciler.status import Blocked
 from sandbox.processes import pki
 
@@ -63,19 +64,19 @@ class Secrets:
         config = pki.kubeconfig("", b"", name="h", user="u", credentials={"token": "opaque"})
         config["clusters"][0]["cluster"] = inner
         self.secret = {
-            "metadata": {"resourceVersion": "1"},
+            "metadata": {"namespace": "ns", "name": "identity", "resourceVersion": "1"},
             "data": {"kubeconfig": base64.b64encode(pki.to_yaml(config)).decode()},
         }
         self.reads = 0
 
-    def scope(self, name: str = "demo", **annotations: str) -> Any:
+    def scope(self, name: str = "demo", namespace: str = "ns", **annotations: str) -> Any:
         reference = {"namespace": "ns", "name": "identity"}
-        metadata = {"namespace": "ns", "name": name, "annotations": annotations}
+        metadata = {"namespace": namespace, "name": name, "annotations": annotations}
         context = SimpleNamespace(
             client=self, caches=SimpleNamespace(secrets=SimpleNamespace(get=lambda *_: self.secret))
         )
         obj = {"metadata": metadata, "spec": {"identitySecret": reference}}
-        return SimpleNamespace(key=Key("ns", name), obj=obj, context=context)
+        return SimpleNamespace(key=Key(namespace, name), obj=obj, context=context)
 
     async def get(self, *_where: object) -> dict[str, Any]:
         self.reads += 1
@@ -127,3 +128,35 @@ def test_secret_that_no_one_uses_is_forgotten() -> None:
     identities.release(Key("ns", "two"))
     read(identities, secrets.scope("two"))
     assert secrets.reads == 2
+
+
+def allow(secrets: Secrets, namespaces: str) -> None:
+    secrets.secret["metadata"]["annotations"] = {ALLOWED_NAMESPACES_ANNOTATION: namespaces}
+
+
+def test_permission_counts_of_the_version_that_is_read_and_not_of_the_cache() -> None:
+    """The owner withdraws the permission; the cache does not know yet."""
+    secrets, identities = Secrets(), Identities(allow_insecure=False)
+    scope = secrets.scope(namespace="other")
+    allow(secrets, "other")
+    listed = copy.deepcopy(secrets.secret)
+    scope.context.caches.secrets.get = lambda *_: listed
+    allow(secrets, "")
+    secrets.secret["metadata"]["resourceVersion"] = "2"
+    secrets.secret["data"] = {"kubeconfig": "damaged"}
+    with pytest.raises(PermissionWithdrawn):
+        read(identities, scope)
+
+
+def test_what_was_read_for_its_owner_is_not_used_by_others() -> None:
+    """The permission is withdrawn between the check and the use, and the owner's own cluster has read that version."""
+    secrets, identities = Secrets(), Identities(allow_insecure=False)
+    read(identities, secrets.scope())
+    with pytest.raises(PermissionWithdrawn):
+        read(identities, secrets.scope(namespace="other"))
+    allow(secrets, "other")
+    secrets.secret["metadata"]["resourceVersion"] = "2"
+    read(identities, secrets.scope(namespace="other"))
+    read(identities, secrets.scope())
+    with pytest.raises(PermissionWithdrawn):
+        read(identities, secrets.scope(namespace="third"))

@@ -10,6 +10,7 @@ from caphv.api import resources
 from caphv.api.names import CLUSTER_FINALIZER, ConditionType
 from caphv.api.object import SERVICES, Obj
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
+from reconciler.harvester.ownership import record
 from tests.support.ippools import pool
 from tests.support.reconciler.memorycase import TARGET, MemoryCase, of_kind
 
@@ -198,6 +199,28 @@ async def test_pool_of_machines_that_does_not_exist_blocks_only_without_another(
     before = len(case.context.queues.clusters)
     case.context.topics.notify(("pool", "harvester", "first"))
     assert len(case.context.queues.clusters) >= before
+
+
+async def test_annotation_adopts_nothing_of_another_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tenants share an account on Harvester, and one asks for adoption of the other's Service."""
+    case = MemoryCase(monkeypatch)
+    metadata = {"name": "demo", "namespace": "victim", "uid": "victim-uid"}
+    victim = {**case.obj, "metadata": metadata}
+    case.management.put(victim)
+    case.management.put({**case.obj, "metadata": {**case.obj["metadata"], "annotations": {"caphv.io/adopt": "true"}}})
+    name = case.scope().load_balancer_name
+    owner = record(case.context.owner("HarvesterCluster", victim))
+    service = {"name": name, "namespace": TARGET, "annotations": owner}
+    case.harvester.put({"apiVersion": "v1", "kind": "Service", "metadata": service, "spec": {}})
+    await case.reconcile()
+    assert case.condition("LoadBalancerReady") == ("False", "InfrastructureProvisioningFailed")
+    (stored,) = case.harvester.stored(SERVICES)
+    assert stored["metadata"]["annotations"] == owner
+    # Once its owner no longer exists, the annotation is sufficient.
+    await case.management.delete(resources.HARVESTER_CLUSTERS, "demo", "victim")
+    await case.reconcile()
+    (stored,) = case.harvester.stored(SERVICES)
+    assert stored["metadata"]["annotations"] == {**owner, **record(case.scope().owner)}
 
 
 async def test_foreign_objects_are_neither_used_nor_deleted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,7 @@ def scope_of(client: Client, *claims: Obj) -> MachineScope:
     spec = {"providerID": f"{names.PROVIDER_ID_PREFIX}vm"}
     scope = SimpleNamespace(
         obj={"metadata": {"name": "one"}, "spec": spec},
+        context=SimpleNamespace(belongs_to_another_tenant=lambda *_: False),
         spec=spec,
         owner=NOW,
         name="one",
