@@ -34,14 +34,16 @@ _DEFAULT_NAMESPACE = "caphv-system"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TOKEN_SECONDS = 60.0
 _MAX_BYTES = 1024 * 1024
-# A kubeconfig needs neither aliases nor many levels.
-_LIMITS = Limits(size=_MAX_BYTES, depth=30, anchors=False)
+# A kubeconfig needs neither aliases nor many levels. One of a hundred clusters has 2,000 values.
+_LIMITS = Limits(size=_MAX_BYTES, depth=30, nodes=10_000, anchors=False)
 _FILES = {"certificate-authority", "client-certificate", "client-key", "tokenFile"}
 _PROGRAMS = {"exec", "auth-provider"}
 _PASSWORDS = {"username", "password"}
 _CONTEXT_TEXTS = ("namespace",)
 _CLUSTER_TEXTS = ("server", "certificate-authority-data", "tls-server-name", "proxy-url")
 _USER_TEXTS = ("token", "client-certificate-data", "client-key-data")
+# The certificates of all public authorities have 220 KiB. OpenSSL reads them on the event loop.
+_LONGEST_PEM = 256 * 1024
 _SHOWN = 64
 _SHAPES = {"kubeconfig": "a kubeconfig file with clusters, users and contexts; found something else, or nothing"}
 _IMPERSONATION = {"as", "as-uid", "as-groups", "as-user-extra"}
@@ -382,6 +384,8 @@ def _decode(section: Mapping[str, Any], name: str) -> str:
         text = base64.b64decode("".join((section.get(name) or "").split()), validate=True).decode("ascii")
     except ValueError:
         text = "?"
+    if len(text) > _LONGEST_PEM:
+        raise KubeconfigError(f"{name}: has more than {_LONGEST_PEM // 1024} KiB; give the CA of this server alone")
     if text and "-----BEGIN" not in text:
         raise KubeconfigError(f"{name}: is not base64 of PEM text")
     if "ENCRYPTED" in text:

@@ -430,7 +430,7 @@ def _fleet_workspace(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     named = fleet.get("workspace")
     if named and fleet["importedBy"] == CAAPF and named != facts.key.namespace:
         detail = (
-            f"must be left out with importedBy: caapf: CAAPF creates the Fleet Cluster in the namespace of the Cluster, "
+            "must be left out with importedBy: caapf: CAAPF creates the Fleet Cluster in the namespace of the Cluster, "
             f"{facts.key.namespace}, and bundles go nowhere else"
         )
         yield Finding(("fleet", "workspace"), Fault.FORBIDDEN, detail, value=named)

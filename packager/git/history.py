@@ -1,6 +1,6 @@
 """Which commit last changed a file or a line, for messages: nothing is decided by it.
 
-A checkout may come from someone else, and so may `.git/config` in it, or in a folder above it that others may write.
+A checkout may come from another user, and so may `.git/config` in it, or in a folder above it that others may write.
 Git would run the programs that this file names for signatures, filters and differences. So its objects are read with a
 repository of our own making, and of its own one only the commit that is checked out.
 """

@@ -71,9 +71,9 @@ async def adopt_or_refuse(
         owner = annotations_of(obj).get(names.OWNER_ANNOTATION, "another owner")
         remedy = "rename this HarvesterCluster"
         if not scope.context.belongs_to_another_tenant(obj, scope.owner):
-            remedy += (
-                f', or, if the object belongs to this cluster, set annotation {names.ADOPT_ANNOTATION}: "true" on the '
-                "HarvesterCluster"
+            remedy = (
+                "rename this HarvesterCluster, or, if the object belongs to this cluster, set annotation "
+                f'{names.ADOPT_ANNOTATION}: "true" on the HarvesterCluster'
             )
         raise Blocked(
             condition,

@@ -19,6 +19,7 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import SECRETS, Key, Obj, annotations_of, being_deleted
 from caphv.runtime.errors import AddressRefused, NotFound
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
+from caphv.runtime.text import off_loop
 from reconciler import metrics
 from reconciler.cluster.identityprotection import MISSING_RIGHT, RETRY_SECONDS, IdentityProtection
 from reconciler.cluster.references import check_references, may_use, refusal
@@ -82,7 +83,7 @@ class Identities:
         try:
             full = await scope.context.client.get(SECRETS, secret.name, secret.namespace)
             _require_permission(full["metadata"], scope.obj)
-            identity = self._parse(secret, full)
+            identity = await self._parse(secret, full)
         except NotFound:
             self._drop(secret)
             raise failed(f"identity Secret {secret}: not found; create it with key kubeconfig") from None
@@ -111,14 +112,15 @@ class Identities:
         if secret and not any(used == secret for used, _ in self._uses.values()):
             self._drop(secret)
 
-    def _parse(self, where: Key, secret: Obj) -> Identity:
+    async def _parse(self, where: Key, secret: Obj) -> Identity:
         value = (secret.get("data") or {}).get("kubeconfig")
         if not value:
             raise failed(
                 f"identity Secret {where}: key kubeconfig is missing; store the kubeconfig of Harvester under it"
             )
         try:
-            access = parse_kubeconfig(base64.b64decode(value), allow_insecure=self._allow_insecure)
+            raw = base64.b64decode(value)
+            access = await off_loop(len(raw), lambda: parse_kubeconfig(raw, allow_insecure=self._allow_insecure))
         except (KubeconfigError, binascii.Error) as error:
             raise failed(f"identity Secret {where}: {error}") from None
         metadata = secret["metadata"]

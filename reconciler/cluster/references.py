@@ -105,7 +105,7 @@ async def check_references(scope: ClusterScope, secret: Key) -> Decision:
 def _known(scope: ClusterScope) -> Collection[str] | None:
     """What `in_use_before` says, or what was found before: a user may keep the condition from being written.
 
-    Whoever changes the object all the time makes each write of its status a conflict.
+    Each write of the status is a conflict while the user changes the object all the time.
     """
     known = in_use_before(scope.obj)
     if known is None:

@@ -22,13 +22,15 @@ from caphv.runtime.addresses import AddressCheck
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
+from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
+from caphv.runtime.text import off_loop
 
 log = logging.getLogger(__name__)
 
 _BACKOFF = 10.0
 # A control plane may take so long to boot.
 _BOOT_SECONDS = 600.0
+_INVALID = "invalid kubeconfig of workload cluster %s: %s"
 
 
 def kubeconfig_secret(cluster: Key) -> Key:
@@ -125,10 +127,12 @@ class WorkloadClusters:
             reference = owner_reference(full, "Cluster", resources.CLUSTER_API_GROUP)
             if reference and reference.get("uid") != uid_of(owner):
                 return  # of a deleted Cluster with the same name; the garbage collector deletes it
+            access = await _access(cluster, full)
             current = self._clusters.get(*cluster)
             if current is None or uid_of(current) != uid_of(owner):
                 return  # deleted meanwhile
-            self._open(cluster, full)
+            if access:
+                self._open(cluster, access)
             self._versions[cluster] = version
 
     def forget(self, cluster: Key) -> None:
@@ -151,15 +155,14 @@ class WorkloadClusters:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    def _open(self, cluster: Key, secret: Obj) -> None:
+    def _open(self, cluster: Key, access: Kubeconfig) -> None:
+        known = self._workloads.get(cluster)
+        if known and known.fingerprint == access.fingerprint:
+            return
         try:
-            access = parse_kubeconfig(base64.b64decode((secret.get("data") or {}).get("value") or ""))
-            known = self._workloads.get(cluster)
-            if known and known.fingerprint == access.fingerprint:
-                return
             client = access.client(self._check_address, name="workload", timeout=10, fence=self._fence, opaque=True)
-        except (KubeconfigError, binascii.Error) as error:
-            log.warning("invalid kubeconfig of workload cluster %s: %s", cluster, error)
+        except KubeconfigError as error:
+            log.warning(_INVALID, cluster, error)
             return
         client.on_limit = functools.partial(self._reached, cluster)
         self._close(cluster)
@@ -176,6 +179,16 @@ class WorkloadClusters:
         )
         nodes.add_handler(lambda change: self._changed(cluster, change))
         self._workloads[cluster] = _Workload(client, nodes, nodes.start(cluster=str(cluster)), access.fingerprint)
+
+
+async def _access(cluster: Key, secret: Obj) -> Kubeconfig | None:
+    """Return the kubeconfig in a Secret; None for an invalid one, which is logged."""
+    try:
+        raw = base64.b64decode((secret.get("data") or {}).get("value") or "")
+        return await off_loop(len(raw), lambda: parse_kubeconfig(raw))
+    except (KubeconfigError, binascii.Error) as error:
+        log.warning(_INVALID, cluster, error)
+        return None
 
 
 def _slim(node: Obj) -> Obj:

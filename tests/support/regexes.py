@@ -66,7 +66,7 @@ def find_all() -> list[Regex]:
 
     :raises AssertionError: for a pattern that is built within a function, which this search cannot see
     """
-    trees = {module: ast.parse(_source(module)) for module in _modules()}
+    trees = {module: ast.parse(_source(module)) for module in product_modules()}
     uses: dict[str, set[str]] = {}
     for module, tree in trees.items():
         _add_uses(uses, module.__name__, tree)
@@ -95,7 +95,8 @@ def _patterns_of(schema: Any) -> Iterator[str]:
             yield from _patterns_of(value)
 
 
-def _modules() -> Iterator[ModuleType]:
+def product_modules() -> Iterator[ModuleType]:
+    """Yield every module of the product but those that run when they are imported."""
     for package in PACKAGES:
         root = importlib.import_module(package)
         yield root

@@ -53,7 +53,7 @@ def hostile_files(trap: Path, port: int) -> dict[str, str]:
         ".gitmodules": f'[submodule "a"]\n\tpath = a\n\turl = ext::sh -c "touch {trap}"\n\tupdate = !touch {trap}\n'
         f'[submodule "b"]\n\tpath = b\n\turl = {address}\n[submodule "c"]\n\tpath = c\n\turl = -utouch${{IFS}}{trap}\n',
         ".lfsconfig": f"[lfs]\n\turl = {address}\n",
-        ".mailmap": "Somebody else <somebody@example.com> <other@example.com>\n",
+        ".mailmap": "Another Name <another@example.com> <other@example.com>\n",
         "hooks/post-checkout": f"#!/bin/sh\ntouch {trap}\n",
         # A bare repository within the files.
         "inner/HEAD": "ref: refs/heads/main\n",
@@ -134,7 +134,7 @@ def test_configuration_of_a_checkout_runs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [["packager", "sync"], ["validate"]])
 def test_links_out_of_a_folder_are_not_followed(tmp_path: Path, command: list[str]) -> None:
-    """A pipeline checks or renders the files of a merge request, on a machine with files that its author may not read."""
+    """A pipeline reads the files of a merge request, on a machine with files that its author may not read."""
     outside, folder = tmp_path / "token.yaml", tmp_path / "checkout"
     outside.write_text("password: [hunter2\n")
     (folder / ".git").mkdir(parents=True)

@@ -409,3 +409,18 @@ def test_pod_without_its_service_account_says_so(tmp_path: Path, monkeypatch: py
 async def authorization(connection: Connection) -> str:
     """The header that a client would send."""
     return await connection.authorization()
+
+
+@pytest.mark.parametrize("item", ["- a\n", "? a\n", "a,\n"])
+def test_many_values_are_refused_early(item: str) -> None:
+    """100,000 values take two seconds; the number of events that is read bounds them, whatever the size."""
+    text = ("a: [" if "," in item else "") + item * 200_000
+    started = time.thread_time()
+    with pytest.raises(KubeconfigError, match="more than 10,000 values"):
+        parse_kubeconfig(text)
+    assert time.thread_time() - started < 1
+
+
+def test_certificates_are_bounded() -> None:
+    with pytest.raises(KubeconfigError, match="has more than 256 KiB"):
+        parse_kubeconfig(yaml.safe_dump(with_cluster(certificate_authority_data=encoded(b"-----BEGIN x\n" * 30_000))))

@@ -74,6 +74,7 @@ def scope_of(
     sessions = SimpleNamespace(of=lambda _: harvester if session else None)
     queues = SimpleNamespace(machines=WorkQueue[Key]("test"))
     context = SimpleNamespace(
+        belongs_to_another_tenant=lambda *_: False,
         sessions=sessions,
         topics=Topics(),
         memory=Memory(),
