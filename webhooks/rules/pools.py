@@ -331,7 +331,8 @@ def pools(subject: Subject) -> list[Field]:
 def _created(subject: Subject, name: str) -> bool:
     """Whether the controller may have made a pool of this name for this cluster, and written the name into it."""
     metadata = subject.obj.at("metadata")
-    namespace, cluster = metadata.at("namespace").text, metadata.at("name").text
+    # No API server takes longer ones, but other clients send them.
+    namespace, cluster = metadata.at("namespace").text[:63], metadata.at("name").text[:253]
     if subject.is_template or not cluster:
         return False
     if not namespace:

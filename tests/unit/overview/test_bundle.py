@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
+from caphv.api.object import Key
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.transport import Connection
 from overview import bundle
-from overview.objects import HarvesterObjects, Unseen
+from overview.objects import HarvesterObjects, ManagementObjects, Unseen
+from overview.redact import redacted_text
 
 PASSWORD, TOKEN = "s3cret", "abcdef0123456789"
 
@@ -107,3 +111,63 @@ def test_what_was_not_seen_on_a_harvester_is_redacted() -> None:
     files = dict(bundle.files_of_harvester(1, objects))
     assert "refuses" in files["harvester-1/server.txt"]
     assert PASSWORD not in files["harvester-1/server.txt"]
+
+
+CAUSES = (
+    "IPPool team/vms has no free address: 20 of 20 are allocated; add a range",
+    "Harvester is unreachable: connection to https://harvester.example.com:6443 timed out after 10 s",
+    "image default/image-x7k2p of VirtualMachine vms/demo-cp-0 does not exist",
+    "VirtualMachine vms/demo-cp-0 cannot be scheduled: 0/3 nodes are available: 3 Insufficient memory (16Gi requested)",
+    "the token in identity Secret team/identity expired at 2026-11-20T10:00:00Z; put a new kubeconfig into the Secret",
+    'admission webhook "validator.harvesterhci.io" denied the request: quota limits.memory exceeded in namespace vms',
+)
+
+
+def test_the_cause_of_a_broken_cluster_stays_readable() -> None:
+    """Supporters see names, versions, addresses, sizes and every message, in objects, findings and logs."""
+    conditions = [
+        {"type": f"Condition{number}", "status": "False", "reason": "ProvisioningFailed", "message": message}
+        for number, message in enumerate(CAUSES)
+    ]
+    spec = {
+        "targetNamespace": "vms",
+        "server": "https://harvester.example.com:6443",
+        "identitySecret": {"namespace": "team", "name": "identity"},
+        "controlPlaneEndpoint": {"host": "10.0.0.10", "port": 6443},
+        "vmNetworkConfig": {"ipPoolRef": "vms", "gateway": "10.0.0.1"},
+    }
+    machine_spec = {
+        "cpu": 4,
+        "memory": "16Gi",
+        "volumes": [{"volumeType": "image", "imageName": "default/image-x7k2p", "volumeSize": "40Gi"}],
+        "networks": ["default/production"],
+        "providerID": "harvester://0c4f1a52-7b1c-4a52-9d0c-3f1f6f0a7d11",
+    }
+    metadata = {"namespace": "team", "name": "demo", "labels": {"cluster.x-k8s.io/cluster-name": "demo"}}
+    cluster = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": metadata}
+    objects = ManagementObjects(
+        clusters=[{**cluster, "spec": {"topology": {"version": "v1.36.2+rke2r1"}}}],
+        harvester_clusters=[
+            {"kind": "HarvesterCluster", "metadata": metadata, "spec": spec, "status": {"conditions": conditions}}
+        ],
+        harvester_machines=[
+            {
+                "kind": "HarvesterMachine",
+                "metadata": {**metadata, "name": "demo-cp-0"},
+                "spec": machine_spec,
+                "status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.11"}]},
+            }
+        ],
+    )
+    files = dict(bundle.files_of_management(objects, [Key("team", "demo")]))
+    stored = yaml.safe_load(files["management/harvestercluster/team/demo.yaml"])
+    assert [condition["message"] for condition in stored["status"]["conditions"]] == list(CAUSES)
+    assert stored["spec"] == spec
+    machine = yaml.safe_load(files["management/harvestermachine/team/demo-cp-0.yaml"])
+    assert machine["spec"] == machine_spec
+    assert machine["status"]["addresses"][0]["address"] == "10.0.0.11"
+    assert "v1.36.2+rke2r1" in files["management/cluster/team/demo.yaml"]
+    for message in CAUSES:
+        line = f"2026-11-24T10:00:00Z WARNING ProvisioningFailed: {message}\n"
+        assert redacted_text(line) == line
+        assert json.loads(bundle.json_file([{"check": "cluster", "message": message}]))[0]["message"] == message
