@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import copy
+import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION, Reason
 from caphv.api.object import Key
 from reconciler.cluster.identity import WARN_AHEAD, Identities, Identity, PermissionWithdrawn, expiry_of
+from reconciler.remote.workloadcluster import _access
 from reconciler.status import Blocked
 from sandbox.processes import pki
 
@@ -160,3 +162,18 @@ def test_what_was_read_for_its_owner_is_not_used_by_others() -> None:
     read(identities, secrets.scope())
     with pytest.raises(PermissionWithdrawn):
         read(identities, secrets.scope(namespace="third"))
+
+
+@pytest.mark.parametrize("content", [b"- a\n" * 180_000, b"a: [" + b"b," * 350_000, b"? " * 350_000], ids=len)
+def test_the_largest_secret_costs_the_event_loop_no_time(content: bytes) -> None:
+    secrets = Secrets()
+    secrets.secret["data"] = {"kubeconfig": base64.b64encode(content).decode()}
+
+    async def seconds() -> float:
+        started = time.thread_time()
+        with pytest.raises(Blocked):
+            await Identities(allow_insecure=False).read(secrets.scope())
+        assert await _access(Key("ns", "one"), {"data": {"value": secrets.secret["data"]["kubeconfig"]}}) is None
+        return time.thread_time() - started
+
+    assert asyncio.run(seconds()) < 0.05
