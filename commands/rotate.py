@@ -165,7 +165,7 @@ def _plan(found: _Identity, flags: dict[str, Any]) -> _Plan:
         kept = f"Secret {', '.join(found.sharing)} has the same token: rotate it, too"
     elif found.unread:
         kept = f"Secret {', '.join(found.unread)} cannot be read, and may have the same token"
-    seconds = (flags["expires_in"] or 0) * _DAY or found.token.seconds
+    seconds = (flags["expires_in"] or 0) * _DAY or (0 if found.token.secret else found.token.seconds)
     clusters = tuple(sorted(f"{obj['metadata']['namespace']}/{obj['metadata']['name']}" for obj in found.clusters))
     deletes = "" if kept else found.previous or found.token.secret
     return _Plan(
@@ -189,7 +189,9 @@ def _show(plan: _Plan) -> None:
         else f"valid for {plan.seconds} seconds"
     )
     if plan.issues:
-        click.echo(f"  issues a new token, {life if plan.seconds else 'which does not expire'}, and tests it")
+        click.echo(
+            f"  issues a new token, {life if plan.seconds else 'which lasts as long as its Secret there'}, and tests it"
+        )
     else:
         echo("  completes a rotation that was interrupted: the new token is tested again")
     if plan.deletes:

@@ -36,7 +36,7 @@ def show(out: Console, identities: Iterable[Identity]) -> None:
 def _end(identity: Identity) -> str:
     if identity.ends or identity.error:
         return identity.ends or "-"
-    return "does not expire" if identity.lasting else "not stated"
+    return "never" if identity.lasting else "-"
 
 
 def _clusters(names: tuple[str, ...]) -> str:

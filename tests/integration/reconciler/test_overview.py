@@ -65,8 +65,7 @@ async def test_an_identity_that_harvester_refuses_is_the_one_cause(case: Case, t
     code, text = await run(case, tmp_path, "status", f"{case.name}/{case.name}", "--deep")
     assert code == 1
     assert text.count("✗") == 1
-    assert f"Write a new kubeconfig into Secret {case.name}/identity: caphv identity create" in text
-    assert f"--target-namespace {case.target}" in text
+    assert f"caphv identity rotate {case.name}/identity --harvester-kubeconfig FILE" in text
     await case.identity()
 
 
