@@ -47,7 +47,7 @@ contexts: [{name: harvester, context: {cluster: harvester, user: caphv}}]
 """
 # What pages make before they use it, or take from their reader.
 MADE = re.compile(
-    r"-|/.*|~/.*|(harvester|cluster|machine|management|production)\.yaml|clusters/.*|FILE|substituted.*|https://.*"
+    r"-|/.*|~/.*|(harvester|cluster|first|machine|management|production)\.yaml|clusters/.*|FILE|substituted.*|https://.*"
 )
 
 
