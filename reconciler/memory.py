@@ -69,6 +69,10 @@ class MachineMemory:
     """When (monotonic) this process created the VM. Without it: the metric lacks how long that took."""
     deletion_seen_at: float | None = None
     """When (monotonic) its deletion was first seen. Without it: an etcd that does not answer delays it again."""
+    handover_since: float | None = None
+    """Since when (monotonic) its deletion waits for another control plane machine. Without it: it waits longer."""
+    node_unreached_since: float | None = None
+    """Since when (monotonic) its Node cannot be written. Without it: what lasts is reported later."""
     vm_stopped_at: float | None = None
     """When (monotonic) its VM that is being deleted was found without an instance. Without it: it is halted later."""
     quota_starts: int = 0

@@ -8,14 +8,26 @@ provider.
 from __future__ import annotations
 
 import logging
+import time
 
 from caphv.api import names
 from caphv.api.object import NODES, Obj, labels_of
-from caphv.runtime.errors import ApiError, Conflict, Invalid, NotFound, Unreachable
+from caphv.runtime.errors import (
+    ApiError,
+    Conflict,
+    Invalid,
+    NotFound,
+    ServerFault,
+    TooManyRequests,
+    Unreachable,
+)
 from reconciler import metrics
 from reconciler.machine.scope import MachineScope
 
 log = logging.getLogger(__name__)
+
+UNREACHABLE_SECONDS = 60.0
+"""Seconds that a workload API may not answer before a Warning: a migration of its only machine takes it away, too."""
 
 
 def initialization(node: Obj, provider_id: str) -> list[dict[str, object]]:
@@ -67,7 +79,7 @@ def labelling(node: Obj, wanted: dict[str, str]) -> list[dict[str, object]]:
 async def initialize_node(scope: MachineScope, provider_id: str) -> None:
     """Initialize the Node if it is there, and have its zone and region follow the VM's host, in one patch.
 
-    Does nothing while the Node is not in the cache; its event requeues the machine.
+    Does nothing while the Node is not in the cache; its event requeues the machine. Raises `ApiError`, `Unreachable`.
     """
     if scope.cluster_key is None:
         return
@@ -95,10 +107,24 @@ async def initialize_node(scope: MachineScope, provider_id: str) -> None:
             # The test in the patch failed: the taints were modified concurrently; retry.
             raise Conflict(error.status, error.reason, error.message) from None
         metrics.NODE_INIT_ERRORS.inc(bool(initializes))
-        what = "initialize" if initializes else "update the zone and region of"
-        scope.warning_event("NodeInitializationFailed", f"cannot {what} Node {scope.name}: {error}")
+        if not _is_passing(scope, error):
+            what = "initialize" if initializes else "update the zone and region of"
+            scope.warning_event("NodeInitializationFailed", f"cannot {what} Node {scope.name}: {error}")
         raise
+    scope.memory.node_unreached_since = None
     workloads.observe(scope.cluster_key, answer)
     if initializes:
         log.info("initialized Node %s with providerID %s", scope.name, provider_id)
         metrics.NODE_INIT_SECONDS.observe(metrics.age(node["metadata"]["creationTimestamp"]))
+
+
+def _is_passing(scope: MachineScope, error: ApiError | Unreachable) -> bool:
+    """Whether a workload API does not answer, and not for so long that a user should know."""
+    if not isinstance(error, (ServerFault, TooManyRequests, Unreachable)):
+        scope.memory.node_unreached_since = None
+        return False
+
+    now = time.monotonic()
+    if scope.memory.node_unreached_since is None:
+        scope.memory.node_unreached_since = now
+    return now - scope.memory.node_unreached_since < UNREACHABLE_SECONDS

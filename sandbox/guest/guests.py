@@ -82,8 +82,8 @@ class Guests:
         self._clients = nodes.ClientPool()
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._marks: set[asyncio.Task[None]] = set()
-        # Which guest registered a Node last, so that the end of an earlier one does not mark it lost.
-        self._registered: dict[tuple[str, str], object] = {}
+        # What the last guest of a Node registers, so that the end of an earlier one does not mark it lost.
+        self._registered: dict[tuple[str, str], nodes.NodeInfo] = {}
 
     async def run(self) -> None:
         """Boot and stop guests with their instances until cancelled; the informers must be synced."""
@@ -302,21 +302,30 @@ class Guests:
         """Register a Node, and mark it when the guest has stopped."""
         await asyncio.sleep(self._config.register_seconds)
         async with self._clients.client(access) as client:
-            await nodes.register(client, info)
-            life = self._registered[access.server, info.name] = object()
+            registered = self._registered[access.server, info.name] = dataclasses.replace(info)
             try:
+                await nodes.register(client, registered)
                 await asyncio.Event().wait()
             finally:
-                self._start_task(self._lose_node(info, access, life))
+                self._start_task(self._lose_node(access, registered))
 
-    async def _lose_node(self, info: nodes.NodeInfo, access: Kubeconfig, life: object) -> None:
+    async def _lose_node(self, access: Kubeconfig, registered: nodes.NodeInfo) -> None:
+        """Mark the Node of a guest that has stopped, unless another guest of its name comes first."""
         await asyncio.sleep(self._config.node_lost_seconds)
-        node = (access.server, info.name)
-        if self._registered.get(node) is life:
+        node = (access.server, registered.name)
+        if self._registered.get(node) is not registered:
+            return
+
+        async with self._clients.client(access) as client:
+            await nodes.mark_lost(client, registered.name)
+            current = self._registered[node]
+            if current is not registered:
+                # It came while the Node was marked: a kubelet reports its conditions again and again.
+                await nodes.register(client, current)
+                return
+
             del self._registered[node]
-            async with self._clients.client(access) as client:
-                await nodes.mark_lost(client, info.name)
-                await nodes.delete_pods(client, info.pods)
+            await nodes.delete_pods(client, registered.pods)
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

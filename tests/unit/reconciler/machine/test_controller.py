@@ -115,7 +115,9 @@ async def test_vm_is_reported_although_the_node_cannot_be_patched(error: ApiErro
     assert reason == "VMProvisioningFailed"
     assert "the VM is paused" in message
     assert not machine.obj["status"]["ready"]
-    assert any(event.startswith("NodeInitializationFailed: cannot initialize Node one") for event in machine.events)
+    # An API that does not answer is normal for a while: its only machine may be migrating.
+    refused = isinstance(error, Forbidden)
+    assert any("cannot initialize Node one" in event for event in machine.events) is refused
 
 
 async def test_machine_with_a_running_vm_gets_ready_and_its_node_is_tried_once_a_reconcile() -> None:

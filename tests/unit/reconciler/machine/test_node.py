@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key, Obj
-from caphv.runtime.errors import ApiError, Conflict, Invalid, error_from
-from reconciler.machine.node import initialization, initialize_node, labelling, topology
+from caphv.runtime.errors import ApiError, Conflict, Invalid, Unreachable, error_from
+from reconciler.machine import node as node_module
+from reconciler.machine.node import UNREACHABLE_SECONDS, initialization, initialize_node, labelling, topology
+from reconciler.memory import MachineMemory
 
 pytestmark = pytest.mark.unit
 
@@ -45,8 +47,9 @@ def node(labels: dict[str, str] | None = None, **spec: Any) -> Obj:
 class Workloads:
     """One Node, and an API server that answers every patch with an error."""
 
-    def __init__(self, error: ApiError, node: Obj) -> None:
-        self.error, self.found = error, node
+    def __init__(self, error: ApiError | Unreachable, node: Obj) -> None:
+        self.error: ApiError | Unreachable | None = error
+        self.found = node
         self.patches = 0
 
     async def ensure(self, _key: Key) -> None:
@@ -60,7 +63,12 @@ class Workloads:
 
     async def patch(self, *_args: object, **_more: object) -> Obj:
         self.patches += 1
-        raise self.error
+        if self.error:
+            raise self.error
+        return self.found
+
+    def observe(self, _key: Key, _node: Obj) -> None:
+        return
 
 
 DENIED = 'admission webhook "nodes.example.com" denied the request: no'
@@ -89,18 +97,47 @@ async def test_labels_that_cannot_be_written_are_no_failed_initialization() -> N
     assert reported == ["NodeInitializationFailed: cannot update the zone and region of Node one: no"]
 
 
+@pytest.mark.parametrize(
+    "error", [Unreachable("no route"), error_from(503, {"message": "no endpoints"}), error_from(429, {"message": "no"})]
+)
+async def test_workload_api_that_does_not_answer_is_reported_once_it_lasts(
+    error: ApiError | Unreachable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(node_module.time, "monotonic", lambda: now)
+    scope, reported = scope_with(error, node(providerID="harvester://1"))
+
+    async def attempt(at: float) -> list[str]:
+        nonlocal now
+        now = at
+        with pytest.raises(type(error)):
+            await initialize_node(scope, "harvester://1")
+        return reported
+
+    assert await attempt(100.0) == []
+    assert await attempt(99.9 + UNREACHABLE_SECONDS) == []
+    assert len(await attempt(100.0 + UNREACHABLE_SECONDS)) == 1
+
+    # An answer ends the outage: the next one is normal for a while again.
+    scope.context.workloads.error = None
+    await initialize_node(scope, "harvester://1")
+    scope.context.workloads.error = error
+    assert len(await attempt(101.0 + UNREACHABLE_SECONDS)) == 1
+
+
 async def test_node_that_has_all_is_not_patched() -> None:
     scope, reported = scope_with(error_from(500, {}), node({ZONE: "a"}, providerID="harvester://1"))
     await initialize_node(scope, "harvester://1")
     assert (scope.context.workloads.patches, reported) == (0, [])
 
 
-def scope_with(error: ApiError, found: Obj) -> tuple[Any, list[str]]:
+def scope_with(error: ApiError | Unreachable, found: Obj) -> tuple[Any, list[str]]:
     """A machine with this Node on a host of zone `a`, and the Events that it reports."""
     reported: list[str] = []
     scope = SimpleNamespace(
         cluster_key=Key("ns", "demo"),
         name="one",
+        memory=MachineMemory("u"),
         context=SimpleNamespace(workloads=Workloads(error, found)),
         instance=lambda: {"metadata": {}},
         host_of=lambda _: {"metadata": {"labels": {ZONE: "a"}}},
