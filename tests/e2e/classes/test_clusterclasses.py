@@ -71,7 +71,7 @@ EVERY_VARIABLE: dict[str, Any] = {
         ]
     },
     "fipsRequired": True,
-    "loadBalancer": {"ipamType": "dhcp", "description": "API of a class"},
+    "loadBalancer": {"ipamType": "dhcp", "description": "API of a class", "healthCheck": {"periodSeconds": 3}},
     "cloudConfigDelivery": "Secret",
     "firmware": {"efi": True, "secureBoot": True},
     "tpm": {"enabled": True},
@@ -240,6 +240,7 @@ async def the_class_is_what_stands(scenario: Scenario) -> None:
 async def each_variable_has_its_effect(scenario: Scenario) -> None:
     (infrastructure,) = scenario.view.harvester_clusters.store
     assert infrastructure["spec"]["loadBalancerConfig"]["description"] == "API of a class"
+    assert infrastructure["spec"]["loadBalancerConfig"]["healthCheck"] == {"periodSeconds": 3}
     assert infrastructure["spec"]["cloudConfig"] == {"delivery": "Secret"}
     own = {machine["metadata"]["name"]: machine["spec"] for machine in scenario.view.harvester_machines.store}
     for machines, cpu, memory in ((scenario.view.control_planes(), 4, "4Gi"), (scenario.view.workers(), 2, "6Gi")):

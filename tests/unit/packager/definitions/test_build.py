@@ -309,6 +309,18 @@ def test_bundles_go_where_the_cluster_is_imported() -> None:
     assert apart["metadata"]["namespace"] == "team-a"
 
 
+@pytest.mark.parametrize("individual", [False, True])
+def test_the_load_balancer_has_the_health_check_of_the_definition(individual: bool) -> None:
+    balancer = {"ipamType": "dhcp", "healthCheck": {"periodSeconds": 2, "timeoutSeconds": 2}}
+    objs = built(definition(loadBalancer=balancer, individualObjects=individual))
+    if individual:
+        spec = one(objs, "HarvesterCluster")["spec"]["loadBalancerConfig"]
+        assert spec["healthCheck"] == balancer["healthCheck"]
+    else:
+        variables = one(objs, "Cluster")["spec"]["topology"]["variables"]
+        assert {"name": "loadBalancer", "value": balancer} in variables
+
+
 def test_the_health_check_can_be_left_out_and_tuned() -> None:
     assert kinds(built(definition(healthCheck={"enabled": False}))) == ["Cluster"]
     check = one(built(definition(healthCheck={"unhealthyLessThanOrEqualTo": 1})), "MachineHealthCheck")["spec"]
