@@ -69,6 +69,10 @@ class EventHandlers:
         """
         if _differs(change, _metadata):
             self._machines.add(change.key)
+        if (change.old is None or change.new is None) and clusterapi.is_control_plane(change.obj):
+            # An older one stays until the load balancer serves a newer one.
+            cluster = self._caches.cluster_of(change.obj)
+            self._add_machines_of(cluster, control_plane=True)
         if machine_addresses(change.old) - machine_addresses(change.new):
             self._address_left(change.obj)
         moved = change.old is not None and _differs(change, _failure_domain)
@@ -258,9 +262,10 @@ class EventHandlers:
         for template in self._caches.templates_of(cluster):
             self._templates.add(key_of(template))
 
-    def _add_machines_of(self, cluster: Obj) -> None:
-        for machine in self._caches.machines_of(cluster):
-            self._machines.add(key_of(machine))
+    def _add_machines_of(self, cluster: Obj | None, *, control_plane: bool = False) -> None:
+        for machine in self._caches.machines_of(cluster) if cluster else ():
+            if not control_plane or clusterapi.is_control_plane(machine):
+                self._machines.add(key_of(machine))
 
     def _harvester_clusters_on(self, sessions: Mapping[Session, None], namespace: str) -> list[Obj]:
         keys = (key for session in sessions for key in self._context.sessions.users(session, namespace))

@@ -25,6 +25,7 @@ from caphv.runtime.errors import Forbidden, NotFound, ServerFault, TooManyReques
 from caphv.runtime.eventloop import unless_stopped
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.health import HealthServer
+from caphv.runtime.heartbeat import Heartbeat
 from caphv.runtime.kubeconfig import own_namespace, process_configuration
 from caphv.runtime.manager import BindAddresses, Manager
 from caphv.runtime.metrics_auth import MetricsAuth
@@ -148,6 +149,8 @@ class Provider:
             health=health,
             metrics_auth=MetricsAuth(client, options.metrics_certificate) if options.secure_metrics else None,
         )
+        if election is None:
+            self.manager.add_runnable(_heartbeat(client, options))
         for informer in caches:
             self.manager.add_informer(informer)
         for controller in self._controllers(options.concurrency):
@@ -241,7 +244,19 @@ def _election(client: ApiClient, options: ProviderOptions) -> LeaderElection | N
     if not options.leader_elect:
         return None
     # Deployments that share the load by filter or namespace each elect a leader of their own.
+    name = _of_share(names.LEASE, options)
+    return LeaderElection(client, namespace=own_namespace(), name=name, identity=_identity())
+
+
+def _heartbeat(client: ApiClient, options: ProviderOptions) -> Heartbeat:
+    name = _of_share(names.HEARTBEAT_LEASE, options)
+    return Heartbeat(client, namespace=own_namespace(), name=name, identity=_identity())
+
+
+def _of_share(lease: str, options: ProviderOptions) -> str:
     share = re.sub(r"[^a-z0-9]+", "-", f"{options.watch_filter} {options.namespace}".lower()).strip("-")
-    name = f"{share}.{names.LEASE}" if share else names.LEASE
-    identity = f"{socket.gethostname()}_{uuid.uuid4()}"
-    return LeaderElection(client, namespace=own_namespace(), name=name, identity=identity)
+    return f"{share}.{lease}" if share else lease
+
+
+def _identity() -> str:
+    return f"{socket.gethostname()}_{uuid.uuid4()}"

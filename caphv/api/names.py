@@ -18,6 +18,8 @@ API_VERSION = f"{GROUP}/{STORED_VERSION}"
 
 # The lease of the Go provider: sharing it keeps old and new from running at once.
 LEASE = "1e1658d6.cluster.x-k8s.io"
+# Renewed by a provider without leader election: it holds nothing, and says that the provider runs.
+HEARTBEAT_LEASE = f"heartbeat.{LEASE}"
 PACKAGER_LEASE = "packager.caphv.io"
 
 CLUSTER_FINALIZER = "harvester.infrastructure.cluster.x-k8s.io/finalizer"
@@ -37,6 +39,8 @@ GUESTS_PREFIX = "caphv-guests:"
 CLUSTER_NAME_LABEL = "cluster.x-k8s.io/cluster-name"
 # Of CAPRKE2: the deletion of a Machine waits for it until the etcd member is removed.
 RKE2_HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/rke2-cleanup"
+# Ours: Cluster API drains the older of two control plane machines only after the load balancer serves the newer one.
+ENDPOINT_HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io/caphv-endpoint"
 CONTROL_PLANE_LABEL = "cluster.x-k8s.io/control-plane"
 WATCH_FILTER_LABEL = "cluster.x-k8s.io/watch-filter"
 # Cluster API: annotations

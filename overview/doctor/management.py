@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from caphv.api import names
+from caphv.api import names, remedies
 from caphv.api.object import Obj, annotations_of, key_of, labels_of
 from caphv.api.supported import support
 from overview.doctor.model import Check, Result, ok, skipped
@@ -18,7 +18,6 @@ _SOON = timedelta(days=7)
 _LEASE_SECONDS = 60.0
 _FLEET_TAG = re.compile(r"/fleet:(v\d{1,4}\.\d{1,4}\.\d{1,6})")
 _INJECT = "cert-manager.io/inject-ca-from"
-_LOGS = "kubectl logs -n {namespace} deployment/caphv-controller-manager -c manager"
 
 
 @dataclass(slots=True)
@@ -108,7 +107,7 @@ def _provider(facts: ManagementFacts) -> Check:
     status = facts.deployment.get("status") or {}
     ready, wanted = int(status.get("readyReplicas") or 0), int(status.get("replicas") or 0)
     if not ready:
-        remedy = f"Check its log: {_LOGS.format(namespace=facts.namespace)}"
+        remedy = f"Check its log: {remedies.LOGS(namespace=facts.namespace)}"
         return Check("provider", SUBJECT, Result.ERROR, f"{place} has no ready replica", remedy)
     containers: list[Obj] = facts.deployment["spec"]["template"]["spec"].get("containers") or []
     image = containers[0].get("image", "") if containers else ""
@@ -116,11 +115,12 @@ def _provider(facts: ManagementFacts) -> Check:
 
 
 def _lease(facts: ManagementFacts, now: datetime) -> Check:
-    what = f"Lease {facts.namespace}/{names.LEASE}"
     if why := facts.why_unseen("leases"):
         return skipped("leader", SUBJECT, why)
     if facts.lease is None:
-        return skipped("leader", SUBJECT, f"{what} does not exist: the provider runs without leader election")
+        what = f"Leases {names.LEASE} and {names.HEARTBEAT_LEASE} do not exist in namespace {facts.namespace}"
+        return skipped("leader", SUBJECT, f"{what}: name the provider's with --provider-namespace")
+    what = f"Lease {key_of(facts.lease)}"
     spec = facts.lease.get("spec") or {}
     try:
         since = (now - datetime.fromisoformat(str(spec.get("renewTime")))).total_seconds()
@@ -128,7 +128,7 @@ def _lease(facts: ManagementFacts, now: datetime) -> Check:
         since = 0.0
     holder = str(spec.get("holderIdentity") or "unknown")
     if since > _LEASE_SECONDS:
-        remedy = f"Check whether the provider runs: kubectl get pods -n {facts.namespace}"
+        remedy = f"Check whether the provider runs: {remedies.GET_PODS(namespace=facts.namespace)}"
         message = f"{holder} renewed {what} {int(since)} seconds ago: no provider is active"
         return Check("leader", SUBJECT, Result.ERROR, message, remedy)
     if since < -_LEASE_SECONDS:
@@ -183,7 +183,9 @@ def _cert_manager(facts: ManagementFacts) -> Iterator[Check]:
     if idle:
         namespace = key_of(facts.cert_manager[0]).namespace
         message = f"no replica is ready of Deployment {', '.join(sorted(idle))}: certificates are not renewed"
-        yield Check("cert-manager", SUBJECT, Result.ERROR, message, f"Check its Pods: kubectl get pods -n {namespace}")
+        yield Check(
+            "cert-manager", SUBJECT, Result.ERROR, message, f"Check its Pods: {remedies.GET_PODS(namespace=namespace)}"
+        )
     else:
         yield ok("cert-manager", SUBJECT, f"{len(facts.cert_manager)} Deployments of cert-manager are ready")
 
@@ -194,7 +196,7 @@ def _certificates(facts: ManagementFacts, now: datetime) -> Iterator[Check]:
         ready = condition_of(certificate, "Ready")
         until = str((certificate.get("status") or {}).get("notAfter") or "")
         if ready and ready.get("status") != "True":
-            remedy = f"Check cert-manager: kubectl describe certificate -n {facts.namespace}"
+            remedy = f"Check cert-manager: {remedies.DESCRIBE_CERTIFICATES(namespace=facts.namespace)}"
             yield Check("certificates", SUBJECT, Result.ERROR, f"{name}: {ready.get('message') or 'not ready'}", remedy)
         elif until and (ends := datetime.fromisoformat(until)) - now < _SOON:
             remedy = "cert-manager should have renewed it: check its log"

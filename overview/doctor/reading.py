@@ -28,6 +28,7 @@ from overview.doctor.management import ManagementFacts
 from overview.harvester import HARVESTER_SECONDS, answering_client, identity_of, read_access, read_harvester
 from overview.objects import ManagementObjects
 from overview.poolreader import Machines, read_machines, read_pools
+from overview.provider import renewed_at
 from overview.reader import list_all, unseen
 
 _WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
@@ -42,13 +43,16 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     group = await client.request("GET", f"/apis/{resources.CLUSTER_API_GROUP}")
     facts.cluster_api = tuple(str(version["version"]) for version in group["versions"])
     kinds = (resources.HARVESTER_CLUSTERS, resources.HARVESTER_MACHINES)
-    crds, facts.deployment, facts.lease, facts.webhooks = await asyncio.gather(
+    crds, facts.deployment, leases, facts.webhooks = await asyncio.gather(
         asyncio.gather(*(_get(client, facts, CUSTOM_RESOURCE_DEFINITIONS, "", str(kind)) for kind in kinds)),
         _get(client, facts, DEPLOYMENTS, namespace, "caphv-controller-manager"),
-        _get(client, facts, LEASES, namespace, names.LEASE),
+        asyncio.gather(
+            *(_get(client, facts, LEASES, namespace, name) for name in (names.LEASE, names.HEARTBEAT_LEASE))
+        ),
         _get(client, facts, VALIDATING_WEBHOOK_CONFIGURATIONS, "", _WEBHOOK_CONFIGURATION),
     )
     facts.crds = [crd for crd in crds if crd]
+    facts.lease = max(filter(None, leases), key=renewed_at, default=None)
     facts.certificates = await _list(client, facts, resources.CERTIFICATES, namespace)
     facts.fleet_clusters = await _list(client, facts, resources.FLEET_CLUSTERS, "")
     if facts.fleet_clusters:

@@ -16,6 +16,7 @@ from reconciler.cluster import adoption, refusals
 from reconciler.cluster.addresssource import Source, unused, used_source, wanted_source
 from reconciler.cluster.endpoint import API_PORT, reserve_address
 from reconciler.cluster.scope import ClusterScope
+from reconciler.harvester.healthcheck import health_check
 from reconciler.harvester.ownership import Ownership, names_vm, ownership_of, record
 from reconciler.machine.placement import CLUSTER_LABEL, cluster_label, control_plane_selector
 from reconciler.status import Blocked
@@ -24,9 +25,6 @@ from reconciler.triggers import Watched
 log = logging.getLogger(__name__)
 
 _READY = ConditionType.LOAD_BALANCER_READY
-# Harvester's first probe comes after one period, and the address of a cluster with one control plane machine answers
-# only then.
-_HEALTH_CHECK = {"successThreshold": 1, "failureThreshold": 3, "periodSeconds": 5, "timeoutSeconds": 5}
 _FIELDS = ("workloadType", "ipam", "ipPool", "listeners", "healthCheck", "backendServerSelector", "description")
 
 
@@ -101,7 +99,7 @@ def load_balancer_spec(cluster_spec: Obj, selector: dict[str, list[str]], used: 
         "workloadType": "vm",
         "ipam": source.ipam,
         "listeners": listeners,
-        "healthCheck": {"port": API_PORT, **_HEALTH_CHECK, **_health_check(config)},
+        "healthCheck": {"port": API_PORT, **health_check(cluster_spec)},
         "backendServerSelector": selector,
     }
     if config.get("description"):
@@ -109,11 +107,6 @@ def load_balancer_spec(cluster_spec: Obj, selector: dict[str, list[str]], used: 
     if source.pool:
         spec["ipPool"] = source.pool
     return spec
-
-
-def _health_check(config: Obj) -> Obj:
-    """The fields of the health check that the HarvesterCluster sets."""
-    return {name: value for name, value in (config.get("healthCheck") or {}).items() if name in _HEALTH_CHECK}
 
 
 def drift(wanted: Obj, found: Obj) -> Obj:

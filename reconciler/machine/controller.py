@@ -15,6 +15,7 @@ from reconciler.context import Context
 from reconciler.machine.adoption import ensure_vm_proof, vm_proof
 from reconciler.machine.create import ensure_vm
 from reconciler.machine.deletion import delete_machine
+from reconciler.machine.handover import keep_until_replaced
 from reconciler.machine.node import initialize_node, is_guest_of
 from reconciler.machine.running import require_running
 from reconciler.machine.scope import MachineScope
@@ -58,6 +59,7 @@ class MachineReconciler:
             return None  # Cluster API sets owner and label first, and that change requeues it
         scope.draft.set_false(ConditionType.PAUSED, Reason.NOT_PAUSED)
         try:
+            await keep_until_replaced(scope)
             if being_deleted(obj):
                 await self._delete(scope)
                 return None

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-from caphv.api.names import identity_finalizer
-from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, uid_of
+from caphv.api.names import ENDPOINT_HOOK, identity_finalizer
+from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, annotations_of, uid_of
 from caphv.api.resources import FLEET_CLUSTERS
 from caphv.runtime.errors import NotFound
 from reconciler.harvester import identityaccount
@@ -20,6 +20,7 @@ from tests.support.reconciler.case import (
     HARVESTER_CLUSTERS,
     HARVESTER_MACHINE_TEMPLATES,
     HARVESTER_MACHINES,
+    MACHINES,
     Case,
     machine_spec,
 )
@@ -60,8 +61,18 @@ async def live(case: Case) -> None:
     await case.until(HARVESTER_MACHINE_TEMPLATES, "machines", lambda obj: obj.get("status"))
     await case.ready_machine("cp", control_plane=True)
     await case.until(HARVESTER_CLUSTERS, case.name, is_true("InitMachineCreated"))
+    await handed_over(case)
     await repaired(case)
     await rotated(case)
+
+
+async def handed_over(case: Case) -> None:
+    """The older of two control plane machines is held, until it is the only one again."""
+    await asyncio.sleep(1.1)  # creation timestamps have seconds
+    await case.ready_machine("cp2", control_plane=True)
+    await case.until(MACHINES, "cp", lambda obj: ENDPOINT_HOOK in annotations_of(obj))
+    await case.delete_machine("cp2")
+    await case.until(MACHINES, "cp", lambda obj: ENDPOINT_HOOK not in annotations_of(obj))
 
 
 async def rotated(case: Case) -> None:

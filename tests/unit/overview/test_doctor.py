@@ -61,6 +61,11 @@ def fleet_of(version: str) -> Obj:
     return {"spec": {"template": {"spec": {"containers": [{"image": image}]}}}}
 
 
+def lease(renewed: str) -> Obj:
+    metadata = {"namespace": "caphv-system", "name": "heartbeat"}
+    return {"metadata": metadata, "spec": {"holderIdentity": "pod-1", "renewTime": renewed}}
+
+
 def facts(**fields: Any) -> ManagementFacts:
     """A management cluster where all is well."""
     fine: dict[str, Any] = {
@@ -68,7 +73,7 @@ def facts(**fields: Any) -> ManagementFacts:
         "cluster_api": ("v1beta2",),
         "crds": [crd()],
         "deployment": deployment(1),
-        "lease": {"spec": {"holderIdentity": "pod-1", "renewTime": ago(seconds=3)}},
+        "lease": lease(ago(seconds=3)),
         "webhooks": webhooks(),
         "endpoints": [{"endpoints": [{"conditions": {"ready": True}}]}],
         "certificates": [
@@ -93,8 +98,9 @@ def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() ->
         ({"crds": [crd(other="x")]}, "crds", Result.ERROR, "lacks the labels"),
         ({"deployment": deployment(0)}, "provider", Result.ERROR, "no ready replica"),
         ({"deployment": None}, "provider", Result.SKIPPED, "--provider-namespace"),
-        ({"lease": {"spec": {"renewTime": ago(minutes=5)}}}, "leader", Result.ERROR, "no provider is active"),
-        ({"lease": {"spec": {"renewTime": ago(minutes=-5)}}}, "clock", Result.WARNING, "clocks differ"),
+        ({"lease": None}, "leader", Result.SKIPPED, "--provider-namespace"),
+        ({"lease": lease(ago(minutes=5))}, "leader", Result.ERROR, "no provider is active"),
+        ({"lease": lease(ago(minutes=-5))}, "clock", Result.WARNING, "clocks differ"),
         ({"endpoints": []}, "webhooks", Result.ERROR, "no ready endpoint"),
         ({"cert_manager": []}, "cert-manager", Result.ERROR, "which does not run here"),
         ({"cert_manager": [CERT_MANAGER]}, "cert-manager", Result.ERROR, "cert-manager/cainjector"),
@@ -361,7 +367,10 @@ def test_right_that_only_a_later_harvester_asks_for_is_shipped_and_accounts_with
     assert {right.verb for right in needed if right.resource == "virtualmachineimages"} == {"list", "watch"}
     check = one(harvester.checks(harvester_facts(denied=[*rights.AHEAD]), NOW), "rights")
     assert (check.result, check.wrong) == (Result.OK, False)
-    assert "get virtualmachineimages.harvesterhci.io in all namespaces: run caphv identity create" in check.message
+    assert (
+        "get virtualmachineimages.harvesterhci.io in all namespaces: before an upgrade, run caphv identity create"
+        in check.message
+    )
     check = one(harvester.checks(harvester_facts(denied=[RIGHT, *rights.AHEAD]), NOW), "rights")
     assert (check.result, "virtualmachineimages" in check.message) == (Result.ERROR, False)
 

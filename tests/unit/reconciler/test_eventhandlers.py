@@ -35,10 +35,12 @@ class Fixture:
         self.clusters: WorkQueue[Key] = WorkQueue("clusters")
         self.cluster: Obj = {"metadata": {"namespace": CLUSTER.namespace, "name": CLUSTER.name}, "status": READY}
         machine = {"metadata": {"namespace": MACHINE.namespace, "name": MACHINE.name}, "spec": spec}
+        self.machines = [machine]
         store = SimpleNamespace(by_index=lambda *_: [machine])
         caches = SimpleNamespace(
             harvester_machines=SimpleNamespace(get=lambda *_: machine, store=store),
             cluster_of=lambda _: self.cluster,
+            machines_of=lambda _: self.machines,
             harvester_cluster_of=lambda _: self.cluster,
         )
         queues = SimpleNamespace(clusters=self.clusters, machines=self.queue, templates=None, identities=None)
@@ -124,6 +126,16 @@ def test_deletion_of_a_machine_does_not_requeue_a_cluster_that_is_ready() -> Non
 
 def test_deletion_of_a_control_plane_machine_requeues_its_cluster() -> None:
     assert Fixture().deleted(**{CONTROL_PLANE_LABEL: ""})
+
+
+async def test_new_control_plane_machine_requeues_the_others_of_the_control_plane() -> None:
+    """The older one stays until the load balancer serves the newer one."""
+    fixture, labels = Fixture(), {CONTROL_PLANE_LABEL: ""}
+    new: Obj = {"metadata": {"namespace": MACHINE.namespace, "name": "new", "labels": labels}}
+    old: Obj = {"metadata": {"namespace": MACHINE.namespace, "name": "old", "labels": labels}}
+    fixture.machines += [old, new]
+    fixture.handlers.harvester_machine(Change(resources.HARVESTER_MACHINES, None, new))
+    assert {(await fixture.queue.get()).name for _ in range(len(fixture.queue))} == {"old", "new"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+"""The commands that conditions, Events, checks and other output tell a reader to run.
+
+Each of them is here, once, so that tests can run all of them as they are printed: a `Remedy` against the fault that it
+is printed for, a `Look` for what it shows. A unit test finds commands that are printed and not here.
+
+Words in capitals are for the reader to fill in: `FILE` is a kubeconfig (of Harvester, or of the other
+management cluster of a move), `ZONE` the name of a zone, `POOL` that of an IPPool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command with fields in braces; a call fills them in."""
+
+    template: str
+
+    def __call__(self, **fields: object) -> str:
+        """Return the command as it is printed."""
+        return self.template.format(**fields)
+
+    def __str__(self) -> str:
+        return self.template
+
+
+class Remedy(Command):
+    """A command that ends what it is printed for."""
+
+    __slots__ = ()
+
+
+class Look(Command):
+    """A command that changes nothing and shows what to do."""
+
+    __slots__ = ()
+
+
+# Objects of the management cluster
+DELETE_MACHINE = Remedy("kubectl delete machine {machine} -n {namespace}")
+DELETE_OBJECT = Remedy("kubectl delete {kind} {name} -n {namespace}")
+DELETE_CLUSTER = Remedy("kubectl delete cluster {cluster} -n {namespace}")
+EDIT_CLUSTER = Remedy("kubectl edit cluster {cluster} -n {namespace}")
+RESUME_CLUSTER = Remedy('kubectl patch {kind} {name} -n {namespace} --type=merge -p \'{{"spec":{{"paused":false}}}}\'')
+REMOVE_ANNOTATION = Remedy("kubectl annotate {kind} {name} -n {namespace} {annotation}-")
+MOVE_CLUSTERS = Remedy("caphv move {clusters} --to-kubeconfig FILE")
+FORCE_DELETION = Remedy("caphv delete {ref} --force")
+STOP_PROVIDER = Remedy("kubectl scale deployment caphv-controller-manager -n {namespace} --replicas 0")
+APPLY_GIT_REPO = Remedy("caphv packager gitrepo --repo {repo} | kubectl apply -f -")
+
+# Identities
+NEW_IDENTITY = Remedy(
+    "caphv identity create --harvester-kubeconfig FILE --target-namespace {target} --secret-namespace {namespace} "
+    "--secret-name {name} | kubectl apply -f -"
+)
+ROTATE_IDENTITY = Remedy("caphv identity rotate {namespace}/{name}")
+ROTATE_BY_ADMINISTRATOR = Remedy("caphv identity rotate {namespace}/{name} --harvester-kubeconfig FILE")
+GRANT_RIGHTS = Remedy("caphv identity create --harvester-kubeconfig FILE --target-namespace {target}{pools}")
+
+# Harvester
+RELEASE_ADDRESSES = Remedy("caphv pools release {pool} -n {namespace}")
+UNCORDON_HOST = Remedy("kubectl uncordon {host}")
+LABEL_ZONE = Remedy("kubectl label node {host} {label}=ZONE")
+
+# etcd
+REMOVE_MEMBERS = Remedy("caphv etcd remove {ref}")
+
+DESCRIBE = Look("kubectl describe {kind} {name} -n {namespace}")
+DESCRIBE_MACHINE = Look("kubectl describe machine {machine} -n {namespace}")
+DESCRIBE_CERTIFICATES = Look("kubectl describe certificate -n {namespace}")
+GET_PODS = Look("kubectl get pods -n {namespace}")
+GET_PROVIDERS = Look("kubectl get pods -A -l cluster.x-k8s.io/provider")
+GET_HARVESTER_CLUSTERS = Look("kubectl get hvc -n {namespace}")
+GET_CLASSES = Look("kubectl get clusterclass -A")
+GET_BUNDLES = Look("kubectl get bundles,bundledeployments -A")
+GET_RANCHER_CLUSTERS = Look("kubectl get clusters.management.cattle.io")
+GET_ON_HARVESTER = Look("kubectl get {resource} -A")
+LOGS = Look("kubectl logs -n {namespace} deployment/caphv-controller-manager -c manager")
+LOGS_OF_BOOTSTRAP = Look("kubectl logs -n {namespace} -l cluster.x-k8s.io/provider={provider} --tail=50")
+DOCTOR = Look("caphv doctor {ref}")
+TREE = Look("caphv tree {ref}")
+FOLLOW = Look("caphv status {ref} --watch")
+FOLLOW_ALL = Look("caphv status -A --watch")
+PLAN_DEFINITION = Look("caphv generate --definition {path} | caphv plan -f -")
+AUDIT_POOLS = Look("caphv pools audit -n {namespace}")
+EXPLAIN_DELETION = Look("caphv delete {ref} --explain")
+RENDER_BUNDLES = Look("caphv bundles render -n {namespace}")
+TRACE_BUNDLES = Look("caphv bundles trace {ref}")
+WAIT_FOR_UPGRADE = Look("caphv upgrade {ref} --version {version} --wait")
+
+
+def all_commands() -> dict[str, Command]:
+    """Return the commands by the names of their constants."""
+    return {name: value for name, value in globals().items() if isinstance(value, Command)}
