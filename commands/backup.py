@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api import remedies
 from caphv.api.counting import counted
 from commands.options.clusters import InputError, Step
 from commands.options.management import (
@@ -64,7 +65,7 @@ def backup(clusters: tuple[str, ...], directory: Path, **flags: Any) -> None:
 
     if not (clusters or flags["namespace"] or flags["all_namespaces"]):
         raise click.UsageError(
-            f"name clusters, -n NAMESPACE or -A, and then DIR, the new directory: caphv backup {directory} DIR"
+            f"name clusters, -n NAMESPACE or -A, and then DIR, the new directory: {remedies.BACK_UP(cluster=directory)}"
         )
     chosen = selection(clusters, flags)
     if flags["unencrypted"] and flags["passphrase_file"]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api import remedies
 from caphv.api.counting import counted
 from commands.options.changes import confirm
 from commands.options.management import (
@@ -90,7 +91,9 @@ def delete(cluster: str, **flags: Any) -> None:
     if flags["force"]:
         _save(parts, flags["save"] or Path(f"{parts.key.namespace}-{parts.key.name}-leftovers.yaml"))
     run(_delete(parts, flags))
-    click.echo(f"Deletion of cluster {parts.key} has begun: caphv delete {parts.key} --explain says what it waits for")
+    click.echo(
+        f"Deletion of cluster {parts.key} has begun. What it waits for: {remedies.EXPLAIN_DELETION(ref=parts.key)}"
+    )
 
 
 def _explain_remains(chosen: Selection, flags: dict[str, Any]) -> None:
@@ -136,7 +139,7 @@ def _show_waits(key: Key, waits: Iterable[PendingDeletion], *, force: bool) -> N
         if wait.next_step:
             echo(f"  {wait.next_step}")
         if wait.stuck and force and not wait.paused and wait.object.startswith("Harvester"):
-            click.echo(f"  If its Harvester does not come back: caphv delete {key} --force")
+            click.echo(f"  If its Harvester does not come back: {remedies.FORCE_DELETION(ref=key)}")
 
 
 def _announce(parts: Parts, *, force: bool) -> None:

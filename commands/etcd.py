@@ -118,7 +118,7 @@ def remove(cluster: str, names: tuple[str, ...], **flags: Any) -> None:
         wanted = chosen(found, names)
     except ChangeError as error:
         raise InputError(*error.problems) from None
-    checks = removal_checks(f"Cluster {key}", found, wanted) if wanted else []
+    checks = removal_checks(key, found, wanted) if wanted else []
 
     def report(*, applied: bool) -> None:
         if flags["output"] != "text":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api import remedies
 from caphv.api.counting import counted
 from commands.options.clusters import CommandError
 from commands.options.management import (
@@ -222,7 +223,7 @@ def remove_finalizers(**flags: Any) -> None:
     if running:
         echo(
             f"caphv: a provider is running (Lease {running}) and sets the finalizers again; stop it first: "
-            "kubectl scale deployment caphv-controller-manager -n caphv-system --replicas 0",
+            f"{remedies.STOP_PROVIDER(namespace=running.partition('/')[0])}",
             err=True,
         )
     if flags["dry_run"]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from caphv.api import remedies
 from caphv.api.counting import counted
 from commands.options.changes import Duration, change_options, confirm
 from commands.options.clusters import InputError
@@ -221,7 +222,7 @@ async def _moved(found: _Found, chosen: Selection, flags: dict[str, Any]) -> Non
     async with _target(flags) as target:
         await _adopted(target, found, restore, flags)
     await _deleted(await _compare(restore.backup, flags), flags)
-    _say("deleted on the source. Follow the clusters on the target: caphv status -A --watch", flags)
+    _say(f"deleted on the source. Follow the clusters on the target: {remedies.FOLLOW_ALL}", flags)
 
 
 async def _paused(found: _Found, chosen: Selection, flags: dict[str, Any]) -> Restore:

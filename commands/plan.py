@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api import remedies
 from commands.options.clusters import InputError, Step
 from commands.options.completion import complete_clusters
 from commands.options.harvesters import insecure_option
@@ -148,7 +149,7 @@ def _objects(path: Path, problems: list[str]) -> list[Obj]:
             elif obj["kind"] == "ClusterDefinition":
                 problems.append(
                     f"{path}: document {number} is a ClusterDefinition: pass its objects, "
-                    f"caphv generate {path} | caphv plan -f -"
+                    f"{remedies.PLAN_DEFINITION(path=path)}"
                 )
             else:
                 found.append(obj)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api import remedies
 from caphv.api.counting import counted
 from commands.options.changes import confirm
 from commands.options.clusters import InputError
@@ -129,7 +130,7 @@ def _resume(found: Restore, flags: dict[str, Any]) -> None:
 
     if failed := run(end()):
         _fail(failed, "Some objects are still paused. Run the command again")
-    echo("Restored: the provider adopts the VMs now. Follow it: caphv status -A --watch")
+    echo(f"Restored: the provider adopts the VMs now. Follow it: {remedies.FOLLOW_ALL}")
 
 
 def _show_missing(backup: Backup, flags: dict[str, Any]) -> bool:

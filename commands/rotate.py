@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api import remedies
 from caphv.api.counting import counted
 from caphv.api.names import PREVIOUS_TOKEN_ANNOTATION
 from caphv.api.object import Key, Obj
@@ -144,8 +145,7 @@ async def _read(flags: dict[str, Any], key: Key) -> _Identity:
         if token is None:
             raise InputError(
                 f"Secret {key} has no token of a ServiceAccount, which could be renewed; create an account: "
-                f"caphv identity create --secret-namespace {key.namespace} --secret-name {key.name} "
-                "--target-namespace NAMESPACE"
+                f"{remedies.NEW_IDENTITY(target='NAMESPACE', namespace=key.namespace, name=key.name)}"
             )
         try:
             clusters = await list_all(client, resources.HARVESTER_CLUSTERS)
@@ -303,8 +303,10 @@ async def _test(harvester: ApiClient, content: str, found: _Identity) -> None:
         await probe.close()
     if missing:
         what = "; ".join(rights.describe(missing))
+        target = next((str(cluster["spec"]["targetNamespace"]) for cluster in found.clusters), "NAMESPACE")
         raise CommandError(
-            f"not changed: the account may not {what}. Grant it: caphv identity create --target-namespace does"
+            f"not changed: the account may not {what}. Grant it: "
+            f"{remedies.GRANT_RIGHTS(target=target, pools='')}, with --name and --namespace of the account"
         )
 
 

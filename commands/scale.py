@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api import remedies
 from commands.options.changes import agreed, apply_plan, change_options, report, until_done, wait_options
 from commands.options.clusters import InputError
 from commands.options.harvesters import insecure_option
@@ -76,7 +77,7 @@ def scale(cluster: str, **flags: Any) -> None:
     if flags["wait"]:
         _wait(plan, wanted, flags)
     elif plan.changes and flags["output"] == "text":
-        click.echo(f"Scaling cluster {plan.cluster}: caphv status {plan.cluster} --watch")
+        click.echo(f"Scaling cluster {plan.cluster}: {remedies.FOLLOW(ref=plan.cluster)}")
 
 
 def _wanted(flags: dict[str, Any]) -> Scale:
@@ -126,7 +127,7 @@ def _wait(plan: Plan, wanted: Scale, flags: dict[str, Any]) -> None:
         progress.problems(cluster)
         return scaled(parts, deployments, cluster, wanted)
 
-    interrupted = f"Interrupted. The change continues without this command: caphv status {plan.cluster} --watch"
+    interrupted = f"Interrupted. The change continues without this command: {remedies.FOLLOW(ref=plan.cluster)}"
     if not run(until_done(flags, plan.cluster, step), interrupted):
         progress.stopped(last[0] if last else None)
         click.echo("Not done in time. It continues without this command; run it again to wait for it.", err=True)

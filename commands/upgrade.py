@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api import remedies
 from commands.options.changes import agreed, apply_plan, change_options, report, until_done, wait_options
 from commands.options.clusters import InputError
 from commands.options.harvesters import insecure_option
@@ -130,7 +131,7 @@ def _wait(plan: Plan, flags: dict[str, Any]) -> None:
             return False
         return now.complete and not following.changes
 
-    interrupted = f"Interrupted. The rollout continues without this command: caphv status {plan.cluster} --watch"
+    interrupted = f"Interrupted. The rollout continues without this command: {remedies.FOLLOW(ref=plan.cluster)}"
     if plan.pending:
         interrupted += ". MachineDeployments follow only when you run this command again"
     if not run(until_done(flags, plan.cluster, step), interrupted):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from caphv.api import resources
+from caphv.api import remedies, resources
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import FORCE_DELETE_ANNOTATION, ConditionType, generated_names
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of
@@ -89,7 +89,8 @@ def pending_remains(parts: Parts, now: datetime) -> tuple[PendingDeletion, ...]:
             if kind != "Machine":  # it waits for its HarvesterMachine
                 found.append(_infrastructure(parts, obj, kind, now))
         else:
-            step = f"kubectl delete {kind.lower()} {obj['metadata']['name']} -n {parts.key.namespace}"
+            place = {"kind": kind.lower(), "name": obj["metadata"]["name"], "namespace": parts.key.namespace}
+            step = remedies.DELETE_OBJECT(**place)
             reason = "a deletion: its Cluster no longer exists, and nothing else asks for it"
             found.append(PendingDeletion(name, "", reason, step, stuck=True))
     return tuple(found)
@@ -129,7 +130,8 @@ def _machines(parts: Parts, now: datetime) -> Iterator[PendingDeletion]:
         if hooks and not reason:
             reason = f"the hook {hooks[0].rpartition('/')[2]} of its control plane provider"
         step = release_step(parts, machine, now)
-        step = step or f"See kubectl describe machine {machine['metadata']['name']} -n {parts.key.namespace}"
+        place = {"machine": machine["metadata"]["name"], "namespace": parts.key.namespace}
+        step = step or f"See {remedies.DESCRIBE_MACHINE(**place)}"
         yield _wait(machine, "Machine", reason or "Cluster API's core", step, now)
 
 
@@ -140,7 +142,7 @@ def _not_requested(parts: Parts, machine: Obj, now: datetime) -> PendingDeletion
     since = str(parts.cluster["metadata"]["deletionTimestamp"])
     first = bool(resume_command(parts.cluster)) or any(map(being_deleted, parts.machines))
     stuck = not first and _late(since, now)
-    step = "Check that the controller of its owner runs: kubectl get pods -A -l cluster.x-k8s.io/provider"
+    step = f"Check that the controller of its owner runs: {remedies.GET_PROVIDERS}"
     reason = f"its turn: {owner} has not asked for its deletion yet"
     return PendingDeletion(f"Machine/{machine['metadata']['name']}", since, reason, step if stuck else "", stuck)
 

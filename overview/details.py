@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from caphv.api import ippool, names, resources
+from caphv.api import ippool, names, remedies, resources
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, labels_of
 from overview.model import (
     Cluster,
@@ -60,8 +60,8 @@ def with_nodes(cluster: Cluster, found: list[Obj] | Unseen) -> Cluster:
             (f"Node/{machine.node.name}",),
             "NodeNotReady",
             "the kubelet does not report, or reports that it is not ready",
-            f"Check the VM's console on Harvester, or replace the machine: kubectl delete machine {machine.name} "
-            f"-n {cluster.namespace}",
+            "Check the VM's console on Harvester, or replace the machine: "
+            f"{remedies.DELETE_MACHINE(machine=machine.name, namespace=cluster.namespace)}",
         )
         for machine in cluster.machines
         if machine.node and machine.node.ready not in ("True", "") and not machine.deleting
@@ -166,7 +166,7 @@ def _lost(cluster: Cluster) -> Iterable[Problem]:
                 "MachineNotFound",
                 f"VirtualMachine {cluster.target_namespace}/{machine.infrastructure} does not exist on Harvester, and "
                 "the provider has not noticed: it does not run, or cannot reach Harvester",
-                "Check the provider: kubectl get pods -n caphv-system",
+                f"Check the provider: {remedies.GET_PODS(namespace='caphv-system')}",
             )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from caphv.api import clusterapi
+from caphv.api import clusterapi, remedies
 from caphv.api.counting import counted
 from caphv.api.names import RKE2_HOOK, ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of
@@ -160,7 +160,8 @@ def _infrastructure(parts: Parts, now: datetime) -> Iterator[Problem]:
         _, name = clusterapi.infrastructure_ref(parts.cluster)
         if name and parts.complete:
             cause = f"HarvesterCluster {name}, which the Cluster refers to, does not exist"
-            step = f"Create it, or correct spec.infrastructureRef: kubectl get hvc -n {parts.key.namespace}"
+            command = remedies.GET_HARVESTER_CLUSTERS(namespace=parts.key.namespace)
+            step = f"Create it, or correct spec.infrastructureRef: {command}"
             yield Problem(Severity.ERROR, (f"HarvesterCluster/{name}",), "NotFound", cause, step)
         return
     # While Harvester does not answer, a refusal from before is no news about the identity.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from caphv.api import resources
+from caphv.api import remedies, resources
 from caphv.api.names import RKE2_HOOK
-from caphv.api.object import Obj, annotations_of, being_deleted
+from caphv.api.object import Key, Obj, annotations_of, being_deleted
 from caphv.runtime.etcd import Member, members_of
 from overview.changes import ChangeError
 from overview.doctor.model import Check, Result, ok
@@ -101,15 +101,15 @@ def chosen(members: Sequence[EtcdMember], wanted: Iterable[str]) -> tuple[EtcdMe
     return tuple(member for member in members if {member.id, member.name} & set(names))
 
 
-def removal_checks(subject: str, members: Sequence[EtcdMember], removed: Sequence[EtcdMember]) -> list[Check]:
+def removal_checks(cluster: Key, members: Sequence[EtcdMember], removed: Sequence[EtcdMember]) -> list[Check]:
     """Say what speaks against removing members: machines that still use them, and the quorum."""
+    subject = f"Cluster {cluster}"
     found = []
     for member in removed:
         if member.machine:
             message = f"member {member.name} belongs to Machine {member.machine}, which exists"
-            remedy = (
-                f"Delete the machine instead, its member is removed with it: kubectl delete machine {member.machine}"
-            )
+            command = remedies.DELETE_MACHINE(machine=member.machine, namespace=cluster.namespace)
+            remedy = f"Delete the machine instead, its member is removed with it: {command}"
             found.append(Check("machine", subject, Result.ERROR, message, remedy))
     voting = [member for member in members if member.state != "learner"]
     staying = [member for member in voting if member not in removed]

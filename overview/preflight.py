@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from caphv.api import remedies
 from caphv.api.counting import counted
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
@@ -91,7 +92,8 @@ def _addresses(parts: Parts, harvester: HarvesterObjects, wanted: int) -> Iterat
     free = sum(pool.free or 0 for pool in pools)
     message = f"free addresses in IPPool {', '.join(pool.name for pool in pools)}: {free}, needed: {wanted}"
     if free < wanted:
-        remedy = "Find leaked addresses: caphv pools audit; otherwise add a range or a pool to ipPoolRefs"
+        command = remedies.AUDIT_POOLS(namespace=parts.key.namespace)
+        remedy = f"Find leaked addresses: {command}. Otherwise add a range or a pool to ipPoolRefs"
         yield Check("addresses", subject, Result.ERROR, message, remedy)
     else:
         yield ok("addresses", subject, message)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from caphv.api import remedies
 from caphv.api.names import PAUSED_ANNOTATION, Reason
 from caphv.api.object import Obj, annotations_of
 
@@ -33,41 +34,45 @@ class Subject:
     @property
     def describe(self) -> str:
         """Command that shows the object with its Events."""
-        return f"kubectl describe {self.kind.lower()} {self.name} -n {self.namespace}"
+        return remedies.DESCRIBE(kind=self.kind.lower(), name=self.name, namespace=self.namespace)
 
 
-_ROTATE = "Replace its token: caphv identity rotate {identity_namespace}/{identity_name}"
+# Fields of the identity have a prefix here: the namespace without one is that of the object.
+_IDENTITY = {"target": "{target}", "namespace": "{identity_namespace}", "name": "{identity_name}"}
+_ROTATE = f"Replace its token: {remedies.ROTATE_IDENTITY(**_IDENTITY)}"
+_ROTATE_EXPIRED = f"Replace its token: {remedies.ROTATE_BY_ADMINISTRATOR(**_IDENTITY)}"
 _LOOK = "Read what it reports: {describe}"
-_REPLACE = "kubectl delete machine {machine} -n {namespace}"
-_DELETING = "Its Machine is being deleted. See what that waits for: kubectl describe machine {machine} -n {namespace}"
-_WITHOUT_MACHINE = "No Machine owns it. Delete it: kubectl delete {kind} {name} -n {namespace}"
+_REPLACE = str(remedies.DELETE_MACHINE)
+_DELETING = f"Its Machine is being deleted. See what that waits for: {remedies.DESCRIBE_MACHINE}"
+_WITHOUT_MACHINE = f"No Machine owns it. Delete it: {remedies.DELETE_OBJECT}"
 _CORRECT_TEMPLATE = (
     "Create a corrected HarvesterMachineTemplate under another name, reference it in the control plane or "
     f"MachineDeployment, then replace the machine: {_REPLACE}"
 )
 _CORRECT_VARIABLE = (
-    "Correct spec.topology.variables: kubectl edit cluster {cluster} -n {namespace}. Then replace the machine, which "
-    f"keeps the former values: {_REPLACE}"
+    f"Correct spec.topology.variables: {remedies.EDIT_CLUSTER}. Then replace the machine, which keeps the former "
+    f"values: {_REPLACE}"
 )
-_POOLS = "Find leaked addresses: caphv pools audit -n {namespace}. Otherwise add a range or a pool to ipPoolRefs"
-_LOGS = "Check the provider's log: kubectl logs -n caphv-system deployment/caphv-controller-manager -c manager"
+_POOLS = f"Find leaked addresses: {remedies.AUDIT_POOLS}. Otherwise add a range or a pool to ipPoolRefs"
+_LOGS = f"Check the provider's log: {remedies.LOGS(namespace='caphv-system')}"
+_CONNECTION = f"Check the connection to Harvester: {remedies.DOCTOR}"
 
 _BY_REASON: dict[str, str] = {
     Reason.IDENTITY_EXPIRING: _ROTATE,
-    Reason.IDENTITY_EXPIRED: f"{_ROTATE} --harvester-kubeconfig FILE",
-    Reason.HARVESTER_AUTHENTICATION_FAILED: f"{_ROTATE} --harvester-kubeconfig FILE",
-    Reason.HARVESTER_UNREACHABLE: "Machines keep the state in which they were last seen. Check the connection to "
-    "Harvester: caphv doctor {ref}",
-    Reason.HARVESTER_CONNECTION_FAILED: "Check Secret {identity} and the connection to Harvester: caphv doctor {ref}",
-    Reason.HARVESTER_CONNECTION_IN_PROGRESS: "Check the connection to Harvester: caphv doctor {ref}",
+    Reason.IDENTITY_EXPIRED: _ROTATE_EXPIRED,
+    Reason.HARVESTER_AUTHENTICATION_FAILED: _ROTATE_EXPIRED,
+    Reason.HARVESTER_UNREACHABLE: f"Machines keep the state in which they were last seen. {_CONNECTION}",
+    Reason.HARVESTER_CONNECTION_FAILED: f"Check Secret {{identity}} and the connection to Harvester: {remedies.DOCTOR}",
+    Reason.HARVESTER_CONNECTION_IN_PROGRESS: _CONNECTION,
     Reason.ANOTHER_HARVESTER: "Write the kubeconfig of the former Harvester into Secret {identity}",
+    Reason.CLUSTER_NAME_TAKEN: "Recreate the cluster with another name or targetNamespace",
     Reason.TARGET_NAMESPACE_NOT_READY: "Create namespace {target} on Harvester, or grant the account its rights there",
     Reason.VM_IP_POOL_CREATION_FAILED: "Correct vmNetworkConfig of the cluster, or free the name on Harvester",
     Reason.VM_IP_POOL_NOT_FOUND: "Create the IPPool on Harvester, or correct spec.vmNetworkConfig: "
     "kubectl edit {kind} {name} -n {namespace}",
     Reason.CUSTOM_POOL_CREATION_FAILED: "Correct loadBalancerConfig of the cluster, or free the name on Harvester",
     Reason.VM_IP_POOL_EXHAUSTED: _POOLS,
-    Reason.VM_IP_ALLOCATION_FAILED: "Compare the pools with the machines: caphv pools audit -n {namespace}",
+    Reason.VM_IP_ALLOCATION_FAILED: f"Compare the pools with the machines: {remedies.AUDIT_POOLS}",
     Reason.MACHINE_NOT_FOUND: f"Its owner replaces it once a MachineHealthCheck marks it. By hand: {_REPLACE}",
     Reason.VM_PROVISIONING_FAILED: _CORRECT_TEMPLATE,
     Reason.VM_PROVISIONING_IN_PROGRESS: _LOOK,
@@ -75,24 +80,24 @@ _BY_REASON: dict[str, str] = {
     Reason.CLOUD_PROVIDER_CONFIG_FAILED: _LOOK,
     Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS: _LOOK,
     Reason.FLEET_INTEGRATION_FAILED: "Check the provider's rights on management.cattle.io and fleet.cattle.io",
-    Reason.FLEET_INTEGRATION_IN_PROGRESS: "Check Rancher's import: kubectl get clusters.management.cattle.io",
-    Reason.ADDON_BUNDLES_INVALID: "Correct the add-on settings, and check them: caphv bundles render -n {namespace}",
+    Reason.FLEET_INTEGRATION_IN_PROGRESS: f"Check Rancher's import: {remedies.GET_RANCHER_CLUSTERS}",
+    Reason.ADDON_BUNDLES_INVALID: f"Correct the add-on settings, and check them: {remedies.RENDER_BUNDLES}",
     Reason.ADDON_BUNDLES_NOT_PUSHED: "Check the packager's credentials and the branch of the repository",
-    Reason.ADDON_BUNDLES_NOT_APPLIED: "Check Fleet: kubectl get bundles,bundledeployments -A",
+    Reason.ADDON_BUNDLES_NOT_APPLIED: f"Check Fleet: {remedies.GET_BUNDLES}",
     Reason.ADDON_BUNDLES_MISSING: "Install them with caphv bundles push or caphv packager run. If none is wanted: "
-    "kubectl annotate cluster {cluster} -n {namespace} addons.caphv.io/suspend=true",
+    f"{remedies.SUSPEND_ADDONS}",
     Reason.INFRASTRUCTURE_PROVISIONING_FAILED: _LOOK,
     # Cluster API
-    "TopologyReconcileFailed": "Correct spec.topology as it says: kubectl edit cluster {cluster} -n {namespace}",
-    "ClusterClassNotReconciled": "Check the ClusterClass: kubectl get clusterclass -A",
-    "ProbeFailed": "Check the control plane's address and its load balancer: caphv tree {ref}",
-    "NodeNotHealthy": "Check the Node in the workload cluster: caphv tree {ref}",
+    "TopologyReconcileFailed": f"Correct spec.topology as it says: {remedies.EDIT_CLUSTER}",
+    "ClusterClassNotReconciled": f"Check the ClusterClass: {remedies.GET_CLASSES}",
+    "ProbeFailed": f"Check the control plane's address and its load balancer: {remedies.TREE}",
+    "NodeNotHealthy": f"Check the Node in the workload cluster: {remedies.TREE}",
     "NodeDeleted": f"Replace the machine: {_REPLACE}",
     # Of this module: no condition of a bootstrap provider says so.
-    "WaitingForBootstrapData": "Its log says what it waits for: kubectl logs -n {bootstrap_namespace} "
-    "-l cluster.x-k8s.io/provider={bootstrap_provider} --tail=50",
-    "EtcdMemberNotReleased": "Check that the member is removed, and end the wait: caphv etcd remove {ref}",
-    "Deleting": "See what the deletion waits for: caphv delete {ref} --explain",
+    "WaitingForBootstrapData": "Its log says what it waits for: "
+    f"{remedies.LOGS_OF_BOOTSTRAP(namespace='{bootstrap_namespace}', provider='{bootstrap_provider}')}",
+    "EtcdMemberNotReleased": f"Check that the member is removed, and end the wait: {remedies.REMOVE_MEMBERS}",
+    "Deleting": f"See what the deletion waits for: {remedies.EXPLAIN_DELETION}",
 }
 
 
@@ -159,10 +164,10 @@ def _template(reason: str, subject: Subject) -> str:
 def resume_command(obj: Obj) -> str:
     """Return the command that ends the pause of an object; empty if the object has no mark of one."""
     kind, metadata = str(obj["kind"]).lower(), obj["metadata"]
-    where = f"{kind} {metadata['name']} -n {metadata['namespace']}"
+    place = {"kind": kind, "name": metadata["name"], "namespace": metadata["namespace"]}
     commands = []
     if kind == "cluster" and (obj.get("spec") or {}).get("paused"):
-        commands.append(f'kubectl patch {where} --type=merge -p \'{{"spec":{{"paused":false}}}}\'')
+        commands.append(remedies.RESUME_CLUSTER(**place))
     if PAUSED_ANNOTATION in annotations_of(obj):
-        commands.append(f"kubectl annotate {where} {PAUSED_ANNOTATION}-")
+        commands.append(remedies.REMOVE_ANNOTATION(**place, annotation=PAUSED_ANNOTATION))
     return " && ".join(commands)

@@ -117,7 +117,7 @@ def _control_plane_checks(parts: Parts, wanted: Scale) -> Iterator[Check]:
         return
     subject, number = f"Cluster {parts.key}", wanted.control_plane
     if number < 1:
-        remedy = "Keep at least one, or delete the cluster: caphv delete"
+        remedy = "Keep at least one, or delete the cluster"
         yield Check("quorum", subject, Result.ERROR, "a cluster without a control plane machine loses its etcd", remedy)
     elif number % 2 == 0:
         message = f"{number} control plane machines survive no more failures than {number - 1}, and need more members"

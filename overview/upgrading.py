@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from caphv.api import remedies
 from caphv.api.object import Obj
 from overview.changes import Change, ChangeError, Patch, Plan, patch_of
 from overview.diagnosis import Parts
@@ -157,11 +158,13 @@ def _skew(parts: Parts, cluster: Cluster, wanted: str, version: Version) -> Iter
         return
     if version.minor - oldest.minor > _SKEW:
         message = f"machines of {cluster.versions[0]} are more than {_SKEW} minor versions older than {wanted}"
-        yield Check("version", subject, Result.ERROR, message, "Upgrade these machines first: caphv tree shows them")
+        yield Check(
+            "version", subject, Result.ERROR, message, f"Upgrade these machines first: {remedies.TREE(ref=parts.key)}"
+        )
         return
     if len(cluster.versions) > 1 and cluster.version != wanted:
         message = f"machines have different versions ({', '.join(cluster.versions)}): an upgrade is under way"
-        remedy = f"Wait for it: caphv upgrade {parts.key} --version {cluster.version} --wait"
+        remedy = f"Wait for it: {remedies.WAIT_FOR_UPGRADE(ref=parts.key, version=cluster.version)}"
         yield Check("version", subject, Result.ERROR, message, remedy)
         return
     yield ok("version", subject, f"{wanted} may follow {cluster.version}")

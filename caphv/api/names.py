@@ -201,6 +201,7 @@ class Reason(StrEnum):
     LIMIT_REACHED = "LimitReached"
     TARGET_NAMESPACE_CHECKING = "TargetNamespaceChecking"
     TARGET_NAMESPACE_NOT_READY = "TargetNamespaceNotReady"
+    CLUSTER_NAME_TAKEN = "ClusterNameTaken"
     FAILURE_DOMAIN_UNAVAILABLE = "FailureDomainUnavailable"
     VM_IP_POOL_CREATION_FAILED = "VMIPPoolCreationFailed"
     VM_IP_POOL_NOT_FOUND = "VMIPPoolNotFound"

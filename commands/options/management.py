@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from caphv.api import remedies
 from caphv.api.object import Key, key_of
 from caphv.validation.finding import did_you_mean
 from commands.options.clusters import InputError, Step
@@ -85,7 +86,7 @@ class Selection:
         names = sorted(map(str, known))
         missing = [f"{key}{did_you_mean(str(key), names)}" for key in self.keys if key not in keys]
         if missing:
-            hint = "" if names else "; clusters of all namespaces: caphv status -A"
+            hint = "" if names else f"; clusters of all namespaces: {remedies.STATUS_OF_ALL}"
             raise InputError(f"no such cluster on Harvester: {', '.join(missing)}{hint}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from caphv.api import remedies
 from commands.options.management import print_data
 from commands.output.echo import echo
 
@@ -44,7 +45,7 @@ def _lines(result: Result, flags: dict[str, Any]) -> Iterator[str]:
     if result.merge_request:
         yield str(result.merge_request)
     if not flags["applied"] and flags["repo"] and not result.plan.is_empty:
-        yield f"Fleet applies the manifests: caphv packager gitrepo --repo {flags['repo']} | kubectl apply -f -"
+        yield f"Fleet applies the manifests: {remedies.APPLY_GIT_REPO(repo=flags['repo'])}"
 
 
 def _changes(plan: Plan) -> Iterator[tuple[str, list[str]]]:

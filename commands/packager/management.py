@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from caphv.api.object import key_of
+from caphv.api.remedies import DELETE_CLUSTER
 from commands.options.clusters import InputError
 
 if TYPE_CHECKING:
@@ -72,8 +74,9 @@ def after_failure(flags: dict[str, Any], store: Store, names: list[str]) -> list
         lost = _lost(store, names)
     except GitError:
         return [
-            f"Clusters {', '.join(names)}: whether their removal was pushed is unknown; if the repository no longer "
-            "holds one, delete it with kubectl delete cluster"
+            f"Cluster {name}: whether its removal was pushed is unknown; if the repository no longer holds it, delete "
+            f"the Cluster: {_delete_command(name)}"
+            for name in names
         ]
     try:
         failures = delete_lost(flags, lost)
@@ -94,11 +97,18 @@ def _lost(store: Store, names: list[str]) -> list[str]:
 
 def delete_lost(flags: dict[str, Any], names: list[str]) -> list[ApplyFailure]:
     """Delete Clusters that the repository no longer holds. Raises InputError, which names them."""
-    remedy = "the repository no longer holds it: delete the Cluster with kubectl delete cluster"
+    remedy = "the repository no longer holds it. Delete the Cluster"
     try:
-        return [replace(one, why=f"{one.why}; {remedy}") for one in delete(flags, names)]
+        failures = delete(flags, names)
     except InputError as error:
-        raise InputError(f"{error.message}; Clusters {', '.join(names)}: {remedy}") from None
+        remedies = [f"Cluster {name}: {remedy}: {_delete_command(name)}" for name in names]
+        raise InputError("; ".join([error.message, *remedies])) from None
+    return [replace(one, why=f"{one.why}; {remedy}: {_delete_command(str(key_of(one.obj)))}") for one in failures]
+
+
+def _delete_command(cluster: str) -> str:
+    namespace, _, name = cluster.partition("/")
+    return DELETE_CLUSTER(cluster=name, namespace=namespace)
 
 
 def drop(flags: dict[str, Any], plan: Plan, snapshot: Snapshot) -> tuple[Plan, list[ApplyFailure]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from caphv.api import remedies
 from caphv.api.clusterapi import externally_managed
 from caphv.api.object import key_of
 from overview.backup.adoption import VirtualMachines
@@ -73,7 +74,8 @@ def _objects(backup: Backup, target: Restore) -> Iterator[Check]:
 def _interrupted(target: Restore) -> Iterator[Check]:
     for clusters, whole in interrupted(target):
         message = f"an interrupted move of other clusters than these left {', '.join(clusters)} paused there"
-        which = f"caphv move {' '.join(clusters)}" if whole else "caphv move with exactly its clusters"
+        command = remedies.MOVE_CLUSTERS(clusters=" ".join(clusters))
+        which = command if whole else "caphv move with exactly its clusters"
         yield Check("interrupted", _there(target), Result.ERROR, message, f"Complete that move first: {which}")
 
 
@@ -102,7 +104,7 @@ def _unseen(backup: Backup) -> Iterator[Check]:
 def _vms(vms: VirtualMachines) -> Iterator[Check]:
     if vms.unread:
         message = f"the VM of {', '.join(sorted(vms.unread))} cannot be read"
-        remedy = "Check Harvester and the identity: caphv doctor. Adoption could not be verified"
+        remedy = "Check Harvester and the identity with caphv doctor. Adoption could not be verified"
         yield Check("harvester", "source", Result.ERROR, message, remedy)
     if vms.absent:
         message = f"the VM of {', '.join(sorted(vms.absent))} does not exist on Harvester"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 
-from caphv.api import names
+from caphv.api import names, remedies
 from caphv.api.object import Obj, annotations_of, being_deleted, key_of
 from overview.doctor.model import Check, Result
 from overview.objects import condition_of
@@ -42,4 +42,5 @@ def checks(objs: Iterable[Obj]) -> Iterator[Check]:
 
 def _annotate(obj: Obj, name: str) -> str:
     key = key_of(obj)
-    return f"kubectl annotate {str(obj['kind']).lower()} {key.name} -n {key.namespace} {name}-"
+    kind = str(obj["kind"]).lower()
+    return remedies.REMOVE_ANNOTATION(kind=kind, name=key.name, namespace=key.namespace, annotation=name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
-from caphv.api import names, resources
+from caphv.api import names, remedies, resources
 from caphv.api.object import Key, Obj, key_of, labels_of, owner_reference
 from overview.doctor.model import Check, Result, ok
 from overview.objects import condition_of
@@ -36,7 +36,7 @@ def _check(obj: Obj, cluster: Key, now: datetime) -> Check:
     bundles = str((status.get("display") or {}).get("readyBundles") or "")
     if ready.get("status") == "False":
         message = f"Fleet Cluster {key_of(obj)}: {bundles or 'not all'} bundles are ready: {ready.get('message') or ''}"
-        remedy = f"Follow a setting to where it stopped: caphv bundles trace {cluster}"
+        remedy = f"Follow a setting to where it stopped: {remedies.TRACE_BUNDLES(ref=cluster)}"
         return Check("fleet", subject, Result.WARNING, message.rstrip(": "), remedy)
     return ok("fleet", subject, f"Fleet Cluster {key_of(obj)}: {bundles or 'all'} bundles are ready")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from caphv.api import names
+from caphv.api import names, remedies
 from caphv.api.counting import counted
 from caphv.api.ippool import referenced_pools
 from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
@@ -58,10 +58,11 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     """Yield all checks of one identity and the Harvester behind it."""
     secret = f"Secret {facts.identity}"
     if facts.access is None:
-        remedy = "Create it with key kubeconfig: caphv identity create --target-namespace NAMESPACE"
+        place = {"namespace": facts.identity.namespace, "name": facts.identity.name, "target": _target(facts)}
+        remedy = f"Create it with key kubeconfig: {remedies.NEW_IDENTITY(**place)}"
         yield Check("identity", secret, Result.ERROR, facts.error, remedy)
         return
-    credentials = _expiry(facts.access, secret, now)
+    credentials = _expiry(facts.access, facts.identity, now)
     yield credentials
     subject = f"Harvester {facts.access.server}"
     if facts.objects is None:
@@ -88,21 +89,22 @@ def _unconnected(facts: HarvesterFacts, subject: str, *, expired: bool) -> Check
         return skipped("connection", subject, f"it rejects the expired credentials of Secret {facts.identity}")
     remedy = "Check address, firewall and proxy; clusters there keep running, and machines stay as they were last seen"
     if facts.rejected:
-        remedy = f"Replace its token: caphv identity rotate {facts.identity} --harvester-kubeconfig FILE"
+        place = {"namespace": facts.identity.namespace, "name": facts.identity.name}
+        remedy = f"Replace its token: {remedies.ROTATE_BY_ADMINISTRATOR(**place)}"
     names = sorted(str(key_of(obj)) for obj in facts.clusters)
     concerned = f"; HarvesterClusters of Secret {facts.identity}: {_some(names)}" if names else ""
     return Check("connection", subject, Result.ERROR, f"{facts.error}{concerned}", remedy)
 
 
-def _expiry(access: Kubeconfig, subject: str, now: datetime) -> Check:
-    ends = access.expires()
-    rotate = f"caphv identity rotate {subject.removeprefix('Secret ')}"
-    remedy = f"Replace it: {rotate}, or download a new kubeconfig"
+def _expiry(access: Kubeconfig, identity: Key, now: datetime) -> Check:
+    subject, ends = f"Secret {identity}", access.expires()
+    # Only an administrator can renew expired ones.
+    command = remedies.ROTATE_BY_ADMINISTRATOR if ends and ends <= now else remedies.ROTATE_IDENTITY
+    place = {"namespace": identity.namespace, "name": identity.name}
+    remedy = f"Download a new kubeconfig, or replace its token: {command(**place)}"
     if ends is None:
         return ok("credentials", subject, "the credentials state no expiry date")
     if ends <= now:
-        # Only an administrator can renew them now.
-        remedy = f"Replace it: {rotate} --harvester-kubeconfig FILE, or download a new kubeconfig"
         message = f"the credentials expired at {ends:%Y-%m-%d %H:%M} UTC"
         return Check("credentials", subject, Result.ERROR, message, remedy)
     if ends - now < _SOON:
@@ -118,14 +120,15 @@ def _rights(facts: HarvesterFacts, subject: str) -> Check:
     if not denied:
         return ok("rights", subject, "; ".join(["the account has all rights that the provider needs", *_ahead(facts)]))
     missing = "; ".join(describe(denied))
-    remedy = "Grant the roles in deploy/harvester/clusterroles.yaml; caphv identity create --target-namespace does"
+    command = remedies.GRANT_RIGHTS(target=_target(facts), pools="")
+    remedy = f"Grant the roles in deploy/harvester/clusterroles.yaml, as this does: {command}"
     return Check("rights", subject, Result.ERROR, f"the account may not {missing}", remedy)
 
 
 def _ahead(facts: HarvesterFacts) -> Iterator[str]:
     if later := AHEAD.intersection(facts.denied or ()):
-        what = "; ".join(describe(later))
-        yield f"Harvester after 1.9 also requires {what}: run caphv identity create before an upgrade"
+        what, command = "; ".join(describe(later)), remedies.GRANT_RIGHTS(target=_target(facts), pools="")
+        yield f"Harvester after 1.9 also requires {what}: before an upgrade, run {command}"
 
 
 def _harvester_itself(facts: HarvesterFacts, subject: str) -> Check:
@@ -133,7 +136,7 @@ def _harvester_itself(facts: HarvesterFacts, subject: str) -> Check:
         return skipped("harvester", subject, "Deployment harvester-system/harvester may not be read")
     available = condition_of(facts.deployment, "Available").get("status")
     if available != "True":
-        remedy = "Check Harvester's own Pods: kubectl get pods -n harvester-system"
+        remedy = f"Check Harvester's own Pods: {remedies.GET_PODS(namespace='harvester-system')}"
         message = "Deployment harvester-system/harvester is not available"
         return Check("harvester", subject, Result.ERROR, message, remedy)
     return ok("harvester", subject, "Deployment harvester-system/harvester is available")
@@ -159,6 +162,12 @@ def _release(facts: HarvesterFacts) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+def _target(facts: HarvesterFacts) -> str:
+    """Target namespace of a cluster that uses the identity."""
+    targets = sorted(str(cluster["spec"]["targetNamespace"]) for cluster in facts.clusters)
+    return next(iter(targets), "NAMESPACE")
+
+
 def _hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
     hosts = [host for host in objects.hosts if labels_of(host).get(_WITNESS) != "true"]
     if not hosts:
@@ -169,7 +178,7 @@ def _hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
         remedy = "Check these hosts on Harvester; VMs on them do not run or cannot be moved"
         yield Check("hosts", subject, Result.ERROR, f"not ready: {', '.join(away)}", remedy)
     if closed:
-        remedy = "End the maintenance: kubectl uncordon, or Harvester's UI"
+        remedy = f"End the maintenance in Harvester's UI, or for one of them: {remedies.UNCORDON_HOST(host=closed[0])}"
         yield Check("hosts", subject, Result.WARNING, f"take no VMs: {', '.join(closed)}", remedy)
     if not away and not closed:
         number = counted(len(hosts), "host is ready and takes", "hosts are ready and take")
@@ -178,7 +187,7 @@ def _hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
     if any(zones) and not all(zones):
         without = sorted(host["metadata"]["name"] for host in hosts if not labels_of(host).get(names.ZONE_LABEL))
         message = f"no zone label on {', '.join(without)}, so that hosts instead of zones are failure domains"
-        remedy = f"kubectl label node {without[0]} {names.ZONE_LABEL}=ZONE"
+        remedy = remedies.LABEL_ZONE(host=without[0], label=names.ZONE_LABEL)
         yield Check("zones", subject, Result.WARNING, message, remedy)
     elif any(zones):
         sizes = ", ".join(f"{zone} ({count})" for zone, count in sorted(Counter(zones).items()))
@@ -206,18 +215,19 @@ def _pools(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
     for report in facts.pools:
         if report.name not in used and not report.wrong:
             continue
-        yield _pool(report, subject, used=report.name in used)
+        yield _pool(report, subject, used=report.name in used, namespace=facts.identity.namespace)
 
 
-def _pool(report: PoolReport, subject: str, *, used: bool) -> Check:
+def _pool(report: PoolReport, subject: str, *, used: bool, namespace: str) -> Check:
     free = f"IPPool {report.name}: {report.expected} of {report.total} addresses are free"
     leaked = [entry for entry in report.entries if entry.verdict is Verdict.LEAKED]
     if report.error:
         return Check("pools", subject, Result.ERROR, report.error, "Correct spec.ranges of the IPPool")
     if leaked or report.stray_marks or report.available != report.expected:
+        command = remedies.RELEASE_ADDRESSES(pool=report.name, namespace=namespace)
         number = counted(len(leaked), "has", "have")
         message = f"{free}; {number} leaked" if leaked else f"{free}; status.available is {report.available}"
-        return Check("pools", subject, Result.WARNING, message, "caphv pools release")
+        return Check("pools", subject, Result.WARNING, message, command)
     if used and report.expected <= 0:
         return Check("pools", subject, Result.ERROR, free, "Add a range, or another pool to ipPoolRefs")
     if used and report.expected < report.total * _SCARCE:
@@ -258,7 +268,8 @@ def _orphans(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
             if ours and owner_kind in owners and Key(*owner.split("/", 1)) not in owners[owner_kind]:
                 left.append(f"{kind} {key_of(obj)}")
     if left:
-        remedy = "If they are no longer needed, delete them on Harvester; then run caphv pools release"
+        command = remedies.RELEASE_ADDRESSES(pool="POOL", namespace=facts.identity.namespace)
+        remedy = f"If they are no longer needed, delete them on Harvester. Then release their addresses: {command}"
         yield Check("orphans", subject, Result.WARNING, f"their owner no longer exists: {_some(left)}", remedy)
     else:
         yield ok("orphans", subject, "every object of this management cluster has its owner")

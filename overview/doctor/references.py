@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from caphv.api import clusterapi
+from caphv.api import clusterapi, remedies
 from caphv.api.object import Key, Obj, key_of
 from caphv.validation.finding import Finding
 from overview import requirements
@@ -86,11 +86,10 @@ def _check(references: References, places: list[tuple[Obj, Finding]], subject: s
 
     owner = references.owner_of(obj)
     if place := place_of(owner, str(finding.value)):
-        remedy = (
-            f"To name another, correct {place}: kubectl edit cluster {key_of(owner or obj).name} -n {key.namespace}"
-        )
+        command = remedies.EDIT_CLUSTER(cluster=key_of(owner or obj).name, namespace=key.namespace)
+        remedy = f"To name another, correct {place}: {command}"
     elif kind == "HarvesterCluster":
-        remedy = f"To name another: kubectl edit harvestercluster {key.name} -n {key.namespace}"
+        remedy = f"To name another: {remedies.EDIT_HARVESTER_CLUSTER(name=key.name, namespace=key.namespace)}"
     else:
         remedy = "To name another, create a HarvesterMachineTemplate under another name and reference that"
     return Check(finding.rule, subject, Result.WARNING if finding.advice else Result.ERROR, message, remedy)

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from caphv import data
+from caphv.api import remedies
 from caphv.api.names import (
     CLOUD_PROVIDER_ROLE,
     GUESTS_PREFIX,
@@ -206,11 +207,8 @@ def command_for(target: str, *, pools: bool = False) -> str:
 
     It names the target namespace, so that a new account never gets rights in all of them.
     """
-    return (
-        "; an administrator of Harvester can grant it: caphv identity create --harvester-kubeconfig FILE "
-        f"--target-namespace {target}{' --create-ip-pools' if pools else ''}, "
-        "with --name and --namespace of the account"
-    )
+    command = remedies.GRANT_RIGHTS(target=target, pools=" --create-ip-pools" if pools else "")
+    return f"; an administrator of Harvester can grant it: {command}, with --name and --namespace of the account"
 
 
 def _own_tokens(account: Account) -> list[Obj]:

@@ -273,7 +273,8 @@ def test_a_cluster_is_deleted_once_its_removal_is_pushed(
     holds = any("/old/" in path for path in origin.files())
     if rejected == "nothing":
         assert (
-            "Clusters team-a/old: the repository no longer holds it: delete the Cluster with kubectl" in result.stderr
+            "Cluster team-a/old: the repository no longer holds it. Delete the Cluster: kubectl delete cluster old"
+            in result.stderr
         )
         assert (holds, management.deleted) == (False, [])
     else:

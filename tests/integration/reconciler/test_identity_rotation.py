@@ -156,6 +156,7 @@ async def test_credentials_of_another_kind_name_the_way_to_an_account(case: Case
     await case.ready_cluster()
     result = await rotate(case, tmp_path, "--yes")
     assert result.exit_code == 2
-    assert f"caphv identity create --secret-namespace {case.name} --secret-name identity" in result.output
+    assert "caphv identity create --harvester-kubeconfig FILE --target-namespace NAMESPACE" in result.output
+    assert f"--secret-namespace {case.name} --secret-name identity | kubectl apply -f -" in result.output
     with pytest.raises(NotFound):
         await case.management.get(SECRETS, "identity-2", case.name)

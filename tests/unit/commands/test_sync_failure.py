@@ -50,7 +50,7 @@ def test_clusters_are_named_while_it_is_unknown_whether_their_removal_was_pushed
         command._synced(Source(), Reason("x"), store, planner, flags)  # type: ignore[arg-type]
     first, second = failed.value.message.split("\n")
     assert first == "pushing: connection reset"
-    assert second.startswith("Clusters team-a/old: whether their removal was pushed is unknown")
+    assert second.startswith("Cluster team-a/old: whether its removal was pushed is unknown")
     assert asked == [True], "no Cluster is deleted that the repository may hold"
 
 

@@ -89,7 +89,7 @@ def test_stale_members_are_removed_by_default_and_others_by_name_or_id() -> None
 
 def errors(found: list[EtcdMember], *removed: int) -> set[str]:
     gone = [found[number] for number in removed]
-    return {check.id for check in removal_checks("Cluster team/shop", found, gone) if check.result is Result.ERROR}
+    return {check.id for check in removal_checks(Key("team", "shop"), found, gone) if check.result is Result.ERROR}
 
 
 def test_a_member_with_a_machine_is_kept() -> None:

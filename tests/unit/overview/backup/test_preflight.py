@@ -111,7 +111,7 @@ def left_paused(objs: list[Obj], name: str, *moved: str) -> Obj:
 @pytest.mark.parametrize(
     ("there", "remedy"),
     [
-        (["shop", "blog"], "Complete that move first: caphv move team/blog team/shop"),
+        (["shop", "blog"], "Complete that move first: caphv move team/blog team/shop --to-kubeconfig FILE"),
         (["shop"], "Complete that move first: caphv move with exactly its clusters"),
     ],
 )
