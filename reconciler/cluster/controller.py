@@ -22,6 +22,7 @@ from reconciler.cluster import (
     endpoint,
     failuredomains,
     fleet,
+    guestname,
     identity,
     limits,
     loadbalancer,
@@ -171,6 +172,7 @@ class ClusterReconciler:
         scope.draft.moved_to(scope.obj)
         await self._connect(scope)
         await connection.ensure_namespace(scope)
+        guestname.require_unique_name(scope)
         failuredomains.ensure_failure_domains(scope)
         await pools.ensure_vm_pool(scope)
         await endpoint.ensure_endpoint(scope)

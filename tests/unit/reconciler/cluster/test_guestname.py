@@ -1,0 +1,71 @@
+"""A new cluster is refused if another one has its name in the target namespace; clusters that run are left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from caphv.api.names import GUEST_CLUSTER_LABEL
+from caphv.api.object import SERVICES, Obj
+from reconciler.machine.placement import CLUSTER_LABEL
+from tests.support.reconciler.memorycase import INFRASTRUCTURE, TARGET, MemoryCase
+
+pytestmark = pytest.mark.unit
+
+PROVISIONED = {"initialization": {"provisioned": True}}
+
+
+def add_other(case: MemoryCase, *, name: str = "demo", target: str = TARGET, status: Obj | None = None) -> None:
+    owner = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "name": name, "uid": "other"}
+    metadata = {"name": name, "namespace": "another", "uid": "other-uid", "ownerReferences": [owner]}
+    metadata["creationTimestamp"] = "2126-01-01T00:00:00Z"
+    obj = {"apiVersion": INFRASTRUCTURE, "kind": "HarvesterCluster", "metadata": metadata}
+    case.management.put({**obj, "spec": {"targetNamespace": target}, "status": status or {}})
+
+
+def add_vm(case: MemoryCase, owner: str) -> None:
+    labels = {GUEST_CLUSTER_LABEL: "demo", CLUSTER_LABEL: owner}
+    metadata = {"name": "theirs", "namespace": TARGET, "labels": labels}
+    case.harvester.put({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": metadata, "spec": {}})
+
+
+async def test_name_of_a_cluster_that_has_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MemoryCase(monkeypatch)
+    add_other(case, status=PROVISIONED)
+    assert await case.reconcile()
+    assert case.condition("InfrastructureReady") == ("False", "ClusterNameTaken")
+    assert case.condition("Ready") == ("False", "ClusterNameTaken")
+    assert case.harvester.stored(SERVICES) == []
+    assert [reason for _, reason in case.events].count("ClusterNameTaken") == 1
+
+
+async def test_name_of_a_vm_of_another_management_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MemoryCase(monkeypatch)
+    add_vm(case, "elsewhere.demo")
+    await case.reconcile()
+    assert case.condition("InfrastructureReady") == ("False", "ClusterNameTaken")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"name": "another", "status": PROVISIONED}, id="another name"),
+        pytest.param({"target": "other", "status": PROVISIONED}, id="another target namespace"),
+        pytest.param({}, id="newer"),
+    ],
+)
+async def test_cluster_that_takes_no_name_is_created(monkeypatch: pytest.MonkeyPatch, other: Obj) -> None:
+    case = MemoryCase(monkeypatch)
+    add_other(case, **other)
+    add_vm(case, "team.demo")
+    await case.reconcile()
+    assert case.condition("InfrastructureReady")[1] != "ClusterNameTaken"
+    assert len(case.harvester.stored(SERVICES)) == 1
+
+
+async def test_cluster_with_machines_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a restore, before its status says that it has run."""
+    case = MemoryCase(monkeypatch)
+    case.add_machine("cp-0")
+    add_other(case, status=PROVISIONED)
+    await case.reconcile()
+    assert len(case.harvester.stored(SERVICES)) == 1
