@@ -69,7 +69,7 @@ _BY_REASON: dict[str, str] = {
     Reason.TARGET_NAMESPACE_NOT_READY: "Create namespace {target} on Harvester, or grant the account its rights there",
     Reason.VM_IP_POOL_CREATION_FAILED: "Correct vmNetworkConfig of the cluster, or free the name on Harvester",
     Reason.VM_IP_POOL_NOT_FOUND: "Create the IPPool on Harvester, or correct spec.vmNetworkConfig: "
-    "kubectl edit {kind} {name} -n {namespace}",
+    f"{remedies.EDIT_OBJECT}",
     Reason.CUSTOM_POOL_CREATION_FAILED: "Correct loadBalancerConfig of the cluster, or free the name on Harvester",
     Reason.VM_IP_POOL_EXHAUSTED: _POOLS,
     Reason.VM_IP_ALLOCATION_FAILED: f"Compare the pools with the machines: {remedies.AUDIT_POOLS}",
@@ -102,14 +102,13 @@ _BY_REASON: dict[str, str] = {
 
 
 # With a topology, Cluster API reverts changes of the objects that it made: variables are to be corrected.
-_EDIT_CLUSTER = "kubectl edit cluster {cluster} -n {namespace}"
 _IN_TOPOLOGY: dict[str, str] = {
     Reason.VM_IP_POOL_CREATION_FAILED: "Correct the variables of the addresses of machines, or free the name on "
-    f"Harvester: {_EDIT_CLUSTER}",
+    f"Harvester: {remedies.EDIT_CLUSTER}",
     Reason.VM_IP_POOL_NOT_FOUND: "Create the IPPool on Harvester, or correct variable ipPoolRef or ipPoolRefs: "
-    f"{_EDIT_CLUSTER}",
+    f"{remedies.EDIT_CLUSTER}",
     Reason.CUSTOM_POOL_CREATION_FAILED: "Correct the variables of the load balancer, or free the name on Harvester: "
-    f"{_EDIT_CLUSTER}",
+    f"{remedies.EDIT_CLUSTER}",
 }
 
 # By kind of the bootstrap object: namespace and label of the provider, where clusterctl and its operator install it.

@@ -89,7 +89,8 @@ def _check(references: References, places: list[tuple[Obj, Finding]], subject: s
         command = remedies.EDIT_CLUSTER(cluster=key_of(owner or obj).name, namespace=key.namespace)
         remedy = f"To name another, correct {place}: {command}"
     elif kind == "HarvesterCluster":
-        remedy = f"To name another: {remedies.EDIT_HARVESTER_CLUSTER(name=key.name, namespace=key.namespace)}"
+        command = remedies.EDIT_OBJECT(kind="harvestercluster", name=key.name, namespace=key.namespace)
+        remedy = f"To name another: {command}"
     else:
         remedy = "To name another, create a HarvesterMachineTemplate under another name and reference that"
     return Check(finding.rule, subject, Result.WARNING if finding.advice else Result.ERROR, message, remedy)
