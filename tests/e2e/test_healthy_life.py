@@ -17,6 +17,7 @@ from caphv.api.names import ZONE_LABEL
 from caphv.api.object import EVENTS, NODES, SECRETS, Obj, annotations_of, key_of, labels_of, uid_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Unreachable
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox.cluster import ClusterSpec
 from sandbox.environment import Sandbox
@@ -167,6 +168,8 @@ async def zones_are_current(scenario: Scenario) -> bool:
     workload = parse_kubeconfig(base64.b64decode(secret["data"]["value"])).client(name="workload")
     try:
         nodes = await zones_of(workload)
+    except Unreachable:
+        return False  # the load balancer has no backend yet
     finally:
         await workload.close()
     hosts = await zones_of(scenario.harvester)
