@@ -24,6 +24,7 @@ from caphv.api.object import (
     annotations_of,
     being_deleted,
     labels_of,
+    owner_reference,
     uid_of,
 )
 from caphv.runtime.client import ApiClient
@@ -191,7 +192,10 @@ class Predecessor:
         if being_deleted(obj):
             await self._delete_machine(obj, target)
             return
-        machine = await self.management.get(MACHINES, name, obj["metadata"]["namespace"])
+        owner = owner_reference(obj, MACHINES.kind, CORE)
+        if owner is None:
+            return
+        machine = await self.management.get(MACHINES, owner["name"], obj["metadata"]["namespace"])
         data = (machine["spec"].get("bootstrap") or {}).get("dataSecretName")
         if not data or not (cluster.get("status") or {}).get("ready"):
             return
