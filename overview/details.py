@@ -190,7 +190,11 @@ def host_ready(obj: Obj) -> bool:
 
 
 def _with_problems(cluster: Cluster, found: Iterable[Problem]) -> Cluster:
-    problems = _added(cluster.problems, found)
+    """Return a cluster with further problems; a lost host explains what Machines on it report."""
+    found = list(found)
+    explained = {name for problem in found if problem.reason == "HostNotReady" for name in problem.objects}
+    known = tuple(problem for problem in cluster.problems if not explained.issuperset(problem.objects))
+    problems = _added(known, found)
     state = cluster.state
     if state in (State.AVAILABLE, State.PROGRESSING) and any(each.severity.wrong for each in problems):
         state = State.DEGRADED

@@ -81,7 +81,10 @@ def test_a_health_check_is_reported_where_its_machine_has_a_problem() -> None:
 
 
 def test_a_host_that_is_lost_makes_a_cluster_degraded() -> None:
-    assert clusters(pagestates.host_failure())["production"]["state"] == "Degraded"
+    cluster = clusters(pagestates.host_failure())["production"]
+    assert cluster["state"] == "Degraded"
+    (problem,) = cluster["problems"]
+    assert problem["cause"] == "host harvester-2 of Harvester, which runs it, is not ready"
 
 
 def test_three_hundred_clusters_are_less_than_a_megabyte() -> None:
