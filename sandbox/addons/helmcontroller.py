@@ -31,14 +31,14 @@ class ChartRelease:
 
 
 @dataclass(frozen=True)
-class _Options:
+class JobOptions:
     """What a HelmChart and its HelmChartConfig say of failures and conflicts."""
 
     failure_policy: str
     force_conflicts: bool
 
     @classmethod
-    def of(cls, spec: dict[str, Any], config: dict[str, Any] | None) -> _Options:
+    def of(cls, spec: dict[str, Any], config: dict[str, Any] | None) -> JobOptions:
         """Return the options of a HelmChart; those of a HelmChartConfig win, the default of its policy, too."""
         policy = str((spec if config is None else config).get("failurePolicy") or _DEFAULT_POLICY)
         conflicts = (config or {}).get("forceConflicts", spec.get("forceConflicts", False))
@@ -75,7 +75,7 @@ class HelmController:
         known = self.releases.get(name)
         if known and known.input == wanted and not known.error:
             return
-        options = _Options.of(spec, config["spec"] if config else None)
+        options = JobOptions.of(spec, config["spec"] if config else None)
         try:
             await self._run_job(name, namespace, list(self._chart(wanted)), options)
         except HelmError as error:
@@ -83,7 +83,7 @@ class HelmController:
             return
         self.releases[name] = ChartRelease(wanted, namespace)
 
-    async def _run_job(self, name: str, namespace: str, objects: Sequence[Obj], options: _Options) -> None:
+    async def _run_job(self, name: str, namespace: str, objects: Sequence[Obj], options: JobOptions) -> None:
         """Do what the script in the job's image does. Raises HelmError."""
         status = await self._helm.status(name, namespace)
         if status and status.state != "deployed":
@@ -109,7 +109,7 @@ class HelmController:
                 await asyncio.sleep(0.2)
 
 
-def _sides(status: ReleaseStatus | None, options: _Options) -> list[str]:
+def _sides(status: ReleaseStatus | None, options: JobOptions) -> list[str]:
     """Return the flags of server-side apply: forced conflicts need a release that is applied server-side."""
     force = options.force_conflicts and (status is None or status.is_server_side)
     return [f"--server-side={'true' if status is None else 'auto'}", *(["--force-conflicts"] if force else [])]

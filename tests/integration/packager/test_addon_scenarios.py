@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS
+from caphv.api.object import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS
+from caphv.api.resources import HELM_CHART_CONFIGS, HELM_CHARTS
 from packager.bundler import Bundler
 from packager.git.directory import Directory
 from packager.git.prune import Pruning
@@ -17,7 +18,7 @@ from packager.tree import CLUSTERS
 from sandbox.addons.helm import Helm
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.examples import cluster
-from tests.support.packager.guest import WITH_HELM_CONTROLLER, Guest
+from tests.support.packager.guest import GIT_REPO, WITH_HELM_CONTROLLER, Guest
 from tests.support.packager.stand_in_charts import SNAPSHOT_CLASSES
 from tests.support.packager.tables import older_table
 
@@ -28,6 +29,8 @@ CNIS = {
     "kubeadm": ("calico", "cilium", "none"),
     "talos": ("calico", "cilium", "none"),
 }
+# Releases whose Helm controller retries failed charts. Before, they wait for the user.
+VERSIONS = {"rke2": "v1.36.3+rke2r1", "k3s": "v1.36.3+k3s1", "kubeadm": "v1.36.1", "talos": "v1.36.1"}
 SHORT = {("rke2", "calico"), ("k3s", "cilium"), ("talos", "calico")}
 CSI = "harvester-csi-driver"
 CASES = [
@@ -46,7 +49,10 @@ class Repository:
         self.held: list[str] = []
 
     def push(self, planner: Planner, mtu: int, *, upgrade: bool = False, **addons: Any) -> Rendered:
-        network = {"clusterNetwork": {"pods": {"cidrBlocks": ["10.42.0.0/16"]}}}
+        network = {
+            "topology": {"version": VERSIONS[self._distribution]},
+            "clusterNetwork": {"pods": {"cidrBlocks": ["10.42.0.0/16"]}},
+        }
         cni = {"cni": {"name": self._cni, **({"mtu": mtu} if self._cni != "none" else {})}}
         classes = [{"name": "fast", "hostStorageClass": "nvme"}]
         csi = {"csi": {"storageClasses": classes}}
@@ -59,6 +65,13 @@ class Repository:
         assert rendered.ok, rendered.findings
         return rendered
 
+    def restore(self, files: dict[str, bytes]) -> None:
+        """Commit former files, as a reverted wave does."""
+        for path in self.files.keys() - files.keys():
+            (self._folder / path).unlink()
+        for path, content in files.items():
+            (self._folder / path).write_bytes(content)
+
     @property
     def files(self) -> dict[str, bytes]:
         found = (path for path in self._folder.rglob("*") if path.is_file())
@@ -69,6 +82,30 @@ def mtu_of(installed: Any) -> Any:
     values = installed["values"]
     network = values.get("installation", {}).get("calicoNetwork") or values.get("calico") or values
     return network.get("mtu") or network.get("vethuMTU") or network.get("MTU")
+
+
+async def change_by_hand(guest: Guest) -> None:
+    """Change an object that Fleet installed: it corrects a manifest, and reports that of a chart, which is undone."""
+    if guest.distribution == "k3s":
+        changed = {"spec": {"valuesContent": "changed: by hand"}}
+        await guest.client.patch(HELM_CHARTS, CSI, "kube-system", changed)
+    elif guest.distribution == "rke2" and guest.cni != "none":
+        changed = {"spec": {"valuesContent": "mtu: 1300"}}
+        await guest.client.patch(HELM_CHART_CONFIGS, f"rke2-{guest.cni}", "kube-system", changed)
+    else:
+        name = f"chart-{CSI}"
+        before = (await guest.client.get(CONFIG_MAPS, name, "kube-system"))["data"]
+        await guest.client.patch(CONFIG_MAPS, name, "kube-system", {"data": {"values": "changed: by hand"}})
+        assert [bundle.partition("-a-")[0] for bundle in await guest.fleet.detect_drift()] == ["csi"]
+        await guest.client.patch(CONFIG_MAPS, name, "kube-system", {"data": before})
+
+
+async def fail_once(guest: Guest, files: dict[str, bytes]) -> None:
+    """Let Fleet and the Helm controller try a commit a few times, in which charts fail."""
+    for _ in range(3):
+        await guest.fleet.sync(files, GIT_REPO)
+        await guest.helm.reconcile()
+    assert guest.errors
 
 
 @pytest.mark.parametrize(("distribution", "cni"), CASES)
@@ -97,6 +134,19 @@ async def test_add_ons_from_nothing_to_their_end(
             assert mtu_of(await guest.installed(f"rke2-{cni}")) == 1450, "before Fleet"
         await settled("0.0.1", 1450)
 
+        # A change by hand does not last.
+        await change_by_hand(guest)
+        await settled("0.0.1", 1450)
+
+        # A wave fails, and one commit reverts it.
+        former = repository.files
+        repository.push(newest, 1400, upgrade=True)
+        guest.charts.broken = {"0.1.31"}
+        await fail_once(guest, repository.files)
+        repository.restore(former)
+        guest.charts.broken = set()
+        await settled("0.0.1", 1450)
+
         # An upgrade. In its middle, nodes of the old and of the new machine template join, and old ones restart.
         second = repository.push(newest, 1400, upgrade=True)
         await guest.add_server(first)
@@ -121,7 +171,15 @@ async def test_add_ons_from_nothing_to_their_end(
         repository.push(newest, 1400)
         await settled("0.1.31", 1400)
 
-        # The cluster's folder is removed: nothing is uninstalled.
+        # The GitRepo is deleted, and made again by hand with the path that the condition names: nothing is uninstalled.
+        uid = (await client.get(CONFIG_MAPS, f"chart-{CSI}", "kube-system"))["metadata"]["uid"]
+        assert await guest.sync({}, None) == set()
+        assert await guest.installed(CSI)
+        assert await guest.sync(repository.files, {"spec": {"paths": ["clusters/team-a/a/*"]}}) == set()
+        await settled("0.1.31", 1400)
+        assert (await client.get(CONFIG_MAPS, f"chart-{CSI}", "kube-system"))["metadata"]["uid"] == uid
+
+        # The cluster is deleted, and its folder removed: nothing is uninstalled.
         assert await guest.sync({}) == set()
         assert guest.fleet.releases == {}
         await guest.restart_servers()

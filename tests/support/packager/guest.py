@@ -22,7 +22,7 @@ from sandbox.addons.helm import Helm
 from sandbox.addons.helmcontroller import HelmController
 from sandbox.addons.manifests import Addon, DeployController
 from tests.support.packager.environment import crd
-from tests.support.packager.stand_in_charts import chart
+from tests.support.packager.stand_in_charts import Charts
 
 GIT_REPO: Obj = {"spec": {"paths": ["clusters/*/*/*"]}}
 WITH_HELM_CONTROLLER = ("rke2", "k3s")
@@ -43,8 +43,9 @@ class Guest:
         self._folder = folder
         self._addons: dict[str, Addon] = {}
         self.servers: list[DeployController] = []
-        self.helm = HelmController(client, helm, chart)
-        self.fleet = FleetCluster(client, helm, chart)
+        self.charts = Charts()
+        self.helm = HelmController(client, helm, self.charts)
+        self.fleet = FleetCluster(client, helm, self.charts)
 
     async def add_server(self, rendered: Rendered) -> None:
         """Boot a server with the files of its machine. One that joins skips ours, as its systemd unit has it."""
@@ -81,11 +82,15 @@ class Guest:
             await self.helm.reconcile()
             # A bundle waits for another one, and an API server serves a new kind a little later.
             missing = {name.rpartition("-a-")[0] for name in self.fleet.releases.keys() - set(ready)}
-            failed = {name for name, release in self.helm.releases.items() if release.error}
-            waiting = {release.error for release in self.fleet.releases.values() if release.error}
-            if not (missing or failed or waiting) or time.monotonic() > deadline:
-                return missing | failed | waiting
+            if not (missing or self.errors) or time.monotonic() > deadline:
+                return missing | self.errors
             await asyncio.sleep(0.5)
+
+    @property
+    def errors(self) -> set[str]:
+        """What Helm says of failed releases."""
+        releases = (*self.fleet.releases.values(), *self.helm.releases.values())
+        return {release.error for release in releases if release.error}
 
     async def installed(self, name: str) -> Obj | None:
         """Return version and values of an installed chart, None if it is not installed."""

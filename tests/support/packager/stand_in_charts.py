@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api.object import Obj, Resource
@@ -17,6 +18,19 @@ _APPROVED = {"api-approved.kubernetes.io": "https://example.com/approved"}
 def chart(helm: Mapping[str, Any]) -> Sequence[Obj]:
     """Return the objects of a chart: a ConfigMap with version and values, and kinds that other charts depend on."""
     return [*opaque(helm), *_others(chart_name(helm), helm)]
+
+
+@dataclass
+class Charts:
+    """The same charts; those of `broken` versions have an object that the API server refuses."""
+
+    broken: set[str] = field(default_factory=set)
+
+    def __call__(self, helm: Mapping[str, Any]) -> Sequence[Obj]:
+        objects = chart(helm)
+        if helm.get("version") in self.broken:
+            objects = [*objects, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "_"}}]
+        return objects
 
 
 def _others(name: str, helm: Mapping[str, Any]) -> list[Obj]:
