@@ -171,7 +171,7 @@ async def test_add_ons_from_nothing_to_their_end(
         repository.push(newest, 1400)
         await settled("0.1.31", 1400)
 
-        # The GitRepo is deleted, and made again by hand with the path that the condition names: nothing is uninstalled.
+        # The GitRepo is deleted, and recreated by hand with the path that the condition names: nothing is uninstalled.
         uid = (await client.get(CONFIG_MAPS, f"chart-{CSI}", "kube-system"))["metadata"]["uid"]
         assert await guest.sync({}, None) == set()
         assert await guest.installed(CSI)
