@@ -194,3 +194,16 @@ def test_without_pools_no_gateway_is_asked_for(asked: Any) -> None:
     result = asked(**NAMED)
     assert result.exit_code == 0, result.output
     assert "addresses" not in yaml.safe_load(result.stdout)["spec"]
+
+
+def test_a_pool_without_an_address_for_each_machine_is_asked_for_again(asked: Any) -> None:
+    result = asked(**NAMED, worker_replicas="2", ip_pool_refs=("full", "bound"), dns="10.0.0.1")
+    assert result.exit_code == 0, result.output
+    assert yaml.safe_load(result.stdout)["spec"]["addresses"]["ipPoolRefs"] == ["bound"]
+
+
+def test_user_data_has_to_be_text(identity: Path, servers: Servers) -> None:
+    Path("user-data").write_bytes(b"\xff\xfe")
+    for name in ("user-data", "."):
+        result = servers.caphv(*flags(identity, "--user-data", name))
+        assert (result.exit_code, "--user-data" in result.output) == (2, True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from caphv.api.counting import counted
 from caphv.api.object import Key
-from commands.output import capacity, changes, doctor, etcd, plan
+from commands.output import capacity, changes, doctor, etcd, identities, plan
 from commands.output.bundles import table
 from commands.output.overview import console
 from commands.output.pools import show, show_plan
@@ -19,6 +19,7 @@ from overview.capacity import Capacity, Quota, Room, Storage
 from overview.changes import Change, Patch, Plan
 from overview.doctor.model import Check, Result
 from overview.etcd import EtcdMember
+from overview.identities import Identity
 from overview.model import Pool, Problem, Severity
 from overview.plan.machinechanges import Action, Field, PoolEffect
 from overview.plan.model import ClusterPlan, ObjectPlan
@@ -363,3 +364,22 @@ def test_wrong_books_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     show_plan([report()])
     assert lines(capsys) == ["IPPool machines on https://harvester: 8 of 10 free"]
+
+
+# Identities
+
+
+@pytest.mark.parametrize(
+    ("clusters", "shown"),
+    [
+        ((), "none"),
+        (("team/a", "team/b", "team/c"), "team/a, team/b, team/c"),
+        (("team/a", "team/b", "team/c", "team/d", "team/e"), "team/a, team/b, team/c and 2 more"),
+    ],
+)
+def test_an_identity_names_a_few_of_its_clusters(
+    clusters: tuple[str, ...], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    identities.show(console(), [Identity("team/identity", "https://harvester", "", clusters, state="valid")])
+    _, line = lines(capsys)
+    assert line.endswith(f"  {shown}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,6 +103,21 @@ def test_clusters_stay_paused_until_the_old_management_cluster_is_stopped(server
 
     third = restore(servers)
     assert (third.exit_code, "Nothing to do" in third.output) == (0, True), third.output
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y", 0), ("n", 1)])
+def test_on_a_terminal_it_asks_whether_the_old_management_cluster_is_stopped(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, answer: str, status: int
+) -> None:
+    monkeypatch.setattr(
+        "commands.restore.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True), exit=sys.exit)
+    )
+    monkeypatch.setattr("commands.restore.confirm", lambda *_: None)
+    result = servers.caphv("restore", "saved", "--unencrypted", stdin=f"{answer}\n")
+    assert (result.exit_code, STAYS in result.output) == (status, bool(status)), result.output
+    restored = cluster(servers)
+    assert restored is not None
+    assert is_paused(restored) is bool(status)
 
 
 def test_the_same_management_cluster_needs_no_confirmation(servers: Servers) -> None:

@@ -320,8 +320,17 @@ async def test_harvester_of_a_cluster_is_asked_with_its_identity_and_its_coming_
     needs = {need.what: need.needed for need in plan.clusters[0].needs}
     assert needs["CPU"] > 0
     assert needs["addresses"] == 4 + len([pool for pool in plan.clusters[0].pools if pool.surge])
+    assert plan.clusters[0].services.startswith("Services get addresses")
     assert harvester.client.closed
     assert plan.unseen == ()
+
+
+async def test_failure_domain_of_a_pool_wins_over_that_of_its_class() -> None:
+    found = server()
+    placed = topology_cluster()
+    placed["spec"]["topology"]["workers"]["machineDeployments"][0]["failureDomain"] = "north"
+    (pool,) = (await planned(found, placed)).clusters[0].pools
+    assert (pool.pool, [str(field) for field in pool.reasons]) == ("md-0", ["failureDomain: (none) → north"])
 
 
 async def test_new_cluster_asks_with_what_its_class_makes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from caphv.api import names
 from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Forbidden
 from overview.plan.machinechanges import Action
 from overview.plan.reading import ObjectChange, Preview, read_preview, three_way
 from tests.support.memoryserver import MemoryServer, merged
@@ -179,3 +180,20 @@ def test_applied_manifest_is_in_the_object(last: Obj, wanted: Obj, added: Obj) -
 
     check(after, wanted, last, added)
     assert three_way(wanted, wanted, after) == {}
+
+
+async def test_what_kubectl_applied_already_needs_no_right_to_change_it() -> None:
+    last = json.dumps(pool(cpu=2))
+    found = server(pool(annotations={LAST_APPLIED: last}, cpu=2, memory="4Gi"))
+    found.errors["dry-run patch HarvesterMachineTemplate"] = Forbidden(403, "Forbidden", "cannot patch")
+    assert (await only_change(found, pool(cpu=2))).action is None
+    assert (await only_change(found, pool(cpu=4))).action is Action.REFUSED
+
+
+async def test_only_namespaces_of_cluster_api_are_read() -> None:
+    found = server()
+    found.errors["list HarvesterMachineTemplate"] = Forbidden(403, "Forbidden", "cannot list")
+    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "team"}}
+    assert (await previewed(found, settings)).unseen == []
+    cluster = {"apiVersion": CORE, "kind": "Cluster", "metadata": {"name": "a", "namespace": "team"}}
+    assert len((await previewed(found, cluster)).unseen) == 1
