@@ -178,7 +178,8 @@ def _pool_overlap(inventory: Inventory) -> Iterator[Located]:
     example="`subnetMask: 255.255.0.0` with IPPool `machines` in 172.16.0.0/17: 255.255.128.0",
 )
 def _pool_subnet(inventory: Inventory) -> Iterator[Located]:
-    pools = {pool.name: pool for pool in inventory.of_kind("IPPool", POOL_GROUP)}
+    # Nothing can refer to a pool without a name, whatever else it lacks.
+    pools = {pool.name: pool for pool in inventory.of_kind("IPPool", POOL_GROUP) if pool.name}
     for kind in (CLUSTER, MACHINE, MACHINE_TEMPLATE):
         for entry in inventory.of_kind(kind):
             root = ("spec", "template", "spec") if kind == MACHINE_TEMPLATE else ("spec",)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -398,6 +399,7 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.tuples(st.sampled_from(GROUPS), st.sampled_from(KINDS), VALUES, VALUES), max_size=5))
+@hypothesis.example([("loadbalancer.harvesterhci.io", "IPPool", None, None)])
 def test_no_object_gives_a_traceback(parts: list[tuple[str, str, Any, Any]]) -> None:
     objects = [
         {"apiVersion": f"{group}/v1beta1" if group else "v1", "kind": kind, "metadata": metadata, "spec": spec}
