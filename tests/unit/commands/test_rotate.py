@@ -220,3 +220,10 @@ def test_token_with_fewer_rights_is_not_written(server: Server, monkeypatch: pyt
     assert rotate().exit_code == 1
     assert server.identity["data"]["kubeconfig"] == before
     assert server.deleted == []
+
+
+def test_a_token_is_not_replaced_without_a_confirmation(server: Server) -> None:
+    before = server.identity["data"]["kubeconfig"]
+    result = CliRunner().invoke(cli, ["identity", "rotate", "team-a/identity"], prog_name="caphv")
+    assert (result.exit_code, server.deleted) == (2, [])
+    assert server.identity["data"]["kubeconfig"] == before
