@@ -41,7 +41,8 @@ GUIDE: dict[str, tuple[type, list[str]]] = {
     "caphv_node_init_duration_seconds": (Histogram, []),
 }
 HARVESTER = "https://harvester.example.com"
-NAME = "team/identity"
+# Metrics are those of the process: no other test uses this name.
+NAME = "team/of-test-metrics"
 
 
 @pytest.mark.parametrize("name", GUIDE)
@@ -162,7 +163,10 @@ def test_expiry_counts_down_and_is_deleted_when_another_identity_does_not_say() 
         return secret
 
     def scope(name: str) -> Any:
-        obj = {"metadata": {"namespace": "team"}, "spec": {"identitySecret": {"namespace": "team", "name": "identity"}}}
+        obj = {
+            "metadata": {"namespace": "team"},
+            "spec": {"identitySecret": {"namespace": "team", "name": "of-test-metrics"}},
+        }
         caches = SimpleNamespace(secrets=SimpleNamespace(get=lambda *_: secret))
         context = SimpleNamespace(client=SimpleNamespace(get=get), caches=caches)
         return SimpleNamespace(key=Key("team", name), obj=obj, context=context)
@@ -173,7 +177,7 @@ def test_expiry_counts_down_and_is_deleted_when_another_identity_does_not_say() 
     def holds(claims: str, version: str) -> None:
         config = pki.kubeconfig(HARVESTER, b"", name="h", user="u", credentials={"token": claims})
         secret["data"] = {"kubeconfig": base64.b64encode(pki.to_yaml(config)).decode()}
-        secret["metadata"] = {"namespace": "team", "name": "identity", "resourceVersion": version}
+        secret["metadata"] = {"namespace": "team", "name": "of-test-metrics", "resourceVersion": version}
 
     identities = Identities(allow_insecure=False)
     past = base64.urlsafe_b64encode(b'{"exp": 1000000000}').decode().strip("=")
