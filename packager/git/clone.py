@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -145,8 +146,9 @@ class Clone:
 
     def verify(self, commit: str, signers: Signers) -> str:
         """Return who signed a commit. Raises UnverifiedCommit unless it was a listed signer."""
-        with self._private("signers") as private:
-            variables, settings = signers.settings(private)
+        # Not in this folder: gpg refuses a home whose path is longer than that of a socket may be.
+        with tempfile.TemporaryDirectory(prefix="caphv-signers-") as private:
+            variables, settings = signers.settings(Path(private))
 
             def git(*arguments: str) -> str:
                 out = self._run("verifying the commit", arguments, b"", settings, variables, local=False)

@@ -33,20 +33,27 @@ def test_nothing_is_deleted_while_a_file_cannot_be_read(source: Path, origin: Or
 
 def test_links_in_a_folder_are_followed_with_a_warning(source: Path, origin: Origin, tmp_path: Path) -> None:
     """A packager that reads the same files from a repository does not follow them."""
-    (tmp_path / "teams" / "..data").mkdir(parents=True)
-    put(tmp_path, definition("a"))
-    put(tmp_path / "teams" / "..data", definition("b"))
-    (source / "a.yaml").symlink_to(tmp_path / "a.yaml")
-    (source / "teams").symlink_to(tmp_path / "teams")
+    shared = source / ".shared"
+    (shared / "teams" / "..data").mkdir(parents=True)
+    put(shared, definition("a"))
+    put(shared / "teams" / "..data", definition("b"))
+    (source / "a.yaml").symlink_to(shared / "a.yaml")
+    (source / "teams").symlink_to(shared / "teams")
     result = done(sync(source, origin))
     assert "warning: a.yaml:1: is a symbolic link, which is followed in a folder, but not in a repo" in result.stderr
     assert "warning: teams:1: is a symbolic link, which is not followed" in result.stderr
     assert "manifests/team-a/a/cluster/cluster.yaml" in origin.files()
     # Kubernetes mounts a ConfigMap as links.
-    (tmp_path / "teams" / "b.yaml").symlink_to("..data/b.yaml")
-    mounted = sync(tmp_path / "teams", origin, "--dry-run")
+    (shared / "teams" / "b.yaml").symlink_to("..data/b.yaml")
+    mounted = sync(shared / "teams", origin, "--dry-run")
     assert "added manifests/team-a/b" in mounted.stdout
     assert "link" not in mounted.stderr
+
+    put(tmp_path, definition("c"))
+    (source / "c.yaml").symlink_to(tmp_path / "c.yaml")
+    outside = sync(source, origin, "--dry-run")
+    assert outside.exit_code == 2
+    assert "c.yaml: leads out of" in outside.output
 
 
 def test_a_definition_is_deleted_only_with_a_confirmation(source: Path, origin: Origin) -> None:
