@@ -69,7 +69,7 @@ class EventHandlers:
         """
         if _differs(change, _metadata):
             self._machines.add(change.key)
-        if (change.old is None or change.new is None) and clusterapi.is_control_plane(change.obj):
+        if clusterapi.is_control_plane(change.obj) and _differs(change, _handover_fields):
             # An older one stays until the load balancer serves a newer one.
             cluster = self._caches.cluster_of(change.obj)
             self._add_machines_of(cluster, control_plane=True)
@@ -308,6 +308,11 @@ def _metadata(obj: Obj) -> list[Any]:
 def _fields_for_machines(obj: Obj) -> list[Any]:
     status = obj.get("status") or {}
     return [obj["metadata"].get("generation"), status.get("ready"), status.get("failureDomains")]
+
+
+def _handover_fields(obj: Obj) -> list[Any]:
+    """When a machine counts as a replacement: its owner is set after its creation, and may be cached even later."""
+    return [obj["metadata"].get("ownerReferences"), (obj.get("status") or {}).get("ready")]
 
 
 def _failure_domain(obj: Obj) -> Any:

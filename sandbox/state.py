@@ -21,7 +21,8 @@ class SandboxSettings:
     A simulated VM boots in `boot_seconds`, varied by up to the fraction `boot_spread`, and its Node registers
     `register_seconds` later. Its claims are created `claim_seconds` after its instance, and bound after `bind_seconds`;
     a migration takes `migrate_seconds`, and its guest agent is silent for `agent_seconds` after it or a reboot.
-    The Node of a stopped guest becomes Unknown after `node_lost_seconds`.
+    The Node of a stopped guest becomes Unknown after `node_lost_seconds`. A second of a load balancer's health check
+    takes `probe_scale` seconds.
 
     `audit` enables audit logs of the management and Harvester API servers. Without `provider`, only its CRDs are
     installed, to run a provider by hand; with `webhooks`, the provider serves its admission webhooks. With `page`, the
@@ -48,6 +49,7 @@ class SandboxSettings:
     migrate_seconds: float = 0.1
     agent_seconds: float = 0.5
     node_lost_seconds: float = 1.0
+    probe_scale: float = 0.05
 
 
 @dataclass(frozen=True)
