@@ -21,7 +21,7 @@ from prometheus_client import generate_latest
 
 from caphv.runtime import largebuffers
 from caphv.runtime.certwatcher import CertWatcher
-from caphv.runtime.httpserver import Connection, has_answered, request_factory
+from caphv.runtime.httpserver import Connection, has_answered, is_compressed, request_factory
 from caphv.runtime.runnable import Runnable, listening_address
 from webhooks import metrics
 from webhooks.handler import MAX_BODY, TARGETS, Answer, BadReview, Target, answer, failure
@@ -156,6 +156,8 @@ def _target(request: web.BaseRequest) -> Target:
         raise web.HTTPMethodNotAllowed(request.method, ["POST"], text="reviews are sent with POST")
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="reviews are sent as application/json")
+    if is_compressed(request):
+        raise web.HTTPUnsupportedMediaType(text="reviews are sent without compression")
     return target
 
 
@@ -165,8 +167,7 @@ def _too_large() -> web.HTTPRequestEntityTooLarge:
 
 def _most_bytes(request: web.BaseRequest) -> int:
     """How large the body can become."""
-    encoded = "Content-Encoding" in request.headers
-    return MAX_BODY if encoded or request.content_length is None else request.content_length
+    return MAX_BODY if request.content_length is None else request.content_length
 
 
 async def _body(request: web.BaseRequest) -> bytearray:

@@ -36,6 +36,8 @@ _LARGE = 256 * 1024
 _LARGE_AT_ONCE = 2
 # JSON of many small lists and objects takes fifty times its size once it is parsed. A VM has some 300 of them.
 _MAX_CONTAINERS = 60_000
+# A value of one object takes up to 200 bytes. An IPPool has as many addresses as etcd takes, some 40,000.
+_MAX_VALUES_OF_LINE = 60_000
 # A watch event is one object, which etcd limits to 1.5 MiB.
 _MAX_UNTRUSTED_LINE = 4 * MIB
 # Reads of a list or an object may take this many time-outs in total, as long as data arrives within each.
@@ -234,7 +236,7 @@ class Transport:
                 for line in complete:
                     if line:
                         if self.untrusted:
-                            self._check_containers(line)
+                            self._check_line(line)
                         yield line
 
     async def _received(self, size: int) -> None:
@@ -245,6 +247,12 @@ class Transport:
     def _check_containers(self, body: bytes | bytearray) -> None:
         if len(body) > _MAX_CONTAINERS and body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
             raise TooLarge(f"{self.connection.server}: response has more than {_MAX_CONTAINERS} lists and objects")
+
+    def _check_line(self, line: bytes) -> None:
+        self._check_containers(line)
+        # Commas in texts count, too.
+        if len(line) > _MAX_VALUES_OF_LINE and line.count(b",") > _MAX_VALUES_OF_LINE:
+            raise TooLarge(f"{self.connection.server}: a watch event has more than {_MAX_VALUES_OF_LINE} values")
 
     async def _check_target(self) -> None:
         """Behind a proxy no socket shows the server's address: resolve it here, as far as this network can."""

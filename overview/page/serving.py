@@ -68,7 +68,8 @@ class PageServer:
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/{token}/", self._index)
         app.router.add_get("/{token}/events", self._stream)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        # Nothing is read of a body: neither unpacked, nor waited for.
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, auto_decompress=False, lingering_time=0)
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()

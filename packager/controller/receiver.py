@@ -19,7 +19,7 @@ from pathlib import Path
 from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from caphv.runtime.httpserver import Connection, has_answered, request_factory
+from caphv.runtime.httpserver import Connection, has_answered, is_compressed, request_factory
 from caphv.runtime.runnable import Runnable, listening_address
 from packager.controller import metrics
 
@@ -88,6 +88,8 @@ class Receiver(Runnable):
     async def _answer(self, request: web.BaseRequest) -> tuple[int, str]:
         if (request.method, request.path) != ("POST", PATH):
             return 404, f"push events are sent to {PATH} with POST"
+        if is_compressed(request):
+            return 415, "push events are sent without compression"
 
         try:
             proof = Proof(request.headers, self._read_secret())

@@ -130,13 +130,13 @@ async def test_wrong_requests_get_an_answer(tmp_path: Path) -> None:
         for method, path, headers, body, status in (
             ("GET", "/push", {}, b"", 404),
             ("POST", "/", {}, b"", 404),
-            ("POST", "/push", {"Content-Encoding": "gzip", **signed(BODY)}, b"no gzip at all", 400),
+            ("POST", "/push", {"Content-Encoding": "gzip", **signed(BODY)}, b"no gzip at all", 415),
             (
                 "POST",
                 "/push",
                 {"Content-Encoding": "gzip", **signed(BODY)},
                 gzip.compress(b"\0" * 20 * 1024 * 1024),
-                413,
+                415,
             ),
             ("POST", "/push", signed(BODY), b"\0" * (2 * 1024 * 1024), 413),
             ("POST", "/push", {}, BODY, 401),
