@@ -28,7 +28,8 @@ _IGNORED = dict.fromkeys((0x200B, *range(0x200C, 0x2010), *range(0x202A, 0x202F)
 
 def may_be_checked_out(name: str) -> bool:
     """Whether Git would create an entry of this name in a work tree; it refuses whatever may mean `.git`."""
-    plain = name.translate(_IGNORED).partition(":")[0].rstrip(". ").casefold()
+    # Where NTFS separates names, or begins the name of a stream.
+    plain = re.split(r"[:\\]", name.translate(_IGNORED), maxsplit=1)[0].rstrip(". ").casefold()
     return bool(name) and name not in {".", ".."} and not {"/", "\0"} & set(name) and plain not in {".git", "git~1"}
 
 

@@ -14,6 +14,7 @@ from packager.controller.definition_source import DefinitionSource, SourceOption
 from packager.controller.open_repository import RepositoryConfig
 from packager.git import history
 from packager.git.commit import Reason
+from packager.git.errors import UnusableContent
 from packager.git.prune import Plan
 from packager.git.remote import Remote
 from packager.git.repository import Repository
@@ -98,6 +99,36 @@ def test_attributes_submodules_lfs_and_links_have_no_effect(
     assert blob == DEFINITION.strip()
     assert not trap.exists()
     assert connections(listener) == 0
+
+
+@pytest.mark.parametrize("name", [".git\\config", ".GIT\\hooks", "git~1\\config", ".git::$INDEX_ALLOCATION", ".git . "])
+def test_names_that_mean_git_on_other_systems_are_refused(origin: Origin, tmp_path: Path, name: str) -> None:
+    blob = git(origin.folder, "hash-object", "-w", "--stdin", stdin=DEFINITION.encode())
+    tree = git(origin.folder, "mktree", "-z", stdin=f"100644 blob {blob}\t{name}\0".encode())
+    commit = git(origin.folder, "commit-tree", tree, "-m", "mine")
+    git(origin.folder, "update-ref", "refs/heads/main", commit)
+
+    refused = pytest.raises(UnusableContent, match="that Git does not check out")
+    with Repository(Remote(origin.url), tmp_path / "cache") as repository, refused:
+        dict(repository.sync().tree)
+    # Git itself refuses it, too.
+    with pytest.raises(AssertionError, match="invalid path"):
+        git(origin.folder, "read-tree", tree)
+
+
+def test_names_that_differ_by_case_are_files_of_their_own(origin: Origin, tmp_path: Path) -> None:
+    paths = {"clusters/good.yaml": "good", "clusters/GOOD.yaml": "other", "Clusters/good.yaml": "third"}
+    origin.push({path: DEFINITION.replace("good", name) for path, name in paths.items()})
+    config = RepositoryConfig(Remote(origin.url), tmp_path / "cache")
+    source = DefinitionSource(SourceOptions(config, lambda _: []))
+    try:
+        source.refresh()
+    finally:
+        source.close()
+
+    assert source.last
+    found = {entry.head.file: entry.key.name for entry in source.last.source.clusters}
+    assert found == paths
 
 
 def test_configuration_of_a_checkout_runs_nothing(tmp_path: Path) -> None:
