@@ -30,6 +30,7 @@ from caphv.runtime.runnable import Runnable
 from overview.page.serving import Feed, PageServer
 from packager.controller import receiver
 from packager.controller.receiver import Receiver
+from packager.definitions.source import Reader
 from reconciler.harvester.harvester import collections_of
 from reconciler.harvester.sharedcache import Collection
 from reconciler.remote import workloadcluster
@@ -40,7 +41,7 @@ from tests.support.answering import serving
 from tests.support.heartbeat import measure
 from tests.support.reviews import OVERSIZED, request, review
 from tests.support.waiting import until
-from webhooks import handler, server
+from webhooks import crossobject, handler, server
 from webhooks.server import WebhookServer
 
 pytestmark = pytest.mark.unit
@@ -254,3 +255,21 @@ async def receive(collection: Collection, line: bytes) -> None:
         done.set()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+DEFINITION = "apiVersion: caphv.io/v1beta1\nkind: ClusterDefinition\nmetadata: {name: good, namespace: team-a}\nspec: "
+_LARGEST_FILE = 2 * 1024 * 1024
+DEFINITIONS = {
+    "aliases": "a: &a [b]\nc: [" + "*a," * (_LARGEST_FILE // 3 - 10) + "]",
+    "aliases of aliases": "a0: &a0 [b]\n"
+    + "".join(f"a{number}: &a{number} [{f'*a{number - 1},' * 9}]\n" for number in range(1, 12)),
+    "levels": DEFINITION + "[" * (_LARGEST_FILE - 300),
+    "lines of 1 MB": DEFINITION + "{a: '" + "x" * 1_000_000 + "', b: '" + "y" * 1_000_000 + "'}",
+}
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+async def test_no_file_of_definitions_holds_up_the_packager(name: str) -> None:
+    """The packager reads the files of a commit in a thread."""
+    files = {"a.yaml": DEFINITIONS[name].encode()}
+    assert not await fault(lambda: asyncio.to_thread(lambda: Reader(crossobject.check).read(files)))
