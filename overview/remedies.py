@@ -40,7 +40,6 @@ class Subject:
 # Fields of the identity have a prefix here: the namespace without one is that of the object.
 _IDENTITY = {"target": "{target}", "namespace": "{identity_namespace}", "name": "{identity_name}"}
 _ROTATE = f"Replace its token: {remedies.ROTATE_IDENTITY(**_IDENTITY)}"
-_ROTATE_EXPIRED = f"Replace its token: {remedies.ROTATE_BY_ADMINISTRATOR(**_IDENTITY)}"
 _LOOK = "Read what it reports: {describe}"
 _REPLACE = str(remedies.DELETE_MACHINE)
 _DELETING = f"Its Machine is being deleted. See what that waits for: {remedies.DESCRIBE_MACHINE}"
@@ -59,8 +58,8 @@ _CONNECTION = f"Check the connection to Harvester: {remedies.DOCTOR}"
 
 _BY_REASON: dict[str, str] = {
     Reason.IDENTITY_EXPIRING: _ROTATE,
-    Reason.IDENTITY_EXPIRED: _ROTATE_EXPIRED,
-    Reason.HARVESTER_AUTHENTICATION_FAILED: _ROTATE_EXPIRED,
+    Reason.IDENTITY_EXPIRED: _ROTATE,
+    Reason.HARVESTER_AUTHENTICATION_FAILED: _ROTATE,
     Reason.HARVESTER_UNREACHABLE: f"Machines keep the state in which they were last seen. {_CONNECTION}",
     Reason.HARVESTER_CONNECTION_FAILED: f"Check Secret {{identity}} and the connection to Harvester: {remedies.DOCTOR}",
     Reason.HARVESTER_CONNECTION_IN_PROGRESS: _CONNECTION,

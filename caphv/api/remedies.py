@@ -58,8 +58,8 @@ NEW_IDENTITY = Remedy(
     "caphv identity create --harvester-kubeconfig FILE --target-namespace {target} --secret-namespace {namespace} "
     "--secret-name {name} | kubectl apply -f -"
 )
-ROTATE_IDENTITY = Remedy("caphv identity rotate {namespace}/{name}")
-ROTATE_BY_ADMINISTRATOR = Remedy("caphv identity rotate {namespace}/{name} --harvester-kubeconfig FILE")
+# Only an account with rights in all namespaces can replace its own token, and none can replace one that has expired.
+ROTATE_IDENTITY = Remedy("caphv identity rotate {namespace}/{name} --harvester-kubeconfig FILE")
 GRANT_RIGHTS = Remedy("caphv identity create --harvester-kubeconfig FILE --target-namespace {target}{pools}")
 
 # Harvester

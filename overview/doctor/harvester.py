@@ -90,7 +90,7 @@ def _unconnected(facts: HarvesterFacts, subject: str, *, expired: bool) -> Check
     remedy = "Check address, firewall and proxy; clusters there keep running, and machines stay as they were last seen"
     if facts.rejected:
         place = {"namespace": facts.identity.namespace, "name": facts.identity.name}
-        remedy = f"Replace its token: {remedies.ROTATE_BY_ADMINISTRATOR(**place)}"
+        remedy = f"Replace its token: {remedies.ROTATE_IDENTITY(**place)}"
     names = sorted(str(key_of(obj)) for obj in facts.clusters)
     concerned = f"; HarvesterClusters of Secret {facts.identity}: {_some(names)}" if names else ""
     return Check("connection", subject, Result.ERROR, f"{facts.error}{concerned}", remedy)
@@ -98,10 +98,8 @@ def _unconnected(facts: HarvesterFacts, subject: str, *, expired: bool) -> Check
 
 def _expiry(access: Kubeconfig, identity: Key, now: datetime) -> Check:
     subject, ends = f"Secret {identity}", access.expires()
-    # Only an administrator can renew expired ones.
-    command = remedies.ROTATE_BY_ADMINISTRATOR if ends and ends <= now else remedies.ROTATE_IDENTITY
     place = {"namespace": identity.namespace, "name": identity.name}
-    remedy = f"Download a new kubeconfig, or replace its token: {command(**place)}"
+    remedy = f"Download a new kubeconfig, or replace its token: {remedies.ROTATE_IDENTITY(**place)}"
     if ends is None:
         return ok("credentials", subject, "the credentials state no expiry date")
     if ends <= now:

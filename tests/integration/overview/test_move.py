@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from caphv.api import remedies
 from caphv.api.object import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Obj, Resource, annotations_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Unreachable
@@ -22,6 +24,7 @@ from sandbox.processes.apiserver import ApiServer, private_file
 from tests.support.backup import shared_template, whole_cluster
 from tests.support.backupserver import KINDS, definitions, everything, interrupted_while_the_pause_ends, load
 from tests.support.overview import Management
+from tests.support.printed import printed_in
 
 PAUSED = {"conditions": [{"type": "Paused", "status": "True"}]}
 
@@ -288,9 +291,10 @@ def test_an_interrupted_move_of_a_namespace_names_its_clusters_once_there_are_mo
     sides.load(*new)
     second = sides.move("-n", "grown")
     assert second.exit_code == 1, second.output
-    assert "Complete that move first: caphv move grown/x grown/y" in second.output
+    command = shlex.split(printed_in(remedies.MOVE_CLUSTERS, second.output))
     assert "paused" not in sides.here()["Cluster grown/z"]["spec"]
-    third = sides.move("grown/x", "grown/y")
+    assert command[2:] == ["grown/x", "grown/y", "--to-kubeconfig", "FILE"]
+    third = sides.move(*command[2:-2])
     assert third.exit_code == 0, third.output
     assert {f"Cluster grown/{name}" for name in "xyz"} & sides.here().keys() == {"Cluster grown/z"}
 

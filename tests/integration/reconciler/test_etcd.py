@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner
 
+from caphv.api import remedies
 from caphv.api.names import RKE2_HOOK
 from caphv.api.object import NODES
 from caphv.runtime.client import ApiClient
@@ -22,6 +22,7 @@ from commands.main import cli
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from sandbox.processes.apiserver import private_file
+from tests.support.printed import printed_in
 from tests.support.reconciler.case import CLUSTER_LABEL, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.conditions import condition_of
 from tests.support.simulation import joining
@@ -221,9 +222,8 @@ async def test_a_deletion_that_waits_for_a_deleted_node_is_ended(case: Case, tmp
 
         # The remedy, as it is printed.
         _, text = await caphv(case, tmp_path, "status", ref)
-        command = re.search(r"caphv (etcd remove \S+)", text)
-        assert command, text
-        status, text = await caphv(case, tmp_path, *command[1].split(), "--yes")
+        command = printed_in(remedies.REMOVE_MEMBERS, text)
+        status, text = await caphv(case, tmp_path, *command.split()[1:], "--yes")
         assert (status, f"released Machine {machine}" in text) == (0, True), text
         obj = await case.get(MACHINES, machine)
         assert RKE2_HOOK not in (obj["metadata"].get("annotations") or {})

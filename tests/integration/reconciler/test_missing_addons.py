@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from caphv.api import remedies
 from caphv.api.names import ADOPT_ANNOTATION, SUSPEND_ADDONS_ANNOTATION
 from caphv.api.object import CSI_DRIVERS, DEPLOYMENTS, LEASES, Obj, annotations_of
 from caphv.runtime.errors import NotFound
 from reconciler.cluster import addons
+from tests.support.printed import Person
 from tests.support.reconciler import inprocess
 from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case
 from tests.support.reconciler.conditions import condition_of, is_false, is_true
@@ -82,16 +85,19 @@ async def test_what_is_missing_is_reported_until_it_is_installed(
 
 
 async def test_clusters_that_need_no_report_have_none(
-    environment: Environment, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    person = Person(tmp_path, environment.management, environment.harvester)
     async with cluster(environment, monkeypatch) as case:
         await case.connect_workload()
         await reported(case, is_false(READY, "AddonBundlesMissing"))
         # The user installs add-ons in another way, or none.
-        for value in ("true", None):
-            note = {"metadata": {"annotations": {SUSPEND_ADDONS_ANNOTATION: value}}}
-            await case.patch(CLUSTERS, case.name, note)
-            await reported(case, has_none if value else is_false(READY, "AddonBundlesMissing"))
+        output = await person.sees(f"caphv status {case.name}/{case.name}")
+        await person.follows(remedies.SUSPEND_ADDONS, output)
+        await reported(case, has_none)
+        note = {"metadata": {"annotations": {SUSPEND_ADDONS_ANNOTATION: None}}}
+        await case.patch(CLUSTERS, case.name, note)
+        await reported(case, is_false(READY, "AddonBundlesMissing"))
         # A cloud provider without leader election, and no driver by intent.
         await case.patch(CLUSTERS, case.name, {"metadata": {"labels": {"csi": "none"}}})
         await reported(case, is_false(READY, "AddonBundlesMissing", "has no cloud provider, and"))

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from caphv import data
+from caphv.api import remedies
 from caphv.api.object import SECRETS, Obj
 from caphv.runtime.addresses import AddressPolicy, networks
 from caphv.runtime.client import ApiClient
@@ -41,6 +42,7 @@ from sandbox.processes import binaries, children, network, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
 from tests.support.paths import CHECKOUT
 from tests.support.permissions import GROUPS, asked, granted, in_namespace
+from tests.support.printed import Person
 from tests.support.reconciler import environment, inprocess
 from tests.support.reconciler.case import (
     HARVESTER_CLUSTERS,
@@ -232,11 +234,12 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
 
 @pytest.mark.usefixtures("runner")
 async def test_account_without_target_namespaces_gets_more_rights_by_the_command_in_the_condition(
-    restricted: Restricted, monkeypatch: pytest.MonkeyPatch
+    restricted: Restricted, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     inprocess.install(monkeypatch)
     (port,) = children.free_ports(1)
     plain = identityaccount.Account("plain", "caphv-system")
+    account = f"--name {plain.name} --namespace {plain.namespace} -o kubeconfig"
     async with provider(restricted.management, port), clusters(restricted, "plain") as (case,):
         identity = await identityaccount.create(case.harvester, plain, restricted.harvester.url)
         await limits(case, identity)
@@ -254,8 +257,10 @@ async def test_account_without_target_namespaces_gets_more_rights_by_the_command
         await reconcile_now(case)
         await case.ready()
         refused = is_false("CloudProviderConfigReady", "CloudProviderConfigGenerationFailed", f"{command},")
-        await case.until(HARVESTER_CLUSTERS, case.name, refused)
-        await may_give_cloud_configs(case, plain)
+        found = await case.until(HARVESTER_CLUSTERS, case.name, refused)
+        granted_by = condition_of(found, "CloudProviderConfigReady")["message"]
+        person = Person(tmp_path, restricted.management, restricted.harvester)
+        await person.follows(remedies.GRANT_RIGHTS, granted_by, options=account)
         await reconcile_now(case)
         await case.until(HARVESTER_CLUSTERS, case.name, is_true("CloudProviderConfigReady"))
         guests = f"caphv-guests:{case.target}"
