@@ -16,7 +16,16 @@ from caphv.api.object import Obj
 from caphv.runtime.text import Limits, load_yaml, load_yaml_all
 from packager.addons.gather import Gathered
 from packager.addons.merge import at
-from packager.controller.fleet import NOT_PROCESSED, is_processed, reads
+from packager.controller.fleet import (
+    NOT_APPLIED,
+    NOT_PROCESSED,
+    changes,
+    explained,
+    is_processed,
+    reading_fault,
+    reads,
+    without_patch,
+)
 from packager.git.history import Change
 from packager.git.paths import joined
 from packager.git.snapshot import Snapshot
@@ -32,6 +41,9 @@ _BUNDLES = {
 }
 """Bundles that the settings of an add-on end up in; all other settings may be in any bundle."""
 _COMMIT = "fleet.cattle.io/commit"
+_DEPLOYING = ("Deployed", "Installed")
+"""Conditions of a BundleDeployment about what it should deploy; the others are about what it deployed before."""
+_REPORTED = (*_DEPLOYING, "Ready", "Monitored")
 _SHORT = 12
 # What the packager rendered.
 _LIMITS = Limits(size=16 * 1024 * 1024, nodes=1_000_000, seconds=30)
@@ -206,10 +218,8 @@ def _git_repo(folder: str, place: str, head: str, git_repos: Sequence[Obj]) -> S
     repo = readers[0]
     name = f"{place}/{repo['metadata']['name']}"
     commit = str(at(repo, "status", "commit") or "")
-    rows = at(repo, "status", "conditions") or ()
-    stalled = [str(row.get("message")) for row in rows if row.get("type") == "Stalled" and row.get("status") == "True"]
-    if stalled:
-        return Stage("GitRepo", name, False, stalled[0])
+    if fault := reading_fault(repo):
+        return Stage("GitRepo", name, False, fault)
     if head and commit and commit != head:
         return Stage("GitRepo", name, False, f"is at commit {commit[:_SHORT]}, the branch at {head[:_SHORT]}")
     return Stage(
@@ -220,7 +230,7 @@ def _git_repo(folder: str, place: str, head: str, git_repos: Sequence[Obj]) -> S
 def _bundle(bundle: Obj, place: str, head: str) -> Stage:
     commit = str(at(bundle, "metadata", "labels", _COMMIT) or "")
     summary = at(bundle, "status", "summary") or {}
-    messages = [str(row["message"]) for row in summary.get("nonReadyResources") or () if row.get("message")]
+    messages = map(explained, summary.get("nonReadyResources") or ())
     state = str(at(bundle, "status", "display", "state") or "") if is_processed(bundle) else NOT_PROCESSED
     detail = ", ".join(filter(None, (f"commit {commit[:_SHORT]}" if commit else "", state, *messages)))
     desired = int(summary.get("desiredReady") or 0)
@@ -233,23 +243,24 @@ def _deployment(deployment: Obj) -> Stage:
     place = f"{metadata['namespace']}/{metadata['name']}"
     wanted, applied = str(at(deployment, "spec", "deploymentID") or ""), str(status.get("appliedDeploymentID") or "")
     if wanted != applied:
-        return Stage("BundleDeployment", place, False, f"the agent has not applied it yet{_reason(status)}")
-    modified = [
-        f"{row.get('kind')} {row.get('name')}"
-        + (" is missing" if row.get("missing") else f" was changed: {row.get('patch')}")
-        for row in status.get("modifiedStatus") or ()
-    ]
-    if modified:
-        return Stage("BundleDeployment", place, False, "; ".join(modified))
+        before = f". What it applied before: {'; '.join(changes(status))}" if changes(status) else ""
+        return Stage("BundleDeployment", place, False, _reason(status, _DEPLOYING) or f"{NOT_APPLIED}{before}")
+    if changes(status):
+        return Stage("BundleDeployment", place, False, "; ".join(changes(status)))
+    reason = _reason(status, _REPORTED)
     return Stage(
-        "BundleDeployment", place, bool(status.get("ready")), f"release {status.get('release', '')}{_reason(status)}"
+        "BundleDeployment",
+        place,
+        bool(status.get("ready")),
+        ": ".join(filter(None, (f"release {status.get('release', '')}", reason))),
     )
 
 
-def _reason(status: Mapping[str, Any]) -> str:
+def _reason(status: Mapping[str, Any], kinds: Sequence[str]) -> str:
+    """Return the first message of conditions of these types that are false."""
     rows = status.get("conditions") or ()
-    found = [str(row["message"]) for row in rows if row.get("status") == "False" and row.get("message")]
-    return f": {found[0]}" if found else ""
+    messages = (row.get("message") for row in rows if row.get("status") == "False" and row.get("type") in kinds)
+    return next((without_patch(str(message)) for message in messages if message), "")
 
 
 def _objects(rendered: Rendered, bundle: str, live: LiveState) -> Iterator[Stage]:

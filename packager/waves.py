@@ -7,16 +7,16 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from caphv.api import names
-from caphv.api.object import Key
-from caphv.api.resources import FLEET_BUNDLES
+from caphv.api.object import Key, Obj, Resource
+from caphv.api.resources import FLEET_BUNDLES, FLEET_GIT_REPOS
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import TooManyRequests, Unreachable
+from caphv.runtime.errors import ApiError, TooManyRequests, Unreachable
 from packager.addons.gather import ClusterFacts, labels_of_cluster
-from packager.controller.fleet import ExpectedBundles, Report, evaluate, slim_bundle
+from packager.controller.fleet import ExpectedBundles, Report, evaluate, reads, slim_bundle, slim_git_repo
 from packager.git.errors import GitError
 from packager.rendering.bundles import BUNDLE_LABEL
 
@@ -141,18 +141,27 @@ async def reports_of(
 ) -> dict[Key, Report]:
     """Return what Fleet says of the bundles of clusters. Raises ApiError, Unreachable."""
     bundles = {}
+    git_repos: dict[str, list[Obj]] = {}
     for workspace in sorted({one.workspace for one in wanted.values()}):
-        token = ""
-        while True:
-            page = await client.list(
-                FLEET_BUNDLES, workspace, label_selector=BUNDLE_LABEL, limit=_PAGE, continue_token=token
-            )
-            for obj in page["items"]:
-                bundles[workspace, obj["metadata"]["name"]] = slim_bundle(obj)
-            if not (token := page["metadata"].get("continue", "")):
-                break
+        async for obj in _pages(client, FLEET_BUNDLES, workspace, BUNDLE_LABEL):
+            bundles[workspace, obj["metadata"]["name"]] = slim_bundle(obj)
+        # They only explain; an account need not read them.
+        with contextlib.suppress(ApiError):
+            git_repos[workspace] = [slim_git_repo(obj) async for obj in _pages(client, FLEET_GIT_REPOS, workspace)]
     found = {}
     for key, one in wanted.items():
         own = {bundle: bundles.get((one.workspace, name)) for bundle, name in one.bundles}
-        found[key] = evaluate(own, None, one, is_before)
+        repos = git_repos.get(one.workspace)
+        readers = None if repos is None else [repo for repo in repos if reads(repo, one.folder)]
+        found[key] = evaluate(own, readers, one, is_before)
     return found
+
+
+async def _pages(client: ApiClient, kind: Resource, namespace: str, selector: str = "") -> AsyncIterator[Obj]:
+    token = ""
+    while True:
+        page = await client.list(kind, namespace, label_selector=selector, limit=_PAGE, continue_token=token)
+        for obj in page["items"]:
+            yield obj
+        if not (token := page["metadata"].get("continue", "")):
+            return

@@ -29,6 +29,7 @@ RANCHER_CLUSTERS = Resource("provisioning.cattle.io", "v1", "clusters", "Cluster
 MANAGED_CLUSTERS = Resource("management.cattle.io", "v3", "clusters", "Cluster", namespaced=False)
 FLEET_CLUSTERS = Resource(FLEET_GROUP, "v1alpha1", "clusters", "Cluster")
 FLEET_BUNDLES = Resource(FLEET_GROUP, "v1alpha1", "bundles", "Bundle")
+FLEET_GIT_REPOS = Resource(FLEET_GROUP, "v1alpha1", "gitrepos", "GitRepo")
 HELM_CHARTS = Resource("helm.cattle.io", "v1", "helmcharts", "HelmChart")
 HELM_CHART_CONFIGS = Resource("helm.cattle.io", "v1", "helmchartconfigs", "HelmChartConfig")
 CERTIFICATES = Resource("cert-manager.io", "v1", "certificates", "Certificate")

@@ -35,7 +35,9 @@ def _check(obj: Obj, cluster: Key, now: datetime) -> Check:
     ready = condition_of(obj, "Ready")
     bundles = str((status.get("display") or {}).get("readyBundles") or "")
     if ready.get("status") == "False":
-        message = f"Fleet Cluster {key_of(obj)}: {bundles or 'not all'} bundles are ready: {ready.get('message') or ''}"
+        # Fleet's text of a change ends with the values, which may be those of a Secret.
+        reason = str(ready.get("message") or "").partition(" {")[0]
+        message = f"Fleet Cluster {key_of(obj)}: {bundles or 'not all'} bundles are ready: {reason}"
         remedy = f"Follow a setting to where it stopped: {remedies.TRACE_BUNDLES(ref=cluster)}"
         return Check("fleet", subject, Result.WARNING, message.rstrip(": "), remedy)
     return ok("fleet", subject, f"Fleet Cluster {key_of(obj)}: {bundles or 'all'} bundles are ready")

@@ -21,15 +21,20 @@ from packager.tree import cluster_folder
 _BUNDLE = (FLEET_GROUP, "Bundle")
 _GIT_REPO = (FLEET_GROUP, "GitRepo")
 _COMMIT_LABEL = "fleet.cattle.io/commit"
-_LONGEST = 300
+_FAULTS = (("Stalled", "True"), ("GitPolling", "False"), ("Accepted", "False"))
+"""Conditions of GitRepos whose messages say why a commit was not read."""
+_LONGEST = 600
 _MOST_FIELDS = 3
+_MOST_OBJECTS = 3
 _LIMITS = Limits(size=64 * 1024, nodes=10_000, seconds=1)
-_MODIFIED = "Modified"
+_MODIFIED, _WAITING = "Modified", "WaitApplied"
+NOT_APPLIED = (
+    "its agent has not applied it; if that stays, the log of Deployment cattle-fleet-system/fleet-agent in the "
+    "cluster says why"
+)
+"""What is to say of a Bundle or BundleDeployment in state `WaitApplied`: Fleet reports no error of Helm there."""
 _HINTS = {
-    "WaitApplied": (
-        "its agent has not applied it; if that stays, the log of Deployment cattle-fleet-system/fleet-agent in the "
-        "cluster says why"
-    ),
+    _WAITING: NOT_APPLIED,
     _MODIFIED: "another client changed its objects; caphv bundles trace names the field and who wrote it",
 }
 """What to do about a state that Fleet does not explain."""
@@ -154,7 +159,8 @@ def _problem(bundle: Obj) -> str:
     if not status["processed"]:
         return NOT_PROCESSED
     if status["message"]:
-        return f"{status['state'] or 'NotReady'}: {status['message']}"
+        hint = f"{NOT_APPLIED}. What it applied before: " if status["state"] == _WAITING else ""
+        return f"{status['state'] or 'NotReady'}: {hint}{status['message']}"
     if not status["desired"]:
         return "no cluster of Fleet matches it yet"
     if status["ready"] < status["desired"]:
@@ -168,16 +174,29 @@ def explained(row: Obj) -> str:
 
     Of changed objects the fields are named, never their values: those of a Secret must not get into a condition.
     """
-    if row.get("bundleState") == _MODIFIED or not row.get("message"):
-        for modified in row.get("modifiedStatus") or ():
-            return f"{_object(modified)} {_change(modified)}"
-    if row.get("message"):
-        # Fleet's own text of a change ends with the patch.
-        return str(row["message"]).partition(" {")[0]
+    message = without_patch(str(row.get("message") or ""))
+    if message and row.get("bundleState") != _MODIFIED:
+        return message
+
+    objects = [*_unready(row), *changes(row)]
+    more = f" and {len(objects) - _MOST_OBJECTS} more" if len(objects) > _MOST_OBJECTS else ""
+    return "; ".join(objects[:_MOST_OBJECTS]) + more or message
+
+
+def without_patch(message: str) -> str:
+    """Return a message of Fleet in one line, without the values that its text of a change ends with."""
+    return " ".join(message.partition(" {")[0].split())
+
+
+def changes(row: Obj) -> list[str]:
+    """Return the changed objects of a row of `nonReadyResources` or a BundleDeployment's status, with their fields."""
+    return [f"{_object(modified)} {_change(modified)}" for modified in row.get("modifiedStatus") or ()]
+
+
+def _unready(row: Obj) -> Iterator[str]:
     for unready in row.get("nonReadyStatus") or ():
         messages = at(unready, "summary", "message") or ()
-        return ": ".join([f"{_object(unready)} is not ready", *map(str, messages)])
-    return ""
+        yield ": ".join([f"{_object(unready)} is not ready", *map(str, messages)])
 
 
 def _object(row: Obj) -> str:
@@ -259,16 +278,22 @@ def _is_uninstallable(bundle: Obj, summary: Obj) -> bool:
 
 def slim_git_repo(git_repo: Obj) -> Obj:
     """Keep of a GitRepo its paths, and what went wrong with reading it."""
-    conditions = at(git_repo, "status", "conditions") or ()
-    stalled = (row.get("message") for row in conditions if row.get("type") == "Stalled" and row.get("status") == "True")
-    polling = (
-        row.get("message") for row in conditions if row.get("type") == "GitPolling" and row.get("status") == "False"
-    )
     return {
         "metadata": _metadata(git_repo, {}),
         "spec": {"paths": [str(path) for path in at(git_repo, "spec", "paths") or ()]},
-        "status": {"message": _first([*stalled, *polling])},
+        "status": {"message": reading_fault(git_repo)},
     }
+
+
+def reading_fault(git_repo: Obj) -> str:
+    """Return what a GitRepo says of a commit that it cannot read, or of a job that cannot start; empty for none."""
+    conditions = at(git_repo, "status", "conditions") or ()
+    return _first(
+        row.get("message")
+        for kind, status in _FAULTS
+        for row in conditions
+        if (row.get("type"), row.get("status")) == (kind, status)
+    )
 
 
 def _metadata(obj: Obj, labels: dict[str, str]) -> Obj:

@@ -30,11 +30,14 @@ _FILE = "gitrepo.yaml"
 # No namespace begins with a dot, so that this never exists.
 _NOTHING = f"{CLUSTERS}/.none"
 # A GitRepo reports problems of what it reads, each of which has a condition of its own elsewhere: the bundle that
-# delivers the GitRepo is ready when the GitRepo exists. One made by hand is taken over.
+# delivers the GitRepo ignores them, except an error that Fleet also shows in `status.display`. Forced drift
+# correction recreates a GitRepo that was deleted, and takes over one made by hand: without it, Fleet would do so only
+# at the next change of the bundle, and report the GitRepo as not its own until then.
 _CONDITIONS = ("Ready", "GitPolling", "Reconciling", "Stalled", "Accepted")
 _SETTINGS = yaml.dump(
     {
         "keepResources": True,
+        "correctDrift": {"enabled": True, "force": True},
         "helm": {"takeOwnership": True, "force": True, "disablePreProcess": True},
         "ignore": {"conditions": [{"type": condition} for condition in _CONDITIONS]},
     }

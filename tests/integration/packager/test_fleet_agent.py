@@ -18,7 +18,7 @@ from sandbox.addons.helm import Helm
 from sandbox.processes.apiserver import ApiServer
 from tests.support.observed import Record, records
 from tests.support.packager.agent_steps import BUNDLE, NAMESPACE, play
-from tests.support.packager.environment import crd
+from tests.support.packager.environment import GIT_REPOS, crd
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -74,8 +74,8 @@ async def test_the_stand_in_does_what_the_agent_did(empty_api_server: ApiServer,
     async with empty_api_server.client() as client:
         installations = crd(INSTALLATIONS)
         installations["spec"]["scope"] = "Cluster"
-        await manifests.apply(client, [crd(HELM_CHART_CONFIGS), installations])
-        for kind in (HELM_CHART_CONFIGS, INSTALLATIONS):
+        await manifests.apply(client, [crd(HELM_CHART_CONFIGS), crd(GIT_REPOS), installations])
+        for kind in (HELM_CHART_CONFIGS, GIT_REPOS, INSTALLATIONS):
             await until(lambda kind=kind: listed(client, kind), lambda kind=kind: f"{kind} cannot be listed")
 
         agent = StandIn(FleetCluster(client, Helm(empty_api_server.kubeconfig())))

@@ -17,6 +17,7 @@ from packager.rendering.renderer import Rendered, Renderer, RenderOptions
 from packager.rendering.vendored import ROOT, VendoredChart, folder_of
 from packager.trace import BranchState, LiveState, Trace, bundles_of, manifests, setting_stage, trace
 from packager.tree import CLUSTERS
+from tests.support.observed import records
 from tests.support.packager.examples import K3S, cluster
 
 pytestmark = pytest.mark.unit
@@ -118,6 +119,24 @@ def test_fleet_stops_it_in_many_ways(rendered: Rendered, snapshot: Snapshot) -> 
     ):
         name, detail = stopped(trace(rendered, "cni", snapshot, live(rendered, **changes), BRANCH))
         assert (name, expected[1] in detail) == (expected[0], True), (changes, detail)
+
+
+def test_a_conflict_that_fleet_does_not_report_points_to_the_log_and_names_fields_without_values(
+    rendered: Rendered, snapshot: Snapshot
+) -> None:
+    (status,) = (
+        record.outcome for record in records("rancher-fleet/statuses.yaml") if record.name.startswith("a-conflict")
+    )
+    bundle = live(rendered).bundles[NAME]  # type: ignore[index]
+    deployment = {**live(rendered).deployments[NAME], "status": status["deployment"]}  # type: ignore[index]
+    changed = {**bundle, "status": {**bundle["status"], **status["bundle"]}}
+    found = trace(rendered, "cni", snapshot, live(rendered, bundles={NAME: changed}), BRANCH)
+    assert "ConfigMap default/pools was changed in data.mtu, data.pool" in stopped(found)[1]
+
+    found = trace(rendered, "cni", snapshot, live(rendered, deployments={NAME: deployment}), BRANCH)
+    name, detail = stopped(found)
+    assert (name, "the log of Deployment cattle-fleet-system/fleet-agent" in detail) == ("BundleDeployment", True)
+    assert detail.endswith("ConfigMap default/pools was changed in data.mtu, data.pool")
 
 
 def test_the_path_of_the_repository_is_part_of_what_gitrepos_read(rendered: Rendered, snapshot: Snapshot) -> None:

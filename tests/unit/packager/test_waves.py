@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.object import Key, Obj, Resource
+from caphv.api.resources import FLEET_BUNDLES, FLEET_GIT_REPOS
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Forbidden
 from packager.addons.gather import ClusterFacts
+from packager.controller.fleet import ExpectedBundles
 from packager.git.errors import GitError
-from packager.waves import CommitOrder, parse, split
+from packager.waves import CommitOrder, parse, reports_of, split
+from tests.support.observed import records
 from tests.support.packager.examples import cluster
 
 pytestmark = pytest.mark.unit
@@ -85,3 +92,46 @@ def test_only_the_awaited_commit_and_later_heads_are_not_before_it() -> None:
     assert not order.may_be_before("wave", "wave")
     heads = {"newest"}
     assert not order.may_be_before("passing", "wave")
+
+
+class Lists(ApiClient):
+    """A client that answers lists in pages of one object."""
+
+    def __init__(self, **objects: list[Obj] | Exception) -> None:
+        self._objects = objects
+
+    async def list(self, resource: Resource, namespace: str = "", **options: Any) -> Obj:
+        objects = self._objects[resource.plural]
+        if isinstance(objects, Exception):
+            raise objects
+
+        start = int(options["continue_token"] or 0)
+        more = {"continue": str(start + 1)} if start + 1 < len(objects) else {}
+        return {"metadata": more, "items": objects[start : start + 1]}
+
+
+@pytest.mark.parametrize("may_read", [True, False])
+async def test_a_wave_says_what_the_gitrepo_says_if_it_may_be_read(may_read: bool) -> None:
+    stalled = next(
+        record.outcome["gitRepo"]
+        for record in records("rancher-fleet/statuses.yaml")
+        if record.name == "a-chart-that-does-not-exist-stops-its-gitrepo"
+    )
+    metadata = dict.fromkeys(("name", "namespace", "uid", "resourceVersion"), "x")
+    old = {**metadata, "name": "cni-a", "labels": {"caphv.io/bundle": "cni", "fleet.cattle.io/commit": "b" * 40}}
+    others = {"metadata": {**metadata, "labels": {"caphv.io/bundle": "ccm"}}}
+    repos: list[Obj] = [
+        {"metadata": metadata, "spec": {"paths": ["clusters/team/other/*"]}, "status": {}},
+        {"metadata": metadata, "spec": {"paths": ["clusters/team/*/*"]}, "status": stalled},
+    ]
+    forbidden = Forbidden(403, "Forbidden", "gitrepos is forbidden")
+    client = Lists(
+        **{
+            FLEET_BUNDLES.plural: [others, {"metadata": old}],
+            FLEET_GIT_REPOS.plural: repos if may_read else forbidden,
+        }
+    )
+    wanted = ExpectedBundles("team", (("cni", "cni-a"),), "clusters/team/a", "c" * 40)
+    (report,) = (await reports_of(client, {Key("team", "a"): wanted}, lambda *_: True)).values()
+    assert report.problems[0] == f"cni: Fleet is still at commit {'b' * 12}"
+    assert [problem.endswith("harvester-cloud-provider-9.9.9") for problem in report.problems[1:]] == [True] * may_read

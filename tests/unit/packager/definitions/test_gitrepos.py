@@ -177,11 +177,14 @@ def test_every_cluster_is_read_once(tmp_path_factory: pytest.TempPathFactory, gr
         assert paths == ["clusters/team-a/*/*"]
 
 
-def test_their_bundle_takes_over_what_exists_and_reports_no_problem_of_the_repository(tmp_path: Path) -> None:
+def test_their_bundle_takes_over_what_exists_and_recreates_what_was_deleted(
+    tmp_path: Path,
+) -> None:
     (folder,) = folders(OPTIONS, [member("a")], Directory(tmp_path, names=NAMES).sync()).values()
     settings = yaml.safe_load(folder.files["fleet.yaml"])
     assert settings["keepResources"]
     assert settings["helm"]["takeOwnership"]
+    assert settings["correctDrift"] == {"enabled": True, "force": True}
     assert {"type": "Ready"} in settings["ignore"]["conditions"]
     # Fleet writes durations back in this form.
     assert yaml.safe_load(folder.files["gitrepo.yaml"])["spec"]["pollingInterval"] == "1m0s"
