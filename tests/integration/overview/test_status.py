@@ -109,7 +109,7 @@ def test_requests_do_not_grow_with_the_number_of_clusters(clusters: Management) 
         "list machines",
         "list rke2controlplanes",
     ]
-    assert len(asked) <= len(lists) + 5
+    assert len(asked) <= len(lists) + 6
 
 
 def test_a_server_without_cluster_api_is_named_as_such(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.processes import binaries
 from sandbox.processes.apiserver import ApiServer
 from tests.support.fixtures import entered
 from tests.support.packager.cleanup import Contents
@@ -32,6 +33,8 @@ def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "SOURCE_SIGNERS",
     ):
         monkeypatch.delenv(f"CAPHV_{name}", raising=False)
+    # Programs that were built for all tests stay where they are.
+    monkeypatch.setenv("CAPHV_CACHE", str(binaries.cache_folder()))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

@@ -111,12 +111,12 @@ def positions(environment: Environment) -> dict[str, int]:
 
 
 def made(environment: Environment, since: Mapping[str, int]) -> list[str]:
-    """Requests of the provider since audit positions, watches left out."""
+    """Requests of the provider since audit positions; watches and Leases, by which it is seen to live, left out."""
     return [
         f"{event['verb']} {event['requestURI']}"
         for server in (environment.management, environment.harvester)
         for event in environment.requests(server, since[server.name])
-        if event["verb"] != "watch"
+        if event["verb"] != "watch" and "/leases" not in event["requestURI"]
     ]
 
 
@@ -124,7 +124,9 @@ def requests(metrics: Metrics) -> float:
     return sum(
         count
         for (name, labels), count in metrics.items()
-        if name == "caphv_api_requests_total" and ("verb", "watch") not in labels
+        if name == "caphv_api_requests_total"
+        and ("verb", "watch") not in labels
+        and ("resource", "leases") not in labels
     )
 
 
