@@ -148,7 +148,7 @@ async def remove_all(client: ApiClient, secrets: Iterable[Obj]) -> list[str]:
         try:
             await client.patch(SECRETS, key.name, key.namespace, patch)
         except NotFound:
-            continue
+            pass  # deleted meanwhile
         except ApiError as error:
             errors.append(f"Secret {key}: {error}")
     return errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,5 +65,6 @@ class Servers:
     async def _configuration(self, *_: object) -> Any:
         return SimpleNamespace(tls=SimpleNamespace(get_ca_certs=lambda **_: []))
 
-    def _client(self, _connection: object, *, name: str, **_: object) -> MemoryServer:
+    def _client(self, connection: object, *, name: str, **_: object) -> MemoryServer:
+        assert not inspect.iscoroutine(connection), "a connection that was not awaited"
         return {"management": self.management, "harvester": self.harvester, "workload": self.workload}[name]

@@ -76,6 +76,22 @@ def test_columns_of_a_table_are_as_wide_as_their_widest_cell() -> None:
     assert table(("A", "NAME"), [("long", "x"), ("s", "yy")]) == "A     NAME\nlong  x\ns     yy\n"
 
 
+def test_cell_of_a_table_sends_no_escape_sequence_but_a_colour() -> None:
+    assert table(("A",), [("\x1b[32mok\x1b[0m",)]) == "A\n\x1b[32mok\x1b[0m\n"
+    assert "\x1b" not in table(("A",), [("\x1b[2Jgone for good",)])
+
+
+@pytest.mark.parametrize("to_stderr", [False, True])
+def test_progress_goes_where_no_data_is(capsys: pytest.CaptureFixture[str], to_stderr: bool) -> None:
+    progress = changes.Progress(to_stderr=to_stderr)
+    for text in ("first", "first", "second", "first"):
+        progress.say(text)
+    written = capsys.readouterr()
+    text, nothing = (written.err, written.out) if to_stderr else (written.out, written.err)
+    assert [line.split("  ")[1] for line in text.splitlines()] == ["first", "second", "first"]
+    assert nothing == ""
+
+
 # Capacity
 
 

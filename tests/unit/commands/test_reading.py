@@ -126,6 +126,23 @@ def test_conditions_of_a_tree_show_on_request(servers: Servers) -> None:
     assert "VMUpToDate" in servers.caphv("tree", "team/shop", "--no-deep", "--conditions").stdout
 
 
+def test_conditions_of_groups_and_bundles_show_on_request_or_when_they_are_wrong(servers: Servers) -> None:
+    builder = Builder()
+    builder.control_plane["status"]["conditions"] = [{"type": "EtcdClusterHealthy", "status": "True"}]
+    for status, word in (("True", "Ready"), ("False", "Pending")):
+        condition = {"type": "AddonBundlesReady", "status": status, "reason": "Deploying", "message": "1 of 2 applied"}
+        conditions = [
+            each for each in builder.harvester_cluster["status"]["conditions"] if each["type"] != "AddonBundlesReady"
+        ]
+        builder.harvester_cluster["status"]["conditions"] = [*conditions, condition]
+        servers.put(builder)
+        short = servers.caphv("tree", "team/shop", "--no-deep").stdout
+        assert f"bundles {word}" in short
+        assert ("1 of 2 applied" in short) is (status == "False")
+        assert "EtcdClusterHealthy" not in short
+        assert "EtcdClusterHealthy" in servers.caphv("tree", "team/shop", "--no-deep", "--conditions").stdout
+
+
 def test_clusters_of_one_namespace_have_no_column_for_it(servers: Servers) -> None:
     assert servers.caphv("status", "-n", "team").stdout.split()[0] == "CLUSTER"
     assert servers.caphv("status", "-A").stdout.split()[0] == "NAMESPACE"

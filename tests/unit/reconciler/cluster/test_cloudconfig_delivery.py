@@ -276,6 +276,10 @@ async def test_credentials_are_written_into_a_config_map_once(monkeypatch: pytes
     assert tokens(secret[0]) == {"token of demo-token"}
     assert [request for request in case.management.requests if "ConfigMap" in request] == ["patch ConfigMap manifests"]
     assert case.events.count(("Normal", "CloudConfigWritten")) == 1
+    # Nor is it written after a restart.
+    case.restart()
+    await case.reconcile()
+    assert case.events.count(("Normal", "CloudConfigWritten")) == 1
     # What a user changes is completed again.
     case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n"}))
     await case.reconcile()
@@ -424,6 +428,11 @@ async def test_account_joins_the_binding_of_its_namespace_and_leaves_it(monkeypa
         await case.reconcile()
     (binding,) = case.harvester.stored(CLUSTER_ROLE_BINDINGS)
     assert binding["subjects"] == [OTHER, OWN]
+    # Nor does a later check take the account for lost.
+    case.clock[0] += 1000
+    before = list(case.harvester.requests)
+    await case.reconcile()
+    assert case.harvester.requests == before
     await case.management.delete(case.context.caches.harvester_clusters.resource, "demo", "team")
     for _ in range(4):
         if case.management.find("HarvesterCluster", "demo", "team"):

@@ -125,6 +125,7 @@ class Deleted:
         context: Any = SimpleNamespace(
             caches=caches,
             memory=Memory(),
+            queues=SimpleNamespace(machines=WorkQueue[Key]("test")),
             event=lambda _kind, _obj, _type, reason, _message: self.events.append(reason),
             remove_finalizer=self._remove_finalizer,
             write_status=self._write_status,
@@ -172,6 +173,24 @@ async def test_refusal_of_another_server_is_no_reason_to_leave_objects_on_harves
         await forced.reconcile()
     assert not forced.gone
     assert forced.message == "a request was refused by the management cluster: cannot delete loadbalancers"
+
+
+@pytest.mark.parametrize(
+    ("status", "machines", "gone"),
+    [({}, [], True), ({"harvester": {"uid": "h"}}, [], False), ({}, [{"metadata": {"name": "one"}}], False)],
+    ids=["never connected", "was connected", "has a machine"],
+)
+async def test_cluster_that_never_reached_harvester_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, status: Obj, machines: list[Obj], gone: bool
+) -> None:
+    async def fails(_: object) -> None:
+        raise blocked(Reason.HARVESTER_CONNECTION_FAILED)
+
+    waiting = Deleted(monkeypatch, refusal(Forbidden, "harvester"), annotation="")
+    monkeypatch.setattr(connection, "ensure_connection", fails)
+    waiting.obj["status"], waiting.machines = status, machines
+    await waiting.reconcile()
+    assert (waiting.gone, waiting.message == "") == (gone, gone)
 
 
 class Orphaned(Deleted):
@@ -246,9 +265,16 @@ def test_all_that_may_be_left_is_named() -> None:
 
 
 def test_what_was_never_made_is_not_named() -> None:
-    message = left_over(cluster(controlPlaneEndpoint={"host": "10.0.0.9", "port": 6443}))
+    message = left_over(cluster(controlPlaneEndpoint={"host": "10.0.0.9", "port": 6443}, server=None))
     assert "10.0.0.9" not in message
     assert "IPPool" not in message
+    assert "ServiceAccount" not in message
+    assert "Harvester (unknown)" in message
+
+
+@pytest.mark.parametrize("field", ["cloudConfig", "updateCloudProviderConfig"])
+def test_account_of_guests_may_be_left(field: str) -> None:
+    assert "ServiceAccount" in left_over(cluster(**{field: {"delivery": "Secret"}}))
 
 
 def test_cluster_that_never_reached_harvester_can_be_deleted() -> None:

@@ -14,6 +14,7 @@ from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.topology import domain_of_host, failure_domains, has_single_host, unpublished_domains
 from reconciler.machine.placement import domain_requirement
 from reconciler.status import StatusDraft
+from tests.support.reconciler.memorycase import MemoryCase
 
 pytestmark = pytest.mark.unit
 
@@ -125,6 +126,42 @@ def test_core_of_v1beta1_gets_no_list_which_it_could_not_read(wanted: Obj, statu
     (condition,) = patch["conditions"]
     assert (condition["type"], condition["status"]) == ("FailureDomainsAvailable", status)
     assert condition["message"].startswith(message)
+
+
+async def test_core_of_v1beta2_gets_the_domains(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MemoryCase(monkeypatch, controlPlaneFailureDomains=["zone-2"])
+    for name, zone in (("a", "zone-1"), ("b", "zone-2")):
+        case.harvester.put({"apiVersion": "v1", "kind": "Node", **host(name, zone)})
+    await case.reconcile()
+    domains = case.obj["status"]["failureDomains"]
+    assert {domain["name"]: domain["controlPlane"] for domain in domains} == {"zone-1": False, "zone-2": True}
+    assert case.condition("FailureDomainsAvailable")[0] == "True"
+
+
+async def test_cluster_waits_for_a_domain_that_its_spec_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MemoryCase(monkeypatch, controlPlaneFailureDomains=["zone-3"])
+    case.harvester.put({"apiVersion": "v1", "kind": "Node", **host("a", "zone-1")})
+    await case.reconcile()
+    assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningFailed")
+    case.harvester.put({"apiVersion": "v1", "kind": "Node", **host("b", "zone-3")})
+    await case.reconcile()
+    assert case.condition("InfrastructureReady")[1] != "InfrastructureProvisioningFailed"
+
+
+async def test_domains_in_use_that_are_lost_or_cordoned_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MemoryCase(monkeypatch)
+    nodes = [{"apiVersion": "v1", "kind": "Node", **host(name, f"zone-{name}")} for name in ("a", "b")]
+    for node in nodes:
+        case.harvester.put(node)
+    case.add_machine("cp-0")
+    case.machines[-1]["spec"]["failureDomain"] = "zone-a"
+    await case.reconcile()
+    assert case.condition("FailureDomainsAvailable")[0] == "True"
+    case.harvester.put({**nodes[0], "spec": {"unschedulable": True}})
+    for _ in range(2):
+        await case.reconcile()
+    assert case.condition("FailureDomainsAvailable") == ("False", "FailureDomainUnavailable")
+    assert case.events.count(("Warning", "FailureDomainUnavailable")) == 2, "a domain in use, and one that was offered"
 
 
 def test_unpublished_domain_is_a_zone_or_a_host() -> None:

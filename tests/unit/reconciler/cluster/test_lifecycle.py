@@ -156,8 +156,16 @@ async def test_described_pools_are_created_and_named_in_the_spec(monkeypatch: py
     ):
         assert case.condition(condition)[0] == "True", condition
     assert case.events.count(("Normal", "IPPoolCreated")) == 2
-    # Deletion takes both away, and the address first.
+    # The Go provider recorded no owner: its condition says that it has created them.
+    for obj in found.values():
+        case.harvester.put({**obj, "metadata": {**obj["metadata"], "annotations": {}}})
     case.assign(ADDRESS)
+    await case.reconcile()
+    owned = [
+        obj["metadata"]["annotations"].get("caphv.io/owner-uid") for obj in case.harvester.stored(resources.IP_POOLS)
+    ]
+    assert owned == ["demo-uid"] * 2
+    # Deletion takes both away, and the address first.
     await case.reconcile()
     await delete(case)
     assert case.harvester.stored(resources.IP_POOLS) == []

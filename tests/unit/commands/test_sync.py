@@ -1,0 +1,196 @@
+"""`caphv packager sync` with repositories and folders on disk: what is written, printed and refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from tests.support.packager.definitions import definition
+from tests.support.packager.repositories import Origin
+from tests.support.packager.sync import Management, call, done, put, sync
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of its own, and nothing of the user who runs the tests."""
+    for name in ("GIT_REPO", "GIT_BRANCH", "GIT_PATH", "GIT_CREDENTIALS", "GIT_REVIEW", "GIT_CACHE", "SOURCE_REPO"):
+        monkeypatch.delenv(f"CAPHV_{name}", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> Origin:
+    return Origin.make(tmp_path / "origin.git")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "definitions"
+    folder.mkdir()
+    return folder
+
+
+def test_lines_say_what_was_written_and_what_follows(source: Path, origin: Origin) -> None:
+    put(source, definition("a"))
+    shown = done(sync(source, origin, "--dry-run")).stdout
+    assert "added manifests/team-a/a" in shown
+    assert "nothing was written: --dry-run" in shown
+    assert origin.branches() == []
+
+    lines = done(sync(source, origin)).stdout.splitlines()
+    assert f"pushed {origin.head()[:12]} to main" in lines
+    assert f"--repo {origin.url}" in lines[-1]
+    assert done(sync(source, origin)).stdout == "nothing to do\n"
+
+    put(source, definition("a", addons={"cni": {"name": "calico", "mtu": 1400}}))
+    assert "changed manifests/team-a/a" in done(sync(source, origin)).stdout
+
+
+def test_data_says_what_was_written_and_which_definitions_are_faulty(source: Path, origin: Origin) -> None:
+    put(source, definition("a"), definition("bad", kubernetesVersion="latest"))
+    result = sync(source, origin, "-o", "json")
+    assert result.exit_code == 1
+    content = json.loads(result.stdout)
+    assert (content["commit"], content["branch"]) == (origin.head(), "main")
+    assert (content["clusters"], content["faulty"]) == (["team-a/a"], ["team-a/bad"])
+    (problem,) = content["problems"]
+    line = (source / "bad.yaml").read_text().splitlines().index("  kubernetesVersion: latest") + 1
+    assert (problem["file"], problem["line"], problem["advice"]) == ("bad.yaml", line, False)
+    assert f"error: bad.yaml:{line}: " in result.stderr
+
+
+def test_a_removed_definition_is_held_until_it_is_confirmed(source: Path, origin: Origin) -> None:
+    put(source, definition("a"), definition("b"))
+    done(sync(source, origin))
+    (source / "a.yaml").unlink()
+    held = sync(source, origin)
+    assert held.exit_code == 1
+    assert "left manifests/team-a/a: " in held.stdout
+    assert "manifests/team-a/a/cluster/cluster.yaml" in origin.files()
+    lifted = sync(source, origin, "--confirm", "team-a/a")
+    assert (lifted.exit_code, "changed manifests/team-a/a" in lifted.stdout) == (1, True)
+    assert "removed manifests/team-a/a" in done(sync(source, origin, "--confirm", "team-a/a")).stdout
+    assert not any(path.startswith("manifests/team-a/a/") for path in origin.files())
+
+
+def test_a_folder_gets_the_same_files_and_no_gitrepo(source: Path, tmp_path: Path) -> None:
+    put(source, definition("a"))
+    result = done(call("sync", source, "--folder", tmp_path / "fleet"))
+    assert (tmp_path / "fleet/manifests/team-a/a/cluster/cluster.yaml").is_file()
+    assert not (tmp_path / "fleet/gitrepos").exists()
+    assert "gitrepo" not in result.stdout
+    assert "pushed" not in result.stdout
+
+
+def test_links_count_as_unread_except_those_of_mounted_volumes(source: Path, origin: Origin) -> None:
+    put(source, definition("a"), definition("b"))
+    done(sync(source, origin))
+    (source / "a.yaml").unlink()
+    # A volume is mounted as links into a hidden folder.
+    (source / "..data").mkdir()
+    (source / "..data/inner").symlink_to("elsewhere")
+    (source / "mounted").symlink_to("..data/mounted")
+    allowed = sync(source, origin, "--confirm", "team-a/a", "--dry-run")
+    assert "changed manifests/team-a/a" in allowed.stdout
+    assert "symbolic link" not in allowed.output
+
+    (source / "sub").mkdir()
+    (source / "sub/other").symlink_to("../..")
+    linked = sync(source, origin, "--confirm", "team-a/a")
+    assert linked.exit_code == 1
+    assert "sub/other:1: " in linked.stderr
+    assert "is a symbolic link, which is not followed" in linked.stderr
+
+
+def test_definitions_of_a_repository_are_read_from_their_branch_and_folder(origin: Origin, tmp_path: Path) -> None:
+    definitions = Origin.make(tmp_path / "definitions.git")
+    definitions.push({"prod/a.yaml": yaml.safe_dump(definition("a")), "test/b.yaml": yaml.safe_dump(definition("b"))})
+    options = ("--source-repo", definitions.url, "--source-path", "prod", "--repo", origin.url)
+    missing = call("sync", *options, "--source-branch", "gone")
+    assert (missing.exit_code, f"{definitions.url} has no branch gone" in missing.output) == (2, True)
+    done(call("sync", *options))
+    assert f"Source: {definitions.url}@{definitions.head()}" in origin.message()
+    assert {path.split("/")[2] for path in origin.files() if path.startswith("manifests/")} == {"a"}
+    assert call("sync", *options, "--source-name", "#name").exit_code == 2
+
+
+def test_a_repository_may_hold_both_in_different_folders(tmp_path: Path) -> None:
+    both = Origin.make(tmp_path / "both.git")
+    both.push({"definitions/a.yaml": yaml.safe_dump(definition("a"))})
+    same = ("--source-repo", both.url, "--repo", both.url)
+    for folders in ((), ("--source-path", "definitions", "--path", "definitions/out")):
+        refused = call("sync", *same, *folders)
+        assert (refused.exit_code, "output would be read as definitions" in refused.output) == (2, True)
+    done(call("sync", *same, "--source-path", "definitions", "--path", "fleet"))
+    assert "fleet/manifests/team-a/a/cluster/cluster.yaml" in both.files()
+    inner = ("--source-path", "definitions", "--path", "definitions/out")
+    done(call("sync", *same, *inner, "--branch", "rendered", "--create-branch"))
+    assert "rendered" in both.branches()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--repo", "file:///x"],
+        [".", "--source-repo", "file:///x", "--repo", "file:///y"],
+        ["."],
+        [".", "--folder", "x", "--client-secret", "y"],
+        [".", "--folder", "x", "--source-signers", "."],
+        [".", "--folder", "x", "--interval", "5"],
+        [".", "--repo", "file:///x", "--interval", "5"],
+        [".", "--repo", "file:///x", "--review", "y", "--apply"],
+    ],
+)
+def test_wrong_usage_writes_nothing(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("sync", *arguments).exit_code == 2
+    assert not (tmp_path / "x").exists()
+
+
+def test_refused_objects_fail_and_a_dry_run_applies_nothing(
+    source: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    management = Management(monkeypatch)
+    put(source, definition("a"))
+    done(sync(source, origin, "--apply", "--dry-run"))
+    assert management.applied == 0
+    management.refused = {"team-a/a"}
+    result = sync(source, origin, "--apply")
+    assert (result.exit_code, management.applied) == (1, 1)
+    assert "forbidden" in result.stderr
+    assert "Fleet applies the manifests" not in result.stdout
+    management.refused = set()
+    done(sync(source, origin, "--apply"))
+    assert management.applied == 2
+
+
+def test_an_interval_syncs_new_commits_and_survives_a_host_that_is_away(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definitions = Origin.make(tmp_path / "definitions.git")
+    definitions.push({"a.yaml": yaml.safe_dump(definition("a"))})
+    commits: list[int] = []
+    away = tmp_path / "away.git"
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 5
+        commits.append(origin.count())
+        if len(commits) == 2:
+            definitions.folder.rename(away)
+        if len(commits) == 3:
+            away.rename(definitions.folder)
+            definitions.push({"b.yaml": yaml.safe_dump(definition("b"))})
+        if len(commits) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("commands.packager.sync.time", SimpleNamespace(sleep=sleep))
+    result = call("sync", "--source-repo", definitions.url, "--repo", origin.url, "--interval", 5)
+    assert commits == [1, 1, 1, 2, 2]
+    assert result.stdout.count("pushed") == 2
+    assert result.stderr.count("error: ") == 1
