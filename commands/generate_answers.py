@@ -131,7 +131,7 @@ class Interview:
             raise click.UsageError(f"an answer is required, or give {flag.name}")
         if text and (fault := fault_of(flag, text)):
             raise click.UsageError(fault)
-        if text and self.harvester is not None:
+        if text:
             self._check_harvester(flag, text)
         return text
 

@@ -217,7 +217,8 @@ async def _rotate(found: _Identity, plan: _Plan, flags: dict[str, Any]) -> None:
             await _write(flags, found, plan, content)
             echo(f"wrote Secret {found.key}", err=to_stderr)
         if plan.deletes:
-            await asyncio.sleep(_SETTLE_SECONDS if plan.clusters else 0)
+            if plan.clusters:
+                await asyncio.sleep(_SETTLE_SECONDS)
             await _verify(flags, found)
             await _finish(harvester, flags, found, plan.deletes, content)
             echo(f"deleted the former token, Secret {plan.deletes}", err=to_stderr)

@@ -15,12 +15,13 @@ from caphv.runtime.errors import Invalid, Unreachable
 from commands import generate_harvester
 from commands.main import cli
 from overview.capacity import CapacityObjects
-from overview.objects import HarvesterObjects
+from overview.objects import HarvesterObjects, Unseen
 from overview.surroundings import Surroundings
 from packager.definitions.flags import FLAGS
 from tests.support import kubeconfigs
 from tests.support.commandservers import Servers
 from tests.support.ippools import pool
+from tests.support.packager.definitions import definition
 
 pytestmark = pytest.mark.unit
 
@@ -138,6 +139,24 @@ def surroundings() -> Surroundings:
         pools=[bound, full, broken],
     )
     return Surroundings(CapacityObjects(harvester), ["default", "kube-system", "vms"], ["longhorn"])
+
+
+@pytest.mark.parametrize(
+    ("unseen", "note"),
+    [
+        ("VMs of other namespaces", "the account does not see VMs of other namespaces: "),
+        ("ippools.loadbalancer.harvesterhci.io", "the account may not list ippools: "),
+        ("events", ""),
+    ],
+)
+def test_what_the_account_may_not_see_is_not_called_checked(
+    monkeypatch: pytest.MonkeyPatch, unseen: str, note: str
+) -> None:
+    found = surroundings()
+    found.capacity.harvester.unseen.append(Unseen(unseen, "forbidden", forbidden=True))
+    monkeypatch.setattr(generate_harvester, "read", lambda *_: found)
+    notes = generate_harvester.preflight("", definition(), None).unchecked
+    assert [text.startswith(note) for text in notes] == [True] * bool(note)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from caphv.api.object import Resource
+from caphv.api.object import Key, Resource
 from caphv.api.objectid import id_of
 from caphv.runtime.errors import ApiError, Forbidden, ServerFault, Unreachable
 from commands import move as command
@@ -151,6 +151,20 @@ def test_before_the_pause_no_pause_is_reported(sides: Sides, monkeypatch: pytest
     assert result.exit_code == 2
     assert "may not do that" in result.output
     assert PAUSED not in result.output
+
+
+@pytest.mark.parametrize(("is_there", "status"), [(True, 0), (False, 2)])
+def test_a_cluster_that_an_interrupted_move_has_moved_is_no_error(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch, is_there: bool, status: int
+) -> None:
+    async def moved_before(_client: object, _clusters: object, absent: list[Key]) -> set[Key]:
+        assert absent == [Key("team", "stage")]
+        return set(absent) if is_there else set()
+
+    monkeypatch.setattr(moving, "moved_before", moved_before)
+    result = move("team/stage")
+    assert result.exit_code == status, result.output
+    assert ("pause" in sides.steps) is is_there
 
 
 def test_a_refused_dry_run_stops_the_move_before_the_pause(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:

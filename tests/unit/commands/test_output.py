@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from caphv.api.counting import counted
 from caphv.api.object import Key
 from commands.output import capacity, changes, doctor, etcd, identities, plan
-from commands.output.bundles import table
+from commands.output.bundles import table, wave_line
 from commands.output.overview import console
 from commands.output.pools import show, show_plan
 from overview.assembly import overview_of
@@ -79,6 +80,17 @@ def test_columns_of_a_table_are_as_wide_as_their_widest_cell() -> None:
 def test_cell_of_a_table_sends_no_escape_sequence_but_a_colour() -> None:
     assert table(("A",), [("\x1b[32mok\x1b[0m",)]) == "A\n\x1b[32mok\x1b[0m\n"
     assert "\x1b" not in table(("A",), [("\x1b[2Jgone for good",)])
+
+
+def test_a_wave_names_its_commits_and_why_it_was_reverted() -> None:
+    ready = {"wave": "canary", "clusters": ["team/a"], "commit": "0123456789abcdef", "state": "ready", "problems": {}}
+    assert click.unstyle(wave_line(ready)) == "ready canary: 1 cluster, commit 0123456789ab"
+    problems = {"team/b": ["not ready", "late"], "team/a": ["late"]}
+    reverted = {**ready, "state": "reverted", "problems": problems, "revert": "fedcba9876543210"}
+    lines = click.unstyle(wave_line(reverted)).splitlines()
+    assert lines[1:3] == ["  team/a: late", "  team/b: not ready; late"]
+    assert lines[3].startswith("  commit fedcba987654 gives")
+    assert "commit" not in wave_line({**ready, "commit": ""})
 
 
 @pytest.mark.parametrize("to_stderr", [False, True])

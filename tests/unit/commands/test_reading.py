@@ -81,6 +81,7 @@ def test_exit_status_says_whether_something_is_wrong(servers: Servers, command: 
     words = (command, "team/shop", "--no-deep", "-o", output)
     healthy = servers.caphv(*words)
     assert healthy.exit_code == 0, healthy.output
+    assert not healthy.stdout.endswith("\n\n")
     assert "shop" in healthy.stdout
     servers.put(broken())
     result = servers.caphv(*words)
@@ -124,6 +125,18 @@ def test_a_tree_is_deep_unless_it_is_refused_and_status_is_not(servers: Servers)
 def test_conditions_of_a_tree_show_on_request(servers: Servers) -> None:
     assert "VMUpToDate" not in servers.caphv("tree", "team/shop", "--no-deep").stdout
     assert "VMUpToDate" in servers.caphv("tree", "team/shop", "--no-deep", "--conditions").stdout
+
+
+def test_hosts_of_machines_are_shown_with_their_zones(servers: Servers) -> None:
+    builder = Builder()
+    servers.put(builder)
+    assert "on harvester-1 (zone-1)" in servers.caphv("tree", "team/shop", "--no-deep").stdout
+    for machine in builder.harvester_machines.values():
+        machine["status"]["failureDomain"] = "harvester-1"
+    servers.put(builder)
+    shown = servers.caphv("tree", "team/shop", "--no-deep").stdout
+    assert "on harvester-1 " in shown
+    assert "(" not in shown.partition("on harvester-1")[2].partition("\n")[0]
 
 
 def test_conditions_of_groups_and_bundles_show_on_request_or_when_they_are_wrong(servers: Servers) -> None:

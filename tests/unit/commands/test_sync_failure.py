@@ -54,6 +54,25 @@ def test_clusters_are_named_while_it_is_unknown_whether_their_removal_was_pushed
     assert asked == [True], "no Cluster is deleted that the repository may hold"
 
 
+def test_clusters_whose_removal_was_pushed_are_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = "manifests/team-a/kept"
+    snapshot = SimpleNamespace(entry=lambda path: object() if path == held else None)
+    store: Any = SimpleNamespace(sync=lambda: snapshot)
+    asked: list[list[str]] = []
+
+    def delete(_flags: object, names: list[str]) -> list[ApplyFailure]:
+        asked.append(names)
+        metadata = {"name": "refused", "namespace": "team-a"}
+        return [ApplyFailure({"kind": "Cluster", "metadata": metadata}, "forbidden")]
+
+    monkeypatch.setattr(management, "delete", delete)
+    lines = management.after_failure({}, store, ["team-a/kept", "team-a/gone", "team-a/refused"])
+    assert asked == [["team-a/gone", "team-a/refused"]]
+    assert lines[0] == "asked for the deletion of Clusters team-a/gone"
+    assert "team-a/refused" in lines[1]
+    assert "the repository no longer holds it" in lines[1]
+
+
 def test_a_commit_names_no_change_that_was_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     check = b"{kind: MachineHealthCheck, metadata: {name: a-mhc}, spec: {clusterName: a}}"
     cluster = b"{kind: Cluster, metadata: {name: a}}"
