@@ -19,6 +19,7 @@ from packager.planner import publish as publish_bundles
 from tests.support.packager.commands import call, manifest, write
 from tests.support.packager.examples import cluster
 from tests.support.packager.repositories import Origin
+from tests.support.packager.sync import call as packager_call
 from tests.support.packager.tables import older_table
 
 pytestmark = pytest.mark.unit
@@ -127,6 +128,19 @@ def test_gitrepos_are_not_made_for_a_folder_that_fleet_cannot_read(clusters: Pat
     result = call("render", clusters, "-o", "gitrepo", "--repo", "file:///srv/fleet.git")
     assert result.exit_code == 2
     assert "give its https:// or ssh:// address" in result.output
+
+
+def test_gitrepo_of_the_management_cluster_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("CA")
+    more = ("--path", "x", "--branch", "stable", "--client-secret", "s", "--ca-file", tmp_path / "ca.pem")
+    result = packager_call("gitrepo", "--repo", "https://git.example.com/f.git", *more)
+    repo = yaml.safe_load(result.stdout)
+    assert repo["metadata"] == {"name": "caphv-management", "namespace": "fleet-local"}
+    assert repo["spec"]["paths"] == ["x/namespaces/*/*", "x/manifests/*/*/*", "x/gitrepos/*/*"]
+    assert (repo["spec"]["branch"], repo["spec"]["clientSecretName"]) == ("stable", "s")
+    assert "caBundle" in repo["spec"]
+    for url in ("https://user:secret@git.example.com/f.git", "file:///srv/fleet.git"):
+        assert packager_call("gitrepo", "--repo", url).exit_code == 2
 
 
 # Pushing and comparing

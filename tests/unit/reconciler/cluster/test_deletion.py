@@ -284,6 +284,9 @@ def test_cluster_that_never_reached_harvester_can_be_deleted() -> None:
     for status in ({}, {"conditions": None}, {"ready": False}, None):
         assert never_provisioned({**never, "status": status})
     assert never_provisioned(never)
+    # A described pool has a name once it was created, one that only has a name is another's.
+    for config in ({"ipPool": {"subnet": "10.1.0.0/24"}}, {"ipPoolRef": "shared"}):
+        assert never_provisioned(cluster(vmNetworkConfig=config))
 
 
 @pytest.mark.parametrize(

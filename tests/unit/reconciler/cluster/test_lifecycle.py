@@ -8,11 +8,11 @@ import pytest
 
 from caphv.api import resources
 from caphv.api.names import CLUSTER_FINALIZER, ConditionType
-from caphv.api.object import SERVICES, Obj
+from caphv.api.object import SERVICES, Key, Obj
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from reconciler.harvester.ownership import record
 from tests.support.ippools import pool
-from tests.support.reconciler.memorycase import TARGET, MemoryCase, of_kind
+from tests.support.reconciler.memorycase import KEY, TARGET, MemoryCase, of_kind
 
 pytestmark = pytest.mark.unit
 
@@ -460,6 +460,32 @@ async def test_deletion_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     deleted = [request.split()[1] for request in case.harvester.requests if request.startswith("delete")]
     assert deleted == ["LoadBalancer", "Service"]
     assert ("Normal", "InfrastructureDeleted") in case.events
+
+
+async def test_cluster_that_is_gone_releases_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    released: list[Key] = []
+
+    async def release(key: Key) -> None:
+        released.append(key)
+
+    case.context.sessions.release = release  # type: ignore[method-assign]
+    before = case.context.memory.cluster(case.obj)
+    obj = case.obj
+    await delete(case)
+    await case.reconcile()
+    assert case.management.find("HarvesterCluster", "demo", "team") is None
+    assert released[-1:] == [KEY]
+    assert case.context.memory.cluster(obj) is not before
+
+
+async def test_annotation_to_adopt_is_dropped_once_all_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    annotations = {"caphv.io/adopt": "true", "example.com/keep": "x"}
+    case.management.put({**case.obj, "metadata": {**case.obj["metadata"], "annotations": annotations}})
+    await case.reconcile()
+    assert case.obj["metadata"]["annotations"] == {"example.com/keep": "x"}
+    assert case.condition("Ready")[0] == "True"
 
 
 async def test_deletion_waits_for_each_object(monkeypatch: pytest.MonkeyPatch) -> None:
