@@ -154,7 +154,7 @@ def test_before_the_pause_no_pause_is_reported(sides: Sides, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("is_there", "status"), [(True, 0), (False, 2)])
-def test_a_cluster_that_an_interrupted_move_has_moved_is_no_error(
+def test_a_cluster_that_an_interrupted_move_has_moved_is_found_there(
     sides: Sides, monkeypatch: pytest.MonkeyPatch, is_there: bool, status: int
 ) -> None:
     async def moved_before(_client: object, _clusters: object, absent: list[Key]) -> set[Key]:

@@ -170,21 +170,21 @@ def test_refused_objects_fail_and_a_dry_run_applies_nothing(
     assert management.applied == 2
 
 
-def test_an_interval_syncs_new_commits_and_survives_a_host_that_is_away(
+def test_an_interval_syncs_new_commits_and_survives_an_unreachable_host(
     origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     definitions = Origin.make(tmp_path / "definitions.git")
     definitions.push({"a.yaml": yaml.safe_dump(definition("a"))})
     commits: list[int] = []
-    away = tmp_path / "away.git"
+    elsewhere = tmp_path / "elsewhere.git"
 
     def sleep(seconds: float) -> None:
         assert seconds == 5
         commits.append(origin.count())
         if len(commits) == 2:
-            definitions.folder.rename(away)
+            definitions.folder.rename(elsewhere)
         if len(commits) == 3:
-            away.rename(definitions.folder)
+            elsewhere.rename(definitions.folder)
             definitions.push({"b.yaml": yaml.safe_dump(definition("b"))})
         if len(commits) == 5:
             raise KeyboardInterrupt

@@ -462,7 +462,7 @@ async def test_deletion_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("Normal", "InfrastructureDeleted") in case.events
 
 
-async def test_cluster_that_is_gone_releases_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cluster_that_was_deleted_releases_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await ready(monkeypatch)
     released: list[Key] = []
 
