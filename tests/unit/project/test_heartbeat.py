@@ -89,11 +89,21 @@ async def webhook(folder: Path) -> AsyncIterator[Send]:
         yield partial(rawhttp.send, port, context=ssl.create_default_context(cadata=ca.certificate.decode()))
 
 
+async def listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return False
+    writer.close()
+    return True
+
+
 @contextlib.asynccontextmanager
 async def push_receiver(folder: Path) -> AsyncIterator[Send]:
     (folder / "secret").write_bytes(SECRET)
     (port,) = free_ports(1)
     async with running(Receiver(f"127.0.0.1:{port}", folder / "secret", lambda: None)):
+        await until(partial(listens, port))
         yield partial(rawhttp.send, port)
 
 
