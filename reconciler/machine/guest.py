@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api.object import Obj
@@ -19,7 +19,7 @@ class GuestConfig:
 
     install_agent: bool = True
     disable_fstrim_timer: bool = False
-    user_data: str = ""
+    user_data: str = field(default="", repr=False)
 
 
 STANDARD = GuestConfig()
