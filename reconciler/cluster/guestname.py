@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.api import names
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, key_of, labels_of
 from reconciler.caches import cluster_name
@@ -54,10 +53,9 @@ def _holders(scope: ClusterScope) -> Iterator[str]:
         if session and session.server == server and _is_first(obj, scope.obj):
             yield f"HarvesterCluster {key_of(obj)}"
 
-    own, name = cluster_label(scope.cluster_key), guest_cluster_name(scope.cluster_key)
-    for vm in scope.namespace().vms.store:
-        labels = labels_of(vm)
-        if labels.get(names.GUEST_CLUSTER_LABEL) == name and labels.get(CLUSTER_LABEL, own) != own:
+    own = cluster_label(scope.cluster_key)
+    for vm in scope.namespace().vms.store.by_index("guest", guest_cluster_name(scope.cluster_key)):
+        if labels_of(vm).get(CLUSTER_LABEL, own) != own:
             yield f"the cluster of VirtualMachine {key_of(vm)}"
 
 

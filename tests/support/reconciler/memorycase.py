@@ -5,7 +5,7 @@ Caches are always up to date, and no controller of Harvester acts: a test plays 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,11 +14,13 @@ import pytest
 from caphv.api import resources
 from caphv.api.conditions import get_condition
 from caphv.api.object import CONFIG_MAPS, NODES, SECRETS, SERVICES, Key, Obj, Resource, key_of
+from caphv.runtime.store import IndexFunction, Store
 from reconciler.cluster import identity
 from reconciler.cluster.controller import ClusterReconciler
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
 from reconciler.harvester.allocator import AddressAllocator
+from reconciler.harvester.harvester import collections_of
 from reconciler.memory import Memory
 from reconciler.queues import Queues
 from reconciler.status import StatusDraft
@@ -38,16 +40,20 @@ class Cached:
     synced = current = True
     last_error = None
 
-    def __init__(self, server: MemoryServer, resource: Resource) -> None:
-        self.resource, self._server = resource, server
+    def __init__(
+        self, server: MemoryServer, resource: Resource, indexes: Mapping[str, IndexFunction] | None = None
+    ) -> None:
+        self.resource, self._server, self._indexes = resource, server, indexes
 
     @property
-    def store(self) -> list[Obj]:
-        return self._server.stored(self.resource)
+    def store(self) -> Store:
+        store = Store(self._indexes)
+        for obj in self._server.stored(self.resource):
+            store.put(key_of(obj), obj)
+        return store
 
     def get(self, namespace: str, name: str) -> Obj | None:
-        found = [obj for obj in self.store if key_of(obj) == Key(namespace, name)]
-        return found[0] if found else None
+        return self.store.get(namespace, name)
 
     def observe(self, _obj: Obj) -> None:
         """Nothing: the cache is the server."""
@@ -143,8 +149,9 @@ class MemoryCase:
 
     def _session(self) -> Any:
         server = self.harvester
+        vms, *_ = collections_of(TARGET, "")
         views = {
-            "vms": Cached(server, resources.VIRTUAL_MACHINES),
+            "vms": Cached(server, resources.VIRTUAL_MACHINES, vms.options["indexes"]),
             "instances": Cached(server, resources.VIRTUAL_MACHINE_INSTANCES),
             "load_balancers": Cached(server, resources.LOAD_BALANCERS),
         }
