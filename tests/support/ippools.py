@@ -1,5 +1,6 @@
 """IPPools for tests."""
 
+import copy
 from typing import Any
 
 from caphv.api.ippool import pool_capacity
@@ -17,3 +18,16 @@ def pool(name: str = "p", *ranges: Obj, allocated: dict[str, str] | None = None,
     if history:
         obj["status"]["allocatedHistory"] = dict(history)
     return obj
+
+
+def merge(target: Obj, patch: Obj) -> Obj:
+    """Apply a JSON merge patch as an API server does."""
+    result = copy.deepcopy(target)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict):
+            result[key] = merge(result.get(key) or {}, value)
+        else:
+            result[key] = value
+    return result

@@ -1,4 +1,4 @@
-"""The life of a cluster's infrastructure: what is created, in which order, kept as it is, and deleted."""
+"""The life of a cluster's infrastructure: what is created, in which order, and kept as it is."""
 
 from __future__ import annotations
 
@@ -8,56 +8,21 @@ import pytest
 
 from caphv.api import resources
 from caphv.api.names import CLUSTER_FINALIZER, ConditionType
-from caphv.api.object import SERVICES, Key, Obj
+from caphv.api.object import SERVICES
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from reconciler.harvester.ownership import record
-from tests.support.ippools import pool
-from tests.support.reconciler.memorycase import KEY, TARGET, MemoryCase, of_kind
+from tests.support.reconciler.infrastructure import (
+    ADDRESS,
+    BY_POOL,
+    RANGE,
+    delete,
+    existing_pool,
+    ready,
+    with_load_balancer,
+)
+from tests.support.reconciler.memorycase import TARGET, MemoryCase
 
 pytestmark = pytest.mark.unit
-
-ADDRESS = "10.0.0.10"
-RANGE = {"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.10", "rangeEnd": "10.0.0.14", "gateway": "10.0.0.1"}
-BY_POOL = {"ipamType": "pool", "ipPoolRef": "balancers"}
-
-
-def existing_pool(name: str = "balancers") -> Obj:
-    return {"apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "IPPool", **pool(name)}
-
-
-async def ready(monkeypatch: pytest.MonkeyPatch, address: str = ADDRESS, **spec: Any) -> MemoryCase:
-    """A cluster whose infrastructure is ready for machines."""
-    case = MemoryCase(monkeypatch, **spec)
-    if spec.get("loadBalancerConfig") == BY_POOL:
-        case.harvester.put(existing_pool())
-    await case.reconcile()
-    case.assign(address)
-    await case.reconcile()
-    assert case.condition("Ready")[0] == "True"
-    return case
-
-
-async def with_load_balancer(monkeypatch: pytest.MonkeyPatch, **spec: Any) -> MemoryCase:
-    """A ready cluster whose LoadBalancer has an address."""
-    case = await ready(monkeypatch, **spec)
-    case.add_machine("cp-0")
-    await case.reconcile()
-    give_address(case)
-    await case.reconcile()
-    return case
-
-
-def give_address(case: MemoryCase) -> None:
-    (balancer,) = case.harvester.stored(resources.LOAD_BALANCERS)
-    source = balancer["spec"].get("ipPool")
-    allocated = {"ip": ADDRESS if source else "0.0.0.0", **({"ipPool": source} if source else {})}
-    conditions = [{"type": "Ready", "status": "True"}]
-    case.harvester.put(
-        {**balancer, "status": {"address": ADDRESS, "allocatedAddress": allocated, "conditions": conditions}}
-    )
-
-
-# Creation
 
 
 async def test_infrastructure_comes_with_an_address_by_dhcp(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,97 +399,3 @@ async def test_paused_cluster_is_left_alone(monkeypatch: pytest.MonkeyPatch, ann
     assert case.harvester.requests == []
     assert case.condition("Paused")[0] == "True"
     assert "finalizers" not in case.obj["metadata"]
-
-
-# Deletion
-
-
-async def delete(case: MemoryCase, times: int = 6) -> None:
-    """Delete the HarvesterCluster, and reconcile until nothing is to be done."""
-    await case.management.delete(resources.HARVESTER_CLUSTERS, "demo", "team")
-    for _ in range(times):
-        if case.management.find("HarvesterCluster", "demo", "team"):
-            await case.reconcile()
-
-
-async def test_deletion_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = await with_load_balancer(monkeypatch, loadBalancerConfig=BY_POOL)
-    case.machines.clear()
-    await delete(case)
-    assert case.management.find("HarvesterCluster", "demo", "team") is None
-    assert case.harvester.stored(resources.LOAD_BALANCERS) == case.harvester.stored(SERVICES) == []
-    (stored,) = case.harvester.stored(resources.IP_POOLS)
-    assert stored["status"]["allocated"] == {}
-    order = list(of_kind(case.harvester.requests, "LoadBalancer")), list(of_kind(case.harvester.requests, "Service"))
-    assert [verbs[-1] for verbs in order] == ["delete", "delete"]
-    deleted = [request.split()[1] for request in case.harvester.requests if request.startswith("delete")]
-    assert deleted == ["LoadBalancer", "Service"]
-    assert ("Normal", "InfrastructureDeleted") in case.events
-
-
-async def test_cluster_that_was_deleted_releases_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = await ready(monkeypatch)
-    released: list[Key] = []
-
-    async def release(key: Key) -> None:
-        released.append(key)
-
-    case.context.sessions.release = release  # type: ignore[method-assign]
-    before = case.context.memory.cluster(case.obj)
-    obj = case.obj
-    await delete(case)
-    await case.reconcile()
-    assert case.management.find("HarvesterCluster", "demo", "team") is None
-    assert released[-1:] == [KEY]
-    assert case.context.memory.cluster(obj) is not before
-
-
-async def test_annotation_to_adopt_is_dropped_once_all_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = await ready(monkeypatch)
-    annotations = {"caphv.io/adopt": "true", "example.com/keep": "x"}
-    case.management.put({**case.obj, "metadata": {**case.obj["metadata"], "annotations": annotations}})
-    await case.reconcile()
-    assert case.obj["metadata"]["annotations"] == {"example.com/keep": "x"}
-    assert case.condition("Ready")[0] == "True"
-
-
-async def test_deletion_waits_for_each_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = await with_load_balancer(monkeypatch, loadBalancerConfig=BY_POOL)
-    case.machines.clear()
-    (balancer,) = case.harvester.stored(resources.LOAD_BALANCERS)
-    balancer["metadata"]["finalizers"] = ["harvester"]
-    case.harvester.put(balancer)
-    await delete(case)
-    assert case.obj["metadata"]["finalizers"] == [CLUSTER_FINALIZER]
-    assert case.harvester.stored(SERVICES), "the Service has the address as long as the LoadBalancer exists"
-    assert list(of_kind(case.harvester.requests, "LoadBalancer")).count("delete") == 1
-    assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningInProgress")
-
-
-async def test_deletion_waits_for_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = await with_load_balancer(monkeypatch)
-    await delete(case)
-    assert case.obj["metadata"]["finalizers"] == [CLUSTER_FINALIZER]
-    assert case.harvester.stored(resources.LOAD_BALANCERS)
-
-
-async def test_address_of_another_cluster_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = await ready(monkeypatch, loadBalancerConfig=BY_POOL)
-    (stored,) = case.harvester.stored(resources.IP_POOLS)
-    stored["status"]["allocated"] |= {"10.0.0.11": f"{TARGET}/another", "10.0.0.12": "team/one"}
-    case.harvester.put(stored)
-    await delete(case)
-    (stored,) = case.harvester.stored(resources.IP_POOLS)
-    assert stored["status"]["allocated"] == {"10.0.0.11": f"{TARGET}/another", "10.0.0.12": "team/one"}
-
-
-async def test_pool_that_may_not_be_deleted_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    balancers = {"ipamType": "pool", "ipPool": RANGE}
-    case = await ready(monkeypatch, loadBalancerConfig=balancers)
-    case.harvester.errors["delete IPPool"] = Forbidden(403, "Forbidden", "cannot delete ippools")
-    await delete(case)
-    assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningFailed")
-    assert case.obj["metadata"]["finalizers"] == [CLUSTER_FINALIZER]
-    case.harvester.errors.clear()
-    await delete(case)
-    assert case.harvester.stored(resources.IP_POOLS) == []

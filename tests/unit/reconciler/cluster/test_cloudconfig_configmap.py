@@ -1,0 +1,162 @@
+"""The cloud config in manifests of a ConfigMap, and who may name one of another namespace."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from caphv.api import names
+from caphv.api.object import CONFIG_MAPS, Obj
+from reconciler.cluster.identity import secret_of
+from reconciler.cluster.references import Decision, check_references
+from reconciler.memory import Memory
+from tests.support.reconciler.guests import READY, Guests, tokens
+from tests.support.reconciler.memorycase import MemoryCase
+
+pytestmark = pytest.mark.unit
+
+MANIFESTS = {
+    "manifestsConfigMapNamespace": "team",
+    "manifestsConfigMapName": "manifests",
+    "manifestsConfigMapKey": "ccm.yaml",
+    "cloudConfigCredentialsSecretName": "cloud-config",
+    "cloudConfigCredentialsSecretKey": "cloud-config",
+}
+
+
+def manifests(**data: str) -> Obj:
+    metadata = {"name": "manifests", "namespace": "team"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+async def test_credentials_are_written_into_a_config_map_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=MANIFESTS)
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n", "other": "x"}))
+    for _ in range(3):
+        await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+    (found,) = case.management.stored(CONFIG_MAPS)
+    assert found["data"]["other"] == "x"
+    secret = [each for each in yaml.safe_load_all(found["data"]["ccm.yaml"]) if each["kind"] == "Secret"]
+    assert tokens(secret[0]) == {"token of demo-token"}
+    assert [request for request in case.management.requests if "ConfigMap" in request] == ["patch ConfigMap manifests"]
+    assert case.events.count(("Normal", "CloudConfigWritten")) == 1
+    # Nor is it written after a restart.
+    case.restart()
+    await case.reconcile()
+    assert case.events.count(("Normal", "CloudConfigWritten")) == 1
+    # What a user changes is completed again.
+    case.management.put(manifests(**{"ccm.yaml": "kind: DaemonSet\n"}))
+    await case.reconcile()
+    assert case.events.count(("Normal", "CloudConfigWritten")) == 2
+
+
+async def test_broken_manifest_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=MANIFESTS)
+    case.management.put(manifests(**{"ccm.yaml": "["}))
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_config_map_of_another_namespace_needs_permission(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
+    case = await Guests.ready(
+        monkeypatch, updateCloudProviderConfig={**MANIFESTS, "manifestsConfigMapNamespace": "other"}
+    )
+    # Its status says that it was provisioned under the rule.
+    status = {**case.obj["status"], "initialization": {}}
+    case.management.put({**case.obj, "status": status})
+    found = manifests(**{"ccm.yaml": "kind: DaemonSet\n"})
+    found["metadata"] |= {"namespace": "other"}
+    found["metadata"]["annotations"] = {names.ALLOWED_NAMESPACES_ANNOTATION: "team" if allowed else "else"}
+    case.management.put(found)
+    await case.reconcile()
+    assert (case.condition(READY)[0] == "True") is allowed
+    stored = case.management.find("ConfigMap", "manifests", "other")
+    assert stored is not None
+    assert ("Secret" in stored["data"]["ccm.yaml"]) is allowed
+    assert case.condition("ReferencesAllowed")[0] == ("True" if allowed else "False")
+
+
+async def test_config_map_whose_permission_was_withdrawn_after_the_check_is_not_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    elsewhere = {**MANIFESTS, "manifestsConfigMapNamespace": "other"}
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=elsewhere)
+    case.management.put({**case.obj, "status": {**case.obj["status"], "initialization": {}}})
+    found = manifests(**{"ccm.yaml": "kind: DaemonSet\n"})
+    found["metadata"] |= {"namespace": "other", "annotations": {names.ALLOWED_NAMESPACES_ANNOTATION: "team"}}
+    older = SimpleNamespace(get=lambda *_: {**found, "metadata": {**found["metadata"], "resourceVersion": "1"}})
+    older.observe = older.forget = lambda *_: None
+
+    async def ensure(*_: object) -> Any:
+        return older
+
+    monkeypatch.setattr(case.context.object_watches, "ensure", ensure)
+    case.management.put({**found, "metadata": {**found["metadata"], "annotations": {}}})
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    stored = case.management.find("ConfigMap", "manifests", "other")
+    assert stored is not None
+    assert "Secret" not in stored["data"]["ccm.yaml"]
+
+
+async def test_reference_that_is_never_read_opens_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user changes the reference all the time, until the cluster is ready, and names the Secret of others then."""
+    elsewhere = {**MANIFESTS, "manifestsConfigMapNamespace": "other"}
+    case = MemoryCase(monkeypatch, updateCloudProviderConfig=elsewhere)
+
+    async def unread(*_: object) -> None:
+        return None
+
+    async def decided() -> Decision:
+        scope = case.scope()
+        decision = await check_references(scope, secret_of(scope.obj))
+        case.management.put({**case.obj, "status": scope.draft.fields})
+        return decision
+
+    monkeypatch.setattr(case.context.object_watches, "ensure", unread)
+    own = case.obj["spec"]
+    for remembers in (True, False):
+        case.management.put({**case.obj, "spec": own, "status": {}})
+        await decided()
+        assert case.condition("ReferencesAllowed") == ("Unknown", "ReferencesChecking")
+        # What the process remembers is sufficient, and so is what it has written.
+        status = {"initialization": {"provisioned": True}, **({} if remembers else case.obj["status"])}
+        of_others = {**own, "identitySecret": {"namespace": "other", "name": "identity"}}
+        case.management.put({**case.obj, "spec": of_others, "status": status})
+        if not remembers:
+            case.context.memory = Memory()
+        decision = await decided()
+        assert "Secret other/identity" in map(str, decision.refused)
+        assert decision.tolerated == ()
+
+
+async def test_cluster_of_an_earlier_version_keeps_what_it_had_when_it_was_first_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its user changes it all the time, so that no condition is ever written."""
+    case = MemoryCase(monkeypatch, identitySecret={"namespace": "other", "name": "identity"})
+    case.management.put({**case.obj, "status": {"initialization": {"provisioned": True}}})
+    scope = case.scope()
+    assert [*map(str, (await check_references(scope, secret_of(scope.obj))).tolerated)] == ["Secret other/identity"]
+    spec = {**case.obj["spec"], "identitySecret": {"namespace": "third", "name": "identity"}}
+    case.management.put({**case.obj, "spec": spec})
+    scope = case.scope()
+    assert [*map(str, (await check_references(scope, secret_of(scope.obj))).refused)] == ["Secret third/identity"]
+
+
+async def test_config_map_of_another_namespace_that_does_not_exist_is_refused_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    elsewhere = {**MANIFESTS, "manifestsConfigMapNamespace": "other"}
+    case = await Guests.ready(monkeypatch, updateCloudProviderConfig=elsewhere)
+    case.management.put({**case.obj, "status": {**case.obj["status"], "initialization": {}}})
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    assert case.condition("ReferencesAllowed")[0] == "False"

@@ -1,0 +1,97 @@
+"""The deletion of a cluster's infrastructure: in which order, what is waited for, and what stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from caphv.api import resources
+from caphv.api.names import CLUSTER_FINALIZER
+from caphv.api.object import SERVICES, Key
+from caphv.runtime.errors import Forbidden
+from tests.support.reconciler.infrastructure import BY_POOL, RANGE, delete, ready, with_load_balancer
+from tests.support.reconciler.memorycase import KEY, TARGET, of_kind
+
+pytestmark = pytest.mark.unit
+
+
+async def test_deletion_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await with_load_balancer(monkeypatch, loadBalancerConfig=BY_POOL)
+    case.machines.clear()
+    await delete(case)
+    assert case.management.find("HarvesterCluster", "demo", "team") is None
+    assert case.harvester.stored(resources.LOAD_BALANCERS) == case.harvester.stored(SERVICES) == []
+    (stored,) = case.harvester.stored(resources.IP_POOLS)
+    assert stored["status"]["allocated"] == {}
+    order = list(of_kind(case.harvester.requests, "LoadBalancer")), list(of_kind(case.harvester.requests, "Service"))
+    assert [verbs[-1] for verbs in order] == ["delete", "delete"]
+    deleted = [request.split()[1] for request in case.harvester.requests if request.startswith("delete")]
+    assert deleted == ["LoadBalancer", "Service"]
+    assert ("Normal", "InfrastructureDeleted") in case.events
+
+
+async def test_cluster_that_was_deleted_releases_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    released: list[Key] = []
+
+    async def release(key: Key) -> None:
+        released.append(key)
+
+    case.context.sessions.release = release  # type: ignore[method-assign]
+    before = case.context.memory.cluster(case.obj)
+    obj = case.obj
+    await delete(case)
+    await case.reconcile()
+    assert case.management.find("HarvesterCluster", "demo", "team") is None
+    assert released[-1:] == [KEY]
+    assert case.context.memory.cluster(obj) is not before
+
+
+async def test_annotation_to_adopt_is_dropped_once_all_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    annotations = {"caphv.io/adopt": "true", "example.com/keep": "x"}
+    case.management.put({**case.obj, "metadata": {**case.obj["metadata"], "annotations": annotations}})
+    await case.reconcile()
+    assert case.obj["metadata"]["annotations"] == {"example.com/keep": "x"}
+    assert case.condition("Ready")[0] == "True"
+
+
+async def test_deletion_waits_for_each_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await with_load_balancer(monkeypatch, loadBalancerConfig=BY_POOL)
+    case.machines.clear()
+    (balancer,) = case.harvester.stored(resources.LOAD_BALANCERS)
+    balancer["metadata"]["finalizers"] = ["harvester"]
+    case.harvester.put(balancer)
+    await delete(case)
+    assert case.obj["metadata"]["finalizers"] == [CLUSTER_FINALIZER]
+    assert case.harvester.stored(SERVICES), "the Service has the address as long as the LoadBalancer exists"
+    assert list(of_kind(case.harvester.requests, "LoadBalancer")).count("delete") == 1
+    assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningInProgress")
+
+
+async def test_deletion_waits_for_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await with_load_balancer(monkeypatch)
+    await delete(case)
+    assert case.obj["metadata"]["finalizers"] == [CLUSTER_FINALIZER]
+    assert case.harvester.stored(resources.LOAD_BALANCERS)
+
+
+async def test_address_of_another_cluster_is_not_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch, loadBalancerConfig=BY_POOL)
+    (stored,) = case.harvester.stored(resources.IP_POOLS)
+    stored["status"]["allocated"] |= {"10.0.0.11": f"{TARGET}/another", "10.0.0.12": "team/one"}
+    case.harvester.put(stored)
+    await delete(case)
+    (stored,) = case.harvester.stored(resources.IP_POOLS)
+    assert stored["status"]["allocated"] == {"10.0.0.11": f"{TARGET}/another", "10.0.0.12": "team/one"}
+
+
+async def test_pool_that_may_not_be_deleted_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    balancers = {"ipamType": "pool", "ipPool": RANGE}
+    case = await ready(monkeypatch, loadBalancerConfig=balancers)
+    case.harvester.errors["delete IPPool"] = Forbidden(403, "Forbidden", "cannot delete ippools")
+    await delete(case)
+    assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningFailed")
+    assert case.obj["metadata"]["finalizers"] == [CLUSTER_FINALIZER]
+    case.harvester.errors.clear()
+    await delete(case)
+    assert case.harvester.stored(resources.IP_POOLS) == []
