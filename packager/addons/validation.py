@@ -12,7 +12,7 @@ from caphv.api.object import Obj, key_of
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Finding, LocatedFinding, in_order
 from caphv.validation.rule import Rule
-from packager.addons import gather, services
+from packager.addons import fleetrules, gather, services
 from packager.addons import rules as settings_rules
 from packager.addons.gather import holder
 from packager.addons.merge import at
@@ -25,7 +25,9 @@ Located = LocatedFinding[int]
 
 def rules() -> Sequence[Rule]:
     """Return the rules about settings and Services, by name."""
-    return sorted((*gather.RULES, *settings_rules.RULES, *services.RULES), key=lambda rule: rule.name)
+    return sorted(
+        (*gather.RULES, *settings_rules.RULES, *fleetrules.RULES, *services.RULES), key=lambda rule: rule.name
+    )
 
 
 def concerns(obj: Obj) -> bool:
