@@ -13,12 +13,12 @@ WORKDIR /src
 # Dependencies first: they change more seldom than the code. Only wheels with the hashes of the lock are taken, so that
 # nothing is compiled, and all of them, whatever the base image has.
 COPY pyproject.toml requirements.lock ./
-COPY release/__init__.py release/lock.py release/
-RUN python -m release.lock > /requirements.txt \
+COPY tools/release/__init__.py tools/release/lock.py tools/release/
+RUN python -m tools.release.lock > /requirements.txt \
     && python -m pip install --no-cache-dir --no-compile --only-binary=:all: --require-hashes --no-deps \
         --ignore-installed --prefix=/opt/caphv --requirement=/requirements.txt
 COPY . .
-RUN python -m release.lock build hatchling > /build-requirements.txt \
+RUN python -m tools.release.lock build hatchling > /build-requirements.txt \
     && python -m pip install --no-cache-dir --no-compile --only-binary=:all: --require-hashes --no-deps \
         --target=/build --requirement=/build-requirements.txt \
     && PYTHONPATH=/build python -m build --wheel --no-isolation --outdir=/dist . \
@@ -27,7 +27,7 @@ RUN python -m release.lock build hatchling > /build-requirements.txt \
 
 # The interpreter, its packages, and the libraries and certificates that they need.
 FROM build AS rootfs
-RUN python -m release.rootfs /rootfs /opt/caphv
+RUN python -m tools.release.rootfs /rootfs /opt/caphv
 
 FROM scratch AS controller-bill
 COPY --from=rootfs /rootfs/usr/share/caphv/sbom.cdx.json /
@@ -57,8 +57,8 @@ COPY --from=build /opt/caphv /usr/local
 
 FROM git AS packages
 WORKDIR /src
-COPY release release
-RUN python -m release.sbom > /sbom.cdx.json
+COPY tools/release tools/release
+RUN python -m tools.release.sbom > /sbom.cdx.json
 
 FROM scratch AS packager-bill
 COPY --from=packages /sbom.cdx.json /

@@ -10,6 +10,8 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --require-hashes
 UV_COMPILE := uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock'
+# Builds and pushes images; DOCKER=podman works, too.
+DOCKER ?= docker
 IMAGES = $(if $(IMG),--image $(IMG)) $(if $(PACKAGER_IMG),--packager-image $(PACKAGER_IMG))
 PYTEST := $(BIN)/python -m pytest $(PYTEST_FLAGS)
 # These tests mostly wait, so more of them run at a time than there are cores.
@@ -17,14 +19,13 @@ TEST_WORKERS ?= 6
 PARALLEL := --numprocesses=$(TEST_WORKERS) --dist=loadgroup --durations=30
 # Unit tests wait for a third of their time. Workers without tests take over those of others.
 UNIT_PARALLEL = --numprocesses=$(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --dist=worksteal
-RERUN := $(BIN)/python .ci/rerun.py
 # Otherwise each worker and each process of a test compiles all modules again, where the environment forbids to keep them.
 export PYTHONDONTWRITEBYTECODE :=
-STAGES := MAKE="$(MAKE)" $(BIN)/python .ci/stages.py
+STAGES := MAKE="$(MAKE)" $(BIN)/python tools/ci/stages.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup programs tools demo test test-quick test-long test-unit test-integration test-e2e test-clusters test-timing test-smoke test-durations mutants e2e-live lint lint-code format generate bench bench-webhook bench-packager wheel release docs deploy lock clean
+.PHONY: help setup programs tools demo test test-quick test-long test-unit test-integration test-e2e test-clusters test-timing test-smoke mutants e2e-live lint lint-code format generate bench bench-webhook bench-packager build wheel release docker-build docker-push docs deploy lock clean
 
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,7 +37,7 @@ programs: setup ## Build etcd, kube-apiserver and the Cluster API core unless th
 	@$(BIN)/python -c 'import logging; from sandbox.processes import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); binaries.prepare()'
 
-tools: setup ## Build helm, kubectl, kustomize, clusterctl and promtool for tests, and download wheels, unless they exist
+tools: setup ## Build helm, helm-controller, kubectl, kustomize, clusterctl and promtool for tests, and download wheels, unless they exist
 	@$(BIN)/python -c 'import logging; from sandbox.processes import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); [binaries.binary(name) for name in binaries.TOOLS]'
 	@$(BIN)/python -m tests.support.wheels
@@ -45,7 +46,7 @@ demo: setup ## Run a cluster on a simulated Harvester, from creation to deletion
 	$(BIN)/caphv sandbox demo
 
 test: setup ## Run all checks and all tests, and say how long each stage took
-	@$(STAGES) lint programs tools test-unit test-clusters test-timing test-durations
+	@$(STAGES) lint programs tools test-unit test-clusters test-timing
 
 test-quick: setup ## Run before each commit: code checks, unit tests, and a few tests against a kube-apiserver
 	@$(STAGES) lint-code programs test-unit test-smoke
@@ -56,7 +57,7 @@ test-long: programs tools ## Run the long variants of tests, and the e2e tests w
 	CAPHV_SANDBOX_CORE=cluster-api-core $(PYTEST) tests/e2e $(PARALLEL) --junitxml=$(REPORTS)/e2e-unmodified-core.xml
 
 test-unit: setup ## Test pure functions: no process, no network
-	$(RERUN) $(REPORTS)/unit.xml $(PYTEST_FLAGS) tests/unit $(UNIT_PARALLEL) --durations=10
+	$(PYTEST) tests/unit $(UNIT_PARALLEL) --durations=10 --junitxml=$(REPORTS)/unit.xml
 
 test-integration: programs ## Test against a real kube-apiserver
 	$(PYTEST) tests/integration $(PARALLEL) --junitxml=$(REPORTS)/integration.xml
@@ -66,23 +67,20 @@ test-e2e: programs tools ## Test whole scenarios with the real Cluster API core
 
 # What both targets above test, but for timing: together they leave no worker without work.
 test-clusters: programs tools
-	$(RERUN) $(REPORTS)/clusters.xml $(PYTEST_FLAGS) tests/integration tests/e2e -m 'not timing' $(PARALLEL)
+	$(PYTEST) tests/integration tests/e2e -m 'not timing' $(PARALLEL) --junitxml=$(REPORTS)/clusters.xml
 
 # One after the other, because each says how long something may take. Collecting all other modules would take 2 s.
 test-timing: programs
-	$(RERUN) $(REPORTS)/timing.xml $(PYTEST_FLAGS) -m timing \
+	$(PYTEST) -m timing --junitxml=$(REPORTS)/timing.xml \
 		$(shell grep -rl --include='*.py' pytest.mark.timing tests/integration tests/e2e)
 
 test-smoke: programs
 	$(PYTEST) tests/integration/runtime/test_client.py tests/integration/reconciler/test_templates.py --junitxml=$(REPORTS)/smoke.xml
 
-test-durations:
-	@$(BIN)/python .ci/slow.py .ci/slow-tests $(addprefix $(REPORTS)/,unit.xml clusters.xml timing.xml)
-
-PACKAGES ?= overview commands reconciler webhooks packager
+PACKAGES ?= operations commands reconciler webhooks packager
 MUTANTS ?= --number 50
 mutants: setup ## Change the code in PACKAGES at random places, and name the changes that no test notices (MUTANTS: options)
-	$(BIN)/python .ci/mutants.py $(MUTANTS) $(PACKAGES)
+	$(BIN)/python -m tools.ci.mutants $(MUTANTS) $(PACKAGES)
 
 e2e-live: setup ## Run the scenarios against a real Harvester (see docs/live-tests.md)
 	$(PYTEST) tests/live --junitxml=$(REPORTS)/live.xml
@@ -96,11 +94,11 @@ lint-code: setup
 lint: lint-code ## Check format, lint, types, import contracts and generated files
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/python -m caphv.api.crds --check
-	$(BIN)/python -m caphv.api.reference --check
+	$(BIN)/python -m tools.generate.reference --check
 	$(BIN)/python -m caphv.api.supported --check
-	$(BIN)/python -m release.ruletables --check
-	$(BIN)/python -m release.webhooks --check
-	$(BIN)/python -m release.clusterclasses --check
+	$(BIN)/python -m tools.generate.ruletables --check
+	$(BIN)/python -m tools.generate.webhooks --check
+	$(BIN)/python -m tools.generate.clusterclasses --check
 
 format: setup ## Format the code and apply safe lint fixes
 	$(BIN)/ruff format .
@@ -108,45 +106,56 @@ format: setup ## Format the code and apply safe lint fixes
 
 generate: setup ## Write the files generated from schemas, clusterclass/ and code
 	$(BIN)/python -m caphv.api.crds
-	$(BIN)/python -m caphv.api.reference
+	$(BIN)/python -m tools.generate.reference
 	$(BIN)/python -m caphv.api.supported
-	$(BIN)/python -m release.ruletables
-	$(BIN)/python -m release.webhooks
-	$(BIN)/python -m release.clusterclasses
+	$(BIN)/python -m tools.generate.ruletables
+	$(BIN)/python -m tools.generate.webhooks
+	$(BIN)/python -m tools.generate.clusterclasses
 
 bench: setup ## Measure the provider on a simulated Harvester
-	$(BIN)/python -m bench
+	$(BIN)/python -m tools.bench
+
+build: setup wheel ## Build the commands (.venv/bin/caphv) and the wheel
 
 wheel: setup ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation
 
 bench-webhook: setup ## Measure the admission webhook
-	$(BIN)/python -m bench.webhook
+	$(BIN)/python -m tools.bench.webhook
 
 bench-packager: setup ## Measure rendering, committing and pushing bundles, and following definitions
-	$(BIN)/python -m bench.packager
+	$(BIN)/python -m tools.bench.packager
 
 release: wheel ## Write manifests, chart, krew plugin and bill of materials of a release into out/
-	$(BIN)/python -m release $(IMAGES) --wheel "$$(ls -t dist/caphv-*.whl | head -n 1)"
+	$(BIN)/python -m tools.release $(IMAGES) --wheel "$$(ls -t dist/caphv-*.whl | head -n 1)"
+
+docker-build: ## Build the image of the provider for this machine; IMG=... names it
+	$(require-image)
+	$(DOCKER) build --target controller --tag '$(IMG)' .
+
+docker-push: ## Push the image that docker-build has built; IMG=... names it
+	$(require-image)
+	$(DOCKER) push '$(IMG)'
 
 # Apart from .venv: nothing else needs these packages.
-docs: ## Build the documentation site into out/site; fails on broken links
+docs: setup ## Build the documentation site into out/site; fails on broken links
 	$(require-python)
 	@test -x out/mkdocs/bin/mkdocs || $(PYTHON) -m venv --clear out/mkdocs
-	@out/mkdocs/bin/python $(PIP_INSTALL) --requirement website/requirements.lock
-	@NO_MKDOCS_2_WARNING=1 out/mkdocs/bin/mkdocs build --quiet --strict --config-file website/mkdocs.yml
+	@out/mkdocs/bin/python $(PIP_INSTALL) --requirement tools/website/requirements.lock
+	@$(BIN)/python -m tools.generate.ruletables --site out/pages
+	@NO_MKDOCS_2_WARNING=1 out/mkdocs/bin/mkdocs build --quiet --strict --config-file tools/website/mkdocs.yml
 
 deploy: setup ## Install on the current cluster of kubectl; IMG=... sets another image
-	$(BIN)/python -m release $(IMAGES)
+	$(BIN)/python -m tools.release $(IMAGES)
 	kubectl apply --server-side --force-conflicts -f out/caphv.yaml
 
 lock: ## Resolve all dependencies again into the lock files
 	$(require-python)
 	$(PYTHON) -m venv out/lock
-	out/lock/bin/python $(PIP_INSTALL) --requirement release/uv.lock
+	out/lock/bin/python $(PIP_INSTALL) --requirement tools/release/uv.lock
 	out/lock/bin/$(UV_COMPILE) --extra dev --output-file requirements.lock pyproject.toml
-	out/lock/bin/$(UV_COMPILE) --output-file website/requirements.lock website/requirements.in
-	out/lock/bin/$(UV_COMPILE) --output-file release/uv.lock release/uv.in
+	out/lock/bin/$(UV_COMPILE) --output-file tools/website/requirements.lock tools/website/requirements.in
+	out/lock/bin/$(UV_COMPILE) --output-file tools/release/uv.lock tools/release/uv.in
 
 clean: ## Remove everything that these tasks created in the checkout
 	rm -rf $(VENV) out dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -163,6 +172,12 @@ $(VENV)/requirements.stamp: requirements.lock
 $(VENV)/project.stamp: $(VENV)/requirements.stamp pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
+
+define require-image
+@test -n '$(IMG)' || { echo 'IMG is empty: name the image: make $@ IMG=registry.example.com/caphv:v1' >&2; exit 1; }
+@command -v $(DOCKER) > /dev/null || { echo '$(DOCKER) is not installed: install Docker Engine with buildx,' \
+	'or use Podman: make $@ IMG=$(IMG) DOCKER=podman' >&2; exit 1; }
+endef
 
 define require-python
 @$(if $(PYTHON),$(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

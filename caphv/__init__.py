@@ -1,8 +1,9 @@
 """Cluster API provider for Harvester: the foundation that all parts share.
 
-In a checkout the parts (`commands`, `reconciler`, `webhooks`, `packager`, `overview`, `sandbox`) are folders next to
-this one. Names this common would overwrite files of other distributions in `site-packages`, so the wheel keeps them in
-`caphv/_packages`, and importing `caphv` makes them importable (docs/adr/0005-package-names.md).
+In a checkout the parts (`commands`, `reconciler`, `webhooks`, `packager`, `operations`, `sandbox`)
+are folders next to this one. Names this common would overwrite files of other distributions in
+`site-packages`, so the wheel keeps them in `caphv/_packages`, and importing `caphv` makes them
+importable (docs/adr/0005-package-names.md).
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Entry point of the commands `caphv`, `kubectl caphv` and `caphv-generate`, and of `python -m caphv`."""
+"""Entry points of `caphv`, `kubectl caphv`, `caphv-generate` and `python -m caphv`."""
 
 
 def main() -> None:
@@ -9,7 +9,7 @@ def main() -> None:
 
 
 def kubectl_plugin() -> None:
-    """Run the command line as `kubectl caphv`, which kubectl does when it finds `kubectl-caphv` on the PATH."""
+    """Run the command line as `kubectl caphv`; kubectl runs `kubectl-caphv` on the PATH."""
     from commands.main import main as run
 
     run("kubectl caphv")

@@ -1,4 +1,4 @@
-"""Finds the data folders (schemas, CRDs, …), which a checkout and an installed package keep at different places."""
+"""Find the data folders (schemas, CRDs, …), in a checkout or an installed package."""
 
 from pathlib import Path
 
@@ -8,8 +8,9 @@ _PACKAGE = Path(__file__).resolve().parent
 def folder(name: str) -> Path:
     """Return the data folder `name`, a relative path such as `schemas` or `deploy/crds`.
 
-    In a checkout it stands next to the package; the wheel carries a copy below `caphv/_data`. The copy is looked for
-    first, because what stands next to an installed package belongs to others.
+    In a checkout, the folder is next to the package. The wheel has a copy below `caphv/_data`,
+    which takes precedence, because folders next to an installed package belong to other
+    distributions.
 
     Raises:
         FileNotFoundError: neither place has it; the message names both.
@@ -19,5 +20,8 @@ def folder(name: str) -> Path:
         if place.is_dir():
             return place
     looked = " and ".join(str(place) for place in places)
-    msg = f"data folder {name!r} not found (searched {looked}): install caphv again, or run from a whole checkout"
+    msg = (
+        f"data folder {name!r} not found (searched {looked}): install caphv again, or run from a "
+        "whole checkout"
+    )
     raise FileNotFoundError(msg)

@@ -5,28 +5,31 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from caphv.api import remedies
+from caphv.api import parking, remedies
 from caphv.api.counting import counted
-from commands.options.clusters import InputError, Step
+from caphv.api.object import key_of
+from commands.access.management import management_client, run
+from commands.errors import InputError
+from commands.options.groups import fill
 from commands.options.management import (
+    ManagementOptions,
+    ScopeOptions,
     Selection,
     clusters_argument,
-    management_client,
     management_options,
     namespace_options,
-    patient_progress,
-    run,
     selection,
 )
 from commands.options.passphrase import passphrase_options, read_passphrase
 from commands.output.echo import echo
+from commands.output.progress import Step, patient_progress
 
 if TYPE_CHECKING:
-    from overview.backup.files import Backup
+    from operations.backup.files import Backup
 
 
 @click.command(
@@ -53,62 +56,80 @@ Exit status: 0 everything was saved, 1 what you may not read is missing, 2 nothi
 @passphrase_options
 @click.option("--dry-run", is_flag=True, help="Show what would be saved, and write nothing.")
 @management_options
-def backup(clusters: tuple[str, ...], directory: Path, **flags: Any) -> None:
-    """Save clusters with their identities, classes, templates and Secrets into the new directory DIR.
+@fill(scope=ScopeOptions)
+def backup(
+    clusters: tuple[str, ...],
+    directory: Path,
+    passphrase_file: Path | None,
+    *,
+    unencrypted: bool,
+    dry_run: bool,
+    scope: ScopeOptions,
+) -> None:
+    """Save clusters with their identities, classes, templates and Secrets into the new directory
+    DIR.
 
-    Nothing is changed or paused, and clusters with problems are saved, too. Objects are read as of one moment. Files
-    are encrypted with a passphrase and readable only by you. VMs, disks and the content of workload clusters are not
-    part of it, nor are bundles: Git has them.
+    Nothing is changed or paused, and clusters with problems are saved, too. Objects are read as of
+    one moment. Files are encrypted with a passphrase and readable only by you. VMs, disks and the
+    content of workload clusters are not part of it, nor are bundles: Git has them.
     """
-    from overview.backup import files
-    from overview.backup.sealing import Sealer
+    from operations.backup import files
+    from operations.backup.sealing import Sealer
 
-    if not (clusters or flags["namespace"] or flags["all_namespaces"]):
+    if not (clusters or scope.namespace or scope.all_namespaces):
         raise click.UsageError(
-            f"name clusters, -n NAMESPACE or -A, and then DIR, the new directory: {remedies.BACK_UP(cluster=directory)}"
+            "name clusters, -n NAMESPACE or -A, and then DIR, the new directory: "
+            f"{remedies.BACK_UP(cluster=directory)}"
         )
-    chosen = selection(clusters, flags)
-    if flags["unencrypted"] and flags["passphrase_file"]:
+    chosen = selection(clusters, scope)
+    if unencrypted and passphrase_file:
         raise click.UsageError("--unencrypted and --passphrase-file exclude each other")
+    # The passphrase is asked for before the work, and not for a dry run.
     sealer = None
     try:
         files.check_target(directory)
-        if not flags["unencrypted"] and not flags["dry_run"]:
-            sealer = Sealer(read_passphrase(flags["passphrase_file"], new=True))
+        if not unencrypted and not dry_run:
+            sealer = Sealer(read_passphrase(passphrase_file, new=True))
         with patient_progress() as step:
-            found = run(_read(flags, chosen, step))
-        if not found.clusters:
+            content = run(_read(scope, chosen, step))
+        if not content.clusters:
             raise InputError(f"no clusters in namespace {chosen.namespace}; all namespaces: -A")
-        _show(found)
-        if not flags["dry_run"]:
-            count = files.write(directory, found, sealer)
+
+        _show(content)
+        if not dry_run:
+            count = files.write(directory, content, sealer)
             form = "encrypted. Keep the passphrase elsewhere"
             if sealer is None:
                 form = "in plain text. Everybody who can read the files gets all Secrets"
             echo(f"Saved {counted(count, 'file')} to {directory}, {form}")
     except files.BackupError as error:
         raise InputError(str(error)) from None
-    if found.unseen:
+
+    if content.unseen:
         click.echo("The backup is not complete: your account may not read all of it", err=True)
         sys.exit(1)
 
 
-async def _read(flags: dict[str, Any], chosen: Selection, step: Step) -> Backup:
-    from overview.backup.reading import read_backup
-    from overview.query import Query
+async def _read(management: ManagementOptions, chosen: Selection, step: Step) -> Backup:
+    from operations.backup.reading import read_backup
 
-    async with management_client(flags) as client:
-        found = await read_backup(client, Query(chosen.namespace, frozenset(chosen.keys)), step)
-    chosen.require(found.cluster_keys())
-    return found
+    async with management_client(management) as client:
+        content = await read_backup(client, chosen.query(), step)
+    chosen.require(content.cluster_keys())
+    return content
 
 
-def _show(found: Backup) -> None:
-    """Say what is saved: clusters, numbers of objects, and references that lead nowhere."""
-    echo(f"Clusters: {', '.join(found.clusters)}")
-    for kind, count in sorted(Counter(identity.kind for identity in found.objects).items()):
+def _show(content: Backup) -> None:
+    """Show what is saved: clusters, numbers of objects, and references to absent objects."""
+    echo(f"Clusters: {', '.join(content.clusters)}")
+    for kind, count in sorted(Counter(identity.kind for identity in content.objects).items()):
         echo(f"  {count:>5}  {kind}")
-    for name in sorted(found.absent):
+    for name in sorted(content.absent):
         echo(f"  does not exist, although an object refers to it: {name}")
-    for each in found.unseen:
-        echo(f"not saved: {each}", err=True)
+    for obj in content.objects.values():
+        if obj["kind"] == "Cluster" and parking.concerns(obj):
+            resume = remedies.RESUME_PARKED(ref=key_of(obj))
+            note = f"a restore keeps it parked; to have it run, then {resume}"
+            echo(f"parked: {key_of(obj)}: {note}", err=True)
+    for unseen in content.unseen:
+        echo(f"not saved: {unseen}", err=True)

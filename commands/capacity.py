@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from commands.options.clusters import InputError, Step
+from commands.access.harvesters import harvester_clients
+from commands.access.management import management_client, run
+from commands.errors import InputError
+from commands.options.formats import output_option
+from commands.options.groups import fill
 from commands.options.harvesters import (
-    harvester_clients,
+    HarvesterOptions,
     harvester_namespace_options,
     harvester_option,
     insecure_option,
 )
-from commands.options.management import management_client, management_options, patient_progress, print_data, run
+from commands.options.management import management_options
+from commands.output.data import print_data
+from commands.output.progress import Step, patient_progress
 
 if TYPE_CHECKING:
-    from overview.capacity import Capacity
-    from overview.objects import Unseen
+    from operations.capacity.free import Capacity
+    from operations.read.objects import Unseen
 
 
 @click.command(
@@ -36,45 +42,57 @@ Exit status: 0 shown, 2 no Harvester can be read.
 @harvester_namespace_options
 @harvester_option
 @click.option("--hosts", is_flag=True, help="Show each host.")
-@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@output_option()
 @insecure_option
 @management_options
-def capacity(**flags: Any) -> None:
+@fill(options=HarvesterOptions)
+def capacity(*, hosts: bool, output: str, options: HarvesterOptions) -> None:
     """Show what is free on each Harvester that clusters use.
 
-    CPU and memory count by the requests of all Pods, VMs of other namespaces included, as the scheduler counts them. A
-    Harvester whose hosts do not report them shows only VMs that the identity may see, and says so. Quotas and storage
-    need an administrator's kubeconfig.
+    CPU and memory count by the requests of all Pods, VMs of other namespaces included, as the
+    scheduler counts them. A Harvester whose hosts do not report them shows only VMs that the
+    identity may see, and says so. Quotas and storage need an administrator's kubeconfig.
     """
     with patient_progress() as step:
-        found, hidden = run(_read(flags, step))
+        capacities, unseen = run(_read(options, step))
+
     from commands.output import capacity as out
 
-    if flags["output"] == "text":
-        out.show(found, hosts=flags["hosts"])
+    if output == "text":
+        out.show(capacities, hosts=hosts)
     else:
-        print_data(tuple(found), flags["output"])
-    out.show_unseen(hidden)
+        print_data(tuple(capacities), output)
+    out.show_unseen(unseen)
 
 
-async def _read(flags: dict[str, Any], step: Step) -> tuple[list[Capacity], list[Unseen]]:
-    from caphv.runtime.errors import ApiError, Unreachable
-    from overview.capacity import capacity_of
-    from overview.capacityreader import read_capacity
-    from overview.reader import unseen
+async def _read(options: HarvesterOptions, step: Step) -> tuple[list[Capacity], list[Unseen]]:
+    """Return the capacity of each Harvester, and the parts that cannot be read.
 
-    found, hidden = [], []
-    async with management_client(flags) as management, harvester_clients(management, flags) as (harvesters, errors):
+    Raises `InputError` when no Harvester can be read.
+    """
+    from caphv.runtime.errors import RequestError
+    from operations.capacity.free import capacity_of
+    from operations.capacity.reading import read_by_accounts
+    from operations.read.management import unseen
+
+    capacities, hidden = [], []
+    async with (
+        management_client(options) as management,
+        harvester_clients(management, options) as (harvesters, errors),
+    ):
         hidden += errors
+
+        # A Harvester that does not answer must not hide the others.
         for harvester in harvesters:
-            step(f"reading {harvester.client.server}")
+            step(f"reading {harvester.server}")
             try:
-                objects = await read_capacity(harvester.client, harvester.namespaces)
-            except (ApiError, Unreachable) as error:
-                hidden.append(unseen(f"Harvester {harvester.client.server}", error))
+                objects = await read_by_accounts(harvester)
+            except RequestError as error:
+                hidden.append(unseen(f"Harvester {harvester.server}", error))
                 continue
-            found.append(capacity_of(objects))
+            capacities.append(capacity_of(objects))
             hidden += objects.harvester.unseen
-    if not found:
+
+    if not capacities:
         raise InputError("; ".join(["no Harvester can be read", *map(str, hidden)]))
-    return found, hidden
+    return capacities, hidden

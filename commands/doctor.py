@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import click
 
-from commands.options.clusters import Step
+from commands.access.management import management_client, run
+from commands.options.formats import output_option
+from commands.options.groups import fill
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
+    ManagementOptions,
+    ScopeOptions,
     Selection,
     clusters_argument,
-    management_client,
     management_options,
     namespace_options,
     object_key,
-    patient_progress,
-    print_data,
-    run,
     selection,
 )
+from commands.output.data import print_data
+from commands.output.progress import Step, patient_progress
 
 if TYPE_CHECKING:
-    from caphv.api.object import Key
+    from caphv.api.object import Key, Obj
     from caphv.runtime.client import ApiClient
-    from overview.doctor.model import Check
-    from overview.query import Answer
+    from operations.read.objects import ManagementObjects
+    from operations.status.check import Check
+    from operations.status.model import Cluster
+    from operations.status.query import Answer
 
 
 @click.command(
@@ -45,80 +50,158 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
 @clusters_argument()
 @namespace_options
 @click.option(
-    "--harvester", default="", metavar="[NAMESPACE/]SECRET", help="Only the Harvester of this identity Secret."
+    "--harvester",
+    default="",
+    metavar="[NAMESPACE/]SECRET",
+    help="Only the Harvester of this identity Secret.",
 )
-@click.option("--provider-namespace", default="caphv-system", show_default=True, help="Where the provider runs.")
+@click.option(
+    "--provider-namespace",
+    default="caphv-system",
+    show_default=True,
+    help="Where the provider runs.",
+)
 @click.option("--all", "everything", is_flag=True, help="Show checks that are ok, too.")
-@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@output_option()
 @insecure_option
 @management_options
-def doctor(clusters: tuple[str, ...], **flags: Any) -> None:
-    """Check the management cluster, identities, Harvesters and clusters, and say what to do about each finding.
+@fill(scope=ScopeOptions)
+def doctor(
+    clusters: tuple[str, ...],
+    harvester: str,
+    provider_namespace: str,
+    *,
+    everything: bool,
+    output: str,
+    scope: ScopeOptions,
+) -> None:
+    """Check the management cluster, identities, Harvesters and clusters, and say what to do about
+    each finding.
 
-    Checked are versions, CRDs, the provider, webhooks, cert-manager and certificates; expiry of credentials and the
-    rights of the account; hosts, zones, pools, images, networks, key pairs, guest agents and replicas of volumes;
-    objects whose owner no longer exists; what Fleet deploys to clusters; and the clusters themselves.
+    Checked are versions, CRDs, the provider, webhooks, cert-manager and certificates; expiry of
+    credentials and the rights of the account; hosts, zones, pools, images, networks, key pairs,
+    guest agents and replicas of volumes; objects whose owner no longer exists; what Fleet deploys
+    to clusters; and the clusters themselves.
     """
-    chosen = selection(clusters, flags)
-    wanted = (
-        object_key(flags["harvester"], "--harvester", chosen.namespace or "default") if flags["harvester"] else None
-    )
+    chosen = selection(clusters, scope)
+    identity = None
+    if harvester:
+        identity = object_key(harvester, "--harvester", chosen.namespace or "default")
     with patient_progress() as step:
-        checks = run(_checks(flags, chosen, wanted, step))
-    if flags["output"] == "text":
+        checks = run(_run_selected_checks(scope, chosen, provider_namespace, identity, step))
+
+    if output == "text":
         from commands.output import doctor as out
 
-        out.show(checks, everything=flags["everything"])
+        out.show(checks, everything=everything)
     else:
-        print_data(checks, flags["output"])
+        print_data(checks, output)
     sys.exit(1 if any(check.wrong for check in checks) else 0)
 
 
-async def _checks(flags: dict[str, Any], chosen: Selection, wanted: Key | None, step: Step) -> list[Check]:
-    from caphv.api.object import key_of
-    from overview.doctor.model import skipped
-    from overview.query import Query, ask
+async def _run_selected_checks(
+    management: ManagementOptions,
+    chosen: Selection,
+    provider_namespace: str,
+    identity: Key | None,
+    step: Step,
+) -> list[Check]:
+    """Read the chosen clusters, and check them and everything that they depend on.
 
-    async with management_client(flags) as client:
-        answer = await ask(client, Query(chosen.namespace, frozenset(chosen.keys)), step)
-        chosen.require({cluster.key for cluster in answer.overview.clusters}, map(key_of, answer.objects.clusters))
+    :param management: the management cluster
+    :param chosen: the clusters
+    :param provider_namespace: the namespace of the provider
+    :param identity: limits the checks to the Harvester of this identity Secret
+    :param step: called with a description of each step
+    """
+    from caphv.api.object import key_of
+    from operations.status.check import skipped
+    from operations.status.query import ask
+
+    async with management_client(management) as client:
+        answer = await ask(client, chosen.query(), step)
+        chosen.require(
+            {cluster.key for cluster in answer.overview.clusters},
+            map(key_of, answer.objects.clusters),
+        )
+
         step("asking Harvesters")
-        checks = await run_checks(client, answer, chosen.namespace, flags["provider_namespace"], wanted)
-    if not answer.overview.clusters and wanted is None:
-        where = f"in namespace {chosen.namespace}; all namespaces: -A" if chosen.namespace else "in any namespace"
-        checks.append(skipped("clusters", "Clusters", f"no cluster was checked: there is none on Harvester {where}"))
+        checks = await run_checks(client, answer, chosen.namespace, provider_namespace, identity)
+
+    # A user must not take a missing check for a passed one.
+    if not answer.overview.clusters and identity is None:
+        where = "in any namespace"
+        if chosen.namespace:
+            where = f"in namespace {chosen.namespace}; all namespaces: -A"
+        message = f"no cluster was checked: there is none on Harvester {where}"
+        checks.append(skipped("clusters", "Clusters", message))
     return checks
 
 
 async def run_checks(
-    client: ApiClient, answer: Answer, namespace: str, provider_namespace: str, wanted: Key | None = None
+    client: ApiClient,
+    answer: Answer,
+    namespace: str,
+    provider_namespace: str,
+    identity: Key | None = None,
 ) -> list[Check]:
-    """Run all checks of clusters and what they depend on; with an identity only those of its Harvester."""
+    """Run all checks of clusters and of everything that they depend on.
+
+    :param client: client of the management cluster
+    :param answer: the clusters with their objects
+    :param namespace: the namespace of owners of addresses, if not all namespaces may be read
+    :param provider_namespace: the namespace of the provider
+    :param identity: limits the checks to the Harvester of this identity Secret
+    """
     from datetime import UTC, datetime
 
-    from caphv.api.object import Key, key_of
-    from overview.assembly import parts_of
-    from overview.doctor import annotations, bootstrap, clusters, fleet, harvester, management
-    from overview.doctor.reading import read_harvester_facts, read_management_facts
+    from caphv.api.object import Key
+    from operations.doctor import annotations, bootstrap, clusters, fleet, harvester, management
+    from operations.doctor.reading import read_harvester_facts, read_management_facts
+    from operations.status.assembly import parts_of
 
     facts = await read_management_facts(client, provider_namespace)
-    found = [each for each in answer.overview.clusters if wanted is None or each.identity == str(wanted)]
-    identities = {Key(*each.identity.split("/", 1)) for each in found if each.identity}
-    harvesters = await read_harvester_facts(client, answer.objects, {wanted} if wanted else identities, namespace)
+    selected = [
+        cluster
+        for cluster in answer.overview.clusters
+        if identity is None or cluster.identity == str(identity)
+    ]
+    identities = {Key(*cluster.identity.split("/", 1)) for cluster in selected if cluster.identity}
+    harvesters = await read_harvester_facts(
+        client, answer.objects, {identity} if identity else identities, namespace
+    )
+
     now = datetime.now(UTC)
     checks = [*management.checks(facts, now)]
-    for each in harvesters:
-        checks += harvester.checks(each, now)
-    unconnected = {str(each.identity) for each in harvesters if each.objects is None}
-    checks += clusters.checks(found, unconnected)
-    control_planes = {parts.key: parts.control_plane for parts in parts_of(answer.objects) if parts.control_plane}
-    checks += bootstrap.checks(found, control_planes)
-    checks += fleet.checks(facts.fleet_clusters, [each.key for each in found], now)
-    names = {(each.namespace, name) for each in found for name in (each.name, each.infrastructure)}
-    objects = answer.objects
-    own = [obj for obj in (*objects.clusters, *objects.harvester_clusters) if tuple(key_of(obj)) in names]
-    machines = {(each.namespace, machine.infrastructure) for each in found for machine in each.machines}
-    own += [obj for obj in objects.harvester_machines if tuple(key_of(obj)) in machines]
-    checks += annotations.checks(own)
-    # Several identities lead to one Harvester, of which they say the same.
-    return list(dict.fromkeys([*checks, *harvester.unreadable(answer.objects.unseen)]))
+    for harvester_facts in harvesters:
+        checks += harvester.checks(harvester_facts, now)
+
+    unconnected = {str(facts.identity) for facts in harvesters if facts.objects is None}
+    checks += clusters.checks(selected, unconnected)
+    control_planes = {
+        parts.key: parts.control_plane for parts in parts_of(answer.objects) if parts.control_plane
+    }
+    checks += bootstrap.checks(selected, control_planes)
+    checks += fleet.checks(facts.fleet_clusters, [cluster.key for cluster in selected], now)
+    checks += annotations.checks(_objects_of(selected, answer.objects))
+
+    checks += harvester.unreadable(answer.objects.unseen)
+    # The checks of a Harvester repeat if several identities lead to it.
+    return list(dict.fromkeys(checks))
+
+
+def _objects_of(clusters: Iterable[Cluster], objects: ManagementObjects) -> list[Obj]:
+    """Return the objects of some clusters that users annotate."""
+    from caphv.api.object import key_of
+
+    names: set[tuple[str, str]] = set()
+    machines: set[tuple[str, str]] = set()
+    for cluster in clusters:
+        names |= {(cluster.namespace, cluster.name), (cluster.namespace, cluster.infrastructure)}
+        machines |= {(cluster.namespace, machine.infrastructure) for machine in cluster.machines}
+
+    candidates = (*objects.clusters, *objects.harvester_clusters)
+    return [
+        *(obj for obj in candidates if tuple(key_of(obj)) in names),
+        *(obj for obj in objects.harvester_machines if tuple(key_of(obj)) in machines),
+    ]

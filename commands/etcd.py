@@ -1,36 +1,40 @@
-"""`caphv etcd`: members of a cluster's etcd against its machines, and the removal of those that were left."""
+"""`caphv etcd`: members of a cluster's etcd against its machines, and their removal."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from caphv.api.counting import counted
-from commands.options.changes import change_options, confirm
-from commands.options.clusters import CommandError, InputError
+from commands.access.changes import confirm
+from commands.access.management import management_client, run
+from commands.errors import CommandError, InputError
+from commands.options.changes import ChangeOptions, change_options
+from commands.options.formats import output_option
+from commands.options.groups import fill
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
+    ManagementOptions,
+    ScopeOptions,
     cluster_argument,
-    management_client,
     management_options,
-    patient_progress,
-    print_data,
-    run,
     selection,
 )
+from commands.output.data import print_data
 from commands.output.echo import echo
+from commands.output.progress import patient_progress
 
 if TYPE_CHECKING:
     from caphv.api.object import Key, Obj
     from caphv.runtime.client import ApiClient
     from caphv.runtime.etcd import Member
-    from overview.etcd import EtcdMember
-    from overview.model import Cluster
+    from operations.change.etcd import EtcdMember
+    from operations.status.model import Cluster
 
 
 @click.group(
@@ -56,25 +60,28 @@ Exit status: 0 all members are healthy, 1 one is not, 2 etcd or the machines can
 """,
 )
 @cluster_argument
-@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@output_option()
 @insecure_option
 @management_options
-def members(cluster: str, **flags: Any) -> None:
-    """List the members of a cluster's etcd: `stale` ones have no machine, count for the quorum, and never answer.
+@fill(scope=ScopeOptions)
+def members(cluster: str, *, output: str, scope: ScopeOptions) -> None:
+    """List the members of a cluster's etcd: `stale` ones have no machine, count for the quorum,
+    and never answer.
 
-    It runs etcdctl in an etcd Pod of the workload cluster, with the kubeconfig that Cluster API keeps for it.
+    It runs etcdctl in an etcd Pod of the workload cluster, with the kubeconfig that Cluster API
+    keeps for it.
     """
-    key = selection((cluster,), {**flags, "all_namespaces": False}).keys[0]
+    key = selection((cluster,), scope).keys[0]
     with patient_progress() as step:
         step("asking etcd")
-        found = run(_members(flags, key))
+        etcd_members = run(_read_members(scope, key))
     from commands.output import etcd as out
 
-    if flags["output"] == "text":
-        out.show(found)
+    if output == "text":
+        out.show(etcd_members)
     else:
-        print_data(found, flags["output"])
-    sys.exit(1 if any(member.wrong for member in found) else 0)
+        print_data(etcd_members, output)
+    sys.exit(1 if any(member.wrong for member in etcd_members) else 0)
 
 
 @etcd.command(
@@ -86,7 +93,8 @@ Examples:
   caphv etcd remove team-a/production w-7xk2p-1a2b3c4d --yes
 
 \b
-Exit status: 0 done or nothing to do, 1 a check failed or aborted, 2 etcd or the machines cannot be read.
+Exit status: 0 done or nothing to do, 1 a check failed or aborted, 2 etcd or the machines cannot \
+be read.
 """,
 )
 @cluster_argument
@@ -95,60 +103,83 @@ Exit status: 0 done or nothing to do, 1 a check failed or aborted, 2 etcd or the
 @change_options
 @insecure_option
 @management_options
-def remove(cluster: str, names: tuple[str, ...], **flags: Any) -> None:
+@fill(change=ChangeOptions, scope=ScopeOptions)
+def remove(
+    cluster: str,
+    names: tuple[str, ...],
+    *,
+    force: bool,
+    change: ChangeOptions,
+    scope: ScopeOptions,
+) -> None:
     """Remove members from a cluster's etcd: by name or id, by default all that have no machine.
 
-    It also ends the deletion of Machines that waits without end: RKE2's provider reads from a Node that its member was
-    removed. If the Node was deleted first, and etcd has no member of it, the provider's hook is removed from the
-    Machine.
+    It also ends the deletion of Machines that waits without end: RKE2's provider reads from a Node
+    that its member was removed. If the Node was deleted first, and etcd has no member of it, the
+    provider's hook is removed from the Machine.
 
-    Before any change, the command checks that no machine uses the member, and that the remaining ones have a quorum.
-    Members are removed one by one, and etcd is asked again before each.
+    Before any change, the command checks that no machine uses the member, and that the remaining
+    ones have a quorum. Members are removed one by one, and etcd is asked again before each.
     """
     from commands.output import changes
     from commands.output import etcd as out
-    from overview.changes import ChangeError
-    from overview.doctor.model import Result
-    from overview.etcd import chosen, removal_checks
-    from overview.model import as_json
+    from operations.change.changes import ChangeError
+    from operations.change.etcd import chosen, removal_checks
+    from operations.status.check import Result
+    from operations.status.model import as_json
 
-    key = selection((cluster,), {**flags, "all_namespaces": False}).keys[0]
-    found, machines = run(_state(flags, key))
+    key = selection((cluster,), scope).keys[0]
+    etcd_members, machines = run(_read_members_and_stuck_machines(scope, key))
     try:
-        wanted = chosen(found, names)
+        removals = chosen(etcd_members, names)
     except ChangeError as error:
         raise InputError(*error.problems) from None
-    checks = removal_checks(key, found, wanted) if wanted else []
+
+    checks = removal_checks(key, etcd_members, removals) if removals else []
 
     def report(*, applied: bool) -> None:
-        if flags["output"] != "text":
-            content = {"remove": as_json(wanted), "release": list(machines), "checks": as_json(checks)}
-            print_data({**content, "applied": applied}, flags["output"])
+        if change.is_text:
+            return
+        content = {
+            "remove": as_json(removals),
+            "release": list(machines),
+            "checks": as_json(checks),
+            "applied": applied,
+        }
+        print_data(content, change.output)
 
-    if flags["output"] == "text":
+    if change.is_text:
         changes.show_checks(checks)
-        out.show_removal(wanted, machines)
-    if not (wanted or machines) or flags["dry_run"]:
+        out.show_removal(removals, machines)
+    if not (removals or machines) or change.dry_run:
         report(applied=False)
         return
-    if any(check.result is Result.ERROR for check in checks) and not flags["force"]:
+
+    if any(check.result is Result.ERROR for check in checks) and not force:
         report(applied=False)
-        click.echo("Not changed: a check failed. Correct it, or give --force to remove them nevertheless.", err=True)
+        click.echo(
+            "Not changed: a check failed. Correct it, or give --force to remove them nevertheless.",
+            err=True,
+        )
         sys.exit(1)
-    confirm(flags, _question(key, len(wanted), len(machines)))
-    run(_remove(flags, key, {member.id for member in wanted}))
-    run(_release(flags, key, machines))
+
+    confirm(change, _question(key, len(removals), len(machines)))
+
+    # Members are removed first, because a Machine is released only if etcd has no member of it.
+    to_stderr = not change.is_text
+    run(_remove(scope, key, {member.id for member in removals}, to_stderr=to_stderr))
+    run(_release(scope, key, machines, to_stderr=to_stderr))
     report(applied=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What one etcd Pod says, and how to ask it again."""
+    """The answer of an etcd Pod, and the means to ask it again."""
 
     client: ApiClient
     pod: Obj
     program: tuple[str, ...]
-    found: list[Member]
+    members: list[Member]
 
 
 def _question(key: Key, members: int, machines: int) -> str:
@@ -158,118 +189,169 @@ def _question(key: Key, members: int, machines: int) -> str:
     return f"{text[0].upper()}{text[1:]} of cluster {key}?"
 
 
-async def _state(flags: dict[str, Any], key: Key) -> tuple[tuple[EtcdMember, ...], tuple[str, ...]]:
-    """Return the members of etcd, and the Machines whose deletion waits for a member that does not exist."""
+async def _read_members_and_stuck_machines(
+    management: ManagementOptions, key: Key
+) -> tuple[tuple[EtcdMember, ...], tuple[str, ...]]:
+    """Return the members of etcd, and the Machines whose deletion waits for an absent member."""
     from caphv.api.object import NODES
     from caphv.runtime.listing import list_pages
-    from overview.etcd import members_with_machines, unreleased_machines
-    from overview.objects import by_cluster
+    from operations.change.etcd import members_with_machines, unreleased_machines
+    from operations.read.objects import by_cluster
 
     objects: list[Obj] = []
-    cluster = await _cluster(flags, key, objects)
-    async with _asked(flags, key, cluster) as answer:
-        members = members_with_machines(cluster, answer.found)
-        nodes = {node["metadata"]["name"] async for page in list_pages(answer.client, NODES) for node in page}
+    cluster = await _read_cluster(management, key, objects)
+    async with _ask_etcd(management, key, cluster) as answer:
+        members = members_with_machines(cluster, answer.members)
+        nodes = {
+            node["metadata"]["name"]
+            async for page in list_pages(answer.client, NODES)
+            for node in page
+        }
     return members, unreleased_machines(by_cluster(objects).get(key, ()), nodes, members)
 
 
-async def _release(flags: dict[str, Any], key: Key, wanted: tuple[str, ...]) -> None:
-    """Remove the hook from Machines, each after another proof that neither Node nor member exists."""
+async def _release(
+    management: ManagementOptions, key: Key, names: Iterable[str], *, to_stderr: bool
+) -> None:
+    """Remove the hook from Machines.
+
+    Before each, the servers are asked again, because neither its Node nor its member may exist.
+
+    :param management: the management cluster
+    :param key: the cluster
+    :param names: the Machines
+    :param to_stderr: whether messages go to the standard error, because the output is data
+    """
     from caphv.api.names import RKE2_HOOK
     from caphv.runtime.errors import NotFound
-    from overview.reader import kinds_of
+    from operations.read.management import kinds_of
 
-    for name in wanted:
-        _, machines = await _state(flags, key)
+    for name in names:
+        _, machines = await _read_members_and_stuck_machines(management, key)
         if name not in machines:
             continue  # released meanwhile
-        async with management_client(flags) as client:
+        async with management_client(management) as client:
             patch = {"metadata": {"annotations": {RKE2_HOOK: None}}}
             with suppress(NotFound):
                 await client.patch((await kinds_of(client))["machines"], name, key.namespace, patch)
-        echo(f"released Machine {name}", err=flags["output"] != "text")
+        echo(f"released Machine {name}", err=to_stderr)
 
 
-async def _members(flags: dict[str, Any], key: Key) -> tuple[EtcdMember, ...]:
-    from overview.etcd import members_with_machines
+async def _read_members(management: ManagementOptions, key: Key) -> tuple[EtcdMember, ...]:
+    from operations.change.etcd import members_with_machines
 
-    cluster = await _cluster(flags, key)
-    async with _asked(flags, key, cluster) as answer:
-        return members_with_machines(cluster, answer.found)
+    cluster = await _read_cluster(management, key)
+    async with _ask_etcd(management, key, cluster) as answer:
+        return members_with_machines(cluster, answer.members)
 
 
-async def _remove(flags: dict[str, Any], key: Key, ids: set[str]) -> None:
-    from caphv.runtime.errors import ApiError, Unreachable
+async def _remove(
+    management: ManagementOptions, key: Key, ids: set[str], *, to_stderr: bool
+) -> None:
+    """Remove members, and ask etcd again before each. Raises `CommandError`.
+
+    :param management: the management cluster
+    :param key: the cluster
+    :param ids: the members
+    :param to_stderr: whether messages go to the standard error, because the output is data
+    """
+    from caphv.runtime.errors import RequestError
     from caphv.runtime.etcd import remove_member
     from caphv.runtime.exec import ExecError
 
-    cluster = await _cluster(flags, key)
-    for wanted in sorted(ids):
-        async with _asked(flags, key, cluster) as answer:
-            member = next((each for each in answer.found if f"{each.id:x}" == wanted), None)
+    cluster = await _read_cluster(management, key)
+    for member_id in sorted(ids):
+        # The Pod that answered last may belong to the member that was just removed.
+        async with _ask_etcd(management, key, cluster) as answer:
+            members_by_id = {f"{member.id:x}": member for member in answer.members}
+            member = members_by_id.get(member_id)
             if member is None:
                 continue  # removed meanwhile
             try:
                 await remove_member(answer.client, answer.pod, member, answer.program)
-            except (ApiError, Unreachable, ExecError) as error:
+            except (RequestError, ExecError) as error:
                 raise CommandError(f"member {member.name} was not removed: {error}") from None
-            echo(f"removed member {member.name} ({wanted})", err=flags["output"] != "text")
+            echo(f"removed member {member.name} ({member_id})", err=to_stderr)
 
 
-async def _cluster(flags: dict[str, Any], key: Key, machines: list[Obj] | None = None) -> Cluster:
-    """Read the cluster with its machines. Raises `InputError` if they may not be read: all members would look stale.
+async def _read_cluster(
+    management: ManagementOptions, key: Key, machines: list[Obj] | None = None
+) -> Cluster:
+    """Read the cluster with its machines.
 
-    :param machines: takes the Machines of the namespace
+    Raises `InputError` if the machines cannot be read, because all members would look stale.
+
+    :param management: the management cluster
+    :param key: the cluster
+    :param machines: gets the Machines of the namespace
     """
     from caphv.api.object import key_of
     from commands.options.management import Selection
-    from overview.etcd import unseen_machines
-    from overview.query import Query, ask
+    from operations.change.etcd import unseen_machines
+    from operations.status.query import Query, ask
 
-    async with management_client(flags) as client:
+    async with management_client(management) as client:
         answer = await ask(client, Query(key.namespace, frozenset({key})))
+
     if hidden := unseen_machines(answer.objects):
-        raise InputError(f"the machines of the cluster cannot be read: {'; '.join(map(str, hidden))}")
+        raise InputError(
+            f"the machines of the cluster cannot be read: {'; '.join(map(str, hidden))}"
+        )
     if machines is not None:
         machines += answer.objects.machines
-    found = answer.overview.clusters
-    Selection(key.namespace, (key,)).require({cluster.key for cluster in found}, map(key_of, answer.objects.clusters))
-    return found[0]
+
+    clusters = answer.overview.clusters
+    Selection(key.namespace, (key,)).require(
+        {cluster.key for cluster in clusters}, map(key_of, answer.objects.clusters)
+    )
+    return clusters[0]
 
 
 @asynccontextmanager
-async def _asked(flags: dict[str, Any], key: Key, cluster: Cluster) -> AsyncIterator[_Answer]:
-    """Lend the first etcd Pod that answers. Raises `InputError` when none does."""
+async def _ask_etcd(
+    options: ManagementOptions, key: Key, cluster: Cluster
+) -> AsyncIterator[_Answer]:
+    """Lend the first etcd Pod that answers. Raises `InputError` if no Pod answers."""
     from caphv.api.object import Key as ObjectKey
-    from caphv.runtime.errors import ApiError, Unreachable
+    from caphv.runtime.errors import ApiError, RequestError
     from caphv.runtime.etcd import ETCDCTL, ETCDCTL_KUBEADM, find_pods, list_members
     from caphv.runtime.exec import ExecError
     from caphv.runtime.kubeconfig import KubeconfigError
-    from overview.harvester import read_access
+    from operations.read.accounts import read_kubeconfig
 
-    kind = next((group.kind for group in cluster.groups if group.kind != "MachineDeployment"), "")
-    program = ETCDCTL_KUBEADM if kind == "KubeadmControlPlane" else ETCDCTL
-    async with management_client(flags) as management:
+    control_planes = [group.kind for group in cluster.groups if group.kind != "MachineDeployment"]
+    program = ETCDCTL_KUBEADM if control_planes[:1] == ["KubeadmControlPlane"] else ETCDCTL
+    async with management_client(options) as management:
         try:
-            access = await read_access(management, ObjectKey(key.namespace, f"{key.name}-kubeconfig"), "value")
+            # Cluster API stores an administrator's kubeconfig for each cluster.
+            access = await read_kubeconfig(
+                management, ObjectKey(key.namespace, f"{key.name}-kubeconfig"), "value"
+            )
             client = access.client(name="workload", user_agent="caphv-cli", timeout=10)
         except (ApiError, KubeconfigError) as error:
             raise InputError(f"the workload cluster cannot be queried: {error}") from None
+
     try:
         errors = []
         try:
             pods = await find_pods(client)
-        except (ApiError, Unreachable) as error:
+        except RequestError as error:
             raise InputError(f"the workload cluster cannot be queried: {error}") from None
+
+        # The Pods of lost members do not answer, but every other Pod knows all members.
         for pod in pods:
             try:
-                found = await list_members(client, pod, program)
-            except (ApiError, Unreachable, ExecError) as error:
+                etcd_members = await list_members(client, pod, program)
+            except (RequestError, ExecError) as error:
                 errors.append(f"Pod {pod['metadata']['name']}: {error}")
                 continue
-            yield _Answer(client, pod, program, found)
+            yield _Answer(client, pod, program, etcd_members)
             return
-        hint = "no Pod of etcd in kube-system: K3s and Talos run it outside of Pods, ask it on a server"
+
+        hint = (
+            "no Pod of etcd in kube-system: K3s and Talos run it outside of Pods, ask it on a "
+            "server"
+        )
         raise InputError(f"etcd cannot be queried: {'; '.join(errors) or hint}")
     finally:
         await client.close()

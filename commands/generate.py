@@ -1,32 +1,59 @@
-"""`caphv generate`: all objects of a cluster from flags, answers or a definition, printed, written or applied."""
+"""`caphv generate`: all objects of a cluster from flags, answers or a definition."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from caphv.api.object import Obj
-from commands.generate_flags import GroupedCommand, cluster_flags
+from commands.errors import CommandError, InputError
+from commands.generate_flags import ClusterFlags, GroupedCommand, cluster_flags, flag_values
 from commands.generate_push import explain, push
 from commands.main import CONTEXT_SETTINGS
-from commands.options.charts import chart_options, rendering
-from commands.options.clusters import CommandError
+from commands.options.charts import ChartOptions, chart_options, rendering
+from commands.options.formats import output_option
+from commands.options.groups import fill
+from commands.options.management import ManagementOptions
 from commands.output.echo import echo
-from packager.definitions.flags import FLAGS
 
 if TYPE_CHECKING:
     from caphv.validation.finding import Finding
     from caphv.validation.yaml.tree import Document
     from commands.generate_answers import Interview
-    from overview.surroundings import Surroundings
+    from operations.capacity.surroundings import Surroundings
     from packager.definitions.build import Built
+    from packager.tree import Tree
 
 DONE, INVALID, UNREADABLE = 0, 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(ChartOptions, ManagementOptions):
+    """Options for the objects to make, the checks against Harvester, and the output."""
+
+    individual_objects: bool
+    fips_required: bool
+    stig: bool
+    disable_fstrim_timer: bool
+    no_guest_agent: bool
+    user_data: Path | None
+    rancher_auto_import: bool | None
+    harvester_kubeconfig: Path | None
+    check_kubeconfig: Path | None
+    replace_identity: bool
+    definition: str | None
+    interactive: bool
+    no_harvester: bool
+    applied: bool
+    pushed: bool
+    to: Path | None
+    overwrite: bool
+    output: str
 
 
 @click.command(
@@ -36,13 +63,15 @@ DONE, INVALID, UNREADABLE = 0, 1, 2
 Examples:
   caphv generate --interactive
   caphv generate --name production --image default/sles-15-sp7 --ssh-keypair default/admin \\
-    --network default/production --ip-pool machines --gateway 172.16.0.1 --subnet-mask 255.255.0.0 \\
+    --network default/production --ip-pool machines --gateway 172.16.0.1 --subnet-mask \
+255.255.0.0 \\
     --harvester-kubeconfig harvester.yaml --apply
   caphv generate --definition production.yaml --to manifests/   without the Secret, for a repository
   caphv generate --interactive -o definition > production.yaml  the definition only
 
 \b
-Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 something cannot be read, or wrong usage.
+Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 something cannot be \
+read, or wrong usage.
 """,
 )
 @cluster_flags
@@ -50,14 +79,22 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
 @click.option(
     "--individual-objects",
     is_flag=True,
-    help="Create control plane, templates and pools as individual objects, without a ClusterClass.",
+    help=(
+        "Create control plane, templates and pools as individual objects, without a ClusterClass."
+    ),
 )
-@click.option("--fips-required", is_flag=True, help="Let nodes start only if their image runs in FIPS mode.")
 @click.option(
-    "--stig", is_flag=True, help="Harden RKE2 according to DISA's STIG: CIS profile, audit log, Secure Boot and TPM."
+    "--fips-required", is_flag=True, help="Let nodes start only if their image runs in FIPS mode."
+)
+@click.option(
+    "--stig",
+    is_flag=True,
+    help="Harden RKE2 according to DISA's STIG: CIS profile, audit log, Secure Boot and TPM.",
 )
 @click.option("--disable-fstrim-timer", is_flag=True, help="Turn fstrim.timer off in the guests.")
-@click.option("--no-guest-agent", is_flag=True, help="Do not install qemu-guest-agent: the image has it.")
+@click.option(
+    "--no-guest-agent", is_flag=True, help="Do not install qemu-guest-agent: the image has it."
+)
 @click.option(
     "--user-data",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -76,91 +113,142 @@ Exit status: 0 done, 1 wrong values, or refused by the management cluster, 2 som
 @click.option(
     "--check-kubeconfig",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Kubeconfig to check against Harvester with; it is never written.  [default: that of --harvester-kubeconfig]",
+    help=(
+        "Kubeconfig to check against Harvester with; it is never written.  [default: that of "
+        "--harvester-kubeconfig]"
+    ),
 )
 @click.option(
     "--replace-identity",
     is_flag=True,
-    help="Replace the kubeconfig of an identity Secret that exists: all clusters that use it get the new one.",
+    help=(
+        "Replace the kubeconfig of an identity Secret that exists: all clusters that use it get "
+        "the new one."
+    ),
 )
 @click.option(
     "--definition",
     type=click.Path(dir_okay=False, allow_dash=True),
     help="File with a ClusterDefinition, - for standard input; flags take precedence.",
 )
-@click.option("--interactive", is_flag=True, help="Prompt for values not given by flags, and offer what Harvester has.")
+@click.option(
+    "--interactive",
+    is_flag=True,
+    help="Prompt for values not given by flags, and offer what Harvester has.",
+)
 @click.option("--no-harvester", is_flag=True, help="Do not check against Harvester.")
-@click.option("--apply", "applied", is_flag=True, help="Apply to the management cluster with server-side apply.")
+@click.option(
+    "--apply",
+    "applied",
+    is_flag=True,
+    help="Apply to the management cluster with server-side apply.",
+)
 @click.option(
     "--push",
     "pushed",
     is_flag=True,
-    help="Push the cluster's bundles to --fleet-addon-repo first. Credentials come from variables CAPHV_GIT_*.",
+    help=(
+        "Push the cluster's bundles to --fleet-addon-repo first. Credentials come from variables "
+        "CAPHV_GIT_*."
+    ),
 )
 @click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster.")
 @click.option("--context", default="", help="Context of that kubeconfig.")
-@click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="Write files into this folder.")
-@click.option("--overwrite", is_flag=True, help="Let --to replace files that exist and are different.")
 @click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["yaml", "json", "definition"]),
-    default="yaml",
-    show_default=True,
-    help="Objects, or the ClusterDefinition that they are generated from.",
+    "--to", type=click.Path(file_okay=False, path_type=Path), help="Write files into this folder."
 )
-def generate(**options: Any) -> None:
+@click.option(
+    "--overwrite", is_flag=True, help="Let --to replace files that exist and are different."
+)
+@output_option(
+    "yaml",
+    "json",
+    "definition",
+    help_text="Objects, or the ClusterDefinition that they are generated from.",
+)
+@fill(flags=ClusterFlags, options=GenerateOptions)
+def generate(flags: object, options: GenerateOptions) -> None:
     """Generate all objects of a cluster: from flags, from answers, or from a ClusterDefinition.
 
-    Objects are printed, unless they are written with --to or applied with --apply. With --harvester-kubeconfig or
-    --check-kubeconfig it is checked that Harvester has the image, key pair, networks, storage classes and IPPools, and
-    that addresses and quota suffice. All errors are reported at once. The Secret with Harvester's kubeconfig is printed
-    and applied only where --harvester-kubeconfig names it, and never written by --to: that is for repositories. A
-    Secret that exists keeps its kubeconfig without --replace-identity.
+    Objects are printed, unless they are written with --to or applied with --apply. With
+    --harvester-kubeconfig or --check-kubeconfig it is checked that Harvester has the image, key
+    pair, networks, storage classes and IPPools, and that addresses and quota suffice. All errors
+    are reported at once. The Secret with Harvester's kubeconfig is printed and applied only where
+    --harvester-kubeconfig names it, and never written by --to: that is for repositories. A Secret
+    that exists keeps its kubeconfig without --replace-identity.
     """
-    from commands import generate_output as out
+    values = flag_values(flags)
+    interview: Interview | None = None
+    if options.interactive:
+        interview, options = _interview(values, options)
+        values = interview.values
 
-    given = {flag.name: options[flag.parameter] for flag in FLAGS}
-    interview = _interview(given, options) if options["interactive"] else None
-    if interview:
-        given = interview.values
+    # Problems of files, of the definition and of Harvester are collected and reported at once.
     problems: list[str] = []
-    identity = _identity(options["harvester_kubeconfig"], problems)
-    document = _read(options["definition"]) if options["definition"] else None
-    wanted = _wanted(given, document, options)
-    found = _built(wanted, options)
-    checked = _preflight(_check_identity(identity, problems, options), wanted, found, problems, options)
-    for finding in (*found.findings, *checked):
-        line = _line(finding, given, document)
+    identity = _identity(options.harvester_kubeconfig, problems)
+    document = _read(options.definition) if options.definition else None
+    definition = _definition(values, document, options)
+    cluster = _build(definition, options)
+    findings = [*cluster.findings, *_preflight(identity, definition, cluster, problems, options)]
+    for finding in findings:
+        line = _line(finding, values, document)
         if finding.advice:
             echo(f"warning: {line}", err=True)
         else:
             problems.append(line)
     if problems:
         _refuse(problems, interview, options)
+
     if interview:
-        _agree(interview, found, identity, options)
-    if options["pushed"]:
-        found = push(found, lambda previous: _built(wanted, options | {"previous": previous}))
-        problems = [_line(finding, given, document) for finding in found.findings if not finding.advice]
+        options = _agree(interview, cluster, identity, options)
+    if options.pushed:
+        # The objects may differ after the push, because the repository may pin older charts.
+        cluster = push(cluster, lambda previous: _build(definition, options, previous))
+        problems = [
+            _line(finding, values, document) for finding in cluster.findings if not finding.advice
+        ]
         if problems:
             raise CommandError("; ".join(problems))
-    elif not options["to"] and options["output"] != "definition":
-        explain(found)
-    secret = out.identity_objects(found, identity)
-    if options["to"]:
-        out.write_files(options["to"], wanted, found, options["output"], overwrite=options["overwrite"])
-    if options["applied"]:
-        out.apply_objects(found, secret, partial(_built, wanted, options), options)
-    elif not options["to"]:
-        click.echo(out.printed(wanted, found, secret, options["output"]), nl=False)
+    elif not options.to and options.output != "definition":
+        explain(cluster)
+    _deliver(definition, cluster, identity, options)
 
 
-def _interview(given: Mapping[str, str], options: dict[str, Any]) -> Interview:
-    """Ask for what is missing, the kubeconfig for Harvester first."""
+def _deliver(definition: Obj, cluster: Built, identity: str, options: GenerateOptions) -> None:
+    """Write, apply or print the objects.
+
+    :param definition: the definition of the cluster
+    :param cluster: the objects of the cluster
+    :param identity: the kubeconfig for Harvester, empty without one
+    :param options: the destination of the objects
+    """
+    from commands import generate_output as out
+
+    # Files are for a repository, which must not contain the Secret.
+    secret = out.identity_objects(cluster, identity)
+    if options.to:
+        out.write_files(
+            options.to, definition, cluster, options.output, overwrite=options.overwrite
+        )
+    if options.applied:
+
+        def rebuild(existing: Sequence[Obj]) -> Built:
+            return _build(definition, options, existing=existing)
+
+        out.apply_objects(
+            cluster, secret, rebuild, options, replace_identity=options.replace_identity
+        )
+    elif not options.to:
+        click.echo(out.output_text(definition, cluster, secret, options.output), nl=False)
+
+
+def _interview(
+    values: Mapping[str, str], options: GenerateOptions
+) -> tuple[Interview, GenerateOptions]:
+    """Ask for missing values, the kubeconfig for Harvester first."""
     from commands.generate_answers import Interview
 
-    def read(path: Path) -> Surroundings | None:
+    def read_harvester(path: Path) -> Surroundings | None:
         from commands import generate_harvester as harvester
 
         problems: list[str] = []
@@ -170,133 +258,168 @@ def _interview(given: Mapping[str, str], options: dict[str, Any]) -> Interview:
             raise click.UsageError(error.format_message()) from None
         if problems:
             raise click.UsageError("; ".join(problems))
-        if options["no_harvester"]:
+        if options.no_harvester:
             return None
+
         try:
             return harvester.read(content)
         except harvester.HarvesterRefusedError as error:
             raise click.UsageError(str(error)) from None
         except harvester.HarvesterUnreachableError as error:
-            echo(f"warning: Harvester does not answer, so there are no suggestions: {error}", err=True)
+            echo(
+                f"warning: Harvester does not answer, so there are no suggestions: {error}",
+                err=True,
+            )
             return None
 
-    interview = Interview(given, read)
-    options["harvester_kubeconfig"] = interview.ask_kubeconfig(options["harvester_kubeconfig"])
+    interview = Interview(values, read_harvester)
+    kubeconfig = interview.ask_kubeconfig(options.harvester_kubeconfig)
     interview.ask()
-    return interview
+    return interview, replace(options, harvester_kubeconfig=kubeconfig)
 
 
-def _agree(interview: Interview, found: Built, identity: str, options: dict[str, Any]) -> None:
-    """Show what the answers make, and ask before anything is written."""
+def _agree(
+    interview: Interview, cluster: Built, identity: str, options: GenerateOptions
+) -> GenerateOptions:
+    """Show a summary of the cluster, and ask before anything is written.
+
+    Return the options with the user's decision whether to apply the objects.
+    """
     from caphv.runtime.kubeconfig import parse_kubeconfig
     from commands.generate_answers import show_summary
 
-    if found.definition:
+    if cluster.definition:
         server = parse_kubeconfig(identity).server if identity else ""
-        show_summary(found.definition, interview.harvester, server)
-    if options["applied"]:
+        show_summary(cluster.definition, interview.harvester, server)
+
+    # Without --apply and --to, the user decides now.
+    if options.applied:
         click.confirm("Apply to the management cluster?", default=True, abort=True, err=True)
-    elif options["to"]:
-        click.confirm(f"Write to {options['to']}?", default=True, abort=True, err=True)
-    elif options["output"] == "yaml":
-        options["applied"] = click.confirm("Apply to the management cluster", default=False, err=True)
+    elif options.to:
+        click.confirm(f"Write to {options.to}?", default=True, abort=True, err=True)
+    elif options.output == "yaml":
+        question = "Apply to the management cluster"
+        return replace(options, applied=click.confirm(question, default=False, err=True))
+    return options
 
 
-def _refuse(problems: Sequence[str], interview: Interview | None, options: dict[str, Any]) -> NoReturn:
-    """Report all problems and end the command; answers can be given again as flags."""
+def _refuse(
+    problems: Sequence[str], interview: Interview | None, options: GenerateOptions
+) -> NoReturn:
+    """Report all problems, and end the command with a command line that repeats the answers."""
     for problem in problems:
         echo(f"error: {problem}", err=True)
+
     if interview:
         from commands.generate_answers import command_line
 
-        line = command_line(interview.values, options["harvester_kubeconfig"])
+        line = command_line(interview.values, options.harvester_kubeconfig)
         click.echo("To correct this without answering again, leave out what is wrong:", err=True)
         echo(f"  {line}", err=True)
     sys.exit(INVALID)
 
 
-def _check_identity(identity: str, problems: list[str], options: dict[str, Any]) -> str:
-    """Return the kubeconfig to check with."""
-    file = options["check_kubeconfig"]
-    return _identity(file, problems, "--check-kubeconfig") if file else identity
-
-
 def _preflight(
-    identity: str, wanted: Obj, found: Built, problems: list[str], options: dict[str, Any]
+    identity: str, definition: Obj, cluster: Built, problems: list[str], options: GenerateOptions
 ) -> Sequence[Finding]:
-    """Return what Harvester lacks; what is wrong with the kubeconfig itself is added to the problems."""
-    if not identity or options["no_harvester"]:
+    """Return findings about the Harvester.
+
+    :param identity: the kubeconfig for the identity Secret, which `--check-kubeconfig` overrides
+    :param definition: the definition
+    :param cluster: the objects of the cluster
+    :param problems: gets problems of the kubeconfig itself
+    :param options: whether to check, and with which kubeconfig
+    """
+    if options.check_kubeconfig:
+        identity = _identity(options.check_kubeconfig, problems, "--check-kubeconfig")
+    if not identity or options.no_harvester:
         return ()
     from commands.generate_harvester import preflight
 
-    result = preflight(identity, wanted, found.definition)
+    result = preflight(identity, definition, cluster.definition)
     if result.refused:
-        flag = "--check-kubeconfig" if options["check_kubeconfig"] else "--harvester-kubeconfig"
-        file = options["check_kubeconfig"] or options["harvester_kubeconfig"]
+        flag = "--check-kubeconfig" if options.check_kubeconfig else "--harvester-kubeconfig"
+        file = options.check_kubeconfig or options.harvester_kubeconfig
         problems.append(f"{flag} {file}: {result.refused}")
     for note in result.unchecked:
         echo(f"warning: {note}", err=True)
     return result.findings
 
 
-def _wanted(given: Mapping[str, str], document: Document | None, options: dict[str, Any]) -> Obj:
-    from packager.addons.merge import merged
-    from packager.definitions.flags import definition
+def _definition(
+    values: Mapping[str, str], document: Document | None, options: GenerateOptions
+) -> Obj:
+    """Return the definition of a file with the values of flags, which take precedence."""
+    from packager.addons.merge import merge
+    from packager.definitions.fromflags import definition_of
 
-    wanted = definition(given, document.value if document else None)
-    spec: Obj = {"individualObjects": True} if options["individual_objects"] else {}
-    if options["rancher_auto_import"] is not None:
-        spec["rancherAutoImport"] = options["rancher_auto_import"]
-    hardening: Obj = {"fipsRequired": True} if options["fips_required"] else {}
+    # DISA's STIG requires a CIS profile, Secure Boot and a TPM.
+    hardening: Obj = {"fipsRequired": True} if options.fips_required else {}
     machines: Obj = {}
-    if options["stig"]:
-        hardening |= {"stig": True, "cisProfile": given["--cis-profile"] or "cis"}
-        machines |= {"firmware": {"efi": True, "secureBoot": True}, "tpm": {"enabled": True, "persistent": True}}
+    if options.stig:
+        hardening |= {"stig": True, "cisProfile": values["--cis-profile"] or "cis"}
+        machines |= {
+            "firmware": {"efi": True, "secureBoot": True},
+            "tpm": {"enabled": True, "persistent": True},
+        }
     if guest := _guest_config(options):
         machines["guestConfig"] = guest
-    spec |= {name: value for name, value in (("hardening", hardening), ("machines", machines)) if value}
-    return merged(wanted, {"spec": spec}) if spec else wanted
+
+    spec: Obj = {"individualObjects": True} if options.individual_objects else {}
+    if options.rancher_auto_import is not None:
+        spec["rancherAutoImport"] = options.rancher_auto_import
+    if hardening:
+        spec["hardening"] = hardening
+    if machines:
+        spec["machines"] = machines
+    base = definition_of(values, document.value if document else None)
+    return merge(base, {"spec": spec}) if spec else base
 
 
-def _guest_config(options: dict[str, Any]) -> Obj:
-    from commands.options.clusters import InputError
-
-    found: Obj = {"disableFstrimTimer": True} if options["disable_fstrim_timer"] else {}
-    if options["no_guest_agent"]:
-        found["installGuestAgent"] = False
-    if file := options["user_data"]:
+def _guest_config(options: GenerateOptions) -> Obj:
+    config: Obj = {"disableFstrimTimer": True} if options.disable_fstrim_timer else {}
+    if options.no_guest_agent:
+        config["installGuestAgent"] = False
+    if file := options.user_data:
         try:
-            found["userData"] = file.expanduser().read_bytes().decode()
+            config["userData"] = file.expanduser().read_bytes().decode()
         except OSError as error:
             raise InputError(f"--user-data {file}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise InputError(f"--user-data {file}: must be text in UTF-8") from None
-    return found
+    return config
 
 
 def _read(file: str) -> Document:
     from caphv.validation.yaml.loader import Unreadable, read
-    from commands.options.clusters import InputError
 
     try:
         source = read(file, sys.stdin.buffer)
     except Unreadable as error:
         raise InputError(str(error)) from None
-    problems = [*source.problems, *(one for document in source.documents for one in document.problems)]
+
+    problems = list(source.problems)
+    for document in source.documents:
+        problems += document.problems
     if problems:
-        raise InputError("; ".join(f"{source.name}:{one.place.line}: {one.finding.detail}" for one in problems))
+        lines = (f"{source.name}:{it.place.line}: {it.finding.detail}" for it in problems)
+        raise InputError("; ".join(lines))
     if len(source.documents) != 1 or not isinstance(source.documents[0].value, dict):
         raise InputError(f"{source.name}: must hold one ClusterDefinition")
     return source.documents[0]
 
 
 def _identity(file: Path | None, problems: list[str], flag: str = "--harvester-kubeconfig") -> str:
-    """Return the kubeconfig for Harvester, or report what is wrong with it: nothing in it is run or followed."""
-    from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
-    from commands.options.clusters import InputError
+    """Return the kubeconfig for Harvester, or report its problems.
 
+    Programs in it are not run, and files are not read.
+    """
+    # A command that asks no server returns before the slow import of a client.
     if file is None:
         return ""
+
+    from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
+
     try:
         content = file.expanduser().read_bytes()
         parse_kubeconfig(content).connection()
@@ -308,7 +431,19 @@ def _identity(file: Path | None, problems: list[str], flag: str = "--harvester-k
     return content.decode()
 
 
-def _built(wanted: Obj, options: dict[str, Any], existing: Sequence[Obj] = ()) -> Built:
+def _build(
+    definition: Obj,
+    options: GenerateOptions,
+    previous: Tree | None = None,
+    existing: Sequence[Obj] = (),
+) -> Built:
+    """Build the cluster of a definition.
+
+    :param definition: the definition
+    :param options: the sources of charts and templates
+    :param previous: the current files of the repository with the bundles
+    :param existing: existing objects, parts of which are kept
+    """
     from packager.definitions.build import build
     from packager.rendering.renderer import Renderer
 
@@ -316,14 +451,15 @@ def _built(wanted: Obj, options: dict[str, Any], existing: Sequence[Obj] = ()) -
         renderer = Renderer(rendering(options))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    return build(wanted, renderer, options.get("previous", {}), existing)
+    return build(definition, renderer, previous or {}, existing)
 
 
-def _line(finding: Finding, given: Mapping[str, str], document: Document | None) -> str:
-    """Return a finding behind the flag that it is about, or the line of the definition."""
-    from packager.definitions.flags import flag_of
+def _line(finding: Finding, values: Mapping[str, str], document: Document | None) -> str:
+    """Return a finding, prefixed by its flag or by its line in the definition."""
+    from packager.definitions.fromflags import flag_of
 
-    flag = flag_of(finding, given)
-    if document and not given.get(flag):
+    flag = flag_of(finding, values)
+    # The value comes from the file, unless the user gave the flag.
+    if document and not values.get(flag):
         return f"line {document.position(finding.path).line}: {finding}"
     return f"{flag}: {finding}" if flag else str(finding)

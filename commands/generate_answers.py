@@ -1,4 +1,7 @@
-"""`caphv generate --interactive`: asks for what no flag provides, offers what Harvester has, and checks each answer."""
+"""`caphv generate --interactive`: ask for values that no flag provides.
+
+It offers the objects of Harvester, and checks each answer.
+"""
 
 from __future__ import annotations
 
@@ -17,35 +20,39 @@ from commands.output.echo import echo
 from packager.definitions.flags import FLAGS, Flag
 
 if TYPE_CHECKING:
-    from overview.plan.pools import Pool
-    from overview.surroundings import Surroundings
+    from operations.capacity.machinepools import Pool
+    from operations.capacity.surroundings import Surroundings
     from packager.definitions.model import Definition
 
 Choice = tuple[str, str]
-"""A value, and what there is to say about it."""
-_OF_POOLS = ("--gateway", "--subnet-mask", "--dns")
+"""A value, and a note on it."""
+_POOL_FLAGS = ("--gateway", "--subnet-mask", "--dns")
 _SYSTEM = ("kube-", "cattle-", "fleet-", "longhorn-", "harvester-system", "local")
 _MOST = 30
 
 
 class Interview:
-    """Questions on standard error, so that the output can be piped. `answers` are by flag, as typed.
+    """Questions on standard error, so that the output can be piped.
 
-    `read` reads a kubeconfig for Harvester and what Harvester has; it raises `click.UsageError`.
+    `answers` maps flags to answers as typed. `read` reads a kubeconfig for Harvester and the
+    objects of Harvester. It raises `click.UsageError`.
     """
 
-    def __init__(self, given: Mapping[str, str], read: Callable[[Path], Surroundings | None]) -> None:
-        self.given, self.answers = dict(given), dict[str, str]()
+    def __init__(
+        self, given: Mapping[str, str], read: Callable[[Path], Surroundings | None]
+    ) -> None:
+        self.given = dict(given)
+        self.answers: dict[str, str] = {}
         self.harvester: Surroundings | None = None
         self._read = read
 
     @property
     def values(self) -> dict[str, str]:
-        """What flags and answers say so far."""
+        """The values of flags and answers so far."""
         return self.given | self.answers
 
     def ask_kubeconfig(self, known: Path | None) -> Path | None:
-        """Ask for the kubeconfig of Harvester unless it is known, and read what Harvester has."""
+        """Ask for the kubeconfig of Harvester unless it is known, and read Harvester."""
         if known:
             try:
                 self.harvester = self._read(known)
@@ -53,7 +60,7 @@ class Interview:
                 _say(f"warning: {error.format_message()}")
             return known
 
-        def read(answer: str) -> Path | None:
+        def read_answer(answer: str) -> Path | None:
             if not answer.strip():
                 return None
             path = Path(answer.strip()).expanduser()
@@ -61,72 +68,90 @@ class Interview:
             return path
 
         question = "Kubeconfig for Harvester (empty when the identity Secret exists)"
-        found: Path | None = click.prompt(question, default="", show_default=False, value_proc=read, err=True)
-        return found
+        kubeconfig: Path | None = click.prompt(
+            question, default="", show_default=False, value_proc=read_answer, err=True
+        )
+        return kubeconfig
 
     def ask(self) -> None:
-        """Ask for everything else that is missing."""
+        """Ask for all other missing values."""
         for flag in FLAGS:
             if not flag.ask or self.given[flag.name]:
                 continue
-            if flag.name in _OF_POOLS and not self.values.get("--ip-pool-refs") and not self.values.get("--ip-pool"):
-                continue  # with DHCP there are none
+            # Machines without IPPools use DHCP, which provides these values.
+            has_pool = self.values.get("--ip-pool-refs") or self.values.get("--ip-pool")
+            if flag.name in _POOL_FLAGS and not has_pool:
+                continue
             self.answers[flag.name] = self._ask(flag)
 
     def _ask(self, flag: Flag) -> str:
-        # What Harvester offers can be a name only if it is printable; click writes a default as it is.
-        choices = [each for each in self._choices(flag) if each[0].isprintable()]
+        # click prints a default without escaping it, so that only printable names are offered.
+        choices = [choice for choice in self._choices(flag) if choice[0].isprintable()]
         if choices:
             _show(flag, choices)
+
         default = self._default(flag, choices)
         default = default if default is None or default.isprintable() else flag.default
         question = f"{flag.ask}, or a number" if choices else flag.ask
         answer: str = click.prompt(
             question,
-            default=default or "",  # click repeats a question without a default, and does not say why
+            # Without a default, click repeats the question without a reason.
+            default=default or "",
             show_default=bool(default),
-            value_proc=partial(self._checked, flag, choices),
+            value_proc=partial(self._check_answer, flag, choices),
             err=True,
         )
         return answer
 
     def _choices(self, flag: Flag) -> list[Choice]:
-        found = self.harvester
-        if found is None:
+        harvester = self.harvester
+        if harvester is None:
             return []
         if flag.name == "--image":
-            return sorted(_images(found))
+            return sorted(_images(harvester))
         if flag.name in ("--ip-pool-refs", "--lb-ip-pool"):
-            return [(name, _pool_note(found, name)) for name in sorted(found.pools or ())]
-        known = {"--ssh-keypair": found.key_pairs, "--network": found.networks}.get(flag.name)
-        names: list[str] = sorted(known or ())
+            return [(name, _pool_note(harvester, name)) for name in sorted(harvester.pools or ())]
+        options = {"--ssh-keypair": harvester.key_pairs, "--network": harvester.networks}.get(
+            flag.name
+        )
+        names: list[str] = sorted(options or ())
         if flag.name == "--target-namespace":
-            names = [name for name in found.namespaces or () if not name.startswith(_SYSTEM)]
+            names = [name for name in harvester.namespaces or () if not name.startswith(_SYSTEM)]
         return [(name, "") for name in names]
 
     def _default(self, flag: Flag, choices: list[Choice]) -> str | None:
         if flag.name == "--namespace":
             return self.values.get("--name")
         if flag.name in ("--gateway", "--subnet-mask"):
-            return self._of_pool(flag) or flag.default
-        return choices[0][0] if flag.default is None and len(choices) == 1 else flag.default
+            return self._pool_default(flag) or flag.default
+        if flag.default is None and len(choices) == 1:
+            return choices[0][0]
+        return flag.default
 
-    def _of_pool(self, flag: Flag) -> str:
-        """Gateway or mask of the first range of the first IPPool."""
-        wanted = (self.values.get("--ip-pool-refs") or self.values.get("--ip-pool") or "").split(",")[0].strip()
-        pool = ((self.harvester.pools or {}) if self.harvester else {}).get(wanted) or {}
+    def _pool_default(self, flag: Flag) -> str:
+        """Return gateway or mask of the first range of the first IPPool; empty if unknown."""
+        names = self.values.get("--ip-pool-refs") or self.values.get("--ip-pool") or ""
+        first_name = names.split(",")[0].strip()
+        pools = self.harvester.pools if self.harvester else None
+        pool = (pools or {}).get(first_name) or {}
+
         ranges = (pool.get("spec") or {}).get("ranges") or [{}]
         try:
             subnet = ipaddress.ip_network(str(ranges[0].get("subnet")), strict=False)
         except ValueError:
             return ""
-        return str(ranges[0].get("gateway") or "") if flag.name == "--gateway" else str(subnet.netmask)
+        if flag.name == "--gateway":
+            return str(ranges[0].get("gateway") or "")
+        return str(subnet.netmask)
 
-    def _checked(self, flag: Flag, choices: list[Choice], answer: str) -> str:
-        """Return a valid answer; an invalid one is asked for again, so that other answers are not lost."""
-        from packager.definitions.flags import fault_of
+    def _check_answer(self, flag: Flag, choices: list[Choice], answer: str) -> str:
+        """Return a valid answer. Raises `click.UsageError`.
 
-        text = _chosen(flag, choices, answer)
+        After an error click asks again, so that other answers are not lost.
+        """
+        from packager.definitions.fromflags import fault_of
+
+        text = _replace_numbers(flag, choices, answer)
         if not text and flag.default is None:
             raise click.UsageError(f"an answer is required, or give {flag.name}")
         if text and (fault := fault_of(flag, text)):
@@ -136,28 +161,36 @@ class Interview:
         return text
 
     def _check_harvester(self, flag: Flag, text: str) -> None:
-        from overview.newcluster import NewCluster, findings
-        from packager.definitions.flags import definition
+        from operations.capacity.newcluster import NewCluster, findings
+        from packager.definitions.fromflags import definition_of
 
         if self.harvester is None:
             return
-        cluster = NewCluster(definition(self.values | {flag.name: text}, {}), self._machines())
-        about = [each for each in findings(cluster, self.harvester) if each.path[: len(flag.path)] == flag.path]
-        if wrong := "; ".join(each.detail for each in about if not each.advice):
+        cluster = NewCluster(definition_of(self.values | {flag.name: text}, {}), self._machines())
+        about = [
+            finding
+            for finding in findings(cluster, self.harvester)
+            if finding.path[: len(flag.path)] == flag.path
+        ]
+        if wrong := "; ".join(finding.detail for finding in about if not finding.advice):
             raise click.UsageError(one_line(wrong))
-        for each in about:
-            _say(f"warning: {each.detail}")
+        for finding in about:
+            _say(f"warning: {finding.detail}")
 
     def _machines(self) -> list[Pool]:
-        """Numbers of machines, as far as they are known."""
-        from overview.plan.pools import Pool as PlannedPool
+        """Return the pools of machines whose numbers are known."""
+        from operations.capacity.machinepools import Pool as PlannedPool
 
-        numbers = {name: self.values.get(name) or "" for name in ("--cp-replicas", "--worker-replicas")}
-        return [PlannedPool(name, int(number)) for name, number in numbers.items() if number.isdigit()]
+        numbers = {
+            name: self.values.get(name) or "" for name in ("--cp-replicas", "--worker-replicas")
+        }
+        return [
+            PlannedPool(name, int(number)) for name, number in numbers.items() if number.isdigit()
+        ]
 
 
 def show_summary(definition: Definition, harvester: Surroundings | None, server: str) -> None:
-    """Write what the answers make, before anything is written."""
+    """Show a summary of the cluster, before anything is written."""
     _say("")
     _say("Summary")
     for name, value in _summary(definition, harvester, server):
@@ -177,71 +210,90 @@ def command_line(values: Mapping[str, str], kubeconfig: Path | None) -> str:
     return shlex.join(words)
 
 
-def _summary(found: Definition, harvester: Surroundings | None, server: str) -> list[tuple[str, str]]:
-    pools = [each.rpartition("/")[2] for each in found.addresses.get("ipPoolRefs") or ()]
+def _summary(
+    definition: Definition, harvester: Surroundings | None, server: str
+) -> list[tuple[str, str]]:
+    pools = [ref.rpartition("/")[2] for ref in definition.addresses.get("ipPoolRefs") or ()]
     addresses, balancer = "DHCP", "DHCP"
     if pools:
-        mask, gateway = found.addresses.get("subnetMask"), found.addresses.get("gateway")
-        addresses = f"{_named(pools, harvester)}; gateway {gateway}, mask {mask}"
-    if name := found.load_balancer.get("ipPoolRef"):
-        balancer = _named([str(name)], harvester)
-    sizes = [
-        (pool, f"{pool.replicas} of {pool.cpu} CPU, {pool.memory} memory, disks {_disks(pool.volumes)}")
-        for pool in (found.control_plane, *found.workers)
-    ]
+        mask, gateway = definition.addresses.get("subnetMask"), definition.addresses.get("gateway")
+        addresses = f"{_pool_names(pools, harvester)}; gateway {gateway}, mask {mask}"
+    if name := definition.load_balancer.get("ipPoolRef"):
+        balancer = _pool_names([str(name)], harvester)
+
+    sizes = []
+    for pool in (definition.control_plane, *definition.workers):
+        title = "Control plane" if pool is definition.control_plane else f"Pool {pool.name}"
+        size = f"{pool.replicas} of {pool.cpu} CPU, {pool.memory} memory"
+        sizes.append((title, f"{size}, disks {_disks(pool.volumes)}"))
+
     return [
-        ("Cluster", f"{found.key}, {found.distribution} {found.version}"),
-        *(("Control plane" if pool is found.control_plane else f"Pool {pool.name}", text) for pool, text in sizes),
-        ("Image", str(found.control_plane.volumes[0].get("imageName"))),
-        ("Login", f"user {found.ssh_user}, KeyPair {found.ssh_key_pair}"),
-        ("Networks", ", ".join(found.networks)),
+        ("Cluster", f"{definition.key}, {definition.distribution} {definition.version}"),
+        *sizes,
+        ("Image", str(definition.control_plane.volumes[0].get("imageName"))),
+        ("Login", f"user {definition.ssh_user}, KeyPair {definition.ssh_key_pair}"),
+        ("Networks", ", ".join(definition.networks)),
         ("Machine addresses", addresses),
         ("Control plane address", balancer),
-        ("Harvester", f"namespace {found.target_namespace}{f' on {server}' if server else ''}"),
-        ("Identity", f"Secret {found.key.namespace}/{found.identity_secret}{'' if server else ', which must exist'}"),
-        ("Add-ons", f"by {found.delivery}" if found.delivery != "None" else "none"),
+        (
+            "Harvester",
+            f"namespace {definition.target_namespace}{f' on {server}' if server else ''}",
+        ),
+        (
+            "Identity",
+            (
+                f"Secret {definition.key.namespace}/{definition.identity_secret}"
+                f"{'' if server else ', which must exist'}"
+            ),
+        ),
+        ("Add-ons", f"by {definition.delivery}" if definition.delivery != "None" else "none"),
     ]
 
 
 def _disks(volumes: tuple[Mapping[str, Any], ...]) -> str:
-    return " + ".join(str(each.get("volumeSize")) for each in volumes)
+    return " + ".join(str(volume.get("volumeSize")) for volume in volumes)
 
 
-def _named(pools: list[str], harvester: Surroundings | None) -> str:
-    return ", ".join(f"IPPool {name}{f' ({_pool_note(harvester, name)})' if harvester else ''}" for name in pools)
+def _pool_names(pools: list[str], harvester: Surroundings | None) -> str:
+    return ", ".join(
+        f"IPPool {name}{f' ({_pool_note(harvester, name)})' if harvester else ''}" for name in pools
+    )
 
 
-def _images(found: Surroundings) -> list[Choice]:
-    """Images by the name that people gave them, with what is odd about them."""
+def _images(surroundings: Surroundings) -> list[Choice]:
+    """Return images by the name that people gave them, with a note if one is not imported."""
     from caphv.api.object import key_of
-    from overview.objects import condition_of
+    from operations.read.objects import condition_of
 
     choices = []
-    for image in found.capacity.harvester.images:
+    for image in surroundings.capacity.harvester.images:
         shown = str((image.get("spec") or {}).get("displayName") or key_of(image).name)
         ready = condition_of(image, "Imported").get("status") in (None, "True")
         choices.append((f"{key_of(image).namespace}/{shown}", "" if ready else "not imported"))
     return choices
 
 
-def _pool_note(found: Surroundings, name: str) -> str:
-    pool = (found.pools or {}).get(name) or {}
+def _pool_note(surroundings: Surroundings, name: str) -> str:
+    pool = (surroundings.pools or {}).get(name) or {}
     network = ((pool.get("spec") or {}).get("selector") or {}).get("network")
-    free = found.free(name)
+    free = surroundings.free(name)
     text = "ranges are invalid" if free is None else f"{counted(free, 'address')} free"
     return f"{text}, for {network}" if network else text
 
 
-def _chosen(flag: Flag, choices: list[Choice], answer: str) -> str:
-    """Replace numbers by what they stand for; several answers are separated by commas."""
-    several = isinstance(flag.value("a,b"), list) and len(flag.value("a,b")) == 2
+def _replace_numbers(flag: Flag, choices: list[Choice], answer: str) -> str:
+    """Replace the numbers of choices in an answer; several answers are separated by commas."""
+    example = flag.value("a,b")
+    takes_several = isinstance(example, list) and len(example) == 2
 
-    def one(text: str) -> str:
-        known = text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) <= len(choices)
-        return choices[int(text) - 1][0] if known else text
+    def replace_number(text: str) -> str:
+        if not (text.isascii() and text.isdigit() and len(text) < 6):
+            return text
+        number = int(text)
+        return choices[number - 1][0] if 0 < number <= len(choices) else text
 
-    parts = answer.split(",") if several else [answer]
-    return ",".join(one(part.strip()) for part in parts if part.strip())
+    parts = answer.split(",") if takes_several else [answer]
+    return ",".join(replace_number(part.strip()) for part in parts if part.strip())
 
 
 def _show(flag: Flag, choices: list[Choice]) -> None:

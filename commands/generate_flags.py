@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import make_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
-from packager.definitions.flags import FLAGS
+from packager.definitions.flags import FLAGS, Flag
 
-# By the field that a flag sets: the longest path that fits.
+# The group of a flag by the field that it sets. The longest matching path counts.
 _BY_FIELD = {
     ("metadata",): "Cluster",
     ("spec",): "Cluster",
@@ -40,6 +41,7 @@ _BY_PARAMETER = {
     "no_harvester": "Harvester",
     "chart_repo": "Network and add-ons",
     "templates": "Network and add-ons",
+    "fleet_version": "Network and add-ons",
     "pushed": "Network and add-ons",
     "fips_required": "Hardening",
     "stig": "Hardening",
@@ -48,6 +50,23 @@ _BY_PARAMETER = {
 }
 _GROUPS = ("Input", *dict.fromkeys(_BY_FIELD.values()))
 _LAST = "Output"
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _field(flag: Flag) -> str:
+    """Return the name of a flag's value, which must not be a keyword such as `class`."""
+    return f"flag_{flag.parameter}"
+
+
+# A group of options, like others, for the values of `cluster_flags`. The flags define its fields.
+ClusterFlags = make_dataclass(
+    "ClusterFlags", [(_field(flag), str) for flag in FLAGS], frozen=True, kw_only=True
+)
+
+
+def flag_values(flags: object) -> dict[str, str]:
+    """Return the values of `ClusterFlags` by flag, as typed."""
+    return {flag.name: str(getattr(flags, _field(flag))) for flag in FLAGS}
 
 
 class GroupedCommand(click.Command):
@@ -69,23 +88,31 @@ class GroupedCommand(click.Command):
 
 def group_of(parameter: click.Parameter) -> str:
     """Return the group of an option."""
-    flag = next((flag for flag in FLAGS if flag.parameter == parameter.name), None)
+    flag = next((flag for flag in FLAGS if _field(flag) == parameter.name), None)
     if flag is None:
         return _BY_PARAMETER.get(str(parameter.name), _LAST)
     fitting = [path for path in _BY_FIELD if flag.path[: len(path)] == path]
     return _BY_FIELD[max(fitting, key=len)]
 
 
-def cluster_flags(command: Any) -> Any:
+def cluster_flags(command: _Command) -> _Command:
     """Add the flags that set fields of a definition."""
+    # click lists options in the reverse order of their decorators.
     for flag in reversed(FLAGS):
         complete = partial(_complete, flag.choices)
         option = click.option(
-            flag.name, flag.parameter, default="", metavar="TEXT", help=flag.help, shell_complete=complete
+            flag.name,
+            _field(flag),
+            default="",
+            metavar="TEXT",
+            help=flag.help,
+            shell_complete=complete,
         )
         command = option(command)
     return command
 
 
-def _complete(choices: Sequence[str], _ctx: click.Context, _option: click.Parameter, begun: str) -> list[str]:
+def _complete(
+    choices: Sequence[str], _ctx: click.Context, _option: click.Parameter, begun: str
+) -> list[str]:
     return [choice for choice in choices if choice.startswith(begun)]

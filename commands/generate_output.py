@@ -1,4 +1,7 @@
-"""Where the objects of `caphv generate` go: printed, into files, or applied; what exists is not replaced unasked."""
+"""Print the objects of `caphv generate`, write them into files, or apply them.
+
+Existing files and Secrets are replaced only on request.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +10,44 @@ import base64
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from caphv.api.object import Obj
-from commands.options.clusters import CommandError, InputError
+from caphv.api.object import Obj, at
+from commands.errors import CommandError, InputError
 from commands.output.echo import echo
 
 if TYPE_CHECKING:
-    from packager.apply import Applier, ApplyFailure
+    from commands.options.management import ManagementOptions
+    from packager.definitions.apply import Applier, ApplyFailure
     from packager.definitions.build import Built
 
 _REFUSED = 1
 
 
-def identity_objects(found: Built, identity: str) -> list[Obj]:
-    """Return the identity Secret with a kubeconfig; none without one."""
+def identity_objects(cluster: Built, identity: str) -> list[Obj]:
+    """Return the identity Secret with a kubeconfig; an empty list without a kubeconfig."""
+    if not identity or cluster.definition is None:
+        return []
+
     from reconciler.harvester.identityaccount import identity_secret
 
-    if not identity or found.definition is None:
-        return []
-    return [identity_secret(found.definition.identity_secret, found.definition.key.namespace, identity)]
+    return [
+        identity_secret(
+            cluster.definition.identity_secret, cluster.definition.key.namespace, identity
+        )
+    ]
 
 
-def printed(wanted: Obj, found: Built, secret: list[Obj], output: str) -> str:
+def output_text(definition: Obj, cluster: Built, secret: list[Obj], output: str) -> str:
     """Return all objects, or the definition, as a text."""
     from packager.rendering import yaml
 
     if output == "definition":
-        return yaml.dump(wanted)
-    shared = [obj for group in found.shared.values() for obj in group]
-    objects = [*shared[:1], *secret, *shared[1:], *found.objects]
+        return yaml.dump(definition)
+    shared = [obj for group in cluster.shared.values() for obj in group]
+    objects = [*shared[:1], *secret, *shared[1:], *cluster.objects]
     if output == "json":
         import json
 
@@ -46,19 +55,33 @@ def printed(wanted: Obj, found: Built, secret: list[Obj], output: str) -> str:
     return yaml.dump_all(objects)
 
 
-def write_files(folder: Path, wanted: Obj, found: Built, output: str, *, overwrite: bool) -> None:
-    """Write files for a repository. Raises `InputError` if one exists with other content, unless it may be replaced."""
+def write_files(
+    folder: Path, definition: Obj, cluster: Built, output: str, *, overwrite: bool
+) -> None:
+    """Write files for a repository.
+
+    Raises `InputError` if a file exists with other content, unless `overwrite`.
+
+    :param folder: the folder to write to
+    :param definition: the definition of the cluster
+    :param cluster: the objects of the cluster
+    :param output: whether objects are written, or the definition
+    :param overwrite: whether files may be replaced
+    """
     from packager.definitions.files import files_of
     from packager.rendering import yaml
 
-    name = f"{wanted['metadata']['name']}.yaml"
-    files = {name: yaml.dump(wanted).encode()} if output == "definition" else files_of(found)
+    name = f"{definition['metadata']['name']}.yaml"
+    files = {name: yaml.dump(definition).encode()} if output == "definition" else files_of(cluster)
     try:
-        different = [path for path in files if not overwrite and _is_different(folder / path, files[path])]
+        different = [
+            path for path in files if not overwrite and _is_different(folder / path, files[path])
+        ]
+        # All files are compared before the first one is written.
         if different:
             raise InputError(
-                f"{folder}: {', '.join(different)} exist with other content; nothing was written. Compare them, then "
-                "add --overwrite"
+                f"{folder}: {', '.join(different)} exist with other content; nothing was written. "
+                "Compare them, then add --overwrite"
             )
         for path, content in files.items():
             target = folder / path
@@ -74,69 +97,88 @@ def _is_different(file: Path, content: bytes) -> bool:
 
 
 def apply_objects(
-    found: Built, secret: list[Obj], build: Callable[[Sequence[Obj]], Built], options: dict[str, Any]
+    cluster: Built,
+    secret: list[Obj],
+    build: Callable[[Sequence[Obj]], Built],
+    management: ManagementOptions,
+    *,
+    replace_identity: bool,
 ) -> None:
-    """Apply the objects, and say what was applied. Ends the command with status 1 when one is refused.
+    """Apply the objects, and say which were applied.
 
-    :param found: what is to be applied
-    :param secret: the identity Secret, or none
-    :param build: builds the objects again, with those that exist in place of others
-    :param options: `kubeconfig`, `context` and `replace_identity`
+    Ends the command with status 1 if an object is refused.
+
+    :param cluster: the objects to apply
+    :param secret: a list with the identity Secret, or an empty one
+    :param build: builds the objects again, considering existing objects
+    :param management: the management cluster
+    :param replace_identity: whether an existing identity Secret gets this kubeconfig
     """
     from caphv.runtime.client import ApiClient
-    from caphv.runtime.errors import ApiError, Unreachable
-    from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
-    from packager.apply import Applier, describe
+    from caphv.runtime.clientconfig import own_configuration
+    from caphv.runtime.errors import RequestError
+    from caphv.runtime.kubeconfig import KubeconfigError
+    from packager.definitions.apply import Applier, describe
 
-    async def run() -> tuple[list[Obj], list[ApplyFailure]]:
-        client = ApiClient(await own_configuration(options["kubeconfig"], options["context"]), name="management")
+    async def apply_all() -> tuple[list[Obj], list[ApplyFailure]]:
+        connection = await own_configuration(management.kubeconfig, management.context)
+        client = ApiClient(connection, name="management")
         try:
             applier = Applier(client)
-            identity = secret if options["replace_identity"] else await _keep_identity(applier, secret)
-            return await _applied(applier, found, identity, build)
+            identity = secret if replace_identity else await _keep_identity(applier, secret)
+            return await _apply(applier, cluster, identity, build)
         finally:
             await client.close()
 
     try:
-        objects, refused = asyncio.run(run())
-    except (KubeconfigError, ApiError, Unreachable) as error:
+        objects, failures = asyncio.run(apply_all())
+    except (KubeconfigError, RequestError) as error:
         raise InputError(f"the management cluster cannot be reached: {error}") from None
-    rejected = [one.obj for one in refused]
+
+    refused = [failure.obj for failure in failures]
     for obj in objects:
-        if obj not in rejected:
+        if obj not in refused:
             echo(f"applied {describe(obj)}")
-    for one in refused:
-        echo(f"error: {one}", err=True)
-    if refused:
+    for failure in failures:
+        echo(f"error: {failure}", err=True)
+    if failures:
         sys.exit(_REFUSED)
 
 
 async def _keep_identity(applier: Applier, secret: list[Obj]) -> list[Obj]:
-    """Return the identity Secret to apply: none if it exists. Raises `CommandError` if it has another kubeconfig."""
+    """Return the identity Secret to apply, which is none if it exists.
+
+    Raises `CommandError` if it has another kubeconfig.
+    """
     for obj in secret:
         existing = await applier.read(obj)
         if existing is None:
             continue
+
         kubeconfig = base64.b64encode(obj["stringData"]["kubeconfig"].encode()).decode()
-        if (existing.get("data") or {}).get("kubeconfig") == kubeconfig:
+        if at(existing, "data", "kubeconfig") == kubeconfig:
             return []
         name = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
         raise CommandError(
-            f"Secret {name} exists with another kubeconfig, and nothing was applied. To keep it, pass this file as "
-            "--check-kubeconfig instead of --harvester-kubeconfig. To replace it for all clusters that use it, add "
-            "--replace-identity"
+            f"Secret {name} exists with another kubeconfig, and nothing was applied. To keep it, "
+            "pass this file as --check-kubeconfig instead of --harvester-kubeconfig. To replace "
+            "it for all clusters that use it, add --replace-identity"
         )
     return secret
 
 
-async def _applied(
-    applier: Applier, found: Built, secret: list[Obj], build: Callable[[Sequence[Obj]], Built]
+async def _apply(
+    applier: Applier, cluster: Built, secret: list[Obj], build: Callable[[Sequence[Obj]], Built]
 ) -> tuple[list[Obj], list[ApplyFailure]]:
-    there = [obj for planned in found.objects if (obj := await applier.read(planned)) is not None]
-    # Nodes of a running cluster keep the files that they started with: other ones would replace the control plane.
-    found = build(there) if there else found
-    if not found.ok:
-        raise CommandError(*(str(one) for one in found.findings if not one.advice))
-    missing = await applier.missing(found.shared.values())
-    objects = [*missing[:1], *secret, *missing[1:], *found.objects]
+    """Apply the objects; return all objects, and the failures."""
+    existing = [obj for planned in cluster.objects if (obj := await applier.read(planned))]
+    # Nodes of a running cluster keep the files that they started with, because other files would
+    # replace the control plane.
+    cluster = build(existing) if existing else cluster
+    if not cluster.ok:
+        raise CommandError(*(str(finding) for finding in cluster.findings if not finding.advice))
+
+    # The namespace comes before the Secret in it, and the Secret before objects that refer to it.
+    missing = await applier.missing(cluster.shared.values())
+    objects = [*missing[:1], *secret, *missing[1:], *cluster.objects]
     return objects, await applier.apply(objects)

@@ -1,4 +1,4 @@
-"""The command line. Each command's module is imported on demand, to keep help and completion fast."""
+"""Define the command line. Commands are imported on demand, which keeps completion fast."""
 
 import errno
 import importlib
@@ -8,12 +8,18 @@ from typing import Any
 
 import click
 
-# Command -> its location, and its line in the list of commands.
+# The location of each command, and its line in the list of commands.
 COMMANDS = {
     "run": ("commands.run:run", "Run the Cluster API provider for Harvester."),
     "webhook": ("commands.webhook:webhook", "Serve the admission webhooks in a separate process."),
-    "packager": ("commands.packager.group:packager", "Render add-on bundles of clusters into a Git repository."),
-    "status": ("commands.status:status", "Show clusters, what is wrong with them, and what to do."),
+    "packager": (
+        "commands.packager.group:packager",
+        "Render add-on bundles of clusters into a Git repository.",
+    ),
+    "status": (
+        "commands.status:status",
+        "Show clusters, what is wrong with them, and what to do.",
+    ),
     "tree": ("commands.tree:tree", "Show all that belongs to a cluster."),
     "doctor": ("commands.doctor:doctor", "Check everything that clusters depend on."),
     "support-bundle": (
@@ -22,24 +28,52 @@ COMMANDS = {
     ),
     "scale": ("commands.scale:scale", "Change the number of a cluster's machines."),
     "upgrade": ("commands.upgrade:upgrade", "Upgrade the Kubernetes of a cluster."),
+    "park": ("commands.park:park", "Stop all machines of clusters, and keep all they have."),
+    "resume": ("commands.park:resume", "Start parked clusters again."),
+    "evacuate": (
+        "commands.evacuate:evacuate",
+        "Move guests that Harvester cannot migrate off a host.",
+    ),
     "etcd": ("commands.etcd:etcd", "List etcd members and remove stale ones."),
-    "plan": ("commands.plan:plan", "Show what applying manifests would create, change, replace and delete."),
+    "plan": (
+        "commands.plan:plan",
+        "Show what applying manifests would create, change, replace and delete.",
+    ),
     "capacity": ("commands.capacity:capacity", "Show what is free on Harvester."),
     "backup": ("commands.backup:backup", "Save clusters with all that they need as files."),
-    "restore": ("commands.restore:restore", "Restore clusters from a backup; their VMs keep running."),
+    "restore": (
+        "commands.restore:restore",
+        "Restore clusters from a backup; their VMs keep running.",
+    ),
     "move": ("commands.move:move", "Move clusters to another management cluster."),
     "delete": ("commands.delete:delete", "Delete a cluster, or say what its deletion waits for."),
+    "leftovers": (
+        "commands.leftovers:leftovers",
+        "Find what deleted clusters left on Harvester, and delete it.",
+    ),
     "pools": ("commands.pools:pools", "Audit addresses of IPPools and release leaked ones."),
     "identity": ("commands.identity:identity", "Manage accounts for the provider on Harvester."),
     "cloud-config": (
         "commands.cloud_config:cloud_config",
         "Create access to Harvester for clusters outside Cluster API.",
     ),
-    "validate": ("commands.validate:validate", "Validate manifests offline with the rules of the webhooks."),
-    "generate": ("commands.generate:generate", "Generate the objects of a cluster from flags or a definition."),
-    "bundles": ("commands.bundles.group:bundles", "Render, compare and commit Fleet bundles of clusters."),
+    "validate": (
+        "commands.validate:validate",
+        "Validate manifests offline with the rules of the webhooks.",
+    ),
+    "generate": (
+        "commands.generate:generate",
+        "Generate the objects of a cluster from flags or a definition.",
+    ),
+    "bundles": (
+        "commands.bundles.group:bundles",
+        "Render, compare and commit Fleet bundles of clusters.",
+    ),
     "schema": ("commands.schema:schema", "Print JSON Schemas for editors."),
-    "sandbox": ("commands.sandbox.group:sandbox", "Run real API servers and a simulated Harvester on this machine."),
+    "sandbox": (
+        "commands.sandbox.group:sandbox",
+        "Run real API servers and a simulated Harvester on this machine.",
+    ),
     "completion": ("commands.completion:completion", "Print the completion script for a shell."),
 }
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -53,11 +87,19 @@ class HelpfulGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command to run. Raises `click.UsageError`."""
         name = args[0]
-        if not name.startswith("-") and not ctx.resilient_parsing and self.get_command(ctx, name) is None:
+        if (
+            not name.startswith("-")
+            and not ctx.resilient_parsing
+            and self.get_command(ctx, name) is None
+        ):
             import difflib
 
             similar = difflib.get_close_matches(name, self.list_commands(ctx))
-            hint = f" Did you mean {' or '.join(repr(command) for command in similar)}?" if similar else ""
+            hint = (
+                f" Did you mean {' or '.join(repr(command) for command in similar)}?"
+                if similar
+                else ""
+            )
             raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -130,7 +172,7 @@ def main(name: str = "caphv") -> None:
     try:
         cli(prog_name=name)
     except OSError as error:
-        # The output, which has no name here, may be redirected to a full disk.
+        # An error without a file name is about the output, which may go to a full disk.
         if error.filename is None and error.errno != errno.ENOSPC:
             raise
         file = "" if error.filename is None else f"{click.format_filename(error.filename)}: "

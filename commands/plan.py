@@ -10,24 +10,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caphv.api import remedies
-from commands.options.clusters import InputError, Step
+from commands.access.management import management_client, run
+from commands.errors import InputError
 from commands.options.completion import complete_clusters
+from commands.options.formats import output_option
+from commands.options.groups import fill
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
+    ManagementOptions,
+    ScopeOptions,
     Selection,
-    management_client,
     management_options,
     namespace_option,
-    patient_progress,
-    print_data,
-    run,
     selection,
 )
+from commands.output.data import print_data
 from commands.output.echo import echo
+from commands.output.progress import Step, patient_progress
 
 if TYPE_CHECKING:
     from caphv.api.object import Obj
-    from overview.plan.model import Plan
+    from operations.change.plan.model import Plan
 
 _MOST_BYTES = 16 * 1024 * 1024
 
@@ -43,7 +46,8 @@ Examples:
   caphv plan -f cluster.yaml -o json | jq '.clusters[].pools[] | select(.replaced > 0)'
 
 \b
-Exit status: 0 nothing would change, 1 an object is refused or capacity is insufficient, 2 the management cluster or
+Exit status: 0 nothing would change, 1 an object is refused or capacity is insufficient, 2 the \
+management cluster or
 a file cannot be read, 3 something would change.
 """,
 )
@@ -58,74 +62,109 @@ a file cannot be read, 3 something would change.
 )
 @namespace_option("Namespace of what names none.  [default: the context's]")
 @click.option("--no-harvester", is_flag=True, help="Do not ask Harvester for what is free.")
-@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@output_option()
 @insecure_option
 @management_options
-def plan(cluster: str, files: tuple[Path, ...], **flags: Any) -> None:
-    """Show what applying manifests would do: objects on the management cluster, machines, and VMs on Harvester.
+@fill(scope=ScopeOptions)
+def plan(
+    cluster: str, files: tuple[Path, ...], *, no_harvester: bool, output: str, scope: ScopeOptions
+) -> None:
+    """Show what applying manifests would do: objects on the management cluster, machines, and VMs
+    on Harvester.
 
-    The API server merges, defaults and validates the manifests in dry runs; nothing is changed. The result
-    shows which machines are created, replaced or deleted, and what these need compared with what is free, including
-    the machines that a rollout adds temporarily. With CLUSTER instead of files: what is still to be done for it.
+    The API server merges, defaults and validates the manifests in dry runs; nothing is changed. The
+    result shows which machines are created, replaced or deleted, and what these need compared with
+    what is free, including the machines that a rollout adds temporarily. With CLUSTER instead of
+    files: what is still to be done for it.
     """
     if bool(cluster) == bool(files):
         raise click.UsageError("give either CLUSTER or manifests with -f")
-    chosen = selection((cluster,) if cluster else (), {**flags, "all_namespaces": False})
+    chosen = selection((cluster,) if cluster else (), scope)
     manifests = _read_files(files) if files else []
     with patient_progress() as step:
-        found = run(_plan(flags, chosen, manifests, step))
-    if flags["output"] == "text":
+        changes = run(_plan(scope, chosen, manifests, step, with_harvester=not no_harvester))
+
+    if output == "text":
         from commands.output import plan as out
 
-        out.show(found)
+        out.show(changes)
     else:
-        print_data(found, flags["output"])
-    for each in found.unseen:
-        echo(f"not seen: {each}", err=True)
-    sys.exit(1 if found.refused or found.short else 3 if found.changes else 0)
+        print_data(changes, output)
+    for unseen in changes.unseen:
+        echo(f"not seen: {unseen}", err=True)
+
+    if changes.refused or changes.short:
+        sys.exit(1)
+    sys.exit(3 if changes.changes else 0)
 
 
-async def _plan(flags: dict[str, Any], chosen: Selection, manifests: Sequence[Obj], step: Step) -> Plan:
-    from overview.plan.planning import plan_of_cluster, plan_of_manifests
+async def _plan(
+    management: ManagementOptions,
+    chosen: Selection,
+    manifests: Sequence[Obj],
+    step: Step,
+    *,
+    with_harvester: bool,
+) -> Plan:
+    """Plan the manifests, or without manifests the remaining changes of the chosen cluster.
 
-    deep = not flags["no_harvester"]
-    async with management_client(flags) as client:
+    :param management: the management cluster
+    :param chosen: the cluster, or the namespace of manifests that name none
+    :param manifests: the objects of the files
+    :param step: called with a description of each step
+    :param with_harvester: whether to ask Harvester for its free capacity
+    """
+    from operations.change.plan.planning import plan_of_cluster, plan_of_manifests
+
+    async with management_client(management) as client:
         step("reading the management cluster")
         if manifests:
-            return await plan_of_manifests(client, manifests, chosen.namespace, with_harvester=deep)
-        found = await plan_of_cluster(client, chosen.keys[0], with_harvester=deep)
-        if found is None:
-            raise InputError(f"no such cluster on Harvester: {chosen.keys[0]}")
-        return found
+            return await plan_of_manifests(
+                client, manifests, chosen.namespace, with_harvester=with_harvester
+            )
+
+        key = chosen.keys[0]
+        changes = await plan_of_cluster(client, key, with_harvester=with_harvester)
+        if changes is None:
+            raise InputError(f"no such cluster on Harvester: {key}")
+        return changes
 
 
 def _read_files(files: Sequence[Path]) -> list[Obj]:
-    """All objects of files; lists are taken apart. Raises `InputError` with all problems."""
-    found: list[Obj] = []
+    """Return the objects of files, with those of Lists. Raises `InputError` with all problems."""
+    objects: list[Obj] = []
     problems: list[str] = []
     for file in files:
-        for path in _expanded(file, problems):
-            found += _objects(path, problems)
-    if not found and not problems:
+        for path in _list_files(file, problems):
+            objects += _read_objects(path, problems)
+
+    if not objects and not problems:
         problems.append("the files hold no object")
     if problems:
         raise InputError(*problems)
-    return found
+    return objects
 
 
-def _expanded(file: Path, problems: list[str]) -> list[Path]:
+def _list_files(file: Path, problems: list[str]) -> list[Path]:
+    """Return the manifests of a directory, at any depth, or the file itself."""
     if not file.is_dir():
         return [file]
-    found = sorted(path for path in file.rglob("*") if path.suffix in (".yaml", ".yml", ".json") and path.is_file())
-    if not found:
+    paths = sorted(
+        path
+        for path in file.rglob("*")
+        if path.suffix in (".yaml", ".yml", ".json") and path.is_file()
+    )
+    if not paths:
         problems.append(f"{file}: the directory holds no .yaml, .yml or .json file")
-    return found
+    return paths
 
 
-def _objects(path: Path, problems: list[str]) -> list[Obj]:
+def _read_objects(path: Path, problems: list[str]) -> list[Obj]:
+    """Return the objects of a file, and add its errors to the problems."""
     from caphv.runtime.text import Limits, TextError, load_yaml_all
 
     try:
+        # One byte more than allowed is enough to detect an oversized input.
         text = sys.stdin.buffer.read(_MOST_BYTES + 1) if str(path) == "-" else path.read_bytes()
         documents = load_yaml_all(text, Limits(size=_MOST_BYTES, nodes=1_000_000))
     except OSError as error:
@@ -134,17 +173,16 @@ def _objects(path: Path, problems: list[str]) -> list[Obj]:
     except TextError as error:
         problems.append(f"{path} {error}")
         return []
-    found = []
+
+    objects = []
     for number, document in enumerate(documents, 1):
-        items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else [document]
-        for obj in items if isinstance(items, list) else [items]:
+        for obj in _items_of(document):
             if obj is None:
-                continue
-            metadata = obj.get("metadata") if isinstance(obj, dict) else None
-            named = isinstance(metadata, dict) and isinstance(metadata.get("name"), str)
-            if not named or not all(isinstance(obj.get(name), str) for name in ("apiVersion", "kind")):
+                continue  # nothing between two lines of dashes
+            if not _is_object(obj):
                 problems.append(
-                    f"{path}: document {number} is not an object: it needs apiVersion, kind and metadata.name"
+                    f"{path}: document {number} is not an object: it needs apiVersion, kind and "
+                    "metadata.name"
                 )
             elif obj["kind"] == "ClusterDefinition":
                 problems.append(
@@ -152,5 +190,20 @@ def _objects(path: Path, problems: list[str]) -> list[Obj]:
                     f"{remedies.PLAN_DEFINITION(path=path)}"
                 )
             else:
-                found.append(obj)
-    return found
+                objects.append(obj)
+    return objects
+
+
+def _items_of(document: Any) -> list[Any]:
+    """Return the items of a List, or the document itself."""
+    if not (isinstance(document, dict) and document.get("kind") == "List"):
+        return [document]
+    items = document.get("items")
+    return items if isinstance(items, list) else [items]
+
+
+def _is_object(value: Any) -> bool:
+    metadata = value.get("metadata") if isinstance(value, dict) else None
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+        return False
+    return all(isinstance(value.get(name), str) for name in ("apiVersion", "kind"))

@@ -10,30 +10,31 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from caphv.api.counting import counted
-from commands.options.changes import confirm
-from commands.options.clusters import InputError, Step
+from commands.access.changes import confirm
+from commands.access.harvesters import harvester_clients
+from commands.access.management import management_client, run
+from commands.errors import InputError
+from commands.options.changes import ChangeOptions
+from commands.options.formats import output_option
+from commands.options.groups import fill
 from commands.options.harvesters import (
-    HarvesterClient,
-    harvester_clients,
+    HarvesterOptions,
     harvester_namespace_options,
     harvester_option,
     insecure_option,
     namespace_of,
 )
-from commands.options.management import (
-    management_client,
-    management_options,
-    patient_progress,
-    print_data,
-    run,
-)
+from commands.options.management import management_options
+from commands.output.data import print_data
 from commands.output.echo import echo
+from commands.output.progress import Step, patient_progress
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
-    from overview.objects import Unseen
-    from overview.poolreader import Machines
-    from overview.pools import PoolReport
+    from operations.capacity.addresspools import PoolReport
+    from operations.read.harvesterclient import HarvesterClient
+    from operations.read.objects import Unseen
+    from operations.read.owners import OwnerObjects
 
 
 @click.group(
@@ -68,28 +69,40 @@ Examples:
   caphv pools audit -o json
 
 \b
-Exit status: 0 nothing to repair, 1 addresses have leaked or counts are wrong, else 2 if something cannot be read.
+Exit status: 0 nothing to repair, 1 addresses have leaked or counts are wrong, else 2 if \
+something cannot be read.
 """,
 )
 @_options
-@click.option("--wrong", is_flag=True, help="Only entries whose owner does not exist, or is not known.")
-@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
-def audit(names: tuple[str, ...], **flags: Any) -> None:
-    """Compare the entries of IPPools with machines, load balancers and VMs, and name what has leaked.
+@click.option(
+    "--wrong", is_flag=True, help="Only entries whose owner does not exist, or is not known."
+)
+@output_option()
+@fill(options=HarvesterOptions)
+def audit(names: tuple[str, ...], *, wrong: bool, output: str, options: HarvesterOptions) -> None:
+    """Compare the entries of IPPools with machines, load balancers and VMs, and name what has
+    leaked.
 
-    Machines of all namespaces are compared: an entry counts as leaked only when its machine can be seen not to exist.
+    Machines of all namespaces are compared: an entry counts as leaked only when its machine can be
+    seen not to exist.
     """
     with patient_progress() as step:
-        found = run(_audit(names, flags, step))
+        result = run(_audit(names, options, step))
+
+    # Imported after the question to the servers, to keep help and errors of usage fast.
     from commands.output import pools as out
     from commands.output.overview import console
 
-    if flags["output"] == "text":
-        out.show(console(), found.reports, only_wrong=flags["wrong"])
+    if output == "text":
+        out.show(console(), result.reports, only_wrong=wrong)
     else:
-        print_data(found.reports, flags["output"])
-    out.show_unseen(found.unseen)
-    sys.exit(1 if any(report.wrong for report in found.reports) else 2 if found.unseen else 0)
+        print_data(result.reports, output)
+    out.show_unseen(result.unseen)
+
+    # What is wrong weighs more than what could not be read.
+    if any(report.wrong for report in result.reports):
+        sys.exit(1)
+    sys.exit(2 if result.unseen else 0)
 
 
 @pools.command(
@@ -106,92 +119,117 @@ Exit status: 0 all done, or (with --dry-run) shown, 1 aborted or failed, 2 somet
 @_options
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Show what would be released, and change nothing.")
-def release(names: tuple[str, ...], **flags: Any) -> None:
-    """Release addresses that this management cluster reserved for machines and load balancers that no longer exist.
+@fill(change=ChangeOptions, options=HarvesterOptions)
+def release(names: tuple[str, ...], *, change: ChangeOptions, options: HarvesterOptions) -> None:
+    """Release addresses that this management cluster reserved for machines and load balancers that
+    no longer exist.
 
-    Addresses that a VM or Service still uses, that another management cluster reserved, or that carry no record stay,
-    and `caphv pools audit` lists them. One write per pool corrects entries, counts and marks together, and fails as a
-    whole when the pool was changed meanwhile.
+    Addresses that a VM or Service still uses, that another management cluster reserved, or that
+    carry no record stay, and `caphv pools audit` lists them. One write per pool corrects entries,
+    counts and marks together, and fails as a whole when the pool was changed meanwhile.
     """
     from commands.output import pools as out
 
     with patient_progress() as step:
-        found = run(_audit(names, flags, step))
-    out.show_unseen(found.unseen)
-    invalid = [report for report in found.reports if report.error]
+        result = run(_audit(names, options, step))
+    out.show_unseen(result.unseen)
+
+    # A pool with invalid ranges has no counts that could be corrected.
+    invalid = [report for report in result.reports if report.error]
     for report in invalid:
         echo(f"IPPool {report.name} on {report.harvester}: {report.error}", err=True)
-    plans = [report for report in found.reports if report.wrong and not report.error]
-    done = True
+
+    plans = [report for report in result.reports if report.wrong and not report.error]
+    all_released = True
     if plans:
         out.show_plan(plans)
-        if not flags["dry_run"]:
-            confirm(flags, "Write this to Harvester?")
-            done = run(_release(plans, flags))
-    elif found.unseen or invalid:
+        if not change.dry_run:
+            confirm(change, "Write this to Harvester?")
+            all_released = run(_release(plans, options))
+    elif result.unseen or invalid:
         echo("Nothing to release in what can be read")
     else:
         echo("Nothing to release: no address has leaked, and all counts are right")
-    sys.exit(1 if invalid or not done else 2 if found.unseen else 0)
+
+    if invalid or not all_released:
+        sys.exit(1)
+    sys.exit(2 if result.unseen else 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Audit:
     reports: tuple[PoolReport, ...]
     unseen: tuple[Unseen, ...]
 
 
-async def _audit(names: Iterable[str], flags: dict[str, Any], step: Step) -> _Found:
-    from caphv.runtime.errors import ApiError, Unreachable
-    from overview import reader
-    from overview.poolreader import read_machines, read_pools
+async def _audit(names: Iterable[str], options: HarvesterOptions, step: Step) -> _Audit:
+    """Compare the pools with these names, or all, with their owners. Raises `InputError`."""
+    from caphv.runtime.errors import RequestError
+    from operations.capacity.poolreader import read_pools
+    from operations.read import management as reader
+    from operations.read.owners import read_owners
 
-    async with management_client(flags) as management:
+    async with management_client(options) as management:
         step("reading machines")
-        machines = await read_machines(management, namespace_of(flags))
-        async with harvester_clients(management, flags) as (harvesters, hidden):
-            unseen, reports = [*machines.unseen, *hidden], []
+        owners = await read_owners(management, namespace_of(options))
+
+        # One Harvester that does not answer must not hide the pools of the others.
+        async with harvester_clients(management, options) as (harvesters, hidden):
+            unseen, reports = [*owners.unseen, *hidden], []
             for harvester in harvesters:
-                step(f"reading pools of {harvester.client.server}")
+                step(f"reading pools of {harvester.server}")
                 try:
-                    found = await read_pools(harvester.client, machines, harvester.namespaces)
-                except (ApiError, Unreachable) as error:
-                    unseen.append(reader.unseen(f"Harvester {harvester.client.server}", error))
+                    pool_state = await read_pools(harvester, owners)
+                except RequestError as error:
+                    unseen.append(reader.unseen(f"Harvester {harvester.server}", error))
                     continue
-                unseen += found.unseen
-                reports += [each for each in found.reports() if not names or each.name in names]
+                unseen += pool_state.unseen
+                reports += [
+                    report for report in pool_state.reports() if not names or report.name in names
+                ]
+
     if not reports:
-        wanted = f"no IPPool {', '.join(names)}" if names else "no IPPool"
-        raise InputError("; ".join([f"{wanted} can be read on any Harvester", *map(str, unseen)]))
-    return _Found(tuple(reports), tuple(unseen))
+        what = f"no IPPool {', '.join(names)}" if names else "no IPPool"
+        raise InputError("; ".join([f"{what} can be read on any Harvester", *map(str, unseen)]))
+    return _Audit(tuple(reports), tuple(unseen))
 
 
-async def _release(plans: list[PoolReport], flags: dict[str, Any]) -> bool:
+async def _release(plans: list[PoolReport], options: HarvesterOptions) -> bool:
     """Release pool by pool, and print each result at once. Return whether all could be released."""
-    from overview.poolreader import read_machines
+    from operations.read.owners import read_owners
 
-    async with management_client(flags) as management:
-        machines = await read_machines(management, namespace_of(flags))
-        async with harvester_clients(management, flags) as (harvesters, _):
-            by_server = {harvester.client.server: harvester for harvester in harvesters}
-            return all(
-                [await _release_one(management, by_server.get(plan.harvester), plan, machines) for plan in plans]
-            )
+    async with management_client(options) as management:
+        # Read again: a machine may have been created while the user was asked.
+        owners = await read_owners(management, namespace_of(options))
+        async with harvester_clients(management, options) as (harvesters, _):
+            by_server = {harvester.server: harvester for harvester in harvesters}
+            results = [
+                await _release_pool(management, by_server.get(plan.harvester), plan, owners)
+                for plan in plans
+            ]
+    return all(results)
 
 
-async def _release_one(
-    management: ApiClient, harvester: HarvesterClient | None, plan: PoolReport, machines: Machines
+async def _release_pool(
+    management: ApiClient, harvester: HarvesterClient | None, plan: PoolReport, owners: OwnerObjects
 ) -> bool:
-    from caphv.runtime.errors import ApiError, Unreachable
-    from overview.poolreader import apply_repair
+    """Release what has leaked from a pool, and print the result. Return whether it succeeded.
+
+    :param management: the management cluster
+    :param harvester: the Harvester of the pool, None if no cluster uses it any more
+    :param plan: the pool as it was audited
+    :param owners: all that may hold addresses
+    """
+    from caphv.runtime.errors import RequestError
+    from operations.capacity.poolreader import apply_repair
 
     if harvester is None:  # while the command asked
         error = "no cluster leads there any more: name its kubeconfig with --harvester-kubeconfig"
         echo(f"IPPool {plan.name} on {plan.harvester}: {error}", err=True)
         return False
     try:
-        report = await apply_repair(management, harvester.client, plan.name, machines, harvester.namespaces)
-    except (ApiError, Unreachable) as failure:
+        report = await apply_repair(management, harvester, plan.name, owners)
+    except RequestError as failure:
         echo(f"IPPool {plan.name} on {plan.harvester}: {failure}", err=True)
         return False
     count = len(report.leaked) if report else 0

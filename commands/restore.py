@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from caphv.api import remedies
 from caphv.api.counting import counted
-from commands.options.changes import confirm
-from commands.options.clusters import InputError
-from commands.options.management import management_client, management_options, patient_progress, run
+from commands.access.changes import confirm
+from commands.access.management import management_client, run
+from commands.errors import InputError
+from commands.options.changes import ChangeOptions
+from commands.options.groups import fill
+from commands.options.management import ManagementOptions, management_options
 from commands.options.passphrase import passphrase_options, read_passphrase
 from commands.output.echo import echo
+from commands.output.progress import patient_progress
 
 if TYPE_CHECKING:
-    from overview.backup.files import Backup
-    from overview.backup.writing import Restore
+    from operations.backup.files import Backup
+    from operations.backup.writing import Restore
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreOptions(ManagementOptions, ChangeOptions):
+    """Options of a restore; `stopped` confirms that the old management cluster does not run."""
+
+    passphrase_file: Path | None
+    unencrypted: bool
+    incomplete: bool
+    keep_existing: bool
+    accept_differences: bool
+    stopped: bool
 
 
 @click.command(
@@ -31,8 +48,10 @@ Examples:
   caphv restore backups/shop --yes --old-management-cluster-stopped --passphrase-file passphrase
 
 \b
-Exit status: 0 restored, or (with --dry-run) possible, 1 aborted, failed or still paused, or (with --dry-run) parts are
-missing, objects differ or are refused, 2 the backup or the management cluster cannot be read, or the restore is
+Exit status: 0 restored, or (with --dry-run) possible, 1 aborted, failed or still paused, or \
+(with --dry-run) parts are
+missing, objects differ or are refused, 2 the backup or the management cluster cannot be read, or \
+the restore is
 refused.
 """,
 )
@@ -41,14 +60,23 @@ refused.
 @click.option(
     "--unencrypted",
     is_flag=True,
-    help="Restore a backup that is not encrypted. Anyone with write access to its files decides what is restored.",
+    help=(
+        "Restore a backup that is not encrypted. Anyone with write access to its files decides "
+        "what is restored."
+    ),
 )
-@click.option("--incomplete", is_flag=True, help="Restore a backup although parts of it are missing.")
 @click.option(
-    "--keep-existing", is_flag=True, help="Keep objects that exist and are different from those of the backup."
+    "--incomplete", is_flag=True, help="Restore a backup although parts of it are missing."
 )
 @click.option(
-    "--accept-differences", is_flag=True, help="End the pause although objects differ from the backup when read back."
+    "--keep-existing",
+    is_flag=True,
+    help="Keep objects that exist and are different from those of the backup.",
+)
+@click.option(
+    "--accept-differences",
+    is_flag=True,
+    help="End the pause although objects differ from the backup when read back.",
 )
 @click.option(
     "--old-management-cluster-stopped",
@@ -56,181 +84,203 @@ refused.
     is_flag=True,
     help="Confirm that the old management cluster is stopped, and end the pause without asking.",
 )
-@click.option("-y", "--yes", is_flag=True, help="Create the objects without asking; they stay paused.")
+@click.option(
+    "-y", "--yes", is_flag=True, help="Create the objects without asking; they stay paused."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be created, and change nothing.")
 @management_options
-def restore(directory: Path, **flags: Any) -> None:
-    """Create the objects of a backup in DIR on a management cluster, and have the provider adopt their VMs.
+@fill(options=RestoreOptions)
+def restore(directory: Path, options: RestoreOptions) -> None:
+    """Create the objects of a backup in DIR on a management cluster, and have the provider adopt
+    their VMs.
 
-    Everything is created paused and is read back. The pause ends when you confirm that the old management cluster is
-    stopped: two management clusters with the same machines would delete each other's VMs. VMs, disks and addresses stay
-    as they are. Interrupted or repeated, the command continues where it ended.
+    Everything is created paused and is read back. The pause ends when you confirm that the old
+    management cluster is stopped: two management clusters with the same machines would delete each
+    other's VMs. VMs, disks and addresses stay as they are. Interrupted or repeated, the command
+    continues where it ended.
     """
-    from overview.backup import files
-    from overview.backup.writing import is_paused_by_us
+    from operations.backup import files
+    from operations.backup.writing import is_paused_by_us
 
-    if flags["unencrypted"] and flags["passphrase_file"]:
+    if options.unencrypted and options.passphrase_file:
         raise click.UsageError("--unencrypted and --passphrase-file exclude each other")
 
     try:
-        passphrase = None if flags["unencrypted"] else lambda: read_passphrase(flags["passphrase_file"])
+        passphrase = (
+            None if options.unencrypted else lambda: read_passphrase(options.passphrase_file)
+        )
         backup = files.read(directory, passphrase)
     except files.BackupError as error:
         raise InputError(str(error)) from None
-    whole = _show_missing(backup, flags)
+
+    # A dry run reports all problems. Otherwise the first problem ends the command.
+    is_whole = _show_missing(backup, options)
     with patient_progress() as step:
         step("comparing with the management cluster")
-        found = run(_prepare(backup, flags))
-    pending, different = _show(found, flags)
-    if flags["dry_run"]:
-        accepted = _show_refused(found, flags)
-        sys.exit(0 if whole and not different and accepted else 1)
-    if not pending and not is_paused_by_us(found):
+        plan = run(_prepare(backup, options))
+    pending, is_different = _show(plan, options)
+    if options.dry_run:
+        is_accepted = _try_creation(plan, options)
+        sys.exit(0 if is_whole and not is_different and is_accepted else 1)
+    if not pending and not is_paused_by_us(plan):
         echo("Nothing to do: all objects exist, and none is paused by this restore")
         return
+
+    # After an interrupted restore, all objects may exist, so that only their pause must end.
     if pending:
-        confirm(flags, f"Create {counted(pending, 'object')}, paused, on {found.server}?")
+        confirm(options, f"Create {counted(pending, 'object')}, paused, on {plan.server}?")
     with patient_progress() as step:
         step(f"creating {counted(pending, 'object')}")
-        failed = run(_create(found, flags))
+        failed = run(_create(plan, options))
     if failed:
-        _fail(failed, f"{counted(len(failed), 'object')} could not be created. Correct this and run the command again")
+        number = counted(len(failed), "object")
+        _fail(failed, f"{number} could not be created. Correct this and run the command again")
+
     with patient_progress() as step:
         step("reading all objects back")
-        failed = run(_verify(found, flags))
-    if failed and not flags["accept_differences"]:
+        failed = run(_verify(plan, options))
+    if failed and not options.accept_differences:
         remedy = "Correct it and run the command again, or accept it with --accept-differences"
         _fail(failed, f"What was created differs from the backup, and stays paused. {remedy}")
     echo(f"Verified {counted(len(backup.objects), 'object')}; differences: {len(failed)}")
-    _resume(found, flags)
+    _resume(plan, options)
 
 
-def _resume(found: Restore, flags: dict[str, Any]) -> None:
+def _resume(plan: Restore, options: RestoreOptions) -> None:
     """End the pause, once the user confirms that the old management cluster is stopped."""
-    from overview.backup.writing import unpause
+    from operations.backup.writing import unpause
 
-    origin = found.backup.origin
-    old = f"{origin.server} (uid of kube-system: {origin.uid or 'unknown'})" if origin else "the one of the backup"
-    same = bool(origin and origin.uid and origin.uid == found.uid)
-    if not same and not flags["stopped"]:
+    origin = plan.backup.origin
+    old = "the one of the backup"
+    if origin:
+        old = f"{origin.server} (uid of kube-system: {origin.uid or 'unknown'})"
+    # If the backup is restored where it was made, no other management cluster can interfere.
+    is_same = bool(origin and origin.uid and origin.uid == plan.uid)
+    if not is_same and not options.stopped:
         echo(f"Old management cluster: {old}")
-        if flags["yes"] or not sys.stdin.isatty():
+        if options.yes or not sys.stdin.isatty():
             echo(
-                "All clusters stay paused. Stop the old management cluster, then run the command again with "
-                "--old-management-cluster-stopped"
+                "All clusters stay paused. Stop the old management cluster, then run the command "
+                "again with --old-management-cluster-stopped"
             )
             sys.exit(1)
         if not click.confirm("Is it stopped, or are its provider and clusters deleted?"):
             echo("All clusters stay paused. Run the command again when it is stopped")
             sys.exit(1)
 
-    async def end() -> list[str]:
-        async with management_client(flags) as client:
-            return await unpause(client, found)
+    async def unpause_all() -> list[str]:
+        async with management_client(options) as client:
+            return await unpause(client, plan)
 
-    if failed := run(end()):
+    if failed := run(unpause_all()):
         _fail(failed, "Some objects are still paused. Run the command again")
     echo(f"Restored: the provider adopts the VMs now. Follow it: {remedies.FOLLOW_ALL}")
 
 
-def _show_missing(backup: Backup, flags: dict[str, Any]) -> bool:
-    """Say what the backup lacks; answer whether it can be restored as it is.
+def _show_missing(backup: Backup, options: RestoreOptions) -> bool:
+    """Show the missing objects of the backup; return whether it can be restored as it is.
 
-    If not, the command ends here, except for a dry run, which shows the rest, too.
+    If not, the command ends here. Only a dry run continues and shows the rest.
     """
-    from overview.backup.order import missing_of
+    from operations.backup.order import missing_of
 
     if origin := backup.origin:
         echo(f"Backup of {origin.created} from {origin.server}: {', '.join(backup.clusters)}")
     missing = missing_of(backup)
-    for what, why in missing.items():
-        echo(f"missing: {what} ({why})", err=True)
-    for each in backup.unseen:
-        echo(f"was not saved: {each}", err=True)
-    if missing and not flags["incomplete"]:
+    for name, reason in missing.items():
+        echo(f"missing: {name} ({reason})", err=True)
+    for unseen in backup.unseen:
+        echo(f"was not saved: {unseen}", err=True)
+
+    if missing and not options.incomplete:
         _refuse(
-            f"the backup is not whole, {len(missing)} of its parts are missing: add the files, or restore what "
-            "there is with --incomplete",
-            flags,
+            f"the backup is not whole, {len(missing)} of its parts are missing: add the files, or "
+            "restore what there is with --incomplete",
+            options,
         )
         return False
     return True
 
 
-def _show(found: Restore, flags: dict[str, Any]) -> tuple[int, bool]:
-    """Say what would be done; answer how many objects would be created, and whether others are in the way.
+def _show(plan: Restore, options: RestoreOptions) -> tuple[int, bool]:
+    """Show the plan; return how many objects to create, and whether existing ones differ.
 
-    If so, the command ends here, except for a dry run.
+    If objects differ, the command ends here, except for a dry run.
     """
-    from overview.backup.order import Action, were_being_deleted
+    from operations.backup.order import Action, requested_deletions
 
-    for problem in found.problems:
+    for problem in plan.problems:
         echo(f"Error: {problem}", err=True)
-    if found.problems:
-        raise InputError(f"{found.server} is not ready for this backup")
-    steps = found.steps()
+    if plan.problems:
+        raise InputError(f"{plan.server} is not ready for this backup")
+
+    steps = plan.steps()
     for action in Action:
         counts = Counter(step.identity.kind for step in steps if step.action is action)
         if counts:
             echo(f"{counted(sum(counts.values()), 'object')}: {action}")
             for kind, count in sorted(counts.items()):
                 echo(f"  {count:>5}  {kind}")
-    for identity in were_being_deleted(steps):
+    for identity in requested_deletions(steps):
         echo(f"note: {identity} was being deleted. It is restored; delete it again afterwards")
+
     pending = sum(step.action is Action.CREATE for step in steps)
     different = [step.identity for step in steps if step.action is Action.DIFFERENT]
-    if not different or flags["keep_existing"]:
+    if not different or options.keep_existing:
         return pending, False
     for identity in different:
         echo(f"Error: {identity} exists and is different", err=True)
-    _refuse("delete these objects, or keep them as they are with --keep-existing", flags)
+    _refuse("delete these objects, or keep them as they are with --keep-existing", options)
     return pending, True
 
 
-def _show_refused(found: Restore, flags: dict[str, Any]) -> bool:
-    """Try the creation of all objects as dry runs, and say what is refused; answer whether nothing is."""
-    from overview.backup.dryrun import DryRun, try_creation
+def _try_creation(plan: Restore, options: RestoreOptions) -> bool:
+    """Create all objects in dry runs, and show refusals; return whether all are accepted."""
+    from operations.backup.dryrun import DryRun, try_creation
 
-    async def tried() -> DryRun:
-        async with management_client(flags) as client:
-            return await try_creation(client, found)
+    async def try_all() -> DryRun:
+        async with management_client(options) as client:
+            return await try_creation(client, plan)
 
-    result = run(tried())
+    result = run(try_all())
     for text in result.refused:
         echo(f"Error: refused: {text}", err=True)
     if result.namespaces:
         names = ", ".join(result.namespaces)
-        echo(f"creates namespace {names}; their objects are validated when they are created, not before")
+        echo(
+            f"creates namespace {names}; their objects are validated when they are created, not "
+            "before"
+        )
     return not result.refused
 
 
-def _refuse(message: str, flags: dict[str, Any]) -> None:
+def _refuse(message: str, options: RestoreOptions) -> None:
     """End the command with a message; a dry run only shows it."""
     error = InputError(message)
-    if not flags["dry_run"]:
+    if not options.dry_run:
         raise error
     error.show()
 
 
-async def _prepare(backup: Backup, flags: dict[str, Any]) -> Restore:
-    from overview.backup.writing import prepare
+async def _prepare(backup: Backup, options: RestoreOptions) -> Restore:
+    from operations.backup.writing import prepare
 
-    async with management_client(flags) as client:
+    async with management_client(options) as client:
         return await prepare(client, backup)
 
 
-async def _create(found: Restore, flags: dict[str, Any]) -> list[str]:
-    from overview.backup.writing import create
+async def _create(plan: Restore, options: RestoreOptions) -> list[str]:
+    from operations.backup.writing import create
 
-    async with management_client(flags) as client:
-        return await create(client, found)
+    async with management_client(options) as client:
+        return await create(client, plan)
 
 
-async def _verify(found: Restore, flags: dict[str, Any]) -> list[str]:
-    from overview.backup.writing import verify
+async def _verify(plan: Restore, options: RestoreOptions) -> list[str]:
+    from operations.backup.writing import verify
 
-    async with management_client(flags) as client:
-        return await verify(client, found)
+    async with management_client(options) as client:
+        return await verify(client, plan)
 
 
 def _fail(failed: list[str], summary: str) -> None:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.options.endpoints import certificate_folder, log_options, metrics_options, probe_option
-from commands.webhook import stop_signal, webhook_options, webhook_runnables
+from commands.options.endpoints import (
+    ControllerOptions,
+    certificate_folder,
+    log_options,
+    metrics_options,
+    probe_option,
+)
+from commands.options.groups import fill
+from commands.webhook import WebhookOptions, stop_signal, webhook_options, webhook_runnables
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
@@ -25,20 +34,30 @@ _BOOLEANS = (
     "metrics-secure",
     "zap-devel",
 )
-# Those of Go's strconv.ParseBool.
-_TRUE, _FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", "FALSE", "False")
+# Go's strconv.ParseBool accepts these values.
+_TRUE = ("1", "t", "T", "true", "TRUE", "True")
+_FALSE = ("0", "f", "F", "false", "FALSE", "False")
 _ZAP_LEVELS = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
-_ZAP_UNUSED = ("zap-stacktrace-level", "zap-time-encoding")
+
+
+# A variable of clusterctl's manifests with its default, as drone/envsubst writes it.
+_VARIABLE = re.compile(r"\$\{[A-Z_]+:=([^${}]*)\}")
 
 
 class _GoFlags(click.Command):
-    """Accepts the syntax of Go's flag package: one dash for long options, and `=true` or `=false` after a switch."""
+    """Accept the syntax of Go's flag package, and variables of clusterctl.
+
+    Long options may have one dash, and switches `=true` or `=false`. `${NAME:=default}` is the
+    default: clusterctl and Turtles fill in their variables, `kubectl apply` does not.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [_as_click(arg) for arg in args])
+        return super().parse_args(ctx, [_translate(arg) for arg in args])
 
 
-def _as_click(arg: str) -> str:
+def _translate(arg: str) -> str:
+    """Return an argument in click's syntax."""
+    arg = _VARIABLE.sub(r"\1", arg)
     long = re.fullmatch(r"--?([a-z][a-z0-9-]+)(?:=(.*))?", arg, re.DOTALL)
     if not long:
         return arg
@@ -57,13 +76,33 @@ def _zap(_ctx: click.Context, option: click.Parameter, value: Any) -> Any:
     return None
 
 
-def _networks(_ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> tuple[Any, ...]:
+def _networks(
+    _ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]
+) -> tuple[Any, ...]:
     from caphv.runtime.addresses import networks
 
     try:
         return networks(texts)
     except ValueError as error:
-        raise click.BadParameter(f"{error}; give a network such as 10.20.0.0/16, or one address") from None
+        raise click.BadParameter(
+            f"{error}; give a network such as 10.20.0.0/16, or one address"
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(WebhookOptions, ControllerOptions):
+    """Options of `caphv run`, including the options of the Go provider."""
+
+    enable_webhooks: bool
+    with_packager: bool
+    concurrency: int
+    allow_insecure_identities: bool
+    allow_harvester_cidr: tuple[Any, ...]
+    harvester_cache_size: int
+    runtime_extension_bind_address: str
+    zap_log_level: str | None
+    zap_encoder: str | None
+    zap_devel: bool
 
 
 @click.command(
@@ -74,10 +113,12 @@ Examples:
   caphv run --kubeconfig ~/.kube/management.yaml
   caphv run --leader-elect --log-format json
   caphv run --namespace team-a            only watch one namespace
-  caphv run --watch-filter blue           only watch objects with label cluster.x-k8s.io/watch-filter=blue
+  caphv run --watch-filter blue           only watch objects with label \
+cluster.x-k8s.io/watch-filter=blue
 
 \b
-Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage error, 3 lost its lease.
+Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage error, 3 lost its \
+lease.
 """,
 )
 @click.option(
@@ -96,12 +137,16 @@ Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage er
     "--watch-filter",
     default="",
     show_default=False,
-    help="Only watch objects whose label cluster.x-k8s.io/watch-filter has this value, to share the load among several "
-    "deployments.",
+    help=(
+        "Only watch objects whose label cluster.x-k8s.io/watch-filter has this value, to share the "
+        "load among several deployments."
+    ),
 )
 @metrics_options
 @probe_option
-@click.option("--leader-elect/--no-leader-elect", help="Enable leader election, for several replicas.")
+@click.option(
+    "--leader-elect/--no-leader-elect", help="Enable leader election, for several replicas."
+)
 @click.option(
     "--enable-webhooks/--no-enable-webhooks",
     help="Also serve the admission webhooks, in a child process; see `caphv webhook --help`.",
@@ -109,12 +154,23 @@ Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage er
 @webhook_options
 @click.option(
     "--with-packager/--no-with-packager",
-    help="Also run the packager, in a child process configured by CAPHV_* variables; see `caphv packager run --help`.",
+    help=(
+        "Also run the packager, in a child process configured by CAPHV_* variables; see `caphv "
+        "packager run --help`."
+    ),
 )
-@click.option("--concurrency", type=click.IntRange(1, 1000), default=32, help="Max concurrent reconciles per kind.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1000),
+    default=32,
+    help="Max concurrent reconciles per kind.",
+)
 @click.option(
     "--allow-insecure-identities/--no-allow-insecure-identities",
-    help="Accept identity Secrets with insecure-skip-tls-verify; exposes credentials to man-in-the-middle attacks.",
+    help=(
+        "Accept identity Secrets with insecure-skip-tls-verify; exposes credentials to "
+        "man-in-the-middle attacks."
+    ),
 )
 @click.option(
     "--allow-harvester-cidr",
@@ -122,99 +178,135 @@ Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage er
     callback=_networks,
     metavar="CIDR",
     show_default=False,
-    help="CIDR exempt from the address check of identities, which refuses loopback, link-local and metadata addresses "
-    "and the management cluster's own API server. Repeatable.",
+    help=(
+        "CIDR exempt from the address check of identities, which refuses loopback, link-local and "
+        "metadata addresses and the management cluster's own API server. Repeatable."
+    ),
 )
 @click.option(
     "--harvester-cache-size",
     type=click.IntRange(24, 1024),
     default=32,
     metavar="MIB",
-    help="Memory that cached objects of one Harvester may take, in MiB; 64 KiB more for each machine on it.",
+    help=(
+        "Memory that cached objects of one Harvester may take, in MiB; 64 KiB more for each "
+        "machine on it."
+    ),
+)
+@click.option(
+    "--runtime-extension-bind-address",
+    default="",
+    show_default=False,
+    metavar="[HOST]:PORT",
+    help=(
+        "Where to serve Cluster API's runtime extension, which lets VMs grow while they run, with "
+        "the certificate in --webhook-cert-dir; default: nowhere."
+    ),
 )
 @log_options
 @click.option("--zap-log-level", default=None, hidden=True)
 @click.option("--zap-encoder", type=click.Choice(["json", "console"]), default=None, hidden=True)
 @click.option("--zap-devel/--no-zap-devel", hidden=True)
-@click.option("--zap-stacktrace-level", default=None, hidden=True, callback=_zap, expose_value=False)
+@click.option(
+    "--zap-stacktrace-level", default=None, hidden=True, callback=_zap, expose_value=False
+)
 @click.option("--zap-time-encoding", default=None, hidden=True, callback=_zap, expose_value=False)
-def run(**flags: Any) -> None:
+@fill(options=RunOptions)
+def run(options: RunOptions) -> None:
     """Run the Cluster API provider for Harvester.
 
-    The provider watches HarvesterClusters and HarvesterMachines on the management cluster and reconciles virtual
-    machines, disks, addresses and load balancers on Harvester. On SIGTERM it completes running reconciles and exits.
+    The provider watches HarvesterClusters and HarvesterMachines on the management cluster and
+    reconciles virtual machines, disks, addresses and load balancers on Harvester. On SIGTERM it
+    completes running reconciles and exits.
     """
     from caphv.runtime import logs
 
-    level, log_format = _log_settings(flags)
+    level, log_format = _log_settings(options)
     logs.configure(level, log_format)
     log = logging.getLogger("caphv")
-    flags |= {"log_level": level, "log_format": log_format}
-    sys.exit(_run(flags, log))
+    sys.exit(_run(replace(options, log_level=level, log_format=log_format), log))
 
 
-def _packager(flags: dict[str, Any]) -> list[Runnable]:
-    from commands.packager.run import child_process as packager
-
-    return packager(flags)
-
-
-def _log_settings(flags: dict[str, Any]) -> tuple[str, Any]:
-    level, log_format = flags["log_level"], flags["log_format"]
-    zap = flags["zap_log_level"]
+def _log_settings(options: RunOptions) -> tuple[str, Any]:
+    # Flags of the Go provider take precedence, because a Deployment that has them was written for
+    # the Go provider.
+    level, log_format = options.log_level, options.log_format
+    zap = options.zap_log_level
     if zap:
         level = _zap_level(zap)
-    elif flags["zap_devel"]:
+    elif options.zap_devel:
         level = "debug"
-    if flags["zap_encoder"]:
-        log_format = "json" if flags["zap_encoder"] == "json" else "text"
+    if options.zap_encoder:
+        log_format = "json" if options.zap_encoder == "json" else "text"
     return level, log_format
 
 
 def _zap_level(text: str) -> str:
-    """Translate a level of the Go provider: a name in any case, or a verbosity, where everything above 0 is debug."""
+    """Translate a level of the Go provider: a name in any case, or a verbosity.
+
+    A verbosity above 0 means debug.
+    """
     if level := _ZAP_LEVELS.get(text.lower()):
         return level
     if text.isdecimal():
         return "debug" if int(text) > 0 else "info"
-    # No error: 0.11 accepted any text, and the provider has to start after the upgrade.
+    # An unknown level must not fail, because the provider has to start with the flags of the Go
+    # provider after a migration.
     names = ", ".join(_ZAP_LEVELS)
-    click.echo(f"caphv: --zap-log-level {text!r} is none of {names} and no number; the level is info", err=True)
+    click.echo(
+        f"caphv: --zap-log-level {text!r} is none of {names} and no number; the level is info",
+        err=True,
+    )
     return "info"
 
 
-def _run(flags: dict[str, Any], log: logging.Logger) -> int:
+def _extension_address(options: RunOptions) -> str:
+    """Return the address of the runtime extension, empty for none. Raises `click.UsageError`."""
+    from caphv.runtime.runnable import listening_address
+
+    address = options.runtime_extension_bind_address
+    try:
+        return address if listening_address(address) else ""
+    except ValueError as error:
+        raise click.UsageError(f"--runtime-extension-bind-address: {error}") from None
+
+
+def _run(options: RunOptions, log: logging.Logger) -> int:
     from caphv.runtime import eventloop
     from caphv.runtime.addresses import AddressPolicy
     from caphv.runtime.errors import ApiError
     from caphv.runtime.kubeconfig import KubeconfigError
     from caphv.runtime.manager import BindAddresses, LeaseLost
+    from commands.packager.run import child_process
     from reconciler.manager import ProviderOptions
     from reconciler.manager import run as run_provider
 
-    options = ProviderOptions(
-        kubeconfig=flags["kubeconfig"],
-        namespace=flags["namespace"],
-        watch_filter=flags["watch_filter"],
-        leader_elect=flags["leader_elect"],
-        concurrency=flags["concurrency"],
-        cross_namespace_refs=flags["cross_namespace_refs"],
-        allow_insecure_identities=flags["allow_insecure_identities"],
-        secure_metrics=flags["metrics_secure"],
-        metrics_certificate=certificate_folder(flags),
-        address_policy=AddressPolicy(flags["allow_harvester_cidr"]),
-        harvester_cache_mib=flags["harvester_cache_size"],
-        addresses=BindAddresses(flags["metrics_bind_address"], flags["health_probe_bind_address"]),
+    provider = ProviderOptions(
+        kubeconfig=options.kubeconfig,
+        namespace=options.namespace,
+        watch_filter=options.watch_filter,
+        leader_elect=options.leader_elect,
+        concurrency=options.concurrency,
+        cross_namespace_refs=options.cross_namespace_refs,
+        allow_insecure_identities=options.allow_insecure_identities,
+        secure_metrics=options.metrics_secure,
+        metrics_certificate=certificate_folder(options),
+        address_policy=AddressPolicy(options.allow_harvester_cidr),
+        harvester_cache_mib=options.harvester_cache_size,
+        extension_address=_extension_address(options),
+        extension_certificate=Path(options.webhook_cert_dir),
+        addresses=BindAddresses(options.metrics_bind_address, options.health_probe_bind_address),
     )
 
-    webhooks = webhook_runnables(flags) if flags["enable_webhooks"] else None
-    packager = _packager(flags) if flags["with_packager"] else []
+    # Usage errors of child processes are reported before the provider starts.
+    webhooks = webhook_runnables(options) if options.enable_webhooks else None
+    packager = [child_process(options)] if options.with_packager else []
 
-    def parts(client: ApiClient) -> list[Runnable]:
+    def runnables(client: ApiClient) -> list[Runnable]:
         return [*(webhooks(client) if webhooks else []), *packager]
 
     async def main() -> None:
-        await run_provider(options, stop_signal(), parts)
+        await run_provider(provider, stop_signal(), runnables)
 
     try:
         eventloop.run(main())

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from caphv.api import remedies
-from commands.options.changes import agreed, apply_plan, change_options, report, until_done, wait_options
-from commands.options.clusters import InputError
+from commands.access.changes import agree, apply_plan, report, until_done
+from commands.access.management import read_overview, run
+from commands.errors import InputError
+from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
+from commands.options.groups import fill
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
+    ScopeOptions,
     cluster_argument,
     management_options,
-    patient_progress,
-    read_overview,
-    run,
     selection,
 )
+from commands.output.progress import patient_progress
 
 if TYPE_CHECKING:
     from caphv.api.object import Key
-    from overview.changes import Plan
-    from overview.objects import ManagementObjects
-    from overview.query import Answer
-    from overview.scaling import Scale
+    from operations.change.changes import Plan
+    from operations.change.scaling import Scale
+    from operations.read.objects import ManagementObjects
+    from operations.status.query import Answer
 
 _MOST = 1000
 
@@ -40,95 +42,145 @@ Examples:
   caphv scale team-a/production --workers 5 --dry-run
 
 \b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid usage or cannot be read.
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid \
+usage or cannot be read.
 """,
 )
 @cluster_argument
-@click.option("--control-plane", type=click.IntRange(0, 99), metavar="N", help="Control plane machines; an odd number.")
-@click.option("--workers", "pools", multiple=True, metavar="[POOL=]N", help="Machines of a worker pool; repeatable.")
+@click.option(
+    "--control-plane",
+    type=click.IntRange(0, 99),
+    metavar="N",
+    help="Control plane machines; an odd number.",
+)
+@click.option(
+    "--workers",
+    "pools",
+    multiple=True,
+    metavar="[POOL=]N",
+    help="Machines of a worker pool; repeatable.",
+)
 @click.option("--force", is_flag=True, help="Change it although a check failed.")
 @wait_options("30m")
 @change_options
 @insecure_option
 @management_options
-def scale(cluster: str, **flags: Any) -> None:
+@fill(wait=WaitOptions, change=ChangeOptions, scope=ScopeOptions)
+def scale(
+    cluster: str,
+    control_plane: int | None,
+    pools: tuple[str, ...],
+    *,
+    force: bool,
+    wait: WaitOptions,
+    change: ChangeOptions,
+    scope: ScopeOptions,
+) -> None:
     """Change the number of control plane machines or workers of a cluster.
 
-    With a topology the Cluster is changed, without one the control plane object and the MachineDeployments. Before any
-    change, the command checks that the cluster is not paused, deleted or managed by GitOps. It also checks the quorum
-    of etcd and, for more machines, free addresses and room on hosts. POOL is the name in the topology, or of the
-    MachineDeployment.
+    With a topology the Cluster is changed, without one the control plane object and the
+    MachineDeployments. Before any change, the command checks that the cluster is not paused,
+    deleted or managed by GitOps. It also checks the quorum of etcd and, for more machines, free
+    addresses and room on hosts. POOL is the name in the topology, or of the MachineDeployment.
     """
-    from overview.changes import ChangeError
+    from operations.change.changes import ChangeError
 
-    wanted = _wanted(flags)
-    chosen = selection((cluster,), {**flags, "all_namespaces": False})
+    target = _parse_numbers(control_plane, pools)
+    chosen = selection((cluster,), scope)
     with patient_progress() as step:
-        answer = read_overview(flags, chosen, step, deep=True)
+        answer = read_overview(scope, chosen, step, deep=True)
     try:
-        plan = _plan(answer, chosen.keys[0], wanted)
+        plan = _plan(answer, chosen.keys[0], target)
     except ChangeError as error:
         raise InputError(*error.problems) from None
-    if agreed(plan, flags, f"Scale cluster {plan.cluster}?"):
-        apply_plan(plan, flags)
-        report(plan, flags, applied=True)
-    elif flags["dry_run"]:
+
+    question = f"Scale cluster {plan.cluster}?"
+    if agree(plan, change, question, force=force, wait=wait.wait):
+        apply_plan(plan, scope)
+        report(plan, change, applied=True)
+    elif change.dry_run:
         return
-    if flags["wait"]:
-        _wait(plan, wanted, flags)
-    elif plan.changes and flags["output"] == "text":
+
+    # Waiting makes sense without a change, too, because an earlier call may have made it.
+    if wait.wait:
+        _wait(plan, target, scope, wait.timeout, to_stderr=not change.is_text)
+    elif plan.changes and change.is_text:
         click.echo(f"Scaling cluster {plan.cluster}: {remedies.FOLLOW(ref=plan.cluster)}")
 
 
-def _wanted(flags: dict[str, Any]) -> Scale:
-    from overview.scaling import Scale
+def _parse_numbers(control_plane: int | None, pools: tuple[str, ...]) -> Scale:
+    """Parse the numbers of machines that the user asks for. Raises `click.UsageError`."""
+    from operations.change.scaling import Scale
 
     workers: dict[str, int] = {}
-    for text in flags["pools"]:
+    for text in pools:
+        # Without a name, N alone means the only pool.
         name, _, number = text.rpartition("=")
         if not (number.isascii() and number.isdigit()) or int(number) > _MOST:
-            raise click.BadParameter(f"{text!r}: write POOL=N with N from 0 to {_MOST}", param_hint="--workers")
+            raise click.BadParameter(
+                f"{text!r}: write POOL=N with N from 0 to {_MOST}", param_hint="--workers"
+            )
         if name in workers:
             raise click.BadParameter(
                 f"{text!r}: pool {name or 'without a name'} is there twice", param_hint="--workers"
             )
         workers[name] = int(number)
-    if flags["control_plane"] is None and not workers:
+
+    if control_plane is None and not workers:
         raise click.UsageError("nothing to do: give --control-plane N or --workers POOL=N")
-    return Scale(flags["control_plane"], workers)
+    return Scale(control_plane, workers)
 
 
-def _plan(answer: Answer, key: Key, wanted: Scale) -> Plan:
+def _plan(answer: Answer, key: Key, target: Scale) -> Plan:
+    """Plan the change, with checks of the capacity that it needs. Raises `ChangeError`."""
     from dataclasses import replace
 
-    from overview.clusterparts import parts_and_deployments
-    from overview.preflight import Demand, room, size_of
-    from overview.scaling import growth, plan_scale
+    from operations.capacity.preflight import Demand, check_room, size_of
+    from operations.change.clusterparts import parts_and_deployments
+    from operations.change.scaling import growth, plan_scale
 
     parts, deployments = parts_and_deployments(answer.objects, key)
-    plan = plan_scale(parts, deployments, wanted)
+    plan = plan_scale(parts, deployments, target)
     harvester = answer.harvesters.of(parts.harvester_cluster) if parts.harvester_cluster else None
     demand = Demand(growth(plan), size_of(parts, parts.harvester_machines.values(), harvester))
-    return replace(plan, checks=(*plan.checks, *room(parts, harvester, demand)))
+    return replace(plan, checks=(*plan.checks, *check_room(parts, harvester, demand)))
 
 
-def _wait(plan: Plan, wanted: Scale, flags: dict[str, Any]) -> None:
+def _wait(
+    plan: Plan, target: Scale, scope: ScopeOptions, seconds: float, *, to_stderr: bool
+) -> None:
+    """Show the progress until the cluster has its machines; exit with status 1 after the timeout.
+
+    :param plan: the plan that was applied
+    :param target: the numbers of machines to wait for
+    :param scope: the management cluster
+    :param seconds: the longest time to wait
+    :param to_stderr: whether the progress goes to the standard error, because the output is data
+    """
     from commands.output.changes import Progress
-    from overview.clusterparts import cluster_and_parts
-    from overview.model import Cluster
-    from overview.scaling import numbers, scaled
+    from operations.change.clusterparts import cluster_and_parts
+    from operations.change.scaling import is_scaled, numbers
+    from operations.status.model import Cluster
 
-    progress, last = Progress(to_stderr=flags["output"] != "text"), list[Cluster]()
+    progress = Progress(to_stderr=to_stderr)
+    last_cluster: Cluster | None = None
 
     async def step(objects: ManagementObjects) -> bool:
+        nonlocal last_cluster
         parts, deployments, cluster = cluster_and_parts(objects, plan.cluster)
-        last[:] = [cluster]
+        last_cluster = cluster
         progress.say(numbers(cluster))
         progress.problems(cluster)
-        return scaled(parts, deployments, cluster, wanted)
+        return is_scaled(parts, deployments, cluster, target)
 
-    interrupted = f"Interrupted. The change continues without this command: {remedies.FOLLOW(ref=plan.cluster)}"
-    if not run(until_done(flags, plan.cluster, step), interrupted):
-        progress.stopped(last[0] if last else None)
-        click.echo("Not done in time. It continues without this command; run it again to wait for it.", err=True)
+    interrupted = (
+        "Interrupted. The change continues without this command: "
+        f"{remedies.FOLLOW(ref=plan.cluster)}"
+    )
+    if not run(until_done(scope, plan.cluster, step, seconds), interrupted):
+        progress.name_obstacles(last_cluster)
+        click.echo(
+            "Not done in time. It continues without this command; run it again to wait for it.",
+            err=True,
+        )
         sys.exit(1)

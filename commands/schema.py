@@ -20,8 +20,9 @@ Examples:
 def schema() -> None:
     """Print JSON Schemas for editors.
 
-    For completion, documentation and validation in an editor, write the schema to a file and start each manifest with
-    the line `# yaml-language-server: $schema=.caphv-schema.json`. This needs no network access.
+    For completion, documentation and validation in an editor, write the schema to a file and start
+    each manifest with the line `# yaml-language-server: $schema=.caphv-schema.json`. This needs no
+    network access.
     """
 
 
@@ -43,43 +44,54 @@ Examples:
 def print_schema() -> None:
     """Print one self-contained schema for all kinds and versions.
 
-    The schema selects by apiVersion and kind, rejects unknown fields and ignores other kinds, so that it suits files
-    with several documents.
+    The schema selects by apiVersion and kind, rejects unknown fields and ignores other kinds, so
+    that it suits files with several documents.
     """
-    click.echo(json.dumps(combined(), indent=2))
+    click.echo(json.dumps(combine_schemas(), indent=2))
 
 
-def combined() -> Obj:
-    """Return the schema of `caphv schema print`, in JSON Schema draft 7, which editors support best."""
+def combine_schemas() -> Obj:
+    """Return the schema in draft 7 of JSON Schema, which most editors support."""
     from caphv.api import crds
 
     choices = []
     for crd in crds.custom_resource_definitions():
         spec = crd["spec"]
         for version in spec["versions"]:
-            wanted = {
+            selector = {
                 "apiVersion": {"const": f"{spec['group']}/{version['name']}"},
                 "kind": {"const": spec["names"]["kind"]},
             }
-            choices.append(_choice(wanted, version["schema"]["openAPIV3Schema"]))
-    for found in crds.kinds_of_files():
-        wanted = {key: found["properties"][key] for key in ("apiVersion", "kind")}
-        choices.append(_choice(wanted, found))
-    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "caphv", "allOf": choices}
+            choices.append(_choice(selector, version["schema"]["openAPIV3Schema"]))
+    for schema in crds.kinds_of_files():
+        selector = {key: schema["properties"][key] for key in ("apiVersion", "kind")}
+        choices.append(_choice(selector, schema))
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "caphv",
+        "allOf": choices,
+    }
 
 
-def _choice(wanted: Obj, schema: Obj) -> Obj:
-    return {"if": {"properties": wanted, "required": ["apiVersion", "kind"]}, "then": _closed(schema)}
+def _choice(selector: Obj, schema: Obj) -> Obj:
+    return {
+        "if": {"properties": selector, "required": ["apiVersion", "kind"]},
+        "then": _close(schema),
+    }
 
 
-def _closed(node: Any) -> Any:
-    """The schema with unknown fields rejected."""
+def _close(node: Any) -> Any:
+    """Return the schema in a form that rejects unknown fields."""
     if isinstance(node, list):
-        return [_closed(item) for item in node]
+        return [_close(item) for item in node]
     if not isinstance(node, dict):
         return node
-    closed = {key: _closed(value) for key, value in node.items() if not key.startswith("x-kubernetes-")}
-    described = closed.get("properties")
-    if node.get("type") == "object" and isinstance(described, dict) and "additionalProperties" not in node:
+
+    closed = {
+        key: _close(value) for key, value in node.items() if not key.startswith("x-kubernetes-")
+    }
+    # `properties` may also be the name of a field that the schema describes.
+    has_properties = node.get("type") == "object" and isinstance(closed.get("properties"), dict)
+    if has_properties and "additionalProperties" not in node:
         closed["additionalProperties"] = False
     return closed

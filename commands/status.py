@@ -5,30 +5,41 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from commands.options.clusters import CommandError
+from commands.access.management import management_client, read_overview, run
+from commands.errors import CommandError
+from commands.options.formats import output_option
+from commands.options.groups import fill
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
+    ScopeOptions,
     Selection,
     clusters_argument,
-    management_client,
     management_options,
     namespace_options,
-    patient_progress,
-    print_data,
-    read_overview,
-    run,
     selection,
 )
+from commands.output.data import print_data
+from commands.output.progress import patient_progress
 from commands.output.quiet import quiet
 
 if TYPE_CHECKING:
-    from overview.model import Overview
+    from operations.status.model import Overview
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions:
+    """The address of the live page, and the file with its token."""
+
+    bind_address: str
+    token_file: Path | None
+
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
@@ -45,14 +56,17 @@ Examples:
   caphv status -A -o json | jq '.clusters[] | select(.wrong)'
 
 \b
-Exit status: 0 nothing is wrong, 1 something is, or the provider is silent, 2 the management cluster cannot be
+Exit status: 0 nothing is wrong, 1 something is, or the provider is silent, 2 the management \
+cluster cannot be
 read.
 """,
 )
 @clusters_argument()
 @namespace_options
 @click.option(
-    "--deep/--no-deep", default=None, help="Ask Harvesters and workload clusters, too.  [default: with --serve only]"
+    "--deep/--no-deep",
+    default=None,
+    help="Ask Harvesters and workload clusters, too.  [default: with --serve only]",
 )
 @click.option("-w", "--watch", is_flag=True, help="Refresh on every change.")
 @click.option("--serve", is_flag=True, help="Serve a live page for a browser.")
@@ -61,95 +75,133 @@ read.
     default="127.0.0.1:8642",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where to serve it. Who knows the page's address, which has a random token, sees what you may read.",
+    help=(
+        "Where to serve it. Who knows the page's address, which has a random token, sees what you "
+        "may read."
+    ),
 )
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File with the token of the page's address, to keep a bookmark.  [default: a new token each time]",
+    help=(
+        "File with the token of the page's address, to keep a bookmark.  [default: a new token "
+        "each time]"
+    ),
 )
-@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@output_option()
 @insecure_option
 @management_options
-def status(clusters: tuple[str, ...], **flags: Any) -> None:
+@fill(page=PageOptions, scope=ScopeOptions)
+def status(
+    clusters: tuple[str, ...],
+    *,
+    deep: bool | None,
+    watch: bool,
+    serve: bool,
+    output: str,
+    page: PageOptions,
+    scope: ScopeOptions,
+) -> None:
     """Show one line per cluster on Harvester, and for each problem the cause and the next step.
 
-    CLUSTER is a name, or NAMESPACE/NAME. Everything is read with your kubeconfig and your rights; what you may not read
-    is named on standard error.
+    CLUSTER is a name, or NAMESPACE/NAME. Everything is read with your kubeconfig and your rights;
+    what you may not read is named on standard error.
     """
-    chosen = selection(clusters, flags)
-    if (flags["watch"] or flags["serve"]) and flags["output"] != "text":
+    chosen = selection(clusters, scope)
+    if (watch or serve) and output != "text":
         raise click.UsageError("--output is for a single look, without --watch and --serve")
-    if flags["watch"] and flags["serve"]:
+    if watch and serve:
         raise click.UsageError("--serve and --watch exclude each other")
-    if flags["watch"] or flags["serve"]:
-        # A watch that breaks and comes back is no news for a reader; what stays unseen is in the output.
+
+    if watch or serve:
+        # Hide reconnects of watches, because the output names the kinds that cannot be read.
         click.get_current_context().with_resource(quiet("caphv.runtime", logging.CRITICAL))
-    if flags["serve"]:
-        run(_serve(flags, chosen))
-    if flags["watch"]:
-        run(_watch(flags, chosen))
+    if serve:
+        run(_serve(scope, chosen, page, deep=deep is not False))
+    if watch:
+        run(_watch(scope, chosen, deep=bool(deep)))
+
     with patient_progress() as step:
-        found = read_overview(flags, chosen, step, deep=bool(flags["deep"])).overview
-    _write(found, chosen, flags)
-    sys.exit(1 if found.wrong else 0)
+        overview = read_overview(scope, chosen, step, deep=bool(deep)).overview
+    if output == "text":
+        _show(overview, chosen)
+    else:
+        print_data(overview, output)
+    _show_unseen(overview)
+    sys.exit(1 if overview.wrong else 0)
 
 
-def _write(found: Overview, chosen: Selection, flags: dict[str, Any]) -> None:
+def _show(overview: Overview, chosen: Selection) -> None:
+    """Show the provider, causes that clusters share, and the clusters."""
     from commands.output import overview as out
 
-    if flags["output"] != "text":
-        print_data(found, flags["output"])
-        out.show_unseen(found)
-        return
     now = datetime.now(UTC)
-    out.show_provider(out.console(), found, now)
-    out.show_causes(out.console(), found, now)
-    if not found.clusters:
-        where = f"in namespace {chosen.namespace}; all namespaces: -A" if chosen.namespace else "here"
-        click.echo(f"No clusters on Harvester {where}", err=True)
-    else:
-        out.show(out.console(), found, with_namespace=not chosen.namespace)
-    out.show_unseen(found)
+    out.show_provider(out.console(), overview, now)
+    out.show_causes(out.console(), overview, now)
+    if overview.clusters:
+        out.show(out.console(), overview, with_namespace=not chosen.namespace)
+        return
+
+    where = f"in namespace {chosen.namespace}; all namespaces: -A" if chosen.namespace else "here"
+    click.echo(f"No clusters on Harvester {where}", err=True)
 
 
-async def _watch(flags: dict[str, Any], chosen: Selection) -> None:
-    """Show clusters until the user interrupts; on a terminal in one place."""
-    from overview.follow import Follower
-    from overview.query import Query, answer_of
+def _show_unseen(overview: Overview) -> None:
+    from commands.output import overview as out
 
-    query = Query(chosen.namespace, frozenset(chosen.keys), bool(flags["deep"]))
-    async with management_client(flags) as client, Follower(client, chosen.namespace) as follower:
-        before = None
+    out.show_unseen(overview)
+
+
+async def _watch(scope: ScopeOptions, chosen: Selection, *, deep: bool) -> None:
+    """Show clusters until the user interrupts; on a terminal, replace the former output."""
+    from operations.read.follow import Follower
+    from operations.status.query import answer_of
+
+    query = chosen.query(deep=deep)
+    async with management_client(scope) as client, Follower(client, chosen.namespace) as follower:
+        shown = None
         async for objects in follower.changes():
-            found = (await answer_of(client, query, objects)).overview
-            if found == before:
+            # Controllers write objects all the time, mostly without a visible change.
+            overview = (await answer_of(client, query, objects)).overview
+            if overview == shown:
                 continue
-            before = found
+
+            shown = overview
             if sys.stdout.isatty():
                 click.clear()
-            _write(found, chosen, flags)
+            _show(overview, chosen)
+            _show_unseen(overview)
             if not sys.stdout.isatty():
                 click.echo()
 
 
-async def _serve(flags: dict[str, Any], chosen: Selection) -> None:
-    """Serve the live page until the user interrupts."""
+async def _serve(
+    scope: ScopeOptions, chosen: Selection, options: PageOptions, *, deep: bool
+) -> None:
+    """Serve the live page until the user interrupts. Raises `CommandError` if it cannot be served.
+
+    :param scope: the management cluster
+    :param chosen: the clusters to show
+    :param options: the address of the page, and its token
+    :param deep: whether to ask Harvesters and workload clusters, too
+    """
     import asyncio
 
-    from overview.page.server import LivePage
+    from operations.status.page.livepage import LivePage
 
-    host, port = _address(flags["bind_address"])
-    token = _read_token(flags["token_file"])
-    async with management_client(flags) as client:
-        page = LivePage(client, chosen.namespace, frozenset(chosen.keys), deep=flags["deep"] is not False, token=token)
+    host, port = _parse_address(options.bind_address)
+    token = _read_token(options.token_file)
+    async with management_client(scope) as client:
+        keys = frozenset(chosen.keys)
+        page = LivePage(client, chosen.namespace, keys, deep=deep, token=token)
         try:
             async with page.serving(host, port) as url:
                 click.echo(f"Live page at {url} (Ctrl-C ends it)")
-                await asyncio.Event().wait()
+                await asyncio.Event().wait()  # until the user interrupts
         except OSError as error:
-            raise CommandError(f"cannot serve at {flags['bind_address']}: {error.strerror}") from None
+            message = f"cannot serve at {options.bind_address}: {error.strerror}"
+            raise CommandError(message) from None
 
 
 def _read_token(file: Path | None) -> str:
@@ -159,14 +211,21 @@ def _read_token(file: Path | None) -> str:
     try:
         token = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"cannot read {file}: {error}", param_hint="--token-file") from None
+        raise click.BadParameter(
+            f"cannot read {file}: {error}", param_hint="--token-file"
+        ) from None
+
     if not _TOKEN.fullmatch(token):
-        problem = f"{file} must have 16 to 128 letters, digits, - and _ (for example of `openssl rand -hex 24`)"
+        problem = (
+            f"{file} must have 16 to 128 letters, digits, - and _ (for example of `openssl rand "
+            "-hex 24`)"
+        )
         raise click.BadParameter(problem, param_hint="--token-file")
     return token
 
 
-def _address(text: str) -> tuple[str, int]:
+def _parse_address(text: str) -> tuple[str, int]:
+    """Return host and port of a text. Raises `click.BadParameter`."""
     host, separator, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:

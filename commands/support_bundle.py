@@ -1,28 +1,26 @@
-"""`caphv support-bundle`: one archive with everything needed for a support request, without Secrets."""
+"""`caphv support-bundle`: one archive with what a support request needs, without Secrets."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import click
 
 from caphv.api.counting import counted
+from commands.access.management import management_client, run
 from commands.doctor import run_checks
-from commands.options.clusters import Step
+from commands.options.groups import fill
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
+    ScopeOptions,
     Selection,
     clusters_argument,
-    management_client,
     management_options,
     namespace_options,
-    patient_progress,
-    run,
     selection,
 )
-from commands.options.outputfile import OutputFile, file_options, write_private
+from commands.options.outputfile import FileOptions, OutputFile, file_options, write_private
+from commands.output.progress import Step, patient_progress
 
 
 @click.command(
@@ -36,46 +34,70 @@ Examples:
 )
 @clusters_argument()
 @namespace_options
-@click.option("--provider-namespace", default="caphv-system", show_default=True, help="Where the provider runs.")
+@click.option(
+    "--provider-namespace",
+    default="caphv-system",
+    show_default=True,
+    help="Where the provider runs.",
+)
 @file_options("Where to write it.  [default: caphv-support-TIME.tar.gz]")
 @insecure_option
 @management_options
-def support_bundle(clusters: tuple[str, ...], **flags: Any) -> None:
-    """Collect clusters, checks, objects of management cluster and Harvesters, Events and the provider's logs.
+@fill(target=FileOptions, scope=ScopeOptions)
+def support_bundle(
+    clusters: tuple[str, ...], provider_namespace: str, target: FileOptions, *, scope: ScopeOptions
+) -> None:
+    """Collect clusters, checks, objects of management cluster and Harvesters, Events and the
+    provider's logs.
 
-    Secrets are not read into it. Fields that hold credentials, cloud-config, or files and commands of nodes, and
-    whatever looks like a key, token or password, are removed. Review it before you send it.
+    Secrets are not read into it. Fields that hold credentials, cloud-config, or files and commands
+    of nodes, and whatever looks like a key, token or password, are removed. Review it before you
+    send it.
     """
     name = f"caphv-support-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    file: Path = flags["file"] or OutputFile().convert(f"{name}.tar.gz", None, None)
-    chosen = selection(clusters, flags)
+    # The default file is checked like an option, before the work begins.
+    file = target.file or OutputFile().convert(f"{name}.tar.gz", None, None)
+    chosen = selection(clusters, scope)
     with patient_progress() as step:
-        files = run(_collect(flags, chosen, step))
-    from overview.bundle import archive
+        files = run(_collect(scope, chosen, provider_namespace, step))
+    from operations.doctor.supportbundle import archive
 
     write_private(file, archive(files, name))
     click.echo(f"wrote {counted(len(files), 'file')} to {file}, readable only by you")
 
 
-async def _collect(flags: dict[str, Any], chosen: Selection, step: Step) -> dict[str, str]:
-    from caphv.api.object import key_of
-    from caphv.runtime.kubeconfig import own_configuration
-    from overview import bundle
-    from overview.query import Query, ask
+async def _collect(
+    scope: ScopeOptions, chosen: Selection, provider_namespace: str, step: Step
+) -> dict[str, str]:
+    """Return the files of the archive, by name.
 
-    async with management_client(flags) as client:
-        answer = await ask(client, Query(chosen.namespace, frozenset(chosen.keys), deep=True), step)
-        found = {cluster.key for cluster in answer.overview.clusters}
-        chosen.require(found, map(key_of, answer.objects.clusters))
+    :param scope: the management cluster
+    :param chosen: the clusters to collect
+    :param provider_namespace: the namespace of the provider
+    :param step: called with a description of each step
+    """
+    from caphv.api.object import key_of
+    from caphv.runtime.clientconfig import own_configuration
+    from operations.doctor import supportbundle as bundle
+    from operations.status.query import ask
+
+    async with management_client(scope) as client:
+        answer = await ask(client, chosen.query(deep=True), step)
+        keys = {cluster.key for cluster in answer.overview.clusters}
+        chosen.require(keys, map(key_of, answer.objects.clusters))
+
         step("running all checks")
-        checks = await run_checks(client, answer, chosen.namespace, flags["provider_namespace"])
-        connection = await own_configuration(flags["kubeconfig"], flags["context"])
-        provider = flags["provider_namespace"]
+        checks = await run_checks(client, answer, chosen.namespace, provider_namespace)
+
+        # Logs are plain text, which the API client cannot read.
+        connection = await own_configuration(scope.kubeconfig, scope.context)
         return {
             "overview.json": bundle.json_file(answer.overview),
             "doctor.json": bundle.json_file(tuple(checks)),
-            "events.txt": await bundle.events(client, {provider, *(key.namespace for key in found)}),
-            **await bundle.logs(client, connection, provider, step),
-            **dict(bundle.files_of_management(answer.objects, found)),
+            "events.txt": await bundle.read_events(
+                client, {provider_namespace, *(key.namespace for key in keys)}
+            ),
+            **await bundle.read_logs(client, connection, provider_namespace, step),
+            **dict(bundle.files_of_management(answer.objects, keys)),
             **dict(bundle.files_of_harvesters(answer.harvesters)),
         }

@@ -1,23 +1,25 @@
-"""`caphv tree`: a cluster with all that belongs to it, down to the disks on Harvester and the Nodes."""
+"""`caphv tree`: a cluster with all that belongs to it, down to disks on Harvester and Nodes."""
 
 from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 
+from commands.access.management import read_overview
+from commands.options.formats import output_option
+from commands.options.groups import fill
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
+    ScopeOptions,
     clusters_argument,
     management_options,
     namespace_options,
-    patient_progress,
-    print_data,
-    read_overview,
     selection,
 )
+from commands.output.data import print_data
+from commands.output.progress import patient_progress
 
 
 @click.command(
@@ -34,28 +36,43 @@ Exit status: 0 nothing is wrong, 1 something is, 2 the management cluster cannot
 )
 @clusters_argument(required=True)
 @namespace_options
-@click.option("--deep/--no-deep", default=True, show_default=True, help="Ask Harvester and the workload cluster, too.")
-@click.option("--conditions", is_flag=True, help="Show all conditions, not only those that say something is wrong.")
-@click.option("-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True)
+@click.option(
+    "--deep/--no-deep",
+    default=True,
+    show_default=True,
+    help="Ask Harvester and the workload cluster, too.",
+)
+@click.option(
+    "--conditions",
+    is_flag=True,
+    help="Show all conditions, not only those that say something is wrong.",
+)
+@output_option()
 @insecure_option
 @management_options
-def tree(clusters: tuple[str, ...], **flags: Any) -> None:
-    """Show a cluster with its machines, VMs, hosts, disks, addresses, Nodes and bundles, with ages and conditions.
+@fill(scope=ScopeOptions)
+def tree(
+    clusters: tuple[str, ...], *, deep: bool, conditions: bool, output: str, scope: ScopeOptions
+) -> None:
+    """Show a cluster with its machines, VMs, hosts, disks, addresses, Nodes and bundles, with ages
+    and conditions.
 
     Harvester and the workload cluster are read with the credentials in Secrets that you may read.
     """
-    chosen = selection(clusters, flags)
+    chosen = selection(clusters, scope)
     with patient_progress() as step:
-        found = read_overview(flags, chosen, step, deep=flags["deep"]).overview
-    from commands.output import overview
-    from commands.output import tree as out
+        overview = read_overview(scope, chosen, step, deep=deep).overview
 
-    if flags["output"] == "text":
+    # Imported on demand, to keep help fast.
+    from commands.output import overview as out
+    from commands.output import tree as out_tree
+
+    if output == "text":
         now = datetime.now(UTC)
-        overview.show_provider(overview.console(), found, now)
-        overview.show_causes(overview.console(), found, now)
-        out.show(overview.console(), found.clusters, conditions=flags["conditions"])
+        out.show_provider(out.console(), overview, now)
+        out.show_causes(out.console(), overview, now)
+        out_tree.show(out.console(), overview.clusters, conditions=conditions)
     else:
-        print_data(found, flags["output"])
-    overview.show_unseen(found)
-    sys.exit(1 if found.wrong else 0)
+        print_data(overview, output)
+    out.show_unseen(overview)
+    sys.exit(1 if overview.wrong else 0)

@@ -1,32 +1,34 @@
-"""`caphv upgrade`: another version of Kubernetes for a cluster, checked before and followed to its end."""
+"""`caphv upgrade`: another version of Kubernetes for a cluster, checked and followed."""
 
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from caphv.api import remedies
-from commands.options.changes import agreed, apply_plan, change_options, report, until_done, wait_options
-from commands.options.clusters import InputError
+from commands.access.changes import agree, apply_plan, report, until_done
+from commands.access.management import management_client, run
+from commands.errors import InputError
+from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
+from commands.options.groups import fill
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
+    ManagementOptions,
+    ScopeOptions,
     Selection,
     cluster_argument,
-    management_client,
     management_options,
-    patient_progress,
-    run,
     selection,
 )
+from commands.output.progress import patient_progress
 
 if TYPE_CHECKING:
-    from commands.options.clusters import Step
-    from overview.changes import Plan
-    from overview.model import Cluster
-    from overview.objects import ManagementObjects
+    from commands.output.progress import Step
+    from operations.change.changes import Plan
+    from operations.read.objects import ManagementObjects
+    from operations.status.model import Cluster
 
 _PENDING = 3
 
@@ -40,105 +42,139 @@ Examples:
   caphv upgrade team-a/production --version v1.36.3+rke2r1 --wait --yes -o json
 
 \b
-Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid usage or cannot be read,
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid \
+usage or cannot be read,
 3 the workers follow once the control plane is upgraded: run the command again.
 """,
 )
 @cluster_argument
-@click.option("--version", "version", required=True, metavar="VERSION", help="For example v1.36.3+rke2r1.")
+@click.option(
+    "--version", "version", required=True, metavar="VERSION", help="For example v1.36.3+rke2r1."
+)
 @click.option("--force", is_flag=True, help="Change it although a check failed.")
 @wait_options("2h")
 @change_options
 @insecure_option
 @management_options
-def upgrade(cluster: str, **flags: Any) -> None:
+@fill(wait=WaitOptions, change=ChangeOptions, scope=ScopeOptions)
+def upgrade(
+    cluster: str,
+    version: str,
+    *,
+    force: bool,
+    wait: WaitOptions,
+    change: ChangeOptions,
+    scope: ScopeOptions,
+) -> None:
     """Upgrade a cluster to another version of Kubernetes, one machine at a time.
 
-    Before any change, the command checks that the version is one of the cluster's distribution, is not a downgrade and
-    skips no minor version. It also checks the health of the cluster, addresses and hosts for the additional machines,
-    and PodDisruptionBudgets that stop a drain.
-    Without a topology, workers follow once the control plane is upgraded: with --wait in one run, otherwise run the
-    command again. Interrupting it stops nothing; run it again to continue.
+    Before any change, the command checks that the version is one of the cluster's distribution, is
+    not a downgrade and skips no minor version. It also checks the health of the cluster, addresses
+    and hosts for the additional machines, and PodDisruptionBudgets that stop a drain. Without a
+    topology, workers follow once the control plane is upgraded: with --wait in one run, otherwise
+    run the command again. Interrupting it stops nothing; run it again to continue.
     """
-    from overview.changes import ChangeError
+    from operations.change.changes import ChangeError
 
-    chosen = selection((cluster,), {**flags, "all_namespaces": False})
+    chosen = selection((cluster,), scope)
     try:
         with patient_progress() as step:
-            plan = run(_plan(flags, chosen, step))
+            plan = run(_plan(scope, chosen, version, step))
     except ChangeError as error:
         raise InputError(*error.problems) from None
-    if agreed(plan, flags, f"Upgrade cluster {plan.cluster} to {flags['version']}?"):
-        apply_plan(plan, flags)
-        report(plan, flags, applied=bool(plan.changes))
-    elif flags["dry_run"]:
+
+    question = f"Upgrade cluster {plan.cluster} to {version}?"
+    if agree(plan, change, question, force=force, wait=wait.wait):
+        apply_plan(plan, scope)
+        report(plan, change, applied=bool(plan.changes))
+    elif change.dry_run:
         return
-    if flags["wait"]:
-        _wait(plan, flags)
+
+    # Waiting makes sense without a change, too, because an earlier call may have made it.
+    if wait.wait:
+        _wait(plan, version, scope, wait.timeout, to_stderr=not change.is_text)
     elif plan.pending:
         number = len(plan.pending)
-        what = f"{number} MachineDeployments follow" if number > 1 else "1 MachineDeployment follows"
-        click.echo(f"{what} once the control plane is upgraded: run this again then, or now with --wait", err=True)
+        subject = "1 MachineDeployment follows"
+        if number > 1:
+            subject = f"{number} MachineDeployments follow"
+        click.echo(
+            f"{subject} once the control plane is upgraded: run this again then, or now with "
+            "--wait",
+            err=True,
+        )
         sys.exit(_PENDING)
-    elif plan.changes and flags["output"] == "text":
+    elif plan.changes and change.is_text:
         click.echo(f"Upgrading cluster {plan.cluster}: run this again with --wait to follow it")
 
 
-async def _plan(flags: dict[str, Any], chosen: Selection, step: Step) -> Plan:
-    from dataclasses import replace
+async def _plan(management: ManagementOptions, chosen: Selection, version: str, step: Step) -> Plan:
+    """Plan the upgrade, with checks of capacity and PodDisruptionBudgets. Raises `ChangeError`.
 
+    :param management: the management cluster
+    :param chosen: the cluster to upgrade
+    :param version: the version of Kubernetes to upgrade it to
+    :param step: called with a description of each step
+    """
     from caphv.api.object import key_of
-    from overview.clusterparts import cluster_and_parts
-    from overview.disruptions import disruption_checks
-    from overview.preflight import Demand, room, size_of
-    from overview.query import Query, ask
-    from overview.upgrading import plan_upgrade, surge
+    from operations.change.upgrade import plan_with_checks
+    from operations.status.query import ask
 
-    async with management_client(flags) as client:
-        answer = await ask(client, Query(chosen.namespace, frozenset(chosen.keys), deep=True), step)
-        chosen.require({each.key for each in answer.overview.clusters}, map(key_of, answer.objects.clusters))
-        parts, deployments, cluster = cluster_and_parts(answer.objects, chosen.keys[0])
-        plan = plan_upgrade(parts, deployments, cluster, flags["version"])
-        if not plan.changes:
-            return plan
-        harvester = answer.harvesters.of(parts.harvester_cluster) if parts.harvester_cluster else None
-        demand = Demand(surge(parts, deployments), size_of(parts, parts.harvester_machines.values(), harvester))
-        step("asking the workload cluster")
-        budgets = await disruption_checks(client, plan.cluster)
-    return replace(plan, checks=(*plan.checks, *room(parts, harvester, demand), *budgets))
+    async with management_client(management) as client:
+        answer = await ask(client, chosen.query(deep=True), step)
+        chosen.require(
+            {cluster.key for cluster in answer.overview.clusters},
+            map(key_of, answer.objects.clusters),
+        )
+        return await plan_with_checks(client, answer, chosen.keys[0], version, step)
 
 
-def _wait(plan: Plan, flags: dict[str, Any]) -> None:
-    from caphv.runtime.errors import Conflict
+def _wait(
+    plan: Plan, version: str, scope: ScopeOptions, seconds: float, *, to_stderr: bool
+) -> None:
+    """Show the progress until all machines are upgraded; exit with status 1 after the timeout.
+
+    The MachineDeployments of a cluster without a topology are changed once its control plane is
+    upgraded.
+
+    :param plan: the plan that was applied
+    :param version: the version of Kubernetes to wait for
+    :param scope: the management cluster
+    :param seconds: the longest time to wait
+    :param to_stderr: whether the progress goes to the standard error, because the output is data
+    """
     from commands.output.changes import Progress
-    from overview.clusterparts import cluster_and_parts
-    from overview.patchwriter import apply
-    from overview.upgrading import plan_upgrade, progress
+    from operations.change.upgrade import advance_rollout, observe_rollout
 
-    lines, last, wanted = Progress(to_stderr=flags["output"] != "text"), list["Cluster"](), flags["version"]
+    lines = Progress(to_stderr=to_stderr)
+    cluster: Cluster | None = None
 
     async def step(objects: ManagementObjects) -> bool:
-        parts, deployments, cluster = cluster_and_parts(objects, plan.cluster)
-        last[:] = [cluster]
-        now = progress(parts, cluster, wanted)
-        lines.say(f"{now} run {wanted}")
+        nonlocal cluster
+        rollout = observe_rollout(objects, plan.cluster, version)
+        cluster = rollout.cluster
+        lines.say(f"{rollout.progress} run {version}")
         lines.problems(cluster)
-        following = plan_upgrade(parts, deployments, cluster, wanted)
-        if following.changes and "topology" not in parts.cluster["spec"]:
-            async with management_client(flags) as client:
-                with suppress(Conflict):  # the next change of the objects leads here again
-                    await apply(client, following.patches)
-            return False
-        return now.complete and not following.changes
 
-    interrupted = f"Interrupted. The rollout continues without this command: {remedies.FOLLOW(ref=plan.cluster)}"
+        # The client that follows objects belongs to the watches, so that a change needs another.
+        if rollout.due:
+            async with management_client(scope) as client:
+                await advance_rollout(client, rollout.due)
+            return False
+        return rollout.is_complete
+
+    interrupted = (
+        "Interrupted. The rollout continues without this command: "
+        f"{remedies.FOLLOW(ref=plan.cluster)}"
+    )
     if plan.pending:
         interrupted += ". MachineDeployments follow only when you run this command again"
-    if not run(until_done(flags, plan.cluster, step), interrupted):
-        lines.stopped(last[0] if last else None)
+    if not run(until_done(scope, plan.cluster, step, seconds), interrupted):
+        lines.name_obstacles(cluster)
         click.echo(
-            f"Not done in time. Machines that were replaced keep {wanted}, the others keep running; nothing is lost.\n"
-            "Correct what is named above; the rollout continues automatically. Run this command again to wait for it.",
+            f"Not done in time. Machines that were replaced keep {version}, the others keep "
+            "running; nothing is lost.\nCorrect what is named above; the rollout continues "
+            "automatically. Run this command again to wait for it.",
             err=True,
         )
         sys.exit(1)

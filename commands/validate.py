@@ -1,4 +1,4 @@
-"""`caphv validate`: the verdicts of the webhook without an API server, for files, folders and streams."""
+"""`caphv validate`: the webhook's rules without an API server, for files, folders and streams."""
 
 import contextlib
 import importlib
@@ -11,6 +11,8 @@ import click
 
 from caphv.api.object import Obj
 from commands.main import CONTEXT_SETTINGS
+from commands.options.charts import FLEET_VERSION
+from commands.options.formats import output_option
 from commands.output.echo import echo
 
 if TYPE_CHECKING:
@@ -25,7 +27,11 @@ _LARGE = 1024 * 1024
 
 
 # Modules that are a `RuleSet`.
-RULE_SETS = ("webhooks.crossobject", "packager.definitions.validation", "packager.addons.validation")
+RULE_SETS = (
+    "webhooks.crossobject",
+    "packager.definitions.validation",
+    "packager.addons.validation",
+)
 
 
 @click.command(
@@ -44,14 +50,18 @@ Examples:
 Exit status: 0 valid, 1 invalid, 2 a file could not be read, or wrong usage.
 """,
 )
-@click.argument("paths", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=click.Path(allow_dash=True))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json", "sarif", "github"]),
-    default="text",
-    show_default=True,
-    help="text for people, json for scripts, sarif for code scanners, github for annotations of a workflow.",
+@click.argument(
+    "paths", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=click.Path(allow_dash=True)
+)
+@output_option(
+    "text",
+    "json",
+    "sarif",
+    "github",
+    help_text=(
+        "text for people, json for scripts, sarif for code scanners, github for annotations of a "
+        "workflow."
+    ),
 )
 @click.option(
     "--fail-on",
@@ -64,85 +74,119 @@ Exit status: 0 valid, 1 invalid, 2 a file could not be read, or wrong usage.
     "--skip-other-files",
     "skip_others",
     is_flag=True,
-    help="Read files like those of folders: skip hidden files, kustomizations and what is not a Kubernetes object.",
+    help=(
+        "Read files like those of folders: skip hidden files, kustomizations and what is not a "
+        "Kubernetes object."
+    ),
 )
-def validate(paths: tuple[str, ...], output: str, fail_on: str, skip_others: bool) -> None:
+@FLEET_VERSION
+def validate(
+    paths: tuple[str, ...], output: str, fail_on: str, skip_others: bool, fleet_version: str
+) -> None:
     """Check manifests without a cluster, as the webhook would, and all of them together.
 
-    HarvesterClusters, HarvesterMachines and their templates are checked by the rules of the admission webhook, unknown
-    fields included. Clusters, ClusterClasses, control planes and MachineDeployments are checked against them across all
-    files given: references, address ranges, replicas, variables. ClusterDefinitions are checked with their add-ons.
-    Other kinds are ignored.
+    HarvesterClusters, HarvesterMachines and their templates are checked by the rules of the
+    admission webhook, unknown fields included. Clusters, ClusterClasses, control planes and
+    MachineDeployments are checked against them across all files given: references, address ranges,
+    replicas, variables. ClusterDefinitions are checked with their add-ons. Other kinds are ignored.
 
-    Errors would be refused or cannot work; warnings are valid but not recommended. Each comes with file, line and
-    column. The content of Secrets is never shown.
+    Errors would be refused or cannot work; warnings are valid but not recommended. Each comes with
+    file, line and column. The content of Secrets is never shown.
     """
     from commands.output import validate
 
-    found = examine(paths, skip_others=skip_others)
-    click.echo(validate.FORMATS[output](found), color=validate.colour())
-    for message in found.unreadable:
+    try:
+        report = examine(paths, skip_others=skip_others, fleet_version=fleet_version)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--fleet-version") from None
+
+    click.echo(validate.FORMATS[output](report), color=validate.colour())
+    for message in report.unreadable:
         echo(f"caphv validate: {message}", err=True)
-    refused = found.errors or (fail_on == "warning" and found.warnings)
-    sys.exit(UNREADABLE if found.unreadable else INVALID if refused else VALID)
+    refused = report.errors or (fail_on == "warning" and report.warnings)
+    if report.unreadable:
+        sys.exit(UNREADABLE)
+    sys.exit(INVALID if refused else VALID)
 
 
-def examine(paths: Sequence[str], *, skip_others: bool = False) -> "Report":
-    """Read and validate everything that the paths name; `-` is standard input. Raises nothing that files can cause.
+def examine(
+    paths: Sequence[str], *, skip_others: bool = False, fleet_version: str = ""
+) -> "Report":
+    """Read and validate all files that the paths name; `-` is standard input.
 
-    With `skip_others`, a file that is named may be something else than a Kubernetes object, like one in a folder.
+    Errors of files are in the report. Raises `ValueError` if `fleet_version` does not name a
+    release of Fleet. With `skip_others`, a named file need not hold Kubernetes objects, like a file
+    in a folder.
     """
     from caphv.validation.yaml.loader import read_all
     from commands.output.validate import Report
 
-    result = Report()
+    report = Report()
+    sets = _rule_sets(fleet_version)
     sources, unreadable = read_all(paths, sys.stdin.buffer, _announce, skip_others=skip_others)
-    result.unreadable.extend(unreadable)
-    result.files = [source.name for source in sources]
-    _validate(sources, result)
-    return result
+    report.unreadable.extend(unreadable)
+    report.files = [source.name for source in sources]
+    _validate(sources, sets, report)
+    return report
 
 
 def _announce(name: str) -> None:
-    """Tell the user at a terminal about a file that takes long: a MiB takes two seconds."""
+    """Tell the user at a terminal about a large file, which takes two seconds per MiB."""
     with contextlib.suppress(OSError):
         if sys.stderr.isatty() and (size := Path(name).stat().st_size) > _LARGE:
             echo(f"reading {name}, {size / 1024**2:.1f} MiB ...", err=True)
 
 
-def _validate(sources: "Sequence[Source]", result: "Report") -> None:
+def _rule_sets(fleet_version: str) -> "list[RuleSet]":
+    from packager.definitions import validation
+
+    sets = [cast("RuleSet", importlib.import_module(name)) for name in RULE_SETS]
+    return [
+        cast("RuleSet", validation.ForFleet(fleet_version)) if rules is validation else rules
+        for rules in sets
+    ]
+
+
+def _validate(sources: "Sequence[Source]", sets: "list[RuleSet]", report: "Report") -> None:
     from caphv.validation.yaml import yaml_rules
     from caphv.validation.yaml.yaml_rules import Position, text_finding
     from commands.output.validate import Item, items
 
-    sets: list[RuleSet] = [cast("RuleSet", importlib.import_module(name)) for name in RULE_SETS]
-    every_rule = (*yaml_rules.RULES, *(rule for one in sets for rule in one.rules()))
-    result.rules = {rule.name: rule.description for rule in every_rule}
-    every: list[Item] = []
+    every_rule = (*yaml_rules.RULES, *(rule for rules in sets for rule in rules.rules()))
+    report.rules = {rule.name: rule.description for rule in every_rule}
+
+    all_objects: list[Item] = []
     for source in sources:
         if source.named and not source.problems and not source.documents:
             detail = "the file contains no object"
             remedy = "add one, or check the tool that generates it"
-            result.add_text(source, text_finding(yaml_rules.DOCUMENT, Position(1, 1), detail, remedy))
+            report.add_text(
+                source, text_finding(yaml_rules.DOCUMENT, Position(1, 1), detail, remedy)
+            )
         for problem in source.problems:
-            result.add_text(source, problem)
+            report.add_text(source, problem)
         for document in source.documents:
-            found = list(items(source, document, result))
-            every += found
-            if not found and not source.named:
-                continue  # for example a workflow, whose key `on` is fine
-            ours = any(one.concerns(item.obj) for one in sets for item in found)
+            objects = list(items(source, document, report))
+            all_objects += objects
+            if not objects and not source.named:
+                continue  # another kind of file, such as a workflow with its key `on`
+            ours = any(rules.concerns(item.obj) for rules in sets for item in objects)
             for problem in document.problems:
-                # Advice is for those who can follow it: an octal mode in a foreign object is intended.
+                # Advice about foreign objects is useless. For example, an octal mode is intended
+                # there.
                 if ours or not problem.finding.advice:
-                    result.add_text(source, problem)
-    result.objects = len(every)
-    result.passed_over = sum(not any(one.concerns(item.obj) for one in sets) for item in every)
-    for one in sets:
-        for located in _findings(one, [item.obj for item in every]):
-            other = every[located.other] if located.other is not None else None
-            result.add(every[located.place], located.finding, other)
-    result.sort()
+                    report.add_text(source, problem)
+
+    # Rules compare objects of all files with each other, so that all files must be read before.
+    report.objects = len(all_objects)
+    report.passed_over = sum(
+        not any(rules.concerns(item.obj) for rules in sets) for item in all_objects
+    )
+    for rules in sets:
+        for located in _findings(rules, [item.obj for item in all_objects]):
+            other = all_objects[located.other] if located.other is not None else None
+            report.add(all_objects[located.place], located.finding, other)
+    report.sort()
 
 
 def _findings(rules: "RuleSet", objs: list[Obj]) -> "Iterator[LocatedFinding[int]]":

@@ -8,20 +8,50 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commands.options.endpoints import certificate_folder, log_options, metrics_auth, metrics_options, probe_option
+from commands.options.endpoints import (
+    EndpointOptions,
+    certificate_folder,
+    log_options,
+    metrics_auth,
+    metrics_options,
+    probe_option,
+)
+from commands.options.groups import fill
 
 if TYPE_CHECKING:
     from caphv.api.object import Obj
     from caphv.runtime.client import ApiClient
+    from caphv.runtime.logs import Format
     from caphv.runtime.runnable import Runnable
 
-CERT_DIR = "/tmp/k8s-webhook-server/serving-certs"  # noqa: S108 - the place that existing Deployments mount it to
+# Existing Deployments mount the certificate there.
+CERT_DIR = "/tmp/k8s-webhook-server/serving-certs"  # noqa: S108
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhookOptions:
+    """The addresses of the webhooks, for the server and for API servers."""
+
+    kubeconfig: str
+    webhook_url: str = ""
+    webhook_service: str = ""
+    webhook_cert_dir: str = CERT_DIR
+    webhook_bind_address: str = ":9443"
+    cross_namespace_refs: bool = True
+    log_level: str
+    log_format: Format
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(WebhookOptions, EndpointOptions):
+    """Options of `caphv webhook`."""
 
 
 def webhook_options(command: _Command) -> _Command:
@@ -32,27 +62,42 @@ def webhook_options(command: _Command) -> _Command:
             default="",
             show_default=False,
             metavar="URL",
-            help="URL of the webhooks for API servers, if no Service routes to this process: https://host[:port].",
+            help=(
+                "URL of the webhooks for API servers, if no Service routes to this process: "
+                "https://host[:port]."
+            ),
         ),
         click.option(
             "--webhook-service",
             default="",
             show_default=False,
             metavar="NAMESPACE/NAME",
-            help="Service that routes to this process; default in a Pod: caphv-webhook-service in the Pod's namespace. "
-            "Without Service and URL the webhook configurations are not changed.",
+            help=(
+                "Service that routes to this process; default in a Pod: caphv-webhook-service in "
+                "the Pod's namespace. Without Service and URL the webhook configurations are not "
+                "changed."
+            ),
         ),
         click.option(
             "--webhook-cert-dir",
             default=CERT_DIR,
-            help="Folder with tls.crt, tls.key and, unless cert-manager injects it, ca.crt; read again on changes.",
+            help=(
+                "Folder with tls.crt, tls.key and, unless cert-manager injects it, ca.crt; read "
+                "again on changes."
+            ),
         ),
-        click.option("--webhook-bind-address", default=":9443", help="Where to serve the webhooks, [host]:port."),
+        click.option(
+            "--webhook-bind-address",
+            default=":9443",
+            help="Where to serve the webhooks, [host]:port.",
+        ),
         click.option(
             "--cross-namespace-refs/--no-cross-namespace-refs",
             default=True,
-            help="Let HarvesterClusters use identity Secrets and ConfigMaps of other namespaces whose annotation "
-            "caphv.io/allowed-namespaces permits it, or refuse them all.",
+            help=(
+                "Let HarvesterClusters use identity Secrets and ConfigMaps of other namespaces "
+                "whose annotation caphv.io/allowed-namespaces permits it, or refuse them all."
+            ),
         ),
     ):
         command = option(command)
@@ -64,11 +109,13 @@ def webhook_options(command: _Command) -> _Command:
     epilog="""\b
 Examples:
   caphv webhook                                    in a Pod, behind Service caphv-webhook-service
-  caphv webhook --kubeconfig management.yaml --webhook-cert-dir certs --webhook-url https://10.0.0.7:9443
+  caphv webhook --kubeconfig management.yaml --webhook-cert-dir certs --webhook-url \
+https://10.0.0.7:9443
                                                    outside of a cluster; API servers call the URL
   caphv webhook --webhook-cert-dir certs           serves only; needs no cluster
   openssl x509 -in certs/tls.crt -noout -ext subjectAltName -enddate
-                                                   whether the certificate has the name that API servers call
+                                                   whether the certificate has the name that API \
+servers call
 
 \b
 Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage error.
@@ -84,48 +131,58 @@ Exit status: 0 stopped by a signal, 1 failed to start or to continue, 2 usage er
 @metrics_options
 @probe_option
 @log_options
-def webhook(**flags: Any) -> None:
+@fill(options=ServeOptions)
+def webhook(options: ServeOptions) -> None:
     """Serve the admission webhooks in a process separate from the provider.
 
-    API servers send each HarvesterCluster, HarvesterMachine and template that is created or changed; the answer lists
-    all its errors at once. `caphv run --enable-webhooks` serves the same webhooks. A separate process scales
-    independently: all replicas serve requests, without leader election.
+    API servers send each HarvesterCluster, HarvesterMachine and template that is created or
+    changed; the answer lists all its errors at once. `caphv run --enable-webhooks` serves the same
+    webhooks. A separate process scales independently: all replicas serve requests, without leader
+    election.
 
-    It waits for a certificate, loads a new one without dropping a request, and maintains the two webhook configurations
-    on the API server: it creates missing ones, and recreates those that are deleted. It never rejects a change of an
-    object that is being deleted.
+    It waits for a certificate, loads a new one without dropping a request, and maintains the two
+    webhook configurations on the API server: it creates missing ones, and recreates those that are
+    deleted. It never rejects a change of an object that is being deleted.
     """
     from caphv.runtime import eventloop, logs
     from caphv.runtime.errors import ApiError
     from caphv.runtime.kubeconfig import KubeconfigError
 
-    target = client_config(flags)
-    certificate_folder(flags)
-    logs.configure(flags["log_level"], flags["log_format"])
+    # Usage errors are reported before anything is logged or started.
+    target = client_config(options)
+    certificate_folder(options)
+
+    logs.configure(options.log_level, options.log_format)
     log = logging.getLogger("caphv")
     try:
-        eventloop.run(_serve(flags, target))
+        eventloop.run(_serve(options, target))
     except (KubeconfigError, ApiError, OSError) as error:
         log.error("%s", error)
         sys.exit(1)
 
 
-async def _serve(flags: dict[str, Any], target: Obj | None) -> None:
+async def _serve(options: ServeOptions, target: Obj | None) -> None:
     from caphv.runtime.client import ApiClient
-    from caphv.runtime.kubeconfig import process_configuration
+    from caphv.runtime.clientconfig import process_configuration
     from caphv.runtime.manager import BindAddresses, Manager
     from webhooks.server import WebhookServer
 
-    asks = target is not None or flags["metrics_secure"]
-    client = ApiClient(await process_configuration(flags["kubeconfig"]), name="management") if asks else None
-    addresses = BindAddresses(flags["metrics_bind_address"], flags["health_probe_bind_address"])
-    manager = Manager(addresses=addresses, metrics_auth=metrics_auth(flags, client))
+    # Without a registration and guarded metrics, the webhook needs no API server.
+    client = None
+    if target is not None or options.metrics_secure:
+        client = ApiClient(await process_configuration(options.kubeconfig), name="management")
+
+    addresses = BindAddresses(options.metrics_bind_address, options.health_probe_bind_address)
+    manager = Manager(addresses=addresses, metrics_auth=metrics_auth(options, client))
     server = WebhookServer(
-        flags["webhook_bind_address"], Path(flags["webhook_cert_dir"]), cross_namespace=flags["cross_namespace_refs"]
+        options.webhook_bind_address,
+        Path(options.webhook_cert_dir),
+        cross_namespace=options.cross_namespace_refs,
     )
     manager.add_runnable(server)
     if client and target:
-        manager.add_runnable(_registration(flags, target, client, server))
+        manager.add_runnable(_registration(options, target, client, server))
+
     try:
         await manager.run(stop_signal())
     finally:
@@ -133,48 +190,64 @@ async def _serve(flags: dict[str, Any], target: Obj | None) -> None:
             await client.close()
 
 
-def webhook_runnables(flags: dict[str, Any]) -> Callable[[ApiClient], list[Runnable]]:
-    """Return what builds the runnables of `caphv run --enable-webhooks`: the server's process and the registration."""
+def webhook_runnables(options: WebhookOptions) -> Callable[[ApiClient], list[Runnable]]:
+    """Return a builder of the runnables for `caphv run --enable-webhooks`.
+
+    The runnables are the server and, if API servers should call it, the registration.
+    """
     from webhooks import process
 
-    target = client_config(flags)
+    target = client_config(options)
     settings = process.ServerSettings(
-        flags["webhook_bind_address"],
-        flags["webhook_cert_dir"],
-        flags["log_level"],
-        flags["log_format"],
-        cross_namespace_refs=flags["cross_namespace_refs"],
+        options.webhook_bind_address,
+        options.webhook_cert_dir,
+        options.log_level,
+        options.log_format,
+        cross_namespace_refs=options.cross_namespace_refs,
     )
 
-    def parts(client: ApiClient) -> list[Runnable]:
+    def runnables(client: ApiClient) -> list[Runnable]:
         server = process.child_process(settings)
-        return [server, *([_registration(flags, target, client, server)] if target else [])]
+        return [server, *([_registration(options, target, client, server)] if target else [])]
 
-    return parts
+    return runnables
 
 
-def _registration(flags: dict[str, Any], target: Obj, client: ApiClient, server: Runnable) -> Runnable:
+def _registration(
+    options: WebhookOptions, target: Obj, client: ApiClient, server: Runnable
+) -> Runnable:
     from webhooks.registration import Registration
 
-    return Registration(client, target, Path(flags["webhook_cert_dir"]), lambda: not server.not_ready())
+    # The webhooks are registered at API servers only while the server can answer.
+    return Registration(
+        client, target, Path(options.webhook_cert_dir), lambda: not server.not_ready()
+    )
 
 
-def client_config(flags: dict[str, Any]) -> Obj | None:
-    """Return where API servers find the webhooks, None when that is unknown. Raises `click.UsageError`."""
-    from caphv.runtime.kubeconfig import own_namespace
+def client_config(options: WebhookOptions) -> Obj | None:
+    """Return the address at which API servers find the webhooks, None if it is unknown.
+
+    Raises `click.UsageError`.
+    """
+    from caphv.runtime.clientconfig import own_namespace
     from caphv.runtime.runnable import listening_address
     from webhooks import configuration
 
-    service, url = flags["webhook_service"], flags["webhook_url"]
+    service, url = options.webhook_service, options.webhook_url
     try:
-        if listening_address(flags["webhook_bind_address"]) is None:
+        if listening_address(options.webhook_bind_address) is None:
             raise ValueError(
-                f"--webhook-bind-address: {flags['webhook_bind_address']!r} is not of the form [host]:port"
+                f"--webhook-bind-address: {options.webhook_bind_address!r} is not of the form "
+                "[host]:port"
             )
         if service and url:
-            raise ValueError("--webhook-service and --webhook-url both say where the webhooks are: give one of them")
+            raise ValueError(
+                "--webhook-service and --webhook-url both say where the webhooks are: give one of "
+                "them"
+            )
         if not service and not url:
-            if flags["kubeconfig"] or not os.environ.get("KUBERNETES_SERVICE_HOST"):
+            # Outside of a cluster, only the user knows an address that API servers reach.
+            if options.kubeconfig or not os.environ.get("KUBERNETES_SERVICE_HOST"):
                 return None
             service = f"{own_namespace()}/{configuration.SERVICE}"
         return configuration.client_config(service, url)

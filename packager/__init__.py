@@ -1,1 +1,1 @@
-"""The packager: settings of clusters become Fleet bundles, and both become commits."""
+"""The packager, which turns settings of clusters into Fleet bundles, and commits both."""

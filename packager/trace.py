@@ -1,7 +1,8 @@
-"""Follows a setting of a cluster's add-ons to the object in the cluster, and finds where it stopped or was reverted.
+"""Follows a setting of a cluster's add-ons to the object in the cluster.
 
-The way has these stages: setting, rendered bundle, repository, GitRepo, Bundle, BundleDeployment, object. Facts in,
-stages out; `trace_reader` reads the facts.
+The stages are setting, rendered bundle, repository, GitRepo, Bundle, BundleDeployment and object. A
+trace shows the stage at which a setting stopped or was reverted. `trace_reader` reads the objects
+that this module compares.
 """
 
 from __future__ import annotations
@@ -12,40 +13,40 @@ from typing import Any
 
 import yaml
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from caphv.runtime.text import Limits, load_yaml, load_yaml_all
 from packager.addons.gather import Gathered
-from packager.addons.merge import at
-from packager.controller.fleet import (
+from packager.fleet import (
     NOT_APPLIED,
     NOT_PROCESSED,
     changes,
-    explained,
+    explain,
     is_processed,
     reading_fault,
-    reads,
-    without_patch,
+    reads_folder,
+    strip_patch,
 )
 from packager.git.history import Change
-from packager.git.paths import joined
+from packager.git.paths import join_path
 from packager.git.snapshot import Snapshot
 from packager.rendering.bundles import FLEET_YAML, bundle_name, workspace
-from packager.rendering.renderer import Rendered
+from packager.rendering.rendered import Rendered
 from packager.rendering.vendored import CHART_FILE
 from packager.tree import cluster_folder
 
+# Bundles that depend on the settings of an add-on. Other settings may affect any bundle.
 _BUNDLES = {
     "cni": ("cni", "cni-crds"),
     "ccm": ("ccm", "load-balancers"),
     "csi": ("csi", "csi-crds", "snapshot-controller", "storage-classes"),
 }
-"""Bundles that the settings of an add-on end up in; all other settings may be in any bundle."""
 _COMMIT = "fleet.cattle.io/commit"
+# Conditions of a BundleDeployment about the deployment in progress. Other conditions are about the
+# last deployment.
 _DEPLOYING = ("Deployed", "Installed")
-"""Conditions of a BundleDeployment about what it should deploy; the others are about what it deployed before."""
 _REPORTED = (*_DEPLOYING, "Ready", "Monitored")
 _SHORT = 12
-# What the packager rendered.
+# These limits are wide, because the packager itself rendered the files.
 _LIMITS = Limits(size=16 * 1024 * 1024, nodes=1_000_000, seconds=30)
 ObjectKey = tuple[str, str, str]
 """Kind, namespace and name."""
@@ -53,7 +54,7 @@ ObjectKey = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the way. `ok` is None where it cannot be read. `detail` says what is there, or what is wrong."""
+    """A stage of a trace; `ok` is None if it is not visible, and `detail` describes its state."""
 
     name: str
     place: str
@@ -63,9 +64,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class LiveState:
-    """What management and workload cluster have. None: not visible, for the reason in `why` or `unreachable`.
+    """Objects of management and workload cluster.
 
-    `bundles` and `deployments` are by name of the bundle in Fleet.
+    None means that objects are not visible, for the reason in `why` or `unreachable`. The keys of
+    `bundles` and `deployments` are names of bundles in Fleet.
     """
 
     git_repos: Sequence[Obj] | None = None
@@ -78,17 +80,13 @@ class LiveState:
 
 @dataclass(frozen=True)
 class BranchState:
-    """The branch from which Fleet reads a bundle, and its newest commit. `change` last changed the bundle.
+    """The newest commit of the branch that Fleet reads, and the last change of a bundle in it.
 
-    `name` is empty for a folder. `is_own`: it has only the bundles of the cluster's group; `is_stale`: it does not
-    follow the common branch.
+    `head` is empty for a folder.
     """
 
-    name: str = ""
     head: str = ""
     change: Change | None = None
-    is_own: bool = False
-    is_stale: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,42 +98,64 @@ class Trace:
 
     @property
     def stopped(self) -> Stage | None:
-        """The first stage that is not as it should be."""
+        """The first stage with a fault."""
         return next((stage for stage in self.stages if stage.ok is False), None)
 
 
-def setting_stage(gathered: Gathered, path: tuple[str, ...], place: str, change: Change | None = None) -> Stage:
-    """Return the stage of a setting; `place` is its file and line, empty where it was not read from a file.
+def setting_stage(
+    gathered: Gathered, path: tuple[str, ...], place: str, change: Change | None = None
+) -> Stage:
+    """Return the stage of a setting.
 
-    `change` is the commit that last changed this line.
+    :param gathered: merged settings of the cluster
+    :param path: path of the setting
+    :param place: file and line of the setting, empty if it was not read from a file
+    :param change: commit that last changed this line
     """
+    setting = ".".join(path)
     value = at(gathered.values, *path)
-    sources = [found for known, found in sorted(gathered.origins.items()) if known[: len(path)] == path]
-    shown = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+    sources = [
+        source for field, source in sorted(gathered.origins.items()) if field[: len(path)] == path
+    ]
     if value is None or not sources:
-        return Stage("setting", ".".join(path), None, "is not set: the default applies")
+        # Defaults have no origin.
+        return Stage("setting", setting, None, "is not set: the default applies")
+
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    # PyYAML ends a scalar with the mark of a document's end.
+    text = text.removesuffix("...\n").strip()
     origin = ".".join(map(str, sources[0]))
-    parts = [f"{'.'.join(path)} = {shown}", f"from {origin}" if place else "", f"line by {change}" if change else ""]
-    return Stage("setting", place or origin, True, ", ".join(filter(None, parts)))
+    parts = [f"{setting} = {text}"]
+    if place:
+        parts.append(f"from {origin}")
+    if change:
+        parts.append(f"line by {change}")
+    return Stage("setting", place or origin, True, ", ".join(parts))
 
 
 def bundles_of(rendered: Rendered, setting: tuple[str, ...]) -> list[str]:
-    """Return the rendered bundles that a setting may end up in; all without a setting."""
+    """Return the rendered bundles that may depend on a setting, or all if none is given."""
     folder = cluster_folder(*rendered.cluster)
-    all_bundles = {path.removeprefix(f"{folder}/").split("/")[0] for path in rendered.tree if path.endswith(FLEET_YAML)}
-    wanted = _BUNDLES.get(setting[0]) if setting else None
-    return sorted(all_bundles if wanted is None else all_bundles & {*wanted})
+    bundles = {
+        path.removeprefix(f"{folder}/").split("/")[0]
+        for path in rendered.tree
+        if path.endswith(FLEET_YAML)
+    }
+    affected = _BUNDLES.get(setting[0]) if setting else None
+    return sorted(bundles if affected is None else bundles.intersection(affected))
 
 
 def manifests(rendered: Rendered, bundle: str) -> list[Obj]:
-    """Return the manifests of a rendered bundle; files of a vendored chart are templates, not manifests."""
+    """Return the manifests of a rendered bundle."""
     folder = f"{cluster_folder(*rendered.cluster)}/{bundle}/"
-    texts = [
-        text
-        for path, text in sorted(rendered.tree.items())
-        if path.startswith(folder) and path != f"{folder}{FLEET_YAML}" and "/" not in path.removeprefix(folder)
-    ]
-    return [obj for text in texts for obj in load_yaml_all(text, _LIMITS) if isinstance(obj, dict)]
+    objects: list[Obj] = []
+    for path, text in sorted(rendered.tree.items()):
+        # Files in a folder of the bundle are templates of a vendored chart.
+        name = path.removeprefix(folder)
+        if not path.startswith(folder) or name == FLEET_YAML or "/" in name:
+            continue
+        objects += (obj for obj in load_yaml_all(text, _LIMITS) if isinstance(obj, dict))
+    return objects
 
 
 def trace(
@@ -147,26 +167,44 @@ def trace(
     *,
     path: str = "",
 ) -> Trace:
-    """Return the stages of one bundle of a cluster that could be rendered; `path` is the folder in the repository."""
+    """Return the stages of one bundle of a cluster that could be rendered.
+
+    :param rendered: the rendered cluster
+    :param bundle: name of the bundle in the cluster's folder
+    :param snapshot: the repository, None when it is not read
+    :param live: objects of management and workload cluster
+    :param branch: state of the branch that Fleet reads
+    :param path: folder in the repository
+    """
     name = bundle_name(rendered.cluster, bundle)
-    stages = [_rendered(rendered, bundle), *_repository(rendered, bundle, snapshot, branch)]
-    if branch.is_own:
-        detail = "does not follow the common branch: push" if branch.is_stale else f"commit {branch.head[:_SHORT]}"
-        stages.append(Stage("branch", branch.name, not branch.is_stale, detail))
-    stages += _fleet(rendered, name, branch.head, live, path)
-    stages += _objects(rendered, bundle, live)
-    return Trace(bundle, tuple(stages))
+    return Trace(
+        bundle,
+        (
+            _rendered_stage(rendered, bundle),
+            _repository_stage(rendered, bundle, snapshot, branch),
+            *_fleet_stages(rendered, name, branch.head, live, path),
+            *_object_stages(rendered, bundle, live),
+        ),
+    )
 
 
-def _rendered(rendered: Rendered, bundle: str) -> Stage:
+def _rendered_stage(rendered: Rendered, bundle: str) -> Stage:
     folder = f"{cluster_folder(*rendered.cluster)}/{bundle}"
     helm = at(load_yaml(rendered.tree[f"{folder}/{FLEET_YAML}"], _LIMITS), "helm") or {}
-    kinds = ", ".join(f"{obj['kind']} {obj['metadata']['name']}" for obj in manifests(rendered, bundle))
-    return Stage("rendered", folder, True, _chart(helm, rendered.tree.get(f"{folder}/{CHART_FILE}")) or kinds)
+    chart = _chart(helm, rendered.tree.get(f"{folder}/{CHART_FILE}"))
+    if chart:
+        return Stage("rendered", folder, True, chart)
+    objects = manifests(rendered, bundle)
+    kinds = ", ".join(f"{obj['kind']} {obj['metadata']['name']}" for obj in objects)
+    return Stage("rendered", folder, True, kinds)
 
 
 def _chart(helm: Mapping[str, Any], vendored: bytes | None) -> str:
-    """Return name, version and, unless it is a named repository, source of a bundle's chart; empty without one."""
+    """Return name, version and source of a bundle's chart; empty if it has no chart.
+
+    The repository is left out if the chart is named separately. `vendored` is the Chart.yaml of a
+    vendored chart.
+    """
     version = str(helm.get("version", ""))
     if vendored is not None:
         return f"chart {at(load_yaml(vendored, _LIMITS), 'name')} {version} from the repository"
@@ -177,135 +215,189 @@ def _chart(helm: Mapping[str, Any], vendored: bytes | None) -> str:
     return f"chart {chart} {version}".strip() if chart else ""
 
 
-def _repository(rendered: Rendered, bundle: str, snapshot: Snapshot | None, branch: BranchState) -> Iterator[Stage]:
+def _repository_stage(
+    rendered: Rendered, bundle: str, snapshot: Snapshot | None, branch: BranchState
+) -> Stage:
     folder = f"{cluster_folder(*rendered.cluster)}/{bundle}/"
     if snapshot is None:
-        yield Stage("repository", folder, None, "no repository was given: --repo or --folder")
-        return
-    files = {path: text for path, text in rendered.tree.items() if path.startswith(folder)}
-    different = [path.removeprefix(folder) for path, text in sorted(files.items()) if snapshot.read(path) != text]
-    commit = f"commit {snapshot.commit[:_SHORT]}" if branch.name else "the folder"
-    if len(different) == len(files) and all(snapshot.read(path) is None for path in files):
-        yield Stage("repository", folder, False, f"{commit} does not have the bundle: push it")
-    elif different:
-        yield Stage("repository", folder, False, f"{commit} differs in {', '.join(different)}: push it")
+        return Stage("repository", folder, None, "no repository was given: --repo or --folder")
+
+    files = {path: text for path, text in sorted(rendered.tree.items()) if path.startswith(folder)}
+    # A bundle also differs if a user edited it in the repository.
+    different = [path for path, text in files.items() if snapshot.read(path) != text]
+    commit = f"commit {snapshot.commit[:_SHORT]}" if branch.head else "the folder"
+    if not different:
+        detail = f"last changed by {branch.change}" if branch.change else commit
+        return Stage("repository", folder, True, detail)
+
+    if all(snapshot.read(path) is None for path in files):
+        detail = f"{commit} does not have the bundle: push it"
     else:
-        yield Stage("repository", folder, True, f"last changed by {branch.change}" if branch.change else commit)
+        names = ", ".join(path.removeprefix(folder) for path in different)
+        detail = f"{commit} differs in {names}: push it"
+    return Stage("repository", folder, False, detail)
 
 
-def _fleet(rendered: Rendered, name: str, head: str, live: LiveState, path: str) -> Iterator[Stage]:
+def _fleet_stages(
+    rendered: Rendered, name: str, head: str, live: LiveState, path: str
+) -> Iterator[Stage]:
+    """Yield the stages of Fleet up to the first whose object does not exist.
+
+    :param rendered: the rendered cluster
+    :param name: name of the Bundle
+    :param head: newest commit of the branch that Fleet reads
+    :param live: objects of the management cluster
+    :param path: folder in the repository
+    """
     if rendered.settings is None or live.git_repos is None or live.bundles is None:
         yield Stage("Fleet", "", None, live.why)
         return
-    place = workspace(rendered.settings)
-    yield _git_repo(joined(path, cluster_folder(*rendered.cluster)), place, head, live.git_repos)
-    found = live.bundles.get(name)
-    if found is None:
-        yield Stage("Bundle", f"{place}/{name}", False, "does not exist: Fleet has not read the folder")
+    namespace = workspace(rendered.settings)
+    folder = join_path(path, cluster_folder(*rendered.cluster))
+    yield _git_repo_stage(folder, namespace, head, live.git_repos)
+
+    place = f"{namespace}/{name}"
+    bundle = live.bundles.get(name)
+    if bundle is None:
+        yield Stage("Bundle", place, False, "does not exist: Fleet has not read the folder")
         return
-    yield _bundle(found, f"{place}/{name}", head)
+    yield _bundle_stage(bundle, place)
+
     deployment = (live.deployments or {}).get(name)
     if deployment is None:
-        yield Stage("BundleDeployment", name, False, "does not exist: no Fleet Cluster matches the target")
+        detail = "does not exist: no Fleet Cluster matches the target"
+        yield Stage("BundleDeployment", name, False, detail)
     else:
-        yield _deployment(deployment)
+        yield _deployment_stage(deployment)
 
 
-def _git_repo(folder: str, place: str, head: str, git_repos: Sequence[Obj]) -> Stage:
-    readers = [repo for repo in git_repos if reads(repo, folder)]
+def _git_repo_stage(folder: str, namespace: str, head: str, git_repos: Sequence[Obj]) -> Stage:
+    """Return the stage of the GitRepo that reads a folder.
+
+    :param folder: the cluster's folder in the repository
+    :param namespace: workspace of the GitRepo
+    :param head: newest commit of its branch
+    :param git_repos: all GitRepos of the workspace
+    """
+    readers = [repo for repo in git_repos if reads_folder(repo, folder)]
     if not readers:
-        return Stage("GitRepo", place, False, f"none in this namespace has a path for {folder}/*; create one")
+        detail = f"none in this namespace has a path for {folder}/*; create one"
+        return Stage("GitRepo", namespace, False, detail)
+
     repo = readers[0]
-    name = f"{place}/{repo['metadata']['name']}"
+    name = f"{namespace}/{repo['metadata']['name']}"
     commit = str(at(repo, "status", "commit") or "")
     if fault := reading_fault(repo):
         return Stage("GitRepo", name, False, fault)
-    if head and commit and commit != head:
-        return Stage("GitRepo", name, False, f"is at commit {commit[:_SHORT]}, the branch at {head[:_SHORT]}")
-    return Stage(
-        "GitRepo", name, True if commit else None, f"commit {commit[:_SHORT]}" if commit else "has read no commit yet"
-    )
+    if not commit:
+        return Stage("GitRepo", name, None, "has read no commit yet")
+    if head and commit != head:
+        detail = f"is at commit {commit[:_SHORT]}, the branch at {head[:_SHORT]}"
+        return Stage("GitRepo", name, False, detail)
+    return Stage("GitRepo", name, True, f"commit {commit[:_SHORT]}")
 
 
-def _bundle(bundle: Obj, place: str, head: str) -> Stage:
-    commit = str(at(bundle, "metadata", "labels", _COMMIT) or "")
+def _bundle_stage(bundle: Obj, place: str) -> Stage:
     summary = at(bundle, "status", "summary") or {}
-    messages = map(explained, summary.get("nonReadyResources") or ())
-    state = str(at(bundle, "status", "display", "state") or "") if is_processed(bundle) else NOT_PROCESSED
-    detail = ", ".join(filter(None, (f"commit {commit[:_SHORT]}" if commit else "", state, *messages)))
+    commit = str(at(bundle, "metadata", "labels", _COMMIT) or "")
+    parts = [f"commit {commit[:_SHORT]}"] if commit else []
+    if is_processed(bundle):
+        parts.append(str(at(bundle, "status", "display", "state") or ""))
+    else:
+        parts.append(NOT_PROCESSED)
+    parts += map(explain, summary.get("nonReadyResources") or ())
+
     desired = int(summary.get("desiredReady") or 0)
-    ready = is_processed(bundle) and desired and int(summary.get("ready") or 0) >= desired
-    return Stage("Bundle", place, bool(ready), detail or "is not ready")
+    ready = int(summary.get("ready") or 0)
+    is_ready = is_processed(bundle) and 0 < desired <= ready
+    return Stage("Bundle", place, is_ready, ", ".join(filter(None, parts)) or "is not ready")
 
 
-def _deployment(deployment: Obj) -> Stage:
-    metadata, status = deployment["metadata"], deployment.get("status") or {}
-    place = f"{metadata['namespace']}/{metadata['name']}"
-    wanted, applied = str(at(deployment, "spec", "deploymentID") or ""), str(status.get("appliedDeploymentID") or "")
-    if wanted != applied:
-        before = f". What it applied before: {'; '.join(changes(status))}" if changes(status) else ""
-        return Stage("BundleDeployment", place, False, _reason(status, _DEPLOYING) or f"{NOT_APPLIED}{before}")
-    if changes(status):
-        return Stage("BundleDeployment", place, False, "; ".join(changes(status)))
-    reason = _reason(status, _REPORTED)
-    return Stage(
-        "BundleDeployment",
-        place,
-        bool(status.get("ready")),
-        ": ".join(filter(None, (f"release {status.get('release', '')}", reason))),
-    )
+def _deployment_stage(deployment: Obj) -> Stage:
+    status = deployment.get("status") or {}
+    place = f"{deployment['metadata']['namespace']}/{deployment['metadata']['name']}"
+    changed_objects = "; ".join(changes(status))
+
+    desired = str(at(deployment, "spec", "deploymentID") or "")
+    if desired != str(status.get("appliedDeploymentID") or ""):
+        detail = _reason(status, _DEPLOYING) or NOT_APPLIED
+        if changed_objects and not _reason(status, _DEPLOYING):
+            detail += f". What it applied before: {changed_objects}"
+        return Stage("BundleDeployment", place, False, detail)
+
+    if changed_objects:
+        return Stage("BundleDeployment", place, False, changed_objects)
+    detail = f"release {status.get('release', '')}"
+    if reason := _reason(status, _REPORTED):
+        detail += f": {reason}"
+    return Stage("BundleDeployment", place, bool(status.get("ready")), detail)
 
 
 def _reason(status: Mapping[str, Any], kinds: Sequence[str]) -> str:
     """Return the first message of conditions of these types that are false."""
-    rows = status.get("conditions") or ()
-    messages = (row.get("message") for row in rows if row.get("status") == "False" and row.get("type") in kinds)
-    return next((without_patch(str(message)) for message in messages if message), "")
+    for row in status.get("conditions") or ():
+        if row.get("status") == "False" and row.get("type") in kinds and row.get("message"):
+            return strip_patch(str(row["message"]))
+    return ""
 
 
-def _objects(rendered: Rendered, bundle: str, live: LiveState) -> Iterator[Stage]:
+def _object_stages(rendered: Rendered, bundle: str, live: LiveState) -> Iterator[Stage]:
     if live.objects is None:
         yield Stage("object", "", None, live.unreachable)
         return
     for obj in manifests(rendered, bundle):
-        key = obj["kind"], str(obj["metadata"].get("namespace") or ""), str(obj["metadata"]["name"])
-        place = f"{key[0]} {'/'.join(filter(None, key[1:]))}"
-        found = live.objects.get(key)
-        if found is None:
-            yield Stage("object", place, False, "does not exist in the cluster")
-            continue
-        changed = next(differences(obj, found), None)
-        if changed:
-            by = writer(found, changed)
-            detail = f"{'.'.join(changed)} was changed" + (f" by {by}: a later writer reverted it" if by else "")
-            yield Stage("object", place, False, detail)
-        else:
-            failed = _job(found)
-            yield Stage("object", place, not failed, failed or "as rendered")
+        kind = obj["kind"]
+        namespace = str(at(obj, "metadata", "namespace") or "")
+        name = str(obj["metadata"]["name"])
+        place = f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}"
+
+        fault = _object_fault(obj, live.objects.get((kind, namespace, name)))
+        yield Stage("object", place, not fault, fault or "as rendered")
 
 
-def differences(wanted: Any, live: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of fields that a live object lacks or contradicts; lists are compared as a whole."""
-    if isinstance(wanted, Mapping) and isinstance(live, Mapping):
-        for name, value in wanted.items():
+def _object_fault(obj: Obj, live: Obj | None) -> str:
+    """Return how a live object differs from the rendered one, or why its chart is not installed.
+
+    Empty if there is no fault.
+    """
+    if live is None:
+        return "does not exist in the cluster"
+    for field in differences(obj, live):
+        detail = f"{'.'.join(field)} was changed"
+        if manager := last_writer(live, field):
+            detail += f" by {manager}: a later writer reverted it"
+        return detail
+    return _helm_fault(live)
+
+
+def differences(rendered: Any, live: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the paths of fields that differ in a live object. Lists are compared as a whole.
+
+    Fields that only the live object has do not count.
+    """
+    if isinstance(rendered, Mapping) and isinstance(live, Mapping):
+        for name, value in rendered.items():
             yield from differences(value, live.get(name), (*path, str(name)))
-    elif wanted != live:
+    elif rendered != live:
         yield path
 
 
-def writer(obj: Obj, path: Sequence[str]) -> str:
-    """Return who wrote a field last, and when, as the API server recorded it; empty where it did not."""
-    found = [
+def last_writer(obj: Obj, path: Sequence[str]) -> str:
+    """Return the last manager of a field and its time; empty if the API server has no record."""
+    field = [f"f:{name}" for name in path]
+    # managedFields have no time for a field. The time of an entry is when its manager last wrote.
+    entries = [
         (str(entry.get("time", "")), str(entry.get("manager", "")))
         for entry in at(obj, "metadata", "managedFields") or ()
-        if at(entry.get("fieldsV1"), *(f"f:{name}" for name in path)) is not None
+        if at(entry.get("fieldsV1"), *field) is not None
     ]
-    time, manager = max(found, default=("", ""))
+    time, manager = max(entries, default=("", ""))
     return f"{manager} at {time}" if manager else ""
 
 
-def _job(obj: Obj) -> str:
-    """Return why the Helm controller cannot install a HelmChart; Fleet does not see that."""
-    rows = at(obj, "status", "conditions") or ()
-    failed = [str(row.get("message")) for row in rows if row.get("type") == "Failed" and row.get("status") == "True"]
-    return f"the Helm controller failed: {failed[0]}" if failed else ""
+def _helm_fault(obj: Obj) -> str:
+    """Return why the Helm controller cannot install a HelmChart. Fleet does not show that."""
+    for row in at(obj, "status", "conditions") or ():
+        if row.get("type") == "Failed" and row.get("status") == "True":
+            return f"the Helm controller failed: {row.get('message')}"
+    return ""

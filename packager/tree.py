@@ -1,7 +1,7 @@
-"""Files of a repository as plain data: what rendering makes, Git commits and tests compare.
+"""Files of a repository as plain data, which rendering makes, Git commits and tests compare.
 
-Every path passes through `path_of`, so that a hostile name of a cluster, bundle or template cannot leave its folder
-and means nothing to Git or a shell.
+Every path passes through `path_of`, so that a hostile name of a cluster, bundle or template cannot
+leave its folder and means nothing to Git or a shell.
 """
 
 from __future__ import annotations
@@ -11,34 +11,48 @@ import re
 
 from packager.git.folder import Root, Tree
 
-__all__ = ["CLUSTERS", "CLUSTER_ROOT", "VENDOR", "Tree", "cluster_folder", "content_hash", "path_of"]
+__all__ = [
+    "CLUSTERS",
+    "CLUSTER_ROOT",
+    "VENDOR",
+    "Tree",
+    "cluster_folder",
+    "content_hash",
+    "path_of",
+]
 
 CLUSTERS = "clusters"
 """The folder in the repository that holds the bundles of all clusters."""
 CLUSTER_ROOT = Root(CLUSTERS)
 VENDOR = "vendored-charts"
-"""The folder in the repository that holds charts; checkouts of users may have another one called `vendor`."""
+"""The folder that holds charts; checkouts of users may have another one called `vendor`."""
 
-# A name of Kubernetes or a file name: never hidden, never an option, never `..`.
+# Names of Kubernetes and file names. None is hidden, an option of a command, or `..`.
 _SEGMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
 def path_of(*segments: str) -> str:
-    """Join segments to a path. Raises ValueError when one is not a plain name of letters, digits, '.', '_' and '-'."""
+    """Join segments to a path. Raises ValueError for a segment that is not a plain name.
+
+    Plain names have letters, digits, '.', '_' and '-'.
+    """
     for segment in segments:
         if not _SEGMENT.fullmatch(segment) or ".." in segment:
-            msg = f"{segment!r} cannot be part of a path: take letters, digits, '-', '_' and '.' between them"
+            msg = (
+                f"{segment!r} cannot be part of a path: take letters, digits, '-', '_' and '.' "
+                "between them"
+            )
             raise ValueError(msg)
     return "/".join(segments)
 
 
 def cluster_folder(namespace: str, name: str) -> str:
-    """Folder of a cluster: `clusters/<namespace>/<name>`. Raises ValueError as `path_of` does."""
+    """Return the folder `clusters/<namespace>/<name>`. Raises ValueError as `path_of` does."""
     return path_of(CLUSTERS, namespace, name)
 
 
 def content_hash(tree: Tree) -> str:
-    """Hash over paths and contents, the same whatever the order: 64 hexadecimal digits (SHA-256)."""
+    """Return a hash (SHA-256, hexadecimal) over paths and contents, independent of their order."""
     digest = hashlib.sha256()
     for path in sorted(tree):
         for part in (path.encode(), tree[path]):

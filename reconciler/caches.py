@@ -12,7 +12,7 @@ from caphv.api.object import SECRETS, Key, Obj, Resource, annotations_of, key_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.store import IndexFunction
-from reconciler.harvester.ipam import machine_addresses
+from reconciler.harvester.addressuse import machine_addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,26 @@ class Caches:
     harvester_machine_templates: Informer
 
     @classmethod
-    def create(cls, client: ApiClient, *, cluster_api_version: str, namespace: str = "", selector: str = "") -> Self:
-        """Caches of all namespaces or one; `selector` limits the kinds of the infrastructure group."""
+    def create(
+        cls,
+        client: ApiClient,
+        *,
+        cluster_api_version: str,
+        namespace: str = "",
+        selector: str = "",
+    ) -> Self:
+        """Create the caches.
 
-        def own(resource: Resource, **indexes: IndexFunction) -> Informer:
-            return Informer(client, resource, namespace=namespace, label_selector=selector, indexes=indexes)
+        :param client: client of the management cluster
+        :param cluster_api_version: the version of Cluster API that the management cluster serves
+        :param namespace: the only namespace to read, empty for all
+        :param selector: labels that objects of the infrastructure group must have
+        """
+
+        def infrastructure(resource: Resource, **indexes: IndexFunction) -> Informer:
+            return Informer(
+                client, resource, namespace=namespace, label_selector=selector, indexes=indexes
+            )
 
         return cls(
             clusters=Informer(client, resources.clusters(cluster_api_version), namespace=namespace),
@@ -42,73 +57,88 @@ class Caches:
                 indexes={"bootstrap": _bootstrap_secret},
             ),
             # Only the metadata of Secrets is ever cached.
-            secrets=Informer(client, SECRETS, namespace=namespace, metadata_only=True, transform=_slim_secret),
-            harvester_clusters=own(resources.HARVESTER_CLUSTERS, identity=_identity_secret),
-            harvester_machines=own(
-                resources.HARVESTER_MACHINES, cluster=_cluster, name=_name, address=machine_addresses
+            secrets=Informer(
+                client, SECRETS, namespace=namespace, metadata_only=True, transform=_slim_secret
             ),
-            harvester_machine_templates=own(resources.HARVESTER_MACHINE_TEMPLATES, cluster=_cluster_of_template),
+            harvester_clusters=infrastructure(
+                resources.HARVESTER_CLUSTERS, identity=_identity_secret
+            ),
+            harvester_machines=infrastructure(
+                resources.HARVESTER_MACHINES,
+                cluster=_cluster,
+                name=_name,
+                address=machine_addresses,
+            ),
+            harvester_machine_templates=infrastructure(
+                resources.HARVESTER_MACHINE_TEMPLATES, cluster=_cluster_of_template
+            ),
         )
 
     def __iter__(self) -> Iterator[Informer]:
         return (getattr(self, field.name) for field in fields(self))
 
     @property
-    def failure_domains_published(self) -> bool:
-        """Whether the core takes failure domains in our form, a list; contract v1beta1 has a map."""
+    def publishes_failure_domains(self) -> bool:
+        """Whether Cluster API expects failure domains as a list; contract v1beta1 has a map."""
         return self.clusters.resource.version != "v1beta1"
 
     def cluster_of(self, obj: Obj) -> Obj | None:
-        """The Cluster of a HarvesterCluster (its owner) or of a machine (Cluster API's label)."""
+        """Return the Cluster that owns a HarvesterCluster, or that the label of a machine names."""
         name = cluster_name(obj)
         return self.clusters.get(obj["metadata"]["namespace"], name) if name else None
 
     def harvester_cluster_of(self, cluster: Obj) -> Obj | None:
-        """The HarvesterCluster that a Cluster refers to."""
+        """Return the HarvesterCluster that a Cluster refers to."""
         kind, name = clusterapi.infrastructure_ref(cluster)
         if kind != resources.HARVESTER_CLUSTERS.kind:
             return None
         return self.harvester_clusters.get(cluster["metadata"]["namespace"], name)
 
     def harvester_cluster_of_machine(self, machine: Obj) -> Obj | None:
-        """The HarvesterCluster of a HarvesterMachine."""
+        """Return the HarvesterCluster of a HarvesterMachine."""
         cluster = self.cluster_of(machine)
         return self.harvester_cluster_of(cluster) if cluster else None
 
     def machines_of(self, cluster: Obj) -> list[Obj]:
-        """HarvesterMachines of a Cluster, ordered by name."""
+        """Return the HarvesterMachines of a Cluster, ordered by name."""
         return self.harvester_machines.store.by_index("cluster", str(key_of(cluster)))
 
     def count_machines(self, harvester_cluster: Key) -> int:
-        """How many HarvesterMachines the Cluster of a HarvesterCluster has."""
+        """Count the HarvesterMachines of the Cluster of a HarvesterCluster."""
         obj = self.harvester_clusters.get(*harvester_cluster)
         cluster = self.cluster_of(obj) if obj else None
         return len(self.machines_of(cluster)) if cluster else 0
 
     def clusters_with(self, address: str) -> Iterator[Key]:
-        """HarvesterClusters with a machine that has an address."""
+        """Yield the HarvesterClusters with a machine that has an address."""
         for machine in self.harvester_machines.store.by_index("address", address):
             harvester_cluster = self.harvester_cluster_of_machine(machine)
             if harvester_cluster:
                 yield key_of(harvester_cluster)
 
     def templates_of(self, cluster: Obj) -> list[Obj]:
-        """HarvesterMachineTemplates of a Cluster."""
+        """Return the HarvesterMachineTemplates of a Cluster."""
         return self.harvester_machine_templates.store.by_index("cluster", str(key_of(cluster)))
 
 
 def cluster_name(obj: Obj) -> str:
-    """Name of the Cluster of an object, by owner reference or label; empty for none."""
+    """Return the name of an object's Cluster, by owner reference or label; empty for none."""
     reference = owner_reference(obj, "Cluster", resources.CLUSTER_API_GROUP)
     return str(reference["name"]) if reference else clusterapi.cluster_name(obj)
 
 
 def _slim_secret(secret: Obj) -> Obj:
+    """Return the fields of a Secret to cache: its identity, and who may refer to it."""
     metadata = secret["metadata"]
     kept = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", "finalizers")
     slim = {name: metadata[name] for name in kept if name in metadata}
     allowed = annotations_of(secret).get(ALLOWED_NAMESPACES_ANNOTATION)
-    return {"metadata": {**slim, **({"annotations": {ALLOWED_NAMESPACES_ANNOTATION: allowed}} if allowed else {})}}
+    return {
+        "metadata": {
+            **slim,
+            **({"annotations": {ALLOWED_NAMESPACES_ANNOTATION: allowed}} if allowed else {}),
+        }
+    }
 
 
 def _bootstrap_secret(machine: Obj) -> Iterable[str]:
@@ -127,7 +157,8 @@ def _cluster(machine: Obj) -> Iterable[str]:
 
 
 def _cluster_of_template(template: Obj) -> Iterable[str]:
-    # The core makes the Cluster its owner; only templates of a ClusterClass's Clusters have the label, too.
+    # Cluster API makes the Cluster the owner of a template. Only templates of Clusters with a
+    # ClusterClass have the label, too.
     owner = owner_reference(template, "Cluster", resources.CLUSTER_API_GROUP)
     return [f"{template['metadata']['namespace']}/{owner['name']}"] if owner else _cluster(template)
 

@@ -1,4 +1,4 @@
-"""What the controllers work with: caches, sessions, workload clusters, queues, Events."""
+"""Share caches, sessions, workload clusters, queues and Events among the controllers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from caphv.api import names
 from caphv.api.object import Obj, Resource, uid_of
+from caphv.api.ownership import Owner, recorded_owner
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.events import EventRecorder, EventType
 from reconciler.caches import Caches
-from reconciler.harvester.ownership import Owner, recorded_owner
 from reconciler.harvester.sessions import Sessions
 from reconciler.memory import Memory
 from reconciler.queues import Queues
@@ -26,11 +26,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Context:
-    """Everything around a reconcile.
+    """Objects and settings that all reconciles share.
 
-    `management_cluster` is the uid of namespace `kube-system` there. `namespace` is the only one that this process may
-    read, empty for all. `identity_finalizer` is set on identity Secrets in use. Without
-    `cross_namespace_refs`, objects of other namespaces than the HarvesterCluster's are not used.
+    :param client: client of the management cluster
+    :param management_cluster: uid of namespace `kube-system` of the management cluster
+    :param namespace: the only namespace that this process may read, empty for all
+    :param identity_finalizer: finalizer of identity Secrets in use
+    :param cross_namespace_refs: whether a HarvesterCluster may use objects of other namespaces
+    :param allow_insecure_identities: whether a kubeconfig may leave the server unverified
     """
 
     client: ApiClient
@@ -50,15 +53,20 @@ class Context:
     memory: Memory = field(default_factory=Memory)
 
     def owner(self, kind: str, obj: Obj) -> Owner:
-        """The record that objects on Harvester carry for this object."""
+        """Return the record that objects on Harvester carry for this object."""
         metadata = obj["metadata"]
-        return Owner(kind, metadata["namespace"], metadata["name"], metadata["uid"], self.management_cluster)
+        return Owner(
+            kind, metadata["namespace"], metadata["name"], metadata["uid"], self.management_cluster
+        )
 
     def belongs_to_another_tenant(self, obj: Obj, owner: Owner) -> bool:
-        """Whether the owner of an object on Harvester exists here, in another namespace than `owner`.
+        """Return whether the owner of an object on Harvester exists in another namespace here.
 
-        Tenants may share an account on Harvester. What a tenant writes on its own object, such as annotation
-        `caphv.io/adopt` or a providerID, gives it nothing of another one.
+        Tenants may share an account on Harvester. A tenant must not get objects of another tenant
+        by what it writes on its own object, such as annotation `caphv.io/adopt` or a providerID.
+
+        :param obj: the object on Harvester
+        :param owner: the object that is to own it
         """
         recorded = recorded_owner(obj)
         if recorded is None or recorded.management_cluster != owner.management_cluster:
@@ -66,50 +74,74 @@ class Context:
         if recorded.namespace == owner.namespace:
             return False
         informers = (self.caches.harvester_machines, self.caches.harvester_clusters)
-        cache = next((informer for informer in informers if informer.resource.kind == recorded.kind), None)
+        cache = next(
+            (informer for informer in informers if informer.resource.kind == recorded.kind), None
+        )
         living = cache.get(recorded.namespace, recorded.name) if cache else None
         return living is not None and uid_of(living) == recorded.uid
 
-    def event(self, resource: Resource, obj: Obj, kind: EventType, reason: str, message: str) -> None:
-        """Queue an Event about an object, and log it: the log keeps it for longer."""
+    def event(
+        self, resource: Resource, obj: Obj, kind: EventType, reason: str, message: str
+    ) -> None:
+        """Queue an Event about an object, and log it."""
+        # By default, the API server deletes Events after an hour; the log keeps them for longer.
         log.log(logging.WARNING if kind == "Warning" else logging.INFO, "%s: %s", reason, message)
-        about = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": obj["metadata"]}
+        about = {
+            "apiVersion": resource.api_version,
+            "kind": resource.kind,
+            "metadata": obj["metadata"],
+        }
         self.events.event(about, kind, reason, message)
 
-    async def ensure_finalizer(self, informer: Informer, obj: Obj, finalizer: str, legacy: str) -> None:
-        """Add our finalizer, in place of the one of early releases, before anything exists that it has to protect."""
+    async def ensure_finalizer(
+        self, informer: Informer, obj: Obj, finalizer: str, legacy: str
+    ) -> None:
+        """Add our finalizer, and remove the finalizer of early releases.
+
+        Call this before anything exists that the finalizer has to protect.
+
+        :param informer: the cache of the object
+        :param obj: the object
+        :param finalizer: our finalizer
+        :param legacy: the finalizer of early releases, empty for none
+        """
         present = obj["metadata"].get("finalizers") or []
-        wanted = [f for f in present if f != legacy]
-        if finalizer not in wanted:
-            wanted.append(finalizer)
-        if wanted != present:
-            await self._patch_finalizers(informer, obj, wanted)
+        intended = [name for name in present if name != legacy]
+        if finalizer not in intended:
+            intended.append(finalizer)
+        if intended != present:
+            await self._patch_finalizers(informer, obj, intended)
             self._log_life(informer, "new")
 
     async def remove_finalizer(self, informer: Informer, obj: Obj, *finalizers: str) -> None:
-        """Remove our finalizers, so that the API server deletes the object."""
+        """Remove our finalizers, so that the API server can delete the object."""
         present = obj["metadata"].get("finalizers") or []
-        wanted = [f for f in present if f not in finalizers]
-        if wanted != present:
-            await self._patch_finalizers(informer, obj, wanted)
+        remaining = [name for name in present if name not in finalizers]
+        if remaining != present:
+            await self._patch_finalizers(informer, obj, remaining)
             self._log_life(informer, "deleted")
 
     async def patch_spec(self, informer: Informer, obj: Obj, spec: dict[str, object]) -> Obj:
         """Merge fields into the spec; return the new object."""
         metadata = obj["metadata"]
-        new = await self.client.patch(informer.resource, metadata["name"], metadata["namespace"], {"spec": spec})
+        new = await self.client.patch(
+            informer.resource, metadata["name"], metadata["namespace"], {"spec": spec}
+        )
         informer.observe(new)
         return new
 
     async def write_status(self, informer: Informer, obj: Obj, draft: StatusDraft) -> None:
-        """Write the status if it differs, as one patch. Raises `Conflict` if another client wrote the object.
+        """Write the status if it differs, as one patch.
 
-        The version is a precondition, because conditions are one list that others write, too, and because a write that
-        is delayed past the loss of the lease must not undo those of the next leader.
+        Raises `Conflict` if another client wrote the object.
         """
         status = draft.patch()
         if status is None:
             return
+
+        # The version is a precondition for two reasons: conditions are one list that others write,
+        # too, and a write that is delayed past the loss of the lease must not undo writes of the
+        # next leader.
         metadata = obj["metadata"]
         patch = {"metadata": {"resourceVersion": draft.version}, "status": status}
         new = await self.client.patch(
@@ -117,18 +149,23 @@ class Context:
         )
         informer.observe(new)
         news = draft.readiness_news()
-        draft.written(new)
+        draft.confirm(new)
         if news:
             log.info("%s is %s", informer.resource.kind, news)
 
-    def _log_life(self, informer: Informer, what: str) -> None:
-        # An identity Secret stays: the finalizer only protects it.
+    def _log_life(self, informer: Informer, state: str) -> None:
+        # The finalizer of an identity Secret may be set and removed while the Secret exists.
         if informer is not self.caches.secrets:
-            log.info("%s is %s", informer.resource.kind, what)
+            log.info("%s is %s", informer.resource.kind, state)
 
     async def _patch_finalizers(self, informer: Informer, obj: Obj, finalizers: list[str]) -> None:
         metadata = obj["metadata"]
-        # The list is shared: without the precondition, finalizers of others could be lost.
-        patch = {"metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": finalizers}}
-        new = await self.client.patch(informer.resource, metadata["name"], metadata["namespace"], patch)
+        # Other controllers write the same list. Without the precondition, this patch could remove
+        # their finalizers.
+        patch = {
+            "metadata": {"resourceVersion": metadata["resourceVersion"], "finalizers": finalizers}
+        }
+        new = await self.client.patch(
+            informer.resource, metadata["name"], metadata["namespace"], patch
+        )
         informer.observe(new)

@@ -1,32 +1,73 @@
-"""Event handlers: from a change of an object to the keys that have to be reconciled.
+"""Event handlers, which map a changed object to the keys that have to be reconciled.
 
-Neither the provider's own writes nor noise (heartbeats, managed fields) may requeue a converged object, so each handler
-first compares the fields that reconciles read.
+`EventHandlers.connect` lists the watched objects and their handlers. Neither the provider's own
+writes nor noise (heartbeats, managed fields) may requeue a converged object, so each handler first
+compares the fields that reconciles read (`reconciler.predicates`).
 """
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-from caphv.api import clusterapi, conditions, ippool, names, resources
-from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, generated_names
-from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of, uid_of
+from caphv.api import clusterapi, evacuation, names, parking, resources
+from caphv.api.guestparts import DELETE, guest_name, hotplugged_claims
+from caphv.api.names import LOAD_BALANCER_SUFFIX, generated_names
+from caphv.api.object import (
+    Key,
+    Obj,
+    annotations_of,
+    at,
+    being_deleted,
+    key_of,
+    labels_of,
+    uid_of,
+)
 from caphv.runtime.cache import Change
 from reconciler import triggers
+from reconciler.caches import cluster_name
 from reconciler.cluster.identity import secret_of
 from reconciler.context import Context
-from reconciler.harvester.ipam import balancer_addresses, instance_addresses, machine_addresses
+from reconciler.harvester.addressuse import (
+    balancer_addresses,
+    instance_addresses,
+    machine_addresses,
+)
 from reconciler.harvester.session import Session, SessionEvents
-from reconciler.machine.node import initialization, topology
-from reconciler.machine.vmstatus import agent_connected, paused
-from reconciler.machinetemplate.controller import ARCHITECTURE
+from reconciler.harvester.topology import accepts_machines
+from reconciler.machine.growth import growth_fields
+from reconciler.machine.guestlabels import guest_cluster_name
+from reconciler.machine.node import topology
+from reconciler.machine.vm import has_maxima
+from reconciler.predicates import (
+    architecture,
+    backend_fields,
+    cluster_fields,
+    differs,
+    entries,
+    failure_domain,
+    fields_for_machines,
+    guest_fields,
+    handover_fields,
+    has_unavailable_domain,
+    host_fields,
+    is_initialization,
+    is_ready,
+    machine_fields,
+    may_serve_more,
+    metadata_fields,
+    node_fields,
+    pool_fields,
+    restored_labels,
+    vm_fields,
+    volume_fields,
+    without_status,
+)
 
-_METADATA = ("generation", "deletionTimestamp", "finalizers", "ownerReferences", "annotations", "labels")
+_Sessions = Mapping[Session, None]
 
 
 class EventHandlers:
-    """Feeds the queues of one context."""
+    """Feed the queues of one context."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -34,74 +75,118 @@ class EventHandlers:
         self._clusters, self._machines = context.queues.clusters, context.queues.machines
         self._templates, self._identities = context.queues.templates, context.queues.identities
 
+        # Objects on Harvester, by kind.
+        self._harvester_handlers = {
+            "VirtualMachine": self._harvester_vm,
+            "VirtualMachineInstance": self._harvester_vm,
+            "PersistentVolumeClaim": self._harvester_vm,
+            "Service": self._harvester_load_balancer,
+            "LoadBalancer": self._harvester_load_balancer,
+            "IPPool": self._harvester_pool,
+            "VirtualMachineImage": self._harvester_image,
+            "KeyPair": self._harvester_key_pair,
+            "Node": self._harvester_host,
+            "Deployment": self._harvester_host,
+        }
+
     def connect(self) -> None:
         """Install the handlers on all sources of events."""
-        self._caches.harvester_clusters.add_handler(self.harvester_cluster)
-        self._caches.harvester_machines.add_handler(self.harvester_machine)
-        self._caches.harvester_machine_templates.add_handler(self.harvester_machine_template)
-        self._caches.clusters.add_handler(self.cluster)
-        self._caches.machines.add_handler(self.machine)
-        self._caches.secrets.add_handler(self.secret)
-        self._context.sessions.connect(SessionEvents(self.harvester, self.health, self.caches, self.limited))
-        self._context.workloads.connect(self.node, self.workload_reached)
-        self._context.object_watches.connect(self._clusters.add)
-        self._context.rancher.connect(self.rancher)
+        caches, context = self._caches, self._context
+
+        # Objects of the management cluster.
+        watches = (
+            (caches.harvester_clusters, self.harvester_cluster),
+            (caches.harvester_machines, self.harvester_machine),
+            (caches.harvester_machine_templates, self.harvester_machine_template),
+            (caches.clusters, self.cluster),
+            (caches.machines, self.machine),
+            (caches.secrets, self.secret),
+        )
+        for cache, handler in watches:
+            cache.add_handler(handler)
+
+        context.sessions.connect(
+            SessionEvents(self.harvester, self.health, self.caches, self.limits)
+        )
+
+        # Workload clusters, single objects that a cluster refers to, and Rancher.
+        context.workloads.connect(self.node, self.workload_answer, self.workload_reach)
+        context.object_watches.connect(self._clusters.add)
+        context.rancher.connect(self.rancher)
 
     # Management cluster
 
     def harvester_cluster(self, change: Change) -> None:
-        """The cluster; its machines and their templates when its spec, readiness or failure domains change."""
-        if _differs(change, _metadata):
+        """Enqueue the cluster, its machines and their templates.
+
+        Machines and templates depend on its spec, readiness and failure domains only.
+        """
+        if differs(change, metadata_fields):
             self._clusters.add(change.key)
+            # A former Secret may lose its finalizer, and a new one gets it.
             for obj in filter(None, (change.old, change.new)):
                 self._identities.add(secret_of(obj))
-        if _differs(change, _fields_for_machines):
+
+        if differs(change, fields_for_machines):
             cluster = self._caches.cluster_of(change.obj)
             if cluster:
                 self._add_machines_of(cluster)
                 self._add_templates_of(cluster)
 
     def harvester_machine(self, change: Change) -> None:
-        """The machine; when it is deleted or moves its cluster, if that depends on it.
-
-        The deletion of a cluster waits for its machines, as does a cluster on another Harvester; a load balancer leads
-        to those of the control plane, and a domain that no machine uses is not reported.
-        """
-        if _differs(change, _metadata):
+        """Enqueue the machine, and also its cluster if the change matters to the cluster."""
+        if differs(change, metadata_fields):
             self._machines.add(change.key)
-        if clusterapi.is_control_plane(change.obj) and _differs(change, _handover_fields):
-            # An older one stays until the load balancer serves a newer one.
+
+        if clusterapi.is_control_plane(change.obj) and differs(change, handover_fields):
+            # The deletion of an older machine waits until the load balancer serves a newer one.
             cluster = self._caches.cluster_of(change.obj)
             self._add_machines_of(cluster, control_plane=True)
+
+        # Allocations skip addresses of machines, whatever the pools say. Now the address is free.
         if machine_addresses(change.old) - machine_addresses(change.new):
-            self._address_left(change.obj)
-        moved = change.old is not None and _differs(change, _failure_domain)
-        if change.new is not None and not moved:
-            return
+            session = self._session_of(change.obj)
+            if session:
+                self._notify_pools_of(session.neighbours)
+
+        changed_domain = change.old is not None and differs(change, failure_domain)
+        if change.new is None or changed_domain:
+            self._add_cluster_of_machine(change)
+
+    def _add_cluster_of_machine(self, change: Change) -> None:
+        """Enqueue the cluster of a machine that was deleted or moved, if it depends on that."""
         cluster = self._caches.cluster_of(change.obj)
         harvester_cluster = self._caches.harvester_cluster_of(cluster) if cluster else None
         if harvester_cluster is None:
             return
+
         key = key_of(harvester_cluster)
-        depends = _has_unavailable_domain(harvester_cluster)
+        # The status stops listing an unavailable domain once no machine uses it any more.
+        is_affected = has_unavailable_domain(harvester_cluster)
         if change.new is None:
-            # A reconcile that runs may be about to report that it waits.
-            waits = self._clusters.is_processing(key) or not _settled(harvester_cluster)
-            depends = depends or waits or clusterapi.is_control_plane(change.obj)
-        if depends:
+            # The deletion of a cluster waits for its machines, as does a cluster that was moved to
+            # another Harvester. A running reconcile may be about to report that it waits.
+            may_wait = self._clusters.is_processing(key) or not is_ready(harvester_cluster)
+            # The load balancer leads to the machines of the control plane.
+            is_backend = clusterapi.is_control_plane(change.obj)
+            is_affected = is_affected or may_wait or is_backend
+        if is_affected:
             self._clusters.add(key)
 
     def harvester_machine_template(self, change: Change) -> None:
-        """The template."""
-        if change.new is not None and _differs(change, _metadata):
+        """Enqueue the template."""
+        if change.new is not None and differs(change, metadata_fields):
             self._templates.add(change.key)
 
     def cluster(self, change: Change) -> None:
-        """The infrastructure of a Cluster, its machines and their templates."""
-        if change.old is not None and (change.new is None or uid_of(change.new) != uid_of(change.old)):
+        """Enqueue the infrastructure of a Cluster, its machines and their templates."""
+        # Another Cluster with the same name has another kubeconfig.
+        former = change.old
+        if former is not None and (change.new is None or uid_of(change.new) != uid_of(former)):
             self._context.workloads.forget(change.key)
-        if not _differs(change, _cluster_fields):
+        if not differs(change, cluster_fields):
             return
+
         kind, name = clusterapi.infrastructure_ref(change.obj)
         if kind == resources.HARVESTER_CLUSTERS.kind:
             self._clusters.add(Key(change.key.namespace, name))
@@ -109,147 +194,248 @@ class EventHandlers:
             self._add_templates_of(change.obj)
 
     def machine(self, change: Change) -> None:
-        """The infrastructure of a Machine."""
+        """Enqueue the infrastructure of a Machine."""
         kind, name = clusterapi.infrastructure_ref(change.obj)
-        if kind == resources.HARVESTER_MACHINES.kind and _differs(change, _machine_fields):
+        if kind == resources.HARVESTER_MACHINES.kind and differs(change, machine_fields):
             self._machines.add(Key(change.key.namespace, name))
 
     def secret(self, change: Change) -> None:
-        """Identity Secrets, bootstrap data, and kubeconfigs of workload clusters."""
-        identity = str(change.key)
+        """Enqueue the objects that read an identity, bootstrap data, or a cluster's kubeconfig."""
+        # Readers are found by the name of the Secret alone, because the cache keeps no data of
+        # Secrets.
+        secret = str(change.key)
         if change.new is not None and change.new["metadata"].get("finalizers"):
             self._identities.add(change.key)
-        for cluster in self._caches.harvester_clusters.store.by_index("identity", identity):
-            self._clusters.add(key_of(cluster))
+        for harvester_cluster in self._caches.harvester_clusters.store.by_index("identity", secret):
+            self._clusters.add(key_of(harvester_cluster))
         if change.new is None:
             return
-        for machine in self._caches.machines.store.by_index("bootstrap", identity):
+
+        for machine in self._caches.machines.store.by_index("bootstrap", secret):
             _, name = clusterapi.infrastructure_ref(machine)
             self._machines.add(Key(change.key.namespace, name))
-        owner = change.key.name.removesuffix("-kubeconfig")
-        if owner != change.key.name:
-            owned = self._caches.clusters.get(change.key.namespace, owner)
-            _, name = clusterapi.infrastructure_ref(owned) if owned else ("", "")
+
+        cluster_name = change.key.name.removesuffix("-kubeconfig")
+        if cluster_name != change.key.name:
+            cluster = self._caches.clusters.get(change.key.namespace, cluster_name)
+            _, name = clusterapi.infrastructure_ref(cluster) if cluster else ("", "")
             if name:
                 self._clusters.add(Key(change.key.namespace, name))
 
     # Harvester
 
-    def harvester(self, sessions: Mapping[Session, None], change: Change) -> None:
-        """Any object on a Harvester, in a cache that these sessions read."""
-        handle = {
-            "VirtualMachine": self._machine_on_harvester,
-            "VirtualMachineInstance": self._machine_on_harvester,
-            "PersistentVolumeClaim": self._machine_on_harvester,
-            "Service": self._load_balancer,
-            "LoadBalancer": self._load_balancer,
-            "IPPool": self._pool,
-            "VirtualMachineImage": self._image_or_key_pair,
-            "KeyPair": self._image_or_key_pair,
-            "Node": self._host,
-            "Deployment": self._host,
-        }.get(change.resource.kind)
+    def harvester(self, sessions: _Sessions, change: Change) -> None:
+        """Enqueue the objects that depend on an object on Harvester.
+
+        :param sessions: the sessions that read the changed cache
+        """
+        handle = self._harvester_handlers.get(change.resource.kind)
         if handle:
             handle(sessions, change)
 
-    def _load_balancer(self, sessions: Mapping[Session, None], change: Change) -> None:
+    def _harvester_vm(self, sessions: _Sessions, change: Change) -> None:
+        """Enqueue the machine of a VM, instance or disk, and its cluster if a backend changed."""
+        self._harvester_volumes(sessions, change)
+        kind = change.resource.kind
+        # An instance has these labels, too, but they follow the template of its VM.
+        relabelled = kind == "VirtualMachine" and differs(change, restored_labels)
+        changed = (relabelled or differs(change, vm_fields)) and not without_status(change)
+        # KubeVirt reports sizes and migratability of each VM some time after it has started.
+        resized = not changed and change.old and change.new and differs(change, growth_fields)
+        if changed and kind == "VirtualMachineInstance":
+            freed_addresses = instance_addresses(change.old) - instance_addresses(change.new)
+            if freed_addresses:
+                self._notify_pools_of(sessions)
+
+        # KubeVirt copies the labels of a VM's template to the instance, which is the backend.
+        is_backend = names.MACHINE_TYPE_LABEL in labels_of(change.obj)
+        balanced = is_backend and differs(change, backend_fields)
+        evacuates = changed and _concerns_evacuation(sessions, change)
+        if not (changed or balanced or resized):
+            return
+
+        name = change.key.name
+        if kind == "PersistentVolumeClaim":
+            if change.new is not None:
+                return  # only the deletion of disks matters
+            # Disks have the name of their VM as a prefix.
+            name = name.rpartition("-disk-")[0]
+
+        # Several machines may have this name, in other namespaces or on other Harvesters.
+        for machine in self._caches.harvester_machines.store.by_index("name", name):
+            cluster = self._caches.cluster_of(machine)
+            harvester_cluster = self._caches.harvester_cluster_of(cluster) if cluster else None
+            if cluster is None or harvester_cluster is None:
+                continue
+            key = key_of(harvester_cluster)
+            if self._context.sessions.uses(key, sessions, change.key.namespace):
+                if changed or (resized and has_maxima(machine.get("spec") or {})):
+                    self._machines.add(key_of(machine))
+                # A VM that a user starts while its cluster is parked is stopped again.
+                if balanced or evacuates or (changed and parking.concerns(cluster)):
+                    self._clusters.add(key)
+
+    def _harvester_volumes(self, sessions: _Sessions, change: Change) -> None:
+        """Enqueue clusters that delete volumes of their guests: one came, went or was attached."""
+        if change.resource.kind == "VirtualMachine":
+            matters = differs(change, volume_fields)
+        elif change.resource.kind == "PersistentVolumeClaim":
+            # A new one may have been hot-plugged before the cache had it.
+            deleted = change.new is None and names.GUEST_OF_ANNOTATION in annotations_of(change.obj)
+            matters = change.old is None or deleted
+        else:
+            return
+
+        for session in sessions if matters else ():
+            changes_hands = _has_recorded_volume(session, change)
+            for key in self._context.sessions.users(session, change.key.namespace):
+                cluster = self._caches.harvester_clusters.get(*key)
+                if not cluster:
+                    continue
+                if changes_hands or cluster["spec"].get("guestVolumes") == DELETE:
+                    self._clusters.add(key)
+
+    def _harvester_load_balancer(self, sessions: _Sessions, change: Change) -> None:
+        """Enqueue the cluster of a load balancer, and objects that wait for its former address."""
         self._add_cluster_of_load_balancer(sessions, change.key)
-        # Its address may have been free in its pool before: allocations leave out what a load balancer holds.
+        if change.resource.kind == "LoadBalancer" and differs(change, guest_fields):
+            self._add_cluster_of_guest(sessions, change.key.namespace, guest_name(change.obj))
+        # The pool may have listed the address as free all the time, but allocations skip addresses
+        # of load balancers.
         if balancer_addresses(change.old) - balancer_addresses(change.new):
-            self._may_allocate(sessions)
+            self._notify_pools_of(sessions)
 
-    def _add_cluster_of_load_balancer(self, sessions: Mapping[Session, None], load_balancer: Key) -> None:
-        for cluster in self._harvester_clusters_on(sessions, load_balancer.namespace):
-            if load_balancer.name in generated_names(cluster, LOAD_BALANCER_SUFFIX):
-                self._clusters.add(key_of(cluster))
+    def _add_cluster_of_load_balancer(self, sessions: _Sessions, load_balancer: Key) -> None:
+        for session in sessions:
+            for key in self._context.sessions.users(session, load_balancer.namespace):
+                cluster = self._caches.harvester_clusters.get(*key)
+                if cluster is None:
+                    continue
+                if load_balancer.name in generated_names(cluster, LOAD_BALANCER_SUFFIX):
+                    self._clusters.add(key_of(cluster))
 
-    def _may_allocate(self, sessions: Mapping[Session, None]) -> None:
-        """An address is no longer in use, which some pool may have had as free all the time."""
+    def _add_cluster_of_guest(self, sessions: _Sessions, namespace: str, guest: str) -> None:
+        """Enqueue the clusters whose guest has a name, which is empty for none."""
+        for session in sessions if guest else ():
+            for key in self._context.sessions.users(session, namespace):
+                obj = self._caches.harvester_clusters.get(*key)
+                name = cluster_name(obj) if obj else ""
+                if name and guest_cluster_name(Key(key.namespace, name)) == guest:
+                    self._clusters.add(key)
+
+    def _notify_pools_of(self, sessions: _Sessions) -> None:
+        """Enqueue the objects that wait for an address, because an address is no longer in use."""
+        # A pool may have listed the address as free all the time, so that no change of the pool
+        # would enqueue them.
         for session in sessions:
             for pool in session.pools.store:
-                self._context.topics.notify(triggers.pool(session.fingerprint, pool["metadata"]["name"]))
-
-    def _address_left(self, machine: Obj) -> None:
-        session = self._session_of(machine)
-        if session:
-            self._may_allocate(session.neighbours)
+                self._context.topics.notify(
+                    triggers.pool(session.fingerprint, pool["metadata"]["name"])
+                )
 
     def _session_of(self, machine: Obj) -> Session | None:
         harvester_cluster = self._caches.harvester_cluster_of_machine(machine)
         return self._context.sessions.of(key_of(harvester_cluster)) if harvester_cluster else None
 
-    def _pool(self, sessions: Mapping[Session, None], change: Change) -> None:
-        """Who waits for an address, and whose entry was removed: a VM or load balancer has its address anyway."""
-        if _differs(change, _pool_fields):
+    def _harvester_pool(self, sessions: _Sessions, change: Change) -> None:
+        """Enqueue the objects that wait for an address, and those whose entry was removed."""
+        if differs(change, pool_fields):
             for session in sessions:
                 self._context.topics.notify(triggers.pools(session.fingerprint))
-        if not _may_serve_more(change):
+        if not may_serve_more(change):
             return
+
         for session in sessions:
             self._context.topics.notify(triggers.pool(session.fingerprint, change.key.name))
-        for holder in _lost_holders(change):
+        # A VM or load balancer whose entry was removed still has its address, and its reconcile
+        # reserves the address again.
+        lost_entries = entries(change.old) - entries(change.new)
+        for _, holder in lost_entries:
             namespace, _, name = holder.partition("/")
             machine = self._caches.harvester_machines.get(namespace, name)
             if machine and not being_deleted(machine) and self._session_of(machine) in sessions:
                 self._machines.add(key_of(machine))
             self._add_cluster_of_load_balancer(sessions, Key(namespace, name))
 
-    def _image_or_key_pair(self, sessions: Mapping[Session, None], change: Change) -> None:
-        topic = triggers.images if change.resource.kind == "VirtualMachineImage" else triggers.key_pairs
+    def _harvester_image(self, sessions: _Sessions, _change: Change) -> None:
+        """Enqueue the machines that wait for an image."""
         for session in sessions:
-            self._context.topics.notify(topic(session.fingerprint))
+            self._context.topics.notify(triggers.images(session.fingerprint))
 
-    def _host(self, sessions: Mapping[Session, None], change: Change) -> None:
-        if not _differs(change, _host_fields):
+    def _harvester_key_pair(self, sessions: _Sessions, _change: Change) -> None:
+        """Enqueue the machines that wait for a key pair."""
+        for session in sessions:
+            self._context.topics.notify(triggers.key_pairs(session.fingerprint))
+
+    def _harvester_host(self, sessions: _Sessions, change: Change) -> None:
+        """Enqueue the clusters on a Harvester, and objects that depend on its hosts."""
+        if not differs(change, host_fields):
             return
         for session in sessions:
             for key in self._context.sessions.users(session):
                 self._clusters.add(key)
-            if change.old is not None and change.new is not None and _differs(change, topology):
+            # Machines copy zone and region of their host to their Node.
+            if change.old is not None and change.new is not None and differs(change, topology):
                 self._add_machines_on(session)
-            if _differs(change, _architecture):
+            # A VM grows by a migration to another host.
+            if differs(change, accepts_machines):
+                self._add_machines_on(session, growing=True)
+            if differs(change, architecture):
                 for cluster in self._clusters_using(session):
                     self._add_templates_of(cluster)
 
     def health(self, session: Session) -> None:
-        """A Harvester became unreachable or reachable, or rejects the credentials."""
+        """Enqueue all objects on a Harvester that began or stopped to answer or to reject us."""
         for key in self._context.sessions.users(session):
             self._clusters.add(key)
         self._add_machines_on(session)
 
     def caches(self, session: Session) -> None:
-        """A cache of a Harvester became current, or failed for the first time."""
+        """Enqueue the objects that wait for a cache that became current or began to fail."""
         self._context.topics.notify(triggers.caches(session.fingerprint))
 
-    def limited(self, session: Session) -> None:
-        """A Harvester has reached a limit."""
+    def limits(self, session: Session) -> None:
+        """Enqueue the clusters on a Harvester that has reached a limit."""
         for key in self._context.sessions.users(session):
             self._clusters.add(key)
 
     # Workload clusters
 
     def node(self, cluster: Key, change: Change) -> None:
-        """The machine of a Node: they share the name, and the machine lives in the Cluster's namespace."""
+        """Enqueue the machine of a Node. Both have the same name."""
         key = Key(cluster.namespace, change.key.name)
         machine = self._caches.harvester_machines.get(*key)
-        # Not each Node is a machine's; a machine that appears later is reconciled then.
-        if machine and _differs(change, _node_fields) and not _became_initialized(change, machine):
+        # A Node may belong to no machine. A machine that appears later is reconciled anyway.
+        if machine and differs(change, node_fields) and not is_initialization(change, machine):
             self._machines.add(key)
 
-    def workload_reached(self, cluster: Key) -> None:
-        """The API of a workload cluster answered for the first time, or reached a limit."""
+    def workload_answer(self, cluster: Key) -> None:
+        """Enqueue a cluster whose API answered for the first time, or reached a limit."""
         obj = self._caches.clusters.get(*cluster)
         kind, name = clusterapi.infrastructure_ref(obj) if obj else ("", "")
         if kind == resources.HARVESTER_CLUSTERS.kind:
             self._clusters.add(Key(cluster.namespace, name))
 
+    def workload_reach(self, cluster: Key) -> None:
+        """Enqueue a cluster whose endpoint is external, when its API is lost or answers again.
+
+        Harvester's load balancers report by themselves whether the control plane answers.
+        """
+        obj = self._caches.clusters.get(*cluster)
+        infrastructure = self._caches.harvester_cluster_of(obj) if obj else None
+        if at(infrastructure, "spec", "loadBalancerConfig", "ipamType") == "none":
+            self.workload_answer(cluster)
+
     def rancher(self) -> None:
-        """Something that Rancher knows about clusters."""
+        """Enqueue the clusters that wait for a change of Rancher's objects."""
         self._context.topics.notify(triggers.RANCHER)
 
-    def _add_machines_on(self, session: Session) -> None:
+    def _add_machines_on(self, session: Session, *, growing: bool = False) -> None:
+        """Enqueue the machines on a Harvester, on request only those whose VMs can grow."""
         for cluster in self._clusters_using(session):
-            self._add_machines_of(cluster)
+            for machine in self._caches.machines_of(cluster):
+                if not growing or has_maxima(machine.get("spec") or {}):
+                    self._machines.add(key_of(machine))
 
     def _clusters_using(self, session: Session) -> Iterator[Obj]:
         for key in self._context.sessions.users(session):
@@ -267,157 +453,27 @@ class EventHandlers:
             if not control_plane or clusterapi.is_control_plane(machine):
                 self._machines.add(key_of(machine))
 
-    def _harvester_clusters_on(self, sessions: Mapping[Session, None], namespace: str) -> list[Obj]:
-        keys = (key for session in sessions for key in self._context.sessions.users(session, namespace))
-        return [obj for key in keys if (obj := self._caches.harvester_clusters.get(*key))]
 
-    def _machine_on_harvester(self, sessions: Mapping[Session, None], change: Change) -> None:
-        changed = _differs(change, _vm_fields) and not _without_status(change)
-        is_instance = change.resource.kind == "VirtualMachineInstance"
-        if changed and is_instance and instance_addresses(change.old) - instance_addresses(change.new):
-            self._may_allocate(sessions)
-        balanced = names.MACHINE_TYPE_LABEL in labels_of(change.obj) and _differs(change, _backend_fields)
-        if not (changed or balanced):
-            return
-        name = change.key.name
-        if change.resource.kind == "PersistentVolumeClaim":
-            if change.new is not None:
-                return  # only the deletion of disks matters
-            name = name.rpartition("-disk-")[0]
-        for machine in self._caches.harvester_machines.store.by_index("name", name):
-            cluster = self._caches.cluster_of(machine)
-            harvester_cluster = self._caches.harvester_cluster_of(cluster) if cluster else None
-            if harvester_cluster is None:
-                continue
-            key = key_of(harvester_cluster)
-            if self._context.sessions.uses(key, sessions, change.key.namespace):
-                if changed:
-                    self._machines.add(key_of(machine))
-                if balanced:
-                    self._clusters.add(key)
+def _has_recorded_volume(session: Session, change: Change) -> bool:
+    """Return whether a VM has a volume that a guest had before, perhaps that of a lost cluster.
 
-
-def _differs(change: Change, view: Any) -> bool:
-    return change.old is None or change.new is None or view(change.old) != view(change.new)
-
-
-def _metadata(obj: Obj) -> list[Any]:
-    return [obj["metadata"].get(name) for name in _METADATA]
-
-
-def _fields_for_machines(obj: Obj) -> list[Any]:
-    status = obj.get("status") or {}
-    return [obj["metadata"].get("generation"), status.get("ready"), status.get("failureDomains")]
-
-
-def _handover_fields(obj: Obj) -> list[Any]:
-    """When a machine counts as a replacement: its owner is set after its creation, and may be cached even later."""
-    return [obj["metadata"].get("ownerReferences"), (obj.get("status") or {}).get("ready")]
-
-
-def _failure_domain(obj: Obj) -> Any:
-    return (obj.get("status") or {}).get("failureDomain")
-
-
-def _settled(obj: Obj) -> bool:
-    status = obj.get("status") or {}
-    return conditions.is_true(status.get("conditions") or [], ConditionType.READY) and not being_deleted(obj)
-
-
-def _has_unavailable_domain(obj: Obj) -> bool:
-    return any(not domain.get("controlPlane") for domain in (obj.get("status") or {}).get("failureDomains") or ())
-
-
-def _cluster_fields(obj: Obj) -> list[Any]:
-    spec = obj.get("spec") or {}
-    return [
-        spec.get("paused"),
-        spec.get("infrastructureRef"),
-        clusterapi.infrastructure_provisioned(obj),
-        obj["metadata"].get("deletionTimestamp"),
-        annotations_of(obj).get(names.SUSPEND_ADDONS_ANNOTATION),
-        *(
-            labels_of(obj).get(name)
-            for name in (names.WATCH_FILTER_LABEL, names.AUTO_IMPORT_LABEL, *names.FLEET_LABELS)
-        ),
-    ]
-
-
-def _machine_fields(obj: Obj) -> list[Any]:
-    return [
-        clusterapi.bootstrap_secret_name(obj),
-        clusterapi.failure_domain(obj),
-        obj["metadata"].get("deletionTimestamp"),
-        clusterapi.is_control_plane(obj),
-    ]
-
-
-def _vm_fields(obj: Obj) -> list[Any]:
-    status = obj.get("status") or {}
-    return [
-        obj["metadata"].get("uid"),
-        obj["metadata"].get("deletionTimestamp"),
-        obj["metadata"].get("generation"),
-        obj["metadata"].get("annotations"),
-        status.get("printableStatus"),
-        status.get("phase"),
-        status.get("nodeName"),
-        status.get("interfaces"),
-        paused(obj),
-        agent_connected(obj),
-    ]
-
-
-def _without_status(change: Change) -> bool:
-    """Whether a VM was added that KubeVirt has not seen, as after the provider's own write: its status will follow."""
-    added = change.old is None and change.new is not None
-    return added and change.resource.kind == "VirtualMachine" and not change.obj.get("status")
-
-
-def _backend_fields(obj: Obj) -> list[Any]:
-    return [labels_of(obj), annotations_of(obj).get(names.OWNER_UID_ANNOTATION)]
-
-
-def _host_fields(obj: Obj) -> list[Any]:
-    return [obj["metadata"].get("labels"), obj.get("spec"), (obj.get("status") or {}).get("conditions")]
-
-
-def _may_serve_more(change: Change) -> bool:
-    """Whether a pool may have an address for a request that it refused before: allocations alone change nothing."""
-    if change.old is None or change.new is None:
-        return True
-    return not _entries(change.old) <= _entries(change.new) or _pool_fields(change.old) != _pool_fields(change.new)
-
-
-def _lost_holders(change: Change) -> list[str]:
-    """Ids of which a pool had an address and has it no more."""
-    return [holder for _, holder in _entries(change.old) - _entries(change.new)]
-
-
-def _entries(pool: Obj | None) -> ItemsView[str, str]:
-    """Addresses of a pool with their holders."""
-    return ippool.allocated(pool or {}).items()
-
-
-def _pool_fields(obj: Obj) -> list[Any]:
-    # Without the marks of addresses, which each allocation adds, and that of the end of a write without an answer.
-    ours = (names.ADDRESS_HOLDER_PREFIX, names.SUPERSEDED_ANNOTATION)
-    own = {name: value for name, value in annotations_of(obj).items() if not name.startswith(ours)}
-    return [obj.get("spec"), own, obj["metadata"].get("deletionTimestamp")]
-
-
-def _architecture(obj: Obj) -> str | None:
-    return labels_of(obj).get(ARCHITECTURE)
-
-
-def _node_fields(obj: Obj) -> list[Any]:
-    # Not the labels: with another client that sets zone and region, too, each would answer the other forever.
-    return [obj["spec"].get("providerID"), obj["spec"].get("taints"), obj["metadata"].get("uid")]
-
-
-def _became_initialized(change: Change, machine: Obj) -> bool:
-    """Whether a Node that was there lacks nothing any more, as after the provider's own write."""
-    if change.old is None or change.new is None or uid_of(change.old) != uid_of(change.new):
+    Then this use is recorded, too, whatever its cluster does with volumes.
+    """
+    if change.new is None or change.resource.kind != "VirtualMachine":
         return False
-    provider_id = change.new["spec"].get("providerID")
-    return provider_id == machine["spec"].get("providerID") and not initialization(change.new, provider_id)
+    namespace = session.namespaces.get(change.key.namespace)
+    if namespace is None:
+        return False
+    claims = (namespace.claims.get(change.key.namespace, n) for n in hotplugged_claims(change.new))
+    return any(names.GUEST_OF_ANNOTATION in annotations_of(claim) for claim in claims if claim)
+
+
+def _concerns_evacuation(sessions: _Sessions, change: Change) -> bool:
+    """Return whether an instance comes to a host that is evacuated, or leaves one."""
+    if change.resource.kind != "VirtualMachineInstance":
+        return False
+    before, after = (str(at(obj, "status", "nodeName") or "") for obj in (change.old, change.new))
+    if before == after:
+        return False
+    hosts = (session.hosts.get("", name) for session in sessions for name in (before, after))
+    return any(host is not None and evacuation.is_wanted(host) for host in hosts)

@@ -1,4 +1,4 @@
-"""Wires the provider: caches first, then queues, controllers, and the event handlers that feed the queues."""
+"""Create and connect all parts of the provider: caches, queues, controllers, event handlers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from caphv.api.object import NAMESPACES, Key, key_of, uid_of
 from caphv.runtime.addresses import AddressPolicy
 from caphv.runtime.budget import MIB, SHARED_CACHE_BYTES
 from caphv.runtime.client import ApiClient
+from caphv.runtime.clientconfig import own_namespace, process_configuration
 from caphv.runtime.controller import Controller
 from caphv.runtime.discovery import served_version
 from caphv.runtime.election import LeaderElection
 from caphv.runtime.errors import Forbidden, NotFound, ServerFault, TooManyRequests, Unreachable
-from caphv.runtime.eventloop import unless_stopped
+from caphv.runtime.eventloop import run_until_stop
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.health import HealthServer
 from caphv.runtime.heartbeat import Heartbeat
-from caphv.runtime.kubeconfig import own_namespace, process_configuration
 from caphv.runtime.manager import BindAddresses, Manager
 from caphv.runtime.metrics_auth import MetricsAuth
 from caphv.runtime.queue import Group
@@ -38,6 +38,7 @@ from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.pools import used_pools
 from reconciler.context import Context
 from reconciler.eventhandlers import EventHandlers
+from reconciler.extension.server import ExtensionServer
 from reconciler.harvester import connectionmetrics, poolmetrics
 from reconciler.harvester.sessions import Sessions
 from reconciler.machine.controller import MachineReconciler
@@ -55,11 +56,17 @@ _WAITING = "waiting for the management cluster"
 
 @dataclass(frozen=True, slots=True)
 class ProviderOptions:
-    """Options of `caphv run`. `namespace` and `watch_filter` limit which objects this process reconciles.
+    """Options of `caphv run`.
 
-    With a `namespace`, nothing is read in other namespaces, so that a Role is enough. Identity Secrets must be there,
-    too. `metrics_certificate` is a folder for `secure_metrics`, see `MetricsAuth`. `address_policy` says where
-    kubeconfigs in Secrets may lead. `harvester_cache_mib` is the memory for cached objects of one Harvester.
+    With a `namespace`, the provider reads nothing in other namespaces, so that a Role is enough.
+    Identity Secrets must be in that namespace, too. `watch_filter` also limits which objects this
+    process reconciles.
+
+    :param metrics_certificate: a folder for `secure_metrics`, see `MetricsAuth`
+    :param address_policy: addresses to which kubeconfigs in Secrets may lead
+    :param harvester_cache_mib: memory for cached objects of one Harvester
+    :param extension_address: where to serve the runtime extension, `[host]:port`; empty for nowhere
+    :param extension_certificate: folder with the certificate of the runtime extension
     """
 
     kubeconfig: str = ""
@@ -74,19 +81,25 @@ class ProviderOptions:
     metrics_certificate: Path | None = None
     address_policy: AddressPolicy = field(default_factory=AddressPolicy)
     harvester_cache_mib: int = SHARED_CACHE_BYTES // MIB
+    extension_address: str = ""
+    extension_certificate: Path = Path()
 
 
 async def run(
-    options: ProviderOptions, stop: asyncio.Event, parts: Callable[[ApiClient], Sequence[Runnable]] | None = None
+    options: ProviderOptions,
+    stop: asyncio.Event,
+    parts: Callable[[ApiClient], Sequence[Runnable]] | None = None,
 ) -> None:
     """Run the provider and `parts` until `stop` is set. Raises `KubeconfigError`, `LeaseLost`."""
-    own = await process_configuration(options.kubeconfig)
+    configuration = await process_configuration(options.kubeconfig)
     policy = options.address_policy
     policy.record_own(os.environ.get("KUBERNETES_SERVICE_HOST", ""))
-    client = ApiClient(dataclasses.replace(own, check_address=policy.record_own), name="management")
+    client = ApiClient(
+        dataclasses.replace(configuration, check_address=policy.record_own), name="management"
+    )
     try:
         async with HealthServer(options.addresses.health, _WAITING) as health:
-            provider = await unless_stopped(Provider.connect(client, options, health), stop)
+            provider = await run_until_stop(Provider.connect(client, options, health), stop)
             if provider is None:
                 return
             for part in parts(client) if parts else ():
@@ -97,7 +110,7 @@ async def run(
 
 
 class Provider:
-    """All parts, wired; `manager.run` starts them."""
+    """All parts of the provider, connected to each other; `manager.run` starts them."""
 
     def __init__(
         self,
@@ -108,90 +121,74 @@ class Provider:
         management_cluster: str,
         health: HealthServer | None = None,
     ) -> None:
+        # Set the fence first, because the objects created below copy it from the client.
         election = _election(client, options)
         if election:
             client.fence = election.fence
-        selector = f"{names.WATCH_FILTER_LABEL}={options.watch_filter}" if options.watch_filter else ""
-        caches = Caches.create(
-            client, cluster_api_version=cluster_api_version, namespace=options.namespace, selector=selector
-        )
-        policy = options.address_policy
-        sessions = Sessions(
-            client.fence,
-            policy.check,
-            caches.count_machines,
-            caches.clusters_with,
-            management_cluster=management_cluster,
-            cache_bytes=options.harvester_cache_mib * MIB,
-        )
-        groups = Groups(caches, sessions)
-        queues = Queues(
-            concurrency=options.concurrency, cluster_group=groups.of_cluster, machine_group=groups.of_machine
-        )
-        self.context = Context(
-            client=client,
-            management_cluster=management_cluster,
-            events=EventRecorder(client, COMPONENT),
-            caches=caches,
-            queues=queues,
-            sessions=sessions,
-            workloads=WorkloadClusters(client, caches.clusters, caches.secrets, policy.check_workload, client.fence),
-            object_watches=ObjectWatches(),
-            rancher=Rancher(client),
-            namespace=options.namespace,
-            identity_finalizer=names.identity_finalizer(options.watch_filter),
-            cross_namespace_refs=options.cross_namespace_refs,
-            allow_insecure_identities=options.allow_insecure_identities,
-        )
+
+        self.context = _create_context(client, options, cluster_api_version, management_cluster)
+
+        metrics_auth = None
+        if options.secure_metrics:
+            metrics_auth = MetricsAuth(client, options.metrics_certificate)
         self.manager = Manager(
             addresses=options.addresses,
             election=election,
             health=health,
-            metrics_auth=MetricsAuth(client, options.metrics_certificate) if options.secure_metrics else None,
+            metrics_auth=metrics_auth,
         )
         if election is None:
             self.manager.add_runnable(_heartbeat(client, options))
-        for informer in caches:
-            self.manager.add_informer(informer)
-        for controller in self._controllers(options.concurrency):
-            self.manager.add_controller(controller)
-        self.manager.add_task(self.context.events.run)
-        self.manager.add_task(lambda: resync.run(caches, queues))
-        self.manager.on_start(self._start)
-        self.manager.on_scrape(lambda: connectionmetrics.report(sessions))
-        self.manager.on_scrape(lambda: poolmetrics.report(used_pools(self.context)))
-        self.manager.on_stop(self._stop)
+        if options.extension_address:
+            self.manager.add_runnable(
+                ExtensionServer(
+                    options.extension_address, options.extension_certificate, self.context.caches
+                )
+            )
+        self._fill_manager(options.concurrency)
+
+    def _fill_manager(self, concurrency: int) -> None:
+        """Add caches, controllers and tasks to the manager, which starts them in this order."""
+        context, manager = self.context, self.manager
+        for informer in context.caches:
+            manager.add_informer(informer)
+        for controller in self._controllers(concurrency):
+            manager.add_controller(controller)
+        manager.add_task(context.events.run)
+        manager.add_task(lambda: resync.run(context.caches, context.queues))
+
+        manager.on_start(self._start)
+        manager.on_scrape(lambda: connectionmetrics.report(context.sessions))
+        manager.on_scrape(lambda: poolmetrics.report(used_pools(context)))
+        manager.on_stop(self._stop)
 
     def _controllers(self, concurrency: int) -> Iterator[Controller]:
+        """Yield one controller per kind, and one for the finalizers of identity Secrets."""
         context, queues = self.context, self.context.queues
         protection = IdentityProtection(context)
-        yield Controller(
-            "harvestercluster",
-            ClusterReconciler(context, protection).reconcile,
-            queue=queues.clusters,
-            concurrency=concurrency,
-        )
-        yield Controller(
-            "harvestermachine",
-            MachineReconciler(context).reconcile,
-            queue=queues.machines,
-            concurrency=concurrency,
-        )
-        yield Controller(
-            "harvestermachinetemplate",
-            MachineTemplateReconciler(context).reconcile,
-            queue=queues.templates,
-            concurrency=2,
-        )
-        yield Controller("identity", protection.reconcile, queue=queues.identities, concurrency=2)
+        clusters = ClusterReconciler(context, protection)
+        machines = MachineReconciler(context)
+        templates = MachineTemplateReconciler(context)
+
+        for name, reconcile, queue, workers in (
+            ("harvestercluster", clusters.reconcile, queues.clusters, concurrency),
+            ("harvestermachine", machines.reconcile, queues.machines, concurrency),
+            ("harvestermachinetemplate", templates.reconcile, queues.templates, 2),
+            ("identity", protection.reconcile, queues.identities, 2),
+        ):
+            yield Controller(name, reconcile, queue=queue, concurrency=workers)
 
     @classmethod
-    async def connect(cls, client: ApiClient, options: ProviderOptions, health: HealthServer | None = None) -> Provider:
-        """Ask the management cluster for its identity and API versions, and retry until it answers."""
+    async def connect(
+        cls, client: ApiClient, options: ProviderOptions, health: HealthServer | None = None
+    ) -> Provider:
+        """Ask the management cluster for its identity and API versions until it answers."""
         delay = 0.5
         while True:
             try:
-                version = await served_version(client, resources.CLUSTER_API_GROUP, resources.CLUSTER_API_VERSIONS)
+                version = await served_version(
+                    client, resources.CLUSTER_API_GROUP, resources.CLUSTER_API_VERSIONS
+                )
                 management_cluster = uid_of(await client.get(NAMESPACES, "kube-system"))
                 return cls(
                     client,
@@ -202,13 +199,18 @@ class Provider:
                 )
             except (NotFound, TooManyRequests, ServerFault, Unreachable) as error:
                 log.warning("management cluster is not ready, retrying in %.1f s: %s", delay, error)
-            except Forbidden as error:  # also of a server that has just started, or of roles that are applied later
-                log.warning("management cluster refuses this provider, retrying in %.1f s: %s", delay, error)
+            except Forbidden as error:
+                # A server refuses requests right after its start, and until roles are applied.
+                log.warning(
+                    "management cluster refuses this provider, retrying in %.1f s: %s",
+                    delay,
+                    error,
+                )
             await asyncio.sleep(delay)
             delay = min(delay * 2, 15)
 
     async def _start(self) -> None:
-        # Only the leader reconciles, so only the leader has queues to feed.
+        # Only the leader reconciles, so only the leader needs the handlers that feed the queues.
         EventHandlers(self.context).connect()
 
     async def _stop(self) -> None:
@@ -219,14 +221,70 @@ class Provider:
         await self.context.sessions.close()
 
 
-class Groups:
-    """Groups of keys in their queues: accounts take turns, and all accounts on one server share the limit.
+def _create_context(
+    client: ApiClient, options: ProviderOptions, cluster_api_version: str, management_cluster: str
+) -> Context:
+    """Create the context of all reconcilers. Nothing connects before the manager starts.
 
-    A key whose server is not known yet is in the group without a name.
+    :param client: client of the management cluster
+    :param options: options of this process
+    :param cluster_api_version: the version of Cluster API that the management cluster serves
+    :param management_cluster: uid of the management cluster
+    """
+    selector = f"{names.WATCH_FILTER_LABEL}={options.watch_filter}" if options.watch_filter else ""
+    caches = Caches.create(
+        client,
+        cluster_api_version=cluster_api_version,
+        namespace=options.namespace,
+        selector=selector,
+    )
+
+    policy = options.address_policy
+    sessions = Sessions(
+        client.fence,
+        policy.check,
+        caches.count_machines,
+        caches.clusters_with,
+        management_cluster=management_cluster,
+        cache_bytes=options.harvester_cache_mib * MIB,
+    )
+    workloads = WorkloadClusters(
+        client, caches.clusters, caches.secrets, policy.check_workload, client.fence
+    )
+
+    groups = Groups(caches, sessions)
+    queues = Queues(
+        concurrency=options.concurrency,
+        cluster_group=groups.of_cluster,
+        machine_group=groups.of_machine,
+    )
+
+    return Context(
+        client=client,
+        management_cluster=management_cluster,
+        events=EventRecorder(client, COMPONENT),
+        caches=caches,
+        queues=queues,
+        sessions=sessions,
+        workloads=workloads,
+        object_watches=ObjectWatches(),
+        rancher=Rancher(client),
+        namespace=options.namespace,
+        identity_finalizer=names.identity_finalizer(options.watch_filter),
+        cross_namespace_refs=options.cross_namespace_refs,
+        allow_insecure_identities=options.allow_insecure_identities,
+    )
+
+
+class Groups:
+    """Group keys in queues: accounts take turns, and accounts of one server share its limit.
+
+    While the server of a key is unknown, the key is in the group without a name.
     """
 
     def __init__(self, caches: Caches, sessions: Sessions) -> None:
-        self._caches, self._sessions = caches, sessions
+        self._caches = caches
+        self._sessions = sessions
 
     def of_cluster(self, key: Key) -> Group:
         """Return the group of a HarvesterCluster."""
@@ -244,18 +302,20 @@ def _election(client: ApiClient, options: ProviderOptions) -> LeaderElection | N
     if not options.leader_elect:
         return None
     # Deployments that share the load by filter or namespace each elect a leader of their own.
-    name = _of_share(names.LEASE, options)
+    name = _lease_name(names.LEASE, options)
     return LeaderElection(client, namespace=own_namespace(), name=name, identity=_identity())
 
 
 def _heartbeat(client: ApiClient, options: ProviderOptions) -> Heartbeat:
-    name = _of_share(names.HEARTBEAT_LEASE, options)
+    name = _lease_name(names.HEARTBEAT_LEASE, options)
     return Heartbeat(client, namespace=own_namespace(), name=name, identity=_identity())
 
 
-def _of_share(lease: str, options: ProviderOptions) -> str:
-    share = re.sub(r"[^a-z0-9]+", "-", f"{options.watch_filter} {options.namespace}".lower()).strip("-")
-    return f"{share}.{lease}" if share else lease
+def _lease_name(lease: str, options: ProviderOptions) -> str:
+    """Return the name of a Lease for the share of objects that this process reconciles."""
+    share = f"{options.watch_filter} {options.namespace}".lower()
+    prefix = re.sub(r"[^a-z0-9]+", "-", share).strip("-")
+    return f"{prefix}.{lease}" if prefix else lease
 
 
 def _identity() -> str:

@@ -1,8 +1,9 @@
-"""The provider's metrics, with the names, labels and buckets on which dashboards and alerts of existing users rely."""
+"""The provider's metrics.
+
+Dashboards and alerts of existing users rely on their names, labels and buckets.
+"""
 
 from __future__ import annotations
-
-import datetime
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -16,13 +17,19 @@ MACHINE_CREATION_SECONDS = Histogram(
 MACHINE_DELETE = Counter("caphv_machine_delete_total", "VM deletion attempts.")
 MACHINE_DELETE_ERRORS = Counter("caphv_machine_delete_errors_total", "Failed VM deletion attempts.")
 MACHINE_STATUS = Gauge(
-    "caphv_machine_status", "1 if the machine is ready, otherwise 0; absent while it is paused.", ["cluster", "machine"]
+    "caphv_machine_status",
+    "1 if the machine is ready, otherwise 0; absent while it is paused.",
+    ["cluster", "machine"],
 )
 MACHINE_RECONCILE_SECONDS = Histogram(
-    "caphv_machine_reconcile_duration_seconds", "Duration of a machine's reconcile: normal or delete.", ["operation"]
+    "caphv_machine_reconcile_duration_seconds",
+    "Duration of a machine's reconcile: normal or delete.",
+    ["operation"],
 )
 IPPOOL_ALLOCATIONS = Counter("caphv_ippool_allocations_total", "Address allocation attempts.")
-IPPOOL_ALLOCATION_ERRORS = Counter("caphv_ippool_allocation_errors_total", "Failed address allocation attempts.")
+IPPOOL_ALLOCATION_ERRORS = Counter(
+    "caphv_ippool_allocation_errors_total", "Failed address allocation attempts."
+)
 IPPOOL_RELEASES = Counter("caphv_ippool_releases_total", "Addresses released to their pool.")
 IPPOOL_FREE = Gauge(
     "caphv_ippool_free_addresses",
@@ -30,12 +37,18 @@ IPPOOL_FREE = Gauge(
     ["harvester", "pool"],
 )
 ETCD_REMOVE = Counter("caphv_etcd_member_remove_total", "etcd member removal attempts.")
-ETCD_REMOVE_ERRORS = Counter("caphv_etcd_member_remove_errors_total", "Failed etcd member removals.")
+ETCD_REMOVE_ERRORS = Counter(
+    "caphv_etcd_member_remove_errors_total", "Failed etcd member removals."
+)
 CLUSTER_RECONCILE_SECONDS = Histogram(
-    "caphv_cluster_reconcile_duration_seconds", "Duration of a cluster's reconcile: normal or delete.", ["operation"]
+    "caphv_cluster_reconcile_duration_seconds",
+    "Duration of a cluster's reconcile: normal or delete.",
+    ["operation"],
 )
 CLUSTER_READY = Gauge(
-    "caphv_cluster_ready", "1 if the cluster is ready, otherwise 0; absent while it is paused.", ["cluster"]
+    "caphv_cluster_ready",
+    "1 if the cluster is ready, otherwise 0; absent while it is paused.",
+    ["cluster"],
 )
 IDENTITY_EXPIRY = Gauge(
     "caphv_identity_expiry_seconds",
@@ -50,8 +63,8 @@ HARVESTER_SECONDS = Histogram(
 )
 HARVESTER_ERRORS = Counter(
     "caphv_harvester_request_errors_total",
-    "Requests and watches that Harvester refused (401, 403, 429), failed (5xx) or did not answer (none). "
-    "Denials by admission webhooks do not count.",
+    "Requests and watches that Harvester refused (401, 403, 429), failed (5xx) or did not answer "
+    "(none). Denials by admission webhooks do not count.",
     ["identity", "code"],
 )
 HARVESTER_REACHABLE = Gauge(
@@ -61,8 +74,8 @@ HARVESTER_REACHABLE = Gauge(
 )
 IDENTITY_ACCEPTED = Gauge(
     "caphv_identity_accepted",
-    "1 if Harvester accepts the credentials of an identity Secret, 0 if it rejects them (401); absent while it does "
-    "not answer.",
+    "1 if Harvester accepts the credentials of an identity Secret, 0 if it rejects them (401); "
+    "absent while it does not answer.",
     ["identity"],
 )
 NODE_INIT = Counter("caphv_node_init_total", "Node initialization attempts.")
@@ -79,14 +92,14 @@ _REFUSALS = (401, 403, 429)
 
 
 class IdentityRequests:
-    """Counts the requests of one identity (`<namespace>/<Secret>`) to Harvester."""
+    """Count the requests of one identity (`<namespace>/<Secret>`) to Harvester."""
 
     def __init__(self, identity: str) -> None:
-        # Looked up once: this is called for each request.
+        # Look the labels up once, because `count` is called for each request.
         self._seconds = HARVESTER_SECONDS.labels(identity)
         self._identity = identity
 
-    def answered(self, code: int, seconds: float | None) -> None:
+    def count(self, code: int, seconds: float | None) -> None:
         """Count one response, as reported by `ApiClient`."""
         if seconds is not None:
             self._seconds.observe(seconds)
@@ -98,9 +111,3 @@ def forget_identity(identity: str) -> None:
     """Remove the series of an identity that is no longer used."""
     HARVESTER_SECONDS.remove_by_labels({"identity": identity})
     HARVESTER_ERRORS.remove_by_labels({"identity": identity})
-
-
-def age(timestamp: str) -> float:
-    """Seconds since a time that an API server wrote (whole seconds; never negative)."""
-    moment = datetime.datetime.fromisoformat(timestamp)
-    return max(0.0, (datetime.datetime.now(datetime.UTC) - moment).total_seconds())

@@ -1,4 +1,4 @@
-"""The work queues of all controllers. They exist before what feeds them."""
+"""The work queues of all controllers, which exist before the handlers that feed them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,25 @@ GroupOf = Callable[[Key], Group]
 class Queues:
     """One queue of keys per kind.
 
-    `cluster_group` and `machine_group` limit what waits for one Harvester: a slow one never takes all workers.
+    :param concurrency: how many workers each of the controllers has
+    :param cluster_group: returns the group of a HarvesterCluster, by its Harvester
+    :param machine_group: returns the group of a HarvesterMachine
     """
 
     def __init__(
-        self, *, concurrency: int = 32, cluster_group: GroupOf | None = None, machine_group: GroupOf | None = None
+        self,
+        *,
+        concurrency: int = 32,
+        cluster_group: GroupOf | None = None,
+        machine_group: GroupOf | None = None,
     ) -> None:
+        # A slow Harvester must never take all workers.
         limit = max(1, concurrency * 3 // 4)
-        self.clusters: WorkQueue[Key] = WorkQueue("harvestercluster", group_of=cluster_group, group_limit=limit)
-        self.machines: WorkQueue[Key] = WorkQueue("harvestermachine", group_of=machine_group, group_limit=limit)
+        self.clusters: WorkQueue[Key] = WorkQueue(
+            "harvestercluster", group_of=cluster_group, group_limit=limit
+        )
+        self.machines: WorkQueue[Key] = WorkQueue(
+            "harvestermachine", group_of=machine_group, group_limit=limit
+        )
         self.identities: WorkQueue[Key] = WorkQueue("identity")
         self.templates: WorkQueue[Key] = WorkQueue("harvestermachinetemplate")

@@ -1,7 +1,8 @@
-"""Requeues objects that have not converged, now and then.
+"""Requeue objects that have not converged every few minutes.
 
-Every stop has a trigger, so this should find nothing to do: it turns a defect in that into a delay. It reads caches
-only, and adds keys over the whole interval, so that no burst follows.
+Every stop has a trigger, so this should find nothing to do. Should a trigger be missing, this turns
+a permanent stop into a delay. It reads caches only, and adds keys over the whole interval, so that
+no burst follows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from reconciler.caches import Caches
 from reconciler.queues import Queues
 
 INTERVAL = (300.0, 600.0)
-"""Seconds between two rounds, at random."""
+"""Shortest and longest time between two rounds in seconds; the time is chosen at random."""
 
 
 async def run(caches: Caches, queues: Queues) -> None:
@@ -34,14 +35,15 @@ def requeue(caches: Caches, queues: Queues, *, within: float) -> None:
         (caches.harvester_machines, queues.machines),
     ):
         for obj in informer.store:
-            if not converged(obj, caches.cluster_of(obj)):
+            if not has_converged(obj, caches.cluster_of(obj)):
                 queue.add_after(key_of(obj), random.uniform(0.0, within))
 
 
-def converged(obj: Obj, cluster: Obj | None) -> bool:
-    """Whether nothing is to be done for an object, or nothing may be done because it is paused."""
+def has_converged(obj: Obj, cluster: Obj | None) -> bool:
+    """Return whether nothing is left to do for an object, or it is paused by a user."""
+    reported = (obj.get("status") or {}).get("conditions") or []
     if clusterapi.paused(cluster, obj):
-        return True
-    return not being_deleted(obj) and conditions.is_true(
-        (obj.get("status") or {}).get("conditions") or [], ConditionType.READY
-    )
+        # A cluster with this condition is paused to be parked, and its VMs have to stay stopped.
+        is_parked = conditions.get_condition(reported, ConditionType.PARKED) is not None
+        return clusterapi.paused(None, obj) or not is_parked
+    return not being_deleted(obj) and conditions.is_true(reported, ConditionType.READY)

@@ -1,7 +1,7 @@
-"""How a reconcile reports that it cannot continue, and how it writes its findings: once, at the end.
+"""Report that a reconcile cannot continue, and write its findings once, at the end.
 
-A phase either completes or raises `Blocked`, which is not an error: its condition tells the user what is missing, and
-its trigger requeues the object.
+A phase either completes or raises `Blocked`, which is not an error. Its condition tells the user
+what is missing, and its trigger requeues the object.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from reconciler.triggers import Delay, Trigger
 class Blocked(Exception):
     """The rest of this reconcile has to wait for one of `triggers`, which requeues the object.
 
-    `warn`: a user has to act. `unknown`: the state cannot be determined, for example while Harvester does not answer.
-    `outage`: Harvester answers no request, or rejects these credentials, which says nothing about what runs there: what
-    was ready stays so. An unknown state is an outage, too.
+    :param warn: a user has to act
+    :param unknown: the state cannot be determined, for example while Harvester does not answer
+    :param outage: Harvester does not answer, or rejects these credentials. That says nothing about
+        the VMs there, so objects that were ready stay ready. An unknown state is an outage, too
     """
 
     def __init__(
@@ -37,18 +38,37 @@ class Blocked(Exception):
         outage: bool = False,
     ) -> None:
         super().__init__(message)
-        self.condition, self.reason, self.message = condition, reason, message
-        self.warn, self.unknown, self.outage = warn, unknown, outage or unknown
+        self.condition = condition
+        self.reason = reason
+        self.message = message
+        self.warn = warn
+        self.unknown = unknown
+        self.outage = outage or unknown
         self.triggers = (first, *others)
+
+    def with_advice(self, advice: str) -> Blocked:
+        """Return a copy whose message ends with advice for the user."""
+        return Blocked(
+            self.condition,
+            self.reason,
+            f"{self.message}{advice}",
+            *self.triggers,
+            warn=self.warn,
+            unknown=self.unknown,
+            outage=self.outage,
+        )
 
     @property
     def requeue_after(self) -> float | None:
         """Delay in seconds, None if only events requeue the object."""
-        return min((trigger.seconds for trigger in self.triggers if isinstance(trigger, Delay)), default=None)
+        return min(
+            (trigger.seconds for trigger in self.triggers if isinstance(trigger, Delay)),
+            default=None,
+        )
 
 
 class StatusDraft:
-    """A working copy of an object's status; `patch` returns the difference to the status on the server."""
+    """A working copy of an object's status; `patch` returns the difference to the server."""
 
     def __init__(self, obj: Obj) -> None:
         self._before: dict[str, Any] = obj.get("status") or {}
@@ -58,7 +78,7 @@ class StatusDraft:
         self.warned = ""
 
     def set_true(self, condition: ConditionType, message: str = "") -> None:
-        """Set a condition to True, with the contract's reason for it."""
+        """Set a condition to True, with the reason that the contract has for it."""
         self._set(condition, "True", reason_when_true(condition), message)
 
     def set_false(self, condition: ConditionType, reason: str, message: str = "") -> None:
@@ -70,19 +90,22 @@ class StatusDraft:
         self._set(condition, "Unknown", reason, message)
 
     def is_true(self, condition: ConditionType) -> bool:
-        """Whether a condition holds in the working copy."""
+        """Return whether a condition is True in the working copy."""
         return conditions.is_true(self.fields.get("conditions") or [], condition)
 
     def has_message(self, condition: ConditionType, message: str, reason: str = "") -> bool:
-        """Whether the status on the server has this message already: only a change deserves an Event.
+        """Return whether the server's status has this message already.
 
-        With a reason, the server must have that, too: what was in progress may have failed.
+        Only a change deserves an Event. If a reason is given, the server must have that reason,
+        too, because work in progress may have failed with the same message.
         """
-        known = conditions.get_condition(self._before.get("conditions") or [], condition)
-        return known is not None and known.get("message") == message and reason in ("", known.get("reason"))
+        reported = conditions.get_condition(self._before.get("conditions") or [], condition)
+        if reported is None or reported.get("message") != message:
+            return False
+        return reason in ("", reported.get("reason"))
 
     def has(self, condition: ConditionType) -> bool:
-        """Whether the working copy has the condition, with any status."""
+        """Return whether the working copy has the condition, with any status."""
         return conditions.get_condition(self.fields.get("conditions") or [], condition) is not None
 
     def drop(self, condition: ConditionType) -> None:
@@ -91,47 +114,57 @@ class StatusDraft:
         if len(kept) != len(self.fields.get("conditions") or []):
             self.fields["conditions"] = kept
 
-    def provisioned(self, ready: bool) -> None:
-        """Set `status.ready`, and `initialization.provisioned`, which never returns to false (v1beta2 contract)."""
+    def set_ready(self, ready: bool) -> None:
+        """Set `status.ready`, and `initialization.provisioned` once it is true.
+
+        The latter never returns to false (v1beta2 contract).
+        """
         self.fields["ready"] = ready
         if ready:
             self.fields["initialization"] = {"provisioned": True}
 
-    def moved_to(self, obj: Obj) -> None:
-        """Our own write to the spec created this generation: findings for the previous one apply to it, too."""
-        before, self._generation = self._generation, int(obj["metadata"].get("generation") or 0)
+    def rebase(self, obj: Obj) -> None:
+        """Move the findings to the object that our own write to metadata or spec has returned."""
+        former = self._generation
+        self._generation = int(obj["metadata"].get("generation") or 0)
         for condition in self.fields.get("conditions") or ():
-            if condition.get("observedGeneration") == before:
+            if condition.get("observedGeneration") == former:
                 condition["observedGeneration"] = self._generation
+        # If another client wrote the status meanwhile, the former version stays, so that our write
+        # fails with a conflict.
         if (obj.get("status") or {}) == self._before:
-            self.version = obj["metadata"].get("resourceVersion")  # else another client wrote the status: a conflict
+            self.version = obj["metadata"].get("resourceVersion")
 
-    def written(self, obj: Obj) -> None:
-        """The server has this status now."""
+    def confirm(self, obj: Obj) -> None:
+        """Record that the server has this status now."""
         self._before = _copy(self.fields)
         self.version = obj["metadata"].get("resourceVersion")
 
     def readiness_news(self) -> str:
-        """What to log about a condition `Ready` that differs from the server's; empty for nothing new.
+        """Return the text to log about a change of condition `Ready`.
 
-        What a warning has reported already is no news.
+        Returns an empty text if nothing changed, or if a warning has reported the message already.
         """
-        now = conditions.get_condition(self.fields.get("conditions") or [], ConditionType.READY) or {}
-        before = conditions.get_condition(self._before.get("conditions") or [], ConditionType.READY) or {}
-        if all(now.get(name) == before.get(name) for name in ("status", "reason", "message")):
+        ready, former = _ready_condition(self.fields), _ready_condition(self._before)
+        if all(ready.get(name) == former.get(name) for name in ("status", "reason", "message")):
             return ""
-        if now.get("status") == "True":
+        if ready.get("status") == "True":
             return "Ready"
-        message = now.get("message") or ""
-        return "" if message == self.warned else f"not Ready: {now.get('reason')}: {message}"
+        message = ready.get("message") or ""
+        return "" if message == self.warned else f"not Ready: {ready.get('reason')}: {message}"
 
     def patch(self) -> dict[str, Any] | None:
-        """Merge patch from the server's status to this one, None when they are equal."""
-        changed = {name: value for name, value in self.fields.items() if self._before.get(name) != value}
+        """Return the merge patch from the server's status to this one, None if they are equal."""
+        changed = {
+            name: value for name, value in self.fields.items() if self._before.get(name) != value
+        }
+        # A merge patch removes only fields whose value is null.
         changed.update({name: None for name in self._before if name not in self.fields})
         return changed or None
 
-    def _set(self, condition: ConditionType, status: conditions.Status, reason: str, message: str) -> None:
+    def _set(
+        self, condition: ConditionType, status: conditions.Status, reason: str, message: str
+    ) -> None:
         self.fields["conditions"] = conditions.set_condition(
             self.fields.get("conditions") or [],
             condition,
@@ -143,7 +176,12 @@ class StatusDraft:
         )
 
 
-def _copy(status: dict[str, Any]) -> dict[str, Any]:
-    # There and back is a twentieth of the price of copy.deepcopy, which was a tenth of all that a reconcile costs.
-    copied: dict[str, Any] = orjson.loads(orjson.dumps(status))  # noqa: TID251 - a copy of our own object
+def _ready_condition(status: Obj) -> Obj:
+    return conditions.get_condition(status.get("conditions") or [], ConditionType.READY) or {}
+
+
+def _copy(status: Obj) -> Obj:
+    # A round trip through JSON costs a twentieth of copy.deepcopy, which took a tenth of the time
+    # of a reconcile.
+    copied: Obj = orjson.loads(orjson.dumps(status))  # noqa: TID251 - our own object
     return copied

@@ -1,8 +1,9 @@
-"""Triggers: what requeues an object whose reconcile could not continue.
+"""Triggers, which requeue an object whose reconcile could not continue.
 
-Nothing polls, so a stop without a trigger would be permanent. Therefore `Blocked` requires one, and the type
-checker finds a stop without it. A trigger has to be registered before the state is read on which the stop depends:
-event handlers (`Watched`) always are, and a `Subscription` exists only once it is registered.
+Nothing polls, so a stop without a trigger would be permanent. Therefore `Blocked` requires a
+trigger, and the type checker finds a stop without one. A trigger has to be registered before a
+reconcile reads the state on which the stop depends. Event handlers (`Watched`) are always
+registered, and creating a `Subscription` registers it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from caphv.runtime.queue import WorkQueue
 
 
 class Watched(Enum):
-    """Objects whose changes requeue the objects that depend on them, by `reconciler.eventhandlers`."""
+    """Objects whose changes `reconciler.eventhandlers` maps to the objects that depend on them."""
 
     SELF = "the object itself"
     CLUSTER = "its Cluster"
@@ -37,29 +38,35 @@ class Watched(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Time: for what no watch can report, and for what is debounced."""
+    """A time to wait: for changes that no watch reports, and for states that are debounced."""
 
     seconds: float
 
 
 class Subscription:
-    """Requeues an object at the next notification of a topic.
+    """Requeue an object at the next notification of a topic.
 
-    As a context manager it ends with the block, unless the block raises: then the object depends on the topic.
+    As a context manager, the subscription ends with the block. It stays if the block raises,
+    because the object then depends on the topic.
     """
 
     def __init__(self, topics: Topics, names: tuple[Hashable, ...], subscriber: Subscriber) -> None:
-        self._topics, self._names, self._subscriber = topics, names, subscriber
+        self._topics = topics
+        self._names = names
+        self._subscriber = subscriber
 
     def cancel(self) -> None:
-        """End the subscription: the object does not depend on the topic."""
+        """End the subscription, because the object does not depend on the topic."""
         self._topics.unsubscribe(self._names, self._subscriber)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is None:
             self.cancel()
@@ -70,14 +77,18 @@ Subscriber = tuple[WorkQueue[Key], Key]
 
 
 class Topics:
-    """Topics that cannot be mapped to objects, such as an image or a free address, and the objects that need them."""
+    """Topics, such as an image or a free address, and the objects that wait for them.
+
+    They serve changes that event handlers cannot map to an object.
+    """
 
     def __init__(self) -> None:
-        # Counted, because phases nest: the end of an inner subscription must not end an outer one.
+        # Subscriptions are counted, because phases nest, and the end of an inner subscription must
+        # not end the outer one.
         self._subscribers: dict[Hashable, Counter[Subscriber]] = defaultdict(Counter)
 
     def subscribe(self, queue: WorkQueue[Key], key: Key, *names: Hashable) -> Subscription:
-        """Requeue a key at the next `notify` of one of these topics. Call this before reading their state."""
+        """Requeue a key at the next `notify` of a topic. Call this before reading its state."""
         subscriber = queue, key
         for name in names:
             self._subscribers[name][subscriber] += 1
@@ -96,40 +107,48 @@ class Topics:
                 del self._subscribers[name]
 
     def notify(self, name: Hashable) -> None:
-        """The topic changed: requeue all its subscribers."""
+        """Requeue all subscribers of a topic that has changed."""
         for queue, key in self._subscribers.pop(name, ()):
             queue.add(key)
 
 
 def images(harvester: str) -> Hashable:
-    """Topic: images of a Harvester, by fingerprint of the session."""
+    """Return the topic of the images of a Harvester.
+
+    :param harvester: fingerprint of a session on it
+    """
     return "images", harvester
 
 
 def key_pairs(harvester: str) -> Hashable:
-    """Topic: key pairs of a Harvester."""
+    """Return the topic of the key pairs of a Harvester."""
     return "key pairs", harvester
 
 
 def pool(harvester: str, name: str) -> Hashable:
-    """Topic: an IPPool that appears, changes its spec, or has an address released."""
+    """Return the topic of an IPPool that appears, changes its spec, or has an address released."""
     return "pool", harvester, name
 
 
 def pools(harvester: str) -> Hashable:
-    """Topic: IPPools that appear, disappear or change their spec."""
+    """Return the topic of IPPools that appear, disappear or change their spec."""
     return "pools", harvester
 
 
 def caches(harvester: str) -> Hashable:
-    """Topic: caches of a Harvester that become current, or that fail to."""
+    """Return the topic of the caches of a Harvester that become current or begin to fail."""
     return "caches", harvester
 
 
 def cloud_config(cluster: Key) -> Hashable:
-    """Topic: the kubeconfig for guests of a HarvesterCluster."""
+    """Return the topic of the kubeconfig for guests of a HarvesterCluster."""
     return "cloud config", cluster
 
 
+def guest_parts(cluster: Key) -> Hashable:
+    """Topic: the guest of a HarvesterCluster that is being deleted, whose objects are recorded."""
+    return "guest parts", cluster
+
+
 RANCHER: Hashable = "Rancher"
-"""Topic: what Rancher knows about clusters."""
+"""The topic of Rancher's objects about clusters."""

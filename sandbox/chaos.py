@@ -1,7 +1,8 @@
-"""Random faults from a seed: what a schedule contains, and how it runs against a sandbox.
+"""Random faults from a seed, in a schedule that runs against a sandbox.
 
-The same seed gives the same schedule. Which single requests meet a fault of a `share` below 1, and what the provider
-does meanwhile, depends on timing; so a seed narrows a failure down, it does not replay it.
+The same seed gives the same schedule. Timing decides which single requests meet a fault with a
+`share` below 1, and what the provider does in the meantime. So a seed narrows a failure down, but
+does not replay it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sandbox.environment import Sandbox
 from sandbox.harvester.faults import Fault, Faults
 from sandbox.state import State
 
-# Transport faults and the longest time in seconds for which one is active.
+# Each transport fault, with the longest time in seconds for which it is active.
 FAULTS = {
     "cut-before": 3.0,
     "cut-after": 3.0,
@@ -32,14 +33,17 @@ FAULTS = {
     "watches-gone": 1.0,
     "away": 4.0,
 }
-LONGEST_PAUSE = 1.0
-# One of this many steps kills the provider instead of injecting a fault.
+LONGEST_PAUSE_SECONDS = 1.0
+# On average, one step of this many kills the provider instead of injecting a fault.
 KILL_ONE_OF = 6
 
 
 @dataclass(frozen=True)
 class Step:
-    """After `pause` seconds a fault begins and lasts for `seconds`; without a fault, the provider is killed."""
+    """A step of a schedule. After `pause` seconds, a fault begins and lasts for `seconds`.
+
+    Without a fault, the provider is killed.
+    """
 
     pause: float
     seconds: float
@@ -50,23 +54,28 @@ class Step:
 
 
 def schedule(seed: int, seconds: float, *, kills: bool = True) -> list[Step]:
-    """Return the steps of a seed that together take about `seconds`."""
+    """Return steps from a seed that together take about `seconds`."""
     chance = random.Random(seed)
     steps: list[Step] = []
     while sum(step.pause + step.seconds for step in steps) < seconds:
-        pause = chance.uniform(0, LONGEST_PAUSE)
+        pause = chance.uniform(0, LONGEST_PAUSE_SECONDS)
         if kills and chance.randrange(KILL_ONE_OF) == 0:
             steps.append(Step(pause, 0, None))
             continue
+
         name = chance.choice(sorted(FAULTS))
         share = 1.0 if name in ("away", "create-once") else round(chance.uniform(0.2, 1), 2)
         delay = round(chance.uniform(0.1, 1), 2)
-        steps.append(Step(pause, chance.uniform(0.2, FAULTS[name]), Fault(name, share=share, delay=delay)))
+        steps.append(
+            Step(pause, chance.uniform(0.2, FAULTS[name]), Fault(name, share=share, delay=delay))
+        )
     return steps
 
 
-async def run(box: Sandbox, faults: Faults, steps: Sequence[Step], report: Callable[[str], None]) -> None:
-    """Run a schedule; at the end no fault is active and the provider is running."""
+async def run(
+    box: Sandbox, faults: Faults, steps: Sequence[Step], report: Callable[[str], None]
+) -> None:
+    """Run a schedule. At the end, no fault is active and the provider is running."""
     try:
         for step in steps:
             await asyncio.sleep(step.pause)

@@ -1,7 +1,8 @@
-"""The objects that a user applies to create a cluster in a sandbox: a Cluster of the shipped ClusterClass.
+"""The objects that a user applies to create a cluster in a sandbox.
 
-As for users, everything else follows from its topology: the core creates the objects; stand-ins for the providers of
-RKE2, K3s and kubeadm create control plane machines and bootstrap data.
+The Cluster uses a shipped ClusterClass. As for users, everything else follows from its topology.
+The core creates the objects. Stand-ins for the providers of RKE2 and K3s, and the real providers of
+kubeadm, create control plane machines and bootstrap data.
 """
 
 from __future__ import annotations
@@ -15,20 +16,19 @@ from caphv.api.object import Obj
 from sandbox.clusterclass import HARVESTER_K3S, HARVESTER_KUBEADM, HARVESTER_RKE2
 
 KUBERNETES_VERSION = "v1.36.3"
-# The suffix of each distribution to the Kubernetes version.
+# The suffix that each distribution adds to the Kubernetes version.
 RELEASES = {HARVESTER_RKE2: "+rke2r1", HARVESTER_K3S: "+k3s1", HARVESTER_KUBEADM: ""}
 # The previous patch release, for clusters that will be upgraded.
 EARLIER_VERSION = f"v1.36.2{RELEASES[HARVESTER_RKE2]}"
 LATER_VERSION = f"{KUBERNETES_VERSION}{RELEASES[HARVESTER_RKE2]}"
 CORE_VERSION = "cluster.x-k8s.io/v1beta2"
-INFRASTRUCTURE_VERSION = "infrastructure.cluster.x-k8s.io/v1beta1"
 CLUSTER_LABEL = "cluster.x-k8s.io/cluster-name"
 CONTROL_PLANE_LABEL = "cluster.x-k8s.io/control-plane"
 IDENTITY = "harvester-identity"
-# Where `up` creates the ClusterClasses.
+# The namespace in which `up` creates the ClusterClasses.
 CLASS_NAMESPACE = "default"
 WORKERS = "md-0"
-# RKE2 reads this folder at its first start; the file appears in a guest's user data.
+# RKE2 reads this folder at its first start. The file is in the user data of a guest.
 CNI_FILE = "/var/lib/rancher/rke2/server/manifests/rke2-calico-config.yaml"
 _CNI_CONFIG = """\
 apiVersion: helm.cattle.io/v1
@@ -42,7 +42,10 @@ spec:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """A cluster to create. `load_balancer` and `machines` name IPPools; without `machines`, VMs use DHCP."""
+    """A cluster to create.
+
+    `load_balancer` and `machines` name IPPools. Without `machines`, VMs use DHCP.
+    """
 
     name: str = "demo"
     namespace: str = "demo"
@@ -66,17 +69,20 @@ class ClusterSpec:
 
 
 def manifest(spec: ClusterSpec) -> Obj:
-    """The Cluster."""
+    """Build the Cluster."""
     return {
         "apiVersion": CORE_VERSION,
         "kind": "Cluster",
         "metadata": {"name": spec.name, "namespace": spec.namespace},
-        "spec": {"clusterNetwork": {"pods": {"cidrBlocks": ["10.52.0.0/16"]}}, "topology": topology(spec)},
+        "spec": {
+            "clusterNetwork": {"pods": {"cidrBlocks": ["10.52.0.0/16"]}},
+            "topology": topology(spec),
+        },
     }
 
 
 def identity(spec: ClusterSpec, harvester_kubeconfig: bytes) -> list[Obj]:
-    """The namespace and its identity Secret for Harvester."""
+    """Build the namespace and its identity Secret for Harvester."""
     encoded = base64.b64encode(harvester_kubeconfig).decode()
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": spec.namespace}},
@@ -90,7 +96,29 @@ def identity(spec: ClusterSpec, harvester_kubeconfig: bytes) -> list[Obj]:
 
 
 def definition(spec: ClusterSpec, mtu: int) -> Obj:
-    """The cluster as a ClusterDefinition, with the MTU of its Pod network; machines use IPPools."""
+    """Build the cluster as a ClusterDefinition, whose machines use IPPools.
+
+    `mtu` is the MTU of the Pod network.
+    """
+    machines = {
+        "image": "default/sles-15",
+        "cpu": 2,
+        "diskSize": "40Gi",
+        "extraDisks": [{"size": "10Gi", "storageClass": "harvester-longhorn"}],
+        "sshKeyPair": "default/caphv",
+        "networks": list(spec.networks),
+    }
+    addresses = {
+        "ipPoolRefs": list(spec.machines),
+        "gateway": spec.gateway,
+        "subnetMask": spec.mask,
+        "dnsServers": [spec.gateway],
+    }
+    health_check = {
+        "unhealthyTimeoutSeconds": spec.unhealthy_seconds,
+        "unhealthyLessThanOrEqualTo": 1,
+    }
+
     return {
         "apiVersion": "caphv.io/v1alpha1",
         "kind": "ClusterDefinition",
@@ -102,60 +130,47 @@ def definition(spec: ClusterSpec, mtu: int) -> Obj:
             "targetNamespace": spec.target_namespace,
             "controlPlane": {"replicas": spec.control_planes},
             "workers": [{"name": "workers", "replicas": spec.workers}],
-            "machines": {
-                "image": "default/sles-15",
-                "cpu": 2,
-                "diskSize": "40Gi",
-                "extraDisks": [{"size": "10Gi", "storageClass": "harvester-longhorn"}],
-                "sshKeyPair": "default/caphv",
-                "networks": list(spec.networks),
-            },
-            "addresses": {
-                "ipPoolRefs": list(spec.machines),
-                "gateway": spec.gateway,
-                "subnetMask": spec.mask,
-                "dnsServers": [spec.gateway],
-            },
+            "machines": machines,
+            "addresses": addresses,
             "loadBalancer": {"ipamType": "pool", "ipPoolRef": spec.load_balancer},
             "clusterNetwork": {"podCIDRs": ["10.52.0.0/16"]},
-            "healthCheck": {"unhealthyTimeoutSeconds": spec.unhealthy_seconds, "unhealthyLessThanOrEqualTo": 1},
+            "healthCheck": health_check,
             "addons": {"cni": {"mtu": mtu}},
         },
     }
 
 
 def topology(spec: ClusterSpec) -> Obj:
-    """The topology of the Cluster; unhealthy machines are replaced sooner than by the class's default."""
-    health = {
+    """Build the topology of the Cluster."""
+    # The class's default waits for minutes before it replaces an unhealthy machine.
+    health_check = {
         "checks": {
             "unhealthyNodeConditions": [
                 {"type": "Ready", "status": status, "timeoutSeconds": spec.unhealthy_seconds}
                 for status in ("False", "Unknown")
             ]
-        }
+        },
+        "remediation": {"triggerIf": {"unhealthyLessThanOrEqualTo": 1}},
     }
-    any_one = {"remediation": {"triggerIf": {"unhealthyLessThanOrEqualTo": 1}}}
+    deployment = {
+        "class": "default-worker",
+        "name": WORKERS,
+        "replicas": spec.workers,
+        "healthCheck": health_check,
+    }
+
     return {
         "classRef": {"name": spec.cluster_class, "namespace": spec.class_namespace},
         "version": spec.version,
-        "controlPlane": {"replicas": spec.control_planes, "healthCheck": {**health, **any_one}},
-        "workers": {
-            "machineDeployments": [
-                {
-                    "class": "default-worker",
-                    "name": WORKERS,
-                    "replicas": spec.workers,
-                    "healthCheck": {**health, **any_one},
-                }
-            ]
-        },
+        "controlPlane": {"replicas": spec.control_planes, "healthCheck": health_check},
+        "workers": {"machineDeployments": [deployment]},
         "variables": [{"name": name, "value": value} for name, value in variables(spec).items()],
     }
 
 
 def variables(spec: ClusterSpec) -> dict[str, Any]:
-    """Values for the variables of the class: two disks a machine, and addresses from pools or DHCP."""
-    found: dict[str, Any] = {
+    """Return the class's variables, for machines with two disks and an address by pool or DHCP."""
+    values: dict[str, Any] = {
         "identitySecretName": IDENTITY,
         "targetNamespace": spec.target_namespace,
         "vmNetworks": list(spec.networks),
@@ -163,13 +178,20 @@ def variables(spec: ClusterSpec) -> dict[str, Any]:
         "cpuCount": 2,
         "volumes": [
             {"volumeType": "image", "imageName": spec.image, "volumeSize": "40Gi", "bootOrder": 1},
-            {"volumeType": "storageClass", "storageClass": spec.storage_class, "volumeSize": "10Gi"},
+            {
+                "volumeType": "storageClass",
+                "storageClass": spec.storage_class,
+                "volumeSize": "10Gi",
+            },
         ],
         "controlPlaneFiles": [{"path": CNI_FILE, "content": _CNI_CONFIG}],
     }
+
     if spec.load_balancer:
-        found["loadBalancer"] = {"ipamType": "pool", "ipPoolRef": spec.load_balancer}
+        values["loadBalancer"] = {"ipamType": "pool", "ipPoolRef": spec.load_balancer}
+
     if spec.machines:
-        found |= {"gateway": spec.gateway, "subnetMask": spec.mask, "dnsServers": [spec.gateway]}
-        found["ipPoolRefs"] = list(spec.machines)
-    return found | dict(spec.variables)
+        values |= {"gateway": spec.gateway, "subnetMask": spec.mask, "dnsServers": [spec.gateway]}
+        values["ipPoolRefs"] = list(spec.machines)
+
+    return values | dict(spec.variables)

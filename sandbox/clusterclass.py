@@ -15,33 +15,43 @@ HARVESTER_KUBEADM = "harvester-kubeadm"
 NAMES = (HARVESTER_RKE2, HARVESTER_K3S, HARVESTER_KUBEADM)
 
 
-def shipped(namespace: str, core: str) -> list[Obj]:
-    """All ClusterClasses that a core of an API version can use; kubeadm's has fields that v1beta1 does not have."""
-    if core == v1beta1.VERSION:
-        return [v1beta1.written(obj) for name in (HARVESTER_RKE2, HARVESTER_K3S) for obj in objects(namespace, name)]
-    return [obj for name in NAMES for obj in objects(namespace, name)]
+def shipped_objects(namespace: str, core: str) -> list[Obj]:
+    """Return the ClusterClasses for a core with the API version `core`, and their templates."""
+    if core != v1beta1.VERSION:
+        return [obj for name in NAMES for obj in objects(namespace, name)]
+
+    # The class of kubeadm has fields that v1beta1 does not have.
+    return [
+        v1beta1.to_v1beta1(obj)
+        for name in (HARVESTER_RKE2, HARVESTER_K3S)
+        for obj in objects(namespace, name)
+    ]
 
 
 def objects(namespace: str, name: str) -> list[Obj]:
-    """A ClusterClass and all its templates, templates first."""
-    found = manifests.read(sorted((data.folder("clusterclass") / name).glob("*.yaml")))
-    for obj in found:
+    """Read a ClusterClass and all its templates, templates first."""
+    files = sorted((data.folder("clusterclass") / name).glob("*.yaml"))
+    class_and_templates = manifests.read(files)
+    for obj in class_and_templates:
         obj["metadata"]["namespace"] = namespace
-    return sorted(found, key=lambda obj: str(obj["kind"]) == "ClusterClass")
+    return sorted(class_and_templates, key=lambda obj: str(obj["kind"]) == "ClusterClass")
 
 
-def renamed(found: list[Obj], name: str, new_name: str) -> list[Obj]:
-    """A copy of a ClusterClass in which its name and those of its templates start with the new name."""
-    return [_renamed(obj, name, new_name) for obj in found]
+def rename(class_and_templates: list[Obj], name: str, new_name: str) -> list[Obj]:
+    """Copy a ClusterClass and its templates, and replace the prefix `name` in their names."""
+    return [_rename(obj, name, new_name) for obj in class_and_templates]
 
 
-def _renamed(node: Any, name: str, new_name: str) -> Any:
+def _rename(node: Any, name: str, new_name: str) -> Any:
     if isinstance(node, list):
-        return [_renamed(entry, name, new_name) for entry in node]
+        return [_rename(entry, name, new_name) for entry in node]
     if not isinstance(node, dict):
         return node
-    changed = {key: _renamed(value, name, new_name) for key, value in node.items()}
-    # Names of objects, in their metadata and in references to them.
-    if str(changed.get("name", "")).startswith(name) and ("kind" in changed or "namespace" in changed):
-        changed["name"] = new_name + changed["name"].removeprefix(name)
-    return changed
+
+    copy = {key: _rename(value, name, new_name) for key, value in node.items()}
+    # Replace only names of objects, in their metadata and in references to them. Variables and
+    # patches have names, too.
+    is_object_name = "kind" in copy or "namespace" in copy
+    if is_object_name and str(copy.get("name", "")).startswith(name):
+        copy["name"] = new_name + copy["name"].removeprefix(name)
+    return copy

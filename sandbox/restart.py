@@ -1,4 +1,4 @@
-"""Start single parts of a sandbox again, with the commands that `up` recorded, and wait until they work."""
+"""Start single parts of a sandbox again, with the commands that `up` recorded."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox.capi import core, manager, providers
 from sandbox.guest.workload import DISK
 from sandbox.processes import apiserver, children, network
-from sandbox.processes.children import Process, ProcessError
+from sandbox.processes.children import Process
 from sandbox.state import ProcessRecord, State
 
 SIMULATOR_READY_FILE = "simulator.ready"
 PAGE = "page"
-# Of the parts that are ours. The others are servers written in Go.
+# The time to start each part of our own. The other parts are servers written in Go.
 START_SECONDS = {"provider": 30.0, "simulator": 60.0, PAGE: 30.0}
 LONGEST_START_SECONDS = 90.0
-# A simulator that was killed leaves these behind; the next one starts its own.
+# A simulator that was killed leaves processes with these arguments. The next one starts its own.
 _WORKLOAD_SERVER = "--etcd-prefix=/workload-"
 _DISK = f"/{DISK}"
 
@@ -35,9 +35,9 @@ async def restart(folder: Path, state: State, name: str) -> State:
     Raises ProcessError, NoNetworkError.
     """
     part = state.processes[name]
-    if not part.command:
-        raise ProcessError(f"{name} was started by an earlier version of caphv: use `caphv sandbox up --fresh`")
     await _stop(folder, name, part)
+
+    # etcd holds the socket that claims the sandbox's network.
     with contextlib.ExitStack() as stack:
         holders = [stack.enter_context(network.reclaim(state.network))] if name == "etcd" else []
         process = children.start(
@@ -46,51 +46,60 @@ async def restart(folder: Path, state: State, name: str) -> State:
             part.command,
             env=part.env,
             pass_fds=[holder.fileno() for holder in holders],
-            timer_slack=0.0 if name in START_SECONDS else children.TIMER_SLACK,
+            timer_slack=0.0 if name in START_SECONDS else children.TIMER_SLACK_SECONDS,
         )
-    await children.wait_ready(process, probe(folder, state, name), START_SECONDS.get(name, LONGEST_START_SECONDS))
-    state = dataclasses.replace(state, processes={**state.processes, name: record(process)})
+    await children.wait_ready(
+        process, probe_of(folder, state, name), START_SECONDS.get(name, LONGEST_START_SECONDS)
+    )
+
+    state = dataclasses.replace(state, processes={**state.processes, name: process_record(process)})
     state.save(folder)
     return state
 
 
-def record(process: Process) -> ProcessRecord:
-    """What `sandbox.json` keeps of a process."""
+def process_record(process: Process) -> ProcessRecord:
+    """Return the record of a process in `sandbox.json`."""
     return ProcessRecord(process.pid, list(process.command), dict(process.env))
 
 
-def probe(folder: Path, state: State, name: str) -> Probe:
-    """Return the check whether a part works."""
+def probe_of(folder: Path, state: State, name: str) -> Probe:
+    """Return the probe that checks whether a part works."""
     if name in state.servers:
-        return lambda: _api_server_is_ready(folder, state.servers[name], name)
+        ca = (folder / name / "ca.crt").read_bytes()
+        return lambda: apiserver.is_ready(state.servers[name], ca)
     if name == "core":
         return lambda: _core_is_ready(folder, older_versions=state.settings.older_versions)
     if name in providers.NAMES:
-        return lambda: manager.is_ready(int(_value(state.processes[name].command, "--health-addr=127.0.0.1:")))
+        port = int(_value(state.processes[name].command, "--health-addr=127.0.0.1:"))
+        return lambda: manager.is_ready(port)
     if name == "provider":
-        return lambda: answers(_provider_url(state.processes[name]))
+        address = _value(state.processes[name].command, "--health-probe-bind-address=")
+        return lambda: answers(f"http://{address}/readyz")
     if name == PAGE:
         return lambda: answers(page_url(state.processes[name].command))
     return lambda: _exists(folder / (SIMULATOR_READY_FILE if name == "simulator" else "etcd:0"))
 
 
 async def answers(url: str) -> bool:
-    """Whether a URL answers with status 200."""
+    """Return whether a URL answers with status 200."""
     try:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session, session.get(url) as answer:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
+            session.get(url) as answer,
+        ):
             return answer.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
 
 
 async def _stop(folder: Path, name: str, part: ProcessRecord) -> None:
-    found = [process for process in children.find(folder) if process.pid == part.pid]
+    processes = [process for process in children.find(folder) if process.pid == part.pid]
     if name == "simulator":
         (folder / SIMULATOR_READY_FILE).unlink(missing_ok=True)
-        # Its API servers end with it when it ends in good order.
-        await children.stop(found)
-        found = [process for process in children.find(folder) if _is_workload_server(process)]
-    await children.stop(found, grace=5)
+        # A simulator that ends normally stops its API servers.
+        await children.stop(processes)
+        processes = [process for process in children.find(folder) if _is_workload_server(process)]
+    await children.stop(processes, grace=5)
 
 
 def _is_workload_server(process: psutil.Process) -> bool:
@@ -98,10 +107,6 @@ def _is_workload_server(process: psutil.Process) -> bool:
         words = process.cmdline()
         return any(word.startswith(_WORKLOAD_SERVER) or _DISK in word for word in words)
     return False
-
-
-async def _api_server_is_ready(folder: Path, url: str, name: str) -> bool:
-    return await apiserver.is_ready(url, (folder / name / "ca.crt").read_bytes())
 
 
 async def _core_is_ready(folder: Path, *, older_versions: bool) -> bool:
@@ -119,13 +124,9 @@ def page_url(command: Sequence[str]) -> str:
     return f"http://{_value(command, '--bind-address=')}/{token}/"
 
 
-def _provider_url(part: ProcessRecord) -> str:
-    return f"http://{_value(part.command, '--health-probe-bind-address=')}/readyz"
-
-
 def _value(command: Sequence[str], option: str) -> str:
-    (found,) = (word.removeprefix(option) for word in command if word.startswith(option))
-    return found
+    (value,) = (word.removeprefix(option) for word in command if word.startswith(option))
+    return value
 
 
 async def _exists(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The shipped, least-privilege rights of the provider: on the management cluster, and of its identity on Harvester.
+"""The shipped, least-privilege rights of the provider on the management cluster and on Harvester.
 
 Tests and demos run under these rights, so that a missing one is noticed.
 """
@@ -14,7 +14,8 @@ from sandbox import manifests
 PROVIDER = "system:serviceaccount:caphv-system:caphv-controller-manager"
 PROVIDER_GROUPS = ("system:serviceaccounts", "system:serviceaccounts:caphv-system")
 IDENTITY = "caphv-identity"
-# As accounts from before 0.12 have it: no command makes a binding for guests of each target namespace of the sandbox.
+# Accounts of the Go provider have these rights. The sandbox has them, because no command binds the
+# guests in each of its target namespaces.
 _FORMER: Obj = {
     "apiVersion": "rbac.authorization.k8s.io/v1",
     "kind": "ClusterRole",
@@ -35,26 +36,35 @@ _FORMER: Obj = {
 }
 
 
-def of_provider() -> list[Obj]:
-    """Namespace, account, roles and bindings of the provider on the management cluster."""
+def provider_objects() -> list[Obj]:
+    """Read namespace, account, roles and bindings of the provider on the management cluster."""
     folder = data.folder("deploy/kustomize/base")
-    return manifests.read(folder / name for name in ("namespace.yaml", "rbac.yaml", "webhook-rbac.yaml"))
+    return manifests.read(
+        folder / name for name in ("namespace.yaml", "rbac.yaml", "webhook-rbac.yaml")
+    )
 
 
-def of_identity() -> list[Obj]:
-    """Roles of an identity on Harvester, bound to the user `IDENTITY` as for an account that may use all namespaces."""
+def identity_objects() -> list[Obj]:
+    """Build the roles of an identity on Harvester and bind them to the user `IDENTITY`."""
     roles = [*manifests.read([data.folder("deploy/harvester") / "clusterroles.yaml"]), _FORMER]
     namespaces = sorted({role["metadata"]["namespace"] for role in roles if role["kind"] == "Role"})
+
     return [
-        *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in namespaces),
+        *(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+            for name in namespaces
+        ),
         *roles,
         *(_binding(role) for role in roles),
     ]
 
 
 def _binding(role: Obj) -> Obj:
-    metadata = {name: role["metadata"][name] for name in ("name", "namespace") if name in role["metadata"]}
+    metadata = {
+        name: role["metadata"][name] for name in ("name", "namespace") if name in role["metadata"]
+    }
     group = role["apiVersion"].partition("/")[0]
+
     return {
         "apiVersion": role["apiVersion"],
         "kind": f"{role['kind']}Binding",

@@ -1,7 +1,8 @@
 """Run all simulated parts of a sandbox in one process: `python -m sandbox.simulate --dir <folder>`.
 
-The folder has `sandbox.json` and the kubeconfigs of the API servers, written by `sandbox.environment`. The file
-`simulator.ready` appears once Harvester's objects exist and its webhooks are called.
+The folder has `sandbox.json` and the kubeconfigs of the API servers, written by
+`sandbox.environment`. The file `simulator.ready` appears once Harvester's objects exist and its
+webhooks are called.
 """
 
 from __future__ import annotations
@@ -46,11 +47,12 @@ READY_FILE = "simulator.ready"
 
 
 class Simulator:
-    """The simulated parts of one sandbox; `folder` has its etcd, for the API servers of workload clusters.
+    """The simulated parts of one sandbox.
 
-    On the `management` cluster, the stand-ins for kube-controller-manager and for bootstrap and control plane providers
-    run; `core` is the API version of its core, empty for a management cluster without such providers. `fault_proxy` is
-    the proxy in front of Harvester for fault injection.
+    `folder` has its etcd, for the API servers of workload clusters. On the `management` cluster,
+    the stand-ins for kube-controller-manager and for bootstrap and control plane providers run;
+    `core` is the API version of its core, empty for a management cluster without such providers.
+    `fault_proxy` is the proxy in front of Harvester for fault injection.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Simulator:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Simulator]:
-        """Simulate inside the block; API servers of workload clusters stop with it.
+        """Simulate inside the block. API servers of workload clusters stop with it.
 
         Raises ApiError or Unreachable if Harvester's objects cannot be created.
         """
@@ -84,25 +86,34 @@ class Simulator:
             informers = Informers(client)
             await stack.enter_async_context(_background(informers.run()))
             await informers.wait_synced()
-            # Before anything is written: a killed simulator leaves webhooks behind that nothing serves.
-            await stack.enter_async_context(Admission(informers, self.config).served(client))
+
+            # Serve the webhooks before the first write, because a killed simulator leaves behind
+            # webhooks that nothing serves.
+            await stack.enter_async_context(Admission(informers, self.config).serving(client))
             await seed(client, self.config)
-            works = self._parts(stack, informers)
-            for name, access in (("harvester", self._harvester), ("management", self._management)):
-                if access:
-                    other = await self._client(stack, name, access)
-                    works += [TokenController(other, access.ca).run(), GarbageCollector(other).run()]
-                    if access is self._management and self._core:
-                        works.append(standins.run(other, self._core, self._own_providers))
+
+            controllers = self._harvester_controllers(stack, informers)
+            kubernetes = await self._client(stack, "harvester", self._harvester)
+            controllers += _kubernetes_controllers(kubernetes, self._harvester.ca)
+            if self._management:
+                management = await self._client(stack, "management", self._management)
+                controllers += _kubernetes_controllers(management, self._management.ca)
+                if self._core:
+                    controllers.append(standins.run(management, self._core, self._own_providers))
             if self._fault_proxy:
-                works.append((await stack.enter_async_context(self._fault_proxy.serving())).follow(client))
-            await stack.enter_async_context(_background(*works))
+                proxy = await stack.enter_async_context(self._fault_proxy.serving())
+                controllers.append(proxy.follow(client))
+
+            await stack.enter_async_context(_background(*controllers))
             yield self
 
-    def _parts(self, stack: contextlib.AsyncExitStack, informers: Informers) -> list[Coroutine[Any, Any, None]]:
+    def _harvester_controllers(
+        self, stack: contextlib.AsyncExitStack, informers: Informers
+    ) -> list[Coroutine[Any, Any, None]]:
         addresses, workloads, data_path = Addresses(), Workloads(self._folder), DataPath()
         stack.push_async_callback(workloads.close)
         stack.push_async_callback(data_path.close)
+
         load_balancers = LoadBalancers(informers, self.config, data_path, workloads.answers)
         return [
             VirtualMachines(informers, self.config).run(),
@@ -115,17 +126,27 @@ class Simulator:
             *([VmGuards(informers).run()] if self.config.release.guards_vms else []),
         ]
 
-    async def _client(self, stack: contextlib.AsyncExitStack, name: str, access: Kubeconfig) -> ApiClient:
-        client = access.client(name=name, user_agent="caphv-sandbox", timeout=60.0, untrusted=False)
+    async def _client(
+        self, stack: contextlib.AsyncExitStack, name: str, kubeconfig: Kubeconfig
+    ) -> ApiClient:
+        client = kubeconfig.client(
+            name=name, user_agent="caphv-sandbox", timeout=60.0, untrusted=False
+        )
         stack.push_async_callback(client.close)
         return client
 
 
+def _kubernetes_controllers(client: ApiClient, ca: str) -> list[Coroutine[Any, Any, None]]:
+    """Return the controllers that kube-controller-manager would run."""
+    return [TokenController(client, ca).run(), GarbageCollector(client).run()]
+
+
 @contextlib.asynccontextmanager
-async def _background(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    tasks = [asyncio.ensure_future(work) for work in works]
+async def _background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     for task in tasks:
         task.add_done_callback(_log_failure)
+
     try:
         yield
     finally:
@@ -140,25 +161,35 @@ def _log_failure(task: asyncio.Future[None]) -> None:
 
 
 def from_folder(folder: Path) -> Simulator:
-    """The simulator for a sandbox folder; it ignores settings of other parts in `sandbox.json`."""
+    """Build the simulator for a sandbox folder."""
     state = json.loads((folder / "sandbox.json").read_text())
-    known = {field.name for field in dataclasses.fields(SimulatorConfig)} - {"network"}
-    settings = {name: value for name, value in state.get("settings", {}).items() if name in known}
+    sandbox_settings = state.get("settings", {})
+    # The file has settings of other parts, too.
+    names = {field.name for field in dataclasses.fields(SimulatorConfig)} - {"network"}
+    settings = {name: value for name, value in sandbox_settings.items() if name in names}
     config = SimulatorConfig.from_settings(state["network"], settings)
-    own_providers = state.get("settings", {}).get("own_providers", "").split(",")
-    direct = (folder / "harvester-direct.kubeconfig").exists()
-    harvester, management = (
-        _access(folder, name) for name in ("harvester-direct" if direct else "harvester", "management")
-    )
+    own_providers = sandbox_settings.get("own_providers", "").split(",")
+
+    # The simulation must not meet the faults that the proxy injects.
+    is_proxied = (folder / "harvester-direct.kubeconfig").exists()
+    harvester = _read_kubeconfig(folder, "harvester-direct" if is_proxied else "harvester")
+    management = _read_kubeconfig(folder, "management")
     proxy = None
     if (folder / "identity.kubeconfig").exists():
-        proxy = proxy_of(_access(folder, "identity"), harvester, folder / "harvester")
+        proxy = proxy_of(_read_kubeconfig(folder, "identity"), harvester, folder / "harvester")
+
     return Simulator(
-        folder, config, harvester, management, proxy, core=state.get("core", "v1beta2"), own_providers=own_providers
+        folder,
+        config,
+        harvester,
+        management,
+        proxy,
+        core=state.get("core", "v1beta2"),
+        own_providers=own_providers,
     )
 
 
-def _access(folder: Path, name: str) -> Kubeconfig:
+def _read_kubeconfig(folder: Path, name: str) -> Kubeconfig:
     return parse_kubeconfig((folder / f"{name}.kubeconfig").read_bytes())
 
 
@@ -166,6 +197,7 @@ async def _run(folder: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
     async with from_folder(folder).running():
         (folder / READY_FILE).touch()
         log.info("simulated Harvester ready")

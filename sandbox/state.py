@@ -1,4 +1,4 @@
-"""SandboxSettings and recorded state of a sandbox: the file `sandbox.json` in its folder."""
+"""The settings and the recorded state of a sandbox, in the file `sandbox.json` of its folder."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ STATE_FILE = "sandbox.json"
 class SandboxSettings:
     """Settings of a sandbox.
 
-    A simulated VM boots in `boot_seconds`, varied by up to the fraction `boot_spread`, and its Node registers
-    `register_seconds` later. Its claims are created `claim_seconds` after its instance, and bound after `bind_seconds`;
-    a migration takes `migrate_seconds`, and its guest agent is silent for `agent_seconds` after it or a reboot.
-    The Node of a stopped guest becomes Unknown after `node_lost_seconds`. A second of a load balancer's health check
-    takes `probe_scale` seconds.
+    A simulated VM boots in `boot_seconds`, varied by up to the fraction `boot_spread`, and its Node
+    registers `register_seconds` later. Its claims are created `claim_seconds` after its instance,
+    and bound after `bind_seconds`; a migration takes `migrate_seconds`, and its guest agent is
+    silent for `agent_seconds` after it or a reboot. The Node of a stopped guest becomes Unknown
+    after `node_lost_seconds`. A second of a load balancer's health check takes `probe_scale`
+    seconds.
 
-    `audit` enables audit logs of the management and Harvester API servers. Without `provider`, only its CRDs are
-    installed, to run a provider by hand; with `webhooks`, the provider serves its admission webhooks. With `page`, the
-    live page of `caphv status --serve` is a part of it. Without `older_versions`, CRDs of the core and of the provider
-    have only the version that is stored, which saves a conversion of each change.
-    `harvester` is the simulated release of Harvester.
-    `own_providers` lists distributions, separated by commas, whose bootstrap and control plane providers the user runs.
-    With `kubeadm`, its real bootstrap and control plane providers run; without, its kinds are there and nothing else.
+    `audit` enables audit logs of the management and Harvester API servers. Without `provider`, only
+    its CRDs are installed, to run a provider by hand. With `webhooks`, the provider serves its
+    admission webhooks. With `page`, the sandbox runs the live page of `caphv status --serve`.
+    Without `older_versions`, CRDs of the core and of the provider have only the version that is
+    stored, which saves a conversion of each change. `harvester` is the simulated release of
+    Harvester. `own_providers` lists distributions, separated by commas, whose bootstrap and control
+    plane providers the user runs. With `kubeadm`, the real bootstrap and control plane providers of
+    kubeadm run. Otherwise the sandbox has only the kinds of kubeadm.
     """
 
     provider: bool = True
@@ -63,10 +65,10 @@ class ProcessRecord:
 
 @dataclass(frozen=True)
 class State:
-    """Content of `sandbox.json`; `ready` is set when `up` has completed.
+    """The content of `sandbox.json`. `ready` is set when `up` has completed.
 
-    `core` is the API version of the Cluster API core; `network` is the loopback network for VM addresses; `servers` has
-    the URL of each API server.
+    `core` is the API version of the Cluster API core. `network` is the loopback network for VM
+    addresses. `servers` has the URL of each API server.
     """
 
     settings: SandboxSettings
@@ -79,19 +81,19 @@ class State:
 
     @classmethod
     def load(cls, folder: Path) -> State | None:
-        """Read the state of a folder; None if missing or invalid."""
+        """Read the state of a folder, None if it is missing or invalid."""
         try:
             raw: dict[str, Any] = json.loads((folder / STATE_FILE).read_bytes())
-            parts = {name: _part(part) for name, part in raw.get("processes", {}).items()}
-            return cls(**{**raw, "settings": SandboxSettings(**raw["settings"]), "processes": parts})
-        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError):
+            settings = SandboxSettings(**raw["settings"])
+            records = raw.get("processes", {})
+            processes = {name: ProcessRecord(**record) for name, record in records.items()}
+            return cls(**{**raw, "settings": settings, "processes": processes})
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            # The file is not JSON, or comes from a release whose settings had other fields.
             return None
 
     def save(self, folder: Path) -> None:
         """Write the state of a folder."""
         private_file(folder / STATE_FILE, json.dumps(dataclasses.asdict(self), indent=2).encode())
-
-
-def _part(recorded: Any) -> ProcessRecord:
-    # caphv 0.11 recorded the pid only.
-    return ProcessRecord(recorded) if isinstance(recorded, int) else ProcessRecord(**recorded)

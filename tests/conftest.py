@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             config.hook.pytest_deselected(items=long)
             items[:] = [item for item in items if item not in long]
     if config.getoption("dist", "no") == "loadgroup":
-        key = scheduling.slowest_first((item.nodeid for item in items), scheduling.seconds_of_modules())
+        key = scheduling.slowest_first(item.nodeid for item in items)
         items.sort(key=lambda item: key(item.nodeid))
 
 

@@ -1,1 +1,1 @@
-"""The admission webhook: what an object may contain, and the server that answers the API server."""
+"""The admission webhook: rules for objects, and the server that answers the API server."""

@@ -1,10 +1,15 @@
-"""What admission does with an object: refuse it, warn, or fill in what is left out. Pure, for every entry point.
+"""Decide whether admission refuses an object, warns about it, or fills in defaults.
 
-Upgrades never stop a cluster. A change is refused only for what it brings about: what was wrong before stays a warning,
-and a change that leaves the spec alone is no matter of ours. What Cluster API clones from a template that is stored,
-and what a move or a restore creates, gets warnings for rules that the Go provider did not have, so that scaling,
-remediation and moves continue; the template itself, and what people make by hand, is refused. Objects that are going
-are never blocked.
+This module does no I/O, so every entry point can use it.
+
+An upgrade of the provider never stops a cluster:
+
+- A change is refused only for faults that it introduces. Older faults are warnings, and a change
+  that keeps the spec is not checked.
+- Clones of a stored template, and objects that a move or a restore creates, only get warnings for
+  rules that the Go provider did not have, so that scaling, remediation and moves continue. The same
+  faults refuse the template itself, and objects that users write.
+- Objects that are being deleted are never refused.
 """
 
 from __future__ import annotations
@@ -18,11 +23,21 @@ from typing import Any, NamedTuple
 
 from caphv.api import names
 from caphv.api.bounds import beyond
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from caphv.validation import schema as compiled
 from caphv.validation.finding import Fault, Finding, in_order
 from caphv.validation.rule import Rule
-from webhooks.rules import addresses, cluster, guest, immutability, machine, objectnames, placement, pools, volumes
+from webhooks.rules import (
+    addresses,
+    cluster,
+    guest,
+    immutability,
+    machine,
+    objectnames,
+    placement,
+    pools,
+    volumes,
+)
 from webhooks.rules.cluster import UNSET_HOST
 from webhooks.rules.model import (
     CLUSTER,
@@ -30,6 +45,7 @@ from webhooks.rules.model import (
     CLUSTERS,
     MACHINE,
     MACHINE_TEMPLATE,
+    Field,
     Subject,
     as_advice,
 )
@@ -44,7 +60,9 @@ _FINALIZERS = frozenset(
         names.LEGACY_MACHINE_FINALIZER,
     )
 )
+# The load balancer of every cluster listens here.
 API_PORT = 6443
+# Findings are limited, because a hostile object exceeds bounds at each of its values.
 _MOST_OVERSIZED = 100
 
 
@@ -80,18 +98,24 @@ RULES: dict[str, Rule] = {
 """Every rule by its name, in the order of the documentation."""
 
 
-def _fields(rule: Rule) -> frozenset[str]:
-    """The fields of a spec without any of which a rule finds nothing; empty for a rule that may find something."""
+def _needed_fields(rule: Rule) -> frozenset[str]:
+    """Return the fields of which a spec must have one for the rule to apply; none if unknown."""
     fields = {re.split(r"[.\[]", field)[0] for field in rule.fields}
-    return frozenset(() if fields & {"*", "metadata", "spec"} else fields)
+    return frozenset() if fields & {"*", "metadata", "spec"} else frozenset(fields)
 
 
-_OF_KIND = {kind: tuple((rule, _fields(rule)) for rule in RULES.values() if kind in rule.kinds) for kind in KINDS}
+# Rules are grouped only once, because each review needs them.
+_RULES_OF_KIND = {
+    kind: [(rule, _needed_fields(rule)) for rule in RULES.values() if kind in rule.kinds]
+    for kind in KINDS
+}
 
 
 @dataclass(frozen=True)
 class Review:
-    """A request to create, change or delete an object: `kind` as in `KINDS`, `version` of the API it is written in.
+    """A request to create, change or delete an object.
+
+    `kind` is a key of `KINDS`. `version` is the API version of the object.
 
     `enforced` names rules whose warnings are errors in this installation.
     """
@@ -107,122 +131,167 @@ class Review:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The object is refused if there are `errors`; `warnings` are for the person who sent it."""
+    """The object is refused if there are `errors`. `warnings` are for the user who sent it."""
 
     errors: tuple[Finding, ...] = ()
     warnings: tuple[Finding, ...] = ()
 
 
 def validate(review: Review, *, without: Collection[str] = ()) -> Verdict:
-    """Validate a review by schema and rules; rules named in `without` are left out.
+    """Validate a review by schema and rules, except for rules named in `without`.
 
-    Fields that the schema does not know are no matter of admission: the API server has dropped them before. Raises
-    nothing, whatever the objects look like.
+    Does not report fields that the schema does not know, because the API server has dropped them
+    before. Raises nothing, whatever the objects contain.
     """
     obj = review.object
-    if review.operation not in ("CREATE", "UPDATE") or not isinstance(obj, dict) or _deleted(obj):
+    if review.operation not in ("CREATE", "UPDATE") or not isinstance(obj, dict):
+        return Verdict()
+    # Removing a finalizer must be possible, whatever else is wrong with the object.
+    if _is_being_deleted(obj):
         return Verdict()
     old = review.old if review.operation == "UPDATE" and isinstance(review.old, dict) else None
+    # Controllers often change labels, finalizers and owners, even of objects that a newer release
+    # would refuse.
     if old is not None and old.get("spec") == obj.get("spec"):
         return Verdict()
-    found = [
+
+    findings = [
         replace(finding, advice=False) if finding.rule in review.enforced else finding
         for finding in _findings(review, obj, old, without)
     ]
     if old is None and _existed_before(Subject.of(review.kind, obj)):
-        found = [finding if _refused_by_go(finding) else as_advice(finding) for finding in found]
-    elif old is not None and not all(finding.advice for finding in found):
-        found = list(_known_as_advice(found, _findings(review, old, None, without)))
-    ordered = in_order(found)
+        findings = [_tolerate_unless_go_refused(finding) for finding in findings]
+    # Only errors can stop the change. Without errors, the older state need not be validated.
+    elif old is not None and not all(finding.advice for finding in findings):
+        older_findings = _findings(review, old, None, without)
+        findings = list(_tolerate_older(findings, older_findings))
+
+    ordered = in_order(findings)
     return Verdict(
-        tuple(finding for finding in ordered if not finding.advice),
-        tuple(finding for finding in ordered if finding.advice),
+        errors=tuple(finding for finding in ordered if not finding.advice),
+        warnings=tuple(finding for finding in ordered if finding.advice),
     )
 
 
 def defaults(review: Review) -> list[Obj]:
-    """Return what to fill in as operations of a JSON Patch (RFC 6902), none when nothing is left to fill in.
+    """Return the JSON Patch (RFC 6902) that fills in defaults, empty if none are missing.
 
-    Most fields have no default here because their absence says something: a disk without `bootOrder`, a network without
-    `subnetMask`. The port of an endpoint is the one that the contract fixes. An endpoint that is known is filled in for
-    a placeholder: the Go provider's ClusterClass has one, and the topology of a Cluster would set it again and again.
-    A template that the Go provider stored without a port stays without: it must not change, not even by a default.
+    Most fields have no default here, because their absence has a meaning: a disk without
+    `bootOrder`, a network without `subnetMask`. Only the endpoint of a cluster has defaults:
+
+    - The contract fixes the port. A template that the Go provider stored without a port stays
+      without one, because it must not change, not even by a default.
+    - The endpoint that a cluster already has replaces a placeholder, because the ClusterClass of
+      the Go provider has a placeholder, which the topology of a Cluster would set repeatedly.
     """
-    if not isinstance(review.object, dict) or review.kind not in CLUSTERS or _deleted(review.object):
+    if not isinstance(review.object, dict) or review.kind not in CLUSTERS:
         return []
-    endpoint = Subject.of(review.kind, review.object).spec.at("controlPlaneEndpoint")
+    if _is_being_deleted(review.object):
+        return []
+    endpoint = _endpoint(review.kind, review.object)
+    old_endpoint = _endpoint(review.kind, review.old)
     path = "".join(f"/{part}" for part in endpoint.path)
-    if endpoint.at("host").text == UNSET_HOST and review.kind == CLUSTER and isinstance(review.old, dict):
-        known = Subject.of(review.kind, review.old).spec.at("controlPlaneEndpoint")
-        if known.at("host").text not in ("", UNSET_HOST):
-            return [{"op": "replace", "path": path, "value": known.value}]
+
+    is_placeholder = review.kind == CLUSTER and endpoint.at("host").text == UNSET_HOST
+    if is_placeholder and old_endpoint.at("host").text not in ("", UNSET_HOST):
+        return [{"op": "replace", "path": path, "value": old_endpoint.value}]
+
     if not endpoint.at("host").text or "port" in endpoint.mapping:
         return []
-    if review.kind == CLUSTER_TEMPLATE and isinstance(review.old, dict):
-        stored = Subject.of(review.kind, review.old).spec.at("controlPlaneEndpoint")
-        if "port" not in stored.mapping:
-            return []
+    is_stored_template = review.kind == CLUSTER_TEMPLATE and isinstance(review.old, dict)
+    if is_stored_template and "port" not in old_endpoint.mapping:
+        return []
     return [{"op": "add", "path": f"{path}/port", "value": API_PORT}]
 
 
-def _findings(review: Review, obj: Obj, old: Obj | None, without: Collection[str]) -> Iterable[Finding]:
-    if oversized := list(_oversized(obj)):
-        # Schema and rules would read each of its values.
-        yield from oversized
+def _endpoint(kind: str, obj: Obj | None) -> Field:
+    """Return the endpoint of a cluster or a template, without a value if there is no object."""
+    obj = obj if isinstance(obj, dict) else {}
+    return Subject.of(kind, obj).spec.at("controlPlaneEndpoint")
+
+
+def _findings(
+    review: Review, obj: Obj, old: Obj | None, without: Collection[str]
+) -> Iterable[Finding]:
+    """Yield the findings about an object of a review, by its size, the schema, and the rules.
+
+    :param review: the review, for kind and version of the object
+    :param obj: the object, before or after the change
+    :param old: the object before the change, None to skip checks of the change itself
+    :param without: names of rules to skip
+    """
+    if size_findings := list(_size_findings(obj)):
+        # Skip schema and rules, because they would read each value of the object.
+        yield from size_findings
         return
+
     schema = compiled.load(KINDS[review.kind].schema)
-    found = schema.findings(obj, version=review.version, unknown_fields=False)
-    yield from found
-    # What the schema has reported of a field, no rule repeats in other words.
-    reported = {finding.path for finding in found}
-    for finding in _of_rules(Subject.of(review.kind, obj, old=old, dry_run=review.dry_run), without):
+    schema_findings = schema.findings(obj, version=review.version, unknown_fields=False)
+    yield from schema_findings
+
+    # Rules must not repeat in other words what the schema has reported about a field.
+    reported = {finding.path for finding in schema_findings}
+    subject = Subject.of(review.kind, obj, old=old, dry_run=review.dry_run)
+    for finding in _rule_findings(subject, without):
         if finding.path not in reported:
             yield finding
 
 
-def _oversized(obj: Obj) -> Iterator[Finding]:
-    """What is beyond the bounds that the CRDs set for every list, map and text."""
-    for path, unit, most in islice(beyond(obj.get("spec"), ("spec",)), _MOST_OVERSIZED):
+def _size_findings(obj: Obj) -> Iterator[Finding]:
+    """Report values beyond the bounds that the CRDs set for every list, map and text."""
+    for path, unit, limit in islice(beyond(obj.get("spec"), ("spec",)), _MOST_OVERSIZED):
         if unit == "characters":
-            yield Finding(path, Fault.TOO_LONG, f"must have at most {most:,} characters", "schema-maxLength")
+            detail = f"must have at most {limit:,} characters"
+            yield Finding(path, Fault.TOO_LONG, detail, "schema-maxLength")
         else:
-            yield Finding(path, Fault.TOO_MANY, f"must have at most {most:,} {unit}", "schema-maxItems")
+            detail = f"must have at most {limit:,} {unit}"
+            yield Finding(path, Fault.TOO_MANY, detail, "schema-maxItems")
 
 
-def _of_rules(subject: Subject, without: Collection[str]) -> Iterator[Finding]:
-    # Most machines have few of the fields, and a rule costs a microsecond.
+def _rule_findings(subject: Subject, without: Collection[str]) -> Iterator[Finding]:
+    # Skip rules without their fields. A rule costs a microsecond, and most objects have few fields.
     present = set(subject.spec.mapping)
     if subject.old:
         present.update(subject.old.spec.mapping)
-    for rule, fields in _OF_KIND[subject.kind]:
-        if not (fields and present.isdisjoint(fields)) and rule.name not in without:
+
+    for rule, needed_fields in _RULES_OF_KIND[subject.kind]:
+        is_needed = not needed_fields or not present.isdisjoint(needed_fields)
+        if is_needed and rule.name not in without:
             yield from rule.findings(subject)
 
 
-def _known_as_advice(found: Iterable[Finding], before: Iterable[Finding]) -> Iterator[Finding]:
-    """Turn into warnings as many findings of one kind as there were before."""
-    known = Counter(map(_identity, before))
-    for finding in found:
-        identity = _identity(finding)
-        yield as_advice(finding) if known[identity] > 0 else finding
-        known[identity] -= 1
-
-
-def _refused_by_go(finding: Finding) -> bool:
+def _tolerate_unless_go_refused(finding: Finding) -> Finding:
+    """Return a finding as a warning, unless the Go provider or the schema refuses it, too."""
     rule = RULES.get(finding.rule)
-    return rule is None or rule.refused_by_go or finding.advice
+    return finding if rule is None or rule.refused_by_go else as_advice(finding)
+
+
+def _tolerate_older(
+    findings: Iterable[Finding], older_findings: Iterable[Finding]
+) -> Iterator[Finding]:
+    """Yield the findings, but as warnings if the older object had the same fault."""
+    tolerated = Counter(_identity(finding) for finding in older_findings)
+    for finding in findings:
+        identity = _identity(finding)
+        yield as_advice(finding) if tolerated[identity] > 0 else finding
+        # If one of two equal faults existed before, the second one is new.
+        tolerated[identity] -= 1
 
 
 def _identity(finding: Finding) -> tuple[Any, ...]:
-    """What makes two findings the same; not the place in a list, which changes with what stands before it."""
+    """Return a key that is equal for two findings of the same fault.
+
+    It omits positions in lists, because they depend on the items before them.
+    """
     path = tuple("*" if isinstance(part, int) else part for part in finding.path)
+    # A value may be a list or a mapping, which cannot be part of a key.
     return finding.rule, path, repr(finding.value)
 
 
 def _existed_before(subject: Subject) -> bool:
-    """Whether a new object is a clone of a stored template, or was stored before a move or a restore.
+    """Return whether a new object was stored before, because it was cloned, moved or restored.
 
-    A user who writes an object knows no uid of an owner, and sets no finalizer.
+    A user who writes an object knows no UID of an owner and sets no finalizer.
     """
     metadata = subject.obj.at("metadata")
     finalizers = [finalizer.text for finalizer in metadata.at("finalizers").each()]
@@ -235,6 +304,5 @@ def _existed_before(subject: Subject) -> bool:
     )
 
 
-def _deleted(obj: Obj) -> bool:
-    metadata = obj.get("metadata")
-    return isinstance(metadata, dict) and bool(metadata.get("deletionTimestamp"))
+def _is_being_deleted(obj: Obj) -> bool:
+    return bool(at(obj, "metadata", "deletionTimestamp"))

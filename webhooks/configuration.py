@@ -1,8 +1,14 @@
-"""The webhook configurations: which requests API servers send here, and what to do when one is missing or outdated.
+"""Create and repair the webhook configurations, by which API servers send requests here.
 
-One webhook a kind and version, with `matchPolicy: Exact`: every served version has its own, so nothing slips through,
-while `Equivalent` would match both for every request and ask twice. Deletions are in no rule, and objects that are
-being deleted are left out by a condition, so that finalizers can go even while no webhook server runs.
+Each kind and version has a webhook with `matchPolicy: Exact`. No request is missed, because every
+served version has one. `Equivalent` would match the webhooks of both versions and call both.
+
+Deletions are in no rule, and a condition excludes objects that are being deleted, so that
+finalizers can be removed even while no webhook server runs.
+
+Without a server, the validating webhooks refuse writes, and the mutating ones are skipped. A user
+who deletes the validating configuration, the only one of the Go provider, can write again. Skipping
+is safe: the CRDs refuse a placeholder in place of an endpoint that is in use.
 """
 
 from __future__ import annotations
@@ -26,7 +32,6 @@ from caphv.runtime.certwatcher import certificates_in
 from webhooks.admission import KINDS
 from webhooks.handler import WEBHOOKS, Webhook, path_of
 
-ADMISSION_GROUP = "admissionregistration.k8s.io"
 RESOURCES: dict[Webhook, Resource] = {
     "validate": VALIDATING_WEBHOOK_CONFIGURATIONS,
     "mutate": MUTATING_WEBHOOK_CONFIGURATIONS,
@@ -36,80 +41,116 @@ NAMES: dict[Webhook, str] = {
     "mutate": "caphv-mutating-webhook-configuration",
 }
 SERVICE = "caphv-webhook-service"
-# cert-manager writes the CA into configurations with this annotation: no one else may.
+# Only cert-manager may write the CA into configurations with this annotation.
 INJECT_ANNOTATION = "cert-manager.io/inject-ca-from"
 _LABELS = {"cluster.x-k8s.io/provider": "infrastructure-harvester"}
+# An API server waits so many seconds for an answer, and then fails the write.
 _TIMEOUT_SECONDS = 5
+# So many older CAs are kept, because replicas that have not seen a new certificate yet use them.
 _OLDER_AUTHORITIES = 2
 
 
 def client_config(service: str = "", url: str = "") -> Obj:
-    """Return where API servers find the webhooks: a Service as `namespace/name`, or `https://host[:port]`.
+    """Return the client config of a Service (`namespace/name`) or of a URL (`https://host[:port]`).
 
-    Raises `ValueError`; the message says what is wanted.
+    Raises `ValueError` with a message about the valid form.
     """
     if url:
         parts = urlsplit(url)
-        if parts.scheme != "https" or not parts.hostname or parts.path.strip("/") or parts.query or parts.fragment:
+        has_more = parts.path.strip("/") or parts.query or parts.fragment
+        if parts.scheme != "https" or not parts.hostname or has_more:
             raise ValueError(f"{url!r} is not of the form https://host[:port]")
         return {"url": url.rstrip("/")}
-    found = re.fullmatch(r"([a-z0-9-]+)/([a-z0-9-]+)", service)
-    if not found:
+
+    match = re.fullmatch(r"([a-z0-9-]+)/([a-z0-9-]+)", service)
+    if not match:
         raise ValueError(f"{service!r} is not of the form namespace/name")
-    return {"service": {"namespace": found[1], "name": found[2]}}
+    return {"service": {"namespace": match[1], "name": match[2]}}
 
 
 def configurations(target: Obj, *, annotations: Mapping[str, str] | None = None) -> list[Obj]:
     """Return the validating and the mutating webhook configuration.
 
-    `target` is as of `client_config`; with `caBundle` (base64 of PEM) in it, all webhooks get that.
+    `target` is the result of `client_config`. All webhooks get its `caBundle` (base64 of PEM), if
+    it has one.
     """
     return [_configuration(webhook, target, annotations or {}) for webhook in WEBHOOKS]
 
 
-def renewed(found: Obj, wanted: Obj, authority: bytes, *, first: bool) -> Obj | None:
-    """Return what the configuration on the server has to become, None when it is fine.
+def repair(current: Obj, intended: Obj, authority: bytes, *, first: bool) -> Obj | None:
+    """Return the repaired configuration, None if it needs no repair.
 
-    `first`: when a process sees it for the first time and a webhook is missing or leads elsewhere, the webhooks become
-    the wanted ones. Later it is left alone, or two releases would fight during an update; other settings, such as a
-    longer timeout, are the operator's. `authority` (PEM, may be empty) is added to the CAs where cert-manager does
-    not do that; it replaces none at once, because other replicas may have the certificate from before.
+    Keeps other settings of the operator, such as a longer timeout.
+
+    :param current: the configuration on the server
+    :param intended: the configuration of this release
+    :param authority: CAs (PEM) to add unless cert-manager sets them; may be empty. Present CAs are
+        kept at first, because other replicas may still serve with an older certificate
+    :param first: whether this process sees the configuration for the first time. Only then are
+        webhooks replaced that are missing or lead elsewhere. Otherwise two releases would overwrite
+        each other during an update
     """
-    new = deepcopy(found)
-    known = _bundle(found)
-    if first and not _targets(wanted).items() <= _targets(found).items():
-        new["webhooks"] = deepcopy(wanted["webhooks"])
-    if INJECT_ANNOTATION not in annotations_of(found):
-        known = _with_authority(known, authority)
-    _set_bundle(new, known)
-    return None if new == found else new
+    repaired = deepcopy(current)
+    bundle = _bundle(current)
+    if first and not _targets(intended).items() <= _targets(current).items():
+        repaired["webhooks"] = deepcopy(intended["webhooks"])
+    if INJECT_ANNOTATION not in annotations_of(current):
+        bundle = _add_authority(bundle, authority)
+
+    _set_bundle(repaired, bundle)
+    return None if repaired == current else repaired
 
 
-def restored(last: Obj | None, wanted: Obj, authority: bytes) -> Obj:
-    """Return the configuration to make when there is none: as it was last seen, else as wanted, CA included."""
-    source = deepcopy(last or wanted)
-    metadata = {
-        name: source["metadata"][name] for name in ("name", "labels", "annotations") if name in source["metadata"]
+def recreate(last: Obj | None, intended: Obj, authority: bytes) -> Obj:
+    """Return the configuration to create when it is missing, with the CA.
+
+    This is the last known configuration, or the intended one without that.
+    """
+    source = deepcopy(last or intended)
+    metadata = {}
+    # Other fields, such as uid and resourceVersion, belong to the deleted object.
+    for field in ("name", "labels", "annotations"):
+        if field in source["metadata"]:
+            metadata[field] = source["metadata"][field]
+    configuration: Obj = {
+        "apiVersion": intended["apiVersion"],
+        "kind": intended["kind"],
+        "metadata": metadata,
+        "webhooks": source.get("webhooks") or deepcopy(intended["webhooks"]),
     }
-    new = {"apiVersion": wanted["apiVersion"], "kind": wanted["kind"], "metadata": metadata}
-    new["webhooks"] = source.get("webhooks") or deepcopy(wanted["webhooks"])
-    known = _bundle(new)
-    if not known or INJECT_ANNOTATION not in annotations_of(new):
-        known = _with_authority(known, authority)
-    _set_bundle(new, known)
-    return new
+
+    bundle = _bundle(configuration)
+    if not bundle or INJECT_ANNOTATION not in annotations_of(configuration):
+        bundle = _add_authority(bundle, authority)
+    _set_bundle(configuration, bundle)
+    return configuration
 
 
 def _configuration(webhook: Webhook, target: Obj, annotations: Mapping[str, str]) -> Obj:
-    resource = RESOURCES[webhook]
     metadata: Obj = {"name": NAMES[webhook], "labels": dict(_LABELS)}
     if annotations:
         metadata["annotations"] = dict(annotations)
-    webhooks = [_webhook(webhook, target, version, kind) for version in VERSIONS for kind in KINDS]
-    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "webhooks": webhooks}
+
+    resource = RESOURCES[webhook]
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": metadata,
+        "webhooks": [
+            _webhook(webhook, target, version, kind) for version in VERSIONS for kind in KINDS
+        ],
+    }
 
 
 def _webhook(webhook: Webhook, target: Obj, version: str, kind: str) -> Obj:
+    """Return the webhook for objects of a kind in an API version.
+
+    :param webhook: `validate` or `mutate`
+    :param target: the result of `client_config`
+    :param version: API version
+    :param kind: a key of `KINDS`
+    """
+    # Each webhook in a configuration needs a unique name.
     infix = "" if version == VERSIONS[0] else f".{version}"
     rule = {
         "apiGroups": [GROUP],
@@ -118,21 +159,29 @@ def _webhook(webhook: Webhook, target: Obj, version: str, kind: str) -> Obj:
         "resources": [KINDS[kind].plural],
         "scope": "Namespaced",
     }
-    entry = {
+    condition = {
+        "name": "is-not-being-deleted",
+        "expression": "!has(object.metadata.deletionTimestamp)",
+    }
+
+    entry: Obj = {
         "name": f"{webhook[0]}{kind.lower()}{infix}.kb.io",
         "admissionReviewVersions": ["v1"],
-        "clientConfig": _at(target, path_of(webhook, version, kind)),
-        "failurePolicy": "Fail",
+        "clientConfig": _with_path(target, path_of(webhook, version, kind)),
+        "failurePolicy": "Fail" if webhook == "validate" else "Ignore",
         "matchPolicy": "Exact",
-        "matchConditions": [{"name": "is-not-being-deleted", "expression": "!has(object.metadata.deletionTimestamp)"}],
+        "matchConditions": [condition],
         "rules": [rule],
+        # API servers refuse a dry run whose webhooks may have side effects.
         "sideEffects": "None",
         "timeoutSeconds": _TIMEOUT_SECONDS,
     }
-    return entry | ({"reinvocationPolicy": "Never"} if webhook == "mutate" else {})
+    if webhook == "mutate":
+        entry["reinvocationPolicy"] = "Never"
+    return entry
 
 
-def _at(target: Obj, path: str) -> Obj:
+def _with_path(target: Obj, path: str) -> Obj:
     config = deepcopy(target)
     if "url" in config:
         config["url"] += path
@@ -142,22 +191,28 @@ def _at(target: Obj, path: str) -> Obj:
 
 
 def _targets(configuration: Obj) -> dict[str, tuple[str, ...]]:
-    """Where each webhook leads, in a form that the defaults of the API server do not change."""
-    found = {}
+    """Return the target of each webhook, in a form that API server defaults do not change."""
+    targets: dict[str, tuple[str, ...]] = {}
     for webhook in configuration.get("webhooks") or ():
         config = webhook["clientConfig"]
         service = config.get("service") or {}
-        found[webhook["name"]] = (
+        targets[webhook["name"]] = (
             config.get("url", ""),
-            *(str(service.get(name, "")) for name in ("namespace", "name", "path")),
+            str(service.get("namespace", "")),
+            str(service.get("name", "")),
+            str(service.get("path", "")),
+            # The API server fills in this port by default.
             str(service.get("port", 443)),
         )
-    return found
+    return targets
 
 
 def _bundle(configuration: Obj) -> str:
-    bundles = (webhook["clientConfig"].get("caBundle") for webhook in configuration.get("webhooks") or ())
-    return next((bundle for bundle in bundles if bundle), "")
+    """Return the CAs of the first webhook that has any, empty for none."""
+    for webhook in configuration.get("webhooks") or ():
+        if bundle := webhook["clientConfig"].get("caBundle"):
+            return str(bundle)
+    return ""
 
 
 def _set_bundle(configuration: Obj, bundle: str) -> None:
@@ -166,13 +221,18 @@ def _set_bundle(configuration: Obj, bundle: str) -> None:
             webhook["clientConfig"]["caBundle"] = bundle
 
 
-def _with_authority(bundle: str, authority: bytes) -> str:
+def _add_authority(bundle: str, authority: bytes) -> str:
+    """Return a bundle with the CAs of `authority` first, and the newest of its older CAs."""
     try:
-        known = certificates_in(base64.b64decode(bundle))
+        present = certificates_in(base64.b64decode(bundle))
     except binascii.Error:
-        known = []
-    wanted = certificates_in(authority)
-    if set(wanted) <= set(known):
+        # Another client wrote an invalid bundle, of which nothing can be kept.
+        present = []
+    added = certificates_in(authority)
+    if set(added) <= set(present):
         return bundle
-    older = [certificate for certificate in known if certificate not in wanted][:_OLDER_AUTHORITIES]
-    return base64.b64encode(b"".join(certificate + b"\n" for certificate in [*wanted, *older])).decode()
+
+    older = [certificate for certificate in present if certificate not in added]
+    certificates = [*added, *older[:_OLDER_AUTHORITIES]]
+    pem = b"".join(certificate + b"\n" for certificate in certificates)
+    return base64.b64encode(pem).decode()

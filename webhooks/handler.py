@@ -1,7 +1,8 @@
-"""AdmissionReview v1: from the bytes of a request to the bytes of an answer, without any I/O.
+"""Answer an AdmissionReview v1: turn bytes of a request into bytes of an answer, without I/O.
 
-Whatever arrives is either answered as a review or refused with `BadReview`: every client in the cluster can
-reach this, and what API servers send may be wrong, too, when a user has changed a webhook configuration.
+Every body is either answered as a review or refused with `BadReview`, because every client in the
+cluster can send one, and API servers may send wrong ones, too, if a user has changed a webhook
+configuration.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ from typing import Any, Literal
 import orjson
 
 from caphv.api.names import GROUP, VERSIONS
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from caphv.runtime.text import Limits, TextError, load_json
 from caphv.validation.finding import Fault, Finding
 from webhooks.admission import KINDS, Review, defaults, validate
 
 Webhook = Literal["validate", "mutate"]
-# etcd takes objects of 1.5 MiB, and an update brings two; an API server sends no more.
+# etcd stores objects of at most 1.5 MiB, and an update has two, so an API server sends no more.
 MAX_BODY = 3 * 1024 * 1024
-# Twice what a spec may have, and room for metadata.
+# Two specs at their bounds, and room for metadata.
 _LIMITS = Limits(size=MAX_BODY, depth=128, nodes=15_000)
 WEBHOOKS: tuple[Webhook, ...] = ("validate", "mutate")
 API_VERSION = "admission.k8s.io/v1"
 
-# The API server joins warnings into HTTP headers: it cuts each at 256 bytes and all of them at 4096.
+# The API server cuts each warning at 256 bytes, and all of them at 4096, because it sends them in
+# HTTP headers.
 _WARNING_LENGTH = 250
 _WARNINGS = 15
-# Everything is reported at once, but no one reads more, and events and logs of others carry the message.
+# All causes are reported at once, but they are limited, because Events and logs of other programs
+# contain the message.
 _CAUSES = 100
 _CAUSE_LENGTH = 1000
 _REASONS = {
@@ -47,12 +50,12 @@ _REASONS = {
 
 
 class BadReview(Exception):
-    """The body is not an AdmissionReview to answer; the message says what is missing. It holds no content."""
+    """The body is not an AdmissionReview. The message names the missing part and quotes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a path stands for."""
+    """Webhook, API version and kind of a path."""
 
     webhook: Webhook
     version: str
@@ -61,7 +64,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer, and what may be logged of it: the broken rules and `<namespace>/<name>`, no other content."""
+    """An answer, and facts for the log. Only broken rules and `namespace/name` may be logged."""
 
     body: bytes
     operation: str
@@ -71,7 +74,7 @@ class Answer:
 
 
 def path_of(webhook: Webhook, version: str, kind: str) -> str:
-    """Path of a webhook, as the Go provider has them."""
+    """Return the path of a webhook in the form of the Go provider."""
     return f"/{webhook}-{GROUP.replace('.', '-')}-{version}-{kind.lower()}"
 
 
@@ -84,22 +87,28 @@ TARGETS = {
 
 
 def answer(target: Target, body: bytes | bytearray, *, enforced: Collection[str] = ()) -> Answer:
-    """Answer a review; warnings of rules named in `enforced` are errors. Raises `BadReview`."""
+    """Answer a review. Warnings of rules named in `enforced` are errors. Raises `BadReview`."""
     request = _request(body)
-    # Not needed any more, and as large as what was made of it.
+    # Free the body, which is as large as the parsed request.
     del body
+    # An API server refuses an answer that does not have the uid of its request.
     uid, operation = _text(request, "uid"), _text(request, "operation")
-    name = "/".join(part for part in (request.get("namespace"), request.get("name")) if isinstance(part, str) and part)
-    kind = request.get("kind")
-    if kind != {"group": GROUP, "version": target.version, "kind": target.kind}:
+    parts = (request.get("namespace"), request.get("name"))
+    name = "/".join(part for part in parts if isinstance(part, str) and part)
+
+    expected_kind = {"group": GROUP, "version": target.version, "kind": target.kind}
+    # A user's configuration may send other kinds here, or convert versions (`Equivalent`).
+    if request.get("kind") != expected_kind:
         message = (
-            f"this path is for {target.kind} in {GROUP}/{target.version} only: correct the webhook configuration, "
-            "or delete it, and the provider recreates it"
+            f"this path is for {target.kind} in {GROUP}/{target.version} only: correct the webhook "
+            "configuration, or delete it, and the provider recreates it"
         )
-        return Answer(_refused(uid, 400, "BadRequest", message), operation, False, name)
-    # Deletions are never blocked, and subresources are written by controllers, not by people.
+        return Answer(_refusal(uid, 400, "BadRequest", message), operation, False, name)
+
+    # Deletions are never blocked, and only controllers write subresources.
     if operation not in ("CREATE", "UPDATE") or request.get("subResource"):
         return Answer(_response(uid, True), operation, True, name)
+
     review = Review(
         operation=operation,
         kind=target.kind,
@@ -110,23 +119,25 @@ def answer(target: Target, body: bytes | bytearray, *, enforced: Collection[str]
         enforced=enforced,
     )
     if target.webhook == "mutate":
-        return Answer(_patched(uid, defaults(review)), operation, True, name)
-    return _validated(uid, review, name)
+        return Answer(_patch_response(uid, defaults(review)), operation, True, name)
+    return _validate(uid, review, name)
 
 
 def _request(body: bytes | bytearray) -> Obj:
+    """Return the request in an AdmissionReview. Raises `BadReview`."""
     try:
-        found = load_json(body, _LIMITS)
+        admission_review = load_json(body, _LIMITS)
     except TextError as error:
         raise BadReview(f"the body {error}") from None
-    if not isinstance(found, dict) or found.get("kind") != "AdmissionReview":
+
+    kind, api_version = at(admission_review, "kind"), at(admission_review, "apiVersion")
+    if kind != "AdmissionReview":
         raise BadReview("the body is not an AdmissionReview")
-    if found.get("apiVersion") != API_VERSION:
-        raise BadReview(f"only apiVersion {API_VERSION} is known; set admissionReviewVersions to [v1]")
-    request = found.get("request")
-    if not isinstance(request, dict):
-        raise BadReview("request: Required value: an object")
-    return request
+    if api_version != API_VERSION:
+        raise BadReview(
+            f"only apiVersion {API_VERSION} is known; set admissionReviewVersions to [v1]"
+        )
+    return _object(admission_review, "request", path="request")
 
 
 def _text(request: Obj, field: str) -> str:
@@ -136,27 +147,31 @@ def _text(request: Obj, field: str) -> str:
     return value
 
 
-def _object(request: Obj, field: str) -> Obj:
-    value = request.get(field)
+def _object(parent: Obj, field: str, *, path: str = "") -> Obj:
+    value = parent.get(field)
     if not isinstance(value, dict):
-        raise BadReview(f"request.{field}: Required value: an object")
+        raise BadReview(f"{path or f'request.{field}'}: Required value: an object")
     return value
 
 
-def _validated(uid: str, review: Review, name: str) -> Answer:
+def _validate(uid: str, review: Review, name: str) -> Answer:
+    """Answer a review of the validating webhook."""
     verdict = validate(review)
     warnings = _warnings(verdict.warnings)
     if not verdict.errors:
         return Answer(_response(uid, True, warnings=warnings), review.operation, True, name)
+
     causes = [_cause(finding) for finding in verdict.errors[:_CAUSES]]
-    reported = [f"{cause['field']}: {cause['message']}" for cause in causes]
+    texts = [f"{cause['field']}: {cause['message']}" for cause in causes]
     if len(verdict.errors) > _CAUSES:
-        reported.append(f"and {len(verdict.errors) - _CAUSES} more")
-    listed = reported[0] if len(reported) == 1 else f"[{', '.join(reported)}]"
+        texts.append(f"and {len(verdict.errors) - _CAUSES} more")
+    # Use the form of NewInvalid and of aggregated errors in apimachinery, which users know.
+    listed = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
     plain_name = name.rpartition("/")[2]
     message = f'{review.kind}.{GROUP} "{plain_name}" is invalid: {listed}'
     details = {"name": plain_name, "group": GROUP, "kind": review.kind, "causes": causes}
-    body = _refused(uid, 422, "Invalid", message, details=details, warnings=warnings)
+    body = _refusal(uid, 422, "Invalid", message, details=details, warnings=warnings)
     rules = tuple(sorted({finding.rule for finding in verdict.errors}))
     return Answer(body, review.operation, False, name, rules)
 
@@ -165,49 +180,96 @@ def _cause(finding: Finding) -> Obj:
     # kubectl writes field and message with a colon between them.
     field = finding.field
     message = str(finding).removeprefix(f"{field}: ")
-    return {"reason": _REASONS[finding.fault], "message": _cut(message, _CAUSE_LENGTH), "field": _cut(field, 250)}
+    return {
+        "reason": _REASONS[finding.fault],
+        "message": _cut(message, _CAUSE_LENGTH),
+        "field": _cut(field, 250),
+    }
 
 
 def _warnings(findings: Sequence[Finding]) -> list[str]:
-    reported = [
-        _cut(_printable(f"{finding.field}: {finding.detail}"), _WARNING_LENGTH) for finding in findings[:_WARNINGS]
-    ]
+    """Return warnings in a form that the API server passes on to the client."""
+    warnings = []
+    for finding in findings[:_WARNINGS]:
+        text = _printable(f"{finding.field}: {finding.detail}")
+        warnings.append(_cut(text, _WARNING_LENGTH))
+
     if len(findings) > _WARNINGS:
-        reported.append(f"and {len(findings) - _WARNINGS} more: `caphv validate` shows all")
-    return reported
+        warnings.append(f"and {len(findings) - _WARNINGS} more: `caphv validate` shows all")
+    return warnings
 
 
 def _printable(text: str) -> str:
-    # The API server drops a warning with a control character in it.
-    return text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+    """Return a text without control characters, because the API server drops such warnings."""
+    # Texts can be large, and nearly all are printable as a whole.
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def _cut(text: str, length: int) -> str:
-    if len(text.encode()) <= length:
+    """Return at most so many bytes of a text."""
+    encoded = text.encode()
+    if len(encoded) <= length:
         return text
-    return text.encode()[: length - 3].decode(errors="ignore") + "…"
+    return encoded[: length - 3].decode(errors="ignore") + "…"
 
 
-def _patched(uid: str, operations: Sequence[Obj]) -> bytes:
+def _patch_response(uid: str, operations: Sequence[Obj]) -> bytes:
     if not operations:
         return _response(uid, True)
-    return _response(uid, True, patchType="JSONPatch", patch=base64.b64encode(orjson.dumps(operations)).decode())
+    # An API server requires patch and patchType together.
+    patch = base64.b64encode(orjson.dumps(operations)).decode()
+    return _response(uid, True, patchType="JSONPatch", patch=patch)
 
 
-def _refused(
-    uid: str, code: int, reason: str, message: str, *, details: Obj | None = None, warnings: Sequence[str] = ()
+def _refusal(
+    uid: str,
+    code: int,
+    reason: str,
+    message: str,
+    *,
+    details: Obj | None = None,
+    warnings: Sequence[str] = (),
 ) -> bytes:
-    return _response(uid, False, status=failure(code, reason, message, details), warnings=warnings)
+    """Return the body of an answer that refuses the object.
+
+    :param uid: uid of the review
+    :param code: HTTP status for the client of the API server
+    :param reason: reason for programs
+    :param message: message for people
+    :param details: causes by field
+    :param warnings: warnings in addition to the message
+    """
+    status = failure(code, reason, message, details)
+    return _response(uid, False, status=status, warnings=warnings)
 
 
 def failure(code: int, reason: str, message: str, details: Obj | None = None) -> Obj:
-    """Return a Status of the API machinery: clients of an API server show its message."""
-    status: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-    status |= {"message": message, "reason": reason, "code": code}
-    return status | ({"details": details} if details else {})
+    """Return a Status of the API machinery, whose message clients of an API server show.
+
+    :param code: HTTP status
+    :param reason: reason for programs
+    :param message: message for people
+    :param details: causes by field
+    """
+    status: Obj = {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": code,
+    }
+    if details:
+        status["details"] = details
+    return status
 
 
 def _response(uid: str, allowed: bool, **fields: Any) -> bytes:
-    given = {name: value for name, value in fields.items() if value}
-    response = {"uid": uid, "allowed": allowed, **given}
-    return orjson.dumps({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response})
+    """Return the body of an answer, without empty `fields` of the response."""
+    response = {"uid": uid, "allowed": allowed}
+    response |= {name: value for name, value in fields.items() if value}
+    review = {"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response}
+    return orjson.dumps(review)

@@ -1,4 +1,4 @@
-"""Bounds the memory of large requests: any number of clients may send one on each of their connections."""
+"""Bound the memory of large requests, however many connections send one."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from collections.abc import AsyncIterator
 
 
 class LargeBodies:
-    """Lets bodies of at most `capacity` bytes in all be read at a time; of those that wait, the smallest is next."""
+    """Share `capacity` bytes among the bodies being read. The smallest waiting body is next."""
 
     def __init__(self, capacity: int) -> None:
         self._free = capacity
         self._waiting: list[tuple[int, int, asyncio.Event]] = []
-        self._order = itertools.count()
+        self._numbers = itertools.count()
 
     @contextlib.asynccontextmanager
     async def room(self, size: int, seconds: float) -> AsyncIterator[None]:
-        """Hold `size` bytes of the capacity. Raises `TimeoutError` when they are not free within `seconds`."""
-        waiting = (size, next(self._order), asyncio.Event())
-        insort(self._waiting, waiting)
+        """Reserve `size` bytes. Raises `TimeoutError` when they are not free within `seconds`."""
+        admitted = asyncio.Event()
+        # The number keeps bodies of the same size in order.
+        ticket = (size, next(self._numbers), admitted)
+        insort(self._waiting, ticket)
         self._admit()
+
         try:
             async with asyncio.timeout(seconds):
-                await waiting[2].wait()
+                await admitted.wait()
             yield
         finally:
-            if waiting[2].is_set():
+            # The body may have been admitted right when its time ran out.
+            if admitted.is_set():
                 self._free += size
                 self._admit()
             else:
-                self._waiting.remove(waiting)
+                self._waiting.remove(ticket)
 
     def _admit(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._free:

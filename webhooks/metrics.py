@@ -1,4 +1,7 @@
-"""Metrics of the webhook server, in a registry of their own: the server may be another process than the one asked."""
+"""Metrics of the webhook server.
+
+They have their own registry, because the server may run in another process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The webhook server in a process of its own, next to the provider."""
+"""Run the webhook server in its own process, next to the provider."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What the server's process has to know; `address` is `[host]:port`."""
+    """Settings of the server's process; `address` is `[host]:port`."""
 
     address: str
     folder: str
@@ -30,18 +30,23 @@ class ServerSettings:
 
 
 def child_process(settings: ServerSettings) -> ChildProcess:
-    """Return what runs the server's process."""
+    """Return the server's process, which is not started yet."""
     return ChildProcess("webhook", "webhooks.process", dataclasses.asdict(settings))
 
 
 async def _serve(settings: ServerSettings) -> None:
-    server = WebhookServer(settings.address, Path(settings.folder), cross_namespace=settings.cross_namespace_refs)
+    server = WebhookServer(
+        settings.address, Path(settings.folder), cross_namespace=settings.cross_namespace_refs
+    )
 
     async def work(stop: asyncio.Event) -> None:
+        """Serve until `stop` is set. Raises an error that stops the server before."""
+        # The server does not return, so the first task ends by the signal or by a failure.
         tasks = [asyncio.create_task(server.run()), asyncio.create_task(stop.wait())]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
+
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
@@ -50,7 +55,10 @@ async def _serve(settings: ServerSettings) -> None:
 
 
 def main() -> None:
-    """Serve with the settings in the first argument. Exit status: 0 stopped by a signal, 1 failed to start or run."""
+    """Serve with the settings in the first argument.
+
+    Exit with 0 when a signal stops the server, with 1 when it cannot start or fails.
+    """
     settings = ServerSettings(**orjson.loads(sys.argv[1]))  # noqa: TID251 - our own parent process
     logs.configure(settings.log_level, settings.log_format)
     try:

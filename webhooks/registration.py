@@ -1,14 +1,17 @@
-"""Keeps the webhook configurations on the API server: created when missing, and some seconds after a user deletes one.
+"""Create and update the webhook configurations on the API server, and undo deletions.
 
-Only while the webhooks are served here, because a configuration without a server refuses every write. So replicas
-need no leader: the second replica finds it there. A server that stops leaves them, because others may serve, and does
-not recreate them: a user who deletes them once the last server has begun to stop expects them to stay deleted. Helm
-deletes them before the Deployment, so a deletion is undone only if this process still serves some seconds later.
+This happens only while this process serves the webhooks, because a configuration without a server
+refuses every write. So replicas need no leader, because the second replica finds the
+configurations. A server that stops keeps them, because others may serve. It does not recreate them,
+because a user who deletes them after the last server has begun to stop expects them to stay
+deleted. Helm deletes them before the Deployment, so a deletion is undone only if this process still
+serves some seconds later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -18,36 +21,52 @@ from caphv.api.object import Obj, Resource
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.certwatcher import authority
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, Unreachable
+from caphv.runtime.errors import Conflict, NotFound, RequestError
 from caphv.runtime.runnable import Runnable
-from webhooks.configuration import NAMES, RESOURCES, configurations, renewed, restored
+from webhooks.configuration import NAMES, RESOURCES, configurations, recreate, repair
 from webhooks.handler import WEBHOOKS
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-_LONGEST_PAUSE = 30.0
-# An uninstallation ends this process within these seconds after it has deleted the configurations.
+_LONGEST_PAUSE_SECONDS = 30.0
+# An uninstallation ends this process within so many seconds after it deleted the configurations.
 _RESTORE_SECONDS = 10.0
+# The field manager of server-side apply.
 _MANAGER = "caphv"
 
 
 class Registration(Runnable):
-    """Keeps both configurations; `target` is as of `client_config`, `folder` may have the CA as `ca.crt`."""
+    """Keep both webhook configurations.
 
-    def __init__(self, client: ApiClient, target: Obj, folder: Path, serving: Callable[[], bool]) -> None:
+    `client_config` explains `target`. The folder of the certificate may have the CA as `ca.crt`.
+    """
+
+    def __init__(
+        self, client: ApiClient, target: Obj, folder: Path, serving: Callable[[], bool]
+    ) -> None:
+        """Prepare the configurations.
+
+        :param client: client of the API server that sends reviews
+        :param target: the result of `client_config`
+        :param folder: folder of the certificate; it may have the CA as `ca.crt`
+        :param serving: returns whether this process serves the webhooks
+        """
         self._folder = folder
         self._serving = serving
         self._wake = asyncio.Event()
         self._stopping = False
-        pairs = zip(WEBHOOKS, configurations(target), strict=True)
-        self._kept = [_Kept(client, RESOURCES[webhook], NAMES[webhook], wanted) for webhook, wanted in pairs]
+        self._registered = [
+            _RegisteredConfiguration(client, RESOURCES[webhook], NAMES[webhook], intended)
+            for webhook, intended in zip(WEBHOOKS, configurations(target), strict=True)
+        ]
 
     async def run(self) -> None:
         """Run until cancelled."""
-        for kept in self._kept:
-            kept.informer.add_handler(self._changed)
-        watches = [kept.informer.start() for kept in self._kept]
+        for configuration in self._registered:
+            configuration.informer.add_handler(lambda _change: self._wake.set())
+        watches = [configuration.informer.start() for configuration in self._registered]
+
         try:
             await self._keep()
         finally:
@@ -56,87 +75,110 @@ class Registration(Runnable):
             await asyncio.gather(*watches, return_exceptions=True)
 
     def stopping(self) -> None:
-        """Make and change no configuration from now on."""
+        """Stop creating and changing configurations."""
         self._stopping = True
 
-    def _changed(self, _change: Change) -> None:
-        self._wake.set()
-
     async def _keep(self) -> None:
+        """Check the configurations once a second and after each change, and repair them.
+
+        The regular check is needed because no watch reports the start of this server or a new CA.
+        """
         pause = _LOOK_SECONDS
         while True:
-            try:
-                # Also without an event: whether it is served here, and a new CA, announce themselves in no watch.
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._wake.wait()
-            except TimeoutError:
-                pass
             self._wake.clear()
+
             try:
-                for kept in self._kept:
+                for configuration in self._registered:
                     if self._serving() and not self._stopping:
-                        await kept.keep(authority(self._folder))
+                        await configuration.keep(authority(self._folder))
                 pause = _LOOK_SECONDS
-            except (ApiError, Unreachable) as error:
-                log.warning("webhook configuration cannot be kept, trying again in %.0f s: %s", pause, error)
+            except RequestError as error:
+                log.warning(
+                    "webhook configuration cannot be kept, trying again in %.0f s: %s", pause, error
+                )
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
 
-class _Kept:
-    """One configuration: a watch of its metadata, and what it was when it was last read."""
+class _RegisteredConfiguration:
+    """One configuration on the server.
 
-    def __init__(self, client: ApiClient, resource: Resource, name: str, wanted: Obj) -> None:
-        self.informer = Informer(client, resource, field_selector=f"metadata.name={name}", metadata_only=True)
-        self._client, self._resource, self._name, self._wanted = client, resource, name, wanted
+    Only its metadata is watched. The configuration is read when its metadata has changed.
+    """
+
+    def __init__(self, client: ApiClient, resource: Resource, name: str, intended: Obj) -> None:
+        """Prepare one configuration.
+
+        :param client: client of the API server
+        :param resource: kind of the configuration
+        :param name: name of the configuration
+        :param intended: the configuration of this release
+        """
+        self.informer = Informer(
+            client, resource, field_selector=f"metadata.name={name}", metadata_only=True
+        )
+        self._client = client
+        self._resource = resource
+        self._name = name
+        self._intended = intended
         self._last: Obj | None = None
-        self._looked: tuple[str, bytes] | None = None
-        self._restore_at = 0.0
-        self.informer.add_handler(self._noticed)
+        # Resource version and CA that were last checked.
+        self._checked: tuple[str, bytes] | None = None
+        self._recreate_at = 0.0
+        self.informer.add_handler(self._postpone_recreation)
 
     async def keep(self, authority: bytes) -> None:
+        """Recreate or repair the configuration if needed."""
+        # Before the first list, every configuration seems to be missing.
         if not self.informer.synced:
             return
-        seen = self.informer.get("", self._name)
-        if seen is None:
-            if time.monotonic() >= self._restore_at:
-                await self._restore(authority)
-        elif (seen["metadata"]["resourceVersion"], authority) != self._looked:
-            await self._renew(authority)
 
-    def _noticed(self, change: Change) -> None:
+        metadata_only = self.informer.get("", self._name)
+        if metadata_only is None:
+            if time.monotonic() >= self._recreate_at:
+                await self._recreate(authority)
+        elif (metadata_only["metadata"]["resourceVersion"], authority) != self._checked:
+            await self._repair(authority)
+
+    def _postpone_recreation(self, change: Change) -> None:
         if change.new is None:
-            self._restore_at = time.monotonic() + _RESTORE_SECONDS
+            self._recreate_at = time.monotonic() + _RESTORE_SECONDS
             log.info("%s was deleted and is recreated in %.0f s", self._name, _RESTORE_SECONDS)
 
-    async def _restore(self, authority: bytes) -> None:
-        new = restored(self._last, self._wanted, authority)
+    async def _recreate(self, authority: bytes) -> None:
+        new = recreate(self._last, self._intended, authority)
         try:
-            # Applied, because the right to create can be limited to a name only for requests that name the object.
-            made = await self._client.apply(self._resource, new, manager=_MANAGER, force=False)
-        except Forbidden:
-            made = await self._client.create(self._resource, new)  # the role of 0.11 grants this
+            # Use apply, because a role can limit creation to a name only for requests that name
+            # the object.
+            created = await self._client.apply(self._resource, new, manager=_MANAGER, force=False)
         except Conflict:
-            return  # another replica was faster, and the watch will report it
-        log.info("%s was missing and has been made", self._name)
-        self._take(made, authority)
+            # Another replica was faster, and the watch will report its configuration.
+            return
 
-    async def _renew(self, authority: bytes) -> None:
+        log.info("%s was missing and has been made", self._name)
+        self._remember(created, authority)
+
+    async def _repair(self, authority: bytes) -> None:
         try:
-            found = await self._client.get(self._resource, self._name)
-            new = renewed(found, self._wanted, authority, first=self._last is None)
+            current = await self._client.get(self._resource, self._name)
+            new = repair(current, self._intended, authority, first=self._last is None)
             if new is not None:
-                found = await self._client.replace(self._resource, new)
+                current = await self._client.replace(self._resource, new)
                 log.info("%s was brought up to date", self._name)
         except NotFound:
             self.informer.forget("", self._name)
-            self._looked = None
+            self._checked = None
         except Conflict:
-            pass  # another client changed it meanwhile, and the watch will report it
+            # Another client changed the configuration meanwhile, and the watch will report that.
+            pass
         else:
-            self._take(found, authority)
+            self._remember(current, authority)
 
-    def _take(self, found: Obj, authority: bytes) -> None:
-        self._last = found
-        self._looked = (found["metadata"]["resourceVersion"], authority)
-        self.informer.observe(found)
+    def _remember(self, configuration: Obj, authority: bytes) -> None:
+        self._last = configuration
+        self._checked = (configuration["metadata"]["resourceVersion"], authority)
+        # Otherwise the watch would report our own write as a change, and cause another read.
+        self.informer.observe(configuration)

@@ -1,7 +1,7 @@
-"""Upper bounds of every list, map and text of our kinds, for fields that have no bound of their own.
+"""Bound every list, map and text of our kinds whose field has no bound of its own.
 
-They are far above what any machine needs, so that no stored object meets them, and so low that no object keeps an API
-server, the webhook or the provider busy.
+The bounds are far above what any machine needs, so that no stored object meets them, and so low
+that no object keeps an API server, the webhook or the provider busy.
 """
 
 from __future__ import annotations
@@ -15,53 +15,63 @@ MOST_ITEMS = 256
 LONGEST_TEXT = 4096
 LONGEST_FREE_TEXT = 256 * 1024
 FREE_TEXTS = frozenset({"userData", "annotations"})
-"""Fields whose texts are files, or belong to other clients."""
+"""Fields whose texts are files or belong to other clients."""
 MOST_VALUES = 6_000
-"""Of a whole spec."""
+"""Most values of a whole spec."""
 
 Path = tuple[str | int, ...]
 
 
 def with_bounds(schema: Obj, name: str = "") -> Obj:
     """Return a structural schema in which every list, map and text has an upper bound."""
-    found = dict(schema)
-    if found.get("type") == "array":
-        found.setdefault("maxItems", MOST_ITEMS)
-    if found.get("type") == "object" and "properties" not in found:
-        found.setdefault("maxProperties", MOST_ITEMS)
-    if (found.get("type") == "string" or "x-kubernetes-int-or-string" in found) and "enum" not in found:
-        found.setdefault("maxLength", LONGEST_FREE_TEXT if name in FREE_TEXTS else LONGEST_TEXT)
-    if "properties" in found:
-        found["properties"] = {key: with_bounds(child, key) for key, child in found["properties"].items()}
+    bounded = dict(schema)
+    kind = bounded.get("type")
+    if kind == "array":
+        bounded.setdefault("maxItems", MOST_ITEMS)
+    if kind == "object" and "properties" not in bounded:
+        bounded.setdefault("maxProperties", MOST_ITEMS)
+    is_text = kind == "string" or "x-kubernetes-int-or-string" in bounded
+    if is_text and "enum" not in bounded:
+        bounded.setdefault("maxLength", LONGEST_FREE_TEXT if name in FREE_TEXTS else LONGEST_TEXT)
+
+    if "properties" in bounded:
+        bounded["properties"] = {
+            key: with_bounds(child, key) for key, child in bounded["properties"].items()
+        }
     for key in ("items", "additionalProperties"):
-        if isinstance(found.get(key), dict):
-            found[key] = with_bounds(found[key], name)
-    return found
+        if isinstance(bounded.get(key), dict):
+            bounded[key] = with_bounds(bounded[key], name)
+    return bounded
 
 
 def beyond(value: Any, path: Path) -> Iterator[tuple[Path, str, Any]]:
-    """Yield each place of a value that is beyond these bounds: its path, `items` or `characters`, and the bound.
+    """Yield each place in a value that exceeds these bounds.
 
-    At most one for a whole that has too many values, which is not checked further.
+    Yields the path, the unit of the bound (`items`, `characters` or `values`), and the bound. Stops
+    when the whole value has too many values.
     """
     waiting: list[tuple[Any, Path, str]] = [(value, path, "")]
-    seen = 0
+    count = 0
     while waiting:
-        one, place, name = waiting.pop()
-        if isinstance(one, str):
+        node, place, name = waiting.pop()
+        if isinstance(node, str):
             longest = LONGEST_FREE_TEXT if name in FREE_TEXTS else LONGEST_TEXT
-            if len(one) > longest:
+            if len(node) > longest:
                 yield place, "characters", longest
             continue
-        if not isinstance(one, dict | list):
+        if not isinstance(node, dict | list):
             continue
-        seen += len(one)
-        if len(one) > MOST_ITEMS:
+
+        count += len(node)
+        if len(node) > MOST_ITEMS:
             yield place, "items", MOST_ITEMS
-        elif seen > MOST_VALUES:
+        elif count > MOST_VALUES:
             yield path, "values", MOST_VALUES
             return
-        elif isinstance(one, dict):
-            waiting += [(item, (*place, key), name if name in FREE_TEXTS else key) for key, item in one.items()]
+        elif isinstance(node, dict):
+            waiting += [
+                (item, (*place, key), name if name in FREE_TEXTS else key)
+                for key, item in node.items()
+            ]
         else:
-            waiting += [(item, (*place, index), name) for index, item in enumerate(one)]
+            waiting += [(item, (*place, index), name) for index, item in enumerate(node)]

@@ -1,8 +1,9 @@
-"""Pure helpers for lists of conditions in the form of metav1.Condition, so that all reconcilers write them alike.
+"""Read and change lists of conditions in the form of metav1.Condition, with pure functions.
 
-A condition is a dict with `type`, `status` ("True", "False" or "Unknown"), `reason`, `message`, `observedGeneration`
-and `lastTransitionTime` (RFC 3339, UTC, whole seconds). Limits are those of `schemas/definitions.json`: the API server
-would refuse the whole status for one condition that breaks them.
+A condition is a dict with `type`, `status` ("True", "False" or "Unknown"), `reason`, `message`,
+`observedGeneration` and `lastTransitionTime` (RFC 3339, UTC, whole seconds). The limits equal those
+in `schemas/definitions.json`, because the API server refuses the whole status if one condition
+exceeds them.
 """
 
 import re
@@ -30,26 +31,36 @@ def set_condition(
     generation: int,
     now: datetime,
 ) -> list[Obj]:
-    """Return `conditions` with one condition of `condition_type` as given, in its old place or at the end.
+    """Return the conditions with this one at its old place, or at the end.
 
-    `lastTransitionTime` becomes `now` only if the status differs from before. The list given is never changed; it is
-    itself returned if nothing differs, so that callers can see that there is nothing to write. Further conditions of
-    the type, which the atomic list of the CRD lets pass, are dropped. A message over `MAX_MESSAGE` characters is
-    cut, and control characters in it become blanks.
+    Never changes the given list, and returns it if nothing differs, so that callers can see that
+    there is nothing to write. Drops further conditions of the same type, which the atomic list of
+    the CRD allows.
+
+    :param message: the message; control characters become blanks, and it is cut at `MAX_MESSAGE`
+        characters
+    :param generation: generation of the object that has the condition
+    :param now: `lastTransitionTime` if the status differs from before
 
     Raises:
         ValueError: the reason is not one that the CRD accepts, or `now` has no time zone.
     """
-    known = [condition for condition in conditions if condition.get("type") == condition_type]
-    wanted = (status, reason, message, generation)
-    # Most calls repeat what is known; the checks below cost as much as the rest of a reconcile that changes nothing.
-    repeats = len(known) == 1 and tuple(known[0].get(name) for name in _COMPARED) == wanted
-    if repeats and known[0].get("lastTransitionTime"):
-        return conditions
+    same_type = [condition for condition in conditions if condition.get("type") == condition_type]
+    old = same_type[0] if same_type else None
+
+    # Most calls repeat the old condition. Return early, because the checks below cost as much as
+    # the rest of a reconcile that changes nothing.
+    if old is not None and len(same_type) == 1 and old.get("lastTransitionTime"):
+        values = tuple(old.get(name) for name in _COMPARED)
+        if values == (status, reason, message, generation):
+            return conditions
+
     if len(reason) > MAX_REASON or not re.fullmatch(REASON_PATTERN, reason):
-        msg = f"reason {reason[:80]!r} of condition {condition_type}: must be one word like InProgress"
+        msg = (
+            f"reason {reason[:80]!r} of condition {condition_type}: must be one word like "
+            "InProgress"
+        )
         raise ValueError(msg)
-    old = known[0] if known else None
     changed_at = old.get("lastTransitionTime") if old and old.get("status") == status else None
     new: Obj = {
         "type": str(condition_type),
@@ -59,17 +70,22 @@ def set_condition(
         "observedGeneration": generation,
         "lastTransitionTime": changed_at or rfc3339(now),
     }
+
     if old is None:
         return [*conditions, new]
-    first = conditions.index(old)
-    rest = [condition for condition in conditions[first + 1 :] if condition.get("type") != condition_type]
-    result = [*conditions[:first], new, *rest]
+    index = conditions.index(old)
+    following = conditions[index + 1 :]
+    others = [condition for condition in following if condition.get("type") != condition_type]
+    result = [*conditions[:index], new, *others]
     return conditions if result == conditions else result
 
 
 def get_condition(conditions: list[Obj], condition_type: str) -> Obj | None:
     """Return the first condition of this type, or None."""
-    return next((condition for condition in conditions if condition.get("type") == condition_type), None)
+    for condition in conditions:
+        if condition.get("type") == condition_type:
+            return condition
+    return None
 
 
 def is_true(conditions: list[Obj], condition_type: str) -> bool:
@@ -79,7 +95,7 @@ def is_true(conditions: list[Obj], condition_type: str) -> bool:
 
 
 def rfc3339(moment: datetime) -> str:
-    """Return `moment` as metav1.Time has it: RFC 3339, UTC, whole seconds.
+    """Format `moment` as metav1.Time: RFC 3339, UTC, whole seconds.
 
     Raises:
         ValueError: `moment` has no time zone.
@@ -88,3 +104,12 @@ def rfc3339(moment: datetime) -> str:
         msg = f"time {moment.isoformat()} has no time zone: pass datetime.now(UTC)"
         raise ValueError(msg)
     return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def seconds_since(timestamp: str) -> float:
+    """Return how long ago a timestamp of an API server was; 0 if it is invalid or in the future."""
+    try:
+        elapsed = datetime.now(UTC) - datetime.fromisoformat(timestamp)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+    return max(0.0, elapsed.total_seconds())

@@ -1,10 +1,11 @@
-"""Generates the CRDs from the JSON Schemas, so that every field is described in one place only.
+"""Generate the CRDs from the JSON Schemas, so that one place describes every field.
 
-`python -m caphv.api.crds` writes `deploy/crds`; with `--check` it writes nothing and fails on stale files.
+`python -m caphv.api.crds` writes `deploy/crds`; with `--check` it writes nothing and fails on stale
+files.
 
-A CRD allows less than JSON Schema ("structural schemas"): no `$ref`, no `examples`, and `metadata` without any content.
-The keywords `x-caphv-versions`, `x-caphv-strict`, `x-caphv-cel`, `x-caphv-new` and `x-caphv-crd` are explained in
-`schemas/definitions.json`.
+A CRD allows less than JSON Schema ("structural schemas"): no `$ref`, no `examples`, and `metadata`
+without any content. The keywords `x-caphv-versions`, `x-caphv-strict`, `x-caphv-cel`, `x-caphv-new`
+and `x-caphv-crd` are explained in `schemas/definitions.json`.
 """
 
 import argparse
@@ -24,9 +25,17 @@ from caphv.api.object import Obj
 # The C emitter is an optional part of PyYAML.
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _SHARED = "definitions.json"
-_KINDS = ("harvestercluster", "harvesterclustertemplate", "harvestermachine", "harvestermachinetemplate")
+_KINDS = (
+    "harvestercluster",
+    "harvesterclustertemplate",
+    "harvestermachine",
+    "harvestermachinetemplate",
+)
 _CLONED = "harvestermachine"
-_STRICT, _RULES, _CEL, _NEW = "x-caphv-strict", "x-kubernetes-validations", "x-caphv-cel", "x-caphv-new"
+_STRICT = "x-caphv-strict"
+_RULES = "x-kubernetes-validations"
+_CEL = "x-caphv-cel"
+_NEW = "x-caphv-new"
 _MACRO = re.compile(r"\$(\w+)\(([^()]*)\)")
 # Keywords that only readers of the schema files need.
 _DROPPED = frozenset({"$schema", "$id", "$defs", "$comment", "title", "examples", "deprecated"})
@@ -42,42 +51,71 @@ def custom_resource_definitions() -> list[Obj]:
     files = _load(data.folder("schemas"))
     shared = files[_SHARED]["x-caphv-crd"]
     definitions = [_definition(files, shared, f"{kind}.json") for kind in _KINDS]
-    # A copy through JSON shares no part, so that callers may change one version, and YAML gets no aliases.
+    # Copy through JSON, so that no parts are shared. Callers may then change one version, and YAML
+    # gets no aliases.
     return list(json.loads(json.dumps(definitions)))
 
 
 def kinds_of_files() -> list[Obj]:
-    """Return the schemas of kinds that are only in files, each in one piece. Raises as the function above."""
+    """Return the schemas of kinds that exist only in files, each without references.
+
+    Raises what `custom_resource_definitions` raises.
+    """
     form = _Form(_load(data.folder("schemas")), version="", strict=False)
-    found = [_structural(form, name, schema) for name, schema in form.files.items() if "x-caphv-file" in schema]
-    return list(json.loads(json.dumps(found)))
+    schemas = [
+        _structural(form, name, schema)
+        for name, schema in form.files.items()
+        if "x-caphv-file" in schema
+    ]
+    return list(json.loads(json.dumps(schemas)))
 
 
-def rendered() -> dict[str, str]:
-    """Return the content of `deploy/crds`: file name to YAML text, the same for the same schemas."""
-    return {
-        f"{crd['spec']['group']}_{crd['spec']['names']['plural']}.yaml": yaml.dump(
-            crd, Dumper=_Dumper, sort_keys=True, width=120, allow_unicode=True
-        )
-        for crd in custom_resource_definitions()
-    }
+def render() -> dict[str, str]:
+    """Return the content of `deploy/crds` as YAML texts by file name.
+
+    The same schemas always give the same texts.
+    """
+    files = {}
+    for crd in custom_resource_definitions():
+        name = f"{crd['spec']['group']}_{crd['spec']['names']['plural']}.yaml"
+        files[name] = yaml.dump(crd, Dumper=_Dumper, sort_keys=True, width=120, allow_unicode=True)
+    return files
 
 
 def stale(directory: Path) -> list[str]:
     """Return the sorted names of files in `directory` that are missing, different or too many."""
-    wanted = rendered()
+    expected = render()
     present = {path.name: path.read_text(encoding="utf-8") for path in directory.glob("*.yaml")}
-    return sorted(name for name in wanted.keys() | present.keys() if wanted.get(name) != present.get(name))
+    file_names = expected.keys() | present.keys()
+    return sorted(name for name in file_names if expected.get(name) != present.get(name))
 
 
 def _load(directory: Path) -> dict[str, Obj]:
-    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(directory.glob("*.json"))}
+    return {
+        path.name: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(directory.glob("*.json"))
+    }
 
 
 def _definition(files: dict[str, Obj], shared: Obj, file: str) -> Obj:
-    own = files[file]["x-caphv-crd"]
-    names = own["names"]
+    """Return the CustomResourceDefinition of a schema file."""
+    details = files[file]["x-caphv-crd"]
+    names = details["names"]
     kind: str = names["kind"]
+
+    versions = []
+    for name in shared["served"]:
+        version = {
+            "name": name,
+            "served": True,
+            "storage": name == shared["stored"],
+            "additionalPrinterColumns": details["columns"],
+            "schema": {"openAPIV3Schema": _object_schema(files, file, name)},
+        }
+        if details.get("status"):
+            version["subresources"] = {"status": {}}
+        versions.append(version)
+
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -92,24 +130,14 @@ def _definition(files: dict[str, Obj], shared: Obj, file: str) -> Obj:
                 "categories": shared["categories"],
             },
             "conversion": {"strategy": "None"},
-            "versions": [
-                {
-                    "name": version,
-                    "served": True,
-                    "storage": version == shared["stored"],
-                    "additionalPrinterColumns": own["columns"],
-                    "schema": {"openAPIV3Schema": _object_schema(files, file, version)},
-                    **({"subresources": {"status": {}}} if own.get("status") else {}),
-                }
-                for version in shared["served"]
-            ],
+            "versions": versions,
         },
     }
 
 
 @dataclass(frozen=True)
 class _Form:
-    """Which form of the schemas is wanted: the version of the API, and whether strict patches apply."""
+    """Settings of the schemas to generate: API version, and whether strict patches apply."""
 
     files: dict[str, Obj]
     version: str
@@ -128,19 +156,24 @@ def _structural(form: _Form, file: str, node: Obj) -> Obj:
     """Return the structural form of `node`, a schema in `file`."""
     if "$ref" in node:
         target_file, target = _resolve(form.files, file, node["$ref"])
-        # Siblings of a reference are more specific than its target.
+        # Siblings of a reference take precedence, because they are more specific than its target.
         siblings = {key: value for key, value in node.items() if key != "$ref"}
-        return _patched(_structural(form, target_file, target), _structural(form, file, siblings))
-    own = {key: value for key, value in node.items() if key not in _DROPPED and not key.startswith("x-caphv-")}
-    own = {key: _value(form, file, key, value) for key, value in own.items()}
-    own = _patched(own, node.get("x-caphv-versions", {}).get(form.version, {}))
+        return _patch(_structural(form, target_file, target), _structural(form, file, siblings))
+
+    schema = {
+        key: _value(form, file, key, value)
+        for key, value in node.items()
+        if key not in _DROPPED and not key.startswith("x-caphv-")
+    }
+    schema = _patch(schema, node.get("x-caphv-versions", {}).get(form.version, {}))
     if form.strict and _STRICT in node:
-        own = _patched(own, {key: _value(form, file, key, value) for key, value in node[_STRICT].items()})
-    return own
+        strict = {key: _value(form, file, key, value) for key, value in node[_STRICT].items()}
+        schema = _patch(schema, strict)
+    return schema
 
 
-def _patched(schema: Obj, patch: Obj) -> Obj:
-    """Return a schema with a merge patch of its keywords; rules are added to those there are."""
+def _patch(schema: Obj, patch: Obj) -> Obj:
+    """Return a schema after a merge patch of its keywords. The rules of both apply."""
     result = {key: value for key, value in (schema | patch).items() if value is not None}
     if _RULES in schema and _RULES in patch:
         result[_RULES] = [*schema[_RULES], *patch[_RULES]]
@@ -155,35 +188,48 @@ def _value(form: _Form, file: str, key: str, value: Any) -> Any:
     if key == _RULES:
         cel = form.files[_SHARED][_CEL]
         return [
-            rule | {part: spelled_out(rule[part], cel) for part in ("rule", _NEW) if part in rule} for rule in value
+            rule | {part: spelled_out(rule[part], cel) for part in ("rule", _NEW) if part in rule}
+            for rule in value
         ]
     return value
 
 
 def spelled_out(rule: str, shared: Obj) -> str:
-    """Return a rule without macros. CEL has no functions of one's own, and numbers of addresses take many words."""
-    while found := _MACRO.search(rule):
-        if found[1] not in shared:
-            msg = f"schemas: ${found[1]} of rule {rule!r} is not in {_CEL} of {_SHARED}: correct the name or define it"
+    """Return a rule without macros.
+
+    Schemas use macros because CEL cannot define functions, and rules about numbers of addresses are
+    long.
+    """
+    while match := _MACRO.search(rule):
+        name, argument = match[1], match[2]
+        if name not in shared:
+            msg = (
+                f"schemas: ${name} of rule {rule!r} is not in {_CEL} of {_SHARED}: correct the "
+                "name or define it"
+            )
             raise ValueError(msg)
-        rule = rule[: found.start()] + shared[found[1]].replace("@", found[2]) + rule[found.end() :]
+        rule = rule[: match.start()] + shared[name].replace("@", argument) + rule[match.end() :]
     return rule
 
 
 def ratcheting(node: Obj, *, comparable: bool = True) -> Obj:
-    """Return a structural schema whose rules let pass what broke the same rule before the change.
+    """Return a structural schema whose rules accept values that broke the same rule before.
 
-    An API server forgives a value that stays as it was, but a rule about two fields stands at what holds them, and that
-    changes with any other field of it. Items of a list have no old value to compare with, unless the list is a map.
-    Rules about a whole list or map stay as they are: an API server cannot estimate what going through an old one costs.
-    Nor can it for texts further down in an old value; such rules say themselves what may stay.
+    An API server accepts a value that does not change. But a rule about two fields belongs to their
+    parent object, which changes with any other of its fields. Items of a list have no old value,
+    unless the list is a map. Rules about a whole list or map do not change, because an API server
+    cannot estimate the cost of iterating over the old one. It cannot do so for texts deeper in an
+    old value either, so such rules name the old values to accept themselves.
     """
     result = dict(node)
     if comparable and "properties" in node and _RULES in node:
         result[_RULES] = [_forgiving(rule) for rule in node[_RULES]]
+
     inner = comparable and node.get("x-kubernetes-map-type") != "atomic"
     if "properties" in node:
-        result["properties"] = {name: ratcheting(child, comparable=inner) for name, child in node["properties"].items()}
+        result["properties"] = {
+            name: ratcheting(child, comparable=inner) for name, child in node["properties"].items()
+        }
     if isinstance(node.get("additionalProperties"), dict):
         result["additionalProperties"] = ratcheting(node["additionalProperties"], comparable=inner)
     if "items" in node:
@@ -193,14 +239,15 @@ def ratcheting(node: Obj, *, comparable: bool = True) -> Obj:
 
 
 def _forgiving(rule: Obj) -> Obj:
+    """Return a rule that accepts values which already broke it before the change."""
     if "oldSelf" in rule["rule"]:
         return rule
     before = re.sub(r"\bself\b", "oldSelf.value()", rule["rule"])
-    forgiven = (
-        f"oldSelf.hasValue() ? !({before}) : {rule[_NEW]}" if _NEW in rule else f"oldSelf.hasValue() && !({before})"
-    )
-    own = {key: value for key, value in rule.items() if key != _NEW}
-    return own | {"rule": f"({rule['rule']}) || ({forgiven})", "optionalOldSelf": True}
+    exception = f"oldSelf.hasValue() && !({before})"
+    if _NEW in rule:
+        exception = f"oldSelf.hasValue() ? !({before}) : {rule[_NEW]}"
+    others = {key: value for key, value in rule.items() if key != _NEW}
+    return others | {"rule": f"({rule['rule']}) || ({exception})", "optionalOldSelf": True}
 
 
 def _resolve(files: dict[str, Obj], file: str, ref: str) -> tuple[str, Obj]:
@@ -210,25 +257,35 @@ def _resolve(files: dict[str, Obj], file: str, ref: str) -> tuple[str, Obj]:
     for part in filter(None, pointer.split("/")):
         node = node.get(part) if isinstance(node, dict) else None
     if not isinstance(node, dict):
-        msg = f"schemas/{file}: $ref {ref!r} leads nowhere: correct the reference or add the definition"
+        msg = (
+            f"schemas/{file}: $ref {ref!r} leads nowhere: correct the reference or add the "
+            "definition"
+        )
         raise ValueError(msg)
     return target_file, node
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write `deploy/crds`, or with `--check` compare only; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m caphv.api.crds", description="Generate deploy/crds from schemas.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the files that are stale")
+    """Write `deploy/crds`, or only compare it with `--check`. Return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m caphv.api.crds", description="Generate deploy/crds from schemas."
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit 1 and name the files that are stale",
+    )
     directory = data.folder("deploy/crds")
     names = stale(directory)
     if parser.parse_args(arguments).check:
         for name in names:
             sys.stderr.write(f"deploy/crds/{name} is stale: run python -m caphv.api.crds\n")
         return 1 if names else 0
-    wanted = rendered()
+
+    files = render()
     for name in names:
-        if name in wanted:
-            (directory / name).write_text(wanted[name], encoding="utf-8")
+        if name in files:
+            (directory / name).write_text(files[name], encoding="utf-8")
         else:
             (directory / name).unlink()
         sys.stdout.write(f"deploy/crds/{name}\n")

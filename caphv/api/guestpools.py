@@ -1,8 +1,8 @@
-"""Which IPPool gives addresses to Services of type LoadBalancer in a guest, without their asking for one by name.
+"""Find the IPPool for a guest's Services of type LoadBalancer that name no pool.
 
-Harvester compares the network of the guest's VMs with that of each pool, and the scope of the pool with namespace and
-cluster. VMs hide their network from Harvester where only pools without a network serve the guest: see
-docs/adr/0008-guest-labels.md.
+Harvester compares the network of the guest's VMs with the network of each pool, and the scope of
+the pool with namespace and cluster. VMs hide their network from Harvester if only pools without a
+network serve the guest, see docs/adr/0008-guest-labels.md.
 """
 
 from collections.abc import Iterable
@@ -13,10 +13,12 @@ _ANY = ("", "*")
 
 
 def announces_network(pools: Iterable[Obj], network: str, namespace: str, cluster: str) -> bool:
-    """Return whether guests get addresses by the network of their VMs, not from pools without a network.
+    """Return whether guests get addresses by the network of their VMs.
+
+    Otherwise they get them from pools without a network.
 
     :param pools: all IPPools
-    :param network: the first network of the VM, as its spec names it
+    :param network: the first network of the VM, as written in its spec
     :param namespace: target namespace
     :param cluster: the name of the guest cluster
     """
@@ -27,11 +29,15 @@ def announces_network(pools: Iterable[Obj], network: str, namespace: str, cluste
 def pool_of_guest(pools: Iterable[Obj], network: str, namespace: str, cluster: str) -> str:
     """Return the name of a pool that serves a guest, empty if none does.
 
-    The parameters are those of `announces_network`.
+    `announces_network` explains the parameters.
     """
     serving = [pool for pool in pools if _serves(pool, namespace, cluster)]
-    wanted = network if announces_network(serving, network, namespace, cluster) else ""
-    return next((str(pool["metadata"]["name"]) for pool in serving if _network(pool) == wanted), "")
+    is_announced = announces_network(serving, network, namespace, cluster)
+    pool_network = network if is_announced else ""
+    for pool in serving:
+        if _network(pool) == pool_network:
+            return str(pool["metadata"]["name"])
+    return ""
 
 
 def _network(pool: Obj) -> str:
@@ -39,11 +45,12 @@ def _network(pool: Obj) -> str:
 
 
 def _serves(pool: Obj, namespace: str, cluster: str) -> bool:
-    # The account may not read the project of the namespace, so the project of a scope does not count.
-    return any(
-        scope.get("namespace") in ("*", namespace) and (scope.get("guestCluster") or "") in (*_ANY, cluster)
-        for scope in _selector(pool).get("scope") or ()
-    )
+    # The project of a scope does not count, because the account may not read projects.
+    for scope in _selector(pool).get("scope") or ():
+        is_namespace = scope.get("namespace") in ("*", namespace)
+        if is_namespace and (scope.get("guestCluster") or "") in (*_ANY, cluster):
+            return True
+    return False
 
 
 def _selector(pool: Obj) -> Obj:

@@ -1,11 +1,13 @@
-"""Harvester's IPPools: which addresses a pool has, which of them are free, and who holds an address.
+"""Read Harvester's IPPools: their addresses, which of them are free, and who holds an address.
 
-Addresses are strings in the form that `ipaddress` prints. Ids are those of the Go provider, `<namespace>/<name>`, and
-two management clusters may have machines with the same id. Therefore each entry is marked with its management cluster,
-by an annotation of the pool. Entries without a mark were made by the Go provider or by hand.
+Addresses are strings in the form that `ipaddress` prints. Ids have the form of the Go provider,
+`<namespace>/<name>`, and two management clusters may have machines with the same id. Therefore an
+annotation of the pool marks each entry with its management cluster. Entries without a mark come
+from the Go provider, or from a user.
 
-A hostile server may put anything into a pool. Ranges that cannot be read are an `InvalidPoolError`. An entry of
-`status.allocated` that is not a string holds nothing, so that a machine can be deleted whatever its pool contains.
+A hostile server may put anything into a pool. Ranges that cannot be read raise `InvalidPoolError`.
+An entry of `status.allocated` that is not a string is ignored, so that a machine can be deleted
+whatever its pool contains.
 """
 
 import ipaddress
@@ -15,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Obj, annotations_of
+from caphv.api.object import Obj, annotations_of, at
 
 _MAX_RANGES = 256
 _KINDS = (ipaddress.IPv4Address, ipaddress.IPv6Address)
@@ -36,27 +38,36 @@ class Range:
 
     @property
     def size(self) -> int:
-        """Number of addresses."""
+        """Return the number of addresses."""
         size = max(0, self.last - self.first + 1)
         return size - (self.gateway is not None and self.first <= self.gateway <= self.last)
 
     def count(self, numbers: Sequence[int]) -> int:
-        """How many of these sorted numbers are addresses of the range."""
-        known = numbers[bisect_left(numbers, self.first) : bisect_right(numbers, self.last)]
-        return len(known) - (self.gateway in known)
+        """Return how many of these sorted numbers are addresses of the range."""
+        within = numbers[bisect_left(numbers, self.first) : bisect_right(numbers, self.last)]
+        return len(within) - (self.gateway in within)
 
     def __contains__(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
         number = int(address)
-        return isinstance(address, self.kind) and self.first <= number <= self.last and number != self.gateway
+        return (
+            isinstance(address, self.kind)
+            and self.first <= number <= self.last
+            and number != self.gateway
+        )
 
     def __iter__(self) -> Iterator[str]:
-        return (str(self.kind(number)) for number in range(self.first, self.last + 1) if number != self.gateway)
+        return (
+            str(self.kind(number))
+            for number in range(self.first, self.last + 1)
+            if number != self.gateway
+        )
 
 
 def referenced_pools(config: Obj) -> tuple[str, ...]:
-    """Names of the IPPools that a `vmNetworkConfig` or `loadBalancerConfig` refers to: `ipPoolRefs`, else `ipPoolRef`.
+    """Return the names of the IPPools in a `vmNetworkConfig` or `loadBalancerConfig`.
 
-    IPPools are cluster-scoped: a namespace in a reference is a habit of users, not a place.
+    `ipPoolRefs` overrides `ipPoolRef`. A namespace in a reference is ignored, because IPPools are
+    cluster-scoped.
     """
     references = config.get("ipPoolRefs") or [config.get("ipPoolRef") or ""]
     bare = (str(reference).rpartition("/")[2] for reference in references)
@@ -64,81 +75,106 @@ def referenced_pools(config: Obj) -> tuple[str, ...]:
 
 
 def allocated(pool: Obj) -> dict[str, str]:
-    """Ids by the address that they hold."""
+    """Return the holders of the allocated addresses, by address."""
     return _texts((pool.get("status") or {}).get("allocated"))
 
 
 def allocated_before(pool: Obj) -> dict[str, str]:
-    """Ids by the address that they held last."""
+    """Return the last holders of formerly allocated addresses, by address."""
     return _texts((pool.get("status") or {}).get("allocatedHistory"))
 
 
 def held(pool: Obj, identity: str, cluster: str) -> dict[str, bool]:
-    """Addresses of an id that belong to no other management cluster; the value: whether it is marked for this one."""
-    found = {address: mark(pool, address) for address, current in allocated(pool).items() if current == identity}
-    return {address: bool(marked) for address, marked in found.items() if marked in ("", cluster)}
+    """Return the addresses of an id that belong to no other management cluster.
+
+    The values tell whether the address is marked for this management cluster.
+    """
+    addresses: dict[str, bool] = {}
+    for address, holder in allocated(pool).items():
+        if holder != identity:
+            continue
+        marked_for = mark(pool, address)
+        if marked_for in ("", cluster):
+            addresses[address] = bool(marked_for)
+    return addresses
+
+
+def holds(pool: Obj, address: str, identity: str, cluster: str) -> bool:
+    """Return whether `held` has this address, without reading all entries of the pool."""
+    is_holder = at(pool, "status", "allocated", address) == identity
+    return is_holder and mark(pool, address) in ("", cluster)
 
 
 def mark(pool: Obj, address: str) -> str:
-    """Short name of the management cluster that an entry is marked with, empty for an unmarked entry."""
-    marked = annotations_of(pool).get(mark_name(address))
-    return marked if isinstance(marked, str) else ""
+    """Return the short name of the management cluster in the mark of an entry, empty for none."""
+    value = annotations_of(pool).get(mark_name(address))
+    return value if isinstance(value, str) else ""
 
 
 def mark_name(address: str) -> str:
-    """Name of the annotation that marks an address."""
-    # Names of annotations have no colons, and begin and end with a letter or digit.
+    """Return the name of the annotation that marks an address."""
+    # Replace colons, because names of annotations have none. Expand IPv6 addresses, because the
+    # names begin and end with a letter or digit.
     parsed = _address(address) if ":" in address else None
-    return f"{names.ADDRESS_HOLDER_PREFIX}{(parsed.exploded if parsed else address).replace(':', '-')}"
+    text = parsed.exploded if parsed else address
+    return names.ADDRESS_HOLDER_PREFIX + text.replace(":", "-")
 
 
 def serves(pool: Obj, networks: Iterable[str]) -> bool:
-    """Return whether `pool` may serve a machine on `networks`: it names none of its own, or one of these.
+    """Return whether a pool names no network or one of these networks of a machine.
 
-    References are `<namespace>/<name>` or `<name>`; a name without namespace matches by name alone.
+    References are `<namespace>/<name>` or `<name>`. Without a namespace, only the name counts.
     """
-    wanted = _texts((pool.get("spec") or {}).get("selector")).get("network")
-    return not wanted or any(_same_network(wanted, network) for network in networks)
+    pool_network = _texts((pool.get("spec") or {}).get("selector")).get("network")
+    return not pool_network or any(_same_network(pool_network, network) for network in networks)
 
 
-def _same_network(one: str, other: str) -> bool:
-    one_namespace, _, one_name = one.rpartition("/")
-    other_namespace, _, other_name = other.rpartition("/")
-    if one_name != other_name:
+def _same_network(first: str, second: str) -> bool:
+    first_namespace, _, first_name = first.rpartition("/")
+    second_namespace, _, second_name = second.rpartition("/")
+    if first_name != second_name:
         return False
-    return not one_namespace or not other_namespace or one_namespace == other_namespace
+    return not first_namespace or not second_namespace or first_namespace == second_namespace
 
 
 def pool_capacity(pool: Obj) -> int:
-    """Count the addresses that can be allocated, used or not. Raises InvalidPoolError."""
+    """Count the addresses in the ranges, allocated or not. Raises InvalidPoolError."""
     return sum(part.size for part in ranges_of(pool))
 
 
 def free_count(pool: Obj) -> int:
     """Count the unallocated addresses of the ranges. Raises InvalidPoolError."""
-    parsed = [address for text in allocated(pool) if (address := _address(text))]
-    taken = {kind: sorted({int(one) for one in parsed if isinstance(one, kind)}) for kind in _KINDS}
-    return sum(part.size - part.count(taken[part.kind]) for part in ranges_of(pool))
+    addresses = [address for text in allocated(pool) if (address := _address(text))]
+    numbers = {
+        kind: sorted({int(address) for address in addresses if isinstance(address, kind)})
+        for kind in _KINDS
+    }
+    return sum(part.size - part.count(numbers[part.kind]) for part in ranges_of(pool))
 
 
 def ranges_of(pool: Obj) -> list[Range]:
-    """Return the usable addresses, each in one range only, in the order of the spec. Raises InvalidPoolError."""
-    specs, name = (pool.get("spec") or {}).get("ranges") or (), pool["metadata"]["name"]
+    """Return ranges with the usable addresses in the order of the spec, without overlaps.
+
+    Raises InvalidPoolError.
+    """
+    specs = (pool.get("spec") or {}).get("ranges") or ()
+    name = pool["metadata"]["name"]
     if not isinstance(specs, list | tuple):
         raise InvalidPoolError(f"spec.ranges of IPPool {name} is not a list")
     if len(specs) > _MAX_RANGES:
         raise InvalidPoolError(f"IPPool {name} has more than {_MAX_RANGES} ranges")
-    found: list[Range] = []
+
+    ranges: list[Range] = []
     for index, spec in enumerate(specs):
         parts = [_range(spec, f"spec.ranges[{index}] of IPPool {name}")]
-        for known in found:
-            parts = [piece for part in parts for piece in _without(part, known)]
-        found += parts
-    return found
+        for earlier in ranges:
+            parts = [piece for part in parts for piece in _without(part, earlier)]
+        ranges += parts
+    return ranges
 
 
 def contains(pool: Obj, address: str) -> bool:
-    """Whether an address is in the ranges of a pool; an invalid pool has no ranges."""
+    """Return whether an address is in the ranges of a pool. An invalid pool has no ranges."""
     try:
         return in_ranges(ranges_of(pool), address)
     except InvalidPoolError:
@@ -146,16 +182,17 @@ def contains(pool: Obj, address: str) -> bool:
 
 
 def in_ranges(ranges: Sequence[Range], address: str) -> bool:
-    """Whether an address is in one of these ranges."""
+    """Return whether an address is in one of these ranges."""
     parsed = _address(address)
     return parsed is not None and any(parsed in part for part in ranges)
 
 
 def contradictions(pool: Obj, gateway: str, mask: str) -> dict[str, str]:
-    """Return how a gateway and a mask of machines contradict the subnets of a pool, by `gateway` and `subnetMask`.
+    """Return how a gateway and a mask of machines contradict the subnets of a pool.
 
-    A VM with an address of the pool and another mask or gateway reaches no other network: its machine waits forever.
-    Pools whose ranges are invalid, and those of IPv6, contradict nothing here.
+    The keys are `gateway` and `subnetMask`. A VM with an address of the pool and another mask or
+    gateway reaches no other network, so that its machine waits forever. Returns nothing for pools
+    with invalid ranges or IPv6.
     """
     subnets: list[ipaddress.IPv4Network] = []
     ranges = (pool.get("spec") or {}).get("ranges")
@@ -165,16 +202,17 @@ def contradictions(pool: Obj, gateway: str, mask: str) -> dict[str, str]:
         except (AttributeError, ValueError):
             return {}
 
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     masks = sorted({str(subnet.netmask) for subnet in subnets})
     name = pool["metadata"]["name"]
     if mask and masks and mask not in masks:
-        found["subnetMask"] = f"the subnets of IPPool {name} have mask {', '.join(masks)}"
+        problems["subnetMask"] = f"the subnets of IPPool {name} have mask {', '.join(masks)}"
 
     address = _address(gateway)
     if address is not None and subnets and not any(address in subnet for subnet in subnets):
-        found["gateway"] = f"it is in no subnet of IPPool {name}: {', '.join(map(str, subnets))}"
-    return found
+        texts = ", ".join(map(str, subnets))
+        problems["gateway"] = f"it is in no subnet of IPPool {name}: {texts}"
+    return problems
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -185,44 +223,62 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _texts(value: Any) -> dict[str, str]:
-    """The entries of a JSON object that are strings."""
+    """Return the entries of a JSON object that are strings."""
     items = value.items() if isinstance(value, dict) else ()
     return {name: text for name, text in items if isinstance(text, str)}
 
 
-def _without(part: Range, known: Range) -> list[Range]:
-    """What is left of a range without another one."""
-    if part.kind is not known.kind or part.last < known.first or known.last < part.first:
+def _without(part: Range, other: Range) -> list[Range]:
+    """Return the parts of a range that another range does not cover."""
+    if part.kind is not other.kind or part.last < other.first or other.last < part.first:
         return [part]
-    pieces = [replace(part, last=known.first - 1), replace(part, first=known.last + 1)]
+    pieces = [replace(part, last=other.first - 1), replace(part, first=other.last + 1)]
     return [piece for piece in pieces if piece.first <= piece.last]
 
 
 def _range(spec: Any, where: str) -> Range:
+    """Return the usable addresses of a range of a spec. Raises InvalidPoolError."""
     if not isinstance(spec, dict):
         raise InvalidPoolError(f"{where} is not an object")
     text = _text(spec, "subnet", where)
     try:
         subnet = ipaddress.ip_network(text, strict=False)
     except ValueError:
-        raise InvalidPoolError(f"{where}: subnet {text!r} is not a network like 10.0.0.0/24") from None
+        raise InvalidPoolError(
+            f"{where}: subnet {text!r} is not a network like 10.0.0.0/24"
+        ) from None
+
+    # Networks of one or two addresses are point-to-point links without network and broadcast
+    # address.
     first, last = int(subnet.network_address), int(subnet.broadcast_address)
     gateway: int | None = None
-    # Networks of one or two addresses are point-to-point links: they have no network and broadcast address.
     if subnet.num_addresses > 2:
         first += 1
         last -= subnet.version == 4
         gateway = first
+
+    # Swap bounds in the wrong order, as Harvester does.
     start = _bound(spec, "rangeStart", subnet, where, first)
     end = _bound(spec, "rangeEnd", subnet, where, last)
-    # As Harvester does: swap bounds in the wrong order.
     low, high = min(start, end), max(start, end)
     if spec.get("gateway"):
         gateway = _bound(spec, "gateway", subnet, where, first)
     return Range(max(low, first), min(high, last), gateway, type(subnet.network_address))
 
 
-def _bound(spec: Obj, key: str, subnet: ipaddress.IPv4Network | ipaddress.IPv6Network, where: str, default: int) -> int:
+def _bound(
+    spec: Obj,
+    key: str,
+    subnet: ipaddress.IPv4Network | ipaddress.IPv6Network,
+    where: str,
+    default: int,
+) -> int:
+    """Return the address in a field of a range as a number. Raises InvalidPoolError.
+
+    :param subnet: network that must contain the address
+    :param where: path of the range for messages
+    :param default: the number if the field is missing
+    """
     text = _text(spec, key, where)
     if not text:
         return default
@@ -235,7 +291,11 @@ def _bound(spec: Obj, key: str, subnet: ipaddress.IPv4Network | ipaddress.IPv6Ne
 
 
 def _text(spec: Obj, key: str, where: str) -> str:
-    """A field of a range, empty for none. A number is not meant as the address that `ipaddress` would read."""
+    """Return the text in a field of a range, empty for none. Raises InvalidPoolError.
+
+    A number is refused, because its author does not mean the address that `ipaddress` reads from
+    it.
+    """
     value = spec.get(key) or ""
     if not isinstance(value, str):
         raise InvalidPoolError(f"{where}: {key} is not a string")

@@ -1,13 +1,14 @@
-"""Names that existing clusters, users and other controllers rely on: none may change, more may be added.
+"""Names on which clusters, users and other controllers rely. They may be added, never changed.
 
-They are the Go provider's (CAPHV v0.10), Cluster API's (v1beta1 and v1beta2 contracts), Harvester's and Rancher's;
-those below `caphv.io` are our own.
+They come from the Go provider (CAPHV v0.10), Cluster API (v1beta1 and v1beta2 contracts), Harvester
+and Rancher. Names below `caphv.io` are our own.
 """
 
 import hashlib
 import re
 from enum import StrEnum
-from typing import Any
+
+from caphv.api.object import Obj
 
 _MAX_LABEL = 63
 
@@ -16,77 +17,126 @@ VERSIONS = ("v1alpha1", "v1beta1")
 STORED_VERSION = "v1beta1"
 API_VERSION = f"{GROUP}/{STORED_VERSION}"
 
-# The lease of the Go provider: sharing it keeps old and new from running at once.
+# The lease of the Go provider. We share it, so that both providers never run at once.
 LEASE = "1e1658d6.cluster.x-k8s.io"
-# Renewed by a provider without leader election: it holds nothing, and says that the provider runs.
+# A provider without leader election renews this Lease to show that it runs. It excludes no other.
 HEARTBEAT_LEASE = f"heartbeat.{LEASE}"
 PACKAGER_LEASE = "packager.caphv.io"
 
 CLUSTER_FINALIZER = "harvester.infrastructure.cluster.x-k8s.io/finalizer"
 MACHINE_FINALIZER = "harvestermachine.infrastructure.cluster.x-k8s.io/finalizer"
-# Written by early releases of the Go provider; swapped for the ones above on sight.
+# Early releases of the Go provider wrote these. We replace them by the ones above.
 LEGACY_CLUSTER_FINALIZER = "harvester.infrastructure.cluster.x-k8s.io"
 LEGACY_MACHINE_FINALIZER = "harvestermachine.infrastructure.cluster.x-k8s.io"
-# On identity Secrets while a HarvesterCluster uses them: without it, a namespace could not be deleted. Deployments that
-# share the load by a watch filter each have a finalizer, of the filter's name.
+# On identity Secrets while a HarvesterCluster uses them. Without it, a namespace could not be
+# deleted. Deployments that share the load by a watch filter each have their own finalizer, with the
+# name of the filter.
 IDENTITY_FINALIZER_PREFIX = "identity.caphv.io/"
 
-# On Harvester: the role of cloud providers, and its binding to the accounts of guests in a target namespace.
+# On Harvester: the role of cloud providers, and its binding to the accounts of guests in a target
+# namespace.
 CLOUD_PROVIDER_ROLE = "harvesterhci.io:cloudprovider"
 GUESTS_PREFIX = "caphv-guests:"
 
 # Cluster API: labels
 CLUSTER_NAME_LABEL = "cluster.x-k8s.io/cluster-name"
-# Of CAPRKE2: the deletion of a Machine waits for it until the etcd member is removed.
+# Hook of CAPRKE2, which delays the deletion of a Machine until the etcd member is removed.
 RKE2_HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/rke2-cleanup"
-# Ours: Cluster API drains the older of two control plane machines only after the load balancer serves the newer one.
+# Our hook, which delays the drain of the older of two control plane machines until the load
+# balancer serves the newer one.
 ENDPOINT_HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io/caphv-endpoint"
 CONTROL_PLANE_LABEL = "cluster.x-k8s.io/control-plane"
 WATCH_FILTER_LABEL = "cluster.x-k8s.io/watch-filter"
 # Cluster API: annotations
 PAUSED_ANNOTATION = "cluster.x-k8s.io/paused"
 CLONED_FROM_ANNOTATION = "cluster.x-k8s.io/cloned-from-name"
+# On a Machine: no MachineHealthCheck replaces it. The value is free, and ours says that we set it.
+SKIP_REMEDIATION_ANNOTATION = "cluster.x-k8s.io/skip-remediation"
+SKIPPED_BY_US = "caphv.io/evacuate"
 MANAGED_BY_ANNOTATION = "cluster.x-k8s.io/managed-by"
+# On a Machine and its objects while a runtime extension updates them in place.
+UPDATE_IN_PROGRESS_ANNOTATION = "in-place-updates.internal.cluster.x-k8s.io/update-in-progress"
 
 # Our own annotations on HarvesterCluster and HarvesterMachine
 ADOPT_ANNOTATION = "caphv.io/adopt"
 FORCE_DELETE_ANNOTATION = "caphv.io/force-delete"
 RECONCILE_AT_ANNOTATION = "caphv.io/reconcile-at"
-# On a HarvesterMachine whose providerID has another form than the provider's: the uid of its VM.
+# On a MachineDeployment or the machines of a control plane: how changes reach their machines.
+IN_PLACE_ANNOTATION = "caphv.io/in-place-updates"
+# On a HarvesterMachine whose providerID does not carry the uid of its VM: this uid.
 VM_UID_ANNOTATION = "caphv.io/vm-uid"
 # On every object that `caphv restore` created: the identity of the backup.
 RESTORED_FROM_ANNOTATION = "caphv.io/restored-from"
-# On those of them that own objects on Harvester: who they were, `<uid of kube-system>/<uid>`.
+# On restored objects that own objects on Harvester: their former identity, as
+# `<uid of kube-system>/<uid>`.
 FORMER_OWNER_ANNOTATION = "caphv.io/former-owner"
 # On a Cluster that `caphv move` has paused: the uid of the target's namespace kube-system.
 MOVING_ANNOTATION = "caphv.io/moving-to"
-# On an identity Secret, while its token is rotated: the Secret on Harvester with the former token, to be deleted.
+# On a Cluster: "true" parks it, "false" resumes it. Without it, a schedule decides if there is one.
+# The other four record for the provider that the schedule parks it now, since when it is parked,
+# that the provider has paused it, and which machine stops last.
+PARK_ANNOTATION = "caphv.io/park"
+PARK_SCHEDULE_ANNOTATION = "caphv.io/park-schedule"
+PARKED_BY_SCHEDULE_ANNOTATION = "caphv.io/parked-by-schedule"
+PARKED_SINCE_ANNOTATION = "caphv.io/parked-since"
+PAUSED_BY_PARK_ANNOTATION = "caphv.io/paused-by-park"
+STOPS_LAST_ANNOTATION = "caphv.io/parked-stops-last"
+# On the VM of a machine that is parked: the run strategy that it had.
+PARKED_STRATEGY_ANNOTATION = "caphv.io/parked-run-strategy"
+# On a Node that is parked: uid of its VM's instance and boot id, which differ in a report after the
+# next start, and that the provider has cordoned it.
+PARKED_BOOT_ANNOTATION = "caphv.io/parked-boot"
+CORDONED_BY_PARK_ANNOTATION = "caphv.io/cordoned-by-park"
+# On a host of Harvester: "true" has the provider move guests away that Harvester cannot migrate,
+# "force" also those whose Nodes cannot be drained.
+EVACUATE_ANNOTATION = "caphv.io/evacuate"
+# Records of that, until it ends. On the HarvesterMachine: the host that its VM leaves. On the VM:
+# the run strategy that it had, and whether it was started again. On the Node: its boot id, and that
+# the provider has cordoned it.
+EVACUATED_FROM_ANNOTATION = "caphv.io/evacuated-from"
+EVACUATED_STRATEGY_ANNOTATION = "caphv.io/evacuated-run-strategy"
+EVACUATED_BOOT_ANNOTATION = "caphv.io/evacuated-boot"
+EVACUATION_STARTED_ANNOTATION = "caphv.io/evacuated-started"
+CORDONED_BY_EVACUATION_ANNOTATION = "caphv.io/cordoned-by-evacuation"
+# On the VM: the hosts (comma-separated) on which it must not start while they are evacuated.
+AVOIDED_HOSTS_ANNOTATION = "caphv.io/avoided-hosts"
+# On an identity Secret while its token is rotated: the Secret on Harvester with the former token,
+# which is deleted afterwards.
 PREVIOUS_TOKEN_ANNOTATION = "caphv.io/previous-token"  # noqa: S105 - a name, not a token
-# On identity Secrets and ConfigMaps: namespaces, comma-separated, or `*`, whose HarvesterClusters may use the object.
+# On identity Secrets and ConfigMaps: the namespaces (comma-separated, or `*`) whose
+# HarvesterClusters may use the object.
 ALLOWED_NAMESPACES_ANNOTATION = "caphv.io/allowed-namespaces"
-# Our own annotations on objects on Harvester: whom they belong to. Uids are those of the owner on the management
-# cluster and of that cluster's kube-system namespace.
+# Our own annotations on objects on Harvester, which record the owner. Uids belong to the owner on
+# the management cluster and to the kube-system namespace of that cluster.
 OWNER_CLUSTER_ANNOTATION = "caphv.io/management-cluster"
 OWNER_ANNOTATION = "caphv.io/owner"
 OWNER_UID_ANNOTATION = "caphv.io/owner-uid"
-# And on the Secret with the cloud config in a workload cluster: hashes of its content and of what that was made from.
+# On load balancers and volumes that a guest created: the HarvesterClusters to which Harvester
+# has shown that they belong, and the reclaim policy that a volume has in its workload cluster.
+GUEST_OF_ANNOTATION = "caphv.io/guest-of"
+# On a VM: uids of the management clusters from which its machine was moved, the last at the end.
+FORMER_CLUSTERS_ANNOTATION = "caphv.io/former-management-clusters"
+RECLAIM_POLICY_ANNOTATION = "caphv.io/reclaim-policy"
+# Our own label on VMs: namespace and name of their Cluster.
+CLUSTER_LABEL = "caphv.io/cluster"
+# On the Secret with the cloud config in a workload cluster: hashes of its content and of the inputs
+# of that content, and times of its token.
 CONTENT_ANNOTATION = "caphv.io/content-hash"
 INPUTS_ANNOTATION = "caphv.io/inputs-hash"
 RENEW_AT_ANNOTATION = "caphv.io/renew-at"
 EXPIRES_AT_ANNOTATION = "caphv.io/expires-at"
 
-# And on IPPools, with an address behind it: which management cluster holds that address.
+# On IPPools, followed by an address: the management cluster that holds the address.
 ADDRESS_HOLDER_PREFIX = "addresses.caphv.io/"
-# And on IPPools: a resourceVersion that a write without an answer required. It can no longer take effect.
+# On IPPools: the resourceVersion that a write without an answer requires. The write can no longer
+# take effect.
 SUPERSEDED_ANNOTATION = "caphv.io/superseded-version"
 
-# Settings of a cluster's add-ons, on the Cluster: ours, and those that the Go provider's generator wrote.
+# On a Cluster: settings of its add-ons. The Go provider's generator wrote the `OLD_` ones below.
 ADDON_VALUES_ANNOTATION = "addons.caphv.io/values"
 ALLOW_NETWORK_CHANGE_ANNOTATION = "addons.caphv.io/allow-network-change"
-# "true" leaves a cluster's bundles as they are.
+# "true" keeps a cluster's bundles unchanged.
 SUSPEND_ADDONS_ANNOTATION = "addons.caphv.io/suspend"
-# On the packager's Lease: upgrade all bundles in waves.
-UPGRADE_ANNOTATION = "addons.caphv.io/upgrade"
 # "true" on a Cluster lets its definition, and so the cluster, go without another confirmation.
 CONFIRM_REMOVAL_ANNOTATION = "caphv.io/confirm-removal"
 ADDONS_VARIABLE = "addons"
@@ -96,16 +146,20 @@ CLOUD_CONFIG_VARIABLE = "cloudConfigDelivery"
 CNI_LABEL = "cni"
 CSI_LABEL = "csi"
 WAVE_LABEL = "caphv.io/wave"
-"""On a Cluster: in which wave its add-ons are upgraded."""
+"""On a Cluster: the wave in which its add-ons are upgraded."""
 OLD_CNI_MTU_ANNOTATION = "caphv.io/cni-mtu"
 OLD_CNI_ENCAPSULATION_ANNOTATION = "caphv.io/cni-encapsulation"
 OLD_CNI_BGP_ANNOTATION = "caphv.io/cni-bgp"
 
 # Harvester
 CREATOR_LABEL = "harvesterhci.io/creator"
-# Harvester's node driver: by this creator Harvester knows the VMs of guest clusters.
+# The creator by which Harvester recognizes VMs of guest clusters, as its node driver sets it.
 GUEST_CREATOR = "docker-machine-driver-harvester"
 GUEST_CLUSTER_LABEL = "guestcluster.harvesterhci.io/name"
+# Of the cloud provider of guests, on LoadBalancers: the guest and its Service.
+BALANCER_CLUSTER_LABEL = "cloudprovider.harvesterhci.io/cluster"
+BALANCER_SERVICE_NAMESPACE_LABEL = "cloudprovider.harvesterhci.io/serviceNamespace"
+BALANCER_SERVICE_LABEL = "cloudprovider.harvesterhci.io/serviceName"
 VM_NAME_LABEL = "harvesterhci.io/vmName"
 VM_NAME_PREFIX_LABEL = "harvesterhci.io/vmNamePrefix"
 MACHINE_TYPE_LABEL = "harvestercluster/machinetype"
@@ -118,23 +172,37 @@ SSH_NAMES_ANNOTATION = "harvesterhci.io/sshNames"
 IMAGE_ID_ANNOTATION = "harvesterhci.io/imageId"
 WITNESS_LABEL = "node-role.harvesterhci.io/witness"
 MAINTENANCE_ANNOTATION = "harvesterhci.io/maintain-status"
+# On a host that Harvester is asked to drain for maintenance, or to drain by force, and the taint of
+# a host that it drains for an upgrade.
+DRAIN_REQUESTED_ANNOTATION = "harvesterhci.io/drain-requested"
+DRAIN_FORCED_ANNOTATION = "harvesterhci.io/drain-forced"
+DRAIN_TAINT = "kubevirt.io/drain"
+# On a VM: Harvester stops it for the maintenance of its host, because its user wants that.
+MAINTENANCE_STRATEGY_LABEL = "harvesterhci.io/maintain-mode-strategy"
+# On a VM that Harvester has stopped because of this label: the host, after whose maintenance it may
+# start the VM again.
+MAINTENANCE_HOST_ANNOTATION = "harvesterhci.io/maintain-mode-strategy-node-name"
 POD_REQUESTS_ANNOTATION = "management.cattle.io/pod-requests"
-# Harvester stopped the VM because of the quota of its namespace, and says why.
+# The reason why Harvester stopped a VM because of the quota of its namespace.
 INSUFFICIENT_QUOTA_ANNOTATION = "harvesterhci.io/insufficient-resource-quota"
 RUN_STRATEGY_ANNOTATION = "harvesterhci.io/vmRunStrategy"
+# "true" on a VM lets Harvester keep its maxima of CPU and memory, up to which it can grow.
+HOTPLUG_ANNOTATION = "harvesterhci.io/enableCPUAndMemoryHotplug"
+# On what Harvester restored from a backup: the VirtualMachineRestore.
+RESTORE_ANNOTATION = "restore.harvesterhci.io/name"
 
 # ServiceAccounts
 SERVICE_ACCOUNT_ANNOTATION = "kubernetes.io/service-account.name"
-SERVICE_ACCOUNT_TOKEN_TYPE = "kubernetes.io/service-account-token"  # noqa: S105 - a type, not a token
+SERVICE_ACCOUNT_TOKEN_TYPE = "kubernetes.io/service-account-token"  # noqa: S105 - a type
 
 # Workload cluster
 UNINITIALIZED_TAINT = "node.cloudprovider.kubernetes.io/uninitialized"
 PROVIDER_ID_PREFIX = "harvester://"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
 CPU_MANAGER_LABEL = "cpumanager"
-"""Label of hosts for VMs with dedicated CPUs, which Harvester demands itself where a VM needs it."""
+"""Label of hosts for VMs with dedicated CPUs. Harvester requires it for such VMs."""
 NETWORK_LABELS_PREFIX = "network.harvesterhci.io"
-"""Prefix of labels of hosts that have a cluster network, which Harvester demands itself for the networks of a VM."""
+"""Prefix of labels of hosts with a cluster network. Harvester requires them for a VM's networks."""
 ZONE_LABEL = "topology.kubernetes.io/zone"
 REGION_LABEL = "topology.kubernetes.io/region"
 
@@ -144,7 +212,8 @@ CAPI_OWNER_LABEL = "cluster-api.cattle.io/capi-cluster-owner"
 AUTOSCALER_MIN_SIZE = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-min-size"
 AUTOSCALER_MAX_SIZE = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-max-size"
 CAPI_OWNER_NAMESPACE_LABEL = "cluster-api.cattle.io/capi-cluster-owner-ns"
-# Turtles with feature `use-caapf`: Rancher imports the cluster, and leaves Fleet to CAAPF.
+# With Turtles' feature `use-caapf`, Rancher imports the cluster, but CAAPF integrates it into
+# Fleet.
 EXTERNALLY_MANAGED_ANNOTATION = "provisioning.cattle.io/externally-managed"
 # Labels of a Cluster by which bundles are chosen, copied to its Fleet Cluster.
 FLEET_LABELS = ("cni", "csi", "cloud-config")
@@ -171,16 +240,19 @@ class ConditionType(StrEnum):
     INIT_MACHINE_CREATED = "InitMachineCreated"
     FLEET_INTEGRATION_READY = "FleetIntegrationReady"
     ADDON_BUNDLES_READY = "AddonBundlesReady"
+    PARKED = "Parked"
+    HOSTS_EVACUATED = "HostsEvacuated"
     # HarvesterMachine
     VM_IP_ALLOCATED = "VMIPAllocated"
     VM_PROVISIONING_READY = "VMProvisioningReady"
     MACHINE_CREATED = "MachineCreated"
     VM_UP_TO_DATE = "VMUpToDate"
+    VM_CAN_GROW = "VMCanGrow"
     GUEST_AGENT_CONNECTED = "GuestAgentConnected"
 
 
 class Reason(StrEnum):
-    """Reasons of conditions; of a true one it is the type's name with two exceptions, see `reason_when_true`."""
+    """Reasons of conditions. For the reason of a true condition, see `reason_when_true`."""
 
     CLOUD_PROVIDER_CONFIG_GENERATED = "CloudProviderConfigGeneratedSuccessfully"
     CUSTOM_IP_POOL_CREATED = "CustomIPPoolCreatedSuccessfully"
@@ -190,7 +262,6 @@ class Reason(StrEnum):
     INFRASTRUCTURE_PROVISIONING_FAILED = "InfrastructureProvisioningFailed"
     IDENTITY_EXPIRING = "IdentityExpiring"
     IDENTITY_EXPIRED = "IdentityExpired"
-    CROSS_NAMESPACE_REFERENCE = "CrossNamespaceReference"
     REFERENCE_NOT_ALLOWED = "ReferenceNotAllowed"
     REFERENCES_CHECKING = "ReferencesChecking"
     ANOTHER_HARVESTER = "AnotherHarvester"
@@ -205,6 +276,7 @@ class Reason(StrEnum):
     FAILURE_DOMAIN_UNAVAILABLE = "FailureDomainUnavailable"
     VM_IP_POOL_CREATION_FAILED = "VMIPPoolCreationFailed"
     VM_IP_POOL_NOT_FOUND = "VMIPPoolNotFound"
+    IP_POOL_IN_USE = "IPPoolInUse"
     CUSTOM_POOL_CREATION_FAILED = "CustomPoolCreationInHarvesterFailed"
     CLOUD_PROVIDER_CONFIG_IN_PROGRESS = "CloudProviderConfigGenerationInProgress"
     CLOUD_PROVIDER_CONFIG_FAILED = "CloudProviderConfigGenerationFailed"
@@ -218,6 +290,11 @@ class Reason(StrEnum):
     ADDON_BUNDLES_NOT_PUSHED = "AddonBundlesNotPushed"
     ADDON_BUNDLES_NOT_APPLIED = "AddonBundlesNotApplied"
     ADDON_BUNDLES_MISSING = "AddonBundlesMissing"
+    PARKING = "Parking"
+    RESUMING = "Resuming"
+    PARK_BLOCKED = "ParkBlocked"
+    EVACUATING = "Evacuating"
+    EVACUATION_BLOCKED = "EvacuationBlocked"
     VM_PROVISIONING_IN_PROGRESS = "VMProvisioningInProgress"
     VM_PROVISIONING_FAILED = "VMProvisioningFailed"
     VM_IP_ALLOCATION_FAILED = "VMIPAllocationFailed"
@@ -226,10 +303,12 @@ class Reason(StrEnum):
     GUEST_AGENT_SILENT = "GuestAgentSilent"
     CONTROL_PLANE_UNREACHABLE = "ControlPlaneUnreachable"
     VM_DIFFERS = "VMDiffers"
+    VM_UPDATING = "VMUpdating"
+    VM_CANNOT_GROW = "VMCannotGrow"
 
 
 def reason_when_true(condition_type: ConditionType) -> str:
-    """Return the reason that the contract gives to a true condition of this type."""
+    """Return the reason that a true condition of this type has by contract."""
     exceptions: dict[ConditionType, Reason] = {
         ConditionType.CLOUD_PROVIDER_CONFIG_READY: Reason.CLOUD_PROVIDER_CONFIG_GENERATED,
         ConditionType.CUSTOM_IP_POOL_CREATED: Reason.CUSTOM_IP_POOL_CREATED,
@@ -243,19 +322,27 @@ def identity_finalizer(watch_filter: str = "") -> str:
 
 
 def rfc1035(text: str) -> str:
-    """Return a text as a name on Harvester: lower case, other characters to `-`, trimmed, `a-` before a digit."""
+    """Convert a text to a name on Harvester.
+
+    Letters become lower case, and other characters become `-`, which is removed at both ends. `a-`
+    is put before a leading digit.
+    """
     name = re.sub(r"[^a-z0-9-]", "-", text.lower()).strip("-")
     return f"a-{name}" if name[:1].isdigit() else name
 
 
 LOAD_BALANCER_SUFFIX = "lb"
+# Of the IPPools of load balancers and of VMs.
+POOL_SUFFIX = "ippool"
+VM_POOL_SUFFIX = "vm-ippool"
 
 
-def generated_names(obj: dict[str, Any], suffix: str) -> tuple[str, ...]:
-    """Name of what is made on Harvester for a cluster, RFC 1035 of `<ns>-<HarvesterCluster>-<suffix>` (contract).
+def generated_names(obj: Obj, suffix: str) -> tuple[str, ...]:
+    """Return the names that a cluster's object on Harvester may have, the one to use first.
 
-    The Go provider cut names at 63 characters, so that long ones could meet; ours end in a hash then, and the name that
-    Go gave comes second.
+    The contract requires `<ns>-<HarvesterCluster>-<suffix>` in the form of RFC 1035. The Go
+    provider cut names at 63 characters, so that two long names could be the same. Our long names
+    end in a hash, and the name of the Go provider comes second.
     """
     metadata = obj["metadata"]
     owner = f"{metadata['namespace']}-{metadata['name']}"

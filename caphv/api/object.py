@@ -1,7 +1,7 @@
-"""Resources (kinds with their URL paths), and small helpers on plain objects.
+"""Define resources (kinds with their URL paths), and small helpers for plain objects.
 
-Objects stay plain dicts, as the API server sends them: typed models cost CPU and memory on every watch event
-and lose the fields that they do not know.
+Objects stay plain dicts, as the API server sends them, because typed models cost CPU and memory on
+every watch event and lose unknown fields.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """Group, version, plural and kind, for example `Resource("apps", "v1", "deployments", "Deployment")`."""
+    """A kind, for example `Resource("apps", "v1", "deployments", "Deployment")`."""
 
     group: str
     version: str
@@ -35,11 +35,15 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """`v1` for the core group, `<group>/<version>` otherwise."""
+        """Return `v1` for the core group, `<group>/<version>` otherwise."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Quoted URL path below the server's root: of the collection without a name, of all without a namespace."""
+        """Return the quoted URL path below the server's root.
+
+        Without a name, the path leads to the collection. Without a namespace, it leads to all
+        namespaces.
+        """
         parts = ["/apis", self.group, self.version] if self.group else ["/api", self.version]
         if self.namespaced and namespace:
             parts += ["namespaces", _segment(namespace)]
@@ -59,16 +63,28 @@ SERVICES = Resource("", "v1", "services", "Service")
 EVENTS = Resource("", "v1", "events", "Event")
 NODES = Resource("", "v1", "nodes", "Node", namespaced=False)
 PERSISTENT_VOLUME_CLAIMS = Resource("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
+PERSISTENT_VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment")
 SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", "ServiceAccount")
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
-CLUSTER_ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False)
-CLUSTER_ROLE_BINDINGS = Resource(
-    "rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding", namespaced=False
+CLUSTER_ROLES = Resource(
+    "rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole", namespaced=False
 )
-STORAGE_CLASSES = Resource("storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False)
+CLUSTER_ROLE_BINDINGS = Resource(
+    "rbac.authorization.k8s.io",
+    "v1",
+    "clusterrolebindings",
+    "ClusterRoleBinding",
+    namespaced=False,
+)
+STORAGE_CLASSES = Resource(
+    "storage.k8s.io", "v1", "storageclasses", "StorageClass", namespaced=False
+)
 CSI_DRIVERS = Resource("storage.k8s.io", "v1", "csidrivers", "CSIDriver", namespaced=False)
+VOLUME_ATTACHMENTS = Resource(
+    "storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", namespaced=False
+)
 RESOURCE_QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota")
 ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices", "EndpointSlice")
 VALIDATING_WEBHOOK_CONFIGURATIONS = Resource(
@@ -85,38 +101,63 @@ MUTATING_WEBHOOK_CONFIGURATIONS = Resource(
     "MutatingWebhookConfiguration",
     namespaced=False,
 )
-TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", "TokenReview", namespaced=False)
+TOKEN_REVIEWS = Resource(
+    "authentication.k8s.io", "v1", "tokenreviews", "TokenReview", namespaced=False
+)
 SUBJECT_ACCESS_REVIEWS = Resource(
     "authorization.k8s.io", "v1", "subjectaccessreviews", "SubjectAccessReview", namespaced=False
 )
 SELF_SUBJECT_ACCESS_REVIEWS = Resource(
-    "authorization.k8s.io", "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", namespaced=False
+    "authorization.k8s.io",
+    "v1",
+    "selfsubjectaccessreviews",
+    "SelfSubjectAccessReview",
+    namespaced=False,
 )
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 CUSTOM_RESOURCE_DEFINITIONS = Resource(
-    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
+    "apiextensions.k8s.io",
+    "v1",
+    "customresourcedefinitions",
+    "CustomResourceDefinition",
+    namespaced=False,
 )
 POD_DISRUPTION_BUDGETS = Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget")
 
 
 _TEXTS = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
-# Of the largest number of 64 bits. Python refuses to parse some thousand digits.
+# The largest number of 64 bits has so many digits. They are limited, because Python refuses to
+# parse thousands of digits.
 _VERSION_DIGITS = 20
 
 
 def _segment(text: str) -> str:
-    # Names come from users: each stays one part of the path, whatever it contains.
+    # A name stays one part of the path whatever it contains, because names come from users.
     return quote(text, safe="") if text.strip(".") else "%2E" * len(text)
 
 
+def at(obj: Any, *path: str | int) -> Any:
+    """Return the value at a path of nested mappings, None if there is none.
+
+    `at(obj, "status", "conditions")` needs no object of the right shape: a value of another type
+    on the way has nothing below it. A list is such a value, even for a number as part of a path.
+    """
+    for key in path:
+        obj = obj.get(key) if isinstance(obj, dict) else None
+    return obj
+
+
 def key_of(obj: Obj) -> Key:
-    """Key of an object."""
+    """Return the key of an object."""
     metadata = obj["metadata"]
     return Key(metadata.get("namespace", ""), metadata["name"])
 
 
 def well_formed(obj: Any) -> bool:
-    """Whether the fields that all objects have are of their types; what is no API server may answer anything."""
+    """Return whether the fields that all objects have are of the right types.
+
+    A server that is not an API server may answer anything.
+    """
     if not isinstance(obj, dict) or not isinstance(metadata := obj.get("metadata"), dict):
         return False
     status = obj.get("status") or {}
@@ -136,37 +177,43 @@ def _is_version(text: str) -> bool:
 
 
 def _is_list_of(kind: type, value: Any) -> bool:
-    return value is None or (isinstance(value, list) and all(isinstance(one, kind) for one in value))
+    if value is None:
+        return True
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def labels_of(obj: Obj) -> dict[str, str]:
-    """Labels, empty when there are none."""
+    """Return the labels, empty when there are none."""
     return obj["metadata"].get("labels") or {}
 
 
 def annotations_of(obj: Obj) -> dict[str, str]:
-    """Annotations, empty when there are none."""
+    """Return the annotations, empty when there are none."""
     return obj["metadata"].get("annotations") or {}
 
 
 def uid_of(obj: Obj) -> str:
-    """The uid that the API server gave the object; empty before it did."""
+    """Return the uid of an object, empty if the API server has not assigned one yet."""
     return str(obj["metadata"].get("uid", ""))
 
 
 def being_deleted(obj: Obj) -> bool:
-    """Whether the deletion of the object has been requested."""
+    """Return whether the deletion of the object has been requested."""
     return "deletionTimestamp" in obj["metadata"]
 
 
 def owner_reference(obj: Obj, kind: str, group: str) -> dict[str, Any] | None:
-    """The first owner of that kind and group, whatever its version."""
+    """Return the first owner of that kind and group, whatever its version."""
     for reference in obj["metadata"].get("ownerReferences") or ():
-        if reference.get("kind") == kind and str(reference.get("apiVersion", "")).partition("/")[0] == group:
+        owner_group = str(reference.get("apiVersion", "")).partition("/")[0]
+        if reference.get("kind") == kind and owner_group == group:
             return dict(reference)
     return None
 
 
 def resource_version(obj: Obj) -> int:
-    """Resource version as a number: the API server orders them so (official since Kubernetes 1.35)."""
+    """Return the resource version as a number.
+
+    Numbers order the versions of an object (official since Kubernetes 1.35).
+    """
     return int(obj["metadata"].get("resourceVersion") or 0)

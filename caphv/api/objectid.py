@@ -1,4 +1,4 @@
-"""What identifies an object in any management cluster, whatever its version."""
+"""Identify an object in any management cluster, whatever its version."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ObjectId(NamedTuple):
 
 
 def id_of(obj: Obj) -> ObjectId:
-    """Return what identifies an object in any management cluster."""
+    """Return the identity of an object in any management cluster."""
     return ObjectId(group_of(obj.get("apiVersion")), str(obj["kind"]), *key_of(obj))
 
 
 def group_of(api_version: Any) -> str:
-    """API group of an `apiVersion`; empty for the core group."""
+    """Return the API group of an `apiVersion`; empty for the core group."""
     group, slash, _ = str(api_version or "").partition("/")
     return group if slash else ""

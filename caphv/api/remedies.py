@@ -1,10 +1,11 @@
 """The commands that conditions, Events, checks and other output tell a reader to run.
 
-Each of them is here, once, so that tests can run all of them as they are printed: a `Remedy` against the fault that it
-is printed for, a `Look` for what it shows. A unit test finds commands that are printed and not here.
+Each command is defined here once, so that tests can run all of them as they are printed. They run a
+`Remedy` against the fault for which it is printed, and check the output of a `Look`. A unit test
+finds printed commands that are not defined here.
 
-Words in capitals are for the reader to fill in: `FILE` is a kubeconfig (of Harvester, or of the other
-management cluster of a move), `ZONE` the name of a zone, `POOL` that of an IPPool.
+The reader has to fill in words in capitals: `FILE` is a kubeconfig (of Harvester, or of the other
+management cluster of a move), `ZONE` the name of a zone, `POOL` the name of an IPPool.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command with fields in braces; a call fills them in."""
+    """A command with fields in braces, which a call fills in."""
 
     template: str
 
@@ -27,7 +28,7 @@ class Command:
 
 
 class Remedy(Command):
-    """A command that ends what it is printed for."""
+    """A command that ends the fault for which it is printed."""
 
     __slots__ = ()
 
@@ -44,27 +45,42 @@ DELETE_OBJECT = Remedy("kubectl delete {kind} {name} -n {namespace}")
 DELETE_CLUSTER = Remedy("kubectl delete cluster {cluster} -n {namespace}")
 EDIT_CLUSTER = Remedy("kubectl edit cluster {cluster} -n {namespace}")
 EDIT_OBJECT = Remedy("kubectl edit {kind} {name} -n {namespace}")
-RESUME_CLUSTER = Remedy('kubectl patch {kind} {name} -n {namespace} --type=merge -p \'{{"spec":{{"paused":false}}}}\'')
+RESUME_CLUSTER = Remedy(
+    'kubectl patch {kind} {name} -n {namespace} --type=merge -p \'{{"spec":{{"paused":false}}}}\''
+)
+RESUME_PARKED = Remedy("caphv resume {ref}")
+RESUME_ALL = Remedy("caphv resume --all-on {harvester}{scope} --wait")
+SET_ANNOTATION = Remedy(
+    "kubectl annotate {kind} {name} -n {namespace} {annotation}={value} --overwrite"
+)
 REMOVE_ANNOTATION = Remedy("kubectl annotate {kind} {name} -n {namespace} {annotation}-")
 BACK_UP = Remedy("caphv backup {cluster} DIR")
 MOVE_CLUSTERS = Remedy("caphv move {clusters} --to-kubeconfig FILE")
-SUSPEND_ADDONS = Remedy("kubectl annotate cluster {cluster} -n {namespace} addons.caphv.io/suspend=true")
+SUSPEND_ADDONS = Remedy(
+    "kubectl annotate cluster {cluster} -n {namespace} addons.caphv.io/suspend=true"
+)
 FORCE_DELETION = Remedy("caphv delete {ref} --force")
-STOP_PROVIDER = Remedy("kubectl scale deployment caphv-controller-manager -n {namespace} --replicas 0")
+STOP_PROVIDER = Remedy(
+    "kubectl scale deployment caphv-controller-manager -n {namespace} --replicas 0"
+)
 APPLY_GIT_REPO = Remedy("caphv packager gitrepo --repo {repo} | kubectl apply -f -")
 
 # Identities
 NEW_IDENTITY = Remedy(
-    "caphv identity create --harvester-kubeconfig FILE --target-namespace {target} --secret-namespace {namespace} "
-    "--secret-name {name} | kubectl apply -f -"
+    "caphv identity create --harvester-kubeconfig FILE --target-namespace {target} "
+    "--secret-namespace {namespace} --secret-name {name} | kubectl apply -f -"
 )
-# Only an account with rights in all namespaces can replace its own token, and none can replace one that has expired.
+# Only an account with rights in all namespaces can replace its own token, and no account can
+# replace an expired one.
 ROTATE_IDENTITY = Remedy("caphv identity rotate {namespace}/{name} --harvester-kubeconfig FILE")
-GRANT_RIGHTS = Remedy("caphv identity create --harvester-kubeconfig FILE --target-namespace {target}{pools}")
+GRANT_RIGHTS = Remedy(
+    "caphv identity create --harvester-kubeconfig FILE --target-namespace {target}{pools}"
+)
 
 # Harvester
 RELEASE_ADDRESSES = Remedy("caphv pools release {pool} -n {namespace}")
 UNCORDON_HOST = Remedy("kubectl uncordon {host}")
+CANCEL_EVACUATION = Remedy("caphv evacuate {host} --cancel --harvester-kubeconfig FILE")
 LABEL_ZONE = Remedy("kubectl label node {host} {label}=ZONE")
 
 # etcd
@@ -81,13 +97,16 @@ GET_BUNDLES = Look("kubectl get bundles,bundledeployments -A")
 GET_RANCHER_CLUSTERS = Look("kubectl get clusters.management.cattle.io")
 GET_ON_HARVESTER = Look("kubectl get {resource} -A")
 LOGS = Look("kubectl logs -n {namespace} deployment/caphv-controller-manager -c manager")
-LOGS_OF_BOOTSTRAP = Look("kubectl logs -n {namespace} -l cluster.x-k8s.io/provider={provider} --tail=50")
+LOGS_OF_BOOTSTRAP = Look(
+    "kubectl logs -n {namespace} -l cluster.x-k8s.io/provider={provider} --tail=50"
+)
 DOCTOR = Look("caphv doctor {ref}")
 TREE = Look("caphv tree {ref}")
 STATUS_OF_ALL = Look("caphv status -A")
 FOLLOW = Look("caphv status {ref} --watch")
 FOLLOW_ALL = Look("caphv status -A --watch")
 PLAN_DEFINITION = Look("caphv generate --definition {path} | caphv plan -f -")
+LIST_LEFTOVERS = Look("caphv leftovers")
 AUDIT_POOLS = Look("caphv pools audit -n {namespace}")
 EXPLAIN_DELETION = Look("caphv delete {ref} --explain")
 RENDER_BUNDLES = Look("caphv bundles render -n {namespace}")
@@ -96,5 +115,5 @@ WAIT_FOR_UPGRADE = Look("caphv upgrade {ref} --version {version} --wait")
 
 
 def all_commands() -> dict[str, Command]:
-    """Return the commands by the names of their constants."""
+    """Return all commands by the names of their constants."""
     return {name: value for name, value in globals().items() if isinstance(value, Command)}

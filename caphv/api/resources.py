@@ -1,4 +1,4 @@
-"""All kinds that this project reads and writes, except those of Kubernetes itself (see `object.py`)."""
+"""Kinds that this project reads and writes. Kinds of Kubernetes itself are in `object.py`."""
 
 from __future__ import annotations
 
@@ -7,31 +7,45 @@ from caphv.api.object import Resource
 
 CLUSTER_API_GROUP = "cluster.x-k8s.io"
 FLEET_GROUP = "fleet.cattle.io"
-# Newest first; the management cluster decides which one is used.
+# Newest first. The first version that the management cluster serves is used.
 CLUSTER_API_VERSIONS = ("v1beta2", "v1beta1")
 
 HARVESTER_CLUSTERS = Resource(GROUP, STORED_VERSION, "harvesterclusters", "HarvesterCluster")
 HARVESTER_MACHINES = Resource(GROUP, STORED_VERSION, "harvestermachines", "HarvesterMachine")
-HARVESTER_MACHINE_TEMPLATES = Resource(GROUP, STORED_VERSION, "harvestermachinetemplates", "HarvesterMachineTemplate")
+HARVESTER_MACHINE_TEMPLATES = Resource(
+    GROUP, STORED_VERSION, "harvestermachinetemplates", "HarvesterMachineTemplate"
+)
 
 VIRTUAL_MACHINES = Resource("kubevirt.io", "v1", "virtualmachines", "VirtualMachine")
-VIRTUAL_MACHINE_INSTANCES = Resource("kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance")
+VIRTUAL_MACHINE_INSTANCES = Resource(
+    "kubevirt.io", "v1", "virtualmachineinstances", "VirtualMachineInstance"
+)
 DATA_VOLUMES = Resource("cdi.kubevirt.io", "v1beta1", "datavolumes", "DataVolume")
-STORAGE_PROFILES = Resource("cdi.kubevirt.io", "v1beta1", "storageprofiles", "StorageProfile", namespaced=False)
+STORAGE_PROFILES = Resource(
+    "cdi.kubevirt.io", "v1beta1", "storageprofiles", "StorageProfile", namespaced=False
+)
 IMAGES = Resource("harvesterhci.io", "v1beta1", "virtualmachineimages", "VirtualMachineImage")
 KEY_PAIRS = Resource("harvesterhci.io", "v1beta1", "keypairs", "KeyPair")
-IP_POOLS = Resource("loadbalancer.harvesterhci.io", "v1beta1", "ippools", "IPPool", namespaced=False)
-LOAD_BALANCERS = Resource("loadbalancer.harvesterhci.io", "v1beta1", "loadbalancers", "LoadBalancer")
-NETWORKS = Resource("k8s.cni.cncf.io", "v1", "network-attachment-definitions", "NetworkAttachmentDefinition")
+IP_POOLS = Resource(
+    "loadbalancer.harvesterhci.io", "v1beta1", "ippools", "IPPool", namespaced=False
+)
+LOAD_BALANCERS = Resource(
+    "loadbalancer.harvesterhci.io", "v1beta1", "loadbalancers", "LoadBalancer"
+)
+NETWORKS = Resource(
+    "k8s.cni.cncf.io", "v1", "network-attachment-definitions", "NetworkAttachmentDefinition"
+)
 HARVESTER_SETTINGS = Resource("harvesterhci.io", "v1beta1", "settings", "Setting", namespaced=False)
 
 RANCHER_CLUSTERS = Resource("provisioning.cattle.io", "v1", "clusters", "Cluster")
 MANAGED_CLUSTERS = Resource("management.cattle.io", "v3", "clusters", "Cluster", namespaced=False)
 FLEET_CLUSTERS = Resource(FLEET_GROUP, "v1alpha1", "clusters", "Cluster")
 FLEET_BUNDLES = Resource(FLEET_GROUP, "v1alpha1", "bundles", "Bundle")
-FLEET_GIT_REPOS = Resource(FLEET_GROUP, "v1alpha1", "gitrepos", "GitRepo")
 HELM_CHARTS = Resource("helm.cattle.io", "v1", "helmcharts", "HelmChart")
 HELM_CHART_CONFIGS = Resource("helm.cattle.io", "v1", "helmchartconfigs", "HelmChartConfig")
+EXTENSION_CONFIGS = Resource(
+    "runtime.cluster.x-k8s.io", "v1beta2", "extensionconfigs", "ExtensionConfig", namespaced=False
+)
 CERTIFICATES = Resource("cert-manager.io", "v1", "certificates", "Certificate")
 
 LONGHORN_NODES = Resource("longhorn.io", "v1beta2", "nodes", "Node")
@@ -39,25 +53,25 @@ LONGHORN_SETTINGS = Resource("longhorn.io", "v1beta2", "settings", "Setting")
 
 
 def clusters(version: str) -> Resource:
-    """Cluster API's Cluster in one of its versions."""
+    """Return Cluster API's Cluster in one of its versions."""
     return Resource(CLUSTER_API_GROUP, version, "clusters", "Cluster")
 
 
 def machines(version: str) -> Resource:
-    """Cluster API's Machine in one of its versions."""
+    """Return Cluster API's Machine in one of its versions."""
     return Resource(CLUSTER_API_GROUP, version, "machines", "Machine")
 
 
 def machine_deployments(version: str) -> Resource:
-    """Cluster API's MachineDeployment in one of its versions."""
+    """Return Cluster API's MachineDeployment in one of its versions."""
     return Resource(CLUSTER_API_GROUP, version, "machinedeployments", "MachineDeployment")
 
 
 def machine_health_checks(version: str) -> Resource:
-    """Cluster API's MachineHealthCheck in one of its versions."""
+    """Return Cluster API's MachineHealthCheck in one of its versions."""
     return Resource(CLUSTER_API_GROUP, version, "machinehealthchecks", "MachineHealthCheck")
 
 
 def cluster_classes(version: str) -> Resource:
-    """Cluster API's ClusterClass in one of its versions."""
+    """Return Cluster API's ClusterClass in one of its versions."""
     return Resource(CLUSTER_API_GROUP, version, "clusterclasses", "ClusterClass")

@@ -1,7 +1,7 @@
-"""Settings of RKE2's bootstrap objects that its provider cannot use, or loses. Pure.
+"""Find settings of RKE2's bootstrap objects that its provider cannot use or loses. Pure functions.
 
-No condition says so: the machine waits for its bootstrap data, and only the provider's log has the reason. Seen with
-CAPRKE2 v0.25.0.
+No condition reports them. The machine waits for its bootstrap data, and only the provider's log has
+the reason. This was seen with CAPRKE2 v0.25.0.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from caphv.api.object import at
+
 KINDS = ("RKE2Config", "RKE2ControlPlane")
 _POLICIES_UNTIL = 25
-_FIRST_PROFILES, _LATER_PROFILES = ("cis-1.5", "cis-1.6"), ("cis", "cis-1.23")
+_FIRST_PROFILES = ("cis-1.5", "cis-1.6")
+_LATER_PROFILES = ("cis", "cis-1.23")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A setting by its path below the spec, what is wrong with it and what to do; `lost` if it is only ignored."""
+    """A setting by its path below the spec, with its problem and the remedy.
+
+    `lost` means that the provider only ignores the setting.
+    """
 
     path: tuple[str, ...]
     value: Any
@@ -27,39 +33,40 @@ class Problem:
 
 
 def problems(spec: Mapping[str, Any], version: str = "") -> Iterator[Problem]:
-    """Yield what RKE2's bootstrap provider cannot use of the spec of an RKE2Config, or of a control plane.
+    """Yield settings of an RKE2Config or a control plane that RKE2's provider cannot use.
 
-    :param spec: with `agentConfig` and `privateRegistriesConfig`
+    :param spec: the spec that has `agentConfig` and `privateRegistriesConfig`
     :param version: Kubernetes version of the machines, empty if not known
     """
-    profile, minor = _at(spec, "agentConfig", "cisProfile"), _minor(version)
+    profile = at(spec, "agentConfig", "cisProfile")
+    minor = _minor(version)
     if profile and minor is not None:
         usable = _LATER_PROFILES if minor >= _POLICIES_UNTIL else _FIRST_PROFILES
         if profile in (*_FIRST_PROFILES, *_LATER_PROFILES) and profile not in usable:
-            detail = f"RKE2's provider makes no bootstrap data with this profile for {version}: use {usable[0]}"
+            detail = (
+                f"RKE2's provider makes no bootstrap data with this profile for {version}: use "
+                f"{usable[0]}"
+            )
             yield Problem(("agentConfig", "cisProfile"), profile, detail)
 
-    configs = _at(spec, "privateRegistriesConfig", "configs")
+    configs = at(spec, "privateRegistriesConfig", "configs")
     if not isinstance(configs, Mapping):
         return
     path = ("privateRegistriesConfig", "configs")
     if len(configs) > 1:
         detail = (
-            "RKE2's provider keeps any one of several: keep one, or write /etc/rancher/rke2/registries.yaml in `files`"
+            "RKE2's provider keeps any one of several: keep one, or write "
+            "/etc/rancher/rke2/registries.yaml in `files`"
         )
         yield Problem(path, ", ".join(sorted(map(str, configs))), detail, lost=True)
     for name, config in configs.items():
-        tls = _at(config, "tls")
-        if tls and not _at(tls, "tlsConfigSecret", "name"):
-            detail = "RKE2's provider makes no bootstrap data without this Secret: name one, or remove tls"
+        tls = at(config, "tls")
+        if tls and not at(tls, "tlsConfigSecret", "name"):
+            detail = (
+                "RKE2's provider makes no bootstrap data without this Secret: name one, or "
+                "remove tls"
+            )
             yield Problem((*path, str(name), "tls", "tlsConfigSecret"), None, detail)
-
-
-def _at(value: Any, *path: str) -> Any:
-    """A value below mappings; None where there is none, whatever is in its place."""
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
 
 
 def _minor(version: str) -> int | None:

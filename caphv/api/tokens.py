@@ -1,4 +1,4 @@
-"""What the claims of a ServiceAccount's token say: whose it is, how long it is valid, and which Secret holds it."""
+"""Read the claims of a ServiceAccount's token: its account, its lifetime, and its Secret."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _SUBJECT = "system:serviceaccount:"
 
 @dataclass(frozen=True, slots=True)
 class ServiceAccountToken:
-    """The account of a token. `secret` is empty if no Secret holds it; `seconds` is 0 if it does not expire."""
+    """The account of a token.
+
+    `secret` is empty if no Secret holds the token; `seconds` is 0 if the token does not expire.
+    """
 
     account: Key
     secret: str = ""
@@ -21,15 +24,17 @@ class ServiceAccountToken:
 
 
 def token_of(claims: Mapping[str, Any]) -> ServiceAccountToken | None:
-    """Return the account of a token's claims; None for a token of another kind. Claims prove nothing."""
+    """Return the account in a token's claims, None for another token. Claims prove nothing."""
     subject = str(claims.get("sub") or "")
     namespace, separator, name = subject.removeprefix(_SUBJECT).partition(":")
     if not subject.startswith(_SUBJECT) or not separator or not namespace or not name:
         return None
+
+    # A token of a Secret names it in a legacy claim, or in the claim of bound tokens.
     bound = claims.get("kubernetes.io")
-    held = (bound.get("secret") if isinstance(bound, Mapping) else None) or {}
+    holder = (bound.get("secret") if isinstance(bound, Mapping) else None) or {}
     secret = claims.get("kubernetes.io/serviceaccount/secret.name") or (
-        held.get("name") if isinstance(held, Mapping) else ""
+        holder.get("name") if isinstance(holder, Mapping) else ""
     )
     start, end = claims.get("iat"), claims.get("exp")
     seconds = max(0, end - start) if isinstance(start, int) and isinstance(end, int) else 0

@@ -1,1 +1,1 @@
-"""ClusterClasses: the objects that one makes of a topology, as Cluster API makes them."""
+"""ClusterClasses: create the objects of a topology as Cluster API creates them."""

@@ -1,142 +1,189 @@
-"""The part of Go's text/template that patches of ClusterClasses use: if, range, variables and a few functions.
+"""Render the subset of Go's text/template that patches of ClusterClasses use.
 
-Everything else raises `UnsupportedError`: a prediction that may be wrong is worse than none.
+It supports if, range, variables and a few functions. Everything else raises `UnsupportedError`,
+because a prediction that may be wrong is worse than none.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
 
+from caphv.api.object import Obj, at
+
 _TOKEN = re.compile(r'\(|\)|\||"(?:[^"\\]|\\.)*+"?|[^\s()|"]+')
-_LONGEST, _LONGEST_ACTION, _MOST_STEPS, _DEEPEST = 256 * 1024, 4096, 100_000, 50
+_LONGEST = 256 * 1024
+_LONGEST_ACTION = 4096
+_MOST_STEPS = 100_000
+_DEEPEST = 50
 
 
 class UnsupportedError(ValueError):
-    """A template uses what is not evaluated here."""
+    """A template uses a feature that is not supported here."""
 
 
-def render(template: str, variables: dict[str, Any]) -> str:
-    """Return the text of a template over variables. Raises `UnsupportedError`."""
+def render(template: str, variables: Obj) -> str:
+    """Render a template with variables. Raises `UnsupportedError`."""
     if len(template) > _LONGEST:
         raise UnsupportedError("the template is too long")
-    # Last piece first: taking one off the end moves no others.
-    nodes, rest = _parse(list(_pieces(template))[::-1], 0, ())
-    if rest is not None:
-        raise UnsupportedError(f"{{{{ {rest} }}}} has no beginning")
+
+    # The pieces are in reverse order, because removing one from the end of a list moves no others.
+    pieces = list(_pieces(template))[::-1]
+    nodes, end = _parse(pieces, 0, ())
+    if end is not None:
+        raise UnsupportedError(f"{{{{ {end} }}}} has no beginning")
     return "".join(_Renderer(variables).run(nodes, variables))
 
 
 def is_true(value: Any) -> bool:
-    """Whether Go counts a value as true: neither zero nor empty."""
+    """Return whether Go counts a value as true, because it is neither zero nor empty."""
     return bool(value)
 
 
 def is_known_builtin(value: Any) -> bool:
-    """Whether the value of a builtin can be relied on. Of a group of builtins, only some are known."""
+    """Return whether the value of a builtin is complete. Groups of builtins are incomplete."""
     return value is not None and not isinstance(value, dict)
 
 
 class _Renderer:
-    def __init__(self, root: dict[str, Any]) -> None:
+    def __init__(self, root: Obj) -> None:
         self._variables: dict[str, Any] = {"$": root}
         self._steps = 0
 
     def run(self, nodes: Sequence[Any], dot: Any) -> Iterator[str]:
+        """Yield the texts of nodes.
+
+        :param dot: the value of `.` in Go's templates
+        """
         for node in nodes:
             self._steps += 1
             if self._steps > _MOST_STEPS:
                 raise UnsupportedError("the template takes too long")
+
             if isinstance(node, str):
                 yield node
             elif node[0] == "if":
-                yield from self.run(next((body for test, body in node[1] if self._holds(test, dot)), ()), dot)
+                yield from self._run_if(node[1], dot)
             elif node[0] == "range":
-                items = self._value(node[1], dot) or ()
-                if not isinstance(items, list):
-                    items = [items[key] for key in sorted(items)] if isinstance(items, dict) else ()
-                for item in items:
-                    yield from self.run(node[2], item)
+                yield from self._run_range(node[1], node[2], dot)
             else:
-                yield from self._action(node[1], dot)
+                yield from self._run_action(node[1], dot)
 
-    def _holds(self, test: str, dot: Any) -> bool:
-        return test == "" or is_true(self._value(test, dot))
+    def _run_if(self, branches: Sequence[Any], dot: Any) -> Iterator[str]:
+        """Yield the texts of the first branch whose test holds. `else` has an empty test."""
+        for test, body in branches:
+            if test == "" or is_true(self._value(test, dot)):
+                yield from self.run(body, dot)
+                return
 
-    def _action(self, text: str, dot: Any) -> Iterator[str]:
+    def _run_range(self, test: str, body: Sequence[Any], dot: Any) -> Iterator[str]:
+        items = self._value(test, dot) or ()
+        if isinstance(items, dict):
+            items = [items[key] for key in sorted(items)]
+        elif not isinstance(items, list):
+            items = ()
+        for item in items:
+            yield from self.run(body, item)
+
+    def _run_action(self, text: str, dot: Any) -> Iterator[str]:
+        """Assign a variable, or yield the text of a value."""
         if match := re.fullmatch(r"(\$\w+)\s*:?=\s*(.*)", text, re.DOTALL):
             self._variables[match[1]] = self._value(match[2], dot)
-            return
-        yield _text(self._value(text, dot))
+        else:
+            yield _text(self._value(text, dot))
 
     def _value(self, text: str, dot: Any) -> Any:
-        tokens = _TOKEN.findall(text)
+        tokens = deque(_TOKEN.findall(text))
         if tokens.count("(") > _DEEPEST:
             raise UnsupportedError("an action has too many brackets")
-        value, rest = self._pipeline(tokens, dot)
-        if rest:
+        value = self._pipeline(tokens, dot)
+        if tokens:
             raise UnsupportedError(f"{{{{ {text} }}}} is not understood")
         return value
 
-    def _pipeline(self, tokens: list[str], dot: Any) -> tuple[Any, list[str]]:
-        value, tokens = self._command(tokens, dot, [])
-        while tokens and tokens[0] == "|":
-            value, tokens = self._command(tokens[1:], dot, [value])
-        return value, tokens
+    # Each of these methods removes the tokens that it evaluates from the beginning.
 
-    def _command(self, tokens: list[str], dot: Any, last: list[Any]) -> tuple[Any, list[str]]:
+    def _pipeline(self, tokens: deque[str], dot: Any) -> Any:
+        value = self._command(tokens, dot, [])
+        while tokens and tokens[0] == "|":
+            tokens.popleft()
+            value = self._command(tokens, dot, [value])
+        return value
+
+    def _command(self, tokens: deque[str], dot: Any, last: list[Any]) -> Any:
+        """Return the value of a command of a pipeline.
+
+        :param last: the value of the previous command, which becomes the last operand
+        """
+        name = tokens.popleft() if tokens and tokens[0] in _FUNCTIONS else ""
         operands: list[Any] = []
-        name = tokens[0] if tokens and tokens[0] in _FUNCTIONS else ""
-        tokens = tokens[1:] if name else tokens
         while tokens and tokens[0] not in (")", "|"):
-            value, tokens = self._operand(tokens, dot)
-            operands.append(value)
+            operands.append(self._operand(tokens, dot))
         operands += last
+
         if name:
             try:
-                return _FUNCTIONS[name](*operands), tokens
+                return _FUNCTIONS[name](*operands)
             except TypeError:
                 raise UnsupportedError(f"{name} has {len(operands)} arguments") from None
         if len(operands) != 1:
             raise UnsupportedError("a call of a function that is not known")
-        return operands[0], tokens
+        return operands[0]
 
-    def _operand(self, tokens: list[str], dot: Any) -> tuple[Any, list[str]]:
-        word, rest = tokens[0], tokens[1:]
+    def _operand(self, tokens: deque[str], dot: Any) -> Any:
+        word = tokens.popleft()
         if word == "(":
-            value, rest = self._pipeline(rest, dot)
-            if not rest:
+            value = self._pipeline(tokens, dot)
+            if not tokens:
                 raise UnsupportedError("a bracket is not closed")
-            return value, rest[1:]
+            tokens.popleft()
+            return value
+
         if word.startswith('"'):
             if len(word) == 1 or not word.endswith('"'):
                 raise UnsupportedError("a text is not closed")
-            return word[1:-1].replace('\\"', '"'), rest
+            return word[1:-1].replace('\\"', '"')
         if re.fullmatch(r"-?[0-9]+", word):
-            return int(word), rest
+            return int(word)
         if word in ("true", "false"):
-            return word == "true", rest
+            return word == "true"
+        return self._field(word, dot)
+
+    def _field(self, word: str, dot: Any) -> Any:
+        """Return the value of `.field`, `$variable` or `$variable.field`."""
         head, _, path = word.partition(".")
         if head and head not in self._variables:
             raise UnsupportedError(f"{word} is not known")
-        root = value = self._variables[head] if head else dot
-        for name in filter(None, path.split(".")):
-            value = value.get(name) if isinstance(value, dict) else None
-        # Cluster API knows more builtins than are known here: one that is absent here may have a value there.
-        if root is self._variables["$"] and path.split(".", maxsplit=1)[0] == "builtin" and not is_known_builtin(value):
+
+        names = path.split(".")
+        root = self._variables[head] if head else dot
+        value = at(root, *filter(None, names))
+
+        # Cluster API knows more builtins, so a builtin without a value here may have one there.
+        is_builtin = root is self._variables["$"] and names[0] == "builtin"
+        if is_builtin and not is_known_builtin(value):
             raise UnsupportedError(f"{word} is not known")
-        return value, rest
+        return value
 
 
 def _and(*values: Any) -> Any:
-    return next((value for value in values if not is_true(value)), values[-1] if values else None)
+    """Return the first value that is false, else the last value."""
+    for value in values:
+        if not is_true(value):
+            return value
+    return values[-1] if values else None
 
 
 def _or(*values: Any) -> Any:
-    return next((value for value in values if is_true(value)), values[-1] if values else None)
+    """Return the first value that is true, else the last value."""
+    for value in values:
+        if is_true(value):
+            return value
+    return values[-1] if values else None
 
 
 def _default(other: Any, value: Any = None) -> Any:
@@ -171,10 +218,14 @@ def _text(value: Any) -> str:
 
 
 def _pieces(template: str) -> Iterator[tuple[str, str]]:
-    """Yield texts and actions, with the white space trimmed that `{{-` and `-}}` ask for."""
-    position, trims = 0, False
-
-    while (start := template.find("{{", position)) >= 0 and (end := template.find("}}", start + 2)) >= 0:
+    """Yield texts and actions. Trim the white space before `{{-` and after `-}}`."""
+    position = 0
+    trims = False
+    while True:
+        start = template.find("{{", position)
+        end = template.find("}}", start + 2) if start >= 0 else -1
+        if end < 0:
+            break
         text = template[position:start]
         text = text.lstrip() if trims else text
 
@@ -191,47 +242,68 @@ def _pieces(template: str) -> Iterator[tuple[str, str]]:
         if not action.startswith("/*"):
             yield "action", action
 
-    rest = template[position:]
-    yield "text", rest.lstrip() if trims else rest
+    tail = template[position:]
+    yield "text", tail.lstrip() if trims else tail
 
 
-def _parse(pieces: list[tuple[str, str]], depth: int, ends: tuple[str, ...]) -> tuple[list[Any], str | None]:
-    """Take nodes off the end of the pieces until one of the words in `ends`.
+def _parse(
+    pieces: list[tuple[str, str]], depth: int, ends: tuple[str, ...]
+) -> tuple[list[Any], str | None]:
+    """Parse pieces from the end of the list to nodes, until one of the words in `ends`.
 
-    Return them, and the action that ended them.
+    Returns the nodes, and the action that ended them.
     """
     if depth > _DEEPEST:
         raise UnsupportedError("blocks are nested too deeply")
+
     nodes: list[Any] = []
     while pieces:
         kind, text = pieces.pop()
-        word = text.split(None, 1)[0] if kind == "action" and text else ""
         if kind == "text":
             nodes.append(text)
-        elif word in ends:
+            continue
+
+        word = text.split(None, 1)[0] if text else ""
+        if word in ends:
             return nodes, text
-        elif word == "if":
-            nodes.append(("if", _branches(pieces, depth, text.removeprefix("if").strip())))
-        elif word == "range":
-            test = text.removeprefix("range").strip()
-            if ":=" in test:
-                raise UnsupportedError("range with variables")
-            body, _ = _parse(pieces, depth + 1, ("end",))
-            nodes.append(("range", test, body))
-        elif word in ("else", "end", "with", "define", "template", "block", "break", "continue"):
-            raise UnsupportedError(f"{{{{ {text} }}}}")
-        else:
-            nodes.append(("action", text))
+        nodes.append(_parse_action(pieces, depth, word, text))
+
     if ends:
         raise UnsupportedError("a block is not closed")
     return nodes, None
 
 
+def _parse_action(pieces: list[tuple[str, str]], depth: int, word: str, text: str) -> Any:
+    """Return the node of an action, including its block.
+
+    :param pieces: the pieces that follow the action, last piece first
+    :param depth: depth of the block around the action
+    :param word: first word of the action
+    :param text: text of the action
+    """
+    if word == "if":
+        test = text.removeprefix("if").strip()
+        if not test:
+            raise UnsupportedError("an if has no condition")
+        return ("if", _branches(pieces, depth, test))
+    if word == "range":
+        test = text.removeprefix("range").strip()
+        if ":=" in test:
+            raise UnsupportedError("range with variables")
+        body, _ = _parse(pieces, depth + 1, ("end",))
+        return ("range", test, body)
+
+    if word in ("else", "end", "with", "define", "template", "block", "break", "continue"):
+        raise UnsupportedError(f"{{{{ {text} }}}}")
+    return ("action", text)
+
+
 def _branches(pieces: list[tuple[str, str]], depth: int, test: str) -> list[tuple[str, list[Any]]]:
+    """Return the tests and bodies of an `if` with its `else if` and `else`."""
     branches = []
     while True:
-        body, ended = _parse(pieces, depth + 1, ("else", "end"))
+        body, end = _parse(pieces, depth + 1, ("else", "end"))
         branches.append((test, body))
-        if ended == "end":
+        if end == "end":
             return branches
-        test = str(ended).removeprefix("else").strip().removeprefix("if").strip()
+        test = str(end).removeprefix("else").strip().removeprefix("if").strip()

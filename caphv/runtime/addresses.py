@@ -1,9 +1,10 @@
-"""Which addresses a connection may lead to whose URL a tenant has chosen.
+"""Decide to which addresses a connection with a URL of a tenant may lead.
 
-A kubeconfig in a Secret names a server, and the controller connects to it from inside the management cluster's network.
-So addresses that only insiders reach are refused: of this machine, of the link (among them the metadata services of
-clouds), and of the management cluster's own API server. An address is checked when a socket is made for it, after name
-resolution: a name that resolves to another address the second time gains nothing.
+A kubeconfig in a Secret names a server, and the controller connects to it from inside the
+management cluster's network. The policy refuses addresses that only insiders reach: addresses of
+this machine, of the link (among them the metadata services of clouds), and of the management
+cluster's own API server. It checks an address when a socket is created for it, after name
+resolution, so that a name that resolves to another address the second time gains nothing.
 """
 
 from __future__ import annotations
@@ -15,24 +16,29 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 AddressCheck = Callable[[str], None]
-"""Takes an IP address as text. Raises `AddressNotAllowed`."""
+"""Function of an IP address as text. Raises `AddressNotAllowed`."""
 
-# Metadata services outside of 169.254.0.0/16: AWS over IPv6, Alibaba Cloud, Oracle Cloud, Azure's host.
+# Metadata services outside of 169.254.0.0/16, of AWS over IPv6, Alibaba Cloud, Oracle Cloud, and
+# Azure's host.
 _METADATA = tuple(
-    ip_address(one) for one in ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "192.0.0.192", "168.63.129.16")
+    ip_address(text)
+    for text in ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "192.0.0.192", "168.63.129.16")
 )
 _NAT64 = ip_network("64:ff9b::/96")
 
 
 class AddressNotAllowed(OSError):
-    """A connection was refused before it was opened. The text does not repeat the address, which may be internal."""
+    """A connection was refused before it was opened.
+
+    The text does not repeat the address, which may be internal.
+    """
 
 
 @dataclass(slots=True)
 class AddressPolicy:
-    """Addresses that connections of tenants may lead to: all but special ones, unless a network in `allowed` has them.
+    """Refuse special addresses for connections of tenants, except for networks in `allowed`.
 
-    `own` holds the addresses of the management cluster's API server, as seen by the connections to it.
+    `own` has the addresses of the management cluster's API server, as seen by connections to it.
     """
 
     allowed: tuple[Network, ...] = ()
@@ -49,27 +55,37 @@ class AddressPolicy:
         self._check(address, self.own)
 
     def check_workload(self, address: str) -> None:
-        """Check an address of a workload cluster, which may be the management cluster. Raises `AddressNotAllowed`."""
+        """Check an address of a workload cluster, which may be the management cluster.
+
+        Raises `AddressNotAllowed`.
+        """
         self._check(address, ())
 
-    def _check(self, address: str, own: Iterable[Address]) -> None:
+    def _check(self, address: str, management: Iterable[Address]) -> None:
         parsed = _parse(address)
-        if parsed and any(parsed in network for network in self.allowed if network.version == parsed.version):
-            return
-        kind = "not an IP address" if parsed is None else _special(parsed)
-        if parsed and parsed in own:
+        if parsed is None:
+            raise AddressNotAllowed("its address is not an IP address")
+        for network in self.allowed:
+            if network.version == parsed.version and parsed in network:
+                return
+
+        kind = _special(parsed)
+        if parsed in management:
             kind = "an address of the management cluster's API server"
         if kind:
             raise AddressNotAllowed(f"its address is {kind}")
 
 
 def networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """The networks of a flag, as `10.0.0.0/8` or single addresses. Raises `ValueError` that names the text."""
+    """Return the networks of a flag, written as `10.0.0.0/8` or single addresses.
+
+    Raises `ValueError` that names the text.
+    """
     return tuple(ip_network(text.strip()) for text in texts)
 
 
 def _parse(text: str) -> Address | None:
-    """The address that packets will have: IPv4 inside of IPv6 notation is IPv4."""
+    """Return the address that packets will have, which is IPv4 for IPv4 in IPv6 notation."""
     try:
         address = ip_address(text.partition("%")[0])
     except ValueError:
@@ -83,6 +99,7 @@ def _parse(text: str) -> Address | None:
 
 
 def _special(address: Address) -> str:
+    """Describe a special address for a message; empty for the address of an ordinary host."""
     if address in _METADATA:
         return "that of a metadata service"
     if address.is_loopback:

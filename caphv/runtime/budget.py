@@ -1,4 +1,4 @@
-"""What one connection may take of this process, so that a hostile server costs the others nothing: memory and time."""
+"""Bound memory and time of each connection, so that a hostile server costs the others nothing."""
 
 from __future__ import annotations
 
@@ -12,30 +12,42 @@ from caphv.api.object import Obj
 from caphv.runtime.errors import TooLarge
 
 MIB = 1024 * 1024
-# Of Python's objects, by what they are in JSON: `{}`, `[]`, each value, each end of a text.
+# Bytes of Python's objects, by what they are in JSON: `{}`, `[]`, each value, each end of a text.
 _OBJECT, _LIST, _VALUE, _QUOTE = 160, 72, 40, 20
-# What a connection's own caches may take, and those that connections to one server share. Each machine that runs there
-# adds to both: a VM with its disks takes 40 KiB. Of those of others, which share a namespace, 8.5 KiB are kept.
-OWN_CACHE_BYTES, SHARED_CACHE_BYTES = 16 * MIB, 32 * MIB
+# Memory for the caches of one connection, and for caches that connections to one server share. Each
+# machine that runs there adds to both, because a VM with its disks takes 40 KiB. A VM of another
+# owner in a shared namespace takes 8.5 KiB.
+OWN_CACHE_BYTES = 16 * MIB
+SHARED_CACHE_BYTES = 32 * MIB
 _MACHINE_BYTES = 64 * 1024
-# A connection may use the event loop for this many seconds at once, and for this share of the time on average.
-_CREDIT_SECONDS, _SHARE = 5.0, 0.05
-# Each machine adds to both: all of its objects are read in less, and 5,000 machines that change rarely in 10 %.
-_MACHINE_SECONDS, _MACHINE_SHARE = 0.01, 0.00001
-# So does each other object that is cached, because it has to be read and changes: up to so many, whatever a server has.
-_OBJECT_SECONDS, _OBJECT_SHARE, _MOST_OBJECTS = 0.0005, 0.00001, 10_000
-# One that uses more, or broke a bound, gets a smaller share for so long.
-_LIMITED_SHARE, _LIMITED_SECONDS = 0.02, 600.0
-# Work is done in pieces of this many seconds of CPU, and others have their turns between them.
+# A connection may use the event loop for this many seconds at once, and for this share of the time
+# on average.
+_CREDIT_SECONDS = 5.0
+_SHARE = 0.05
+# Each machine adds to both. All objects of a machine are read in less time, and 5,000 machines that
+# change rarely take 10 % of the time.
+_MACHINE_SECONDS = 0.01
+_MACHINE_SHARE = 0.00001
+# Each other cached object adds to both, too, because it has to be read and changes. Only so many
+# objects count, whatever a server has.
+_OBJECT_SECONDS = 0.0005
+_OBJECT_SHARE = 0.00001
+_MOST_OBJECTS = 10_000
+# A connection that uses more, or exceeds a bound, gets a smaller share for so many seconds.
+_LIMITED_SHARE = 0.02
+_LIMITED_SECONDS = 600.0
+# Readers work in pieces of this many seconds of CPU, and other tasks run between them.
 PIECE_SECONDS = 0.001
 # Sockets and HTTP take this much CPU for each byte of a response, and for each request.
-_BYTE_SECONDS, _REQUEST_SECONDS = 1e-9, 0.0005
+_BYTE_SECONDS = 1e-9
+_REQUEST_SECONDS = 0.0005
 
 
 class MemoryBudget:
-    """Memory that all caches of one connection take together.
+    """Count the memory that all caches of one connection take together.
 
-    `machines` counts those for which the connection is used; it is called when more than `limit` is needed.
+    The function `machines` counts the machines that use the connection. It is called when the
+    caches need more than `limit`.
     """
 
     def __init__(self, limit: int, server: str) -> None:
@@ -45,11 +57,17 @@ class MemoryBudget:
         self._server = server
 
     def charge(self, size: int) -> None:
-        """Account for `size` more bytes. Raises `TooLarge` and accounts for nothing if they exceed the limit."""
+        """Account for `size` more bytes.
+
+        Raises `TooLarge` and accounts for nothing if they exceed the limit.
+        """
         if size > 0 and self.used + size > self._limit:
             self._limit = self._least + self.machines() * _MACHINE_BYTES
             if self.used + size > self._limit:
-                raise TooLarge(f"{self._server}: its objects take more than the {self._limit // MIB} MiB they may take")
+                raise TooLarge(
+                    f"{self._server}: its objects take more than the {self._limit // MIB} MiB they "
+                    "may take"
+                )
         self.used += size
 
     def release(self, size: int) -> None:
@@ -58,20 +76,22 @@ class MemoryBudget:
 
 
 def memory_of(obj: Obj) -> int:
-    """Estimate the bytes that an object of JSON values takes: two to twenty times its text."""
+    """Estimate the bytes that an object of JSON values takes, two to twenty times its text."""
     text = orjson.dumps(obj)
     containers = text.count(b"{") * _OBJECT + text.count(b"[") * _LIST
     return len(text) + containers + text.count(b",") * _VALUE + text.count(b'"') * _QUOTE
 
 
 class TimeBudget:
-    """Share of the event loop that one connection may use, measured in seconds of CPU.
+    """Bound the share of the event loop that one connection uses, measured in seconds of CPU.
 
-    Its readers call `spend` after each piece of work and `rest` before the next. In general that lets others have
-    their turns. A connection that has used too much, or whose server broke a bound (`broken`), rests for longer.
+    Readers of the connection call `spend` after each piece of work and `rest` before the next one,
+    which lets other tasks run. A connection that has used too much time, or whose server exceeded a
+    bound (`broken`), rests for longer.
 
-    `machines` counts those for which the connection is used, `objects` what is cached of the server; they are called
-    when the credit is used up. `on_limit` is called when a limit begins.
+    The functions `machines` and `objects` count the machines that use the connection and the cached
+    objects of the server. They are called when the credit is used up. `on_limit` is called when a
+    limit begins.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,8 +99,10 @@ class TimeBudget:
         self.objects: Callable[[], int] = lambda: 0
         self.on_limit: Callable[[], None] = lambda: None
         self._clock = clock
-        self._most, self._share = _CREDIT_SECONDS, _SHARE
-        self._credit, self._credited = self._most, clock()
+        self._most = _CREDIT_SECONDS
+        self._share = _SHARE
+        self._credit = self._most
+        self._credited = clock()
         self._limited_until = self._free_at = -_LIMITED_SECONDS
         self._reason = ""
         self._piece = 0.0
@@ -88,36 +110,40 @@ class TimeBudget:
 
     @property
     def limited(self) -> str:
-        """Why the connection gets a smaller share now; empty if it does not."""
+        """Return why the connection gets a smaller share now; empty if it does not."""
         return self._reason if self._clock() < self._limited_until else ""
 
     def broken(self, reason: str) -> None:
-        """Record that the server broke a bound."""
-        now = self._clock()
-        # The first reason stays: conditions must not change with each attack.
-        begins = now >= self._limited_until
-        self._limited_until = now + _LIMITED_SECONDS
+        """Record that the server exceeded a bound."""
+        moment = self._clock()
+        # Keep the first reason, because conditions must not change with each attack.
+        begins = moment >= self._limited_until
+        self._limited_until = moment + _LIMITED_SECONDS
         if begins:
-            self._reason, self._free_at = reason, now
+            self._reason = reason
+            self._free_at = moment
             self.on_limit()
 
-    def received(self, size: int) -> None:
+    def spend_on_bytes(self, size: int) -> None:
         """Record that this many bytes were read."""
         self.spend(size * _BYTE_SECONDS)
 
-    def requested(self) -> None:
+    def spend_on_request(self) -> None:
         """Record a request."""
         self.spend(_REQUEST_SECONDS)
 
     def spend(self, seconds: float) -> None:
         """Record a piece of work."""
-        now = self._clock()
+        moment = self._clock()
         self._piece += seconds
-        if now < self._limited_until:
-            self._free_at = max(now, self._free_at) + seconds / _LIMITED_SHARE
+        if moment < self._limited_until:
+            self._free_at = max(moment, self._free_at) + seconds / _LIMITED_SHARE
             return
-        self._credit = min(self._most, self._credit + (now - self._credited) * self._share) - seconds
-        self._credited = now
+
+        earned = (moment - self._credited) * self._share
+        self._credit = min(self._most, self._credit + earned) - seconds
+        self._credited = moment
+        # Count machines and objects only when the credit is used up, because that takes time, too.
         if self._credit < 0:
             self._count_load()
         if self._credit < 0:
@@ -125,14 +151,19 @@ class TimeBudget:
             self.broken(f"its answers take more than {self._share:.0%} of this process's time")
 
     def _count_load(self) -> None:
-        """Grow credit and share with what has to be read: in a shared namespace, most of it belongs to others."""
-        machines, objects, before = self.machines(), min(self.objects(), _MOST_OBJECTS), self._most
+        """Let credit and share grow with the number of objects that the connection has to read.
+
+        In a shared namespace, most objects belong to others.
+        """
+        machines = self.machines()
+        objects = min(self.objects(), _MOST_OBJECTS)
+        most_before = self._most
         self._most = _CREDIT_SECONDS + machines * _MACHINE_SECONDS + objects * _OBJECT_SECONDS
         self._share = _SHARE + machines * _MACHINE_SHARE + objects * _OBJECT_SHARE
-        self._credit += max(0.0, self._most - before)
+        self._credit += max(0.0, self._most - most_before)
 
     async def rest(self) -> None:
-        """Let others have their turns if there was enough work since the last rest."""
+        """Let other tasks run if there was enough work since the last rest."""
         if self._clock() < self._limited_until:
             async with self._turn:
                 await asyncio.sleep(max(0.0, self._free_at - self._clock()))

@@ -1,8 +1,9 @@
-"""A runnable in a child process: the parent's side and the child's.
+"""Run a runnable in a child process. This module has the parent's and the child's side.
 
-Why not a thread: threads of one interpreter share its lock in turns of milliseconds, so one would wait for whatever
-another computes. The child reports readiness and metrics on its standard output at least once a second. A silent
-child is killed and restarted; a child whose pipe breaks has lost its parent and exits.
+A thread would not do, because threads of one interpreter share its lock in turns of milliseconds,
+so that one waits while another computes. The child reports readiness and metrics on its standard
+output at least once a second. The parent kills and restarts a silent child. A child whose pipe
+breaks has lost its parent and exits.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ _REPORT_SECONDS = 1.0
 _SILENCE_SECONDS = 15.0
 _GRACE_SECONDS = 10.0
 _PAUSE_SECONDS = 1.0
-_LONGEST_PAUSE = 30.0
+_LONGEST_PAUSE_SECONDS = 30.0
 _LONGEST_REPORT = 1024 * 1024
 
 
 class ChildProcess(Runnable):
-    """Runs a child process: restarts it when it exits or falls silent, and terminates it when cancelled.
+    """Run a child process until cancelled, and restart it when it exits or falls silent.
 
-    The command is `python -m <module>` with the settings as JSON in its first argument, so they must hold no secrets.
+    The command is `python -m <module>` with the settings as JSON in its first argument, so they
+    must contain no secrets.
     """
 
     def __init__(self, name: str, module: str, settings: Mapping[str, Any]) -> None:
@@ -44,11 +46,11 @@ class ChildProcess(Runnable):
         self._metrics = b""
 
     def not_ready(self) -> list[str]:
-        """Return what the child reported last."""
+        """Return the reasons in the last report of the child."""
         return self._reasons
 
     def metrics(self) -> bytes:
-        """Return the metrics of the child, at most a second old; none while it waits for its restart."""
+        """Return the metrics of the child, at most a second old; empty while it does not run."""
         return self._metrics
 
     async def run(self) -> None:
@@ -60,11 +62,17 @@ class ChildProcess(Runnable):
             status = await self._run_once()
             self._reasons = [f"{self._name}: process exited with status {status}"]
             self._metrics = b""
-            if loop.time() - started > _LONGEST_PAUSE:
+
+            if loop.time() - started > _LONGEST_PAUSE_SECONDS:
                 pause = _PAUSE_SECONDS
-            log.error("%s process exited with status %d; restarting it in %.0f s", self._name, status, pause)
+            log.error(
+                "%s process exited with status %d; restarting it in %.0f s",
+                self._name,
+                status,
+                pause,
+            )
             await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _run_once(self) -> int:
         process = await asyncio.create_subprocess_exec(
@@ -83,16 +91,23 @@ class ChildProcess(Runnable):
         return process.returncode or 0
 
     async def _listen(self, process: Process) -> None:
+        """Keep the reports of the child until it closes its output. Kill a silent child."""
         if process.stdout is None:
             raise RuntimeError("the process has no standard output")
+
         while True:
             try:
                 async with asyncio.timeout(_SILENCE_SECONDS):
                     line = await process.stdout.readline()
             except TimeoutError:
-                log.error("%s process has been silent for %.0f s; killing it", self._name, _SILENCE_SECONDS)
+                log.error(
+                    "%s process has been silent for %.0f s; killing it",
+                    self._name,
+                    _SILENCE_SECONDS,
+                )
                 process.kill()
                 return
+
             if not line:
                 return
             report = orjson.loads(line)  # noqa: TID251 - our own child process
@@ -115,7 +130,7 @@ async def _end(process: Process) -> None:
 
 
 class _Pipe(asyncio.BaseProtocol):
-    """Notices that the parent has closed its end."""
+    """Set an event when the parent closes its end of the pipe."""
 
     def __init__(self, broken: asyncio.Event) -> None:
         self._broken = broken
@@ -148,13 +163,16 @@ async def serve(
 async def _report(
     not_ready: Callable[[], list[str]], metrics: Callable[[], bytes], pipe: asyncio.WriteTransport
 ) -> None:
-    reported: list[str] = []
+    """Write a report each second, and at once when the readiness changes."""
+    last_reasons: list[str] = []
     count = 0
     while True:
         reasons = not_ready()
-        # A parent that does not read must not block the child: news waits until the pipe is empty again.
-        if (reasons != reported or count % 10 == 0) and not pipe.get_write_buffer_size():
+        is_due = reasons != last_reasons or count % 10 == 0
+        # Reports wait until the pipe is empty again, because a parent that does not read must not
+        # block the child.
+        if is_due and not pipe.get_write_buffer_size():
             pipe.write(orjson.dumps({"reasons": reasons, "metrics": metrics().decode()}) + b"\n")
-            reported = reasons
+            last_reasons = reasons
         count += 1
         await asyncio.sleep(_REPORT_SECONDS / 10)

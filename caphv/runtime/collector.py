@@ -1,8 +1,9 @@
-"""Keeps pauses of Python's garbage collector short, however large the caches are.
+"""Keep pauses of Python's garbage collector short, however large the caches are.
 
-A full collection visits each cached object, and stops the process meanwhile: half a second with 5,000 machines.
-Caches hold trees, which need no collector. So what has survived a full collection is frozen, and the next one visits
-newer objects only. Cycles that become garbage later, such as those of a closed session, are found once an hour.
+A full collection visits each cached object and stops the process meanwhile, for half a second with
+5,000 machines. Caches hold trees, which need no collector. Therefore objects that have survived a
+full collection are frozen, and the next collection visits only newer objects. Once an hour all
+objects are thawed, to find cycles that became garbage later, for example in a closed session.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ THAW_SECONDS = 3600.0
 
 
 class ShortPauses:
-    """Hears of collections as a member of `gc.callbacks`."""
+    """A member of `gc.callbacks`, called before and after each garbage collection."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._thawed = clock()
 
     def install(self) -> None:
-        """Follow collections from now on."""
+        """Install the callback."""
         gc.callbacks.append(self)
 
     def remove(self) -> None:
-        """Leave everything to the collector again."""
+        """Remove the callback, and let the collector visit all objects again."""
         gc.callbacks.remove(self)
         gc.unfreeze()
 
     def __call__(self, phase: str, info: Mapping[str, Any]) -> None:
-        """Freeze what has survived a full collection; before the first one of an hour, thaw everything."""
+        """Freeze objects after a full collection. Once an hour, thaw all objects before it."""
         if info["generation"] != 2:
             return
         if phase == "stop":

@@ -1,4 +1,4 @@
-"""Discovery: versions that an API server serves of a group, and the resource names of its kinds."""
+"""Discover which versions of a group an API server serves, and the resource names of its kinds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound
 
 
-async def served_version(client: ApiClient, group: str, known: Sequence[str]) -> str:
-    """Return the first of the `known` versions that the server serves.
+async def served_version(client: ApiClient, group: str, versions: Sequence[str]) -> str:
+    """Return the first of the versions that the server serves.
 
     Raises:
         NotFound: the server does not serve the group (yet).
@@ -19,38 +19,50 @@ async def served_version(client: ApiClient, group: str, known: Sequence[str]) ->
     """
     answer = await client.request("GET", f"/apis/{group}")
     served = {version["version"] for version in answer["versions"]}
-    for version in known:
+    for version in versions:
         if version in served:
             return version
-    raise ApiError(0, "Unsupported", f"{group} is served as {sorted(served)}; required is one of {', '.join(known)}")
+    raise ApiError(
+        0,
+        "Unsupported",
+        f"{group} is served as {sorted(served)}; required is one of {', '.join(versions)}",
+    )
 
 
 async def find_resource(client: ApiClient, group: str, kind: str) -> Resource:
-    """Return a kind in the version that the server prefers and has it in. Raises NotFound if it serves no such kind."""
-    found = await kinds_of(client, await client.request("GET", f"/apis/{group}"))
-    if kind not in found:
+    """Return a kind in the version that the server prefers among the versions with this kind.
+
+    Raises NotFound if the server serves no such kind.
+    """
+    kinds = await kinds_of(client, await client.request("GET", f"/apis/{group}"))
+    if kind not in kinds:
         raise NotFound(404, "NotFound", f"{group} has no kind {kind}")
-    return found[kind][0]
+    return kinds[kind][0]
 
 
-async def kinds_of(client: ApiClient, group: Obj, verbs: Collection[str] = ()) -> dict[str, list[Resource]]:
-    """Return the resources of an APIGroup that have these verbs by kind, in the order in which the server prefers them.
+async def kinds_of(
+    client: ApiClient, group: Obj, verbs: Collection[str] = ()
+) -> dict[str, list[Resource]]:
+    """Return the resources of an APIGroup that have these verbs, by kind.
 
-    Several providers share a group: the version that the server prefers may lack kinds of others.
+    The server's preferred version comes first. Because several providers share a group, that
+    version may lack kinds of some of them.
     """
     preferred = f"{group['name']}/{group['preferredVersion']['version']}"
-    versions = [f"{group['name']}/{each['version']}" for each in group["versions"]]
+    versions = [f"{group['name']}/{entry['version']}" for entry in group["versions"]]
     versions.sort(key=lambda version: version != preferred)
-    found: dict[str, list[Resource]] = {}
-    lists = await asyncio.gather(*(client.request("GET", f"/apis/{version}") for version in versions))
-    for version, listed in zip(versions, lists, strict=True):
-        for resource in _resources(version, listed, verbs):
-            found.setdefault(resource.kind, []).append(resource)
-    return found
+
+    kinds: dict[str, list[Resource]] = {}
+    requests = (client.request("GET", f"/apis/{version}") for version in versions)
+    answers = await asyncio.gather(*requests)
+    for version, answer in zip(versions, answers, strict=True):
+        for resource in _resources(version, answer, verbs):
+            kinds.setdefault(resource.kind, []).append(resource)
+    return kinds
 
 
 class Discovery:
-    """Maps kinds to resources, with one request for each group version."""
+    """Map kinds to resources, with one request for each group version."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -66,7 +78,9 @@ class Discovery:
         try:
             return self._served[version][obj["kind"]]
         except KeyError:
-            raise LookupError(f"{self._client.server} does not serve {obj['kind']} in {version}") from None
+            raise LookupError(
+                f"{self._client.server} does not serve {obj['kind']} in {version}"
+            ) from None
 
 
 def _resources(version: str, answer: Obj, verbs: Collection[str] = ()) -> Iterator[Resource]:

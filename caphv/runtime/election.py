@@ -1,12 +1,13 @@
-"""Leader election on a Lease, in client-go's format, so that the Go provider and this one exclude each other.
+"""Elect a leader on a Lease in client-go's format, so that we compete with the Go provider.
 
-Why not the leader election of the `kubernetes` package: it does not release the lease on shutdown (a restart then
-waits until it expires), it compares the clocks of machines, and it reads before every renewal. Here a process measures
-the age of a lease by its own clock, from the moment it saw the renewal.
+The leader election of the `kubernetes` package would not do, because it does not release the lease
+on shutdown (so that a restart waits until it expires), compares the clocks of machines, and reads
+before every renewal. Here a process measures the age of a lease by its own clock, from the moment
+when it saw the renewal.
 
-A standby can ask the leader for a sync by an annotation on the Lease, and a user for other work by annotations of their
-own. The leader finds them at its next renewal, which meets a newer version than it has read; that takes no further
-right, watch or request. With a renewal it also removes those that it has handled.
+A standby can request a sync from the leader by an annotation on the Lease. The leader finds the
+annotation at its next renewal, because the Lease then has a newer version than the leader has read.
+This needs no further right, watch or request.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import datetime
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from caphv.api.object import LEASES, Obj, annotations_of
+from caphv.api.object import LEASES, Obj, annotations_of, at
 from caphv.runtime import metrics
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Conflict, Fenced, NotFound, Unreachable
+from caphv.runtime.errors import Conflict, Fenced, NotFound, RequestError, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,10 @@ _REQUEST_SECONDS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds: a lease lasts `duration`; its holder renews every `retry` and gives up after `deadline`."""
+    """Times in seconds. A lease lasts `duration`, and its holder renews it every `retry`.
+
+    The holder stops when no renewal has succeeded for `deadline`.
+    """
 
     duration: float = 15.0
     deadline: float = 10.0
@@ -44,69 +48,78 @@ class Timing:
 class LeaderElection:
     """Compete for one Lease as `identity` (unique to each process).
 
-    Renewals use connections and a time-out of their own: behind other work they would come too late.
-    `on_sync_request` is called when a standby asks for a sync while this process leads, and `on_annotations` with all
-    annotations of the Lease when they change; both may be set at any time.
+    Renewals have their own connections and time-out, because they would come too late behind other
+    work. The function `on_sync_request` is called when a standby requests a sync while this process
+    leads. It may be set at any time.
     """
 
     def __init__(
-        self, client: ApiClient, *, namespace: str, name: str, identity: str, timing: Timing | None = None
+        self,
+        client: ApiClient,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        timing: Timing | None = None,
     ) -> None:
-        self._client = client.dedicated(timeout=_REQUEST_SECONDS)
-        self._namespace, self._name, self._identity = namespace, name, identity
+        self._client = client.clone(timeout=_REQUEST_SECONDS)
+        self._namespace = namespace
+        self._name = name
+        self._identity = identity
         self._timing = timing or Timing()
         self.on_sync_request: Callable[[], None] = lambda: None
-        self.on_annotations: Callable[[Mapping[str, str]], None] = lambda _: None
+
         self._lease: Obj | None = None
-        self._annotations: Mapping[str, str] = {}
-        self._handled: dict[str, str] = {}
         self._sync_request = ""
+        # The spec that another process wrote last, and the time when this process first saw it.
         self._seen: tuple[Obj, float] = ({}, 0.0)
         self._renewed = 0.0
         self._leading = False
 
     @property
     def holding(self) -> bool:
-        """Whether this process held the lease when it last looked."""
-        return self._holding()
+        """Whether this process held the lease when it last read or wrote it."""
+        return self._is_holder()
 
     def fence(self) -> None:
-        """Raise `Fenced` once the lease may have expired, so that no delayed write meets those of the next holder."""
+        """Raise `Fenced` once the lease may have expired.
+
+        A delayed write must not interfere with writes of the next holder.
+        """
         if self._leading and self._remaining() <= 0:
-            raise Fenced(f"lease {self._namespace}/{self._name} may have expired; nothing may be written any more")
+            raise Fenced(
+                f"lease {self._namespace}/{self._name} may have expired; nothing may be written "
+                "any more"
+            )
 
     @property
     def lease(self) -> Obj | None:
         """The Lease as this process last read or wrote it."""
         return self._lease
 
-    def remove_annotation(self, name: str, value: str) -> None:
-        """Remove an annotation with the next renewal, unless it has another value by then."""
-        self._handled[name] = value
-
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
 
     async def request_sync(self) -> None:
-        """Ask the leader to sync within seconds. Raises ApiError and Unreachable.
+        """Request a sync from the leader within seconds. Raises ApiError and Unreachable.
 
-        Without a leader this does nothing: the next one starts with a full sync anyway.
+        Does nothing without a leader, because the next leader starts with a full sync anyway.
         """
         for attempt in range(1, _SYNC_ATTEMPTS + 1):
             try:
                 lease = await self._client.get(LEASES, self._name, self._namespace)
-                annotations = {**annotations_of(lease), _SYNC_ANNOTATION: f"{self._identity} {_now()}"}
+                request = {_SYNC_ANNOTATION: f"{self._identity} {_now()}"}
+                annotations = {**annotations_of(lease), **request}
                 metadata = {**lease["metadata"], "annotations": annotations}
                 await self._client.replace(LEASES, {**lease, "metadata": metadata})
+                return
             except NotFound:
                 return
             except Conflict:
-                # The holder renewed it at the same moment.
+                # The holder renewed the lease at the same moment.
                 if attempt == _SYNC_ATTEMPTS:
                     raise
-            else:
-                return
 
     async def acquire(self) -> None:
         """Wait until this process holds the lease."""
@@ -117,6 +130,7 @@ class LeaderElection:
                 waiting_for = holder
                 log.info("waiting for lease %s/%s, held by %s", self._namespace, self._name, holder)
             await asyncio.sleep(self._timing.retry * random.uniform(1.0, 1.2))
+
         self._leading = True
         metrics.LEADER.set(1)
         log.info("holding lease %s/%s as %s", self._namespace, self._name, self._identity)
@@ -127,7 +141,7 @@ class LeaderElection:
             await asyncio.sleep(min(self._timing.retry, remaining))
             try:
                 async with asyncio.timeout(self._remaining()):
-                    if not await self._attempt() and self._lease and not self._holding():
+                    if not await self._attempt() and self._lease and not self._is_holder():
                         break
             except TimeoutError:
                 break
@@ -137,36 +151,50 @@ class LeaderElection:
     async def release(self) -> None:
         """Release the lease, so that the next process need not wait until it expires."""
         metrics.LEADER.set(0)
-        # Read it again: the answer to a renewal may have been lost when `hold` was cancelled.
+        # Read the lease again, because the answer to a renewal may have been lost when `hold` was
+        # cancelled.
         await self._reread()
-        if self._lease is None or not self._holding():
+        if self._lease is None or not self._is_holder():
             return
-        spec = {**_spec(self._lease), "holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _now()}
+
+        spec = {
+            **_spec(self._lease),
+            "holderIdentity": "",
+            "leaseDurationSeconds": 1,
+            "renewTime": _now(),
+        }
         try:
             await self._client.replace(LEASES, {**self._lease, "spec": spec})
-        except (ApiError, Unreachable) as error:
+        except RequestError as error:
             log.warning("lease %s/%s not released: %s", self._namespace, self._name, error)
 
     async def _attempt(self) -> bool:
+        """Acquire or renew the lease, and return whether this process now holds it."""
         try:
-            lease = self._lease if self._lease and self._holding() else await self._read()
-            if not self._holding() and not self._expired():
+            # The holder need not read the lease, because a change by others causes a Conflict.
+            lease = self._lease if self._lease and self._is_holder() else await self._read()
+            if not self._is_holder() and not self._is_expired():
                 return False
+
+            # Take the time before the request, because others count the duration from the moment
+            # when the server stores the renewal.
             started = time.monotonic()
             self._lease = await self._client.replace(LEASES, self._claim(lease))
+
         except NotFound:
             return await self._create()
-        except (ApiError, Unreachable) as error:
+        except RequestError as error:
             level = logging.DEBUG if isinstance(error, Conflict) else logging.WARNING
             log.log(level, "lease %s/%s: %s", self._namespace, self._name, error)
             if not isinstance(error, Unreachable):
                 await self._reread()
             return False
+
         self._renewed = started
-        self._report_annotations()
         return True
 
     async def _create(self) -> bool:
+        """Create the Lease with this process as its holder, and return whether that succeeded."""
         lease = {
             "apiVersion": LEASES.api_version,
             "kind": LEASES.kind,
@@ -176,7 +204,7 @@ class LeaderElection:
         started = time.monotonic()
         try:
             self._lease = await self._client.create(LEASES, self._claim(lease))
-        except (ApiError, Unreachable) as error:
+        except RequestError as error:
             log.warning("cannot create lease %s/%s: %s", self._namespace, self._name, error)
             return False
         self._renewed = started
@@ -185,48 +213,51 @@ class LeaderElection:
     async def _reread(self) -> None:
         try:
             await self._read()
-        except (ApiError, Unreachable):
+        except RequestError:
             self._lease = None
 
     async def _read(self) -> Obj:
+        """Read the Lease. Call `on_sync_request` if this process leads and the request is new."""
         self._lease = lease = await self._client.get(LEASES, self._name, self._namespace)
-        before, self._sync_request = self._sync_request, annotations_of(lease).get(_SYNC_ANNOTATION, "")
-        if self._holding() and before != self._sync_request:
+        last_request = self._sync_request
+        self._sync_request = annotations_of(lease).get(_SYNC_ANNOTATION, "")
+        if self._is_holder() and self._sync_request != last_request:
             self.on_sync_request()
         return lease
 
-    def _report_annotations(self) -> None:
-        now = annotations_of(self._lease or {})
-        # What was removed may be set again, with the same value.
-        self._handled = {name: value for name, value in self._handled.items() if now.get(name) == value}
-        if now != self._annotations:
-            self._annotations = dict(now)
-            self.on_annotations(self._annotations)
-
-    def _holding(self) -> bool:
-        return self._lease is not None and _spec(self._lease).get("holderIdentity") == self._identity
+    def _is_holder(self) -> bool:
+        return at(self._lease, "spec", "holderIdentity") == self._identity
 
     def _remaining(self) -> float:
-        # Counted from before the request of the last renewal: others may count from when the server got it.
+        """Return for how many seconds this process certainly holds the lease.
+
+        They count from the moment before the request of the last renewal, because others may count
+        from the moment when the server got the request.
+        """
         return self._timing.deadline - (time.monotonic() - self._renewed)
 
-    def _expired(self) -> bool:
+    def _is_expired(self) -> bool:
         spec = _spec(self._lease or {})
         if not spec.get("holderIdentity"):
             return True
+        # Compare the spec, not the version of the object, because a sync request is no renewal.
         if self._seen[0] != spec:
-            # Not the version of the object: a sync request is no renewal.
             self._seen = (spec, time.monotonic())
-        return time.monotonic() - self._seen[1] > float(spec.get("leaseDurationSeconds") or self._timing.duration)
+        duration = float(spec.get("leaseDurationSeconds") or self._timing.duration)
+        return time.monotonic() - self._seen[1] > duration
 
     def _claim(self, lease: Obj) -> Obj:
+        """Return the Lease with this process as its holder, renewed now."""
         spec = dict(_spec(lease))
         if spec.get("holderIdentity") != self._identity:
             spec["acquireTime"] = _now()
             spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + 1
-        spec.update(holderIdentity=self._identity, leaseDurationSeconds=int(self._timing.duration), renewTime=_now())
-        annotations = {name: value for name, value in annotations_of(lease).items() if self._handled.get(name) != value}
-        return {**lease, "metadata": {**lease["metadata"], "annotations": annotations}, "spec": spec}
+        spec.update(
+            holderIdentity=self._identity,
+            leaseDurationSeconds=int(self._timing.duration),
+            renewTime=_now(),
+        )
+        return {**lease, "spec": spec}
 
 
 def _spec(lease: Obj) -> Obj:

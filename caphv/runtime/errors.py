@@ -1,20 +1,44 @@
-"""Errors of requests to an API server, as exceptions of different types."""
+"""Tell errors of requests to an API server apart by the type of the exception.
+
+* RequestError
+  * ApiError          the server refused the request
+    + NotFound
+    + Conflict
+      - AlreadyExists
+    + Unauthorized
+    + Forbidden
+      - NamespaceTerminating
+    + Invalid
+    + Gone
+    + TooManyRequests
+    + ServerFault
+  * Unreachable       there is no response, or none that can be used
+    + AddressRefused
+    + Fenced
+    + TooLarge
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Any, TypeVar
 
+from caphv.api.object import Obj
 from caphv.api.plaintext import LONGEST_ERROR, plain
 
 
-class ApiError(Exception):
-    """The API server refused a request: `status` is the HTTP code, `reason` that of the Status object.
+class RequestError(Exception):
+    """A request to an API server failed: the server refused it, or there is no usable response."""
 
-    `server` is the name of the client that asked, empty where none did.
+
+class ApiError(RequestError):
+    """The API server has refused a request.
+
+    `status` is the HTTP code, and `reason` is the reason in the Status object. `server` is the name
+    of the client that sent the request, empty without a client.
     """
 
-    def __init__(self, status: int, reason: str, message: str, details: dict[str, Any] | None = None) -> None:
+    def __init__(self, status: int, reason: str, message: str, details: Obj | None = None) -> None:
         super().__init__(message or reason or f"HTTP {status}")
         self.status = status
         self.reason = reason
@@ -43,8 +67,12 @@ class Forbidden(ApiError):
     """403: the account lacks the right; admission refusals are 403, too."""
 
 
+class NamespaceTerminating(Forbidden):
+    """403: the namespace is being deleted, so that nothing can be created in it any more."""
+
+
 class Invalid(ApiError):
-    """400 or 422, or denied by an admission webhook with 409 or 5xx: a retry without a change cannot help."""
+    """400 or 422, or denied by an admission webhook: retrying the same request cannot help."""
 
 
 class Gone(ApiError):
@@ -56,7 +84,7 @@ class TooManyRequests(ApiError):
 
     @property
     def retry_after(self) -> float:
-        """Seconds the server asks to wait, at most 60; 1 by default."""
+        """Return how many seconds the server asks to wait, at most 60; 1 by default."""
         seconds = self.details.get("retryAfterSeconds")
         return min(float(seconds), 60.0) if isinstance(seconds, int) and seconds > 0 else 1.0
 
@@ -65,12 +93,15 @@ class ServerFault(ApiError):
     """5xx: the server failed; the request may have taken effect."""
 
 
-class Unreachable(Exception):
-    """No response: name resolution, connection, TLS or time-out. The text names the server, never credentials."""
+class Unreachable(RequestError):
+    """No response: name resolution, connection, TLS or time-out failed.
+
+    The text names the server, never credentials.
+    """
 
 
 class AddressRefused(Unreachable):
-    """Not sent: the server's address is none that a tenant's kubeconfig may name."""
+    """Not sent: a tenant's kubeconfig must not name the server's address."""
 
 
 class Fenced(Unreachable):
@@ -81,8 +112,11 @@ class TooLarge(Unreachable):
     """A response was larger than allowed and has been discarded; smaller pages may help."""
 
 
-def kind_of(error: ApiError | Unreachable) -> str:
-    """What kind of failure this is, in words that stay the same while it lasts: for a condition that is repeated."""
+def kind_of(error: RequestError) -> str:
+    """Return the kind of a failure, in words that stay the same while the failure lasts.
+
+    Conditions use it, because they must not change with each attempt.
+    """
     return f"HTTP {error.status}" if isinstance(error, ApiError) else "no answer"
 
 
@@ -90,14 +124,18 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 def without_trace(error: _Error) -> _Error:
-    """The error, to be kept: its trace refers to all that functions worked on, such as whole answers of a server."""
+    """Drop the traceback of an error to be kept.
+
+    It keeps every local variable of the failed call alive, such as whole answers of a server.
+    """
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
 
 
-# Harvester's webhooks deny with 500 InternalError unless their code chooses another status, such as 409 for a disk in
-# use (harvester/webhook: pkg/server/admission/admission.go; harvester: pkg/webhook/types/admission.go). The API server
-# keeps the status. A webhook that it cannot call is a server fault ("failed calling webhook").
+# Harvester's webhooks deny with 500 InternalError unless their code chooses another status, such as
+# 409 for a disk in use (harvester/webhook: pkg/server/admission/admission.go; harvester:
+# pkg/webhook/types/admission.go). The API server keeps the status. A webhook that it cannot call is
+# a server fault ("failed calling webhook").
 _DENIED = re.compile(r'admission webhook "[^"]*" denied the request')
 
 _BY_STATUS: dict[int, type[ApiError]] = {
@@ -113,21 +151,38 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def error_from(status: int, body: Any, retry_after: str | None = None) -> ApiError:
-    """Exception for an HTTP status and the parsed `Status` object (or whatever a proxy returned)."""
+    """Return the exception for an HTTP status and a parsed `Status` object.
+
+    The body may be whatever a proxy returned.
+    """
     body = body if isinstance(body, dict) else {}
-    # A hostile server says what it likes, and it ends in conditions, Events and logs.
+    # Clean the texts of a server, which may be hostile and end up in conditions, Events and logs.
     reason = plain(str(body.get("reason") or ""), 256)
     message = plain(str(body.get("message") or ""), LONGEST_ERROR)
     details = dict(body["details"]) if isinstance(body.get("details"), dict) else {}
+
     if status == 401 and message in ("", "Unauthorized"):
-        message = "Unauthorized: the server rejects the credentials; they are invalid or have expired"
+        message = (
+            "Unauthorized: the server rejects the credentials; they are invalid or have expired"
+        )
     if retry_after and retry_after.isdecimal():
         details["retryAfterSeconds"] = int(retry_after[:9])
+
+    kind = _BY_STATUS.get(status, ServerFault if status >= 500 else ApiError)
     if status == 503 and "retryAfterSeconds" in details:
-        return TooManyRequests(status, reason, message, details)
-    if reason == "AlreadyExists":
-        return AlreadyExists(status, reason, message, details)
-    if (status == 409 or status >= 500) and _DENIED.match(message):
-        return Invalid(status, reason, message, details)
-    fallback = ServerFault if status >= 500 else ApiError
-    return _BY_STATUS.get(status, fallback)(status, reason, message, details)
+        kind = TooManyRequests
+    elif reason == "AlreadyExists":
+        kind = AlreadyExists
+    elif status == 403 and "NamespaceTerminating" in _causes(details):
+        kind = NamespaceTerminating
+    elif (status == 409 or status >= 500) and _DENIED.match(message):
+        kind = Invalid
+    return kind(status, reason, message, details)
+
+
+def _causes(details: Obj) -> list[Any]:
+    """Return the reasons of the causes in the details of a Status, which may be anything."""
+    causes = details.get("causes")
+    if not isinstance(causes, list):
+        return []
+    return [cause.get("reason") for cause in causes if isinstance(cause, dict)]

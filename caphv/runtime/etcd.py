@@ -1,7 +1,9 @@
-"""Members of a workload cluster's etcd, by `etcdctl` in one of its etcd Pods.
+"""List and remove members of a workload cluster's etcd, and find the one that leads.
 
-A member without a machine still counts for the quorum: after two such losses, a cluster of three members cannot write
-any more.
+`etcdctl` runs in one of the cluster's etcd Pods.
+
+A member without a machine still counts for the quorum. After two such losses, a cluster of three
+members cannot write any more.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from caphv.api.object import PODS, Obj, being_deleted, labels_of
+from caphv.api.object import PODS, Obj, at, being_deleted, labels_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.exec import ExecError, pod_exec
 from caphv.runtime.listing import list_pages
@@ -19,7 +21,8 @@ from caphv.runtime.text import load_json
 NAMESPACE = "kube-system"
 CONTAINER = "etcd"
 LABELS = {"component": "etcd", "tier": "control-plane"}
-_RKE2, _KUBEADM = "/var/lib/rancher/rke2/server/tls/etcd", "/etc/kubernetes/pki/etcd"
+_RKE2 = "/var/lib/rancher/rke2/server/tls/etcd"
+_KUBEADM = "/etc/kubernetes/pki/etcd"
 ETCDCTL = (
     "etcdctl",
     "--endpoints=https://127.0.0.1:2379",
@@ -34,12 +37,12 @@ ETCDCTL_KUBEADM = (
     f"--key={_KUBEADM}/healthcheck-client.key",
 )
 _HASH = re.compile(r"[0-9a-f]{8}")
-_TIMEOUT = 10.0
+_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of etcd; without a name it was added and never started."""
+    """A member of etcd. A member without a name was added but has never started."""
 
     id: int
     name: str
@@ -48,65 +51,95 @@ class Member:
 
 
 async def find_pods(client: ApiClient, node: str = "") -> list[Obj]:
-    """Read the Pods that can be asked, not those of a node. Raises `ApiError`, `Unreachable`."""
-    # kubeadm and RKE2 label them. All Pods of the namespace are many: each node has some.
+    """Read the Pods of etcd, except on this node. Raises `ApiError`, `Unreachable`."""
+    # kubeadm and RKE2 label their Pods. Without the label, all Pods of the namespace have to be
+    # read, and each node has some.
     selector = ",".join(f"{name}={value}" for name, value in LABELS.items())
     for label_selector in (selector, ""):
-        found = [
-            pod
-            async for page in list_pages(client, PODS, NAMESPACE, label_selector=label_selector)
-            for pod in page
-            if _is_etcd(pod)
-        ]
-        if found:
-            return pods_to_ask(found, node)
+        pods: list[Obj] = []
+        async for page in list_pages(client, PODS, NAMESPACE, label_selector=label_selector):
+            pods += filter(_is_etcd, page)
+        if pods:
+            return pods_to_ask(pods, node)
     return []
 
 
-async def list_members(client: ApiClient, pod: Obj, program: Collection[str] = ETCDCTL) -> list[Member]:
+async def list_members(
+    client: ApiClient, pod: Obj, program: Collection[str] = ETCDCTL
+) -> list[Member]:
     """Ask one Pod for all members. Raises `ApiError`, `Unreachable`, `ExecError`."""
     return members(await _etcdctl(client, pod, program, "member", "list", "-w", "json"))
 
 
-async def remove_member(client: ApiClient, pod: Obj, member: Member, program: Collection[str] = ETCDCTL) -> None:
+async def remove_member(
+    client: ApiClient, pod: Obj, member: Member, program: Collection[str] = ETCDCTL
+) -> None:
     """Have one Pod remove a member. Raises `ApiError`, `Unreachable`, `ExecError`."""
     await _etcdctl(client, pod, program, "member", "remove", f"{member.id:x}")
 
 
+async def find_leader(client: ApiClient, pod: Obj, program: Collection[str] = ETCDCTL) -> Member:
+    """Ask one Pod which member leads. Raises `ApiError`, `Unreachable`, `ExecError`."""
+    leader = leader_id(await _etcdctl(client, pod, program, "endpoint", "status", "-w", "json"))
+    for member in await list_members(client, pod, program):
+        if member.id == leader:
+            return member
+    raise ExecError("etcdctl endpoint status: the leader is no member")
+
+
+def leader_id(output: bytes) -> int:
+    """Return the leader in the output of `etcdctl endpoint status -w json`. Raises ExecError."""
+    try:
+        return int(load_json(output)[0]["Status"]["leader"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise ExecError("etcdctl endpoint status: unexpected output") from None
+
+
 def members(output: bytes) -> list[Member]:
-    """Members from `etcdctl member list -w json`. Raises ExecError."""
+    """Return the members in the output of `etcdctl member list -w json`. Raises ExecError."""
     try:
         return [_member(entry) for entry in load_json(output)["members"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ExecError("etcdctl member list: unexpected output") from None
 
 
-def members_of(node: str, found: Iterable[Member], others: Collection[str]) -> list[Member]:
-    """Members of a node: with its name (kubeadm), or with its name and a hash of 8 digits (RKE2, K3s).
+def members_of(node: str, candidates: Iterable[Member], others: Collection[str]) -> list[Member]:
+    """Return the members of a node.
 
-    Never members of another node with a longer name; `others` are the names of the other machines.
+    A member has the name of its node (kubeadm), or this name and a hash of 8 digits (RKE2, K3s).
+    `others` are the names of the other machines, which tell members of a node with a longer name
+    apart.
     """
-    return [
-        member
-        for member in found
-        if member.name not in others
-        and (
-            member.name == node
-            or (member.name.startswith(f"{node}-") and _HASH.fullmatch(member.name.removeprefix(f"{node}-")))
+    prefix = f"{node}-"
+    members_of_node = []
+    for member in candidates:
+        if member.name in others:
+            continue
+        has_hash = member.name.startswith(prefix) and _HASH.fullmatch(
+            member.name.removeprefix(prefix)
         )
-    ]
+        if member.name == node or has_hash:
+            members_of_node.append(member)
+    return members_of_node
 
 
 def pods_to_ask(pods: Iterable[Obj], node: str) -> list[Obj]:
-    """Pods of etcd on other nodes, the ready ones first; by label, else by name (contract)."""
-    there = [
+    """Return Pods of etcd on other nodes, ready ones first.
+
+    Labels identify the Pods, or else their names (contract).
+    """
+    usable = [
         pod
         for pod in pods
-        if pod["spec"].get("nodeName") not in (None, "", node) and not being_deleted(pod) and _is_etcd(pod)
+        if pod["spec"].get("nodeName") not in (None, "", node)
+        and not being_deleted(pod)
+        and _is_etcd(pod)
     ]
-    labelled = [pod for pod in there if LABELS.items() <= labels_of(pod).items()]
-    named = [pod for pod in there if pod["metadata"]["name"].startswith("etcd-")]
-    return sorted(labelled or named, key=lambda pod: (not _is_ready(pod), str(pod["metadata"]["name"])))
+    labelled = [pod for pod in usable if LABELS.items() <= labels_of(pod).items()]
+    named = [pod for pod in usable if pod["metadata"]["name"].startswith("etcd-")]
+    return sorted(
+        labelled or named, key=lambda pod: (not _is_ready(pod), str(pod["metadata"]["name"]))
+    )
 
 
 def _member(entry: Obj) -> Member:
@@ -116,7 +149,9 @@ def _member(entry: Obj) -> Member:
 
 async def _etcdctl(client: ApiClient, pod: Obj, program: Collection[str], *arguments: str) -> bytes:
     name = pod["metadata"]["name"]
-    return await pod_exec(client, NAMESPACE, name, CONTAINER, [*program, *arguments], timeout=_TIMEOUT)
+    return await pod_exec(
+        client, NAMESPACE, name, CONTAINER, [*program, *arguments], timeout=_TIMEOUT_SECONDS
+    )
 
 
 def _is_etcd(pod: Obj) -> bool:
@@ -124,5 +159,7 @@ def _is_etcd(pod: Obj) -> bool:
 
 
 def _is_ready(pod: Obj) -> bool:
-    found = (pod.get("status") or {}).get("conditions") or ()
-    return any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in found)
+    return any(
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in at(pod, "status", "conditions") or ()
+    )

@@ -1,4 +1,4 @@
-"""The event loop of all processes: uvloop if installed, because it halves the cost of TLS and sockets."""
+"""Run the event loop of a process, with uvloop if installed, which halves the cost of TLS."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     (uvloop or asyncio).run(main)
 
 
-async def unless_stopped(work: Coroutine[Any, Any, _Answer], stop: asyncio.Event) -> _Answer | None:
-    """Return the result of a coroutine; if `stop` is set first, cancel it and return None."""
-    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+async def run_until_stop(work: Coroutine[Any, Any, _Answer], stop: asyncio.Event) -> _Answer | None:
+    """Return the result of a coroutine. If `stop` is set first, cancel it and return None."""
+    task = asyncio.create_task(work)
+    stopped = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        for one in (task, stopped):
-            one.cancel()
+        task.cancel()
+        stopped.cancel()
         await asyncio.gather(task, stopped, return_exceptions=True)

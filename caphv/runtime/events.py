@@ -1,7 +1,8 @@
-"""Kubernetes Events, written in the background.
+"""Write Kubernetes Events in the background.
 
-Events must neither delay nor fail a reconcile, nor load the API server: they pass a bounded buffer, a repetition raises
-the count of the first Event, and each object has a token bucket.
+Events must neither delay nor fail a reconcile, nor load the API server. Therefore they pass through
+a bounded buffer, a repetition raises the count of the first Event, and each object has a token
+bucket.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from caphv.api.object import EVENTS, Obj
 from caphv.api.plaintext import LONGEST_EVENT, plain
 from caphv.runtime import metrics
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.errors import NotFound, RequestError
 
 log = logging.getLogger(__name__)
 
 EventType = Literal["Normal", "Warning"]
 _BUFFER = 1000
 _REMEMBERED = 2000
-_SAME_FOR = 600.0
+# A repetition within so many seconds raises the count of the previous Event.
+_REPEAT_SECONDS = 600.0
+# An object may have so many Events at once, and then one in so many seconds.
 _BURST = 25
-_TRICKLE = 60.0
+_TRICKLE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -40,7 +43,7 @@ class _Series:
 
 
 class EventRecorder:
-    """Queue Events with `event`, write them with `run`; `component` is shown as their source."""
+    """Queue Events with `event` and write them with `run`. `component` is shown as their source."""
 
     def __init__(self, client: ApiClient, component: str) -> None:
         self._client = client
@@ -51,7 +54,7 @@ class EventRecorder:
 
     def event(self, obj: Obj, kind: EventType, reason: str, message: str) -> None:
         """Queue an Event about an object (its `kind` and `apiVersion` must be set)."""
-        if not self._allowed(obj["metadata"].get("uid", "")):
+        if not self._take_token(obj["metadata"].get("uid", "")):
             metrics.EVENTS_DROPPED.inc()
             return
         try:
@@ -59,8 +62,8 @@ class EventRecorder:
         except asyncio.QueueFull:
             metrics.EVENTS_DROPPED.inc()
 
-    def limited(self, obj: Obj) -> bool:
-        """Whether further Events of an object are dropped now."""
+    def is_limited(self, obj: Obj) -> bool:
+        """Return whether further Events of an object are dropped now."""
         uid = obj["metadata"].get("uid", "")
         return uid in self._budget and self._tokens(uid) < 1
 
@@ -82,7 +85,7 @@ class EventRecorder:
 
     async def _write(self, obj: Obj, kind: EventType, reason: str, message: str) -> None:
         try:
-            series = self._repeated(obj, reason, message)
+            series = self._continue_series(obj, reason, message)
             if series:
                 patch = {"count": series.count, "lastTimestamp": _now()}
                 await self._client.patch(EVENTS, series.name, series.namespace, patch)
@@ -90,65 +93,69 @@ class EventRecorder:
                 await self._create(obj, kind, reason, message)
         except NotFound:
             self._series.pop(_series_key(obj, reason, message), None)
-        except (ApiError, Unreachable) as error:
+        except RequestError as error:
             log.debug("Event %s of %s not written: %s", reason, obj["metadata"]["name"], error)
 
-    def _repeated(self, obj: Obj, reason: str, message: str) -> _Series | None:
+    def _continue_series(self, obj: Obj, reason: str, message: str) -> _Series | None:
+        """Count a repetition; return None if the Event is new."""
         key = _series_key(obj, reason, message)
         series = self._series.get(key)
-        if series is None or time.monotonic() - series.last > _SAME_FOR:
+        if series is None or time.monotonic() - series.last > _REPEAT_SECONDS:
             return None
-        series.count, series.last = series.count + 1, time.monotonic()
+        series.count += 1
+        series.last = time.monotonic()
         self._series.move_to_end(key)
         return series
 
     async def _create(self, obj: Obj, kind: EventType, reason: str, message: str) -> None:
+        """Create an Event and remember it, so that repetitions raise its count."""
         metadata = obj["metadata"]
         namespace = metadata.get("namespace") or "default"
         key = _series_key(obj, reason, message)
         digest = hashlib.sha256("\0".join((*key, str(time.time_ns()))).encode()).hexdigest()[:16]
         name = f"{metadata['name'][:200].rstrip('.-')}.{digest}"
-        now = _now()
-        await self._client.create(
-            EVENTS,
-            {
-                "apiVersion": "v1",
-                "kind": "Event",
-                "metadata": {"name": name, "namespace": namespace},
-                "involvedObject": {
-                    "apiVersion": obj["apiVersion"],
-                    "kind": obj["kind"],
-                    "name": metadata["name"],
-                    "namespace": metadata.get("namespace", ""),
-                    "uid": metadata.get("uid", ""),
-                    "resourceVersion": metadata.get("resourceVersion", ""),
-                },
-                "type": kind,
-                "reason": reason,
-                "message": message,
-                "source": {"component": self._component},
-                "firstTimestamp": now,
-                "lastTimestamp": now,
-                "count": 1,
+        timestamp = _now()
+
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": obj["apiVersion"],
+                "kind": obj["kind"],
+                "name": metadata["name"],
+                "namespace": metadata.get("namespace", ""),
+                "uid": metadata.get("uid", ""),
+                "resourceVersion": metadata.get("resourceVersion", ""),
             },
-        )
+            "type": kind,
+            "reason": reason,
+            "message": message,
+            "source": {"component": self._component},
+            "firstTimestamp": timestamp,
+            "lastTimestamp": timestamp,
+            "count": 1,
+        }
+        await self._client.create(EVENTS, event)
+
         self._series[key] = _Series(name, namespace, 1, time.monotonic())
         while len(self._series) > _REMEMBERED:
             self._series.popitem(last=False)
 
-    def _allowed(self, uid: str) -> bool:
+    def _take_token(self, uid: str) -> bool:
+        """Take a token from the bucket of an object, and return whether it had one."""
         tokens = self._tokens(uid)
-        allowed = tokens >= 1
-        self._budget[uid] = (tokens - 1 if allowed else tokens, time.monotonic())
+        has_token = tokens >= 1
+        self._budget[uid] = (tokens - 1 if has_token else tokens, time.monotonic())
         self._budget.move_to_end(uid)
         while len(self._budget) > _REMEMBERED:
             self._budget.popitem(last=False)
-        return allowed
+        return has_token
 
     def _tokens(self, uid: str) -> float:
-        now = time.monotonic()
-        tokens, last = self._budget.get(uid, (float(_BURST), now))
-        return min(float(_BURST), tokens + (now - last) / _TRICKLE)
+        moment = time.monotonic()
+        tokens, last = self._budget.get(uid, (float(_BURST), moment))
+        return min(float(_BURST), tokens + (moment - last) / _TRICKLE_SECONDS)
 
 
 def _series_key(obj: Obj, reason: str, message: str) -> tuple[str, str, str]:

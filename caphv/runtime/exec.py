@@ -1,7 +1,8 @@
 """Run a command in a container over a WebSocket, as `kubectl exec` does.
 
-API servers of all versions pass protocol `v4.channel.k8s.io` on to the kubelet: each binary message starts with the
-number of its channel; the last one, on the error channel, is a Status with the exit code.
+API servers of all versions pass protocol `v4.channel.k8s.io` on to the kubelet. Each binary message
+starts with the number of its channel. The last message, on the error channel, is a Status with the
+exit code.
 """
 
 from __future__ import annotations
@@ -23,36 +24,58 @@ _SHOWN = 300
 
 
 class ExecError(Exception):
-    """The command failed or returned no valid status; the text ends with its last output."""
+    """The command failed or returned no valid status. The text ends with its last output."""
 
 
 async def pod_exec(
-    client: ApiClient, namespace: str, pod: str, container: str, command: Sequence[str], *, timeout: float
+    client: ApiClient,
+    namespace: str,
+    pod: str,
+    container: str,
+    command: Sequence[str],
+    *,
+    timeout: float,
 ) -> bytes:
     """Run a command and return its standard output.
 
-    Raises `ExecError` when it fails, `ApiError` when the API server refuses, `Unreachable` when the connection breaks
-    or `timeout` seconds are over.
+    Raises `ExecError` when the command fails, `ApiError` when the API server refuses, `Unreachable`
+    when the connection breaks or `timeout` seconds are over.
     """
     path = PODS.path(namespace, pod, "exec")
-    query = [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", arg) for arg in command)]
+    query = [
+        ("container", container),
+        ("stdout", "true"),
+        ("stderr", "true"),
+        *(("command", argument) for argument in command),
+    ]
+
+    program = command[0]
     output = {STDOUT: bytearray(), STDERR: bytearray(), STATUS: bytearray()}
     try:
-        async with asyncio.timeout(timeout), client.websocket(path, query, protocol=PROTOCOL) as socket:
+        async with (
+            asyncio.timeout(timeout),
+            client.websocket(path, query, protocol=PROTOCOL) as socket,
+        ):
             async for message in socket:
-                if message.type is aiohttp.WSMsgType.BINARY and message.data and message.data[0] in output:
-                    output[message.data[0]] += message.data[1:]
+                if message.type is aiohttp.WSMsgType.BINARY and message.data:
+                    channel = message.data[0]
+                    if channel in output:
+                        output[channel] += message.data[1:]
                 if sum(map(len, output.values())) > _MAX_OUTPUT:
-                    raise ExecError(f"{command[0]} in Pod {pod} printed more than {_MAX_OUTPUT} bytes")
+                    raise ExecError(f"{program} in Pod {pod} printed more than {_MAX_OUTPUT} bytes")
     except TimeoutError:
-        raise Unreachable(f"{client.server}: {command[0]} in Pod {pod} did not end within {timeout:.0f} s") from None
+        raise Unreachable(
+            f"{client.server}: {program} in Pod {pod} did not end within {timeout:.0f} s"
+        ) from None
+
     if not output[STATUS]:
         raise Unreachable(f"{client.server}: the connection to Pod {pod} broke")
-    _check(command[0], pod, output)
+    _check(program, pod, output)
     return bytes(output[STDOUT])
 
 
 def _check(program: str, pod: str, output: dict[int, bytearray]) -> None:
+    """Raise `ExecError` unless the command ended with success."""
     try:
         status = load_json(bytes(output[STATUS]))
         if status["status"] == "Success":

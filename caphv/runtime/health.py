@@ -1,9 +1,10 @@
-"""Health endpoints that answer from the first second, whatever the process is still waiting for.
+"""Serve health endpoints from the first second, even while the process still waits.
 
-Why: the kubelet restarts a Pod whose `/healthz` is silent. A provider that waits for its management cluster is alive.
+The kubelet restarts a Pod whose `/healthz` is silent, and a provider that waits for its management
+cluster is healthy.
 
-Any Pod of the cluster may connect to this port, so it is served like the webhooks: a connection that sends its headers
-slowly is closed.
+Any Pod of the cluster may connect to this port. Therefore a connection that sends its headers
+slowly is closed, as in the server of the webhooks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _READ_AHEAD = 4 * 1024
 
 
 class HealthServer:
-    """Serves `/healthz` and `/readyz` on an address while its context is open.
+    """Serve `/healthz` and `/readyz` on an address while its context is open.
 
     Until `report` replaces them, the checks say that the process is healthy and not ready.
     """
@@ -36,8 +37,9 @@ class HealthServer:
         self._listener: asyncio.Server | None = None
 
     def report(self, unhealthy: Check, not_ready: Check) -> None:
-        """From now on ask these functions; each returns the reasons for a failure."""
-        self._unhealthy, self._not_ready = unhealthy, not_ready
+        """Call these functions from now on. Each returns the reasons for a failure."""
+        self._unhealthy = unhealthy
+        self._not_ready = not_ready
 
     async def __aenter__(self) -> HealthServer:
         place = listening_address(self._address)
@@ -48,7 +50,9 @@ class HealthServer:
         server = web.Server(self._answer, request_factory=request_factory(0))
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            lambda: Connection(server, loop=loop, access_log=None, read_bufsize=_READ_AHEAD), host or None, port
+            lambda: Connection(server, loop=loop, access_log=None, read_bufsize=_READ_AHEAD),
+            host or None,
+            port,
         )
         self._server = server
         return self
@@ -62,7 +66,7 @@ class HealthServer:
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         response = self._response(request)
         if request.body_exists:
-            # What is left of a body is not read.
+            # Close the connection, because the remainder of the body is not read.
             response.force_close()
         has_answered(request)
         return response

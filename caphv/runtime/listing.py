@@ -1,80 +1,91 @@
-"""What collections are read from, and lists of whole ones, page by page.
+"""Read collections page by page, from anything that lists them.
 
 The pages of an untrusted server are bounded, so they may have to be smaller.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 from caphv.api.object import Obj, Resource
 from caphv.runtime.budget import MemoryBudget, TimeBudget
 from caphv.runtime.errors import TooLarge
 
-# In a list of an untrusted server.
+# A list of an untrusted server may have so many objects.
 MAX_OBJECTS = 100_000
-_PAGE, _UNTRUSTED_PAGE, _SMALLEST_PAGE = 500, 125, 1
+_PAGE = 500
+_UNTRUSTED_PAGE = 125
+_SMALLEST_PAGE = 1
 
 
 class ListSource(Protocol):
-    """What lists are read from: an `ApiClient`, or something that chooses one for each request."""
+    """A source of lists: an `ApiClient`, or an object that chooses one for each request."""
 
     @property
     def budget(self) -> MemoryBudget | None:
-        """Set for an untrusted server, whose responses are bounded."""
+        """The budget of an untrusted server, whose responses are bounded; None for others."""
 
     @property
     def list(self) -> Callable[..., Awaitable[Obj]]:
-        """As `ApiClient.list`."""
+        """Return a function like `ApiClient.list`."""
 
 
 class Source(ListSource, Protocol):
-    """What an informer reads from. Its `budget` is what the cache may take; None for no limit."""
+    """A source of an informer. Its `budget` limits the memory of the cache; None for no limit."""
 
     @property
     def name(self) -> str:
-        """Name of the server in metrics and logs."""
+        """Return the name of the server in metrics and logs."""
 
     @property
     def time(self) -> TimeBudget | None:
-        """Share of the event loop that the server may use; None for no limit."""
+        """Return the server's share of the event loop; None for no limit."""
 
     @property
     def watch(self) -> Callable[..., AsyncGenerator[tuple[str, Obj], None]]:
-        """As `ApiClient.watch`."""
+        """Return a function like `ApiClient.watch`."""
 
 
 class PageSize:
-    """How many objects one reader asks a server for at once. A page that was too large makes all later ones smaller."""
+    """Number of objects that one reader requests at once.
+
+    A page that was too large makes all later pages smaller.
+    """
 
     def __init__(self, source: ListSource) -> None:
         self.limit = _UNTRUSTED_PAGE if source.budget else _PAGE
 
     def shrink(self) -> bool:
-        """Ask for fewer objects from now on; return False if it is one already."""
+        """Request fewer objects from now on. Return False if the number is one already."""
         if self.limit <= _SMALLEST_PAGE:
             return False
         self.limit = max(_SMALLEST_PAGE, self.limit // 4)
         return True
 
 
-async def latest_version(source: ListSource, resource: Resource, namespace: str, selectors: Mapping[str, str]) -> int:
-    """Ask a server for its newest version, with the least of a list. Raises `ApiError`, `Unreachable`."""
-    page = await source.list(resource, namespace, limit=1, **selectors)
-    return int(page["metadata"]["resourceVersion"])
-
-
 async def list_pages(
-    source: ListSource, resource: Resource, namespace: str = "", *, label_selector: str = "", exactly: str = ""
+    source: ListSource,
+    resource: Resource,
+    namespace: str = "",
+    *,
+    label_selector: str = "",
+    metadata_only: bool = False,
+    exactly: str = "",
 ) -> AsyncIterator[list[Obj]]:
-    """Yield the objects of each page of a collection; `exactly` as of a resource version.
+    """Yield the objects of each page of a collection.
 
-    Raises `ApiError`, `Unreachable`; `TooLarge` if a single object is too large, or an untrusted list does not end.
+    Raises `ApiError`, `Unreachable`; `TooLarge` if a single object is too large, or an untrusted
+    list does not end.
+
+    :param metadata_only: read objects that have nothing but their metadata
+    :param exactly: read the collection as of this resource version; by default the newest
     """
-    size, seen, token = PageSize(source), 0, ""
+    size = PageSize(source)
+    count = 0
+    token = ""
     while True:
-        # The token of a further page stands for the version of the first.
+        # The token of a further page includes the version of the first page.
         version = "" if token else exactly
         try:
             page = await source.list(
@@ -83,6 +94,7 @@ async def list_pages(
                 limit=size.limit,
                 continue_token=token,
                 label_selector=label_selector,
+                metadata_only=metadata_only,
                 resource_version=version,
                 exact=bool(version),
             )
@@ -90,11 +102,12 @@ async def list_pages(
             if not size.shrink():
                 raise
             continue
+
         items = page.get("items") or []
-        seen += len(items)
+        count += len(items)
         yield items
         token = page["metadata"].get("continue", "")
         if not token:
             return
-        if source.budget and (not items or seen > MAX_OBJECTS):
-            raise TooLarge(f"the list of {resource} does not end: {seen} objects")
+        if source.budget and (not items or count > MAX_OBJECTS):
+            raise TooLarge(f"the list of {resource} does not end: {count} objects")

@@ -1,7 +1,7 @@
 """Structured logs: one JSON object per line in a cluster, short text on a terminal.
 
-Fields such as controller and object are set once around a piece of work and appear on each of its lines. A failure that
-repeats is written once and then counted, see `caphv.runtime.repeats`.
+Fields such as controller and object are set once around a piece of work and appear on each of its
+lines. A failure that repeats is written once and then counted, see `caphv.runtime.repeats`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import datetime
-import itertools
 import json
 import logging
 import sys
@@ -22,8 +21,10 @@ from caphv.api.plaintext import LONGEST_LOG, plain
 from caphv.runtime.repeats import Repeats
 
 Format = Literal["auto", "json", "text"]
-LEVELS = ("debug", "info", "warning", "error")
-_fields: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("fields", default={})  # noqa: B039 - never changed in place
+_fields: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar(
+    "fields",
+    default={},  # noqa: B039 - never changed in place
+)
 
 
 @contextlib.contextmanager
@@ -36,12 +37,17 @@ def context(**fields: str) -> Iterator[None]:
         _fields.reset(token)
 
 
-def limited(server: str) -> bool:
-    """Whether the log leaves out failures of a server, because they are too many."""
-    return any(one.repeats.limited(server) for one in logging.getLogger().handlers if isinstance(one, _Handler))
+def is_limited(server: str) -> bool:
+    """Return whether the log leaves out failures of a server, because they are too many."""
+    handlers = logging.getLogger().handlers
+    return any(
+        handler.repeats.is_limited(server) for handler in handlers if isinstance(handler, _Handler)
+    )
 
 
-def configure(level: str = "info", log_format: Format = "auto", stream: TextIO | None = None) -> None:
+def configure(
+    level: str = "info", log_format: Format = "auto", stream: TextIO | None = None
+) -> None:
     """Send the logs of this process to a stream (stderr), as JSON unless it is a terminal."""
     stream = stream or sys.stderr
     as_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
@@ -49,9 +55,11 @@ def configure(level: str = "info", log_format: Format = "auto", stream: TextIO |
     handler.addFilter(_add_fields)
     handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # No formatter uses these, and finding them takes as long as the rest of a line.
+
+    # No formatter uses these fields, and finding them takes as long as the rest of a line.
     logging._srcfile = None  # as its documentation recommends
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+
     # At debug level libraries log headers and bodies, which contain credentials and bootstrap data.
     for noisy in ("aiohttp", "git", "kubernetes", "urllib3", "asyncio"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
@@ -74,32 +82,39 @@ def _add_fields(record: logging.LogRecord) -> bool:
 
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         line: dict[str, Any] = {
-            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds"),
+            "time": time.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": _bounded(record.getMessage()),
+            "message": _cut(record.getMessage()),
             **getattr(record, "caphv_fields", {}),
         }
         if record.exc_info:
-            line["error"] = _bounded(self.formatException(record.exc_info))
+            line["error"] = _cut(self.formatException(record.exc_info))
+
         try:
             return orjson.dumps(line, default=str).decode()
-        except TypeError:  # half a surrogate pair: JSON can say it, UTF-8 cannot
+        except TypeError:  # half a surrogate pair, which JSON can express but UTF-8 cannot
             return json.dumps(line, default=str)
 
 
 class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
+        where = ""
         fields = getattr(record, "caphv_fields", {})
-        names = (fields[name] for name in ("object", "cluster", "server") if name in fields)
-        where = "".join(f" [{name}]" for name in itertools.islice(names, 1))
+        for name in ("object", "cluster", "server"):
+            if name in fields:
+                where = f" [{fields[name]}]"
+                break
+
         text = f"{clock} {record.levelname[:4]:4}{where} {record.getMessage()}"
-        found = f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
-        return plain(found, LONGEST_LOG)
+        if record.exc_info:
+            text += f"\n{self.formatException(record.exc_info)}"
+        return plain(text, LONGEST_LOG)
 
 
-def _bounded(text: str) -> str:
+def _cut(text: str) -> str:
     # JSON escapes control characters itself.
     return text if len(text) <= LONGEST_LOG else f"{text[: LONGEST_LOG - 1]}…"

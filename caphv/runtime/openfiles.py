@@ -1,4 +1,7 @@
-"""The limit of open files: each watch is a connection, and the usual soft limit of 1,024 is a few clusters' worth."""
+"""Raise the limit of open files.
+
+Each watch is a connection, and the usual soft limit of 1,024 is only enough for a few clusters.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,13 @@ ENOUGH = 4096
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one and return it; warn if that is low. Without limits, return -1."""
+    """Raise the soft limit of open files to the hard limit, and return it.
+
+    Logs a warning if the limit is low. Returns -1 on a system without limits.
+    """
     if sys.platform == "win32":
         return -1
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -24,10 +31,11 @@ def raise_limit() -> int:
             soft = hard
         except (ValueError, OSError) as error:
             log.debug("cannot raise the limit of open files: %s", error)
+
     if soft != resource.RLIM_INFINITY and soft < ENOUGH:
         log.warning(
-            "the limit of open files is %d; with many Harvesters and clusters more than %d are needed "
-            "(ulimit -n, or LimitNOFILE of the container runtime)",
+            "the limit of open files is %d; with many Harvesters and clusters more than %d are "
+            "needed (ulimit -n, or LimitNOFILE of the container runtime)",
             soft,
             soft,
         )

@@ -1,6 +1,6 @@
-"""The proxy that the environment sets for a server, with the rules of Go programs.
+"""Find the proxy that the environment sets for a server, with the rules of Go programs.
 
-Python's own rules ignore networks in `NO_PROXY`, where users list those of Pods and Services.
+Python's own rules ignore networks in `NO_PROXY`, where users list networks of Pods and Services.
 """
 
 import os
@@ -10,24 +10,29 @@ from urllib.parse import urlsplit
 
 
 def environment_proxy(server: str, environment: Mapping[str, str] | None = None) -> str:
-    """URL of the proxy for an https server, empty for a direct connection.
+    """Return the URL of the proxy for an https server, empty for a direct connection.
 
-    `HTTPS_PROXY` is a URL or `host:port`. `NO_PROXY` lists exceptions: addresses, networks, domains (with their
-    subdomains), each with an optional port, or `*`. Loopback addresses are always direct.
+    `HTTPS_PROXY` is a URL or `host:port`. `NO_PROXY` lists exceptions: addresses, networks, domains
+    (with their subdomains), each with an optional port, or `*`. Loopback addresses are always
+    direct.
     """
-    known = os.environ if environment is None else environment
-    proxy = known.get("HTTPS_PROXY") or known.get("https_proxy") or ""
-    if not proxy or _is_direct(server, known.get("NO_PROXY") or known.get("no_proxy") or ""):
+    variables = os.environ if environment is None else environment
+    proxy = variables.get("HTTPS_PROXY") or variables.get("https_proxy") or ""
+    exceptions = variables.get("NO_PROXY") or variables.get("no_proxy") or ""
+    if not proxy or _is_direct(server, exceptions):
         return ""
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _is_direct(server: str, exceptions: str) -> bool:
     parts = urlsplit(server)
-    host, port = (parts.hostname or "").rstrip("."), parts.port or 443
+    host = (parts.hostname or "").rstrip(".")
+    port = parts.port or 443
     if host == "localhost" or _is_in(host, "127.0.0.0/8") or host == "::1":
         return True
-    return any(_fits(host, port, item.strip().lower()) for item in exceptions.split(",") if item.strip())
+    return any(
+        _fits(host, port, item.strip().lower()) for item in exceptions.split(",") if item.strip()
+    )
 
 
 def _fits(host: str, port: int, item: str) -> bool:

@@ -1,7 +1,7 @@
-"""A work queue of keys: each key is queued at most once and processed by at most one worker.
+"""Queue keys for workers: each key is queued at most once, and at most one worker processes it.
 
-Why groups: one slow or dead Harvester must not occupy all workers. Keys of one group (an identity) take at most
-`group_limit` workers at a time, and groups take turns.
+Why groups: one slow or dead server must not occupy all workers. Keys whose groups have the same
+`limited` (a server) take at most `group_limit` workers; groups (accounts) take turns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Group(NamedTuple):
-    """Keys that take turns with those of other groups. All groups with the same `limited` share the limit."""
+    """Keys that take turns with those of other groups.
+
+    All groups with the same `limited` share one limit of workers.
+    """
 
     limited: str = ""
     turn: str = ""
@@ -30,8 +33,14 @@ class Group(NamedTuple):
 class WorkQueue(Generic[K]):
     """Deduplicating queue with delays and exponential back-off.
 
-    `get` returns a key and keeps it from other workers until `done`; a key added meanwhile is queued again then.
-    Delays are in seconds. Back-off starts at `base` and doubles to `maximum`, with jitter of a quarter.
+    `get` returns a key and keeps it from other workers until `done`. A key that is added meanwhile
+    is queued again then. Delays are in seconds.
+
+    :param group_of: returns the group of a key; by default all keys are in one
+    :param group_limit: workers that keys with the same `limited` may occupy; 0 for all
+    :param base: back-off after the first failure; it doubles with each further one, with jitter of
+        a quarter
+    :param maximum: longest back-off
     """
 
     def __init__(
@@ -43,37 +52,46 @@ class WorkQueue(Generic[K]):
         base: float = 0.05,
         maximum: float = 60.0,
     ) -> None:
-        # Looked up once: a look-up by label costs more than everything else the queue does for a key.
-        self._adds, self._depth = metrics.QUEUE_ADDS.labels(name), metrics.QUEUE_DEPTH.labels(name)
+        # A look-up by label costs more than everything else that the queue does for a key.
+        self._adds = metrics.QUEUE_ADDS.labels(name)
+        self._depth = metrics.QUEUE_DEPTH.labels(name)
         self._seconds = metrics.QUEUE_SECONDS.labels(name)
+
         self._group_of = group_of or (lambda _key: Group())
         self._group_limit = group_limit or (1 << 30)
         self._base, self._maximum = base, maximum
+
+        # Keys that wait for a worker: by group, the order of groups, and since when each waits.
         self._ready: dict[Group, deque[K]] = {}
         self._turns: deque[Group] = deque()
         self._queued: dict[K, float] = {}
+
+        # Keys that workers have: their groups, those added meanwhile, and workers by limit.
         self._working: dict[K, Group] = {}
         self._dirty: set[K] = set()
         self._busy: dict[str, int] = {}
+
+        # Keys with a delay: when each is due, and a heap of these times with stale entries.
         self._failures: dict[K, int] = {}
         self._delayed: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
+
         self._changed = asyncio.Event()
         self._closed = False
 
     def __len__(self) -> int:
-        """Number of keys that wait for a worker, delayed ones not counted."""
+        """Return the number of keys that wait for a worker; delayed ones do not count."""
         return len(self._queued)
 
     @property
     def idle(self) -> bool:
-        """No key is queued or being processed; some may be delayed."""
+        """Return whether no key is queued or being processed; some may be delayed."""
         return not self._queued and not self._working
 
     def is_processing(self, key: K) -> bool:
-        """Whether a worker has the key, and may have read the state before a change."""
+        """Return whether a worker has the key, and may have read the state before a change."""
         return key in self._working
 
     def add(self, key: K) -> None:
@@ -84,31 +102,34 @@ class WorkQueue(Generic[K]):
         if key in self._working:
             self._dirty.add(key)
             return
+
         group = self._group_of(key)
         if group not in self._ready:
             self._ready[group] = deque()
             self._turns.append(group)
         self._ready[group].append(key)
         self._queued[key] = time.monotonic()
+
         self._adds.inc()
         self._depth.set(len(self._queued))
         self._changed.set()
 
     def add_after(self, key: K, delay: float) -> None:
-        """Queue the key after a delay, or sooner if it is added meanwhile; the shortest delay wins."""
+        """Queue the key after a delay, or with an earlier `add`; the shortest delay wins."""
         if delay <= 0:
             self.add(key)
             return
         due = time.monotonic() + delay
         if key in self._queued or self._delayed.get(key, due + 1) <= due:
             return
+
         self._delayed[key] = due
         heapq.heappush(self._heap, (due, next(self._order), key))
         if len(self._heap) > 2 * len(self._delayed) + 64:
-            # Keys that were added sooner leave their entry behind for as long as their delay.
+            # A key that was added sooner leaves its entry behind until the entry is due.
             self._heap = [entry for entry in self._heap if self._delayed.get(entry[2]) == entry[0]]
             heapq.heapify(self._heap)
-        self._arm()
+        self._set_timer()
 
     def add_rate_limited(self, key: K, *, at_least: float = 0.0) -> float:
         """Queue the key after its back-off; return the delay."""
@@ -119,7 +140,7 @@ class WorkQueue(Generic[K]):
         return delay
 
     def failures(self, key: K) -> int:
-        """Number of failures in a row."""
+        """Return the number of failures in a row."""
         return self._failures.get(key, 0)
 
     def forget(self, key: K) -> None:
@@ -156,18 +177,22 @@ class WorkQueue(Generic[K]):
         self._changed.set()
 
     def _next(self) -> K | None:
+        """Take the next key of a group below its limit; None if there is no such key."""
         if self._closed:
             return None
+
         for _ in range(len(self._turns)):
             group = self._turns[0]
             self._turns.rotate(-1)
             if self._busy.get(group.limited, 0) >= self._group_limit:
                 continue
+
             ready = self._ready[group]
             key = ready.popleft()
             if not ready:
                 del self._ready[group]
                 self._turns.remove(group)
+
             self._working[key] = group
             self._busy[group.limited] = self._busy.get(group.limited, 0) + 1
             self._seconds.observe(time.monotonic() - self._queued.pop(key))
@@ -175,7 +200,8 @@ class WorkQueue(Generic[K]):
             return key
         return None
 
-    def _arm(self) -> None:
+    def _set_timer(self) -> None:
+        """Start the timer for the earliest delayed key in place of the old timer."""
         if self._timer:
             self._timer.cancel()
             self._timer = None
@@ -184,9 +210,9 @@ class WorkQueue(Generic[K]):
             self._timer = asyncio.get_running_loop().call_later(delay, self._release_due)
 
     def _release_due(self) -> None:
-        now = time.monotonic()
-        while self._heap and self._heap[0][0] <= now:
+        moment = time.monotonic()
+        while self._heap and self._heap[0][0] <= moment:
             due, _, key = heapq.heappop(self._heap)
             if self._delayed.get(key) == due:  # otherwise it was added sooner or got a new delay
                 self.add(key)
-        self._arm()
+        self._set_timer()

@@ -1,8 +1,9 @@
-"""Log lines of the same failure: the first is written, the others are counted.
+"""Write the first log line of a failure, and count the others.
 
-An unreachable server fails each attempt to reach it, for hours. Without this, the lines of one failure hide all others.
-A hostile server fails in another way each time, so different failures of one server are limited, too. What is kept of a
-line is its text alone: a trace holds all that its functions worked on, such as whole answers of that server.
+Attempts to reach an unreachable server fail for hours, and the lines of this one failure would hide
+all others. A hostile server fails in another way each time, so different failures of one server are
+limited, too. Only the text of a line is kept, because a traceback keeps every local variable of the
+failed call alive, such as whole answers of that server.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from caphv.api.plaintext import LONGEST_ERROR
 
 WINDOW_SECONDS = 600.0
 FAILURE_OF_ANY_OBJECT = {"any_object": True}
-"""`extra` of a line that says the same for each object, for example that a server is unreachable."""
+"""`extra` of a line that concerns all objects, for example that a server is unreachable."""
 MOST_OF_A_SERVER = 60
-"""Different failures of one server that are written in ten minutes."""
+"""So many different failures of one server are written in ten minutes."""
 _REMEMBERED = 1000
 _COMPARED = 1000
 
@@ -39,10 +40,11 @@ class _Server:
 
 
 class Repeats:
-    """Decides which lines are written; one for each handler.
+    """Decide which lines a handler writes. Each handler has its own instance.
 
-    Lines are the same if logger, level, text, error and fields are. Field `server` is the URL of the server that a line
-    is about. Only warnings and errors are counted: lines of a lower level say what happened, and each counts.
+    Lines are equal if logger, level, text, error and fields are. Field `server` is the URL of the
+    server that a line concerns. Only warnings and errors are counted. Lines of a lower level report
+    events and are always written.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,74 +53,83 @@ class Repeats:
         self._servers: OrderedDict[str, _Server] = OrderedDict()
 
     def take(self, record: logging.LogRecord) -> Iterator[logging.LogRecord]:
-        """Yield what has to be written now: counts whose ten minutes have passed, and the line itself if it is new."""
-        now = self._clock()
-        yield from self._counts(now)
+        """Yield the lines to write: due counts, and this line if it is new."""
+        moment = self._clock()
+        yield from self._take_counts(moment)
         if record.levelno < logging.WARNING:
             yield record
             return
+
         key = _key(record)
-        known = self._failures.get(key)
-        if known:
-            known.count += 1
-            known.last = _text_of(record)
+        failure = self._failures.get(key)
+        if failure:
+            failure.count += 1
+            failure.last = _text_record(record)
             return
+
         url = getattr(record, "caphv_fields", {}).get("server", "")
-        failures = self._failures_of(url, now) if url else 0
+        failures = self._count_failure(url, moment) if url else 0
         if failures > MOST_OF_A_SERVER:
             if failures == MOST_OF_A_SERVER + 1:
-                yield _limited(record, url)
+                yield _limit_record(record, url)
             return
-        self._failures[key] = _Failure(now, 0, _text_of(record))
+
+        self._failures[key] = _Failure(moment, 0, _text_record(record))
         if len(self._failures) > _REMEMBERED:
             self._failures.popitem(last=False)
         yield record
 
-    def limited(self, url: str) -> bool:
-        """Whether failures of a server are no longer written."""
+    def is_limited(self, url: str) -> bool:
+        """Return whether failures of a server are no longer written."""
         server = self._servers.get(url)
-        recent = server is not None and self._clock() - server.since < WINDOW_SECONDS
-        return recent and server is not None and server.failures > MOST_OF_A_SERVER
+        if server is None or self._clock() - server.since >= WINDOW_SECONDS:
+            return False
+        return server.failures > MOST_OF_A_SERVER
 
-    def _failures_of(self, url: str, now: float) -> int:
-        """Different failures of a server in its ten minutes, with this one."""
+    def _count_failure(self, url: str, moment: float) -> int:
+        """Count another failure of a server. Return the count of its present ten minutes."""
         server = self._servers.get(url)
-        if server is None or now - server.since >= WINDOW_SECONDS:
+        if server is None or moment - server.since >= WINDOW_SECONDS:
             self._servers.pop(url, None)
-            server = self._servers[url] = _Server(now)
+            server = self._servers[url] = _Server(moment)
             if len(self._servers) > _REMEMBERED:
                 self._servers.popitem(last=False)
         server.failures += 1
         return server.failures
 
-    def _counts(self, now: float) -> Iterator[logging.LogRecord]:
-        """Counts of failures in the order of their first line; those that have ended are forgotten."""
-        while self._failures:
-            key, failure = next(iter(self._failures.items()))
-            passed = now - failure.since
-            if passed < WINDOW_SECONDS:
-                return
-            del self._failures[key]
+    def _take_counts(self, moment: float) -> Iterator[logging.LogRecord]:
+        """Yield due counts in the order of their first lines, and forget failures that ended."""
+        due = []
+        for key, failure in self._failures.items():
+            if moment - failure.since < WINDOW_SECONDS:
+                break
+            due.append((key, failure))
+
+        for key, failure in due:
+            self._failures.pop(key, None)
             if failure.count:
-                self._failures[key] = _Failure(now, 0, failure.last)
-                yield _counted(failure, passed)
+                self._failures[key] = _Failure(moment, 0, failure.last)
+                yield _count_record(failure, moment - failure.since)
 
 
-def _counted(failure: _Failure, seconds: float) -> logging.LogRecord:
-    """Return the last line with the count instead of its trace."""
+def _count_record(failure: _Failure, seconds: float) -> logging.LogRecord:
+    """Return the last line with the count instead of its traceback."""
     times = "once" if failure.count == 1 else f"{failure.count} times"
     return _with_text(failure.last, f"{failure.last.msg} (again, {times} in {seconds / 60:.0f}m)")
 
 
-def _limited(record: logging.LogRecord, url: str) -> logging.LogRecord:
-    """Return the line that stands for all further failures of a server."""
+def _limit_record(record: logging.LogRecord, url: str) -> logging.LogRecord:
+    """Return the line that is written instead of all further failures of a server."""
     minutes = f"{WINDOW_SECONDS / 60:.0f}m"
-    text = f"{url}: more than {MOST_OF_A_SERVER} different failures in {minutes}; further ones are not logged"
+    text = (
+        f"{url}: more than {MOST_OF_A_SERVER} different failures in {minutes}; further ones are "
+        "not logged"
+    )
     return _with_text(record, text)
 
 
-def _text_of(record: logging.LogRecord) -> logging.LogRecord:
-    """Return a copy that refers to nothing but text."""
+def _text_record(record: logging.LogRecord) -> logging.LogRecord:
+    """Return a copy of a line that holds only text."""
     return _with_text(record, f"{record.getMessage()}{_error(record)}"[:LONGEST_ERROR])
 
 

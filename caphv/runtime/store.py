@@ -1,4 +1,4 @@
-"""The objects of a cache by key, and by the values that index functions give; client-go calls it an indexer."""
+"""Store the objects of a cache by key and by index; client-go calls it an indexer."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ class Store:
         return iter(list(self._objects.values()))
 
     def keys(self) -> set[Key]:
-        """Keys of all objects."""
+        """Return the keys of all objects."""
         return set(self._objects)
 
     def get(self, namespace: str, name: str) -> Obj | None:
-        """The object, or None. It is shared: do not modify it."""
+        """Return the object, or None. Do not modify it, because all readers share it."""
         return self._objects.get(Key(namespace, name))
 
     def by_index(self, index: str, value: str) -> list[Obj]:
-        """Objects for which the index function gave this value, ordered by key."""
+        """Return the objects with this value of the index function, ordered by key."""
         return [self._objects[key] for key in sorted(self._indexes[index].get(value, ()))]
 
+    def count(self, index: str, value: str) -> int:
+        """Return the number of objects with this value of the index function."""
+        return len(self._indexes[index].get(value, ()))
+
     def put(self, key: Key, obj: Obj) -> Obj | None:
-        """Store an object; return the previous one."""
+        """Store an object, and return the previous one."""
         old = self._objects.get(key)
         self._reindex(key, old, obj)
         self._objects[key] = obj
@@ -51,11 +55,15 @@ class Store:
         return old
 
     def _reindex(self, key: Key, old: Obj | None, new: Obj | None) -> None:
-        # All functions first: one that raises must not leave the indexes half changed.
+        # Call all functions first, so that one that raises does not leave indexes half changed.
         values = {
-            name: (set(function(old) if old is not None else ()), set(function(new) if new is not None else ()))
+            name: (
+                set(function(old) if old is not None else ()),
+                set(function(new) if new is not None else ()),
+            )
             for name, function in self._index_functions.items()
         }
+
         for name, (before, after) in values.items():
             index = self._indexes[name]
             for value in before - after:

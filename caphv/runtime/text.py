@@ -1,11 +1,12 @@
-"""The single entry point for YAML and JSON that others wrote: bounded before anything is built from it.
+"""Parse YAML and JSON that others wrote. All such text enters here and is bounded first.
 
-libyaml's composer recurses on the C stack: 30,000 brackets end the process, and no `except` sees it. Aliases make
-gigabytes of a few lines, and a number of a million digits blocks for minutes. So the parser's events are counted first,
-which needs neither recursion nor memory, and only text within its limits is composed. A lint forbids every other
-parser for text that is not our own (`pyproject.toml`, TID251).
+libyaml's composer recurses on the C stack: 30,000 brackets end the process, and no `except` sees
+it. Aliases make gigabytes of a few lines, and a number of a million digits blocks for minutes. This
+module first counts the parser's events, which needs neither recursion nor memory, and composes only
+text within its limits. A lint forbids every other parser for text that is not our own
+(`pyproject.toml`, TID251).
 
-No error of this module quotes the text: it may be a Secret.
+No error of this module quotes the text, because it may be a Secret.
 """
 
 from __future__ import annotations
@@ -23,24 +24,28 @@ import yaml
 
 Value = TypeVar("Value")
 
-# The C parser is an optional part of PyYAML; without it, everything takes twenty times as long.
+# The C parser is an optional part of PyYAML. Without it, everything takes twenty times as long.
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Nothing calculates with longer numbers, and converting them takes quadratic time.
 _LONGEST_NUMBER = 400
 _EVENTS_BETWEEN_CLOCK_CHECKS = 1024
-# All up to the beginning of the next value: a bracket or comma outside of strings. It never steps back: its time is
-# linear.
+# Everything up to the beginning of the next value, which is a bracket or comma outside of strings.
+# The expression never backtracks, so its time is linear.
 _JSON_VALUE = re.compile(
     rb'(?:[^"\[{,]++|"(?:[^"\\]++|\\.)*+"?|[\[{]\s*+[\]}])*+(?:[\[{,]|\Z)',
     re.DOTALL,
 )
-# What stays below may be read on the event loop: YAML takes 5 to 20 microseconds a value, of two characters or more.
+# Shorter texts may be read on the event loop, because YAML takes 5 to 20 microseconds a value, and
+# a value has two characters or more.
 _SMALL = 4 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one text. `nodes` counts values with all aliases written out; the bounds below it are for YAML only."""
+    """Bounds of one text.
+
+    `nodes` counts values with all aliases expanded. The bounds below it are for YAML only.
+    """
 
     size: int = 1024 * 1024
     depth: int = 100
@@ -54,11 +59,20 @@ DEFAULT = Limits()
 
 
 class TextError(ValueError):
-    """Text that cannot be read; the message is a phrase such as `is not valid YAML (line 3, column 1)`."""
+    """A text cannot be read.
+
+    The message is a phrase such as `is not valid YAML (line 3, column 1)`.
+    """
 
     def __init__(self, problem: str, line: int = 0, column: int = 0) -> None:
-        self.problem, self.line, self.column = problem, line, column
+        self.problem = problem
+        self.line = line
+        self.column = column
         super().__init__(f"{problem} (line {line}, column {column})" if line else problem)
+
+
+class TooManyValues(TextError):
+    """The text has more values than the limits allow."""
 
 
 class AliasError(TextError):
@@ -70,14 +84,17 @@ class _Loader(_PARSER):  # type: ignore[misc]
 
 
 class _Constructor(yaml.constructor.SafeConstructor):
-    """The same for nodes that are parsed already."""
+    """The constructor of `_Loader` for nodes that are parsed already."""
 
 
 def _number(constructor: Any, node: yaml.ScalarNode) -> Any:
     if len(str(node.value)) > _LONGEST_NUMBER:
-        raise yaml.constructor.ConstructorError(None, None, "a number that is too long", node.start_mark)
-    is_int = node.tag == "tag:yaml.org,2002:int"
-    return constructor.construct_yaml_int(node) if is_int else constructor.construct_yaml_float(node)
+        raise yaml.constructor.ConstructorError(
+            None, None, "a number that is too long", node.start_mark
+        )
+    if node.tag == "tag:yaml.org,2002:int":
+        return constructor.construct_yaml_int(node)
+    return constructor.construct_yaml_float(node)
 
 
 for _class in (_Loader, _Constructor):
@@ -91,22 +108,37 @@ def load_yaml(text: str | bytes, limits: Limits = DEFAULT) -> Any:
     Raises:
         TextError: the text is not YAML, or exceeds the limits.
     """
-    return _built(text, limits, lambda checked: yaml.load(checked, Loader=_Loader))  # noqa: S506, TID251 - bounded
+
+    def load(checked: str) -> Any:
+        return yaml.load(checked, Loader=_Loader)  # noqa: S506, TID251 - bounded
+
+    return _build(text, limits, load)
 
 
 def load_yaml_all(text: str | bytes, limits: Limits = DEFAULT) -> list[Any]:
     """Return the values of all documents of a YAML stream. Raises TextError."""
-    return _built(text, limits, lambda checked: list(yaml.load_all(checked, Loader=_Loader)))  # noqa: TID251 - bounded
+
+    def load(checked: str) -> list[Any]:
+        return list(yaml.load_all(checked, Loader=_Loader))  # noqa: TID251 - bounded
+
+    return _build(text, limits, load)
 
 
 def compose_yaml(text: str, limits: Limits = DEFAULT) -> yaml.Node | None:
-    """Return the nodes of a text with one YAML document, which know their places. Raises TextError."""
-    return _built(text, limits, lambda checked: yaml.compose(checked, Loader=_Loader))  # noqa: TID251 - bounded
+    """Return the nodes of a text with one YAML document, with their positions.
+
+    Raises TextError.
+    """
+
+    def compose(checked: str) -> yaml.Node | None:
+        return yaml.compose(checked, Loader=_Loader)  # noqa: TID251 - bounded
+
+    return _build(text, limits, compose)
 
 
 def construct_yaml(root: yaml.Node) -> Any:
     """Return the value of nodes of `compose_yaml`. Raises TextError."""
-    return _translated(lambda: _Constructor().construct_document(root))
+    return _translate_errors(lambda: _Constructor().construct_document(root))
 
 
 def load_json(text: str | bytes | bytearray, limits: Limits = DEFAULT) -> Any:
@@ -114,10 +146,13 @@ def load_json(text: str | bytes | bytearray, limits: Limits = DEFAULT) -> Any:
     if len(text) > limits.size:
         raise TextError(_too_large(limits))
     content = text.encode(errors="surrogatepass") if isinstance(text, str) else text
-    # Both are upper bounds: most texts need no closer look.
+
+    # Brackets and commas are an upper bound of values, so most texts need no exact count, which is
+    # slower.
     brackets = content.count(b"{") + content.count(b"[")
     if brackets + content.count(b",") >= limits.nodes and _has_more_values(content, limits.nodes):
         raise TextError(f"has more than {limits.nodes:,} values: make it smaller")
+
     try:
         value = orjson.loads(content)  # noqa: TID251 - bounded
     except orjson.JSONDecodeError as error:
@@ -128,7 +163,10 @@ def load_json(text: str | bytes | bytearray, limits: Limits = DEFAULT) -> Any:
 
 
 async def off_loop(size: int, work: Callable[[], Value]) -> Value:
-    """Return what `work` returns on a text of this size; run it in a thread where it would hold up the event loop."""
+    """Return the result of `work` on a text of this size.
+
+    Work on a large text runs in a thread, because it would block the event loop.
+    """
     return work() if size <= _SMALL else await asyncio.to_thread(work)
 
 
@@ -150,7 +188,7 @@ def events(text: str, limits: Limits = DEFAULT) -> Iterator[yaml.Event]:
 
 
 class _Bounds:
-    """Counts what a text would become, without building it."""
+    """Count the values that a text would become, without building them."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -161,55 +199,66 @@ class _Bounds:
         self._parsed = 0
 
     def count(self, event: yaml.Event) -> None:
-        """Take the next event. Raises TextError."""
+        """Count the next event. Raises TextError."""
         if not self._limits.anchors and getattr(event, "anchor", None):
             raise _at(event, "must not use YAML anchors and aliases: write the values out")
+
         if isinstance(event, yaml.ScalarEvent):
-            self._note(event.anchor, 1, event)
+            self._add_value(event.anchor, 1, event)
         elif isinstance(event, yaml.CollectionStartEvent):
             if len(self._open) > self._limits.depth:
                 raise _at(event, _too_deep(self._limits))
             if event.anchor:
-                # Until its end is reached: an alias to it in there would never end.
+                # The size is None until the collection ends, because an alias to a collection
+                # inside of it would never end.
                 self._anchors[event.anchor] = None
             self._open.append((1, event.anchor))
         elif isinstance(event, yaml.CollectionEndEvent):
             size, anchor = self._open.pop()
-            self._note(anchor, size, event)
+            self._add_value(anchor, size, event)
         elif isinstance(event, yaml.AliasEvent):
-            self._alias(event)
+            self._add_alias(event)
         elif isinstance(event, yaml.DocumentStartEvent):
             self._anchors.clear()
-            self._note(None, 1, event)
+            self._add_value(None, 1, event)
 
     def check_clock(self) -> None:
         """Raise TextError when reading takes too long."""
         if time.monotonic() > self._deadline:
             raise TextError(f"takes more than {self._limits.seconds:g} s to read: make it smaller")
 
-    def _alias(self, event: yaml.AliasEvent) -> None:
+    def _add_alias(self, event: yaml.AliasEvent) -> None:
+        """Count the value that an alias refers to."""
         if not self._limits.aliases:
             raise _at(event, "must not use YAML aliases: write the value out", AliasError)
         size = self._anchors.get(event.anchor or "", 1)
         if size is None:
-            detail = "must not use YAML aliases inside the values they stand for: write the value out"
+            detail = (
+                "must not use YAML aliases inside the values they stand for: write the value out"
+            )
             raise _at(event, detail, AliasError)
-        self._note(None, size, event)
+        self._add_value(None, size, event)
 
-    def _note(self, anchor: str | None, size: int, event: yaml.Event) -> None:
-        """Add a finished value to the collection around it."""
+    def _add_value(self, anchor: str | None, size: int, event: yaml.Event) -> None:
+        """Add a complete value to the collection around it."""
         if anchor:
             self._anchors[anchor] = size
         total, name = self._open[-1]
         self._open[-1] = (total + size, name)
         self._parsed += 1
+
         if total + size > self._limits.nodes or self._parsed > self._limits.nodes:
-            detail = f"has more than {self._limits.nodes:,} values, with YAML aliases written out: make it smaller"
-            raise _at(event, detail)
+            detail = (
+                f"has more than {self._limits.nodes:,} values, with YAML aliases written out: make "
+                "it smaller"
+            )
+            raise _at(event, detail, TooManyValues)
 
 
-def _built(text: str | bytes, limits: Limits, build: Callable[[str], Value]) -> Value:
-    def build_checked() -> Value:
+def _build(text: str | bytes, limits: Limits, build: Callable[[str], Value]) -> Value:
+    """Return the result of `build` for a text within the limits. Raises TextError."""
+
+    def check_and_build() -> Value:
         decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         for _ in events(decoded, limits):
             pass
@@ -217,19 +266,20 @@ def _built(text: str | bytes, limits: Limits, build: Callable[[str], Value]) -> 
 
     if len(text) > limits.size:
         raise TextError(_too_large(limits))
-    return _translated(build_checked)
+    return _translate_errors(check_and_build)
 
 
-def _translated(build: Callable[[], Value]) -> Value:
-    """Run a function of PyYAML; whatever it raises becomes a TextError that quotes nothing."""
+def _translate_errors(build: Callable[[], Value]) -> Value:
+    """Run a function of PyYAML, and turn all its errors into a TextError that quotes nothing."""
     try:
         return build()
     except TextError:
         raise
     except yaml.YAMLError as error:
-        # Its text quotes a line.
+        # Keep only the position, because the text of the error quotes a line.
         mark = getattr(error, "problem_mark", None)
-        raise TextError("is not valid YAML", *((mark.line + 1, mark.column + 1) if mark else ())) from None
+        place = (mark.line + 1, mark.column + 1) if mark else ()
+        raise TextError("is not valid YAML", *place) from None
     except UnicodeError:
         raise TextError("is not UTF-8 text") from None
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError):
@@ -238,20 +288,21 @@ def _translated(build: Callable[[], Value]) -> Value:
 
 
 def _has_more_values(text: bytes | bytearray, count: int) -> bool:
-    """Whether a JSON text has more values, found without building them."""
+    """Return whether a JSON text has more values, without building them."""
     return next(itertools.islice(_JSON_VALUE.finditer(text), count, None), None) is not None
 
 
 def _deeper_than(value: Any, depth: int) -> bool:
+    """Return whether lists and objects are nested deeper, without recursion."""
     level = [value]
     for _ in range(depth):
-        level = [
-            child
-            for one in level
-            if isinstance(one, dict | list)
-            for child in (one.values() if isinstance(one, dict) else one)
-            if isinstance(child, dict | list)
-        ]
+        children: list[Any] = []
+        for parent in level:
+            if isinstance(parent, dict):
+                children += parent.values()
+            elif isinstance(parent, list):
+                children += parent
+        level = [child for child in children if isinstance(child, dict | list)]
         if not level:
             return False
     return True

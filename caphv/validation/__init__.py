@@ -1,1 +1,1 @@
-"""Validation of objects and manifests: JSON Schemas and rules, with errors worded as Kubernetes words them."""
+"""Validation of objects and manifests by JSON Schemas and rules, as Kubernetes words them."""

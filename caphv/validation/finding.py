@@ -1,7 +1,7 @@
-"""What is wrong with an object, one finding per fault, so that every entry point reports the same in the same words.
+"""Findings about objects: one per fault, with the same words at every entry point.
 
-The words are those of Kubernetes' own field errors: kubectl users know `spec.cpu: Invalid value: 0: …`, and scripts
-that match on it keep working.
+The words equal Kubernetes' own field errors, because kubectl users know `spec.cpu: Invalid value:
+0: …`, and scripts may match on it.
 """
 
 import difflib
@@ -17,7 +17,7 @@ FieldPath = tuple[str | int, ...]
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _LONGEST_VALUE = 120
-# Comparing takes time quadratic to the length.
+# Longer names are cut, because comparing takes time quadratic in the length.
 _LONGEST_NAME = 64
 
 
@@ -33,7 +33,7 @@ class Fault(StrEnum):
     TOO_MANY = "Too many"
     WRONG_TYPE = "Invalid type"
     UNKNOWN = "Unknown field"
-    # Of text that could not be read; it has no field yet.
+    # A text could not be read, so it has no fields yet.
     SYNTAX = "Syntax error"
 
 
@@ -41,10 +41,13 @@ class Fault(StrEnum):
 class Finding:
     """One fault or one piece of advice.
 
-    `rule` is the name of the broken rule, the same in every report and in `docs/validation.md`; the rule fills it in
-    where its check leaves it empty. `detail` says what must hold and what to do about it. `value` is shown with faults
-    that concern a value; it is never a secret: rules about Secrets leave it out. An `advice` is about a value that is
-    valid but not recommended: it warns and refuses nothing. `remedy` is further help, for reports that have room.
+    :param detail: what must hold and what to do about it
+    :param rule: name of the broken rule, the same in every report and in `docs/validation.md`;
+        empty in the finding of a check, to be filled in by the rule
+    :param value: the value, shown with faults that concern one; never a secret, because rules about
+        Secrets omit it
+    :param advice: the value is valid but not recommended, so the finding only warns
+    :param remedy: further help, for reports that have room
     """
 
     path: FieldPath
@@ -58,13 +61,18 @@ class Finding:
     @property
     def field(self) -> str:
         """The path as kubectl shows it: `spec.volumes[1].storageClass`."""
-        return rendered(self.path)
+        return path_text(self.path)
 
     def __str__(self) -> str:
         if self.fault is Fault.SYNTAX:
             return self.detail
-        shown = f": {_shown(self.value)}" if self.fault in _WITH_VALUE and self.value is not None else ""
-        return f"{self.field}: {self.fault}{shown}: {self.detail}"
+        if self.fault not in _WITH_VALUE or self.value is None:
+            return f"{self.field}: {self.fault}: {self.detail}"
+
+        value = json.dumps(self.value, ensure_ascii=True, sort_keys=True, default=str)
+        if len(value) > _LONGEST_VALUE:
+            value = f"{value[:_LONGEST_VALUE]}…"
+        return f"{self.field}: {self.fault}: {value}: {self.detail}"
 
 
 PlaceT = TypeVar("PlaceT")
@@ -74,7 +82,7 @@ PlaceT = TypeVar("PlaceT")
 class LocatedFinding(Generic[PlaceT]):
     """A finding and its place: the index of an object, an object, or a position in a file.
 
-    `other` is the place of the other object that it has to do with.
+    `other` is the place of another object that the finding concerns.
     """
 
     place: PlaceT
@@ -82,11 +90,13 @@ class LocatedFinding(Generic[PlaceT]):
     other: PlaceT | None = None
 
 
-_WITH_VALUE = frozenset({Fault.INVALID, Fault.UNSUPPORTED, Fault.DUPLICATE, Fault.TOO_LONG, Fault.WRONG_TYPE})
+_WITH_VALUE = frozenset(
+    {Fault.INVALID, Fault.UNSUPPORTED, Fault.DUPLICATE, Fault.TOO_LONG, Fault.WRONG_TYPE}
+)
 
 
-def rendered(path: FieldPath) -> str:
-    """Return a path as kubectl shows it; keys that are not plain names are in brackets, like those of a map."""
+def path_text(path: FieldPath) -> str:
+    """Return a path as kubectl shows it, with brackets around keys that are not plain names."""
     text = ""
     for part in path:
         if isinstance(part, int) or not _PLAIN.fullmatch(part):
@@ -97,17 +107,12 @@ def rendered(path: FieldPath) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return `; did you mean "x"?` for the name that is nearly this one, empty when none is."""
+    """Return `; did you mean "x"?` for the most similar name, empty if no name is similar."""
     close = difflib.get_close_matches(name[:_LONGEST_NAME], sorted(set(names)), n=1, cutoff=0.75)
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings by field and rule, without repetitions: the same object always gets the same answer."""
+    """Sort findings by field and rule and drop repetitions, so that the answer is unambiguous."""
     unique = {(finding.field, finding.rule, finding.detail): finding for finding in findings}
     return [unique[key] for key in sorted(unique)]
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=True, sort_keys=True, default=str)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"

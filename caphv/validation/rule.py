@@ -1,4 +1,4 @@
-"""What a rule is, and the one way to declare one: next to the code that checks it, with its text for the docs."""
+"""Rules, which are declared next to the function that checks them, with their text for docs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ CheckT = TypeVar("CheckT", bound=Check)
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule. Its name is the same in every report and page; its description says what must hold.
+    """A rule, with the same name in every report and page, and a description of what must hold.
 
-    `kinds` are the kinds it applies to. `fields` are paths below the spec of those kinds. `example` breaks the rule;
-    for a rule about changes, `before` is the same object before the change. `check` yields what is wrong; its arguments
-    are a matter of the rule set. A rule without a check is reported by the code that reads the value. `advice` only
-    warns. `refused_by_go` says that the Go provider refuses it, too.
+    A rule without a check is reported by the code that reads the value.
+
+    :param kinds: kinds to which the rule applies
+    :param fields: paths below the spec of these kinds
+    :param example: an object that breaks the rule
+    :param check: function that yields findings; the rule set decides about its arguments
+    :param advice: the rule only warns
+    :param before: for a rule about changes, the object of the example before the change
+    :param refused_by_go: the Go provider refuses objects that break the rule, too
     """
 
     name: str
@@ -47,16 +52,20 @@ class Rule:
         advice: bool = False,
         remedy: str = "",
     ) -> Finding:
-        """Return a finding of this rule."""
+        """Return a finding of this rule, with the members of `Finding`."""
         return Finding(path, fault, detail, self.name, value, self.advice or advice, remedy)
 
-    def signed(self, found: Finding) -> Finding:
-        """Return what a check has found with the rule's name and severity."""
-        return self.finding(found.path, found.fault, found.detail, found.value, advice=found.advice)
+    def sign(self, finding: Finding) -> Finding:
+        """Return the finding of a check with the rule's name and severity."""
+        return self.finding(
+            finding.path, finding.fault, finding.detail, finding.value, advice=finding.advice
+        )
 
     def findings(self, *subject: Any) -> list[Finding]:
-        """Run a check that yields findings without a place."""
-        return [self.signed(found) for found in self.check(*subject)] if self.check is not None else []
+        """Run the check, which yields findings without a place, and return its findings."""
+        if self.check is None:
+            return []
+        return [self.sign(finding) for finding in self.check(*subject)]
 
 
 class Rules(list[Rule]):
@@ -73,16 +82,33 @@ class Rules(list[Rule]):
         advice: bool = False,
         before: str = "",
     ) -> Callable[[CheckT], CheckT]:
-        """Declare a rule with the decorated function as its check."""
+        """Declare a rule with the decorated function as its check. `Rule` explains the rest."""
 
         def register(check: CheckT) -> CheckT:
-            self.append(Rule(name, description, kinds, fields, example, check, advice, before, refused_by_go))
+            rule = Rule(
+                name=name,
+                description=description,
+                kinds=kinds,
+                fields=fields,
+                example=example,
+                check=check,
+                advice=advice,
+                before=before,
+                refused_by_go=refused_by_go,
+            )
+            self.append(rule)
             return check
 
         return register
 
     def declare(
-        self, name: str, description: str, *, kinds: tuple[str, ...] = (), example: str = "", advice: bool = False
+        self,
+        name: str,
+        description: str,
+        *,
+        kinds: tuple[str, ...] = (),
+        example: str = "",
+        advice: bool = False,
     ) -> Rule:
         """Declare a rule that other code reports with `Rule.finding`."""
         rule = Rule(name, description, kinds, example=example, advice=advice)

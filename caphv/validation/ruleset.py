@@ -1,4 +1,4 @@
-"""What a package offers so that its kinds are validated: by `caphv validate`, and in the tables of the docs."""
+"""The interface of a package whose kinds are validated by `caphv validate` and documented."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from caphv.validation.rule import Rule
 
 
 class RuleSet(Protocol):
-    """The rules of one domain; a module can be one."""
+    """The rules of one domain. A module can be a rule set."""
 
     def rules(self) -> Sequence[Rule]:
         """Return every rule that the set reports."""
@@ -20,7 +20,7 @@ class RuleSet(Protocol):
         """Return whether the set has rules for an object."""
 
     def check(self, obj: Obj) -> Sequence[Finding]:
-        """Return what is wrong with one object by itself; nothing for kinds that are none of the set's."""
+        """Return the findings about an object by itself. Kinds outside of the set have none."""
 
     def check_together(self, objs: Sequence[Obj]) -> Sequence[LocatedFinding[int]]:
-        """Return what is wrong among objects. Places are indices of `objs`."""
+        """Return the findings about combinations of objects. Places are indices of `objs`."""

@@ -8,15 +8,27 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.bundles.common import DIFFERENT, DONE, UNREADABLE, bundler_of, output, render_options
+from commands.access.clusters import read_clusters
+from commands.access.repository import names_repository, open_store
+from commands.bundles.common import (
+    BundleOptions,
+    bundler_of,
+    exit_status,
+    render_options,
+)
+from commands.errors import InputError
 from commands.options.charts import DEFAULT
-from commands.options.clusters import InputError, cluster_options, progress, read_clusters
-from commands.options.repository import names_repository, open_store, repository_options
+from commands.options.clusters import cluster_options
+from commands.options.formats import output_option
+from commands.options.groups import fill
+from commands.options.repository import repository_options
+from commands.output.progress import progress
 
 if TYPE_CHECKING:
     from packager.checks.check import Checker
@@ -24,6 +36,15 @@ if TYPE_CHECKING:
     from packager.tree import Tree
 
 _THREADS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(BundleOptions):
+    """Options of a command that renders charts, of `charts_options`."""
+
+    charts: Path | None
+    fetch: bool
+    program: Path | None
 
 
 def charts_options(command: Any) -> Any:
@@ -37,7 +58,9 @@ def charts_options(command: Any) -> Any:
             help="Program helm.  [default: from PATH, else the sandbox's]",
         ),
         click.option(
-            "--fetch", is_flag=True, help="Pull charts from where the bundles name them; implied by --chart-repo."
+            "--fetch",
+            is_flag=True,
+            help="Pull charts from where the bundles name them; implied by --chart-repo.",
         ),
         click.option(
             "--charts",
@@ -56,81 +79,100 @@ Examples:
   caphv bundles check clusters/                                   manifests only: no chart is needed
   caphv bundles check clusters/ --charts charts/                  with charts from a folder
   caphv bundles check clusters/ --fetch --repo https://git.example.com/fleet.git
-                                       with charts from their repositories, against what the repository holds
+                                       with charts from their repositories, against what the \
+repository holds
   caphv bundles check clusters/ --chart-repo https://charts.example.com -o json
                                        with charts of a mirror
 
 \b
-Exit status: 0 no errors, 1 errors, or clusters that cannot be rendered, 2 unreadable input, wrong usage, or no helm.
+Exit status: 0 no errors, 1 errors, or clusters that cannot be rendered, 2 unreadable input, \
+wrong usage, or no helm.
 """,
 )
 @cluster_options
 @render_options
 @repository_options
 @charts_options
-@output("table", "json", "yaml")
-def check(**flags: Any) -> None:
+@output_option("table", "json", "yaml")
+@fill(options=CheckOptions)
+def check(options: CheckOptions) -> None:
     """Check what the bundles of clusters would install, with charts rendered by helm.
 
-    Reports values that a chart does not know, kinds that the distribution does not serve, references to objects that
-    do not exist, and, with --repo or --folder, changes of immutable fields against what the repository holds.
+    Reports values that a chart does not know, kinds that the distribution does not serve,
+    references to objects that do not exist, and, with --repo or --folder, changes of immutable
+    fields against what the repository holds.
     """
     from commands.output import bundles as out
-    from commands.output.checks import CHECKED
+    from commands.output.bundle_checks import CHECKED
 
     with progress() as step:
-        given = read_clusters(flags, step)
-        bundler = bundler_of(flags, step)
+        given = read_clusters(options, step)
+        bundler = bundler_of(options, step)
         with contextlib.ExitStack() as stack:
-            snapshot = stack.enter_context(open_store(flags)).sync() if names_repository(flags) else None
+            snapshot = (
+                stack.enter_context(open_store(options)).sync()
+                if names_repository(options)
+                else None
+            )
             batch = bundler.render(given.clusters, snapshot.tree if snapshot else {})
-            checker = stack.enter_context(open_checker(flags))
+            checker = stack.enter_context(open_checker(options))
             jobs = [
-                (dict(one.tree), one.settings, _before(snapshot, str(one.cluster))) for one in batch.rendered if one.ok
+                (dict(result.tree), result.settings, _before(snapshot, str(result.cluster)))
+                for result in batch.rendered
+                if result.ok
             ]
             step(f"checking {len(jobs)} clusters")
             with ThreadPoolExecutor(_THREADS) as pool:
-                found = list(pool.map(lambda job: checker.check(*job), jobs))
-    click.echo(CHECKED[flags["output"]](found), nl=False, color=out.colour())
+                results = list(pool.map(lambda job: checker.check(*job), jobs))
+    click.echo(CHECKED[options.output](results), nl=False, color=out.colour())
     for line in out.problems(given, batch):
         click.echo(f"caphv bundles: {line}", err=True)
-    failed = batch.failed or any(not located.finding.advice for one in found for located in one.findings)
-    sys.exit(UNREADABLE if given.input.unreadable else DIFFERENT if failed else DONE)
+
+    failed = batch.failed or any(
+        not located.finding.advice for result in results for located in result.findings
+    )
+    sys.exit(exit_status(given, is_different=bool(failed)))
 
 
 @contextlib.contextmanager
-def open_checker(flags: dict[str, Any]) -> Iterator[Checker]:
-    """Yield a checker with the charts of `charts_options`; what it pulls is removed afterwards."""
+def open_checker(options: CheckOptions) -> Iterator[Checker]:
+    """Yield a checker with the charts of `charts_options`; pulled charts are removed afterwards."""
     from packager.checks.charts import Charts
     from packager.checks.check import Checker
     from packager.checks.helm import Helm
 
-    download = bool(flags["fetch"] or flags["chart_repo"] not in ("", DEFAULT))
-    if not (flags["charts"] or download):
+    download = bool(options.fetch or options.chart_repo not in ("", DEFAULT))
+    if not (options.charts or download):
         yield Checker(None, None)
         return
     with tempfile.TemporaryDirectory(prefix="caphv-charts-") as scratch:
-        helm = Helm(program(flags["program"]), Path(scratch))
-        yield Checker(helm, Charts(helm, flags["charts"], download=download))
+        helm = Helm(program(options.program), Path(scratch))
+        yield Checker(helm, Charts(helm, options.charts, download=download))
 
 
 def program(given: Path | None) -> Path:
-    """Return the program `helm`: the given one, else that of PATH, else one that the sandbox built.
+    """Return the program `helm`: the given one, else from PATH, else from the sandbox's builds.
 
-    Raises InputError.
+    Raises `InputError`.
     """
     from sandbox.processes.binaries import cache_folder
 
-    if found := given or shutil.which("helm"):
-        return Path(found)
+    if path := given or shutil.which("helm"):
+        return Path(path)
     if built := sorted((cache_folder() / "bin").glob("helm-*")):
         return built[-1]
-    raise InputError("there is no helm: install it (https://helm.sh), or name the program with --helm")
+    raise InputError(
+        "there is no helm: install it (https://helm.sh), or name the program with --helm"
+    )
 
 
 def _before(snapshot: Snapshot | None, cluster: str) -> Tree:
     from packager.tree import CLUSTERS
 
     folder = f"{CLUSTERS}/{cluster}"
-    paths = [f"{folder}/{path}" for path, entry in snapshot.files(folder).items() if entry.is_file] if snapshot else []
+    paths = (
+        [f"{folder}/{path}" for path, entry in snapshot.files(folder).items() if entry.is_file]
+        if snapshot
+        else []
+    )
     return {path: snapshot.read(path) or b"" for path in paths} if snapshot else {}

@@ -1,26 +1,45 @@
-"""Shared by the commands of `caphv bundles`: options, comparison with a repository, and exit status."""
+"""Share options, comparison and exit status between the commands of `caphv bundles`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from commands.options.charts import chart_options, rendering
-from commands.options.clusters import SelectedClusters, Step, progress, read_clusters
-from commands.options.repository import open_store
+from commands.access.clusters import SelectedClusters, read_clusters
+from commands.access.repository import open_store
+from commands.options.charts import ChartOptions, chart_options, rendering
+from commands.options.clusters import ClusterOptions
+from commands.options.repository import RepositoryOptions
+from commands.output.progress import Step, progress
 
 if TYPE_CHECKING:
-    from packager.bundler import Batch, Bundler
     from packager.git.prune import Pruning
     from packager.git.snapshot import Snapshot
+    from packager.rendering.bundler import Batch, Bundler
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 DONE, DIFFERENT, UNREADABLE = 0, 1, 2
+# A budget of removals that no repository reaches.
 EVERYTHING = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderOptions(ChartOptions):
+    """The options of `render_options` for rendering bundles."""
+
+    force: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleOptions(ClusterOptions, RenderOptions, RepositoryOptions):
+    """Options for clusters, for the rendering and repository of bundles, and for the output."""
+
+    output: str
 
 
 def render_options(command: _Command) -> _Command:
@@ -37,12 +56,9 @@ def render_options(command: _Command) -> _Command:
     return command
 
 
-def output(*formats: str) -> Callable[[_Command], _Command]:
-    """Return the option for the output format; the first format is the default."""
-    return click.option("-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True)
-
-
-PARTIAL = click.option("--partial", is_flag=True, help="Ignore clusters that are only in the repository.")
+PARTIAL = click.option(
+    "--partial", is_flag=True, help="Ignore clusters that are only in the repository."
+)
 
 PRUNE = click.option(
     "--prune",
@@ -51,13 +67,13 @@ PRUNE = click.option(
 )
 
 
-def bundler_of(flags: dict[str, Any], step: Step) -> Bundler:
+def bundler_of(options: RenderOptions, step: Step) -> Bundler:
     """Return a bundler with the options of `render_options`, which reports progress."""
-    from packager.bundler import Bundler
+    from packager.rendering.bundler import Bundler
 
     try:
         return Bundler(
-            rendering(flags, force=flags["force"]),
+            rendering(options, force=options.force),
             report=lambda done, whole: step(f"rendering cluster {done + 1} of {whole}"),
         )
     except ValueError as error:
@@ -65,39 +81,40 @@ def bundler_of(flags: dict[str, Any], step: Step) -> Bundler:
 
 
 def release_of(bundler: Bundler, name: str) -> Any:
-    """Return the named release, without a name the newest one."""
+    """Return the release of a name, or the newest release without a name."""
     try:
         return bundler.renderer.table.release(name) if name else bundler.renderer.table.newest
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--release") from None
 
 
-def compare(flags: dict[str, Any], *, whole: bool) -> tuple[SelectedClusters, Batch, list[Any], list[str]]:
+def compare(options: BundleOptions, *, whole: bool) -> tuple[SelectedClusters, Batch, list[Any]]:
     """Read clusters and a repository, and compare the rendered bundles with its content.
 
-    With `whole`, all clusters are given: others in the repository are extra. The last result are branches of groups
-    that do not follow the branch.
+    With `whole`, the user gave all clusters, so that others in the repository are extra.
     """
-    from packager.diff import diff_clusters
-    from packager.planner import ManagementState, Planner
+    from packager.contents.diff import diff_clusters
+    from packager.planning.planner import Planner
+    from packager.planning.state import ManagementState
 
     with progress() as step:
-        given = read_clusters(flags, step)
-        bundler = bundler_of(flags, step)
-        with open_store(flags) as store:
+        given = read_clusters(options, step)
+        bundler = bundler_of(options, step)
+        with open_store(options) as store:
             step("reading the repository")
             snapshot = store.sync()
+
+            # A cluster that a selector left out, or that could not be read, is not extra.
             whole = whole and not (given.selected or given.input.unreadable)
             pruning = pruning_of(given, snapshot, EVERYTHING, whole=whole)
             state = ManagementState(given.clusters, live=False, pruning=pruning)
             planned = Planner(bundler).plan(snapshot, state)
-            found = diff_clusters(planned.batch, planned.plan, snapshot)
-            stale = store.stale()
-    return given, planned.batch, found, stale
+            differences = diff_clusters(planned.batch, planned.plan, snapshot)
+    return given, planned.batch, differences
 
 
 def pruning_of(given: SelectedClusters, snapshot: Snapshot, budget: int, *, whole: bool) -> Pruning:
-    """Return what may be removed: with `whole`, the bundles of clusters that are not among the given ones."""
+    """Return the bundles that may be removed; with `whole`, also bundles of other clusters."""
     from packager.git.prune import Pruning
     from packager.tree import CLUSTERS
 
@@ -117,4 +134,11 @@ def finish(given: SelectedClusters, batch: Batch, *, different: bool = False) ->
 
     for line in out.problems(given, batch):
         click.echo(f"caphv bundles: {line}", err=True)
-    sys.exit(UNREADABLE if given.input.unreadable else DIFFERENT if different or batch.failed else DONE)
+    sys.exit(exit_status(given, is_different=different or bool(batch.failed)))
+
+
+def exit_status(given: SelectedClusters, *, is_different: bool) -> int:
+    """Return the exit status; input that could not be read takes precedence."""
+    if given.input.unreadable:
+        return UNREADABLE
+    return DIFFERENT if is_different else DONE

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import click
 
+from commands.access.clusters import SelectedClusters, read_clusters
+from commands.access.repository import names_repository, open_store
 from commands.bundles.check import check
 from commands.bundles.common import (
     DIFFERENT,
@@ -16,10 +19,10 @@ from commands.bundles.common import (
     EVERYTHING,
     PARTIAL,
     PRUNE,
+    BundleOptions,
     bundler_of,
     compare,
     finish,
-    output,
     pruning_of,
     render_options,
 )
@@ -27,17 +30,27 @@ from commands.bundles.images import images
 from commands.bundles.trace import trace
 from commands.bundles.upgrade import upgrade
 from commands.bundles.vendor import vendor
+from commands.errors import InputError
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import helm_secret_options
-from commands.options.clusters import InputError, SelectedClusters, Step, cluster_options, progress, read_clusters
-from commands.options.repository import commit_options, names_repository, open_store, prune_option, repository_options
+from commands.options.clusters import cluster_options
+from commands.options.formats import output_option
+from commands.options.groups import fill
+from commands.options.repository import (
+    RepositoryOptions,
+    commit_options,
+    prune_option,
+    repository_options,
+)
+from commands.output.progress import Step, progress
 from commands.output.quiet import quiet_publishing
 
 if TYPE_CHECKING:
-    from packager.bundler import Batch
+    from packager.rendering.bundler import Batch
 
 _EXIT_STATUS = """\b
-Exit status: 0 done or nothing to do, 1 differences, or clusters that cannot be rendered, 2 unreadable input, or wrong
+Exit status: 0 done or nothing to do, 1 differences, or clusters that cannot be rendered, 2 \
+unreadable input, or wrong
 usage.
 """
 
@@ -56,15 +69,18 @@ Examples:
   caphv bundles upgrade --repo https://git.example.com/fleet.git -l wave=1
 
 \b
-Credentials come from environment variables: CAPHV_GIT_USERNAME, CAPHV_GIT_PASSWORD, CAPHV_GIT_SSH_KEY_FILE,
-CAPHV_GIT_KNOWN_HOSTS_FILE, CAPHV_GIT_CA_FILE, CAPHV_GIT_PROXY, CAPHV_GIT_SIGNING_KEY_FILE; or --git-credentials.
+Credentials come from environment variables: CAPHV_GIT_USERNAME, CAPHV_GIT_PASSWORD, \
+CAPHV_GIT_SSH_KEY_FILE,
+CAPHV_GIT_KNOWN_HOSTS_FILE, CAPHV_GIT_CA_FILE, CAPHV_GIT_PROXY, CAPHV_GIT_SIGNING_KEY_FILE; or \
+--git-credentials.
 """,
 )
 def bundles() -> None:
-    """Render and publish Fleet bundles: CNI, cloud provider and CSI driver, from the settings of each cluster.
+    """Render and publish Fleet bundles: CNI, cloud provider and CSI driver, from the settings of
+    each cluster.
 
-    Clusters are read from files, folders and `-` (standard input); without arguments, from the management cluster.
-    Invalid clusters are reported and left unchanged.
+    Clusters are read from files, folders and `-` (standard input); without arguments, from the
+    management cluster. Invalid clusters are reported and left unchanged.
     """
     logging.basicConfig(format="caphv bundles: %(message)s", level=logging.WARNING)
     quiet_publishing()
@@ -77,24 +93,62 @@ bundles.add_command(upgrade)
 bundles.add_command(vendor)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PrintOptions(BundleOptions):
+    """Where to write bundles to, and how the GitRepos for them are."""
+
+    to: Path | None
+    client_secret: str
+    helm_secret: str
+    helm_repo_regex: str
+    ca_file: IO[str] | None
+    groups: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffOptions(BundleOptions):
+    """A comparison that may include removals."""
+
+    prune: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(BundleOptions):
+    """A comparison with all clusters, or some."""
+
+    partial: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushOptions(BundleOptions):
+    """A commit with or without removals."""
+
+    prune: bool
+    max_prune: int
+
+
 @bundles.command(
     short_help="Print bundles, or write them into a folder.",
     epilog=f"""\b
 Examples:
   caphv bundles render cluster.yaml                            all files as one stream
   kubectl get clusters -A -o yaml | caphv bundles render -     clusters from anywhere
-  caphv bundles render -n team-a --to fleet/                   into a folder, which keeps pinned versions
+  caphv bundles render -n team-a --to fleet/                   into a folder, which keeps pinned \
+versions
   caphv bundles render cluster.yaml -o tree                    file names only
   caphv bundles render --repo https://git.example.com/fleet.git -o gitrepo --client-secret fleet-git
-                                                               the GitRepos for Fleet to read the repository
+                                                               the GitRepos for Fleet to read the \
+repository
 
 {_EXIT_STATUS}""",
 )
 @cluster_options
 @render_options
 @repository_options
-@click.option("--to", type=click.Path(file_okay=False, path_type=Path), help="Write into this folder.")
-@output("yaml", "json", "tree", "gitrepo")
+@click.option(
+    "--to", type=click.Path(file_okay=False, path_type=Path), help="Write into this folder."
+)
+@output_option("yaml", "json", "tree", "gitrepo")
 @click.option(
     "--client-secret",
     default="",
@@ -102,7 +156,11 @@ Examples:
     help="gitrepo: Secret with credentials for Fleet to read the repository.",
 )
 @helm_secret_options
-@click.option("--ca-file", type=click.File(), help="gitrepo: PEM file with the CA certificates that Fleet trusts.")
+@click.option(
+    "--ca-file",
+    type=click.File(),
+    help="gitrepo: PEM file with the CA certificates that Fleet trusts.",
+)
 @click.option(
     "--groups",
     type=click.IntRange(1),
@@ -110,87 +168,100 @@ Examples:
     metavar="NUMBER",
     help="gitrepo: number of GitRepos per workspace. Defaults to one per namespace.",
 )
-@click.option(
-    "--own-branch",
-    "own_branches",
-    multiple=True,
-    metavar="GROUP",
-    help="gitrepo: Group whose bundles are on a branch of their own, as caphv-branches.yaml lists it. Repeatable.",
-)
-def render(**flags: Any) -> None:
+@fill(options=PrintOptions)
+def render(options: PrintOptions) -> None:
     """Render the bundles of clusters and print them, or write them into a folder.
 
-    With --repo or --folder, pinned versions are kept, and changes that would break a running network are rejected.
+    With --repo or --folder, pinned versions are kept, and changes that would break a running
+    network are rejected.
     """
     from commands.output import bundles as out
 
     with progress() as step:
-        given = read_clusters(flags, step)
-        if flags["output"] == "gitrepo":
-            text, batch = _gitrepos(flags, given)
+        given = read_clusters(options, step)
+        if options.output == "gitrepo":
+            text, batch = _gitrepos(options, given)
         else:
-            batch = _rendered(flags, given, step)
-            text = out.summary(batch, flags["to"]) if flags["to"] else out.RENDERED[flags["output"]](batch)
+            batch = _render(options, given, step)
+            text = (
+                out.summary(batch, options.to)
+                if options.to
+                else out.RENDERED[options.output](batch)
+            )
     click.echo(text, nl=False)
     finish(given, batch)
 
 
-def _rendered(flags: dict[str, Any], given: SelectedClusters, step: Step) -> Batch:
+def _render(options: PrintOptions, given: SelectedClusters, step: Step) -> Batch:
+    from packager.contents.folders import compare_folders
+    from packager.contents.uninstall import policies_of, staging
     from packager.git.commit import Reason
     from packager.git.directory import Directory
     from packager.git.errors import GitError
     from packager.git.prune import Pruning
-    from packager.git.publish import changes
-    from packager.rendering import branches
     from packager.tree import CLUSTER_ROOT, CLUSTERS, VENDOR
-    from packager.uninstall import policies_of, staging
 
-    bundler = bundler_of(flags, step)
-    target = Directory(flags["to"], names=(CLUSTERS, VENDOR, branches.FILE)) if flags["to"] else None
+    bundler = bundler_of(options, step)
+    target = Directory(options.to, names=(CLUSTERS, VENDOR)) if options.to else None
     try:
-        if names_repository(flags):
-            with open_store(flags) as store:
+        if names_repository(options):
+            with open_store(options) as store:
                 batch = bundler.render(given.clusters, store.sync().tree)
         else:
             batch = bundler.render(given.clusters, target.sync().tree if target else {})
         if target:
             pruning = Pruning(complete=True, budget=EVERYTHING, scope=batch.trees)
-            wanted, policies = {CLUSTER_ROOT: bundler.folders(batch)}, policies_of(batch.rendered)
-            target.commit(lambda now: changes(now, wanted, pruning, staging(policies, now, None)), Reason(""))
+            folders, policies = {CLUSTER_ROOT: bundler.folders(batch)}, policies_of(batch.rendered)
+            target.commit(
+                lambda snapshot: compare_folders(
+                    snapshot, folders, pruning, staging(policies, snapshot, None)
+                ),
+                Reason(""),
+            )
     except GitError as error:
         raise InputError(*str(error).split("\n")) from None
     return batch
 
 
-def _gitrepos(flags: dict[str, Any], given: SelectedClusters) -> tuple[str, Batch]:
-    """Return the GitRepos of all clusters, none if one is invalid: Fleet forgets what a GitRepo drops."""
+def _gitrepos(options: PrintOptions, given: SelectedClusters) -> tuple[str, Batch]:
+    """Return the GitRepos of all clusters, none if one is invalid.
+
+    Fleet deletes what a GitRepo drops.
+    """
     from packager.addons.settings import settings_of
-    from packager.bundler import Batch
     from packager.rendering import yaml
+    from packager.rendering.bundler import Batch
     from packager.rendering.gitrepo import GitRepoOptions, check_is_remote, git_repos
-    from packager.rendering.renderer import Rendered
+    from packager.rendering.rendered import Rendered
 
     results = [(facts.key, *settings_of(facts)) for facts in given.clusters]
-    batch = Batch(tuple(Rendered(key, settings=found, findings=tuple(findings)) for key, found, findings in results))
+    batch = Batch(
+        tuple(
+            Rendered(key, settings=settings, findings=tuple(findings))
+            for key, settings, findings in results
+        )
+    )
+    # A folder, or a path on this machine, is nothing that Fleet could read.
     try:
-        check_is_remote(flags["repo"] or "")
-        options = GitRepoOptions(
-            flags["repo"],
-            flags["branch"],
-            folder=flags["inner"],
-            client_secret_name=flags["client_secret"],
-            ca_bundle=flags["ca_file"].read() if flags["ca_file"] else "",
-            groups=flags["groups"] or 0,
-            helm_secret_name=flags["helm_secret"],
-            helm_repo_regex=flags["helm_repo_regex"],
-            own_branches=frozenset(flags["own_branches"]),
+        check_is_remote(options.repo or "")
+        repos = GitRepoOptions(
+            options.repo,
+            options.branch,
+            folder=options.inner,
+            client_secret_name=options.client_secret,
+            ca_bundle=options.ca_file.read() if options.ca_file else "",
+            groups=options.groups or 0,
+            helm_secret_name=options.helm_secret,
+            helm_repo_regex=options.helm_repo_regex,
         )
     except ValueError as error:
-        hint = "" if flags["repo"] else "; name the repository with --repo"
+        hint = "" if options.repo else "; name the repository with --repo"
         raise click.UsageError(f"{error}{hint}") from None
     if batch.failed or given.input.unreadable:
         return "", batch
-    return yaml.dump_all(git_repos([found for _, found, _ in results if found], options)), batch
+    return yaml.dump_all(
+        git_repos([settings for _, settings, _ in results if settings], repos)
+    ), batch
 
 
 @bundles.command(
@@ -210,21 +281,23 @@ Examples:
 @PRUNE
 # What it asked for is the default now.
 @click.option("--partial", is_flag=True, hidden=True)
-@output("diff", "table", "json", "yaml")
-def diff(**flags: Any) -> None:
+@output_option("diff", "table", "json", "yaml")
+@fill(options=DiffOptions)
+def diff(options: DiffOptions, *, partial: bool) -> None:
     """Show what a push would change, as a unified diff or as a summary."""
     from commands.output import bundles as out
 
-    given, batch, found, _ = compare(flags, whole=flags["prune"])
-    click.echo(out.DIFFERENCES[flags["output"]](found), nl=False, color=out.colour())
-    finish(given, batch, different=not all(one.is_current for one in found))
+    given, batch, differences = compare(options, whole=options.prune)
+    click.echo(out.DIFFERENCES[options.output](differences), nl=False, color=out.colour())
+    finish(given, batch, different=not all(difference.is_current for difference in differences))
 
 
 @bundles.command(
     short_help="Check that a repository matches its clusters.",
     epilog=f"""\b
 Examples:
-  caphv bundles verify --repo https://git.example.com/fleet.git             against the management cluster
+  caphv bundles verify --repo https://git.example.com/fleet.git             against the \
+management cluster
   caphv bundles verify clusters/ --folder fleet/ -o json                    in a pipeline
   caphv bundles verify -n team-a --repo https://git.example.com/fleet.git   one namespace
 
@@ -234,16 +307,15 @@ Examples:
 @render_options
 @repository_options
 @PARTIAL
-@output("table", "json", "yaml")
-def verify(**flags: Any) -> None:
+@output_option("table", "json", "yaml")
+@fill(options=VerifyOptions)
+def verify(options: VerifyOptions) -> None:
     """Check that a repository holds the bundles of its clusters, and list all differences."""
     from commands.output import bundles as out
 
-    given, batch, found, stale = compare(flags, whole=not flags["partial"])
-    click.echo(out.VERIFIED[flags["output"]](found), nl=False, color=out.colour())
-    for branch in stale:
-        click.echo(f"caphv bundles: branch {branch} does not follow {flags['branch']}: push to update it", err=True)
-    finish(given, batch, different=bool(stale) or not all(one.is_current for one in found))
+    given, batch, differences = compare(options, whole=not options.partial)
+    click.echo(out.VERIFIED[options.output](differences), nl=False, color=out.colour())
+    finish(given, batch, different=not all(difference.is_current for difference in differences))
 
 
 @bundles.command(
@@ -263,25 +335,30 @@ Examples:
 @commit_options
 @PRUNE
 @prune_option
-@output("table", "json", "yaml")
-def push(**flags: Any) -> None:
-    """Commit the bundles of all given clusters in one commit, or none if the repository is up to date."""
+@output_option("table", "json", "yaml")
+@fill(options=PushOptions)
+def push(options: PushOptions) -> None:
+    """Commit the bundles of all given clusters in one commit, or none if the repository is up to
+    date.
+    """
     from commands.output import bundles as out
     from packager.git.commit import Reason
-    from packager.planner import ManagementState, Planner, publish
+    from packager.planning.planner import Planner
+    from packager.planning.publish import publish
+    from packager.planning.state import ManagementState
 
-    if flags["prune"] and flags["selector"]:
+    if options.prune and options.selector:
         raise click.UsageError("--prune needs all clusters: leave out --selector")
     with progress() as step:
-        given = read_clusters(flags, step)
-        bundler = bundler_of(flags, step)
-        with open_store(flags, new=True) as store:
+        given = read_clusters(options, step)
+        bundler = bundler_of(options, step)
+        with open_store(options, new=True) as store:
             step("reading the repository")
-            pruning = pruning_of(given, store.sync(), flags["max_prune"], whole=flags["prune"])
-            reason = Reason(flags["message"] or "Bundles follow the settings of their clusters.")
+            pruning = pruning_of(given, store.sync(), options.max_prune, whole=options.prune)
+            reason = Reason(options.message or "Bundles follow the settings of their clusters.")
             state = ManagementState(given.clusters, live=False, pruning=pruning)
             planned, result = publish(store, Planner(bundler), state, reason=reason)
-    click.echo(out.PUSHED[flags["output"]](result), nl=False, color=out.colour())
+    click.echo(out.PUSHED[options.output](result), nl=False, color=out.colour())
     finish(given, planned.batch, different=bool(result.plan.held or result.plan.refused))
 
 
@@ -296,15 +373,18 @@ Examples:
 {_EXIT_STATUS}""",
 )
 @repository_options
-@output("table", "json", "yaml")
-def list_(**flags: Any) -> None:
-    """List the clusters of a repository: pinned versions, newer ones, and the hash of their files."""
+@output_option("table", "json", "yaml")
+@fill(options=RepositoryOptions)
+def list_(*, output: str, options: RepositoryOptions) -> None:
+    """List the clusters of a repository: pinned versions, newer ones, and the hash of their
+    files.
+    """
     from commands.output import bundles as out
     from packager.addons.versions import table
-    from packager.inventory import inventory
+    from packager.contents.inventory import inventory
 
-    with progress() as step, open_store(flags) as store:
+    with progress() as step, open_store(options) as store:
         step("reading the repository")
-        found = inventory(store.sync())
-    click.echo(out.LISTED[flags["output"]](found, table().newest), nl=False)
-    sys.exit(DIFFERENT if any(cluster.fault for cluster in found) else DONE)
+        listing = inventory(store.sync())
+    click.echo(out.LISTED[output](listing, table().newest), nl=False)
+    sys.exit(DIFFERENT if any(cluster.fault for cluster in listing) else DONE)

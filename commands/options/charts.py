@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from packager.rendering.renderer import RenderOptions
+    from packager.rendering.options import RenderOptions
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 DEFAULT = "default"
@@ -21,16 +22,41 @@ class _Templates(click.Path):
         return value if value in ("", DEFAULT) else super().convert(value, param, ctx)
 
 
+FLEET_VERSION = click.option(
+    "--fleet-version",
+    default="",
+    show_default=False,
+    envvar="CAPHV_FLEET_VERSION",
+    metavar="RELEASE",
+    help=(
+        "Release of Fleet that reads the bundles, such as v0.16.1; default: the oldest supported "
+        "one."
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChartOptions:
+    """The sources of charts and templates, and the Fleet that reads them, of `chart_options`."""
+
+    templates: str
+    chart_repo: str
+    fleet_version: str
+
+
 def chart_options(command: _Command) -> _Command:
-    """Add the options for the sources of charts and templates."""
+    """Add the options for the sources of charts and templates, and for the release of Fleet."""
     for add in (
+        FLEET_VERSION,
         click.option(
             "--chart-repo",
             default="",
             show_default=False,
             envvar="CAPHV_CHART_REPO",
             metavar="URL",
-            help="Mirror of all charts, https://… or oci://…; default: each chart's own repository.",
+            help=(
+                "Mirror of all charts, https://… or oci://…; default: each chart's own repository."
+            ),
         ),
         click.option(
             "--templates",
@@ -39,7 +65,10 @@ def chart_options(command: _Command) -> _Command:
             show_default=False,
             envvar="CAPHV_TEMPLATES",
             metavar="FOLDER",
-            help="Folder with templates that replace or add to the shipped ones; default: the shipped ones.",
+            help=(
+                "Folder with templates that replace or add to the shipped ones; default: the "
+                "shipped ones."
+            ),
         ),
     ):
         command = add(command)
@@ -70,8 +99,10 @@ def helm_secret_options(command: _Command) -> _Command:
     return command
 
 
-def rendering(flags: dict[str, Any], *, force: bool = False) -> RenderOptions:
-    """Return how to render, from `chart_options`."""
-    from packager.rendering.renderer import render_options
+def rendering(options: ChartOptions, *, force: bool = False) -> RenderOptions:
+    """Return the rendering options for `chart_options`."""
+    from packager.rendering.options import render_options
 
-    return render_options(flags["templates"], flags["chart_repo"], force=force)
+    return render_options(
+        options.templates, options.chart_repo, force=force, fleet_version=options.fleet_version
+    )

@@ -1,19 +1,26 @@
-"""Names that a shell completes: of clusters and of namespaces, as the management cluster has them now."""
+"""Complete names of clusters and namespaces of the management cluster in a shell."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from caphv.api.object import Key
 
-_SECONDS = 3.0
+if TYPE_CHECKING:
+    from commands.options.management import ManagementOptions
+
+_TIMEOUT_SECONDS = 3.0
 
 
 def complete_clusters(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    """Return clusters: by name in the namespace that the command line or the context says, others with theirs."""
+    """Return clusters, by name in the namespace of the command line or the context.
+
+    Clusters of other namespaces are completed as NAMESPACE/NAME.
+    """
     clusters = _clusters(ctx.params)
     namespace = _namespace(ctx.params)
     names = [key.name for key in clusters if key.namespace == namespace]
@@ -26,32 +33,38 @@ def complete_namespaces(ctx: click.Context, _parameter: click.Parameter, begun: 
     return [space for space in spaces if space.startswith(begun)]
 
 
-def _namespace(params: dict[str, Any]) -> str:
+def _namespace(params: Mapping[str, Any]) -> str:
     from commands.options.management import context_namespace
 
-    return str(
-        params.get("namespace") or context_namespace(params.get("kubeconfig") or "", params.get("context") or "")
+    return str(params.get("namespace") or context_namespace(_management(params)))
+
+
+def _management(params: Mapping[str, Any]) -> ManagementOptions:
+    from commands.options.management import ManagementOptions
+
+    return ManagementOptions(
+        kubeconfig=params.get("kubeconfig") or "", context=params.get("context") or ""
     )
 
 
-def _clusters(params: dict[str, Any]) -> list[Key]:
-    """Return the clusters that the user may list. Nothing is completed, and nothing printed, where that fails."""
+def _clusters(params: Mapping[str, Any]) -> list[Key]:
+    """Return the clusters that the user may list, or an empty list after any failure."""
     from caphv.api.object import key_of
     from caphv.runtime.errors import Forbidden
-    from commands.options.management import management_client
-    from overview.reader import kinds_of, list_all
-
-    flags = {name: params.get(name) or "" for name in ("kubeconfig", "context")}
+    from commands.access.management import management_client
+    from operations.read.management import kinds_of, list_all
 
     async def read() -> list[Key]:
-        async with asyncio.timeout(_SECONDS), management_client(flags) as client:
+        timeout = asyncio.timeout(_TIMEOUT_SECONDS)
+        async with timeout, management_client(_management(params)) as client:
             resource = (await kinds_of(client))["clusters"]
             try:
-                found = await list_all(client, resource, params.get("namespace") or "")
+                clusters = await list_all(client, resource, params.get("namespace") or "")
             except Forbidden:
-                found = await list_all(client, resource, _namespace(params))
-        return sorted(map(key_of, found))
+                clusters = await list_all(client, resource, _namespace(params))
+        return sorted(map(key_of, clusters))
 
+    # An error message would disturb the command line that the user is writing.
     try:
         return asyncio.run(read())
     except Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,9 +11,32 @@ import click
 
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
+    from caphv.runtime.logs import Format
     from caphv.runtime.metrics_auth import MetricsAuth
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointOptions:
+    """The options of `metrics_options`, `probe_option` and `log_options`."""
+
+    metrics_bind_address: str
+    metrics_secure: bool
+    metrics_cert_dir: str
+    health_probe_bind_address: str
+    log_level: str
+    log_format: Format
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerOptions(EndpointOptions):
+    """Options for the scope and the kubeconfig of a controller, and for leader election."""
+
+    kubeconfig: str
+    namespace: str
+    watch_filter: str
+    leader_elect: bool
 
 
 def _check_address(_ctx: click.Context, _option: click.Parameter, address: str) -> str:
@@ -32,11 +56,17 @@ def metrics_options(command: _Command) -> _Command:
             "--metrics-cert-dir",
             default="",
             show_default=False,
-            help="Folder with tls.crt and tls.key for --metrics-secure, reloaded on changes; default: self-signed.",
+            help=(
+                "Folder with tls.crt and tls.key for --metrics-secure, reloaded on changes; "
+                "default: self-signed."
+            ),
         ),
         click.option(
             "--metrics-secure/--no-metrics-secure",
-            help="Serve metrics over TLS, only to bearer tokens of accounts with the right to get /metrics.",
+            help=(
+                "Serve metrics over TLS, only to bearer tokens of accounts with the right to get "
+                "/metrics."
+            ),
         ),
         click.option(
             "--metrics-bind-address",
@@ -75,19 +105,22 @@ def log_options(command: _Command) -> _Command:
     )(command)
 
 
-def metrics_auth(flags: dict[str, Any], client: ApiClient | None) -> MetricsAuth | None:
-    """Return the guard of the metrics that the flags ask for."""
-    if client is None or not flags["metrics_secure"]:
+def metrics_auth(options: EndpointOptions, client: ApiClient | None) -> MetricsAuth | None:
+    """Return the guard of metrics, None unless the flags ask for one."""
+    if client is None or not options.metrics_secure:
         return None
     from caphv.runtime.metrics_auth import MetricsAuth
 
-    folder = certificate_folder(flags)
+    folder = certificate_folder(options)
     return MetricsAuth(client, folder)
 
 
-def certificate_folder(flags: dict[str, Any]) -> Path | None:
-    """Return the folder of the metrics certificate. Raises `click.UsageError` without --metrics-secure."""
-    folder = flags["metrics_cert_dir"]
-    if folder and not flags["metrics_secure"]:
+def certificate_folder(options: EndpointOptions) -> Path | None:
+    """Return the folder of the metrics certificate.
+
+    Raises `click.UsageError` without `--metrics-secure`.
+    """
+    folder = options.metrics_cert_dir
+    if folder and not options.metrics_secure:
         raise click.UsageError("--metrics-cert-dir has no effect without --metrics-secure")
     return Path(folder) if folder else None

@@ -1,9 +1,13 @@
-"""Files with secrets that commands write: refused before the work when they cannot be written, readable by one user."""
+"""Write files with secrets, which only the user may read.
+
+A file that cannot be written is refused before the work begins.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,21 +16,33 @@ import click
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """The options of `file_options`; `OutputFile` has checked that no content is lost."""
+
+    file: Path | None
+    overwrite: bool
+
+
 def file_options(help_text: str) -> Callable[[_Command], _Command]:
     """Add `file`, and `overwrite`, without which a file with content is refused."""
 
     def add(command: _Command) -> _Command:
-        # Eager, so that it is known when the file is checked.
-        command = click.option("--overwrite", is_flag=True, is_eager=True, help="Replace a file that exists.")(command)
-        return click.option("--file", "file", type=OutputFile(), show_default=False, help=help_text)(command)
+        # The option is eager, because the check of the file needs its value.
+        command = click.option(
+            "--overwrite", is_flag=True, is_eager=True, help="Replace a file that exists."
+        )(command)
+        return click.option(
+            "--file", "file", type=OutputFile(), show_default=False, help=help_text
+        )(command)
 
     return add
 
 
 class OutputFile(click.Path):
-    """A file that can be written, and has no content that would be lost, unless `overwrite` of the command says so.
+    """A file that can be written, and has no content that would be lost without `overwrite`.
 
-    Wrong usage otherwise: what a command has made is not lost.
+    Any other file is a usage error before the work, so that no result is lost for lack of a file.
     """
 
     def __init__(self) -> None:
@@ -40,13 +56,16 @@ class OutputFile(click.Path):
             self.fail(f"{file}: {folder} is not a directory", param, ctx)
         if not os.path.exists(file) and not os.access(folder, os.W_OK | os.X_OK):
             self.fail(f"{file}: directory {folder} is not writable", param, ctx)
-        if os.path.isfile(file) and os.path.getsize(file) and not (ctx and ctx.params.get("overwrite")):
+        has_content = os.path.isfile(file) and os.path.getsize(file) > 0
+        may_overwrite = ctx is not None and ctx.params.get("overwrite")
+        if has_content and not may_overwrite:
             self.fail(f"{file} exists: name another file, or add --overwrite", param, ctx)
         return file
 
 
 def write_private(file: Path, content: bytes) -> None:
     """Write a file with mode 0600. Raises `OSError`."""
+    # The file has its mode from the first moment, because others could open it before a chmod.
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as target:
         # Opening an existing file does not change its mode.
         os.fchmod(target.fileno(), 0o600)

@@ -1,4 +1,4 @@
-"""The passphrase of a backup: from a file, the environment or a question, never from the command line."""
+"""Read the passphrase of a backup from a file, the environment or a prompt, never an option."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import click
 
-from commands.options.clusters import InputError
+from commands.errors import InputError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 VARIABLE = "CAPHV_BACKUP_PASSPHRASE"
-_LONGEST = 4096
+_MOST_CHARACTERS = 4096
 
 
 def passphrase_options(command: _Command) -> _Command:
@@ -27,27 +27,49 @@ def passphrase_options(command: _Command) -> _Command:
 
 
 def read_passphrase(file: Path | None, *, new: bool = False) -> str:
-    """Return the passphrase; a new one is asked for twice. Raises `InputError`, `click.UsageError`, `click.Abort`."""
-    from overview.backup.sealing import SHORTEST_PASSPHRASE
+    """Return the passphrase; a new one is asked for twice.
 
-    found = _from_file(file) if file else os.environ.get(VARIABLE, "")
-    if not found:
+    Raises `InputError`, `click.UsageError`, `click.Abort`.
+    """
+    from operations.backup.sealing import SHORTEST_PASSPHRASE
+
+    # A command line is visible to other users of the machine, and stays in the shell's history.
+    if file:
+        passphrase = _single_line(_read_file(file), f"--passphrase-file {file}")
+    elif variable := os.environ.get(VARIABLE):
+        passphrase = _single_line(variable, f"variable {VARIABLE}")
+    else:
         if not sys.stdin.isatty():
             other = ", or --unencrypted" if new else ""
-            raise click.UsageError(f"the backup needs a passphrase: use --passphrase-file or {VARIABLE}{other}")
-        found = str(click.prompt("Passphrase of the backup", hide_input=True, confirmation_prompt=new))
-    if new and len(found) < SHORTEST_PASSPHRASE:
-        raise InputError(f"the passphrase has {len(found)} characters: use at least {SHORTEST_PASSPHRASE}")
-    return found
+            raise click.UsageError(
+                f"the backup needs a passphrase: use --passphrase-file or {VARIABLE}{other}"
+            )
+        passphrase = str(
+            click.prompt("Passphrase of the backup", hide_input=True, confirmation_prompt=new)
+        )
+    if new and len(passphrase) < SHORTEST_PASSPHRASE:
+        raise InputError(
+            f"the passphrase has {len(passphrase)} characters: use at least {SHORTEST_PASSPHRASE}"
+        )
+    return passphrase
 
 
-def _from_file(file: Path) -> str:
+def _read_file(file: Path) -> str:
     try:
         with file.open(encoding="utf-8") as source:
-            found = source.read(_LONGEST + 1).strip("\r\n")
+            return source.read(_MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not text"
         raise InputError(f"--passphrase-file {file}: {reason}") from None
-    if not found or len(found) > _LONGEST or "\n" in found:
-        raise InputError(f"--passphrase-file {file}: expected one line with the passphrase")
-    return found
+
+
+def _single_line(text: str, source: str) -> str:
+    """Return a passphrase without the end of its line.
+
+    A file that an editor wrote, a variable of a Pod and a prompt then give the same passphrase, so
+    that each opens what another one has sealed. Raises `InputError` for other texts than one line.
+    """
+    passphrase = text.strip("\r\n")
+    if not passphrase or len(passphrase) > _MOST_CHARACTERS or "\n" in passphrase:
+        raise InputError(f"{source}: expected one line with the passphrase")
+    return passphrase

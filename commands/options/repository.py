@@ -1,29 +1,40 @@
 """Options for the Git repository, or local folder, that a command reads or writes.
 
-Credentials are not options, because other users of a machine can see command lines. They come from the environment or
-from the folder of a mounted Secret.
+Credentials are not options, because other users of a machine can see command lines. They come from
+the environment or from the folder of a mounted Secret.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
-
-from commands.options.clusters import InputError
-
-if TYPE_CHECKING:
-    from packager.git.commit import Identity
-    from packager.git.credentials import Credentials
-    from packager.planner import Store
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepositoryOptions:
+    """The repository or local folder of `repository_options`.
+
+    A command that commits takes the options of `commit_options`, too.
+    """
+
+    repo: str
+    branch: str
+    inner: str
+    git_credentials: Path | None
+    git_cache: Path | None
+    git_timeout: float
+    git_max_size: int
+    folder: Path | None = None
+    review: str = ""
+    author: str = ""
+    create_branch: bool = False
+    message: str = ""
 
 
 def repository_options(command: _Command) -> _Command:
@@ -37,7 +48,7 @@ def repository_options(command: _Command) -> _Command:
 
 
 def git_cache_option(default: str) -> Callable[[_Command], _Command]:
-    """Return the option for the folder of the clone, with what a command takes without it in words."""
+    """Return the option for the folder of the clone; `default` is in words."""
     return click.option(
         "--git-cache",
         envvar="CAPHV_GIT_CACHE",
@@ -71,7 +82,10 @@ def remote_options(command: _Command) -> _Command:
             "--git-credentials",
             envvar="CAPHV_GIT_CREDENTIALS",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
-            help="Folder of a mounted Secret of type basic-auth or ssh-auth.  [default: variables CAPHV_GIT_*]",
+            help=(
+                "Folder of a mounted Secret of type basic-auth or ssh-auth.  [default: variables "
+                "CAPHV_GIT_*]"
+            ),
         ),
         click.option(
             "--path",
@@ -83,7 +97,11 @@ def remote_options(command: _Command) -> _Command:
             help="Path in the repository.",
         ),
         click.option(
-            "--branch", envvar="CAPHV_GIT_BRANCH", default="main", show_default=True, help="Branch that Fleet reads."
+            "--branch",
+            envvar="CAPHV_GIT_BRANCH",
+            default="main",
+            show_default=True,
+            help="Branch that Fleet reads.",
         ),
         click.option(
             "--repo",
@@ -98,6 +116,17 @@ def remote_options(command: _Command) -> _Command:
     return command
 
 
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """The repository with cluster definitions, of `source_options`."""
+
+    source_repo: str
+    source_branch: str
+    source_path: str
+    source_credentials: Path | None
+    source_signers: Path | None
+
+
 def source_options(command: _Command) -> _Command:
     """Add the options for a repository with cluster definitions."""
     for add in (
@@ -105,13 +134,19 @@ def source_options(command: _Command) -> _Command:
             "--source-signers",
             envvar="CAPHV_SOURCE_SIGNERS",
             type=click.Path(exists=True, path_type=Path),
-            help="Keys that may sign: a file, or the folder of a mounted Secret.  [default: commits need no signature]",
+            help=(
+                "Keys that may sign: a file, or the folder of a mounted Secret.  [default: commits "
+                "need no signature]"
+            ),
         ),
         click.option(
             "--source-credentials",
             envvar="CAPHV_SOURCE_CREDENTIALS",
             type=click.Path(exists=True, file_okay=False, path_type=Path),
-            help="Folder of a mounted Secret, see --git-credentials.  [default: the credentials of --repo]",
+            help=(
+                "Folder of a mounted Secret, see --git-credentials.  [default: the credentials of "
+                "--repo]"
+            ),
         ),
         click.option(
             "--source-path",
@@ -160,7 +195,10 @@ def author_options(command: _Command) -> _Command:
             "--create-branch",
             envvar="CAPHV_GIT_CREATE_BRANCH",
             is_flag=True,
-            help="Create --branch if the repository has others, but not this one, or no longer has it.",
+            help=(
+                "Create --branch if the repository has others, but not this one, or no longer "
+                "has it."
+            ),
         ),
         click.option(
             "--author",
@@ -191,94 +229,7 @@ def prune_option(command: _Command) -> _Command:
         default=10,
         show_default=True,
         envvar="CAPHV_MAX_PRUNE",
-        help="Max bundles and definitions that one commit may remove; if exceeded, none are removed.",
+        help=(
+            "Max bundles and definitions that one commit may remove; if exceeded, none are removed."
+        ),
     )(command)
-
-
-def names_repository(flags: dict[str, Any]) -> bool:
-    """Whether a repository or folder is given. A folder overrides a repository from the environment."""
-    if flags["folder"]:
-        source = click.get_current_context().get_parameter_source
-        for name in ("repo", "review"):
-            if flags.get(name) and source(name) is ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--folder and --{name} are mutually exclusive")
-    return bool(flags["repo"] or flags["folder"])
-
-
-@contextlib.contextmanager
-def open_store(flags: dict[str, Any], *, new: bool = False) -> Iterator[Store]:
-    """Open the repository or folder of `repository_options` and `commit_options`; with `new` the folder may be missing.
-
-    Raises InputError for errors of the repository inside the block.
-    """
-    from packager.git.directory import Directory
-    from packager.git.errors import GitError, InvalidRemote
-    from packager.git.remote import Remote
-    from packager.git.repository import Repository
-    from packager.rendering import branches
-    from packager.tree import CLUSTERS, VENDOR
-
-    if not names_repository(flags):
-        raise click.UsageError("give a repository with --repo URL or a folder with --folder")
-    try:
-        if flags["folder"]:
-            names = (CLUSTERS, VENDOR, branches.FILE)
-            directory = Directory(flags["folder"], _inner(flags["inner"]), names=names)
-            if not (new or flags["folder"].is_dir()):
-                raise InputError(f"{flags['folder']}: no such folder")
-            yield directory
-            return
-        try:
-            remote = Remote(
-                flags["repo"],
-                flags["branch"],
-                flags["inner"],
-                flags.get("review") or "",
-                flags["git_timeout"],
-                create_branch=flags.get("create_branch", False),
-                max_size=flags["git_max_size"],
-            )
-            credentials = _credentials(flags["git_credentials"])
-        except InvalidRemote as error:
-            raise click.UsageError(str(error)) from None
-        identity = _identity(flags.get("author") or "")
-        cache = flags["git_cache"] or _cache(remote)
-        with Repository(remote, cache, credentials, identity, branches.folders) as repository:
-            yield repository
-    except GitError as error:
-        raise InputError(*str(error).split("\n")) from None
-    except OSError as error:
-        # The cache, or a folder without permissions.
-        raise InputError(f"{error.filename}: {error.strerror}") from None
-
-
-def _inner(path: str) -> str:
-    from packager.git.paths import checked
-
-    try:
-        return checked(path) if path else ""
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--path") from None
-
-
-def _credentials(folder: Path | None) -> Credentials:
-    from packager.git.credentials import Credentials
-
-    return Credentials.from_folder(folder) if folder else Credentials.from_environment(os.environ)
-
-
-def _identity(author: str) -> Identity | None:
-    from packager.git.commit import Identity
-
-    name, _, email = author.partition(" <")
-    try:
-        return Identity(name, email.removesuffix(">")) if author else None
-    except ValueError as error:
-        raise click.BadParameter(f"{error}; write it as: NAME <EMAIL>", param_hint="--author") from None
-
-
-def _cache(remote: Any) -> Path:
-    """Folder for the clone of a remote, unique by its URL, branches and path."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    what = "\0".join((remote.url, remote.branch, remote.path, remote.review))
-    return base / "caphv" / "git" / hashlib.sha256(what.encode()).hexdigest()[:16]

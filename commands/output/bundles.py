@@ -1,4 +1,4 @@
-"""How `caphv bundles` writes what it found: for people, scripts and reviews."""
+"""Format the results of `caphv bundles` for people, scripts and reviews."""
 
 from __future__ import annotations
 
@@ -13,89 +13,85 @@ from caphv.api import names
 from caphv.api.counting import counted
 from caphv.api.object import Key, Obj
 from caphv.api.plaintext import printable
-from commands.options.clusters import SelectedClusters
+from commands.access.clusters import SelectedClusters
 from commands.output.data import data_text
 from commands.output.validate import colour
 from packager.addons.versions import Versions
-from packager.bundler import Batch
-from packager.diff import FOREIGN_FILE, ClusterDiff, FileChange, State
+from packager.contents.diff import FOREIGN_FILE, ClusterDiff, FileChange, State
+from packager.contents.inventory import RepositoryCluster, UpgradeWave
 from packager.git.result import Result
-from packager.inventory import RepositoryCluster, UpgradeWave
 from packager.rendering import yaml
-from packager.rendering.renderer import TEMPLATE_RULE, Rendered
-from packager.waves import Wave
+from packager.rendering.bundler import Batch
+from packager.rendering.rendered import TEMPLATE_RULE, Rendered
+from packager.upgrade import rollout, rolloutfile
+from packager.upgrade.rollout import Rollout
+from packager.upgrade.waves import Wave
 
 __all__ = [
     "DIFFERENCES",
     "LISTED",
     "PUSHED",
     "RENDERED",
+    "UPGRADED",
     "VERIFIED",
     "WAVES",
-    "WAVES_DONE",
     "colour",
     "formats",
     "problems",
     "summary",
     "table",
     "wave",
-    "wave_line",
 ]
 
 _COLOURS = {State.MATCHES: "green", State.SUSPENDED: "cyan"}
 
 
 def problems(given: SelectedClusters, batch: Batch) -> Iterator[str]:
-    """Yield what could not be read, and each finding with the place of the file that it is about.
+    """Yield files that could not be read, and each finding with its place in a file.
 
     An error in a template is reported once, not for each of a thousand clusters.
     """
     yield from map(printable, given.input.unreadable)
     for cluster in sorted(batch.suspended):
         yield printable(
-            f"cluster {cluster}: suspended by annotation {names.SUSPEND_ADDONS_ANNOTATION}, keeps what it has"
+            f"cluster {cluster}: suspended by annotation {names.SUSPEND_ADDONS_ANNOTATION}, keeps "
+            "what it has"
         )
     if not given.clusters and not given.input.unreadable:
         yield "there is no such cluster (definitions of clusters are for: caphv packager sync)"
-    of_templates: Counter[str] = Counter()
+
+    template_errors: Counter[str] = Counter()
     seen: Counter[Key] = Counter()
     for result in batch.rendered:
         for finding in result.findings:
             if finding.rule == TEMPLATE_RULE:
-                of_templates[str(finding)] += 1
+                template_errors[str(finding)] += 1
                 continue
             place = given.input.place(result.cluster, finding, seen[result.cluster])
             kind = "advice" if finding.advice else "error"
-            yield printable(": ".join(filter(None, (place, f"cluster {result.cluster}", kind, str(finding)))))
+            parts = (place, f"cluster {result.cluster}", kind, str(finding))
+            yield printable(": ".join(filter(None, parts)))
+        # Several files may name a cluster. Its second result has places in its second file.
         seen[result.cluster] += 1
-    for text, times in of_templates.items():
+
+    for text, times in template_errors.items():
         yield printable(f"error: {text} ({counted(times, 'cluster')})")
 
 
 def summary(batch: Batch, folder: Path) -> str:
-    """Say what was written into a folder."""
+    """Return a line about the files that were written into a folder."""
     written = [result for result in batch.rendered if result.ok]
     files = sum(len(result.tree) for result in written)
     return f"wrote {counted(files, 'file')} of {counted(len(written), 'cluster')} into {folder}\n"
 
 
 def wave(wave: UpgradeWave, target: Versions) -> str:
-    """Say what is left to be upgraded."""
+    """Return a line about the clusters that are upgraded now and later."""
     more = f", {wave.waiting} more wait" if wave.waiting else ""
-    new = f"; {wave.unknown} are not in the repository yet and will begin with the newest" if wave.unknown else ""
+    new = ""
+    if wave.unknown:
+        new = f"; {wave.unknown} are not in the repository yet and will begin with the newest"
     return f"{counted(len(wave.chosen), 'cluster')} for release {target.release}{more}{new}"
-
-
-def wave_line(outcome: Obj) -> str:
-    """Say what became of a wave."""
-    colour = "green" if outcome["state"] == "ready" else "red"
-    commit = f", commit {outcome['commit'][:12]}" if outcome["commit"] else ""
-    head = f"{click.style(outcome['state'], fg=colour)} {printable(outcome['wave'])}: "
-    lines = [f"{head}{counted(len(outcome['clusters']), 'cluster')}{commit}"]
-    lines += [printable(f"  {name}: {'; '.join(why)}") for name, why in sorted(outcome["problems"].items())]
-    if revert := outcome.get("revert"):
-        lines.append(f"  commit {revert[:12]} gives them their former versions; correct the cause, and run this again")
-    return "\n".join(lines)
 
 
 # Waves of an upgrade
@@ -103,25 +99,46 @@ def wave_line(outcome: Obj) -> str:
 
 def _waves(waves: Sequence[Wave], target: Versions) -> str:
     rows = [
-        (str(number), one.name, str(len(one.clusters)), ", ".join(str(facts.key) for facts in one.clusters))
-        for number, one in enumerate(waves, 1)
+        (
+            str(number),
+            wave.name,
+            str(len(wave.clusters)),
+            ", ".join(str(facts.key) for facts in wave.clusters),
+        )
+        for number, wave in enumerate(waves, 1)
     ]
     shown = table(("WAVE", "NAME", "COUNT", "CLUSTERS"), rows) if rows else ""
-    total = sum(len(one.clusters) for one in waves)
+    total = sum(len(wave.clusters) for wave in waves)
     return f"{shown}{counted(total, 'cluster')} for release {target.release}\n"
 
 
 def _waves_content(waves: Sequence[Wave], target: Versions) -> Obj:
     return {
         "release": target.release,
-        "waves": [{"wave": one.name, "clusters": [str(facts.key) for facts in one.clusters]} for one in waves],
+        "waves": [
+            {"wave": wave.name, "clusters": [str(facts.key) for facts in wave.clusters]}
+            for wave in waves
+        ],
     }
+
+
+def _rollout_text(upgrade: Rollout) -> str:
+    colour = "green" if upgrade.state is rollout.State.COMPLETE else "red"
+    state = click.style(upgrade.state.value, fg=colour)
+    lines = [f"{state}: release {printable(upgrade.release)}, {printable(upgrade.title)}"]
+    for title, reasons in (("not ready", upgrade.problems), ("left out", upgrade.left_out)):
+        lines += [
+            printable(f"  {title}  {key}: {'; '.join(why)}") for key, why in sorted(reasons.items())
+        ]
+    if upgrade.state is rollout.State.REVERTED:
+        lines.append("  the wave has its former versions; correct the cause, and run this again")
+    return "".join(f"{line}\n" for line in lines)
 
 
 # Rendered bundles
 
 
-def _streamed(batch: Batch) -> str:
+def _stream(batch: Batch) -> str:
     files = (item for result in batch.rendered for item in sorted(result.tree.items()))
     return "---\n".join(f"# {path}\n{content.decode()}" for path, content in files)
 
@@ -129,7 +146,8 @@ def _streamed(batch: Batch) -> str:
 def _files(batch: Batch) -> Obj:
     return {
         "clusters": [
-            _cluster(result) | {"files": {path: content.decode() for path, content in sorted(result.tree.items())}}
+            _cluster(result)
+            | {"files": {path: content.decode() for path, content in sorted(result.tree.items())}}
             for result in batch.rendered
         ],
         "suspended": sorted(map(str, batch.suspended)),
@@ -143,7 +161,12 @@ def _cluster(result: Rendered) -> Obj:
         "hash": result.hash,
         "release": result.versions.release if result.versions else "",
         "findings": [
-            {"field": finding.field, "rule": finding.rule, "advice": finding.advice, "message": str(finding)}
+            {
+                "field": finding.field,
+                "rule": finding.rule,
+                "advice": finding.advice,
+                "message": str(finding),
+            }
             for finding in result.findings
         ],
     }
@@ -154,11 +177,13 @@ def _tree(batch: Batch) -> str:
     above: list[str] = []
     for path in sorted(path for result in batch.rendered for path in result.tree):
         parts = path.split("/")
-        same = next((i for i, (old, new) in enumerate(zip(above, parts, strict=False)) if old != new), len(above))
-        lines += (
-            f"{'  ' * depth}{printable(parts[depth])}{'/' if depth < len(parts) - 1 else ''}\n"
-            for depth in range(same, len(parts))
-        )
+        # Folders that the path shares with the path above are not repeated.
+        shared = 0
+        while shared < len(above) and above[shared] == parts[shared]:
+            shared += 1
+        for depth in range(shared, len(parts)):
+            ending = "/" if depth < len(parts) - 1 else ""
+            lines.append(f"{'  ' * depth}{printable(parts[depth])}{ending}\n")
         above = parts[:-1]
     return "".join(lines)
 
@@ -166,11 +191,16 @@ def _tree(batch: Batch) -> str:
 # Differences
 
 
-def _unified(found: Sequence[ClusterDiff]) -> str:
-    return "".join(f"{_coloured(line)}\n" for one in found for change in one.changes for line in change.lines)
+def _unified_diff(clusters: Sequence[ClusterDiff]) -> str:
+    return "".join(
+        f"{_colour_line(line)}\n"
+        for cluster in clusters
+        for change in cluster.changes
+        for line in change.lines
+    )
 
 
-def _coloured(line: str) -> str:
+def _colour_line(line: str) -> str:
     text = printable(line)
     if line.startswith(("--- ", "+++ ")):
         return click.style(text, bold=True)
@@ -178,81 +208,118 @@ def _coloured(line: str) -> str:
     return click.style(text, fg=colours[line[0]]) if line[:1] in colours else text
 
 
-def _changed(found: Sequence[ClusterDiff]) -> str:
+def _changes_table(clusters: Sequence[ClusterDiff]) -> str:
     rows = [
-        (one.name, _state(one), change.path.split("/", 3)[3], "+{} -{}".format(*change.counts))
-        for one in found
-        for change in one.changes
+        (
+            cluster.name,
+            _state(cluster),
+            change.path.split("/", 3)[3],
+            "+{} -{}".format(*change.counts),
+        )
+        for cluster in clusters
+        for change in cluster.changes
     ]
-    return (table(("CLUSTER", "STATE", "FILE", "LINES"), rows) if rows else "") + _states(found)
+    return (table(("CLUSTER", "STATE", "FILE", "LINES"), rows) if rows else "") + _states(clusters)
 
 
-def _changes(found: Sequence[ClusterDiff]) -> Obj:
-    return {"clusters": [_compared(one) | {"changes": [_change(change) for change in one.changes]} for one in found]}
+def _changes(clusters: Sequence[ClusterDiff]) -> Obj:
+    return {
+        "clusters": [
+            _comparison(cluster) | {"changes": [_change(change) for change in cluster.changes]}
+            for cluster in clusters
+        ]
+    }
 
 
 def _change(change: FileChange) -> Obj:
     added, removed = change.counts
-    return {"path": change.path, "added": added, "removed": removed, "diff": "".join(f"{x}\n" for x in change.lines)}
+    return {
+        "path": change.path,
+        "added": added,
+        "removed": removed,
+        "diff": "".join(f"{x}\n" for x in change.lines),
+    }
 
 
 # Verdicts
 
 
-def _verdicts(found: Sequence[ClusterDiff]) -> str:
+def _verdicts(clusters: Sequence[ClusterDiff]) -> str:
     rows = [
-        (one.name, _state(one), "; ".join([*(change.path.split("/", 3)[3] for change in one.changes), *one.why]))
-        for one in found
-        if not one.is_current
+        (
+            cluster.name,
+            _state(cluster),
+            "; ".join(
+                [*(change.path.split("/", 3)[3] for change in cluster.changes), *cluster.why]
+            ),
+        )
+        for cluster in clusters
+        if not cluster.is_current
     ]
-    return (table(("CLUSTER", "STATE", "WHERE"), rows) if rows else "") + _states(found)
+    return (table(("CLUSTER", "STATE", "WHERE"), rows) if rows else "") + _states(clusters)
 
 
-def _proof(found: Sequence[ClusterDiff]) -> Obj:
+def _proof(clusters: Sequence[ClusterDiff]) -> Obj:
     return {
-        "verified": all(one.is_current for one in found),
-        "clusters": [_compared(one) | {"files": [change.path for change in one.changes]} for one in found],
+        "verified": all(cluster.is_current for cluster in clusters),
+        "clusters": [
+            _comparison(cluster) | {"files": [change.path for change in cluster.changes]}
+            for cluster in clusters
+        ],
     }
 
 
-def _compared(one: ClusterDiff) -> Obj:
-    return {"name": one.name, "state": one.state.value, "why": list(one.why)}
+def _comparison(cluster: ClusterDiff) -> Obj:
+    return {"name": cluster.name, "state": cluster.state.value, "why": list(cluster.why)}
 
 
-def _state(one: ClusterDiff) -> str:
-    return click.style(one.state.value, fg=_COLOURS.get(one.state, "red"))
+def _state(cluster: ClusterDiff) -> str:
+    return click.style(cluster.state.value, fg=_COLOURS.get(cluster.state, "red"))
 
 
-def _states(found: Sequence[ClusterDiff]) -> str:
-    counts = Counter(one.state.value for one in found)
-    return (", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "no clusters") + "\n"
+def _states(clusters: Sequence[ClusterDiff]) -> str:
+    counts = Counter(cluster.state.value for cluster in clusters)
+    return (
+        ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "no clusters"
+    ) + "\n"
 
 
 # Commits
 
 
-def _pushed(result: Result) -> str:
+def _commit_text(result: Result) -> str:
     plan = result.plan
-    lines = [f"  {verb:<8}{printable(name)}" for verb, names in _done(result) for name in names]
-    kept = (f"{left.what}: {left.why}" for left in (*plan.held, *plan.refused))
+    lines = [
+        f"  {verb:<8}{printable(name)}" for verb, names in _changes_of(result) for name in names
+    ]
+    kept = (f"{item.what}: {item.why}" for item in (*plan.held, *plan.refused))
     lines += [f"  {click.style('left', fg='yellow')}    {printable(text)}" for text in kept]
-    lines += [f"  branch  {printable(group)}: commit {result.groups[group][:12]}" for group in result.moved]
-    lines += [f"  {click.style('foreign', fg='red')} {printable(path)} {FOREIGN_FILE}" for path in plan.foreign]
+    lines += [
+        f"  {click.style('foreign', fg='red')} {printable(path)} {FOREIGN_FILE}"
+        for path in plan.foreign
+    ]
     lines += [f"  review  {printable(str(result.merge_request))}"] if result.merge_request else []
-    where = f"commit {result.commit[:12]} on {result.branch}" if result.commit else "wrote files"
-    head = f"{where}: {len(plan.write)} written, {len(plan.delete)} removed" if not plan.is_empty else "nothing changed"
+
+    head = "nothing changed"
+    if not plan.is_empty:
+        place = "wrote files"
+        if result.commit:
+            place = f"commit {result.commit[:12]} on {result.branch}"
+        head = f"{place}: {len(plan.write)} written, {len(plan.delete)} removed"
     return "".join(f"{line}\n" for line in [head, *lines])
 
 
-def _done(result: Result) -> Iterable[tuple[str, Iterable[str]]]:
+def _changes_of(result: Result) -> Iterable[tuple[str, Iterable[str]]]:
     plan = result.plan
     return ("added", plan.added), ("changed", plan.changed), ("removed", map(str, plan.removed))
 
 
 def merge_request(result: Result) -> Obj:
-    """Return the merge request of a push for review, nothing for another one."""
+    """Return the field with the merge request of a push for review, nothing for another push."""
     request = result.merge_request
-    return {"mergeRequest": {"address": request.address, "open": request.is_open}} if request else {}
+    if request is None:
+        return {}
+    return {"mergeRequest": {"address": request.address, "open": request.is_open}}
 
 
 def _result(result: Result) -> Obj:
@@ -261,10 +328,11 @@ def _result(result: Result) -> Obj:
         "commit": result.commit,
         "branch": result.branch,
         **merge_request(result),
-        **{verb: list(names) for verb, names in _done(result)},
-        "left": [{"what": left.what, "why": left.why} for left in (*plan.held, *plan.refused)],
+        "added": list(plan.added),
+        "changed": list(plan.changed),
+        "removed": [str(removal) for removal in plan.removed],
+        "left": [{"what": item.what, "why": item.why} for item in (*plan.held, *plan.refused)],
         "foreign": list(plan.foreign),
-        "branches": {group: result.groups[group] for group in result.moved},
         "files": {"written": sorted(plan.write), "removed": sorted(plan.delete)},
     }
 
@@ -272,42 +340,42 @@ def _result(result: Result) -> Obj:
 # Inventory
 
 
-def _listed(found: Sequence[RepositoryCluster], newest: Versions) -> str:
+def _inventory_table(clusters: Sequence[RepositoryCluster], newest: Versions) -> str:
     rows = [
         (
-            one.name,
-            one.record.versions.release if one.record else "-",
-            _newer(one, newest),
-            str(one.record.network.get("cni", "-")) if one.record else "-",
-            ",".join(one.bundles),
-            one.record.content_hash[:12] if one.record else one.fault,
+            cluster.name,
+            cluster.record.versions.release if cluster.record else "-",
+            _newer(cluster, newest),
+            str(cluster.record.network.get("cni", "-")) if cluster.record else "-",
+            ",".join(cluster.bundles),
+            cluster.record.content_hash[:12] if cluster.record else cluster.fault,
         )
-        for one in found
+        for cluster in clusters
     ]
     return table(("CLUSTER", "RELEASE", "NEWER", "CNI", "BUNDLES", "HASH"), rows)
 
 
-def _inventory(found: Sequence[RepositoryCluster], newest: Versions) -> Obj:
+def _inventory(clusters: Sequence[RepositoryCluster], newest: Versions) -> Obj:
     return {
         "newest": newest.as_data(),
         "clusters": [
-            {"name": one.name, "bundles": list(one.bundles), "fault": one.fault}
+            {"name": cluster.name, "bundles": list(cluster.bundles), "fault": cluster.fault}
             | (
                 {
-                    "versions": one.record.versions.as_data(),
-                    "network": dict(one.record.network),
-                    "hash": one.record.content_hash,
+                    "versions": cluster.record.versions.as_data(),
+                    "network": dict(cluster.record.network),
+                    "hash": cluster.record.content_hash,
                 }
-                if one.record
+                if cluster.record
                 else {}
             )
-            for one in found
+            for cluster in clusters
         ],
     }
 
 
-def _newer(one: RepositoryCluster, newest: Versions) -> str:
-    return newest.release if one.record and one.record.versions != newest else "-"
+def _newer(cluster: RepositoryCluster, newest: Versions) -> str:
+    return newest.release if cluster.record and cluster.record.versions != newest else "-"
 
 
 # Forms
@@ -316,10 +384,13 @@ def _newer(one: RepositoryCluster, newest: Versions) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return aligned columns below their heads."""
     every = [tuple(head), *(tuple(map(_cell, row)) for row in rows)]
-    widths = [max(len(click.unstyle(cell)) for cell in column) for column in zip(*every, strict=True)]
+    widths = [
+        max(len(click.unstyle(cell)) for cell in column) for column in zip(*every, strict=True)
+    ]
     return "".join(
         "  ".join(
-            cell + " " * (width - len(click.unstyle(cell))) for cell, width in zip(row, widths, strict=True)
+            cell + " " * (width - len(click.unstyle(cell)))
+            for cell, width in zip(row, widths, strict=True)
         ).rstrip()
         + "\n"
         for row in every
@@ -334,22 +405,18 @@ def _cell(text: str) -> str:
 def formats(
     text: Callable[..., str], content: Callable[..., Any], name: str = "table"
 ) -> dict[str, Callable[..., str]]:
-    """Return what `-o` offers: the text for people under its name, and the same content as JSON and YAML."""
+    """Return the formats of `-o`: the text for people, and the same content as JSON and YAML."""
     return {
         name: text,
-        "json": lambda *found: data_text(content(*found), "json"),
-        "yaml": lambda *found: yaml.dump(content(*found)),
+        "json": lambda *results: data_text(content(*results), "json"),
+        "yaml": lambda *results: yaml.dump(content(*results)),
     }
 
 
-RENDERED = {**formats(_tree, _files, "tree"), "yaml": _streamed}
-DIFFERENCES = {**formats(_changed, _changes), "diff": _unified}
+RENDERED = {**formats(_tree, _files, "tree"), "yaml": _stream}
+DIFFERENCES = {**formats(_changes_table, _changes), "diff": _unified_diff}
 VERIFIED = formats(_verdicts, _proof)
-PUSHED = formats(_pushed, _result)
+PUSHED = formats(_commit_text, _result)
 WAVES = formats(_waves, _waves_content)
-# For scripts; people read the line of each wave when it ends.
-WAVES_DONE: dict[str, Callable[[Sequence[Obj], Sequence[Obj]], str]] = {
-    "json": lambda done, left_out: data_text({"waves": done, "leftOut": left_out}, "json"),
-    "yaml": lambda done, left_out: yaml.dump({"waves": list(done), "leftOut": list(left_out)}),
-}
-LISTED = formats(_listed, _inventory)
+UPGRADED = formats(_rollout_text, rolloutfile.as_data)
+LISTED = formats(_inventory_table, _inventory)

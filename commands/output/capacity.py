@@ -1,4 +1,4 @@
-"""How free capacity looks: a table for each Harvester."""
+"""Show free capacity, in a table for each Harvester."""
 
 from __future__ import annotations
 
@@ -6,37 +6,42 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from commands.output.overview import console, row
+from commands.output.overview import aligned, console
 from commands.output.pools import show_unseen
 from commands.output.text import Text
-from overview.capacity import Capacity, Quota, Room
+from operations.capacity.free import Capacity, Quota, Room
 
 __all__ = ["amount", "show", "show_unseen"]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-def show(found: Iterable[Capacity], *, hosts: bool) -> None:
-    """Write what is free on each Harvester."""
+def show(capacities: Iterable[Capacity], *, hosts: bool) -> None:
+    """Write the free capacity of each Harvester."""
     out = console()
-    for each in found:
-        out.print(Text.assemble("Harvester ", (each.harvester, "bold")))
-        rooms = [each.total, *each.zones, *(each.hosts if hosts else ())]
+    for capacity in capacities:
+        out.print(Text.assemble("Harvester ", (capacity.harvester, "bold")))
+        rooms = [capacity.total, *capacity.zones, *(capacity.hosts if hosts else ())]
         lines = [["", "HOSTS", "CPU FREE", "MEMORY FREE"], *map(_room, rooms)]
-        if not each.all_vms:
+        if not capacity.all_vms:
             lines[1][0] += " (by the VMs that are seen)"
         _table(out, lines)
-        if each.pools:
-            pools = [[pool.name, f"{'?' if pool.free is None else pool.free} of {pool.total}"] for pool in each.pools]
+
+        if capacity.pools:
+            pools = [
+                [pool.name, f"{'?' if pool.free is None else pool.free} of {pool.total}"]
+                for pool in capacity.pools
+            ]
             _table(out, [["IPPOOL", "FREE"], *pools])
-        if each.quotas:
-            _table(out, [["QUOTA", "RESOURCE", "FREE"], *map(_quota, each.quotas)])
-        if each.storage:
-            _table(out, [["STORAGE", "FREE"], ["Longhorn", _of(each.storage.free, each.storage.total, "B")]])
+        if capacity.quotas:
+            _table(out, [["QUOTA", "RESOURCE", "FREE"], *map(_quota, capacity.quotas)])
+        if storage := capacity.storage:
+            longhorn = ["Longhorn", _share(storage.free, storage.total, "B")]
+            _table(out, [["STORAGE", "FREE"], longhorn])
 
 
 def amount(value: float, unit: str = "") -> str:
-    """Write a number as people read it; bytes with a binary unit."""
+    """Format a number for people; bytes get a binary unit."""
     if unit != "B":
         return f"{value:.1f}".removesuffix(".0")
     size, index = float(value), 0
@@ -47,27 +52,28 @@ def amount(value: float, unit: str = "") -> str:
 
 def _room(room: Room) -> list[str]:
     name = f"{room.name} ({room.zone})" if room.zone else room.name
-    memory = _of(room.memory_free, room.memory, "B")
-    return [name, str(room.hosts), _of(room.cpu_free, room.cpu), memory]
+    memory = _share(room.memory_free, room.memory, "B")
+    return [name, str(room.hosts), _share(room.cpu_free, room.cpu), memory]
 
 
 def _quota(quota: Quota) -> list[str]:
-    unit = "B" if quota.resource.rpartition(".")[2] in ("memory", "storage", "ephemeral-storage") else ""
-    return [f"{quota.namespace}/{quota.name}", quota.resource, _of(quota.free, quota.hard, unit)]
+    in_bytes = quota.resource.rpartition(".")[2] in ("memory", "storage", "ephemeral-storage")
+    share = _share(quota.free, quota.hard, "B" if in_bytes else "")
+    return [f"{quota.namespace}/{quota.name}", quota.resource, share]
 
 
-def _of(free: float, total: float, unit: str = "") -> str:
+def _share(free: float, total: float, unit: str = "") -> str:
     return f"{amount(free, unit)} of {amount(total, unit)}"
 
 
 def _table(out: Console, lines: Sequence[Sequence[str]]) -> None:
-    table = [[Text(cell, style="dim" if line is lines[0] else _style(cell)) for cell in line] for line in lines]
-    widths = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
-    for cells in table:
-        out.print(Text("  ").append_text(row(cells, widths)), soft_wrap=True)
+    header, *rows = lines
+    cells = [[Text(cell, style=_style(cell)) for cell in row] for row in rows]
+    for line in aligned(header, cells):
+        out.print(Text("  ").append_text(line), soft_wrap=True)
 
 
 def _style(cell: str) -> str:
-    """Yellow for what is used up."""
+    """Return the style of a cell: yellow if the resource is used up."""
     free, separator, _ = cell.partition(" of ")
     return "yellow" if separator and (free == "0" or free.startswith(("-", "0 "))) else ""

@@ -1,4 +1,4 @@
-"""How a plan looks: what changes, and what was checked before."""
+"""Show a plan: its changes, and the checks before them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from commands.output.echo import echo
-from commands.output.overview import age, console, who
+from commands.output.overview import affected, age, console
 from commands.output.text import Text
-from overview.changes import Change, Plan
-from overview.doctor.model import Check, Result
-from overview.model import Cluster, Problem
+from operations.change.changes import Change, Plan
+from operations.status.check import Check, Result
+from operations.status.model import Cluster, Problem
 
-_MARKS = {
+CHECK_MARKS = {
     Result.ERROR: ("✗", "red"),
     Result.WARNING: ("!", "yellow"),
     Result.SKIPPED: ("-", "dim"),
@@ -22,13 +22,20 @@ _MARKS = {
 }
 
 
-def show(plan: Plan) -> None:
-    """Write checks and changes of a plan."""
+def show(plan: Plan, subject: str = "") -> None:
+    """Write checks and changes of a plan.
+
+    :param subject: what is changed, by default the objects of the cluster
+    """
     show_checks(plan.checks)
     out = console()
     if not plan.changes:
-        why = " now" if plan.pending else f": the objects of cluster {plan.cluster} are as wanted"
-        out.print(Text(f"Nothing to change{why}"))
+        detail = f": the objects of cluster {plan.cluster} are as wanted"
+        if subject:
+            detail = f": {subject} is as wanted"
+        if plan.pending:
+            detail = " now"
+        out.print(Text(f"Nothing to change{detail}"))
     _show_changes(plan.changes, "")
     _show_changes(plan.pending, ", later")
 
@@ -37,22 +44,30 @@ def _show_changes(changes: Iterable[Change], when: str) -> None:
     out, changes = console(), tuple(changes)
     for name in dict.fromkeys(change.object for change in changes):
         out.print(Text.assemble((name, "bold"), when))
-        for change in (each for each in changes if each.object == name):
-            out.print(Text(f"  {change.field}: {change.before or '(not set)'} → {change.after}"), soft_wrap=True)
+        for change in changes:
+            if change.object == name:
+                before = change.before or "(not set)"
+                out.print(Text(f"  {change.field}: {before} → {change.after}"), soft_wrap=True)
 
 
 def show_checks(checks: Iterable[Check]) -> None:
-    """Write a line for each check, with the remedy of those that need one."""
+    """Write a line for each check, and a second line with the remedy if it has one."""
     out, order = console(), list(Result)
-    for check in sorted(checks, key=lambda each: order.index(each.result)):
-        mark, style = _MARKS[check.result]
-        out.print(Text.assemble((f"{mark} ", style), (check.id, "bold"), f": {check.message}"), soft_wrap=True)
+    for check in sorted(checks, key=lambda check: order.index(check.result)):
+        mark, style = CHECK_MARKS[check.result]
+        out.print(
+            Text.assemble((f"{mark} ", style), (check.id, "bold"), f": {check.message}"),
+            soft_wrap=True,
+        )
         if check.remedy:
             out.print(Text(f"  → {check.remedy}"), soft_wrap=True)
 
 
 class Progress:
-    """Lines about something under way, each once: on standard output, or on standard error when that has data."""
+    """Lines about the progress of a change, each once.
+
+    They go to standard output, or to standard error when the output is data.
+    """
 
     def __init__(self, *, to_stderr: bool) -> None:
         self._stderr = to_stderr
@@ -69,17 +84,20 @@ class Progress:
     def problems(self, cluster: Cluster) -> None:
         """Write each problem that needs action, once."""
         for problem in cluster.problems:
-            self._problems[who(problem), problem.cause] += 1
-            if problem.severity.wrong and self._problems[who(problem), problem.cause] == 1:
+            self._problems[affected(problem), problem.cause] += 1
+            if problem.severity.wrong and self._problems[affected(problem), problem.cause] == 1:
                 self._problem(problem)
 
-    def stopped(self, cluster: Cluster | None) -> None:
-        """Say what is being waited for."""
+    def name_obstacles(self, cluster: Cluster | None) -> None:
+        """Write the problems for which the change waits."""
         for problem in cluster.problems if cluster else ():
             self._problem(problem)
 
     def _problem(self, problem: Problem) -> None:
         since = age(problem.since, datetime.now(UTC))
         mark = "✗" if problem.severity.wrong else "…"
-        echo(f"{mark} {who(problem)}: {problem.cause}{f'  ({since})' if since else ''}", err=self._stderr)
+        echo(
+            f"{mark} {affected(problem)}: {problem.cause}{f'  ({since})' if since else ''}",
+            err=self._stderr,
+        )
         echo(f"  → {problem.next_step}", err=self._stderr)

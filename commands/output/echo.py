@@ -1,4 +1,4 @@
-"""Lines that name what objects, servers and files say."""
+"""Write lines that contain text from objects, servers and files."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from caphv.api.plaintext import one_line
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Write one line, without anything in it that a terminal could obey."""
+    """Write one line without control characters, which a terminal could execute."""
     click.echo(one_line(text), err=err)

@@ -1,12 +1,12 @@
-"""How members of etcd look."""
+"""Show members of etcd."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from commands.output.overview import console, row
+from commands.output.overview import aligned, console
 from commands.output.text import Text
-from overview.etcd import EtcdMember
+from operations.change.etcd import EtcdMember
 
 _STYLES = {"healthy": "green", "learner": "cyan"}
 
@@ -14,7 +14,7 @@ _STYLES = {"healthy": "green", "learner": "cyan"}
 def show(members: Sequence[EtcdMember]) -> None:
     """Write a line for each member."""
     out = console()
-    lines = [
+    rows = [
         [
             Text(member.name or "-"),
             Text(member.id),
@@ -24,19 +24,19 @@ def show(members: Sequence[EtcdMember]) -> None:
         ]
         for member in members
     ]
-    table = [[Text(name, style="dim") for name in ("MEMBER", "ID", "STATE", "MACHINE", "PEER")], *lines]
-    widths = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
-    for cells in table:
-        out.print(row(cells, widths), no_wrap=True, crop=False)
+    for line in aligned(("MEMBER", "ID", "STATE", "MACHINE", "PEER"), rows):
+        out.print(line, soft_wrap=True)
+
     if any(member.state == "stale" for member in members):
         out.print(Text("→ Members without a machine count for the quorum: caphv etcd remove"))
 
 
 def show_removal(members: Sequence[EtcdMember], machines: Sequence[str]) -> None:
-    """Write what will be removed, and which Machines will be released."""
+    """Write the members to remove, and the Machines to release."""
     out = console()
     for machine in machines:
-        out.print(Text(f"release Machine {machine}: neither its Node nor a member of etcd exists any more"))
+        reason = "neither its Node nor a member of etcd exists any more"
+        out.print(Text(f"release Machine {machine}: {reason}"))
     if not members and not machines:
         out.print(Text("Nothing to remove: every member of etcd has its machine"))
     for member in members:

@@ -1,4 +1,4 @@
-"""How identities look: a line each."""
+"""Show identities, one per line."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Iterable
 
 from rich.console import Console
 
-from commands.output.overview import row
+from caphv.api.counting import name_some
+from commands.output.overview import aligned
 from commands.output.text import Text
-from overview.identities import Identity
+from operations.status.identities import Identity
 
-_STYLES = {"valid": "green", "expiring": "yellow", "expired": "bold red", "unusable": "bold red", "unused": "dim"}
+_STYLES = {
+    "valid": "green",
+    "expiring": "yellow",
+    "expired": "bold red",
+    "unusable": "bold red",
+    "unused": "dim",
+}
 _SHOWN = 3
 
 
@@ -19,18 +26,16 @@ def show(out: Console, identities: Iterable[Identity]) -> None:
     header = ["SECRET", "STATE", "ENDS", "HARVESTER", "CLUSTERS"]
     rows = [
         [
-            Text(each.secret, style="bold"),
-            Text(each.state, style=_STYLES[each.state]),
-            Text(_end(each)),
-            Text(each.server or each.error),
-            Text(_clusters(each.clusters)),
+            Text(identity.secret, style="bold"),
+            Text(identity.state, style=_STYLES[identity.state]),
+            Text(_end(identity)),
+            Text(identity.server or identity.error),
+            Text(_clusters(identity.clusters)),
         ]
-        for each in identities
+        for identity in identities
     ]
-    table = [[Text(name, style="dim") for name in header], *rows]
-    widths = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
-    for cells in table:
-        out.print(row(cells, widths), no_wrap=True, overflow="ellipsis", crop=True)
+    for line in aligned(header, rows):
+        out.print(line, no_wrap=True, overflow="ellipsis")
 
 
 def _end(identity: Identity) -> str:
@@ -42,5 +47,4 @@ def _end(identity: Identity) -> str:
 def _clusters(names: tuple[str, ...]) -> str:
     if not names:
         return "none"
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
+    return name_some(names, _SHOWN)

@@ -1,4 +1,4 @@
-"""How clusters look on a terminal and in a pipe: a line a cluster, and below it what is wrong and what to do."""
+"""Show clusters, one per line, with their problems and the next steps below."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from caphv.api.counting import counted
+from caphv.api.counting import counted, name_some
 from commands.output.text import Text
-from overview.causes import own_problems
-from overview.model import Cluster, Machine, Overview, Problem, Replicas, Severity, State
+from operations.status.causes import own_problems
+from operations.status.model import Cluster, Machine, Overview, Problem, Replicas, Severity, State
 
 STATE_STYLES = {
     State.AVAILABLE: "green",
@@ -22,6 +22,7 @@ STATE_STYLES = {
     State.DEGRADED: "yellow",
     State.UNREACHABLE: "bold yellow",
     State.FAILED: "bold red",
+    State.PARKED: "magenta",
     State.PAUSED: "magenta",
     State.DELETING: "cyan",
 }
@@ -31,24 +32,30 @@ _MARKS = {
     Severity.WAITING: ("…", "cyan"),
     Severity.NOTE: ("·", "dim"),
 }
+# This is wide enough for any line, because programs that read a pipe expect one line per cluster.
 _PIPE_WIDTH = 10_000
 _NAMED = 3
 
 
 def console() -> Console:
-    """A console on standard output: as wide as the terminal; without one, lines are never broken and have no colour."""
+    """Return a console on standard output, as wide as the terminal.
+
+    Without a terminal, lines are never broken and have no colour.
+    """
     if sys.stdout.isatty():
         return Console(highlight=False, soft_wrap=False)
     return Console(highlight=False, no_color=True, width=_PIPE_WIDTH, emoji=False)
 
 
-def show(out: Console, overview: Overview, *, with_namespace: bool, now: datetime | None = None) -> None:
-    """Write a line for each cluster, with what is wrong, and what may not be seen."""
+def show(
+    out: Console, overview: Overview, *, with_namespace: bool, now: datetime | None = None
+) -> None:
+    """Write a line for each cluster, with its problems below."""
     now = now or datetime.now(UTC)
     wide = out.width >= 110 and out.is_terminal
     columns = _columns(overview.clusters, with_namespace=with_namespace, wide=wide, now=now)
     for text, cluster in zip(columns, (None, *overview.clusters), strict=True):
-        out.print(text, no_wrap=True, overflow="ellipsis", crop=True)
+        out.print(text, no_wrap=True, overflow="ellipsis")
         for problem in own_problems(cluster, overview.causes) if cluster else ():
             _show_problem(out, problem, now)
     if len(overview.clusters) > 1 and out.is_terminal:
@@ -56,35 +63,40 @@ def show(out: Console, overview: Overview, *, with_namespace: bool, now: datetim
 
 
 def show_provider(out: Console, overview: Overview, now: datetime) -> None:
-    """Say first if no provider is at work: all that follows may be outdated."""
+    """Write a warning if no provider is at work, because all other output may be outdated."""
     provider = overview.provider
     if provider is None or not provider.silent:
         return
     out.print(
-        Text.assemble(("✗ ", "red"), ("provider", "bold"), f": {provider.cause}", f"  ({age(provider.since, now)})")
+        Text.assemble(
+            ("✗ ", "red"),
+            ("provider", "bold"),
+            f": {provider.cause}",
+            f"  ({age(provider.since, now)})",
+        )
     )
     out.print(Text.assemble(("→ ", "dim"), provider.next_step))
 
 
 def show_causes(out: Console, overview: Overview, now: datetime) -> None:
-    """Say what several clusters have in common once, before the clusters."""
+    """Write the causes that several clusters share, before the clusters."""
     for cause in overview.causes:
         mark, style = _MARKS[cause.severity]
         since = age(cause.since, now)
-        out.print(
-            Text.assemble(
-                (f"{mark} ", style), (cause.subject, "bold"), f": {cause.cause}", f"  ({since})" if since else ""
-            )
-        )
-        out.print(Text(f"  concerns {counted(len(cause.clusters), 'cluster')}: {some(cause.clusters)}"))
+        title = (cause.subject, "bold")
+        time = f"  ({since})" if since else ""
+        out.print(Text.assemble((f"{mark} ", style), title, f": {cause.cause}", time))
+
+        number = counted(len(cause.clusters), "cluster")
+        out.print(Text(f"  concerns {number}: {name_some(cause.clusters, _NAMED)}"))
         out.print(Text.assemble(("→ ", "dim"), cause.next_step))
 
 
 def show_unseen(overview: Overview) -> None:
-    """Say on standard error what could not be read, so that it is not taken for absent."""
+    """Name on standard error what could not be read, which the user might take for absent."""
     errors = Console(stderr=True, highlight=False)
-    for what in overview.unseen:
-        errors.print(Text(f"not seen: {what}", style="yellow"), soft_wrap=True)
+    for unseen in overview.unseen:
+        errors.print(Text(f"not seen: {unseen}", style="yellow"), soft_wrap=True)
 
 
 def summary(clusters: Iterable[Cluster]) -> str:
@@ -95,7 +107,8 @@ def summary(clusters: Iterable[Cluster]) -> str:
 
 
 def age(since: str, now: datetime) -> str:
-    """Time since a moment, as kubectl writes it: 45s, 12m, 5h, 3d."""
+    """Format the time since a moment as kubectl does: 45s, 12m, 5h, 3d."""
+    # Clocks differ, so that an object may have been created in the next second.
     try:
         seconds = max(0, int((now - datetime.fromisoformat(since)).total_seconds()))
     except ValueError:
@@ -107,22 +120,24 @@ def age(since: str, now: datetime) -> str:
 
 
 def version_text(cluster: Cluster) -> str:
-    """Version that the cluster has; while machines differ, from which to which."""
-    wanted = cluster.version or (cluster.versions[-1] if cluster.versions else "")
-    others = [version for version in cluster.versions if version != wanted]
+    """Return the version of a cluster, or the former and the new one during an upgrade."""
+    target = cluster.version or (cluster.versions[-1] if cluster.versions else "")
+    others = [version for version in cluster.versions if version != target]
     if not others:
-        return wanted
-    return f"{others[0].partition('+')[0]} → {wanted.partition('+')[0]}"
+        return target
+    return f"{others[0].partition('+')[0]} → {target.partition('+')[0]}"
 
 
 def machine_state(machine: Machine) -> str:
-    """One word for a machine."""
+    """Return the state of a machine in one word."""
     if machine.deleting:
         return "Deleting"
     return "Ready" if machine.ready else machine.phase or "Pending"
 
 
-def _columns(clusters: Sequence[Cluster], *, with_namespace: bool, wide: bool, now: datetime) -> list[Text]:
+def _columns(
+    clusters: Sequence[Cluster], *, with_namespace: bool, wide: bool, now: datetime
+) -> list[Text]:
     header = ["CLUSTER", "STATE", "CONTROL PLANE", "WORKERS", "VERSION", "AGE"]
     rows = [
         [
@@ -135,19 +150,26 @@ def _columns(clusters: Sequence[Cluster], *, with_namespace: bool, wide: bool, n
         ]
         for cluster in clusters
     ]
+
     if wide:
         header.append("ENDPOINT")
         rows = [[*row, Text(cluster.endpoint)] for row, cluster in zip(rows, clusters, strict=True)]
     if with_namespace:
         header.insert(0, "NAMESPACE")
-        rows = [[Text(cluster.namespace), *row] for row, cluster in zip(rows, clusters, strict=True)]
+        rows = [
+            [Text(cluster.namespace), *row] for row, cluster in zip(rows, clusters, strict=True)
+        ]
+    return aligned(header, rows)
+
+
+def aligned(header: Sequence[str], rows: Iterable[Sequence[Text]]) -> list[Text]:
+    """Return the lines of a table with columns of equal widths, the header first."""
     table = [[Text(name, style="dim") for name in header], *rows]
     widths = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
-    return [row(cells, widths) for cells in table]
+    return [_row(cells, widths) for cells in table]
 
 
-def row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
-    """Put cells into columns of these widths."""
+def _row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
     line = Text()
     for index, (cell, width) in enumerate(zip(cells, widths, strict=True)):
         line.append_text(cell)
@@ -158,35 +180,37 @@ def row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
 
 
 def _replicas(replicas: Replicas) -> Text:
-    style = "" if replicas.complete else "cyan" if replicas.available == replicas.desired else "yellow"
+    style = "yellow"
+    if replicas.complete:
+        style = ""
+    elif replicas.available == replicas.desired:
+        style = "cyan"
     return Text(str(replicas), style=style)
 
 
 def _show_problem(out: Console, problem: Problem, now: datetime) -> None:
+    """Write a problem and, unless it only waits, the next step below."""
     mark, style = _MARKS[problem.severity]
-    since = age(problem.since, now)
-    cause = Text.assemble((who(problem), "bold"), ": ", problem.cause, (f"  ({since})" if since else "", "dim"))
+    duration = age(problem.since, now)
+    note = f"  ({duration})" if duration else ""
+    cause = Text.assemble((affected(problem), "bold"), ": ", problem.cause, (note, "dim"))
+    needs_action = problem.severity is not Severity.WAITING
+    if not out.is_terminal:
+        out.print(Text(f"  {mark} {cause.plain}"))
+        if needs_action:
+            out.print(Text(f"    {problem.next_step}"))
+        return
+
+    # Columns keep the second line of a long sentence below its first.
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row(Text(mark, style=style), cause)
-    if problem.severity is not Severity.WAITING:
+    if needs_action:
         grid.add_row(Text("→", style="dim"), Text(problem.next_step))
-    if out.is_terminal:
-        out.print(Padding(grid, (0, 0, 0, 2)))
-        return
-    out.print(Text(f"  {mark} {cause.plain}"))
-    if problem.severity is not Severity.WAITING:
-        out.print(Text(f"    {problem.next_step}"))
+    out.print(Padding(grid, (0, 0, 0, 2)))
 
 
-def who(problem: Problem) -> str:
-    """Objects that a problem concerns, not more than a few by name."""
-    return some(problem.objects)
-
-
-def some(names: Sequence[str]) -> str:
-    """Name a few, and count the rest."""
-    if len(names) <= _NAMED:
-        return ", ".join(names)
-    return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+def affected(problem: Problem) -> str:
+    """Return the affected objects of a problem, the first of them by name."""
+    return name_some(problem.objects, _NAMED)

@@ -1,16 +1,16 @@
-"""How a plan looks: objects, machines, and what they need, with the marks of terraform."""
+"""Show a plan: objects, machines and their needs, with the marks of terraform."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
-from caphv.api.counting import counted
+from caphv.api.counting import counted, name_some
 from commands.output.capacity import amount
 from commands.output.overview import console
 from commands.output.text import Text
-from overview.plan.machinechanges import Action, Field, PoolEffect
-from overview.plan.model import ClusterPlan, Plan, Shortcoming
-from overview.plan.needs import Need
+from operations.capacity.machinechanges import Action, Field, PoolEffect
+from operations.capacity.needs import Need
+from operations.change.plan.model import ClusterPlan, Plan, Shortcoming
 
 _MARKS = {
     Action.CREATE: ("+", "green"),
@@ -31,9 +31,9 @@ def show(plan: Plan) -> None:
         return
     if plan.objects:
         out.print(Text("Management cluster", style="bold"))
-    for each in plan.objects:
-        out.print(_line(each.action, each.object, each.error), soft_wrap=True)
-        _fields(out, each.fields)
+    for change in plan.objects:
+        out.print(_line(change.action, change.object, change.error), soft_wrap=True)
+        _fields(out, change.fields)
     for cluster in plan.clusters:
         _show_cluster(out, cluster)
     _summary(out, plan)
@@ -42,14 +42,18 @@ def show(plan: Plan) -> None:
 def _show_cluster(out: Console, cluster: ClusterPlan) -> None:
     out.print(Text(f"Cluster {cluster.cluster}", style="bold"))
     for reason in cluster.unknown:
-        out.print(Text(f"  ! its machines cannot be predicted: {reason}", style="yellow"), soft_wrap=True)
+        out.print(
+            Text(f"  ! its machines cannot be predicted: {reason}", style="yellow"), soft_wrap=True
+        )
     if cluster.infrastructure:
         out.print(_line(Action.CHANGE, "HarvesterCluster", ""))
         _fields(out, cluster.infrastructure)
+
     for pool in cluster.pools:
         for action, text in _pool(pool):
             out.print(_line(action, text, ""), soft_wrap=True)
         _fields(out, pool.reasons)
+
     if cluster.vms_created or cluster.vms_deleted:
         created = counted(cluster.vms_created, "VM is", "VMs are")
         deleted = counted(cluster.vms_deleted, "is", "are")
@@ -64,59 +68,72 @@ def _show_cluster(out: Console, cluster: ClusterPlan) -> None:
 
 def _pool(pool: PoolEffect) -> list[tuple[Action, str]]:
     name = pool.pool if pool.pool == "control plane" else f"worker pool {pool.pool}"
-    found = []
+    effects = []
     if pool.replaced:
-        extra = f", {pool.surge} more at a time" if pool.surge else ", each deleted before its successor is created"
+        extra = (
+            f", {pool.surge} more at a time"
+            if pool.surge
+            else ", each deleted before its successor is created"
+        )
         number = counted(pool.replaced, "machine is", "machines are")
-        found.append((Action.REPLACE, f"{name}: {number} replaced{extra}"))
+        effects.append((Action.REPLACE, f"{name}: {number} replaced{extra}"))
+
     change = pool.after - pool.before
     if change:
         action, verb = (Action.CREATE, "created") if change > 0 else (Action.DELETE, "deleted")
         number = counted(abs(change), "machine is", "machines are")
-        found.append((action, f"{name}: {number} {verb} ({pool.before} → {pool.after})"))
-    return found
+        effects.append((action, f"{name}: {number} {verb} ({pool.before} → {pool.after})"))
+    return effects
 
 
-def _shortcoming(found: Shortcoming) -> Text:
-    mark, style = ("!", "yellow") if found.advice else ("✗", "bold red")
-    places = ", ".join(found.fields[:_MOST_PLACES])
-    more = f" and {len(found.fields) - _MOST_PLACES} more" if len(found.fields) > _MOST_PLACES else ""
-    where = found.where or f"{places}{more}"
-    return Text.assemble((f"  {mark} ", style), f"{found.value}: {found.message} ({where})")
+def _shortcoming(shortcoming: Shortcoming) -> Text:
+    mark, style = ("!", "yellow") if shortcoming.advice else ("✗", "bold red")
+    where = shortcoming.where or name_some(shortcoming.fields, _MOST_PLACES)
+    return Text.assemble(
+        (f"  {mark} ", style), f"{shortcoming.value}: {shortcoming.message} ({where})"
+    )
 
 
 def _need(need: Need) -> Text:
     note = f" ({need.note})" if need.note else ""
     free = "not known" if need.free is None else amount(need.free, need.unit)
-    if need.partial and not need.short:
+    if need.short:
+        mark, style = "✗", "bold red"
+    elif need.partial:
         free = f"at most {free}"
-    mark, style = ("✗", "bold red") if need.short else ("-", "dim") if need.free is None else ("✓", "green")
-    if need.partial and not need.short:
         mark, style = "?", "yellow"
+    elif need.free is None:
+        mark, style = "-", "dim"
+    else:
+        mark, style = "✓", "green"
     text = f"{need.what}: {amount(need.needed, need.unit)} more at most, {free} free{note}"
     return Text.assemble((f"  {mark} ", style), text)
 
 
 def _line(action: Action, text: str, error: str) -> Text:
     mark, style = _MARKS[action]
-    found = Text.assemble((f"  {mark} ", style), text)
-    return found.append(f": {error}") if error else found
+    line = Text.assemble((f"  {mark} ", style), text)
+    return line.append(f": {error}") if error else line
 
 
 def _fields(out: Console, fields: tuple[Field, ...]) -> None:
     for field in fields[:_MOST_FIELDS]:
         out.print(Text(f"      {field}", style="dim"), soft_wrap=True)
     if len(fields) > _MOST_FIELDS:
-        out.print(Text(f"      and {counted(len(fields) - _MOST_FIELDS, 'more field')}", style="dim"))
+        out.print(
+            Text(f"      and {counted(len(fields) - _MOST_FIELDS, 'more field')}", style="dim")
+        )
 
 
 def _summary(out: Console, plan: Plan) -> None:
-    actions = [each.action for each in plan.objects]
-    counted = [f"{actions.count(action)} to {action}" for action in (Action.CREATE, Action.CHANGE)]
+    actions = [change.action for change in plan.objects]
+    counts = [f"{actions.count(action)} to {action}" for action in (Action.CREATE, Action.CHANGE)]
     refused = actions.count(Action.REFUSED)
+    more = f", {refused} refused" if refused else ""
+
     pools = [pool for cluster in plan.clusters for pool in cluster.pools]
     new = sum(max(0, pool.after - pool.before) for pool in pools)
-    gone = sum(max(0, pool.before - pool.after) for pool in pools)
-    machines = f"{new} created, {sum(pool.replaced for pool in pools)} replaced, {gone} deleted"
-    more = f", {refused} refused" if refused else ""
-    out.print(Text(f"Plan: objects {', '.join(counted)}{more}; machines {machines}", style="bold"))
+    replaced = sum(pool.replaced for pool in pools)
+    deleted = sum(max(0, pool.before - pool.after) for pool in pools)
+    machines = f"{new} created, {replaced} replaced, {deleted} deleted"
+    out.print(Text(f"Plan: objects {', '.join(counts)}{more}; machines {machines}", style="bold"))

@@ -1,4 +1,4 @@
-"""How entries of IPPools look: a line an address, with its owner and what is wrong with it."""
+"""Show the entries of IPPools: one address per line, with its owner and its problem."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from commands.output.overview import age, console, row
+from commands.output.overview import age, aligned, console
 from commands.output.text import Text
-from overview.objects import Unseen
-from overview.pools import Entry, PoolReport, Verdict
+from operations.capacity.addresspools import Entry, PoolReport, Verdict
+from operations.read.objects import Unseen
 
-_STYLES = {
+VERDICT_STYLES = {
     Verdict.HELD: "green",
     Verdict.LEAKED: "bold red",
     Verdict.IN_USE: "yellow",
@@ -23,47 +23,58 @@ _STYLES = {
 }
 
 
-def show(out: Console, reports: Iterable[PoolReport], *, only_wrong: bool, now: datetime | None = None) -> None:
+def show(
+    out: Console, reports: Iterable[PoolReport], *, only_wrong: bool, now: datetime | None = None
+) -> None:
     """Write each pool with its entries, a line each, cut to the width of a terminal."""
     now = now or datetime.now(UTC)
     for report in reports:
         out.print(_title(report))
-        for line in _books(report):
+        for line in describe_books(report):
             out.print(Text.assemble(("  ! ", "yellow"), line))
-        entries = [each for each in report.entries if not only_wrong or each.verdict is not Verdict.HELD]
+        entries = [
+            entry for entry in report.entries if not only_wrong or entry.verdict is not Verdict.HELD
+        ]
         if entries:
             _show_entries(out, entries, now)
 
 
 def show_plan(plans: Iterable[PoolReport]) -> None:
-    """Write what a release does."""
+    """Write the addresses to release, and the errors to correct."""
     out = console()
     for report in plans:
         out.print(_title(report))
         for entry in report.leaked:
-            out.print(Text.assemble(("  release ", "red"), (entry.address, "bold"), f"  {entry.id}  {entry.detail}"))
-        for line in _books(report):
+            out.print(
+                Text.assemble(
+                    ("  release ", "red"), (entry.address, "bold"), f"  {entry.id}  {entry.detail}"
+                )
+            )
+        for line in describe_books(report):
             out.print(Text.assemble(("  correct ", "yellow"), line))
 
 
 def show_unseen(unseen: Iterable[Unseen]) -> None:
-    """Say on standard error what could not be read."""
+    """Name on standard error what could not be read."""
     errors = Console(stderr=True, highlight=False)
-    for each in unseen:
-        errors.print(Text(f"not seen: {each}", style="yellow"), soft_wrap=True)
+    for item in unseen:
+        errors.print(Text(f"not seen: {item}", style="yellow"), soft_wrap=True)
 
 
 def _title(report: PoolReport) -> Text:
-    counted = Counter(entry.verdict for entry in report.entries)
-    parts = [f"{counted[verdict]} {verdict}" for verdict in Verdict if counted[verdict]]
+    numbers = Counter(entry.verdict for entry in report.entries)
+    parts = [f"{numbers[verdict]} {verdict}" for verdict in Verdict if numbers[verdict]]
     free = f"{report.expected} of {report.total} free"
-    text = Text.assemble("IPPool ", (report.name, "bold"), (f" on {report.harvester}", "dim"), f": {free}")
+    text = Text.assemble(
+        "IPPool ", (report.name, "bold"), (f" on {report.harvester}", "dim"), f": {free}"
+    )
     if parts:
         text.append(f"; {', '.join(parts)}")
     return text
 
 
-def _books(report: PoolReport) -> Iterable[str]:
+def describe_books(report: PoolReport) -> Iterable[str]:
+    """Yield what is wrong with counts and marks of a pool, a line each."""
     if report.error:
         yield report.error
     if report.available != report.expected:
@@ -77,16 +88,12 @@ def _show_entries(out: Console, entries: list[Entry], now: datetime) -> None:
     rows = [
         [
             Text(entry.address),
-            Text(entry.verdict, style=_STYLES[entry.verdict]),
+            Text(entry.verdict, style=VERDICT_STYLES[entry.verdict]),
             Text(age(entry.created, now) or "-"),
             Text(entry.id),
             Text("; ".join(filter(None, (entry.owner, entry.detail)))),
         ]
         for entry in entries
     ]
-    table = [[Text(name, style="dim") for name in header], *rows]
-    widths = [max(cell.cell_len for cell in column) for column in zip(*table, strict=True)]
-    for cells in table:
-        line = Text("  ")
-        line.append_text(row(cells, widths))
-        out.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+    for line in aligned(header, rows):
+        out.print(Text("  ").append_text(line), no_wrap=True, overflow="ellipsis")

@@ -1,4 +1,4 @@
-"""Log lines that a command hides, because its output says the same."""
+"""Hide log lines of which a command's output says the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 @contextlib.contextmanager
 def quiet(logger: str, least: int) -> Iterator[None]:
-    """Hide the lines of a logger below a level until the block ends: who calls a command may want them later."""
+    """Hide lines of a logger below a level until the block ends."""
     target = logging.getLogger(logger)
     before = target.level
     target.setLevel(least)
@@ -22,5 +22,5 @@ def quiet(logger: str, least: int) -> Iterator[None]:
 
 
 def quiet_publishing() -> None:
-    """Hide warnings about commits while a command runs, whose output lists what was changed and what was skipped."""
-    click.get_current_context().with_resource(quiet("packager.git.publish", logging.ERROR))
+    """Hide warnings about commits, because the command's output lists changed and skipped files."""
+    click.get_current_context().with_resource(quiet("packager.planning.publish", logging.ERROR))

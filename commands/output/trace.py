@@ -1,4 +1,4 @@
-"""How `caphv bundles trace` writes what it found."""
+"""Format the result of `caphv bundles trace`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def _lines(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> Iter
     yield f"cluster {cluster}"
     if setting:
         yield _line(setting)
-    for found in traces:
-        yield f"bundle {printable(found.bundle)}"
-        yield from map(_line, found.stages)
-        if found.stopped:
-            yield f"  It stopped at: {found.stopped.name}."
+    for trace in traces:
+        yield f"bundle {printable(trace.bundle)}"
+        yield from map(_line, trace.stages)
+        if trace.stopped:
+            yield f"  It stopped at: {trace.stopped.name}."
     if not traces:
         yield "no bundle is rendered for it"
 
@@ -35,7 +35,9 @@ def _lines(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> Iter
 def _line(stage: Stage) -> str:
     word, colour = _MARKS[stage.ok]
     parts = [part for part in (stage.place, stage.detail) if part]
-    return f"  {click.style(f'{word:<8}', fg=colour)} {stage.name:<17} {printable(': '.join(parts))}"
+    return (
+        f"  {click.style(f'{word:<8}', fg=colour)} {stage.name:<17} {printable(': '.join(parts))}"
+    )
 
 
 def _content(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> Any:
@@ -44,11 +46,11 @@ def _content(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> An
         **({"setting": _row(setting)} if setting else {}),
         "bundles": [
             {
-                "name": found.bundle,
-                "stages": [_row(stage) for stage in found.stages],
-                **({"stopped": found.stopped.name} if found.stopped else {}),
+                "name": trace.bundle,
+                "stages": [_row(stage) for stage in trace.stages],
+                **({"stopped": trace.stopped.name} if trace.stopped else {}),
             }
-            for found in traces
+            for trace in traces
         ],
     }
 

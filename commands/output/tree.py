@@ -1,4 +1,4 @@
-"""How a cluster looks as a tree: Cluster, machines, VMs, disks, Nodes, each with its age and what is wrong with it."""
+"""Show a cluster as a tree of objects, each with its age and its problems."""
 
 from __future__ import annotations
 
@@ -8,22 +8,45 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.tree import Tree
 
+from caphv.api.counting import counted
 from commands.output.overview import STATE_STYLES, age, machine_state, version_text
 from commands.output.text import Text
-from overview.causes import visible_conditions
-from overview.model import Cluster, Condition, Disk, Group, Machine, Node, VirtualMachine
+from operations.status.causes import standstill, visible_conditions
+from operations.status.model import (
+    Cluster,
+    Condition,
+    Disk,
+    Group,
+    Machine,
+    Node,
+    State,
+)
+from operations.status.parkingproblems import explains_all
 
 _GOOD = {"Ready", "Running", "Bound", "True", "Available"}
-_BUSY = {"Provisioning", "Provisioned", "Pending", "Starting", "Deleting", "Terminating", "Migrating", "Progressing"}
+_BUSY = {
+    "Provisioning",
+    "Provisioned",
+    "Pending",
+    "Starting",
+    "Deleting",
+    "Terminating",
+    "Migrating",
+    "Progressing",
+    "Parked",
+}
 
 
-def show(out: Console, clusters: Iterable[Cluster], *, conditions: bool, now: datetime | None = None) -> None:
-    """Write a tree for each cluster; `conditions` adds those that are as they should be."""
+def show(
+    out: Console, clusters: Iterable[Cluster], *, conditions: bool, now: datetime | None = None
+) -> None:
+    """Write a tree for each cluster; `conditions` adds conditions in their normal status."""
     for cluster in clusters:
         tree = tree_of(cluster, conditions=conditions, now=now or datetime.now(UTC))
         if out.is_terminal:
             out.print(tree)
             continue
+        # rich fills lines with spaces, which a pipe does not need.
         with out.capture() as captured:
             out.print(tree)
         out.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
@@ -42,41 +65,79 @@ def tree_of(cluster: Cluster, *, conditions: bool, now: datetime) -> Tree:
         ),
         guide_style="dim",
     )
-    own_conditions = _worth_showing(cluster, cluster.conditions, (f"Cluster/{cluster.name}",), everything=conditions)
+
+    _add_standstill(tree, cluster, everything=conditions, now=now)
+    own_conditions = _select_conditions(
+        cluster, cluster.conditions, (f"Cluster/{cluster.name}",), everything=conditions
+    )
     _add_conditions(tree, own_conditions, everything=conditions, now=now)
-    own = tree.add(_line(("HarvesterCluster ", "dim"), (cluster.infrastructure or "not created yet", "bold")))
+
+    infrastructure = tree.add(
+        _line(("HarvesterCluster ", "dim"), (cluster.infrastructure or "not created yet", "bold"))
+    )
     if cluster.harvester:
-        own.add(_line(("Harvester ", "dim"), cluster.harvester, (f"namespace {cluster.target_namespace}", "dim")))
+        infrastructure.add(
+            _line(
+                ("Harvester ", "dim"),
+                cluster.harvester,
+                (f"namespace {cluster.target_namespace}", "dim"),
+            )
+        )
     if cluster.identity:
-        own.add(_line(("identity Secret ", "dim"), cluster.identity))
+        infrastructure.add(_line(("identity Secret ", "dim"), cluster.identity))
     if cluster.endpoint:
-        own.add(_line(("endpoint ", "dim"), cluster.endpoint))
+        infrastructure.add(_line(("endpoint ", "dim"), cluster.endpoint))
     owners = (f"HarvesterCluster/{cluster.infrastructure}",)
-    own_conditions = _worth_showing(cluster, cluster.infrastructure_conditions, owners, everything=conditions)
-    _add_conditions(own, own_conditions, everything=conditions, now=now)
+    own_conditions = _select_conditions(
+        cluster, cluster.infrastructure_conditions, owners, everything=conditions
+    )
+    _add_conditions(infrastructure, own_conditions, everything=conditions, now=now)
+
     for group in cluster.groups:
         _add_group(tree, cluster, group, everything=conditions, now=now)
+
     if cluster.bundles:
-        _add_conditions(
-            tree.add(_line(("bundles ", "dim"), _word("Ready" if cluster.bundles.status == "True" else "Pending"))),
-            (cluster.bundles,),
-            everything=conditions or cluster.bundles.status != "True",
-            now=now,
-        )
+        is_ready = cluster.bundles.status == "True"
+        branch = tree.add(_line(("bundles ", "dim"), _word("Ready" if is_ready else "Pending")))
+        if conditions or not (is_ready or standstill(cluster.problems)):
+            _add_conditions(branch, (cluster.bundles,), everything=True, now=now)
     return tree
 
 
-def _worth_showing(
+def _add_standstill(tree: Tree, cluster: Cluster, *, everything: bool, now: datetime) -> None:
+    """Say why and since when nothing reconciles a cluster, and the command that ends it."""
+    cause = standstill(cluster.problems)
+    if cause is None:
+        return
+    branch = tree.add(
+        _line(("· ", "magenta"), (cause.cause, "magenta"), (age(cause.since, now), "dim"))
+    )
+    branch.add(Text.assemble(("→ ", "dim"), cause.next_step))
+    if cause.consequences and not everything:
+        objects = counted(len(cause.consequences), "object")
+        branch.add(Text(f"{objects} with conditions of the time before: --conditions", style="dim"))
+
+
+def _select_conditions(
     cluster: Cluster, conditions: Iterable[Condition], owners: tuple[str, ...], *, everything: bool
 ) -> Iterable[Condition]:
-    """Return the conditions of an object, without those that only repeat a problem of another one."""
-    return conditions if everything else visible_conditions(conditions, frozenset(owners), cluster.problems)
+    """Return the conditions of an object that do not only repeat a problem of another object."""
+    if everything:
+        return conditions
+    return visible_conditions(conditions, frozenset(owners), cluster.problems)
 
 
-def _add_group(tree: Tree, cluster: Cluster, group: Group, *, everything: bool, now: datetime) -> None:
+def _add_group(
+    tree: Tree, cluster: Cluster, group: Group, *, everything: bool, now: datetime
+) -> None:
     style = "green" if group.replicas.complete else "yellow"
     branch = tree.add(
-        _line((f"{group.kind} ", "dim"), (group.name, "bold"), (str(group.replicas), style), group.version)
+        _line(
+            (f"{group.kind} ", "dim"),
+            (group.name, "bold"),
+            (str(group.replicas), style),
+            group.version,
+        )
     )
     if everything:
         _add_conditions(branch, group.conditions, everything=True, now=now)
@@ -84,36 +145,47 @@ def _add_group(tree: Tree, cluster: Cluster, group: Group, *, everything: bool, 
         _add_machine(branch, cluster, machine, everything=everything, now=now)
 
 
-def _add_machine(tree: Tree, cluster: Cluster, machine: Machine, *, everything: bool, now: datetime) -> None:
+def _add_machine(
+    tree: Tree, cluster: Cluster, machine: Machine, *, everything: bool, now: datetime
+) -> None:
     branch = tree.add(
         _line(
             ("Machine ", "dim"),
             (machine.name, "bold"),
-            _word(machine_state(machine)),
+            _word("Parked" if cluster.state is State.PARKED else machine_state(machine)),
             machine.version,
             (age(machine.created, now), "dim"),
         )
     )
-    conditions = _worth_showing(cluster, machine.conditions, machine.owners, everything=everything)
+    conditions = _select_conditions(
+        cluster, machine.conditions, machine.owners, everything=everything
+    )
     _add_conditions(branch, conditions, everything=everything, now=now)
+
     size = f"{machine.cpu} CPU, {machine.memory}" if machine.cpu else ""
     if machine.vm:
-        _add_vm(branch, machine, machine.vm, size, now)
+        _add_vm(branch, cluster, machine, size, now)
     elif machine.infrastructure:
         where = f"on {_host(machine.host, machine.zone)}" if machine.host else ""
+        # If Harvester was not asked, only the management cluster describes the VM.
         vm = branch.add(_line(("VM ", "dim"), machine.infrastructure, where, (size, "dim")))
         _add_addresses(vm, machine)
-    if machine.node:
+    # Of a parked cluster, only what its Machine remembers of a Node is known.
+    if machine.node and cluster.state is not State.PARKED:
         branch.add(_node(machine.node, now))
 
 
-def _add_vm(tree: Tree, machine: Machine, vm: VirtualMachine, size: str, now: datetime) -> None:
+def _add_vm(tree: Tree, cluster: Cluster, machine: Machine, size: str, now: datetime) -> None:
+    vm = machine.vm
+    assert vm is not None  # noqa: S101 - checked by the caller
     where = f"on {_host(vm.host, machine.zone)}" if vm.host else ""
+    # While a cluster is parked or resumed, a VM is as it should be when it is stopped.
+    is_parked = explains_all(cluster.problems)
     branch = tree.add(
         _line(
             ("VM ", "dim"),
             f"{vm.namespace}/{vm.name}",
-            _word(vm.status),
+            (vm.status, "cyan") if is_parked else _word(vm.status),
             where,
             (size, "dim"),
             (age(vm.created, now), "dim"),
@@ -129,7 +201,11 @@ def _add_addresses(tree: Tree, machine: Machine) -> None:
     if addresses:
         pool = f"IPPool {machine.pool}" if machine.pool else ""
         tree.add(
-            _line(("addresses " if len(addresses) > 1 else "address ", "dim"), ", ".join(addresses), (pool, "dim"))
+            _line(
+                ("addresses " if len(addresses) > 1 else "address ", "dim"),
+                ", ".join(addresses),
+                (pool, "dim"),
+            )
         )
     if machine.allocated and machine.allocated not in addresses:
         tree.add(_line(("reserved ", "dim"), machine.allocated, (f"IPPool {machine.pool}", "dim")))
@@ -137,7 +213,14 @@ def _add_addresses(tree: Tree, machine: Machine) -> None:
 
 def _disk(disk: Disk) -> Text:
     image = f"image {disk.image}" if disk.image else ""
-    return _line(("disk ", "dim"), disk.name, _word(disk.phase), disk.size, (disk.storage_class, "dim"), (image, "dim"))
+    return _line(
+        ("disk ", "dim"),
+        disk.name,
+        _word(disk.phase),
+        disk.size,
+        (disk.storage_class, "dim"),
+        (image, "dim"),
+    )
 
 
 def _node(node: Node, now: datetime) -> Text:
@@ -153,15 +236,24 @@ def _node(node: Node, now: datetime) -> Text:
     )
 
 
-def _add_conditions(tree: Tree, conditions: Iterable[Condition], *, everything: bool, now: datetime) -> None:
+def _add_conditions(
+    tree: Tree, conditions: Iterable[Condition], *, everything: bool, now: datetime
+) -> None:
     for condition in conditions:
         good, negative = condition.good, condition.negative
-        worth = not good and (condition.message or not negative)
-        if not (everything or worth):
+        # While a cluster is paused, the core reports it also in conditions that were true.
+        repeats_pause = condition.reason == "Paused" and not negative
+        is_informative = not good and (condition.message or not negative)
+        if not everything and (repeats_pause or not is_informative):
             continue
-        mark = (
-            ("✓ ", "green") if good else ("… ", "cyan") if negative or condition.status == "Unknown" else ("✗ ", "red")
-        )
+
+        mark = ("✗ ", "red")
+        if good:
+            mark = ("✓ ", "green")
+        elif negative or condition.status == "Unknown":
+            mark = ("… ", "cyan")
+
+        # A reason that repeats the type adds no information.
         reason = "" if condition.reason == condition.bare_type else condition.reason
         message = " ".join(condition.message.split())
         text = Text.assemble(mark, condition.type.replace(":", " "))
@@ -176,11 +268,13 @@ def _host(host: str, zone: str) -> str:
 
 
 def _word(word: str) -> tuple[str, str]:
-    return word, "green" if word in _GOOD else "cyan" if word in _BUSY else "red"
+    if word in _GOOD:
+        return word, "green"
+    return word, "cyan" if word in _BUSY else "red"
 
 
 def _line(*parts: str | tuple[str, str]) -> Text:
-    """Join what is not empty: the kind and its name by one space, the rest by two."""
+    """Join the parts that are not empty: kind and name by one space, further parts by two."""
     text = Text()
     for part in parts:
         content, style = part if isinstance(part, tuple) else (part, "")

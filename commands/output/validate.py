@@ -1,9 +1,9 @@
-"""What `caphv validate` found, and how it is written: for people, scripts, code scanners and GitHub."""
+"""Format findings of `caphv validate` for people, scripts, code scanners and GitHub."""
 
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ _WIDEST_EXCERPT = 120
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One object and where it stands: a document, or a part of one of kind List."""
+    """One object and its place: a document, or an item of a List."""
 
     source: Source
     document: Document
@@ -33,14 +33,14 @@ class Item:
 
     def __str__(self) -> str:
         metadata = self.obj.get("metadata")
-        known = metadata if isinstance(metadata, dict) else {}
-        name = "/".join(str(known[key]) for key in ("namespace", "name") if known.get(key))
+        names = metadata if isinstance(metadata, dict) else {}
+        name = "/".join(str(names[key]) for key in ("namespace", "name") if names.get(key))
         return f"{self.obj.get('kind')} {name}".strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One finding as it is reported. `help` says more of what to do; `other` is a place that it has to do with."""
+    """A finding as it is reported. `help` says what to do; `other` is a second affected place."""
 
     file: str
     position: Position
@@ -56,7 +56,7 @@ class Line:
 
 @dataclass(slots=True)
 class Report:
-    """Everything that a call found."""
+    """All findings of a call."""
 
     files: list[str] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
@@ -67,25 +67,34 @@ class Report:
 
     @property
     def errors(self) -> int:
-        """How many errors there are."""
+        """The number of errors."""
         return sum(line.severity == "error" for line in self.lines)
 
     @property
     def warnings(self) -> int:
-        """How many warnings there are."""
+        """The number of warnings."""
         return len(self.lines) - self.errors
 
-    def add_text(self, source: Source, found: TextFinding) -> None:
+    def add_text(self, source: Source, problem: TextFinding) -> None:
         """Add a finding about the text of a file."""
-        at, finding = found.place, found.finding
+        at, finding = problem.place, problem.finding
         severity = "warning" if finding.advice else "error"
         text = source.excerpt(at.line)
-        self.lines.append(Line(source.name, at, severity, finding.rule, str(finding), finding.remedy, excerpt=text))
+        self.lines.append(
+            Line(
+                source.name, at, severity, finding.rule, str(finding), finding.remedy, excerpt=text
+            )
+        )
 
     def add(self, item: Item, finding: Finding, other: Item | None) -> None:
         """Add a finding about an object."""
         path = (*item.base, *finding.path)
-        at = item.document.key_position(path) if finding.fault is Fault.UNKNOWN else item.document.position(path)
+        at = (
+            item.document.key_position(path)
+            if finding.fault is Fault.UNKNOWN
+            else item.document.position(path)
+        )
+
         self.lines.append(
             Line(
                 file=item.source.name,
@@ -96,7 +105,11 @@ class Report:
                 help=_hint(item.document, path, finding),
                 field=finding.field,
                 object=str(item),
-                other=(other.source.name, other.document.position(other.base), str(other)) if other else None,
+                other=(
+                    (other.source.name, other.document.position(other.base), str(other))
+                    if other
+                    else None
+                ),
                 excerpt=item.source.excerpt(at.line),
             )
         )
@@ -108,65 +121,93 @@ class Report:
 
 
 def items(source: Source, document: Document, report: Report) -> Iterator[Item]:
-    """Yield the objects of a document, those of a List one by one; report what is not an object."""
+    """Yield the objects of a document and the items of a List; report all other values."""
     waiting: list[tuple[FieldPath, Any]] = [((), document.value)]
     while waiting:
         base, value = waiting.pop(0)
-        if problem := _no_object(source, document, base, value):
+        if problem := _object_problem(source, document, base, value):
             report.add_text(source, problem)
         elif isinstance(value, dict) and isinstance(value.get("kind"), str):
             listed = value.get("items")
             if value["kind"].endswith("List") and isinstance(listed, list):
-                waiting = [((*base, "items", index), item) for index, item in enumerate(listed)] + waiting
+                waiting = [
+                    ((*base, "items", index), item) for index, item in enumerate(listed)
+                ] + waiting
             else:
                 yield Item(source, document, base, value)
 
 
-def _looks_like_one(value: dict[str, Any]) -> bool:
+def _looks_like_object(value: Mapping[str, Any]) -> bool:
     return bool(value.keys() & {"apiVersion", "kind"}) or value.keys() >= {"metadata", "spec"}
 
 
-def _no_object(source: Source, document: Document, base: FieldPath, value: Any) -> TextFinding | None:
-    """Why a value is not a Kubernetes object; None when it is one, or a file of another sort found in a folder."""
+def _object_problem(
+    source: Source, document: Document, base: FieldPath, value: Any
+) -> TextFinding | None:
+    """Return why a value is not a Kubernetes object.
+
+    None if it is an object, or if a file in a folder belongs to another program.
+    """
     at = document.position(base)
-    found = not source.named and not base
-    if (
-        found
-        and isinstance(value, list)
-        and not any(isinstance(item, dict) and _looks_like_one(item) for item in value)
-    ):
-        return None
+    # A file that the user did not name is in a folder, perhaps next to files of other programs.
+    may_be_other = not source.named and not base
+    if may_be_other and isinstance(value, list):
+        mappings = [item for item in value if isinstance(item, dict)]
+        if not any(map(_looks_like_object, mappings)):
+            return None
+
     if not isinstance(value, dict):
         sort = "a list" if isinstance(value, list) else "a single value"
-        remedy = "begin a mapping with apiVersion and kind; several objects are separated by lines ---"
-        return text_finding(yaml_rules.DOCUMENT, at, f"this is {sort}, and not a Kubernetes object", remedy)
-    if found and not _looks_like_one(value):
+        remedy = (
+            "begin a mapping with apiVersion and kind; several objects are separated by lines ---"
+        )
+        return text_finding(
+            yaml_rules.DOCUMENT, at, f"this is {sort}, and not a Kubernetes object", remedy
+        )
+    if may_be_other and not _looks_like_object(value):
         return None
+
     for key in ("apiVersion", "kind"):
         if not isinstance(value.get(key), str) or not value[key]:
             message = f"{key}: Required value: must be text, as in every Kubernetes object"
             return text_finding(
-                yaml_rules.DOCUMENT, document.position((*base, key)), message, f"add {key} at the top of the object"
+                yaml_rules.DOCUMENT,
+                document.position((*base, key)),
+                message,
+                f"add {key} at the top of the object",
             )
     return None
 
 
 def _hint(document: Document, path: FieldPath, finding: Finding) -> str:
-    """What YAML made of a value that has the wrong type, and that a template is none yet."""
+    """Return a hint at a value that YAML read as another type, or at an unfilled template."""
     if isinstance(finding.value, str) and "${" in finding.value:
-        return "variables in ${} are substituted first: check the output of clusterctl, Flux or envsubst"
+        return (
+            "variables in ${} are substituted first: check the output of clusterctl, Flux or "
+            "envsubst"
+        )
+
+    # YAML guesses the type only of a plain scalar, which has no quotes.
     node = document.node(path)
-    if finding.fault is not Fault.WRONG_TYPE or node is None or node.plain is None or isinstance(node.value, str):
+    if (
+        finding.fault is not Fault.WRONG_TYPE
+        or node is None
+        or node.plain is None
+        or isinstance(node.value, str)
+    ):
         return ""
     if node.plain == "":
         return "nothing follows the colon: write a value, or remove the key"
     if "string" not in finding.detail:
         return ""
-    return f'YAML reads {node.plain} as {json.dumps(node.value)}: write "{node.plain}", in quotes, to mean the text'
+    return (
+        f'YAML reads {node.plain} as {json.dumps(node.value)}: write "{node.plain}", in quotes, to'
+        " mean the text"
+    )
 
 
 def colour() -> bool | None:
-    """Whether to write colours: by the terminal, unless NO_COLOR is set."""
+    """Return whether to write colours; None lets the terminal decide."""
     return False if os.environ.get("NO_COLOR") else None
 
 
@@ -177,23 +218,32 @@ def _text(report: Report) -> str:
 
 def _block(line: Line) -> str:
     place = f"{printable(line.file)}:{line.position.line}:{line.position.column}"
-    severity = click.style(line.severity, fg="red" if line.severity == "error" else "yellow", bold=True)
+    severity = click.style(
+        line.severity, fg="red" if line.severity == "error" else "yellow", bold=True
+    )
     rows = [f"{click.style(place, bold=True)}: {severity}: {printable(line.message)} [{line.rule}]"]
+
     if line.excerpt:
         number = str(line.position.line)
         shown, caret = _excerpt(line.excerpt, line.position.column)
         rows.append(f"  {number} | {shown}")
-        rows.append(f"  {' ' * len(number)} | {' ' * caret}{click.style('^', fg='green', bold=True)}")
+        rows.append(
+            f"  {' ' * len(number)} | {' ' * caret}{click.style('^', fg='green', bold=True)}"
+        )
+
     if line.help:
         rows.append(f"  {click.style('help:', fg='cyan')} {printable(line.help)}")
     if line.other:
-        name, at, what = line.other
-        rows.append(f"  {click.style('see:', fg='cyan')} {printable(name)}:{at.line}:{at.column} {printable(what)}")
+        name, at, subject = line.other
+        rows.append(
+            f"  {click.style('see:', fg='cyan')} {printable(name)}:{at.line}:{at.column} "
+            f"{printable(subject)}"
+        )
     return "\n".join(rows)
 
 
 def _excerpt(text: str, column: int) -> tuple[str, int]:
-    """The part of a line around a column, and how far in it the column is, from 0."""
+    """Return the part of a line around a column, and the offset of the column in it."""
     start = max(0, column - _WIDEST_EXCERPT // 2) if len(text) > _WIDEST_EXCERPT else 0
     cut = text[start : start + _WIDEST_EXCERPT].replace("\t", " ")
     ahead, behind = "…" if start else "", "…" if start + _WIDEST_EXCERPT < len(text) else ""
@@ -205,7 +255,8 @@ def _summary(report: Report) -> str:
     others = f", {report.passed_over} of them of other kinds" if report.passed_over else ""
     counted = f"{_count(report.objects, 'object')} in {_count(len(report.files), 'file')}{others}"
     if not report.lines:
-        return f"{counted}: {'nothing was found in what could be read' if report.unreadable else 'valid'}"
+        verdict = "nothing was found in what could be read" if report.unreadable else "valid"
+        return f"{counted}: {verdict}"
     return f"{counted}: {_count(report.errors, 'error')}, {_count(report.warnings, 'warning')}"
 
 
@@ -227,7 +278,7 @@ def _json(report: Report) -> str:
 
 
 def _finding(line: Line) -> Obj:
-    found: Obj = {
+    content: Obj = {
         "file": line.file,
         "line": line.position.line,
         "column": line.position.column,
@@ -235,33 +286,38 @@ def _finding(line: Line) -> Obj:
         "rule": line.rule,
         "message": line.message,
     }
-    found |= {key: value for key in ("field", "object", "help") if (value := getattr(line, key))}
+    content |= {key: value for key in ("field", "object", "help") if (value := getattr(line, key))}
     if line.other:
         name, at, what = line.other
-        found["related"] = {"file": name, "line": at.line, "column": at.column, "object": what}
-    return found
+        content["related"] = {"file": name, "line": at.line, "column": at.column, "object": what}
+    return content
 
 
 def _sarif(report: Report) -> str:
-    """SARIF 2.1.0, the standard of OASIS for results of static analysis."""
+    """Return a report in SARIF 2.1.0, the standard of OASIS for results of static analysis."""
     names = sorted({line.rule for line in report.lines})
-    rules = [{"id": name} | _described(report.rules.get(name, "")) for name in names]
+    rules = [{"id": name} | _description(report.rules.get(name, "")) for name in names]
     notes = [{"level": "error", "message": {"text": text}} for text in report.unreadable]
+
     try:
         version = importlib.metadata.version("caphv")
     except importlib.metadata.PackageNotFoundError:
         version = "0"
+
     run = {
         "tool": {"driver": {"name": "caphv", "version": version, "rules": rules}},
+        # Python counts code points. SARIF also allows UTF-16 code units.
         "columnKind": "unicodeCodePoints",
         "invocations": [{"executionSuccessful": not notes, "toolExecutionNotifications": notes}],
         "results": [_result(line, names) for line in report.lines],
     }
-    schema = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+    schema = (
+        "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+    )
     return json.dumps({"$schema": schema, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
-def _described(text: str) -> Obj:
+def _description(text: str) -> Obj:
     return {"shortDescription": {"text": text}} if text else {}
 
 
@@ -287,19 +343,35 @@ def _location(name: str, at: Position) -> Obj:
 
 
 def _github(report: Report) -> str:
-    """Workflow commands, which GitHub shows next to the lines of a pull request; the summary stays in the log."""
+    """Write workflow commands, which GitHub shows next to the lines of a pull request.
+
+    The summary stays in the log.
+    """
     rows = []
     for line in report.lines:
-        properties = {"file": line.file, "line": line.position.line, "col": line.position.column, "title": line.rule}
-        parameters = ",".join(f"{key}={_escaped(str(value), property_too=True)}" for key, value in properties.items())
+        properties = {
+            "file": line.file,
+            "line": line.position.line,
+            "col": line.position.column,
+            "title": line.rule,
+        }
+        parameters = ",".join(
+            f"{key}={_escape(str(value), property_too=True)}" for key, value in properties.items()
+        )
         text = "\n".join(filter(None, (line.message, line.help)))
-        rows.append(f"::{line.severity} {parameters}::{_escaped(text)}")
+        rows.append(f"::{line.severity} {parameters}::{_escape(text)}")
     return "\n".join([*rows, _summary(report)])
 
 
-def _escaped(text: str, *, property_too: bool = False) -> str:
+def _escape(text: str, *, property_too: bool = False) -> str:
+    # The percent sign comes first, because the other escapes begin with it.
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return escaped.replace(":", "%3A").replace(",", "%2C") if property_too else escaped
 
 
-FORMATS: dict[str, Callable[[Report], str]] = {"text": _text, "json": _json, "sarif": _sarif, "github": _github}
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "text": _text,
+    "json": _json,
+    "sarif": _sarif,
+    "github": _github,
+}

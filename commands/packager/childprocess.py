@@ -1,4 +1,4 @@
-"""The packager's process of `caphv run --with-packager`: its settings are the first argument, as JSON."""
+"""Run the packager's process of `caphv run --with-packager`, whose argument is JSON settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ log = logging.getLogger("caphv")
 
 
 def main() -> None:
-    """Run as the settings say. Exit status: 0 stopped on request, 1 could not start or continue."""
+    """Run with the given settings.
+
+    Exit status: 0 stopped on request, 1 could not start or continue.
+    """
     from caphv.runtime import eventloop, logs
     from caphv.runtime.errors import ApiError
     from caphv.runtime.kubeconfig import KubeconfigError
@@ -23,7 +26,7 @@ def main() -> None:
     settings = PackagerFlags(**orjson.loads(sys.argv[1]))  # noqa: TID251 - our own parent process
     logs.configure(settings.log_level, settings.log_format)
     try:
-        with settings.opened(crossobject.check) as options:
+        with settings.resolve(crossobject.check) as options:
             eventloop.run(serve_child(options))
     except (LeaseLost, KubeconfigError, ApiError, ValueError, OSError) as error:
         log.error("%s", error)

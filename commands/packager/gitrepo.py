@@ -1,8 +1,8 @@
-"""`caphv packager gitrepo`: the GitRepo by which Fleet applies manifests on the management cluster."""
+"""`caphv packager gitrepo`: the GitRepo with which Fleet applies manifests."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import IO
 
 import click
 
@@ -13,35 +13,62 @@ from commands.main import CONTEXT_SETTINGS
     context_settings=CONTEXT_SETTINGS,
     epilog="""\b
 Examples:
-  caphv packager gitrepo --repo https://git.example.com/fleet.git --client-secret fleet-git | kubectl apply -f -
+  caphv packager gitrepo --repo https://git.example.com/fleet.git --client-secret fleet-git | \
+kubectl apply -f -
 """,
 )
-@click.option("--repo", envvar="CAPHV_GIT_REPO", required=True, metavar="URL", help="Repository with the manifests.")
 @click.option(
-    "--branch", envvar="CAPHV_GIT_BRANCH", default="main", show_default=True, help="Branch of the repository."
+    "--repo",
+    envvar="CAPHV_GIT_REPO",
+    required=True,
+    metavar="URL",
+    help="Repository with the manifests.",
 )
-@click.option("--path", "inner", envvar="CAPHV_GIT_PATH", default="", metavar="PATH", help="Folder in the repository.")
 @click.option(
-    "--client-secret", default="", metavar="NAME", help="Secret in fleet-local with credentials for Fleet to read it."
+    "--branch",
+    envvar="CAPHV_GIT_BRANCH",
+    default="main",
+    show_default=True,
+    help="Branch of the repository.",
 )
-@click.option("--ca-file", type=click.File(), help="PEM file with the CA certificates that Fleet trusts.")
-def gitrepo(**flags: Any) -> None:
-    """Print the GitRepo with which Fleet applies all manifests of a repository to the management cluster itself.
+@click.option(
+    "--path",
+    "inner",
+    envvar="CAPHV_GIT_PATH",
+    default="",
+    metavar="PATH",
+    help="Folder in the repository.",
+)
+@click.option(
+    "--client-secret",
+    default="",
+    metavar="NAME",
+    help="Secret in fleet-local with credentials for Fleet to read it.",
+)
+@click.option(
+    "--ca-file", type=click.File(), help="PEM file with the CA certificates that Fleet trusts."
+)
+def gitrepo(
+    repo: str, branch: str, inner: str, client_secret: str, ca_file: IO[str] | None
+) -> None:
+    """Print the GitRepo with which Fleet applies all manifests of a repository to the management
+    cluster itself.
 
-    Apply it once. Fleet deletes a cluster only after its confirmed removal; namespaces and ClusterClasses stay.
+    Apply it once. Fleet deletes a cluster only after its confirmed removal; namespaces and
+    ClusterClasses stay.
     """
     from packager.definitions.files import management_git_repo
     from packager.rendering import yaml
     from packager.rendering.gitrepo import GitRepoOptions, check_is_remote
 
     try:
-        check_is_remote(flags["repo"])
+        check_is_remote(repo)
         options = GitRepoOptions(
-            flags["repo"],
-            flags["branch"],
-            folder=flags["inner"],
-            client_secret_name=flags["client_secret"],
-            ca_bundle=flags["ca_file"].read() if flags["ca_file"] else "",
+            repo,
+            branch,
+            folder=inner,
+            client_secret_name=client_secret,
+            ca_bundle=ca_file.read() if ca_file else "",
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None

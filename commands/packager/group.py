@@ -6,8 +6,14 @@ from commands.main import LazyGroup
 
 COMMANDS = {
     "run": ("commands.packager.run:run", "Run the packager in a management cluster."),
-    "sync": ("commands.packager.sync:sync", "Turn cluster definitions into manifests and bundles."),
-    "gitrepo": ("commands.packager.gitrepo:gitrepo", "Print the GitRepo by which Fleet applies manifests."),
+    "sync": (
+        "commands.packager.sync:sync",
+        "Turn cluster definitions into manifests and bundles.",
+    ),
+    "gitrepo": (
+        "commands.packager.gitrepo:gitrepo",
+        "Print the GitRepo by which Fleet applies manifests.",
+    ),
 }
 
 
@@ -16,10 +22,13 @@ COMMANDS = {
     table=COMMANDS,
     epilog="""\b
 Examples:
-  caphv packager run --repo https://git.example.com/fleet.git --git-credentials /etc/caphv/git --leader-elect
+  caphv packager run --repo https://git.example.com/fleet.git --git-credentials /etc/caphv/git \
+--leader-elect
                                                  in a Pod, with credentials from a mounted Secret
-  caphv packager sync --source-repo https://git.example.com/clusters.git --repo https://git.example.com/fleet.git
-                                                 turn definitions into manifests and bundles, in one commit
+  caphv packager sync --source-repo https://git.example.com/clusters.git --repo \
+https://git.example.com/fleet.git
+                                                 turn definitions into manifests and bundles, in \
+one commit
 """,
 )
 def packager() -> None:

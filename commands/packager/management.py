@@ -1,4 +1,4 @@
-"""What `caphv packager sync --apply` does on the management cluster."""
+"""Apply and delete objects on the management cluster for `caphv packager sync --apply`."""
 
 from __future__ import annotations
 
@@ -6,104 +6,132 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from caphv.api.object import key_of
 from caphv.api.remedies import DELETE_CLUSTER
-from commands.options.clusters import InputError
+from commands.errors import InputError
 
 if TYPE_CHECKING:
     from caphv.api.object import Key, Obj
-    from packager.apply import Applier, ApplyFailure
-    from packager.definitions.builder import BuildResult
+    from commands.options.management import ManagementOptions
+    from packager.definitions.apply import Applier, ApplyFailure
+    from packager.definitions.buildresult import BuildResult
     from packager.git.prune import Plan
     from packager.git.snapshot import Snapshot
-    from packager.planner import Store
+    from packager.planning.publish import Store
 
 T = TypeVar("T")
 
 
-def on_cluster(flags: dict[str, Any], work: Callable[[Applier], Awaitable[T]]) -> T:
-    """Return what work on the management cluster returns. Raises InputError when that cannot be reached."""
+def on_cluster(options: ManagementOptions, work: Callable[[Applier], Awaitable[T]]) -> T:
+    """Do work on the management cluster, and return its result. Raises `InputError`."""
     from caphv.runtime.client import ApiClient
-    from caphv.runtime.errors import ApiError, Unreachable
-    from caphv.runtime.kubeconfig import KubeconfigError, own_configuration
-    from packager.apply import Applier
+    from caphv.runtime.clientconfig import own_configuration
+    from caphv.runtime.errors import RequestError
+    from caphv.runtime.kubeconfig import KubeconfigError
+    from packager.definitions.apply import Applier
 
-    async def run() -> T:
-        client = ApiClient(await own_configuration(flags["kubeconfig"], flags["context"]), name="management")
+    async def work_with_client() -> T:
+        client = ApiClient(
+            await own_configuration(options.kubeconfig, options.context), name="management"
+        )
         try:
             return await work(Applier(client))
         finally:
             await client.close()
 
     try:
-        return asyncio.run(run())
-    except (KubeconfigError, ApiError, Unreachable) as error:
+        return asyncio.run(work_with_client())
+    except (KubeconfigError, RequestError) as error:
         raise InputError(f"the management cluster cannot be reached: {error}") from None
 
 
 async def apply(applier: Applier, built: BuildResult) -> list[ApplyFailure]:
-    """Apply the objects of all clusters, and those that they share and lack; return those that were refused."""
+    """Apply objects of clusters, and missing objects that they share; return refusals."""
+    # Shared objects come first, because clusters refer to their ClusterClass.
     failures = await applier.apply(await applier.missing(built.groups.values()))
     for key, objects in sorted(built.objects.items()):
         failures += await applier.apply(objects, namespace=key.namespace)
     return failures
 
 
-def delete(flags: dict[str, Any], names: Sequence[str], *, dry_run: bool = False) -> list[ApplyFailure]:
-    """Delete Clusters, `<namespace>/<name>`, that exist; return those whose deletion is refused.
+def delete(
+    options: ManagementOptions, names: Sequence[str], *, dry_run: bool = False
+) -> list[ApplyFailure]:
+    """Delete existing Clusters, by `<namespace>/<name>`; return refused deletions.
 
-    With `dry_run` nothing is deleted. Raises InputError when the management cluster cannot be reached.
+    With `dry_run` nothing is deleted. Raises `InputError` when the management cluster cannot be
+    reached.
     """
 
     async def work(applier: Applier) -> list[ApplyFailure]:
-        return [failure for name in names for failure in await applier.delete_cluster(name, dry_run=dry_run)]
+        return [
+            failure
+            for name in names
+            for failure in await applier.delete_cluster(name, dry_run=dry_run)
+        ]
 
-    return on_cluster(flags, work) if names else []
+    return on_cluster(options, work) if names else []
 
 
-def after_failure(flags: dict[str, Any], store: Store, names: list[str]) -> list[str]:
-    """Delete those of some clusters whose removal was pushed all the same; return lines that tell what became of them.
+def after_failure(options: ManagementOptions, store: Store, names: list[str]) -> list[str]:
+    """Delete clusters whose removal was pushed although the push failed.
 
-    The branch may have been pushed, and only those of groups be rejected, or only the answer of the host be lost.
+    Perhaps only the answer of the host was lost. Return lines about the clusters.
     """
     from packager.git.errors import GitError
 
     try:
-        lost = _lost(store, names)
+        lost = _removed_names(store, names)
     except GitError:
         return [
-            f"Cluster {name}: whether its removal was pushed is unknown; if the repository no longer holds it, delete "
-            f"the Cluster: {_delete_command(name)}"
+            f"Cluster {name}: whether its removal was pushed is unknown; if the repository no "
+            f"longer holds it, delete the Cluster: {_delete_command(name)}"
             for name in names
         ]
+
     try:
-        failures = delete_lost(flags, lost)
+        failures = delete_lost(options, lost)
     except InputError as error:
         return [error.message]
-    refused = {f"{one.obj['metadata']['namespace']}/{one.obj['metadata']['name']}" for one in failures}
+
+    refused = {
+        f"{failure.obj['metadata']['namespace']}/{failure.obj['metadata']['name']}"
+        for failure in failures
+    }
     asked = [name for name in lost if name not in refused]
-    return [*([f"asked for the deletion of Clusters {', '.join(asked)}"] if asked else []), *map(str, failures)]
+    return [
+        *([f"asked for the deletion of Clusters {', '.join(asked)}"] if asked else []),
+        *map(str, failures),
+    ]
 
 
-def _lost(store: Store, names: list[str]) -> list[str]:
-    """Return those of some clusters whose manifests the repository no longer holds."""
+def _removed_names(store: Store, names: list[str]) -> list[str]:
+    """Return the clusters whose manifests the repository no longer holds."""
     from packager.definitions.files import MANIFESTS
 
     snapshot = store.sync() if names else None
     return [name for name in names if snapshot and snapshot.entry(f"{MANIFESTS}/{name}") is None]
 
 
-def delete_lost(flags: dict[str, Any], names: list[str]) -> list[ApplyFailure]:
-    """Delete Clusters that the repository no longer holds. Raises InputError, which names them."""
+def delete_lost(options: ManagementOptions, names: list[str]) -> list[ApplyFailure]:
+    """Delete Clusters that the repository no longer holds.
+
+    Raises `InputError`, whose message names them.
+    """
     remedy = "the repository no longer holds it. Delete the Cluster"
     try:
-        failures = delete(flags, names)
+        failures = delete(options, names)
     except InputError as error:
         remedies = [f"Cluster {name}: {remedy}: {_delete_command(name)}" for name in names]
         raise InputError("; ".join([error.message, *remedies])) from None
-    return [replace(one, why=f"{one.why}; {remedy}: {_delete_command(str(key_of(one.obj)))}") for one in failures]
+    return [
+        replace(
+            failure, why=f"{failure.why}; {remedy}: {_delete_command(str(key_of(failure.obj)))}"
+        )
+        for failure in failures
+    ]
 
 
 def _delete_command(cluster: str) -> str:
@@ -111,47 +139,63 @@ def _delete_command(cluster: str) -> str:
     return DELETE_CLUSTER(cluster=name, namespace=namespace)
 
 
-def drop(flags: dict[str, Any], plan: Plan, snapshot: Snapshot) -> tuple[Plan, list[ApplyFailure]]:
-    """Delete objects that a plan drops from manifests; return those that stay, and the plan without these manifests.
+def drop(
+    options: ManagementOptions, plan: Plan, snapshot: Snapshot
+) -> tuple[Plan, list[ApplyFailure]]:
+    """Delete objects that a plan drops from manifests.
 
-    What has left the repository is forgotten: so a manifest stays as it is while something that it drops is there.
+    Return the plan without the manifests of clusters with refused deletions, and the refusals. Such
+    a manifest stays as it is, because a dropped object that exists would be forgotten otherwise.
     """
-    from packager.commit_summary import summarized
+    from packager.planning.commit_summary import summarize
 
-    objects = _dropped(plan, snapshot)
+    objects = _dropped_objects(plan, snapshot)
     if not objects:
         return plan, []
-    refused = on_cluster(flags, lambda applier: _delete(applier, objects))
+
+    refused = on_cluster(options, lambda applier: _delete(applier, objects))
     folders = tuple(f"{_folder(key)}/" for key in refused)
     write = {path: content for path, content in plan.write.items() if not path.startswith(folders)}
     changed = tuple(folder for folder in plan.changed if f"{folder}/" not in folders)
-    left = summarized(replace(plan, write=write, changed=changed, subject="", details={}), snapshot)
-    return left, [*chain.from_iterable(refused.values())]
+    # The message of the commit must name only what it changes.
+    remaining = summarize(
+        replace(plan, write=write, changed=changed, subject="", details={}), snapshot
+    )
+    return remaining, [*chain.from_iterable(refused.values())]
 
 
-async def _delete(applier: Applier, dropped: Mapping[Key, Sequence[Obj]]) -> dict[Key, list[ApplyFailure]]:
-    found = {key: await applier.delete(objects, key.namespace) for key, objects in dropped.items()}
-    return {key: failures for key, failures in found.items() if failures}
+async def _delete(
+    applier: Applier, dropped: Mapping[Key, Sequence[Obj]]
+) -> dict[Key, list[ApplyFailure]]:
+    refused = {
+        key: await applier.delete(objects, key.namespace) for key, objects in dropped.items()
+    }
+    return {key: failures for key, failures in refused.items() if failures}
 
 
-def _dropped(plan: Plan, snapshot: Snapshot) -> dict[Key, list[Obj]]:
-    """Return by cluster what may be deleted of all that its new manifest lacks, and no other manifest of the plan has.
+def _dropped_objects(plan: Plan, snapshot: Snapshot) -> dict[Key, list[Obj]]:
+    """Return by cluster the objects to delete, which its new manifest lacks.
 
-    A MachineDeployment leaves the manifest only after its protection was lifted.
+    An object that another manifest of the plan has is not deleted. A MachineDeployment leaves the
+    manifest only after its protection was lifted.
     """
     from caphv.api.object import Key
-    from packager.definitions.builder import existing, manifest_path, parsed
-    from packager.definitions.dropped import disposable, dropped, is_pool
+    from packager.definitions.dropped import disposable, dropped_objects, is_pool
+    from packager.definitions.manifest import existing, manifest_path, parse_manifest
 
     keys = [Key(*folder.split("/")[1:]) for folder in plan.changed]
-    new = {key: parsed(plan.write[path]) for key in keys if (path := manifest_path(key)) in plan.write}
+    new = {
+        key: parse_manifest(plan.write[path])
+        for key in keys
+        if (path := manifest_path(key)) in plan.write
+    }
     every = [*chain.from_iterable(new.values())]
-    found = {}
+    objects_by_key = {}
     for key in new:
         before = existing(snapshot, key)
         candidates = [*disposable(before), *filter(is_pool, before)]
-        found[key] = dropped(candidates, every, key.namespace)
-    return {key: objects for key, objects in found.items() if objects}
+        objects_by_key[key] = dropped_objects(candidates, every, key.namespace)
+    return {key: objects for key, objects in objects_by_key.items() if objects}
 
 
 def _folder(key: Key) -> str:

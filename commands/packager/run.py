@@ -6,14 +6,24 @@ import dataclasses
 import logging
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from commands.options.charts import chart_options, helm_secret_options
-from commands.options.endpoints import certificate_folder, log_options, metrics_options, probe_option
+from commands.options.charts import ChartOptions, chart_options, helm_secret_options
+from commands.options.endpoints import (
+    ControllerOptions,
+    certificate_folder,
+    log_options,
+    metrics_options,
+    probe_option,
+)
+from commands.options.groups import fill, pick
 from commands.options.repository import (
+    RepositoryOptions,
+    SourceOptions,
     author_options,
     git_cache_option,
     prune_option,
@@ -23,20 +33,37 @@ from commands.options.repository import (
 from commands.webhook import stop_signal
 
 if TYPE_CHECKING:
-    from caphv.runtime.runnable import Runnable
+    from caphv.runtime.childprocess import ChildProcess
     from packager.controller.config import PackagerFlags
     from packager.controller.main import PackagerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackagerRunOptions(RepositoryOptions, SourceOptions, ChartOptions, ControllerOptions):
+    """Options of `caphv packager run`."""
+
+    client_secret: str
+    helm_secret: str
+    helm_repo_regex: str
+    max_prune: int
+    debounce: float
+    interval: float
+    receiver_bind_address: str
+    receiver_secret_file: str
 
 
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog="""\b
 Examples:
-  caphv packager run --repo https://git.example.com/fleet.git --git-credentials /etc/caphv/git --leader-elect
+  caphv packager run --repo https://git.example.com/fleet.git --git-credentials /etc/caphv/git \
+--leader-elect
                                                  in a Pod, with credentials from a mounted Secret
-  CAPHV_GIT_PASSWORD=… caphv packager run --repo https://git.example.com/fleet.git --kubeconfig management.yaml
+  CAPHV_GIT_PASSWORD=… caphv packager run --repo https://git.example.com/fleet.git --kubeconfig \
+management.yaml
                                                  outside of a cluster
-  caphv packager run --repo https://git.example.com/fleet.git --source-repo https://git.example.com/clusters.git
+  caphv packager run --repo https://git.example.com/fleet.git --source-repo \
+https://git.example.com/clusters.git
                                                  and also sync cluster definitions
   caphv packager run --repo git@example.com:fleet.git --review caphv/bundles
                                                  for pull requests
@@ -53,9 +80,12 @@ Exit status: 0 stopped on request, 1 could not start or continue, 2 wrong usage,
 @click.option(
     "--client-secret",
     default="",
+    show_default=False,
     envvar="CAPHV_CLIENT_SECRET",
     metavar="NAME",
-    help="Secret with credentials for Fleet to read the repository, for the GitRepos of definitions.",
+    help=(
+        "Secret with credentials for Fleet to read the repository, for the GitRepos of definitions."
+    ),
 )
 @chart_options
 @helm_secret_options
@@ -93,22 +123,32 @@ Exit status: 0 stopped on request, 1 could not start or continue, 2 wrong usage,
     show_default=False,
     help="Kubeconfig of the management cluster; default: the Pod's own account.",
 )
-@click.option("--namespace", default="", show_default=False, help="Namespace to watch; default: all.")
+@click.option(
+    "--namespace", default="", show_default=False, help="Namespace to watch; default: all."
+)
 @click.option(
     "--watch-filter",
     default="",
     show_default=False,
-    help="Watch only Clusters whose HarvesterCluster has this value of label cluster.x-k8s.io/watch-filter.",
+    help=(
+        "Watch only Clusters whose HarvesterCluster has this value of label "
+        "cluster.x-k8s.io/watch-filter."
+    ),
 )
-@click.option("--leader-elect/--no-leader-elect", help="Run only while holding the lease; for several replicas.")
+@click.option(
+    "--leader-elect/--no-leader-elect",
+    help="Run only while holding the lease; for several replicas.",
+)
 @metrics_options
 @probe_option
 @log_options
-def run(**flags: Any) -> None:
+@fill(options=PackagerRunOptions)
+def run(options: PackagerRunOptions) -> None:
     """Run the packager in a management cluster.
 
-    It watches Clusters, HarvesterClusters and ClusterClasses, renders the bundles of each cluster whose settings
-    changed, and commits them together. Condition AddonBundlesReady of the HarvesterCluster reports the result.
+    It watches Clusters, HarvesterClusters and ClusterClasses, renders the bundles of each cluster
+    whose settings changed, and commits them together. Condition AddonBundlesReady of the
+    HarvesterCluster reports the result.
     """
     require_git()
     from caphv.runtime import eventloop, logs
@@ -118,16 +158,16 @@ def run(**flags: Any) -> None:
     from packager.controller.main import run as run_packager
     from webhooks import crossobject
 
-    settings = checked(flags)
+    settings = packager_flags(options)
     logs.configure(settings.log_level, settings.log_format)
     log = logging.getLogger("caphv")
 
-    async def main(options: PackagerOptions) -> None:
-        await run_packager(options, stop_signal())
+    async def main(packager: PackagerOptions) -> None:
+        await run_packager(packager, stop_signal())
 
     try:
-        with settings.opened(crossobject.check) as options:
-            eventloop.run(main(options))
+        with settings.resolve(crossobject.check) as packager:
+            eventloop.run(main(packager))
     except LeaseLost as error:
         log.error("%s", error)
         sys.exit(3)
@@ -140,46 +180,54 @@ def require_git() -> None:
     """Raise `click.UsageError` without Git, before anything is imported that needs it."""
     if shutil.which("git") is None:
         raise click.UsageError(
-            "git is not in the PATH: the image of the provider has no Git, use that of the packager, whose tag ends "
-            "with -packager"
+            "git is not in the PATH: the image of the provider has no Git, use that of the "
+            "packager, whose tag ends with -packager"
         )
 
 
-def checked(flags: dict[str, Any]) -> PackagerFlags:
-    """Return the settings of these flags. Raises `click.UsageError` with all their errors."""
-    from commands.packager.sync import refuse_circles, refuse_signers_without_source
+def packager_flags(options: PackagerRunOptions) -> PackagerFlags:
+    """Check the options; return them in the form of the child process's settings.
+
+    Raises `click.UsageError`.
+    """
+    from commands.packager.sync_source import refuse_circles, refuse_signers_without_source
     from packager.controller.config import PackagerFlags
     from packager.git.errors import InvalidRemote
     from packager.rendering.renderer import Renderer
     from webhooks import crossobject
 
-    if not flags["repo"]:
-        raise click.UsageError("name the repository with --repo URL, or with variable CAPHV_GIT_REPO")
-    certificate_folder(flags)
+    if not options.repo:
+        raise click.UsageError(
+            "name the repository with --repo URL, or with variable CAPHV_GIT_REPO"
+        )
+    certificate_folder(options)
+    refuse_signers_without_source(options)
+    if options.source_repo:
+        refuse_circles(options, options.repo, options.branch, options.inner)
+
     paths = ("git_credentials", "git_cache", "source_credentials", "source_signers")
-    folders = {name: str(flags[name] or "") for name in paths}
-    refuse_signers_without_source(flags)
-    if flags["source_repo"]:
-        refuse_circles(flags)
-    settings = PackagerFlags(**flags | folders)
+    texts = {name: str(getattr(options, name) or "") for name in paths}
+    flags = pick(PackagerFlags, dataclasses.asdict(options) | texts)
     try:
-        options = settings.options(Path(), crossobject.check)
-        Renderer(options.publisher.rendering)
+        packager = flags.options(Path(), crossobject.check)
+        Renderer(packager.publisher.rendering)
     except (InvalidRemote, ValueError, FileNotFoundError) as error:
         raise click.UsageError(str(error)) from None
-    return settings
+    return flags
 
 
-def child_process(flags: dict[str, Any]) -> list[Runnable]:
-    """Return the child process of `caphv run --with-packager`, set by the environment and the provider's flags.
+def child_process(provider: ControllerOptions) -> ChildProcess:
+    """Return the child process of `caphv run --with-packager`. Raises `click.UsageError`.
 
-    Raises `click.UsageError`.
+    Its settings come from variables of the environment, and from options that it shares with the
+    provider.
     """
     require_git()
     from caphv.runtime.childprocess import ChildProcess
 
-    shared = ("kubeconfig", "namespace", "watch_filter", "leader_elect", "log_level", "log_format")
     with run.make_context("caphv run --with-packager", [], resilient_parsing=False) as context:
-        own = dict(context.params)
-    settings = checked(own | {name: flags[name] for name in shared})
-    return [ChildProcess("packager", "commands.packager.childprocess", dataclasses.asdict(settings.for_child()))]
+        options = pick(PackagerRunOptions, context.params)
+    shared = ("kubeconfig", "namespace", "watch_filter", "leader_elect", "log_level", "log_format")
+    options = dataclasses.replace(options, **{name: getattr(provider, name) for name in shared})
+    settings = packager_flags(options).for_child()
+    return ChildProcess("packager", "commands.packager.childprocess", dataclasses.asdict(settings))

@@ -19,7 +19,10 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def sandbox_options(command: _Command) -> _Command:
     """Add the options that select a sandbox: `name` and `folder`."""
     command = click.option(
-        "--dir", "folder", type=click.Path(path_type=Path), help="Folder of the sandbox, instead of a name."
+        "--dir",
+        "folder",
+        type=click.Path(path_type=Path),
+        help="Folder of the sandbox, instead of a name.",
     )(command)
     return click.option(
         "--name",
@@ -30,13 +33,19 @@ def sandbox_options(command: _Command) -> _Command:
 
 
 def _check_name(_ctx: click.Context, _option: click.Parameter, name: str | None) -> str | None:
-    if name is not None and not (name.replace("-", "").isalnum() and name.isascii() and name[0].isalnum()):
-        raise click.BadParameter(f"{name!r}: must consist of letters, digits and dashes, because it names a folder")
+    if name is not None and not (
+        name.replace("-", "").isalnum() and name.isascii() and name[0].isalnum()
+    ):
+        raise click.BadParameter(
+            f"{name!r}: must consist of letters, digits and dashes, because it names a folder"
+        )
     return name
 
 
-def named_sandbox(name: str | None, folder: Path | None, settings: "SandboxSettings | None" = None) -> "Sandbox":
-    """The sandbox that `sandbox_options` select; it may not exist."""
+def named_sandbox(
+    name: str | None, folder: Path | None, settings: "SandboxSettings | None" = None
+) -> "Sandbox":
+    """Return the sandbox that `sandbox_options` select; it may not exist."""
     from sandbox.environment import Sandbox, default_folder
 
     if name and folder:
@@ -45,12 +54,21 @@ def named_sandbox(name: str | None, folder: Path | None, settings: "SandboxSetti
 
 
 def running_sandbox(name: str | None, folder: Path | None) -> "Sandbox":
-    """The existing sandbox of that name or folder; parts of it may have stopped."""
+    """Return the existing sandbox of a name or folder; parts of it may have stopped."""
     box = named_sandbox(name, folder)
     if box.status()["status"] == "absent":
-        which = f" --dir {folder}" if folder else f" --name {name}" if name else ""
-        raise click.ClickException(f"no sandbox in {box.folder}: start it with `caphv sandbox up{which}`")
+        options = selecting_options(name, folder)
+        raise click.ClickException(
+            f"no sandbox in {box.folder}: start it with `caphv sandbox up{options}`"
+        )
     return box
+
+
+def selecting_options(name: str | None, folder: Path | None) -> str:
+    """Return the options that select the same sandbox in another command."""
+    if folder:
+        return f" --dir {folder}"
+    return f" --name {name}" if name else ""
 
 
 @contextlib.contextmanager
@@ -64,7 +82,15 @@ def failures() -> Iterator[None]:
 
     try:
         yield
-    except (ApiError, BuildError, NoNetworkError, OSError, ProcessError, SandboxError, Unreachable) as error:
+    except (
+        ApiError,
+        BuildError,
+        NoNetworkError,
+        OSError,
+        ProcessError,
+        SandboxError,
+        Unreachable,
+    ) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -86,7 +112,12 @@ def build_report() -> Iterator["Report"]:
         TimeRemainingColumn,
     )
 
-    times = (TimeElapsedColumn(), TextColumn("left:"), TimeRemainingColumn(elapsed_when_finished=True))
+    # Bars need a terminal, because they would write a line per step into a log.
+    times = (
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *times)
     with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, Any] = {}
@@ -94,14 +125,20 @@ def build_report() -> Iterator["Report"]:
         def report(name: str, step: str, done: int, total: int) -> None:
             if name not in tasks:
                 tasks[name] = bars.add_task(name, total=None)
-            bars.update(tasks[name], description=f"{name}: {step}", completed=done, total=total or None)
+            bars.update(
+                tasks[name], description=f"{name}: {step}", completed=done, total=total or None
+            )
 
         yield report
 
 
 def _print_build(name: str, step: str, done: int, total: int) -> None:
-    counted = f", {done} of {total} packages" if total else f", {done} so far" if done else ""
-    click.echo(f"{name}: {step}{counted}", err=True)
+    progress = ""
+    if total:
+        progress = f", {done} of {total} packages"
+    elif done:
+        progress = f", {done} so far"
+    click.echo(f"{name}: {step}{progress}", err=True)
 
 
 def print_part(part: str, seconds: float) -> None:

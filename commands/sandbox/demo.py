@@ -34,18 +34,24 @@ Examples:
 )
 @click.option("--keep", is_flag=True, help="Keep the sandbox running at the end, for kubectl.")
 @click.option(
-    "--boot-seconds", type=click.FloatRange(0), default=2.0, show_default=True, help="Boot time of a virtual machine."
+    "--boot-seconds",
+    type=click.FloatRange(0),
+    default=2.0,
+    show_default=True,
+    help="Boot time of a virtual machine.",
 )
 def demo(*, keep: bool, boot_seconds: float) -> None:
     """Create a cluster on a simulated Harvester, break it, scale it, upgrade it and delete it.
 
-    Starts its own sandbox with the real Cluster API core and the provider, and pushes a ClusterDefinition to a Git
-    repository. The definition becomes add-on bundles and a Cluster of the ClusterClass harvester-rke2: three control
-    planes and two workers with two disks each, in three zones, with addresses from two pools.
+    Starts its own sandbox with the real Cluster API core and the provider, and pushes a
+    ClusterDefinition to a Git repository. The definition becomes add-on bundles and a Cluster of
+    the ClusterClass harvester-rke2: three control planes and two workers with two disks each, in
+    three zones, with addresses from two pools.
 
-    Then a changed MTU becomes one small commit; the VMs of a worker and of a control plane are deleted and replaced;
-    workers and control plane are scaled; a new Kubernetes version is rolled out; the cluster is deleted, and Harvester
-    is searched for leftovers. The exit status is 1 if any step fails.
+    Then a changed MTU becomes one small commit; the VMs of a worker and of a control plane are
+    deleted and replaced; workers and control plane are scaled; a new Kubernetes version is rolled
+    out; the cluster is deleted, and Harvester is searched for leftovers. The exit status is 1 if
+    any step fails.
     """
     from commands.sandbox.common import build_report, failures, print_part
     from sandbox.environment import Sandbox
@@ -61,13 +67,17 @@ def demo(*, keep: bool, boot_seconds: float) -> None:
         click.echo(f"Starting a sandbox in {folder}")
         started = time.monotonic()
         summary = asyncio.run(_demo(box, print_part, keep=keep))
+
     if not summary:
-        click.echo(f"FAILED after {time.monotonic() - started:.0f} s; logs are in {folder}. To remove it:")
+        click.echo(
+            f"FAILED after {time.monotonic() - started:.0f} s; logs are in {folder}. To remove it:"
+        )
         click.echo(f"  caphv sandbox down --dir {folder}")
         sys.exit(1)
+
     click.echo(summary.replace("SECONDS", f"{time.monotonic() - started:.0f} s"))
     if keep:
-        # Short enough for 80 columns.
+        # Each command fits into 80 columns.
         click.echo(f"  export KUBECONFIG={box.kubeconfig('management')}")
         click.echo(f"  caphv sandbox down --dir {folder}")
 
@@ -91,6 +101,7 @@ async def _demo(box: Any, progress: Any, *, keep: bool) -> str:
                 failed = True
         return "" if failed else _summary(scenario)
     finally:
+        # The sandbox of a failed demo stays, because its logs say why it failed.
         if not keep and not failed:
             await box.down()
 
@@ -116,19 +127,26 @@ def _showing(scenario: "Scenario") -> Iterator[None]:
 
     # Completed steps scroll away, so that the current state fits into a small window.
     console = Console(highlight=False)
-    with Live(get_renderable=lambda: tree(scenario), console=console, refresh_per_second=8, transient=True) as live:
+    with Live(
+        get_renderable=lambda: tree(scenario),
+        console=console,
+        refresh_per_second=8,
+        transient=True,
+    ) as live:
         shown = 0
 
-        def changed() -> None:
+        def print_steps() -> None:
             nonlocal shown
             done = [step for step in scenario.view.steps if step.seconds is not None]
             for step in done[shown:]:
                 if step.failed:
                     live.console.print(tree(scenario))
-                live.console.print(_step_line(step), style="red" if step.failed else "green", markup=False)
+                live.console.print(
+                    _step_line(step), style="red" if step.failed else "green", markup=False
+                )
             shown = len(done)
 
-        scenario.on_change = changed
+        scenario.on_change = print_steps
         yield
 
 
@@ -137,7 +155,7 @@ def _lines(scenario: "Scenario") -> Iterator[None]:
     seen: dict[str, str] = {}
     machines: set[str] = set()
 
-    def changed() -> None:
+    def print_changes() -> None:
         for step in scenario.view.steps:
             _print_change(seen, step.title, _step_line(step))
         lines = dict(_machine_lines(scenario))
@@ -147,9 +165,10 @@ def _lines(scenario: "Scenario") -> Iterator[None]:
             _print_change(seen, name, f"    {name}: deleted")
         machines.update(lines)
 
-    scenario.on_change = changed
+    scenario.on_change = print_changes
     yield
-    changed()
+    # The last change may have come after the last call.
+    print_changes()
 
 
 def _print_change(seen: dict[str, str], key: str, line: str) -> None:
@@ -167,12 +186,14 @@ def _step_line(step: "Step") -> str:
 def _machine_lines(scenario: "Scenario") -> Iterator[tuple[str, str]]:
     for row in scenario.view.machine_rows():
         role = "control plane" if row.control_plane else "worker"
-        facts = " ".join(fact for fact in (role, row.version, row.address, row.zone, row.host) if fact)
+        facts = " ".join(
+            fact for fact in (role, row.version, row.address, row.zone, row.host) if fact
+        )
         yield row.name, f"    {row.name}: {row.state} ({facts})"
 
 
 def tree(scenario: "Scenario") -> "RenderableType":
-    """The cluster's current state as a tree that fits into 80 columns, with the running step below it."""
+    """Return the cluster as a tree that fits into 80 columns, with the running step below it."""
     from rich.console import Group
     from rich.spinner import Spinner
     from rich.tree import Tree
@@ -185,12 +206,16 @@ def tree(scenario: "Scenario") -> "RenderableType":
         ready = bool((infrastructure.get("status") or {}).get("ready"))
         endpoint = scenario.view.endpoint() or "no control plane endpoint yet"
         root.add(Text(f"HarvesterCluster  {endpoint}", style="green" if ready else "yellow"))
+
     rows = scenario.view.machine_rows()
     for title, control_plane in (("Control plane", True), ("Workers", False)):
-        own = [row for row in rows if row.control_plane is control_plane]
-        if own:
-            root.add(title).add(_table(own))
-    return Group(root, *(Spinner("dots", text=step.title) for step in scenario.view.steps if step.seconds is None))
+        group = [row for row in rows if row.control_plane is control_plane]
+        if group:
+            root.add(title).add(_table(group))
+    return Group(
+        root,
+        *(Spinner("dots", text=step.title) for step in scenario.view.steps if step.seconds is None),
+    )
 
 
 def _table(rows: "Sequence[MachineRow]") -> "RenderableType":
@@ -202,10 +227,14 @@ def _table(rows: "Sequence[MachineRow]") -> "RenderableType":
     for _ in range(6):
         table.add_column(no_wrap=True, overflow="ellipsis")
     for row in rows:
-        style = (
-            "green" if row.state == "Running" else "red" if "deleted" in row.state or "Fail" in row.state else "yellow"
-        )
+        style = "yellow"
+        if row.state == "Running":
+            style = "green"
+        elif "deleted" in row.state or "Fail" in row.state:
+            style = "red"
         # The distribution's suffix, as in v1.36.3+rke2r1, is the same for all machines.
         version = row.version.partition("+")[0]
-        table.add_row(row.name, version, row.address, row.zone, row.host, Text(row.state, style=style))
+        table.add_row(
+            row.name, version, row.address, row.zone, row.host, Text(row.state, style=style)
+        )
     return table

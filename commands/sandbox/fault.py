@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,7 +18,7 @@ _Answer = TypeVar("_Answer")
 
 
 class FaultGroup(HelpfulGroup):
-    """A command for each kind of fault, created on demand from the table of kinds."""
+    """A group with a command for each kind of fault, created on demand."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return `list`, `clear`, `chaos` and all kinds."""
@@ -29,8 +30,8 @@ class FaultGroup(HelpfulGroup):
         """Return `list`, `clear`, `chaos`, or the command of a kind."""
         from sandbox.harvester.faults import KINDS
 
-        own = super().get_command(ctx, cmd_name)
-        return own if own or cmd_name not in KINDS else _command(KINDS[cmd_name])
+        command = super().get_command(ctx, cmd_name)
+        return command if command or cmd_name not in KINDS else _command(KINDS[cmd_name])
 
 
 @click.group(
@@ -46,23 +47,26 @@ Examples:
 """,
 )
 @sandbox_options
-def fault(**_which: Any) -> None:
+@click.pass_context
+def fault(ctx: click.Context, /, name: str | None, folder: Path | None) -> None:
     """Inject faults on the simulated Harvester.
 
-    Object faults (hosts, VMs, images, …) affect all clients. Transport faults (slow, away, HTTP errors) affect
-    clients with the kubeconfigs harvester and identity, not the simulation itself. Watch the provider's reaction with
-    `kubectl get harvesterclusters,harvestermachines -A` and in the Events.
+    Object faults (hosts, VMs, images, …) affect all clients. Transport faults (slow, away, HTTP
+    errors) affect clients with the kubeconfigs harvester and identity, not the simulation itself.
+    Watch the provider's reaction with `kubectl get harvesterclusters,harvestermachines -A` and in
+    the Events.
 
     A fault stays active until `clear`; vm-vanishes, migration and address-change happen once.
     """
+    # The options that select a sandbox may precede or follow the kind of fault.
+    ctx.obj = (name, folder)
 
 
 @fault.command("list")
 @sandbox_options
-@click.pass_context
-def list_faults(ctx: click.Context, /, **_which: Any) -> None:
+def list_faults(name: str | None, folder: Path | None) -> None:
     """List active faults."""
-    active = _with_faults(ctx, lambda faults: faults.active())
+    active = _with_faults(_sandbox(name, folder), lambda faults: faults.active())
     for item in active:
         click.echo(str(item))
     if not active:
@@ -73,14 +77,15 @@ def list_faults(ctx: click.Context, /, **_which: Any) -> None:
 @click.argument("kind", required=False, default="")
 @click.argument("target", required=False, default="")
 @sandbox_options
-@click.pass_context
-def clear(ctx: click.Context, /, kind: str, target: str, **_which: Any) -> None:
+def clear(kind: str, target: str, name: str | None, folder: Path | None) -> None:
     """Clear all faults, those of a KIND, or that of a KIND and TARGET."""
     from sandbox.harvester.faults import KINDS
 
     if kind and kind not in KINDS:
-        raise click.BadParameter(f"unknown kind of fault {kind!r}; see `caphv sandbox fault --help`", param_hint="KIND")
-    cleared = _with_faults(ctx, lambda faults: faults.clear(kind, target))
+        raise click.BadParameter(
+            f"unknown kind of fault {kind!r}; see `caphv sandbox fault --help`", param_hint="KIND"
+        )
+    cleared = _with_faults(_sandbox(name, folder), lambda faults: faults.clear(kind, target))
     for item in cleared:
         click.echo(f"cleared: {item}")
     if not cleared:
@@ -96,44 +101,72 @@ Examples:
 """,
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of the schedule.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, help="Duration.")
-@click.option("--kills/--no-kills", default=True, show_default=True, help="Also kill the provider with SIGKILL.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Duration.",
+)
+@click.option(
+    "--kills/--no-kills",
+    default=True,
+    show_default=True,
+    help="Also kill the provider with SIGKILL.",
+)
 @sandbox_options
-@click.pass_context
-def chaos(ctx: click.Context, /, seed: int, seconds: float, *, kills: bool, **_which: Any) -> None:
+def chaos(seed: int, seconds: float, name: str | None, folder: Path | None, *, kills: bool) -> None:
     """Inject random transport faults and kill the provider, one after the other.
 
-    The same seed gives the same schedule. At the end no fault is active and the provider is running.
+    The same seed gives the same schedule. At the end no fault is active and the provider is
+    running.
     """
     from sandbox import chaos
 
-    box = _sandbox(ctx)
+    box = _sandbox(name, folder)
     steps = chaos.schedule(seed, seconds, kills=kills)
-    _with_faults(ctx, lambda faults: chaos.run(box, faults, steps, click.echo))
+    _with_faults(box, lambda faults: chaos.run(box, faults, steps, click.echo))
     click.echo(f"{len(steps)} steps done; no fault is active")
 
 
 def _command(kind: "Kind") -> click.Command:
     @sandbox_options
-    def call(target: str = "", **options: Any) -> None:
+    def call(
+        name: str | None,
+        folder: Path | None,
+        target: str = "",
+        share: float | None = None,
+        delay: float | None = None,
+    ) -> None:
         from sandbox.harvester.faults import Fault
 
-        settings = {name: options[name] for name in options.keys() & {"share", "delay"}}
-        ctx = click.get_current_context()
-        click.echo(_with_faults(ctx, lambda faults: faults.inject(Fault(kind.name, target, **settings))))
+        # Without these options, the defaults of `Fault` hold.
+        numbers = {"share": share, "delay": delay}
+        settings: dict[str, Any] = {
+            name: value for name, value in numbers.items() if value is not None
+        }
+        fault = Fault(kind.name, target, **settings)
+        click.echo(_with_faults(_sandbox(name, folder), lambda faults: faults.inject(fault)))
 
     parameters: list[click.Parameter] = []
     if kind.target:
         parameters.append(click.Argument(["target"], metavar=kind.target))
     if kind.in_transport:
-        share, of = click.FloatRange(0, 1, min_open=True), "Fraction of requests that are affected."
-        parameters.append(click.Option(["--share"], type=share, default=1.0, show_default=True, help=of))
+        share = click.FloatRange(0, 1, min_open=True)
+        help_text = "Fraction of requests that are affected."
+        parameters.append(
+            click.Option(["--share"], type=share, default=1.0, show_default=True, help=help_text)
+        )
     if kind.name == "slow":
         delay = click.FloatRange(0, min_open=True)
         parameters.append(
-            click.Option(["--delay"], type=delay, default=2.0, show_default=True, help="Delay in seconds.")
+            click.Option(
+                ["--delay"], type=delay, default=2.0, show_default=True, help="Delay in seconds."
+            )
         )
-    return click.command(kind.name, params=parameters, help=_help_text(kind), short_help=kind.summary)(call)
+    return click.command(
+        kind.name, params=parameters, help=_help_text(kind), short_help=kind.summary
+    )(call)
 
 
 def _help_text(kind: "Kind") -> str:
@@ -142,22 +175,20 @@ def _help_text(kind: "Kind") -> str:
     return f"{kind.summary} `caphv sandbox fault clear {kind.name}` ends it."
 
 
-def _sandbox(ctx: click.Context) -> "Sandbox":
+def _sandbox(name: str | None, folder: Path | None) -> "Sandbox":
+    """Return the sandbox that the options of a command or of its group select."""
     from commands.sandbox.common import running_sandbox
 
-    # The options may precede or follow the kind of fault.
-    group = ctx.parent.params if ctx.parent else {}
-    return running_sandbox(ctx.params["name"] or group.get("name"), ctx.params["folder"] or group.get("folder"))
+    group_name, group_folder = click.get_current_context().obj
+    return running_sandbox(name or group_name, folder or group_folder)
 
 
-def _with_faults(ctx: click.Context, work: Callable[["Faults"], Awaitable[_Answer]]) -> _Answer:
-    """Run `work` on the faults of the selected sandbox."""
+def _with_faults(box: "Sandbox", work: Callable[["Faults"], Awaitable[_Answer]]) -> _Answer:
+    """Run `work` on the faults of a sandbox."""
     from caphv.runtime.kubeconfig import parse_kubeconfig
     from commands.sandbox.common import failures
     from sandbox.harvester.fault_actions import FaultError
     from sandbox.harvester.faults import Faults
-
-    box = _sandbox(ctx)
 
     async def call() -> _Answer:
         access = parse_kubeconfig(box.kubeconfig("harvester-direct").read_bytes())

@@ -4,17 +4,29 @@ import asyncio
 import collections
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from commands.main import CONTEXT_SETTINGS
-from commands.options.management import print_data
-from commands.sandbox.common import build_report, failures, named_sandbox, print_part, running_sandbox, sandbox_options
+from commands.options.formats import output_option
+from commands.options.groups import fill
+from commands.output.data import print_data
+from commands.sandbox.common import (
+    build_report,
+    failures,
+    named_sandbox,
+    print_part,
+    running_sandbox,
+    sandbox_options,
+    selecting_options,
+)
 from commands.sandbox.demo import demo
 from commands.sandbox.fault import fault
 from sandbox.harvester.releases import NEWEST_STABLE, RELEASES
+from sandbox.state import SandboxSettings
 
 NOT_RUNNING = 1
 _DISTRIBUTIONS = ("rke2", "k3s", "kubeadm")
@@ -42,9 +54,10 @@ Examples:
 def sandbox() -> None:
     """Run real API servers and a simulated Harvester on this machine.
 
-    A sandbox runs etcd, a management API server with the real Cluster API core, and an API server that simulates
-    Harvester, as plain processes on loopback addresses. It needs no containers and no root, and writes to one folder
-    only. Several sandboxes can run side by side under different names.
+    A sandbox runs etcd, a management API server with the real Cluster API core, and an API server
+    that simulates Harvester, as plain processes on loopback addresses. It needs no containers and
+    no root, and writes to one folder only. Several sandboxes can run side by side under different
+    names.
     """
 
 
@@ -54,7 +67,8 @@ Examples:
   caphv sandbox up
   caphv sandbox up --name second --boot-seconds 20
   caphv sandbox up --fresh             remove an existing sandbox first
-  caphv sandbox up --no-provider       then: caphv run --kubeconfig $(caphv sandbox kubeconfig --path)
+  caphv sandbox up --no-provider       then: caphv run --kubeconfig $(caphv sandbox kubeconfig \
+--path)
 """,
 )
 @sandbox_options
@@ -65,12 +79,29 @@ Examples:
     show_default=True,
     help="Release of the simulated Harvester.",
 )
-@click.option("--provider/--no-provider", default=True, show_default=True, help="Also run the provider.")
-@click.option("--webhooks/--no-webhooks", default=False, help="Have the provider serve its admission webhooks.")
-@click.option("--page/--no-page", default=True, show_default=True, help="Also serve the live page of its clusters.")
-@click.option("--audit/--no-audit", default=False, help="Write audit logs with one line per request.")
 @click.option(
-    "--boot-seconds", type=click.FloatRange(0), default=2.0, show_default=True, help="Boot time of a virtual machine."
+    "--provider/--no-provider", default=True, show_default=True, help="Also run the provider."
+)
+@click.option(
+    "--webhooks/--no-webhooks",
+    default=False,
+    help="Have the provider serve its admission webhooks.",
+)
+@click.option(
+    "--page/--no-page",
+    default=True,
+    show_default=True,
+    help="Also serve the live page of its clusters.",
+)
+@click.option(
+    "--audit/--no-audit", default=False, help="Write audit logs with one line per request."
+)
+@click.option(
+    "--boot-seconds",
+    type=click.FloatRange(0),
+    default=2.0,
+    show_default=True,
+    help="Boot time of a virtual machine.",
 )
 @click.option(
     "--boot-spread",
@@ -99,28 +130,35 @@ Examples:
     callback=_distributions,
     help="Run none of these bootstrap and control plane providers: you run them.",
 )
-@click.option("--fresh", is_flag=True, help="Remove an existing sandbox with all its clusters first.")
-def up(name: str | None, folder: Path | None, *, fresh: bool, **settings: Any) -> None:
+@click.option(
+    "--fresh", is_flag=True, help="Remove an existing sandbox with all its clusters first."
+)
+@fill(settings=SandboxSettings)
+def up(name: str | None, folder: Path | None, *, fresh: bool, settings: SandboxSettings) -> None:
     """Start a sandbox in the background.
 
-    The first start builds etcd, kube-apiserver, the Cluster API core and kubeadm's providers from their Go modules,
-    unless they are on PATH or in the folder KUBEBUILDER_ASSETS. This takes six to seven minutes on two cores, and half
-    a minute more with kubeadm's providers; later starts take about fifteen seconds. If the sandbox exists, parts that
-    are not running are restarted; all clusters and the settings stay. Only --fresh removes it.
+    The first start builds etcd, kube-apiserver, the Cluster API core and kubeadm's providers from
+    their Go modules, unless they are on PATH or in the folder KUBEBUILDER_ASSETS. This takes six to
+    ten minutes on two cores, and half a minute more with kubeadm's providers; later starts take
+    about fifteen seconds. If the sandbox exists, parts that are not running are restarted; all
+    clusters and the settings stay. Only --fresh removes it.
     """
     from sandbox.capi import providers
     from sandbox.processes import binaries
-    from sandbox.state import SandboxSettings
 
-    if settings["webhooks"] and not settings["provider"]:
-        raise click.UsageError("--webhooks has no effect with --no-provider: the provider serves the webhooks")
-    box = named_sandbox(name, folder, SandboxSettings(**settings))
+    if settings.webhooks and not settings.provider:
+        raise click.UsageError(
+            "--webhooks has no effect with --no-provider: the provider serves the webhooks"
+        )
+    box = named_sandbox(name, folder, settings)
     with failures():
         with build_report() as report:
             binaries.prepare(report, further=providers.programs(box.settings))
         started = asyncio.run(box.up(print_part, fresh=fresh))
-    click.echo(f"Sandbox {box.folder.name} {'is up' if started else 'is already running'}: {box.folder}")
-    options = _options(name, folder)
+    click.echo(
+        f"Sandbox {box.folder.name} {'is up' if started else 'is already running'}: {box.folder}"
+    )
+    options = selecting_options(name, folder)
     if page := box.page():
         click.echo(f"  Live page: {page}")
     click.echo(f"  export KUBECONFIG=$(caphv sandbox kubeconfig{options} --path)")
@@ -135,23 +173,16 @@ Examples:
 """,
 )
 @sandbox_options
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json", "yaml"]),
-    default="table",
-    show_default=True,
-    help="Output format.",
-)
+@output_option("table", "json", "yaml", help_text="Output format.")
 def status(name: str | None, folder: Path | None, output: str) -> None:
     """Show the parts of a sandbox. The exit status is 1 unless all of them are running."""
-    found = named_sandbox(name, folder).status()
-    found["remedy"] = _remedy(found, name, folder)
+    state = named_sandbox(name, folder).status()
+    state["remedy"] = _remedy(state, name, folder)
     if output == "table":
-        _print_table(found)
+        _print_table(state)
     else:
-        print_data(found, output)
-    if found["status"] != "running":
+        print_data(state, output)
+    if state["status"] != "running":
         sys.exit(NOT_RUNNING)
 
 
@@ -161,7 +192,8 @@ def status(name: str | None, folder: Path | None, output: str) -> None:
 Examples:
   export KUBECONFIG=$(caphv sandbox kubeconfig --path)
   kubectl --kubeconfig <(caphv sandbox kubeconfig harvester) get vm -A
-  kubectl create secret generic harvester --from-file kubeconfig=$(caphv sandbox kubeconfig identity --path)
+  kubectl create secret generic harvester --from-file kubeconfig=$(caphv sandbox kubeconfig \
+identity --path)
 """,
 )
 @sandbox_options
@@ -170,13 +202,16 @@ Examples:
 def kubeconfig(name: str | None, folder: Path | None, *, path: bool, server: str) -> None:
     """Print the administrator's kubeconfig of an API server: management (default) or harvester.
 
-    With identity, print a kubeconfig for the identity Secret of a cluster. Both it and harvester connect through the
-    fault proxy, so that transport faults of `caphv sandbox fault` affect their clients; harvester-direct bypasses it.
+    With identity, print a kubeconfig for the identity Secret of a cluster. Both it and harvester
+    connect through the fault proxy, so that transport faults of `caphv sandbox fault` affect their
+    clients; harvester-direct bypasses it.
     """
     box = running_sandbox(name, folder)
     file = box.kubeconfig(server)
     if not file.exists():
-        raise click.ClickException(f"{file} does not exist: restart the sandbox with `caphv sandbox up`")
+        raise click.ClickException(
+            f"{file} does not exist: restart the sandbox with `caphv sandbox up`"
+        )
     click.echo(str(file) if path else file.read_text(), nl=path)
 
 
@@ -194,7 +229,9 @@ def down(name: str | None, folder: Path | None) -> None:
     box = named_sandbox(name, folder)
     with failures():
         removed = asyncio.run(box.down())
-    click.echo(f"Sandbox {box.folder.name} {'removed' if removed else 'does not exist'}: {box.folder}")
+    click.echo(
+        f"Sandbox {box.folder.name} {'removed' if removed else 'does not exist'}: {box.folder}"
+    )
 
 
 @sandbox.command(
@@ -207,7 +244,9 @@ Examples:
 @sandbox_options
 @click.argument("part")
 def restart(name: str | None, folder: Path | None, part: str) -> None:
-    """Restart a PART of a sandbox: etcd, management, harvester, core, simulator or provider. Its data stays."""
+    """Restart a PART of a sandbox: etcd, management, harvester, core, simulator or provider. Its
+    data stays.
+    """
     box = running_sandbox(name, folder)
     with failures():
         asyncio.run(box.restart(part))
@@ -226,8 +265,12 @@ Examples:
 @click.option("--tail", type=click.IntRange(0), metavar="LINES", help="Only print the last lines.")
 @click.option("-f", "--follow", is_flag=True, help="Keep printing new lines.")
 @click.argument("part")
-def logs(name: str | None, folder: Path | None, part: str, *, tail: int | None, follow: bool) -> None:
-    """Print the log of a PART of a sandbox: etcd, management, harvester, core, simulator or provider."""
+def logs(
+    name: str | None, folder: Path | None, part: str, *, tail: int | None, follow: bool
+) -> None:
+    """Print the log of a PART of a sandbox: etcd, management, harvester, core, simulator or
+    provider.
+    """
     with failures():
         file = running_sandbox(name, folder).log(part)
     with file.open(encoding="utf-8", errors="replace") as log:
@@ -238,37 +281,36 @@ def logs(name: str | None, folder: Path | None, part: str, *, tail: int | None, 
             time.sleep(_FOLLOW_SECONDS)
 
 
-def _print_table(found: dict[str, Any]) -> None:
-    click.echo(f"{found['name']}: {found['status']}")
-    click.echo(f"  folder      {found['folder']}")
-    if found["status"] == "absent":
-        click.echo(found["remedy"])
+def _print_table(state: Mapping[str, Any]) -> None:
+    click.echo(f"{state['name']}: {state['status']}")
+    click.echo(f"  folder      {state['folder']}")
+    if state["status"] == "absent":
+        click.echo(state["remedy"])
         return
-    click.echo(f"  created     {found['created']}")
-    click.echo(f"  network     {found['network']}")
-    for server in found["servers"]:
+
+    click.echo(f"  created     {state['created']}")
+    click.echo(f"  network     {state['network']}")
+    for server in state["servers"]:
         click.echo(f"  {server['name']:<11} {server['url']}  {server['kubeconfig']}")
-    if "page" in found:
-        click.echo(f"  {'live page':<11} {found['page']}")
-    for part in found["processes"]:
-        click.echo(f"  {part['name']:<11} pid {part['pid']:<8} {'running' if part['running'] else 'not running'}")
-    if found["remedy"]:
-        click.echo(found["remedy"])
+    if "page" in state:
+        click.echo(f"  {'live page':<11} {state['page']}")
+    for part in state["processes"]:
+        click.echo(
+            f"  {part['name']:<11} pid {part['pid']:<8} "
+            f"{'running' if part['running'] else 'not running'}"
+        )
+    if state["remedy"]:
+        click.echo(state["remedy"])
 
 
-def _options(name: str | None, folder: Path | None) -> str:
-    """The options that select the same sandbox in another command."""
-    return f" --dir {folder}" if folder else f" --name {name}" if name else ""
-
-
-def _remedy(found: dict[str, Any], name: str | None, folder: Path | None) -> str:
-    """What to do about a sandbox that is not running; empty if it is."""
-    options = _options(name, folder)
-    if found["status"] == "running":
+def _remedy(state: Mapping[str, Any], name: str | None, folder: Path | None) -> str:
+    """Say what to do about a sandbox that is not running; empty if it is running."""
+    options = selecting_options(name, folder)
+    if state["status"] == "running":
         return ""
-    if found["status"] == "absent":
+    if state["status"] == "absent":
         return f"To start it: caphv sandbox up{options}"
-    missing = [part["name"] for part in found["processes"] if not part["running"]]
+    missing = [part["name"] for part in state["processes"] if not part["running"]]
     if not missing:
         return f"Its start did not complete. To start it again: caphv sandbox up{options}"
     return (

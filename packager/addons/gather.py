@@ -1,8 +1,9 @@
-"""Where the settings of a cluster come from, in the order in which they win.
+"""Gathers the settings of a cluster from these sources. Later sources override earlier ones.
 
-1. What the cluster says by itself: networks of the Cluster, kind and fields of its control plane, and where its
-   HarvesterCluster has the cloud config put.
-2. Labels `cni` and `csi`, and the annotations `caphv.io/cni-*` that the Go provider's generator wrote.
+1. Fields of the cluster's objects: networks of the Cluster, kind and fields of its control plane,
+   and the place of the cloud config in its HarvesterCluster.
+2. Labels `cni` and `csi`, and the annotations `caphv.io/cni-*` that the Go provider's generator
+   wrote.
 3. Topology variable `imageRegistry`, then topology variable `addons`.
 4. Annotation `addons.caphv.io/values`: YAML.
 
@@ -11,36 +12,39 @@ Each source is checked by itself, so that a finding names the place to edit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Key, Obj
-from caphv.runtime.text import Limits, TextError, load_yaml
+from caphv.api.object import Obj, at
 from caphv.validation import schema
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
-from packager.addons.merge import Origins, at, leaves, merged
+from packager.addons.facts import (
+    CAAPF,
+    RANCHER,
+    ClusterFacts,
+    annotations_of_cluster,
+    labels_of_cluster,
+)
+from packager.addons.merge import Origins, leaves, merge
+from packager.addons.yamlvalues import YAML, check_json, parse_yaml
 
 RULES = Rules()
-METADATA = RULES.declare("addons-metadata", "Labels and annotations must be text.", kinds=("Cluster",))
-CSI_LABEL = RULES.declare("addons-csi-label", "Label `csi` must be `harvester` or `none`.", kinds=("Cluster",))
-YAML = RULES.declare(
-    "addons-yaml",
-    "Annotation `addons.caphv.io/values` must be YAML without aliases, of types that JSON has.",
-    kinds=("Cluster",),
+METADATA = RULES.declare(
+    "addons-metadata", "Labels and annotations must be text.", kinds=("Cluster",)
+)
+CSI_LABEL = RULES.declare(
+    "addons-csi-label", "Label `csi` must be `harvester` or `none`.", kinds=("Cluster",)
 )
 
 SCHEMA = "cluster-addons.json"
-CAAPF, RANCHER = "caapf", "rancher"
-_LONGEST_ANNOTATION = 64 * 1024
-_LIMITS = Limits(size=_LONGEST_ANNOTATION, aliases=False)
-_DEEPEST = 64
 _DEFAULT_POD_CIDRS = ["10.42.0.0/16"]
 _DEFAULT_SERVICE_CIDRS = ["10.43.0.0/16"]
-# The Secret that the controller keeps in the workload cluster (`cloudConfig.delivery: Secret`), and the file it writes
-# on each node (`File`).
+# The Secret that the controller keeps in the workload cluster (`cloudConfig.delivery: Secret`), and
+# the file it writes on each node (`File`).
 DELIVERED_SECRET = _SECRET_NAME, _SECRET_KEY = "harvester-cloud-config", "cloud-config"
 _HOST_PATH = "/etc/kubernetes/cloud-config"
 # The class variable and the setting have the same name.
@@ -54,87 +58,70 @@ _DISTRIBUTIONS = {
     "KubeadmControlPlane": "kubeadm",
     "TalosControlPlane": "talos",
 }
-# What is known of a Cluster whose ClusterClass is not available: the names of those that we ship.
+# Distributions of shipped ClusterClasses, for a Cluster whose ClusterClass is not available.
 _CLASSES = {"harvester-k3s": "k3s", "harvester-kubeadm": "kubeadm"}
 
 
-class FleetCluster(NamedTuple):
-    """A Fleet Cluster of a Cluster, and who created it: `caapf` or `rancher`."""
-
-    manager: str
-    workspace: str = ""
-    name: str = ""
-
-
-@dataclass(frozen=True)
-class ClusterFacts:
-    """What is known of one cluster: objects as the API server or a file has them, and what Fleet knows.
-
-    `fleet_clusters` are its Fleet Clusters as far as known: empty means nothing.
-    """
-
-    cluster: Obj
-    harvester_cluster: Obj | None = None
-    control_plane: Obj | None = None
-    fleet_clusters: frozenset[FleetCluster] = frozenset()
-
-    @property
-    def key(self) -> Key:
-        """Namespace and name of the Cluster; the namespace is `default` where an object in a file has none."""
-        metadata = self.cluster.get("metadata") or {}
-        return Key(str(metadata.get("namespace") or "default"), str(metadata.get("name") or ""))
-
-    @property
-    def kubernetes_version(self) -> str:
-        """Wanted version, such as `v1.36.2+rke2r1`; empty when neither topology nor control plane says it."""
-        topology = at(self.cluster, "spec", "topology", "version")
-        return str(topology or at(self.control_plane, "spec", "version") or "")
+# Path of each setting → its value and the path of its source field.
+_Settings = dict[FieldPath, tuple[Any, FieldPath]]
 
 
 @dataclass
 class Gathered:
-    """The merged settings of all sources, where each field came from, and what was wrong with a source."""
+    """The merged settings of all sources, the origin of each field, and findings about sources."""
 
     values: Obj = field(default_factory=dict)
     origins: Origins = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     def add_one(self, path: FieldPath, value: Any, source: FieldPath) -> None:
-        """Merge one field, which stands at `source`."""
-        self.add(_nested(path, value), lambda _: source)
+        """Merge one field, whose value is at `source`."""
+        self.add(_nest(path, value), lambda _: source)
 
     def add(self, values: Obj, source: Callable[[FieldPath], FieldPath]) -> None:
-        """Merge one source over the earlier ones; `source` says where in it a field is."""
-        self.values = merged(self.values, values)
+        """Merge one source over the earlier ones; `source` maps a setting to its place there."""
+        self.values = merge(self.values, values)
         for path in leaves(values):
-            # A list or scalar that replaces an object leaves no trace of its parts, and the other way round.
-            gone = [known for known in self.origins if known[: len(path)] == path or path[: len(known)] == known]
-            for known in gone:
-                del self.origins[known]
+            # A list or scalar that replaces an object leaves no trace of its parts, and vice versa.
+            replaced = [
+                old for old in self.origins if old[: len(path)] == path or path[: len(old)] == old
+            ]
+            for old in replaced:
+                del self.origins[old]
             self.origins[path] = source(path)
 
 
 def gather(facts: ClusterFacts) -> Gathered:
-    """Read all sources of a cluster; a source with a finding is left out."""
+    """Read all sources of a cluster, except sources with a finding."""
     gathered = Gathered()
-    gathered.findings += _no_texts(facts)
-    if not gathered.findings:
-        for read in (_from_cluster, _labels, _variable, _annotation):
-            read(facts, gathered)
-        if not gathered.findings and "name" not in gathered.values["cni"]:
-            brought = "calico" if gathered.values["distribution"] == "rke2" else "none"
-            gathered.add_one(("cni", "name"), brought, (*_SERVER_CONFIG, "cni"))
+    gathered.findings += _check_metadata(facts)
+    # Without labels and annotations that are text, no source can be read.
+    if gathered.findings:
+        return gathered
+
+    _read_objects(facts, gathered)
+    _read_labels(facts, gathered)
+    _read_variables(facts, gathered)
+    _read_annotation(facts, gathered)
+
+    # The default comes last, because every source may name a CNI.
+    if not gathered.findings and "name" not in gathered.values["cni"]:
+        default = "calico" if gathered.values["distribution"] == "rke2" else "none"
+        gathered.add_one(("cni", "name"), default, (*_SERVER_CONFIG, "cni"))
     return gathered
 
 
-def _no_texts(facts: ClusterFacts) -> Iterator[Finding]:
-    """Labels and annotations that an API server would refuse: files may hold anything."""
+def _check_metadata(facts: ClusterFacts) -> Iterator[Finding]:
+    """Yield labels and annotations that an API server would refuse, which files may hold."""
     for field_name in ("labels", "annotations"):
         path: FieldPath = ("metadata", field_name)
         values = at(facts.cluster, *path)
-        if values is not None and not isinstance(values, dict):
+        if values is None:
+            continue
+        if not isinstance(values, dict):
             yield METADATA.finding(path, Fault.WRONG_TYPE, "must be an object")
-        for name, value in values.items() if isinstance(values, dict) else ():
+            continue
+        for name, value in values.items():
             if not isinstance(value, str):
                 detail = 'must be text: quote it, and write YAML of several lines behind "|"'
                 yield METADATA.finding((*path, name), Fault.WRONG_TYPE, detail)
@@ -152,52 +139,78 @@ def holder(path: FieldPath, facts: ClusterFacts) -> Obj | None:
 # The sources
 
 
-def _from_cluster(facts: ClusterFacts, gathered: Gathered) -> None:
-    known: dict[FieldPath, tuple[Any, FieldPath]] = {
-        **_control_plane_facts(facts),
-        **_network_facts(facts),
-        **_harvester_facts(facts),
+def _read_objects(facts: ClusterFacts, gathered: Gathered) -> None:
+    """Merge settings from the fields of the cluster's objects."""
+    settings = {
+        **_control_plane_settings(facts),
+        **_network_settings(facts),
+        **_cloud_config_settings(facts),
+        ("fleet", "importedBy"): (
+            _importer(facts),
+            ("metadata", "labels", names.AUTO_IMPORT_LABEL),
+        ),
     }
-    auto_import = labels_of_cluster(facts).get(names.AUTO_IMPORT_LABEL) == "true"
-    # The label alone does not decide: with Turtles' feature `use-caapf` only CAAPF makes a Fleet Cluster, and Turtles
-    # also imports clusters of labelled namespaces.
-    managers = {found.manager for found in facts.fleet_clusters}
-    expected = RANCHER if auto_import else CAAPF
-    importer = managers.pop() if len(managers) == 1 else expected
-    known["fleet", "importedBy"] = importer, ("metadata", "labels", names.AUTO_IMPORT_LABEL)
     values: Obj = {}
-    for path, (value, _) in known.items():
-        values = merged(values, _nested(path, value))
-    # Those objects have schemas of their own, but files may hold anything.
+    for path, (value, _) in settings.items():
+        values = merge(values, _nest(path, value))
+
+    # The objects have schemas of their own, but files may hold anything.
     findings = schema.load(SCHEMA).findings(values)
-    faulty = {found.path[: len(path)]: found for found in findings for path in known}
-    for path, (value, source) in known.items():
-        if path in faulty:
-            gathered.findings.append(_moved(faulty[path], (*source, *faulty[path].path[len(path) :])))
-        else:
+    # A finding names the setting, but the user has to edit its source field.
+    faults = {finding.path[: len(path)]: finding for finding in findings for path in settings}
+    for path, (value, source) in settings.items():
+        fault = faults.get(path)
+        if fault is None:
             gathered.add_one(path, value, source)
+        else:
+            place = (*source, *fault.path[len(path) :])
+            gathered.findings.append(replace(fault, path=place))
 
 
-def _control_plane_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]]:
-    ref = ("spec", "controlPlaneRef", "kind")
-    distribution = _distribution(facts, str((facts.control_plane or {}).get("kind") or at(facts.cluster, *ref) or ""))
+def _importer(facts: ClusterFacts) -> str:
+    """Return the manager that imports the cluster into Fleet.
+
+    If only one manager has a Fleet Cluster, it is that one. The label alone does not decide,
+    because with Turtles' feature `use-caapf` only CAAPF creates a Fleet Cluster, and Turtles also
+    imports clusters of labelled namespaces.
+    """
+    managers = {fleet_cluster.manager for fleet_cluster in facts.fleet_clusters}
+    if len(managers) == 1:
+        return managers.pop()
+    # Both managers have a Fleet Cluster, or it does not exist yet, so only the label is left.
+    is_labelled = labels_of_cluster(facts).get(names.AUTO_IMPORT_LABEL) == "true"
+    return RANCHER if is_labelled else CAAPF
+
+
+def _control_plane_settings(facts: ClusterFacts) -> _Settings:
+    reference: FieldPath = ("spec", "controlPlaneRef", "kind")
+    kind = at(facts.control_plane, "kind") or at(facts.cluster, *reference)
+    distribution = _distribution(facts, str(kind or ""))
+
     replicas_path: FieldPath = ("spec", "topology", "controlPlane", "replicas")
     replicas = at(facts.cluster, *replicas_path) or at(facts.control_plane, "spec", "replicas")
-    theirs = at(facts.control_plane, *_SERVER_CONFIG, "cloudProviderName")
-    cni = at(facts.control_plane, *_SERVER_CONFIG, "cni")
-    return {
-        ("distribution",): (distribution, ref),
-        ("cloudProviderName",): (
-            "harvester" if distribution == "rke2" and theirs == "harvester" else "external",
-            (*_SERVER_CONFIG, "cloudProviderName"),
-        ),
+
+    provider_path = (*_SERVER_CONFIG, "cloudProviderName")
+    is_harvester = at(facts.control_plane, *provider_path) == "harvester"
+    provider = "harvester" if distribution == "rke2" and is_harvester else "external"
+
+    settings: _Settings = {
+        ("distribution",): (distribution, reference),
+        ("cloudProviderName",): (provider, provider_path),
         ("singleNode",): (replicas == 1, replicas_path),
-        **({("cni", "name"): (cni, (*_SERVER_CONFIG, "cni"))} if distribution == "rke2" and cni else {}),
     }
+    cni = at(facts.control_plane, *_SERVER_CONFIG, "cni")
+    if distribution == "rke2" and cni:
+        settings["cni", "name"] = cni, (*_SERVER_CONFIG, "cni")
+    return settings
 
 
 def _distribution(facts: ClusterFacts, kind: str) -> str:
-    """Return the distribution that a kind of control plane makes; another one brings no charts, like kubeadm."""
+    """Return the distribution of a kind of control plane.
+
+    An unknown kind counts as kubeadm, which brings no charts. Without a kind, the version of
+    Kubernetes or the name of the ClusterClass decides.
+    """
     if kind:
         return _DISTRIBUTIONS.get(kind, "kubeadm")
     if "+" in facts.kubernetes_version:
@@ -206,16 +219,19 @@ def _distribution(facts: ClusterFacts, kind: str) -> str:
     return _CLASSES.get(str(at(topology, "classRef", "name") or at(topology, "class")), "rke2")
 
 
-def _network_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]]:
+def _network_settings(facts: ClusterFacts) -> _Settings:
     pods: FieldPath = ("spec", "clusterNetwork", "pods", "cidrBlocks")
     services: FieldPath = ("spec", "clusterNetwork", "services", "cidrBlocks")
+    pod_cidrs = at(facts.cluster, *pods) or _DEFAULT_POD_CIDRS
+    service_cidrs = at(facts.cluster, *services) or _DEFAULT_SERVICE_CIDRS
     return {
-        ("cni", "podCIDRs"): (at(facts.cluster, *pods) or _DEFAULT_POD_CIDRS, pods),
-        ("cni", "serviceCIDRs"): (at(facts.cluster, *services) or _DEFAULT_SERVICE_CIDRS, services),
+        ("cni", "podCIDRs"): (pod_cidrs, pods),
+        ("cni", "serviceCIDRs"): (service_cidrs, services),
     }
 
 
-def _harvester_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPath]]:
+def _cloud_config_settings(facts: ClusterFacts) -> _Settings:
+    """Return the place of the cloud config: the user's own Secret, a file, or the default."""
     manifest = at(facts.harvester_cluster, *_MANIFEST)
     if manifest and not at(facts.harvester_cluster, *_CLOUD_CONFIG):
         name, key = "cloudConfigCredentialsSecretName", "cloudConfigCredentialsSecretKey"
@@ -223,6 +239,7 @@ def _harvester_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPat
             ("cloudConfig", "secretName"): (at(manifest, name), (*_MANIFEST, name)),
             ("cloudConfig", "secretKey"): (at(manifest, key), (*_MANIFEST, key)),
         }
+
     delivery: FieldPath = (*_CLOUD_CONFIG, "delivery")
     if at(facts.harvester_cluster, *delivery) == "File":
         return {("cloudConfig", "hostPath"): (_HOST_PATH, delivery)}
@@ -232,25 +249,31 @@ def _harvester_facts(facts: ClusterFacts) -> dict[FieldPath, tuple[Any, FieldPat
     }
 
 
-def _labels(facts: ClusterFacts, gathered: Gathered) -> None:
-    labels, notes = labels_of_cluster(facts), annotations_of_cluster(facts)
+def _read_labels(facts: ClusterFacts, gathered: Gathered) -> None:
+    """Merge labels, and the annotations of the Go provider's generator."""
+    labels = labels_of_cluster(facts)
+    annotations = annotations_of_cluster(facts)
     if names.CNI_LABEL in labels:
-        _one(gathered, ("cni", "name"), labels[names.CNI_LABEL], ("metadata", "labels", names.CNI_LABEL))
+        source = ("metadata", "labels", names.CNI_LABEL)
+        _add_field(gathered, ("cni", "name"), labels[names.CNI_LABEL], source)
     if names.CSI_LABEL in labels:
-        _csi_label(gathered, labels[names.CSI_LABEL])
-    for name, path in (
-        (names.OLD_CNI_MTU_ANNOTATION, ("cni", "mtu")),
-        (names.OLD_CNI_ENCAPSULATION_ANNOTATION, ("cni", "encapsulation")),
-        (names.OLD_CNI_BGP_ANNOTATION, ("cni", "bgp")),
+        _read_csi_label(gathered, labels[names.CSI_LABEL])
+
+    for name, setting in (
+        (names.OLD_CNI_MTU_ANNOTATION, "mtu"),
+        (names.OLD_CNI_ENCAPSULATION_ANNOTATION, "encapsulation"),
+        (names.OLD_CNI_BGP_ANNOTATION, "bgp"),
     ):
-        if name in notes:
-            text = notes[name]
-            # Annotations are text; only the MTU is a number.
-            value = int(text) if path[1] == "mtu" and text.isascii() and text.isdigit() and len(text) < 9 else text
-            _one(gathered, path, value, ("metadata", "annotations", name))
+        if name not in annotations:
+            continue
+        # Annotations are text, but the MTU is a number.
+        value: str | int = annotations[name]
+        if setting == "mtu" and re.fullmatch("[0-9]{1,8}", annotations[name]):
+            value = int(annotations[name])
+        _add_field(gathered, ("cni", setting), value, ("metadata", "annotations", name))
 
 
-def _csi_label(gathered: Gathered, label: str) -> None:
+def _read_csi_label(gathered: Gathered, label: str) -> None:
     source: FieldPath = ("metadata", "labels", names.CSI_LABEL)
     if label in ("harvester", "none"):
         gathered.add({"csi": {"enabled": label == "harvester"}}, lambda _: source)
@@ -259,99 +282,60 @@ def _csi_label(gathered: Gathered, label: str) -> None:
     gathered.findings.append(CSI_LABEL.finding(source, Fault.UNSUPPORTED, detail, label))
 
 
-def _variable(facts: ClusterFacts, gathered: Gathered) -> None:
-    found = at(facts.cluster, "spec", "topology", "variables")
-    rows = list(enumerate(found if isinstance(found, list) else ()))
+def _read_variables(facts: ClusterFacts, gathered: Gathered) -> None:
+    """Merge topology variables. `addons` overrides `imageRegistry` in any order."""
+    variables = at(facts.cluster, "spec", "topology", "variables")
+    if not isinstance(variables, list):
+        return
     for name in (_REGISTRY, names.ADDONS_VARIABLE):
-        for index, variable in rows:
+        for index, variable in enumerate(variables):
             if at(variable, "name") != name:
                 continue
             root: FieldPath = ("spec", "topology", "variables", index, "value")
             if name == _REGISTRY:
-                _one(gathered, (name,), variable.get("value"), root)
+                _add_field(gathered, (name,), variable.get("value"), root)
             else:
-                _checked(gathered, variable.get("value"), root)
+                _add_values(gathered, variable.get("value"), root)
 
 
-def _annotation(facts: ClusterFacts, gathered: Gathered) -> None:
+def _read_annotation(facts: ClusterFacts, gathered: Gathered) -> None:
     text = annotations_of_cluster(facts).get(names.ADDON_VALUES_ANNOTATION)
     if text is None:
         return
     root: FieldPath = ("metadata", "annotations", names.ADDON_VALUES_ANNOTATION)
-    value, fault = parsed(text)
+    value, fault = parse_yaml(text)
     if fault:
         gathered.findings.append(YAML.finding(root, Fault.INVALID, fault))
     elif value is not None:
-        _checked(gathered, value, root)
-
-
-def parsed(text: str) -> tuple[Any, str]:
-    """Parse YAML of a user: the value, or what is wrong with it. Aliases are refused: a few make gigabytes."""
-    if len(text) > _LONGEST_ANNOTATION:
-        return None, f"must have at most {_LONGEST_ANNOTATION} characters"
-    try:
-        return load_yaml(text, _LIMITS), ""
-    except TextError as error:
-        return None, str(error)
+        _add_values(gathered, value, root)
 
 
 # Inside
 
 
-def labels_of_cluster(facts: ClusterFacts) -> dict[str, str]:
-    """Labels of the Cluster; empty where an object in a file has none."""
-    return _texts(facts, "labels")
+def _add_field(gathered: Gathered, path: FieldPath, value: Any, source: FieldPath) -> None:
+    """Merge one field if the schema allows its value. Findings name the place of the value.
 
-
-def annotations_of_cluster(facts: ClusterFacts) -> dict[str, str]:
-    """Annotations of the Cluster; empty where an object in a file has none."""
-    return _texts(facts, "annotations")
-
-
-def _texts(facts: ClusterFacts, name: str) -> dict[str, str]:
-    found = at(facts.cluster, "metadata", name)
-    return found if isinstance(found, dict) else {}
-
-
-def _one(gathered: Gathered, path: FieldPath, value: Any, source: FieldPath) -> None:
-    values = _nested(path, value)
-    found = schema.load(SCHEMA).findings(values)
-    gathered.findings += [_moved(finding, source) for finding in found]
-    if not found:
+    :param gathered: settings of earlier sources
+    :param path: path of the setting
+    :param value: value of the setting, of any type
+    :param source: path of the value in its object
+    """
+    findings = schema.load(SCHEMA).findings(_nest(path, value))
+    gathered.findings += [replace(finding, path=source) for finding in findings]
+    if not findings:
         gathered.add_one(path, value, source)
 
 
-def _checked(gathered: Gathered, values: Any, root: FieldPath) -> None:
-    found = _unwritable(values, root) or schema.load(SCHEMA).findings(values, root=root)
-    gathered.findings += found
-    if not found:
+def _add_values(gathered: Gathered, values: Any, root: FieldPath) -> None:
+    """Merge an object of settings, whose place is `root`, if the schema allows it."""
+    findings = check_json(values, root) or schema.load(SCHEMA).findings(values, root=root)
+    gathered.findings += findings
+    if not findings:
         gathered.add(values, lambda path: (*root, *path))
 
 
-def _unwritable(value: Any, path: FieldPath) -> list[Finding]:
-    """Findings for what YAML knows and JSON does not: dates, keys that are not text, infinite numbers."""
-    if len(path) > _DEEPEST:
-        return [YAML.finding(path[:8], Fault.INVALID, f"must not be nested deeper than {_DEEPEST} levels")]
-    if isinstance(value, Mapping):
-        if invalid := [key for key in value if not isinstance(key, str)]:
-            return [YAML.finding(path, Fault.WRONG_TYPE, f"keys must be text: quote {invalid[0]!r}")]
-        return [found for key, item in value.items() for found in _unwritable(item, (*path, key))]
-    if isinstance(value, list):
-        return [found for index, item in enumerate(value) for found in _unwritable(item, (*path, index))]
-    if isinstance(value, str):
-        surrogates = not value.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in value)
-        detail = "must be text that UTF-8 can hold"
-        return [YAML.finding(path, Fault.INVALID, detail)] if surrogates else []
-    known = value is None or isinstance(value, int) or (isinstance(value, float) and abs(value) < float("inf"))
-    detail = f"must be text, number, boolean, list or object, not {type(value).__name__}: quote it"
-    return [] if known else [YAML.finding(path, Fault.WRONG_TYPE, detail)]
-
-
-def _moved(finding: Finding, path: FieldPath) -> Finding:
-    return Finding(path, finding.fault, finding.detail, finding.rule, finding.value, finding.advice)
-
-
-def _nested(path: FieldPath, value: Any) -> Obj:
+def _nest(path: FieldPath, value: Any) -> Obj:
     for key in reversed(path):
         value = {key: value}
     return dict(value)

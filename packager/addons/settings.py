@@ -1,6 +1,6 @@
-"""Settings of one cluster's add-ons: what all sources say together, checked, as plain values for the templates.
+"""Settings of one cluster's add-ons, merged from all sources and checked, as values for templates.
 
-`settings_of` is the only way to them; an invalid setting is a finding at the place where it is set and never an
+Only `settings_of` creates them. An invalid setting is a finding at its place and never an
 exception, so that one invalid cluster does not stop the others.
 """
 
@@ -14,11 +14,21 @@ from typing import Any
 from caphv.api import supported
 from caphv.api.object import Key, Obj
 from caphv.validation.finding import Finding, in_order
-from packager.addons import rules
-from packager.addons.gather import ClusterFacts, gather
+from packager.addons import cnirules, rules
+from packager.addons.facts import ClusterFacts
+from packager.addons.gather import gather
 from packager.addons.merge import Origins
 
-__all__ = ["AddonSettings", "Ccm", "CloudConfig", "ClusterFacts", "Cni", "Csi", "Fleet", "Packaging", "settings_of"]
+__all__ = [
+    "AddonSettings",
+    "Ccm",
+    "CloudConfig",
+    "Cni",
+    "Csi",
+    "Fleet",
+    "Packaging",
+    "settings_of",
+]
 
 
 HELM_CONTROLLER = "HelmController"
@@ -26,23 +36,23 @@ HELM_CONTROLLER = "HelmController"
 
 
 class Packaging(StrEnum):
-    """How an add-on gets into the cluster."""
+    """Form in which an add-on gets into the cluster."""
 
     CHART = "Chart"
     """Fleet installs the chart."""
     HELM_CHART = "HelmChart"
     """A manifest of kind HelmChart, for the Helm controller of K3s."""
     HELM_CHART_CONFIG = "HelmChartConfig"
-    """A manifest of kind HelmChartConfig: RKE2 installs its own chart, with our values."""
+    """A manifest of kind HelmChartConfig, which gives our values to RKE2's own chart."""
 
 
+# Packaging of a CNI. Fleet installs the chart if the distribution has no Helm controller.
 _CNI_PACKAGING = {"rke2": Packaging.HELM_CHART_CONFIG, "k3s": Packaging.HELM_CHART}
-"""How a CNI gets into the cluster; by Fleet alone where a distribution has no Helm controller."""
 
 
 @dataclass(frozen=True)
 class CloudConfig:
-    """Where the workload cluster has its kubeconfig for Harvester: a file on each node, or a Secret in kube-system."""
+    """Place of the kubeconfig for Harvester: a file on each node, or a Secret in kube-system."""
 
     secret_name: str
     secret_key: str
@@ -51,7 +61,7 @@ class CloudConfig:
 
 @dataclass(frozen=True)
 class Cni:
-    """The Pod network; `name` is `calico`, `canal`, `cilium` or `none`. `mtu` 0 lets the CNI find it out."""
+    """The Pod network: `calico`, `canal`, `cilium` or `none`. The CNI detects an `mtu` of 0."""
 
     name: str
     packaging: Packaging
@@ -68,7 +78,7 @@ class Cni:
 
 @dataclass(frozen=True)
 class Ccm:
-    """Harvester cloud provider; `load_balancer_ipam` is `dhcp`, `pool`, or empty for the default of the provider."""
+    """Harvester cloud provider; `load_balancer_ipam` is `dhcp`, `pool` or empty for the default."""
 
     enabled: bool
     version: str
@@ -96,7 +106,7 @@ class Csi:
 
 @dataclass(frozen=True)
 class Charts:
-    """How a Helm controller pulls charts; names of objects in kube-system, empty for none."""
+    """Objects in kube-system with which a Helm controller pulls charts; empty names for none."""
 
     secret_name: str = ""
     ca_config_map_name: str = ""
@@ -104,10 +114,10 @@ class Charts:
 
 @dataclass(frozen=True)
 class Fleet:
-    """How Fleet reaches the cluster; `imported_by` is `caapf` or `rancher`, `group` may be empty.
+    """Settings of Fleet. `imported_by` is `caapf` or `rancher`, and `group` may be empty.
 
-    `keep_removed`: add-ons stay installed when they are disabled. `workspace` is the namespace of the Fleet Cluster,
-    and `cluster_name` its name where CAAPF creates it; empty for the default.
+    `keep_removed`: add-ons stay installed when they are disabled. `workspace` is the namespace of
+    the Fleet Cluster, and `cluster_name` is its name if CAAPF creates it; empty for the default.
     """
 
     imported_by: str
@@ -119,7 +129,7 @@ class Fleet:
 
     @property
     def keep_resources(self) -> bool:
-        """Always true: no bundle may be uninstalled because its GitRepo, branch or path was lost."""
+        """Always true, because Fleet must not uninstall bundles when a GitRepo or path is lost."""
         return True
 
 
@@ -143,17 +153,18 @@ class AddonSettings:
 
     @property
     def installer(self) -> str:
-        """Who installs charts where that can be chosen and is not the default; empty for the default."""
-        return HELM_CONTROLLER if self.distribution == "rke2" and self.packaging is Packaging.HELM_CHART else ""
+        """Installer of charts if users chose another one than the default, else empty."""
+        is_chosen = self.distribution == "rke2" and self.packaging is Packaging.HELM_CHART
+        return HELM_CONTROLLER if is_chosen else ""
 
     @property
     def helm_controller(self) -> supported.HelmController:
-        """What HelmCharts and HelmChartConfigs say to the Helm controller of this version of Kubernetes."""
+        """Fields of HelmCharts and HelmChartConfigs for the Helm controller of this Kubernetes."""
         return supported.support().helm_controller(self.kubernetes_version)
 
     @property
     def network(self) -> Obj:
-        """What cannot be changed in a running cluster, as recorded in its lockfile."""
+        """Settings that cannot change in a running cluster, as its lockfile records them."""
         return {
             "cni": self.cni.name,
             "encapsulation": self.cni.encapsulation,
@@ -164,29 +175,36 @@ class AddonSettings:
 
 
 def settings_of(facts: ClusterFacts) -> tuple[AddonSettings | None, list[Finding]]:
-    """Return the settings of a cluster and all errors and warnings of them, paths as in the source.
+    """Return the settings of a cluster, and findings about them with the paths of the sources.
 
     There are no settings when a finding is more than advice.
     """
     gathered = gather(facts)
+    # Rules take settings that the schema accepts, so they wait until all sources are valid.
     findings = gathered.findings
     if not findings:
         findings = rules.check(facts, gathered)
     findings = in_order(findings)
+    # Warnings do not stop a cluster from being rendered.
     if any(not finding.advice for finding in findings):
         return None, findings
     return _settings(facts, gathered.values, gathered.origins), findings
 
 
 def _settings(facts: ClusterFacts, values: Obj, origins: Origins) -> AddonSettings:
-    cloud = values["cloudConfig"]
+    cloud_config = values["cloudConfig"]
+
     return AddonSettings(
         cluster=facts.key,
         distribution=values["distribution"],
         packaging=_packaging(values),
         kubernetes_version=facts.kubernetes_version,
         single_node=values["singleNode"],
-        cloud_config=CloudConfig(cloud.get("secretName", ""), cloud.get("secretKey", ""), cloud.get("hostPath", "")),
+        cloud_config=CloudConfig(
+            cloud_config.get("secretName", ""),
+            cloud_config.get("secretKey", ""),
+            cloud_config.get("hostPath", ""),
+        ),
         cni=_cni(values["cni"], values["distribution"]),
         ccm=_ccm(values.get("ccm", {})),
         csi=_csi(values.get("csi", {})),
@@ -198,9 +216,13 @@ def _settings(facts: ClusterFacts, values: Obj, origins: Origins) -> AddonSettin
 
 
 def _packaging(values: Obj) -> Packaging:
-    if values["distribution"] == "k3s" or values.get("charts", {}).get("installedBy") == HELM_CONTROLLER:
+    installer = values.get("charts", {}).get("installedBy")
+    if values["distribution"] == "k3s" or installer == HELM_CONTROLLER:
         return Packaging.HELM_CHART
-    return Packaging.HELM_CHART_CONFIG if values["cloudProviderName"] == "harvester" else Packaging.CHART
+    # RKE2 brings a Harvester cloud provider and CSI driver of its own.
+    if values["cloudProviderName"] == "harvester":
+        return Packaging.HELM_CHART_CONFIG
+    return Packaging.CHART
 
 
 def _cni(values: Obj, distribution: str) -> Cni:
@@ -209,7 +231,7 @@ def _cni(values: Obj, distribution: str) -> Cni:
         packaging=_CNI_PACKAGING.get(distribution, Packaging.CHART),
         version=values.get("version", ""),
         mtu=values.get("mtu", 0),
-        encapsulation=rules.encapsulation(values),
+        encapsulation=cnirules.encapsulation(values),
         bgp=values.get("bgp") == "Enabled",
         pod_cidrs=tuple(values["podCIDRs"]),
         service_cidrs=tuple(values["serviceCIDRs"]),
@@ -235,26 +257,29 @@ def _ccm(values: Obj) -> Ccm:
 
 
 def _extra_args(values: Obj) -> Sequence[str]:
-    wanted = {
+    values_of_flags = {
         "--management-network": values.get("managementNetwork"),
         "--node-ip-cidr": values.get("nodeIPCIDR"),
         "--node-exclude-ip-ranges": ",".join(values.get("nodeExcludeIPRanges", ())),
     }
-    return [f"{flag}={value}" for flag, value in wanted.items() if value]
+    return [f"{flag}={value}" for flag, value in values_of_flags.items() if value]
 
 
 def _csi(values: Obj) -> Csi:
+    # These are the API server's defaults, except `allowVolumeExpansion`, which Harvester supports.
     defaults = {
         "default": False,
         "reclaimPolicy": "Delete",
         "allowVolumeExpansion": True,
         "volumeBindingMode": "Immediate",
     }
+    storage_classes = tuple(defaults | row for row in values.get("storageClasses", ()))
+
     return Csi(
         enabled=values.get("enabled", True),
         version=values.get("version", ""),
         snapshot_controller=values.get("snapshotController", True),
-        storage_classes=tuple(defaults | found for found in values.get("storageClasses", ())),
+        storage_classes=storage_classes,
         tolerations=tuple(values.get("tolerations", ())),
         values=values.get("values", {}),
         values_from=_values_from(values),
@@ -262,7 +287,7 @@ def _csi(values: Obj) -> Csi:
 
 
 def _values_from(values: Obj) -> tuple[Mapping[str, Any], ...]:
-    """Return references as Fleet has them, with the namespace."""
+    """Return references in the form of Fleet, which includes the namespace."""
     return tuple(
         {kind: {"name": ref["name"], "namespace": "kube-system", "key": ref["key"]}}
         for row in values.get("valuesFrom", ())

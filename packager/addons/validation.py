@@ -1,6 +1,6 @@
-"""The rule set of the add-ons: settings of clusters, wherever they are set, and annotations of Services.
+"""The rule set of the add-ons: settings of clusters in all sources, and annotations of Services.
 
-The rules are those of rendering; here each finding comes with the object that has to be edited.
+Rendering uses the same rules. Here each finding comes with the object to edit.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from caphv.api.object import Obj, key_of
+from caphv.api.object import Obj, at, key_of
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Finding, LocatedFinding, in_order
 from caphv.validation.rule import Rule
-from packager.addons import fleetrules, gather, services
+from packager.addons import cnirules, fleetrules, gather, services, yamlvalues
 from packager.addons import rules as settings_rules
+from packager.addons.cluster_objects import facts_of
+from packager.addons.facts import ClusterFacts
 from packager.addons.gather import holder
-from packager.addons.merge import at
 from packager.addons.services import IPAM_ANNOTATION, PRIMARY_ANNOTATION, check_services
-from packager.addons.settings import ClusterFacts, settings_of
-from packager.cluster_objects import facts_of
+from packager.addons.settings import settings_of
 
 Located = LocatedFinding[int]
 
@@ -26,52 +26,69 @@ Located = LocatedFinding[int]
 def rules() -> Sequence[Rule]:
     """Return the rules about settings and Services, by name."""
     return sorted(
-        (*gather.RULES, *settings_rules.RULES, *fleetrules.RULES, *services.RULES), key=lambda rule: rule.name
+        (
+            *gather.RULES,
+            *yamlvalues.RULES,
+            *cnirules.RULES,
+            *settings_rules.RULES,
+            *fleetrules.RULES,
+            *services.RULES,
+        ),
+        key=lambda rule: rule.name,
     )
 
 
 def concerns(obj: Obj) -> bool:
-    """Whether an object has settings of add-ons: a Cluster, or a Service with annotations for a load balancer."""
+    """Whether an object has settings of add-ons: a Cluster, or a Service for a load balancer."""
     return _is_cluster(obj) or _is_service(obj)
 
 
 def check(_obj: Obj) -> list[Finding]:
-    """Return nothing: settings depend on several objects."""
+    """Return no findings, because settings depend on several objects."""
     return []
 
 
 def check_together(objs: Sequence[Obj]) -> list[Located]:
-    """Return what is wrong with the settings of clusters on Harvester, and with Services, in order of the objects."""
+    """Return findings about settings of clusters on Harvester, and Services, in their order."""
     places = {id(obj): index for index, obj in enumerate(objs)}
-    found = [*_clusters(objs, places), *_of_services(objs)]
-    return sorted(found, key=lambda one: (one.place, one.finding.field, one.finding.rule))
+    located = [*_cluster_findings(objs, places), *_service_findings(objs)]
+    return sorted(located, key=lambda row: (row.place, row.finding.field, row.finding.rule))
 
 
-def _clusters(objs: Sequence[Obj], places: Mapping[int, int]) -> Iterator[Located]:
+def _cluster_findings(objs: Sequence[Obj], places: Mapping[int, int]) -> Iterator[Located]:
     for facts in facts_of(objs):
         for finding in settings_of(facts)[1]:
             yield LocatedFinding(_place(finding, facts, places), finding)
 
 
 def _place(finding: Finding, facts: ClusterFacts, places: Mapping[int, int]) -> int:
-    """Index of the object that a finding is about; what a class makes of a template is the Cluster's."""
+    """Return the index of the object to edit for a finding, by default the Cluster's.
+
+    Objects that a ClusterClass makes are not among the checked objects.
+    """
     return places.get(id(holder(finding.path, facts)), places[id(facts.cluster)])
 
 
-def _of_services(objs: Sequence[Obj]) -> Iterator[Located]:
+def _service_findings(objs: Sequence[Obj]) -> Iterator[Located]:
     plain = {index: _with_key(obj) for index, obj in enumerate(objs) if _is_plain_service(obj)}
-    for index, findings in _checked(plain).items():
+    for index, findings in _check_by_cluster(plain).items():
         yield from (LocatedFinding(index, finding) for finding in in_order(findings))
 
 
-def _checked(plain: Mapping[int, Obj]) -> dict[int, Sequence[Finding]]:
+def _check_by_cluster(plain: Mapping[int, Obj]) -> dict[int, Sequence[Finding]]:
     keys = {index: key_of(service) for index, service in plain.items()}
+    # Equal names can only be Services of different clusters.
     if len(set(keys.values())) == len(keys):
-        found = check_services(plain.values())
-        return {index: found.get(key, ()) for index, key in keys.items()}
-    # The files are of several clusters: it is unknown which Services are in the same one.
+        findings = check_services(plain.values())
+        return {index: findings.get(key, ()) for index, key in keys.items()}
+
+    # The files belong to several clusters, so it is unknown which Services are in the same cluster.
     return {
-        index: [one for one in check_services([service]).get(keys[index], ()) if one.rule != services.SHARED.name]
+        index: [
+            finding
+            for finding in check_services([service]).get(keys[index], ())
+            if finding.rule != services.SHARED.name
+        ]
         for index, service in plain.items()
     }
 
@@ -82,25 +99,31 @@ def _with_key(service: Obj) -> Obj:
 
 
 def _is_cluster(obj: Obj) -> bool:
-    return obj.get("kind") == "Cluster" and str(obj.get("apiVersion")).rpartition("/")[0] == CLUSTER_API_GROUP
-
-
-def _is_service(obj: Obj) -> bool:
-    notes = at(obj, "metadata", "annotations")
     return (
-        _is_plain_service(obj)
-        and isinstance(notes, dict)
-        and bool({IPAM_ANNOTATION, PRIMARY_ANNOTATION} & notes.keys())
+        obj.get("kind") == "Cluster"
+        and str(obj.get("apiVersion")).rpartition("/")[0] == CLUSTER_API_GROUP
     )
 
 
+def _is_service(obj: Obj) -> bool:
+    annotations = at(obj, "metadata", "annotations")
+    if not _is_plain_service(obj) or not isinstance(annotations, dict):
+        return False
+    return bool({IPAM_ANNOTATION, PRIMARY_ANNOTATION} & annotations.keys())
+
+
 def _is_plain_service(obj: Obj) -> bool:
-    """Whether an object is a Service that is well formed: neither part of a template nor malformed."""
+    """Whether an object is a well-formed Service, not part of a template."""
+    if (obj.get("apiVersion"), obj.get("kind")) != ("v1", "Service"):
+        return False
+
     ports: Any = at(obj, "spec", "ports")
+    if ports is None:
+        ports = []
     return (
-        (obj.get("apiVersion"), obj.get("kind")) == ("v1", "Service")
-        and isinstance(at(obj, "metadata", "name"), str)
+        isinstance(at(obj, "metadata", "name"), str)
         and isinstance(at(obj, "metadata", "annotations") or {}, dict)
         and isinstance(obj.get("spec"), dict)
-        and (ports is None or (isinstance(ports, list) and all(isinstance(port, dict) for port in ports)))
+        and isinstance(ports, list)
+        and all(isinstance(port, dict) for port in ports)
     )

@@ -1,12 +1,15 @@
-"""Which versions of charts and templates go together, and which of them a cluster has.
+"""Versions of charts and templates that belong together, and the versions of a cluster.
 
-There is one table, `fleet-bundles/versions.json`: sets that were released together, newest first, with what they
-support. A cluster gets the newest set when it is first rendered; its lockfile keeps that set until
-the user requests an upgrade, so that a new release of this program changes no cluster by itself.
+The table `fleet-bundles/versions.json` lists sets of charts that were released together, newest
+first, with the versions of Kubernetes that they support. There is one set of templates, known by
+its hash. A cluster gets the newest set when it is first rendered. Its lockfile keeps that set, and
+the hash, until the user requests an upgrade, so that a new release of this program changes no
+cluster by itself.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,29 +20,32 @@ from typing import Any
 
 from caphv import data
 from caphv.validation.finding import Fault, Finding
-from packager.addons.rules import minor_version
+from packager.addons.facts import minor_version
 
 BUNDLES_FOLDER = "fleet-bundles"
+TABLE = "versions.json"
 _OCI = "oci://"
-_REPOSITORY = re.compile(r"(?:https|oci)://[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?")
+_REPOSITORY = re.compile(
+    r"(?:https|oci)://[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~/-]*)?"
+)
 
 
 @dataclass(frozen=True)
 class Versions:
-    """A set of versions: name of the release, folder of its templates, version of each chart."""
+    """A set of versions: name of the release, hash of shipped templates, version of each chart."""
 
     release: str
     templates: str
     charts: Mapping[str, str]
 
     def as_data(self) -> dict[str, Any]:
-        """As written to the lockfile."""
+        """Return the fields as the lockfile holds them."""
         return {"release": self.release, "templates": self.templates, "charts": dict(self.charts)}
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Where a chart comes from; `repo` is empty where `name` is the address of an OCI artefact."""
+    """The address of a chart; `repo` is empty if `name` is the address of an OCI artefact."""
 
     name: str
     repo: str
@@ -50,7 +56,8 @@ class Chart:
 class Table:
     """All releases, newest first, with what each supports, and the repositories of the charts.
 
-    `known` are the versions that the repositories of some charts have; a table of an operator may leave it out.
+    `known` are the versions that the repositories of some charts have. An operator's table may
+    leave it out.
     """
 
     releases: tuple[Versions, ...]
@@ -64,34 +71,50 @@ class Table:
         return self.releases[0]
 
     def release(self, name: str) -> Versions:
-        """Return the set of a name. Raises ValueError that says which there are."""
-        for found in self.releases:
-            if found.release == name:
-                return found
-        known = ", ".join(found.release for found in self.releases)
-        msg = f"there is no release {name!r} of the bundles: take one of {known}"
+        """Return the set of this name. Raises ValueError that lists the names of all sets."""
+        for versions in self.releases:
+            if versions.release == name:
+                return versions
+        names = ", ".join(versions.release for versions in self.releases)
+        msg = f"there is no release {name!r} of the bundles: take one of {names}"
         raise ValueError(msg)
 
-    def unsupported(self, versions: Versions, kubernetes_version: str) -> list[Finding]:
-        """Advice where a set was not made for a version of Kubernetes; empty where nothing is known."""
-        wanted = minor_version(kubernetes_version)
+    def advise_on_kubernetes(self, versions: Versions, kubernetes_version: str) -> list[Finding]:
+        """Advise if a set is not made for a version of Kubernetes. An unknown version is fine."""
+        version = minor_version(kubernetes_version)
         supported = self.supports.get(versions.release, {}).get("kubernetes")
-        if not wanted or not supported:
+        if not version or not supported:
             return []
         lowest, highest = minor_version(supported["from"]), minor_version(supported["to"])
-        if lowest and highest and lowest <= wanted <= highest:
+        if lowest and highest and lowest <= version <= highest:
             return []
-        detail = (
-            f"release {versions.release} of the bundles is made for Kubernetes {supported['from']} to "
-            f"{supported['to']}, not {kubernetes_version}: upgrade the bundles or set the versions of the charts"
-        )
-        path = ("spec", "topology", "version")
-        return [Finding(path, Fault.UNSUPPORTED, detail, "bundles-kubernetes", kubernetes_version, advice=True)]
 
-    def missing(self, chart: str, version: str) -> bool:
+        detail = (
+            f"release {versions.release} of the bundles is made for Kubernetes {supported['from']} "
+            f"to {supported['to']}, not {kubernetes_version}: upgrade the bundles or set the "
+            "versions of the charts"
+        )
+        path, rule = ("spec", "topology", "version"), "bundles-kubernetes"
+        return [
+            Finding(path, Fault.UNSUPPORTED, detail, rule, kubernetes_version, advice=True),
+        ]
+
+    def lacks(self, chart: str, version: str) -> bool:
         """Whether the repository of a chart does not have a version, as far as the table knows."""
         versions = self.known.get(chart)
         return versions is not None and version not in versions
+
+
+@cache
+def shipped_templates() -> str:
+    """Return a hash over the shipped templates."""
+    folder = data.folder(BUNDLES_FOLDER)
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*/*.j2")):
+        content = file.read_bytes()
+        # The length makes sure that no content can look like the head of the next file.
+        digest.update(f"{file.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 @cache
@@ -102,34 +125,45 @@ def table(path: Path | None = None) -> Table:
         FileNotFoundError: the file is not there.
         ValueError: it has not the form of the shipped one.
     """
-    file = path or data.folder(BUNDLES_FOLDER) / "versions.json"
+    file = path or data.folder(BUNDLES_FOLDER) / TABLE
+    text = file.read_text(encoding="utf-8")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))  # noqa: TID251 - the operator's own table
-        releases = [
-            Versions(str(row["name"]), str(row["templates"]), {str(k): str(v) for k, v in row["charts"].items()})
-            for row in content["releases"]
-        ]
-        supports = {str(row["name"]): row["supports"] for row in content["releases"]}
-        return Table((releases[0], *releases[1:]), supports, content["repositories"], content.get("known", {}))
+        content = json.loads(text)  # noqa: TID251 - the operator's own table
+        releases: list[Versions] = []
+        supports: dict[str, Any] = {}
+        for row in content["releases"]:
+            charts = {str(chart): str(version) for chart, version in row["charts"].items()}
+            releases.append(Versions(str(row["name"]), shipped_templates(), charts))
+            supports[str(row["name"])] = row["supports"]
+
+        # New clusters need a newest release, so `releases[0]` fails if the table has none.
+        known = content.get("known", {})
+        ordered = (releases[0], *releases[1:])
+        return Table(ordered, supports, content["repositories"], known)
     except (KeyError, TypeError, AttributeError, IndexError, json.JSONDecodeError) as error:
         msg = f"{file.name} is not a table of versions: {type(error).__name__} {error}"
         raise ValueError(msg) from None
 
 
-def pinned(content: Any) -> Versions:
+def parse_versions(content: Any) -> Versions:
     """Return the versions of a lockfile. Raises ValueError for an invalid one."""
     try:
         charts = {str(name): str(version) for name, version in content["charts"].items()}
         return Versions(str(content["release"]), str(content["templates"]), charts)
     except (KeyError, TypeError, AttributeError) as error:
-        msg = f"versions without {error}" if isinstance(error, KeyError) else "versions must be an object"
+        msg = "versions must be an object"
+        if isinstance(error, KeyError):
+            msg = f"versions without {error}"
         raise ValueError(msg) from None
 
 
 def chart(name: str, version: str, *, table: Table, mirror: str = "") -> Chart:
-    """Return where to get a chart: from its own repository, or from the mirror of an air-gapped site."""
+    """Return the address of a chart in its own repository, or in an air-gapped site's mirror."""
     if name not in table.repositories:
-        msg = f"there is no chart {name!r} in the table of versions: write repo, chart and version of others out"
+        msg = (
+            f"there is no chart {name!r} in the table of versions: write repo, chart and version "
+            "of others out"
+        )
         raise ValueError(msg)
     repository = mirror or table.repositories[name]
     if repository.startswith(_OCI):
@@ -137,9 +171,12 @@ def chart(name: str, version: str, *, table: Table, mirror: str = "") -> Chart:
     return Chart(name, repository, version)
 
 
-def checked_repository(url: str) -> str:
-    """Return the URL of a chart repository. Raises ValueError for any but https:// and oci://, or with credentials."""
+def validate_repository(url: str) -> str:
+    """Return a URL of https:// or oci://. Raises ValueError for others, or with credentials."""
     if not _REPOSITORY.fullmatch(url) or ".." in url:
-        msg = f"{url.partition('@')[2] or url!r} is not a chart repository: use https://<host>/<path> or oci://<host>/<path>"
+        msg = (
+            f"{url.partition('@')[2] or url!r} is not a chart repository: use "
+            "https://<host>/<path> or oci://<host>/<path>"
+        )
         raise ValueError(msg)
     return url

@@ -1,1 +1,1 @@
-"""Checks of rendered bundles with what clusters would really get: charts rendered by `helm`, and all their objects."""
+"""Checks of rendered bundles with all objects that clusters get; `helm` renders charts."""

@@ -1,4 +1,4 @@
-"""Checks what a cluster's bundles would install, and what that changes against what they installed before."""
+"""Checks the objects that a cluster's bundles would install, and compares them with today's."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import orjson
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from caphv.validation.finding import Fault, Finding, LocatedFinding
-from packager.addons.merge import at
 from packager.addons.settings import AddonSettings
 from packager.checks import immutable, kinds, podfamilies, references
 from packager.checks.charts import Chart, Charts
@@ -46,70 +45,104 @@ class _Object:
     obj: Obj
     file: str
     source: str
-    """What made it, for messages: a chart and its template, or empty for a manifest."""
+    """Chart and template that made the object, for messages; empty for a manifest."""
     namespace: str
     early: bool = False
-    """Whether it is created before the others: a CRD of a chart's folder `crds`."""
+    """Whether Helm creates it before the others: a CRD of a chart's folder `crds`."""
+
+    @property
+    def identity(self) -> immutable.Identity:
+        """Group, kind, namespace and name."""
+        return immutable.identity(self.obj, self.namespace)
 
 
 @dataclass
 class _Content:
-    """A bundle with all objects that are known."""
+    """A bundle with all of its objects, as far as its charts can be rendered."""
 
     bundle: Bundle
     objects: list[_Object] = field(default_factory=list)
     unknown: list[ChartRef] = field(default_factory=list)
     """Charts that were not rendered."""
 
+    @property
+    def distribution_files(self) -> set[str]:
+        """Files that configure RKE2's own charts, whose versions come with RKE2."""
+        return {release.file for release in self.bundle.releases if not release.chart.version}
+
+    def defined_kinds(self, *, early_only: bool = False) -> set[kinds.Kind]:
+        """Return the kinds that CRDs in this bundle define."""
+        objects = [item.obj for item in self.objects if item.early or not early_only]
+        return set(kinds.crd_kinds(objects))
+
 
 class Checker:
-    """Checks clusters; what was rendered for one is remembered for others. Safe to use from several threads."""
+    """Checks clusters, and remembers rendered charts for all of them. Thread-safe."""
 
     def __init__(self, helm: Helm | None, charts: Charts | None) -> None:
         self._helm, self._charts = helm, charts
         self._rendered: dict[bytes, list[tuple[str, Obj]]] = {}
 
     def check(self, tree: Tree, settings: AddonSettings, before: Tree) -> Checked:
-        """Check the files of a cluster; `before` is what the repository holds of it, empty for a new one.
+        """Check the files of a cluster.
 
-        Raises ValueError with the path of a file that is not YAML.
+        `before` holds the cluster's files in the repository, and is empty for a new cluster. Raises
+        ValueError with the path of a file that is not YAML.
         """
+        # The run finds faults of charts, and the checks below find faults of objects.
         run = _Run(self, settings)
         contents = [run.content(bundle) for bundle in bundles_of(tree)]
-        findings = [*run.findings, *_unserved(contents, settings), *_missing(contents, settings)]
-        findings += _families(contents, settings)
         charts = tuple(run.charts)
-        changed = {path: content for path, content in before.items() if tree.get(path) != content}
+        findings = [
+            *run.findings,
+            *_check_kinds(contents, settings),
+            *_check_references(contents, settings),
+            *_check_pod_families(contents, settings),
+        ]
+
+        # Compare only bundles with a changed file, because charts take long to render.
+        changed = [path for path, content in before.items() if tree.get(path) != content]
         if changed:
-            folders = {path.rpartition("/")[0] for path in changed} | {
-                path.rpartition("/")[0] for path in tree if path not in before
+            added = [path for path in tree if path not in before]
+            folders = {path.rpartition("/")[0] for path in (*changed, *added)}
+            old = {
+                path: content
+                for path, content in before.items()
+                if path.rpartition("/")[0] in folders
             }
-            findings += _changed(_within(before, folders), contents, _Run(self, settings))
-        findings.sort(key=lambda one: (one.place, one.finding.field, one.finding.rule))
+            findings += _check_changes(old, contents, _Run(self, settings))
+
+        findings.sort(
+            key=lambda located: (located.place, located.finding.field, located.finding.rule)
+        )
         return Checked(str(settings.cluster), tuple(findings), charts)
 
     def find(self, release: Release) -> Chart | None:
-        """Return the chart of a release if it is available, else None. Raises HelmError."""
+        """Return the chart of a release, None when it is not available. Raises HelmError."""
         if self._charts is None:
             return None
-        files = release.chart_files
-        return self._charts.find(release.chart) if files is None else self._charts.of_bundle(files)
+        if release.chart_files is None:
+            return self._charts.find(release.chart)
+        return self._charts.bundled_chart(release.chart_files)
 
     @property
     def needs_charts(self) -> bool:
         """Whether a chart that is not available is an error."""
         return bool(self._charts and self._charts.are_given)
 
-    def render(self, release: Release, values: Obj, settings: AddonSettings) -> list[tuple[str, Obj]]:
-        """Return what a release renders to. Raises HelmError."""
+    def render(
+        self, release: Release, values: Obj, settings: AddonSettings
+    ) -> list[tuple[str, Obj]]:
+        """Return the objects of a release, each with its template. Raises HelmError."""
         chart = self.find(release)
         if self._helm is None or chart is None:
             return []
+
         version = settings.kubernetes_version
         place = [str(chart.path), release.name, release.namespace, settings.distribution, version]
         key = orjson.dumps([place, values], option=orjson.OPT_SORT_KEYS)
         if key not in self._rendered:
-            served = {name for name, _ in kinds.served(settings.distribution, version)}
+            served = {name for name, _ in kinds.served_kinds(settings.distribution, version)}
             self._rendered[key] = self._helm.template(chart.path, release, values, version, served)
         return self._rendered[key]
 
@@ -124,166 +157,219 @@ class _Run:
         self.charts: list[CheckedChart] = []
 
     def content(self, bundle: Bundle) -> _Content:
-        """Return the objects of a bundle; charts that are not available make it opaque."""
+        """Return the objects of a bundle; charts that are not available contribute none."""
         content = _Content(bundle)
-        content.objects += (_Object(obj, file, "", bundle.namespace) for file, obj in bundle.manifests)
+        content.objects += (
+            _Object(obj, file, "", bundle.namespace) for file, obj in bundle.manifests
+        )
         for release in bundle.releases:
             try:
-                known = self._release(release, content)
+                is_rendered = self._add_release_objects(release, content)
             except HelmError as error:
-                detail = f"{release.chart} cannot be rendered: {error}"
-                self.findings.append(_located(release, Finding(release.path, Fault.INVALID, detail, RENDER)))
-                known = False
-            self.charts.append(CheckedChart(bundle.name, release.chart, known))
-            content.unknown += [] if known else [release.chart]
+                self._report(release, Fault.INVALID, f"{release.chart} cannot be rendered: {error}")
+                is_rendered = False
+            self.charts.append(CheckedChart(bundle.name, release.chart, is_rendered))
+            if not is_rendered:
+                content.unknown.append(release.chart)
         return content
 
-    def _release(self, release: Release, content: _Content) -> bool:
+    def _add_release_objects(self, release: Release, content: _Content) -> bool:
+        """Add the objects of a release to its bundle, and return whether its chart is available.
+
+        Raises:
+            HelmError: the chart cannot be rendered.
+        """
         chart = self._checker.find(release)
         if chart is None:
             # RKE2's own charts come with RKE2, and need no mirror.
             if self._checker.needs_charts and release.chart.version:
-                detail = f"{release.chart} is not available: add it to the folder of --charts, or use --fetch"
-                self.findings.append(_located(release, Finding(release.path, Fault.REQUIRED, detail, RENDER)))
+                detail = (
+                    f"{release.chart} is not available: add it to the folder of --charts, or use "
+                    "--fetch"
+                )
+                self._report(release, Fault.REQUIRED, detail)
             return False
+
         values = dict(release.values)
         for file, obj in self._checker.render(release, values, self._settings):
             source = f"{release.chart}, {file}"
             early = file.startswith("crds/") or "/crds/" in file
             content.objects.append(_Object(obj, release.file, source, release.namespace, early))
-        found = unknown_values(values, chart.values, lambda one: self._try(release, one), release.chart)
-        self.findings += (_located(release, replace(one, path=(*release.path, *one.path))) for one in found)
+
+        for finding in unknown_values(
+            values, chart.values, lambda changed: self._try_render(release, changed), release.chart
+        ):
+            path = (*release.path, *finding.path)
+            self.findings.append(LocatedFinding(release.file, replace(finding, path=path)))
         return True
 
-    def _try(self, release: Release, values: Obj) -> object:
+    def _report(self, release: Release, fault: Fault, detail: str) -> None:
+        finding = Finding(release.path, fault, detail, RENDER)
+        self.findings.append(LocatedFinding(release.file, finding))
+
+    def _try_render(self, release: Release, values: Obj) -> object:
+        """Return the objects of a release, or the message when Helm cannot render them."""
         try:
             return [obj for _, obj in self._checker.render(release, values, self._settings)]
         except HelmError as error:
-            # A chart that needs a key says so: the key has an effect.
+            # A chart that fails without a key uses it, so the message must count as a difference.
             return str(error)
 
 
-def _located(release: Release, finding: Finding) -> Located:
-    return LocatedFinding(release.file, finding)
-
-
-def _unserved(contents: Sequence[_Content], settings: AddonSettings) -> Iterator[Located]:
+def _check_kinds(contents: Sequence[_Content], settings: AddonSettings) -> Iterator[Located]:
     """Yield objects whose kind is not served when Fleet, or the Helm controller, creates them."""
-    base = kinds.served(settings.distribution, settings.kubernetes_version)
-    names = {content.bundle.name: content for content in contents}
-    everywhere = {kind for content in contents for kind in kinds.defined(one.obj for one in content.objects)}
+    base = kinds.served_kinds(settings.distribution, settings.kubernetes_version)
+    bundles = {content.bundle.name: content for content in contents}
+    defined = {kind for content in contents for kind in content.defined_kinds()}
+
     for content in contents:
-        before = _dependencies(content, names)
-        known = base | {kind for one in before for kind in kinds.defined(item.obj for item in one.objects)}
-        known |= set(kinds.defined(item.obj for item in content.objects if item.early))
-        unsure = any(one.unknown for one in before)
+        # A bundle can use kinds of bundles before it, and of its own folders `crds`.
+        dependencies = _dependencies(content, bundles)
+        served = base | content.defined_kinds(early_only=True)
+        served |= {kind for dependency in dependencies for kind in dependency.defined_kinds()}
+        # A chart that was not rendered may hold the CRD that is missed.
+        unsure = any(dependency.unknown for dependency in dependencies)
+
         # The Helm controller tries again until the kinds of other charts are there.
-        retries = {release.file for release in content.bundle.releases if not release.by_fleet}
-        # The CRDs of RKE2's own charts come with RKE2.
-        own = {release.file for release in content.bundle.releases if not release.chart.version}
+        retried = {release.file for release in content.bundle.releases if not release.by_fleet}
+        distribution_files = content.distribution_files
         for item in content.objects:
-            kind = str(item.obj.get("apiVersion")), str(item.obj.get("kind"))
-            if kind in known or (item.source and item.file in own):
+            kind = (str(item.obj.get("apiVersion")), str(item.obj.get("kind")))
+            # The CRDs of RKE2's own charts come with RKE2.
+            if kind in served or (item.source and item.file in distribution_files):
                 continue
-            if item.source and item.file in retries and kind in everywhere:
+            if item.source and item.file in retried and kind in defined:
                 continue
-            detail = f"no matches for kind {kind[1]} in version {kind[0]}: {_remedy(kind, everywhere, settings)}"
+            detail = (
+                f"no matches for kind {kind[1]} in version {kind[0]}: "
+                f"{_remedy(kind, defined, settings)}"
+            )
             if item.source:
                 detail = f"{_name(item)}: {detail}"
-            finding = Finding(("kind",), Fault.UNSUPPORTED, detail, kinds.KIND, kind[1], advice=unsure)
+            finding = Finding(
+                ("kind",), Fault.UNSUPPORTED, detail, kinds.KIND, kind[1], advice=unsure
+            )
             yield LocatedFinding(item.file, finding)
 
 
-def _remedy(kind: kinds.Kind, everywhere: set[kinds.Kind], settings: AddonSettings) -> str:
-    if kind in everywhere:
-        return "its CRD is in another bundle, or in the templates of the same chart: add that bundle to dependsOn"
+def _remedy(kind: kinds.Kind, defined: set[kinds.Kind], settings: AddonSettings) -> str:
+    if kind in defined:
+        return (
+            "its CRD is in another bundle, or in the templates of the same chart: add that bundle "
+            "to dependsOn"
+        )
     version = settings.kubernetes_version or "this version of Kubernetes"
     return (
-        f"{settings.distribution} in {version} does not serve it, and no bundle defines it: add a bundle with its CRD"
+        f"{settings.distribution} in {version} does not serve it, and no bundle defines it: add a "
+        "bundle with its CRD"
     )
 
 
-def _families(contents: Sequence[_Content], settings: AddonSettings) -> Iterator[Located]:
-    """Yield IP families of Pods that the CNI turns off; RKE2 itself gives its own charts the networks."""
+def _check_pod_families(contents: Sequence[_Content], settings: AddonSettings) -> Iterator[Located]:
+    """Yield objects that need an IP family of Pods which the CNI turns off."""
     for content in contents:
-        own = {release.file for release in content.bundle.releases if not release.chart.version}
+        # RKE2 itself gives its own charts the networks.
+        distribution_files = content.distribution_files
         for item in content.objects:
-            if item.file not in own:
-                for finding in podfamilies.unserved(item.obj, settings.cni.pod_cidrs):
-                    yield LocatedFinding(item.file, replace(finding, detail=f"{_name(item)} {finding.detail}"))
+            if item.file in distribution_files:
+                continue
+            for finding in podfamilies.check_pod_families(item.obj, settings.cni.pod_cidrs):
+                detail = f"{_name(item)} {finding.detail}"
+                yield LocatedFinding(item.file, replace(finding, detail=detail))
 
 
-def _dependencies(content: _Content, names: Mapping[str, _Content]) -> list[_Content]:
-    """Return the bundles that are installed before a bundle."""
-    found: dict[str, _Content] = {}
-    waiting = list(content.bundle.depends_on)
-    while waiting:
-        name = waiting.pop()
-        if name in names and name not in found:
-            found[name] = names[name]
-            waiting += names[name].bundle.depends_on
-    return list(found.values())
+def _dependencies(content: _Content, bundles: Mapping[str, _Content]) -> list[_Content]:
+    """Return the bundles that Fleet installs before a bundle."""
+    dependencies: dict[str, _Content] = {}
+    queue = list(content.bundle.depends_on)
+    while queue:
+        name = queue.pop()
+        if name in bundles and name not in dependencies:
+            dependencies[name] = bundles[name]
+            queue += bundles[name].bundle.depends_on
+    return list(dependencies.values())
 
 
-def _missing(contents: Sequence[_Content], settings: AddonSettings) -> Iterator[Located]:
+def _check_references(contents: Sequence[_Content], settings: AddonSettings) -> Iterator[Located]:
     """Yield names of bundles and objects that the cluster does not have."""
-    names = {content.bundle.name for content in contents}
+    bundles = {content.bundle.name for content in contents}
     for content in contents:
         for index, name in enumerate(content.bundle.depends_on):
-            if name not in names:
-                detail = "the cluster has no bundle of this name, so Fleet waits forever: remove it, or correct it"
-                path = ("dependsOn", index, "name")
-                finding = Finding(path, Fault.INVALID, detail, references.REFERENCE, name)
-                yield LocatedFinding(content.bundle.fleet_yaml, finding)
-    known = {immutable.identity(one.obj, one.namespace)[1:] for content in contents for one in content.objects}
-    known |= {(kind, "", name) for kind, _, name in known}
-    known.add(("Secret", "kube-system", settings.cloud_config.secret_name))
+            if name in bundles:
+                continue
+            detail = (
+                "the cluster has no bundle of this name, so Fleet waits forever: remove it, or "
+                "correct it"
+            )
+            path = ("dependsOn", index, "name")
+            finding = Finding(path, Fault.INVALID, detail, references.REFERENCE, name)
+            yield LocatedFinding(content.bundle.fleet_yaml, finding)
+
+    objects = [item for content in contents for item in content.objects]
+    targets = {item.identity[1:] for item in objects}
+    # References to objects of cluster-wide kinds have no namespace.
+    targets |= {(kind, "", name) for kind, _, name in targets}
+    targets.add(("Secret", "kube-system", settings.cloud_config.secret_name))
     unsure = any(content.unknown for content in contents)
-    for content in contents:
-        for item in content.objects:
-            yield from _unresolved(item, known, unsure=unsure)
+    for item in objects:
+        yield from _check_object(item, targets, unsure=unsure)
 
 
-def _unresolved(item: _Object, known: set[tuple[str, str, str]], *, unsure: bool) -> Iterator[Located]:
-    for found in references.references(item.obj, item.namespace):
-        if (found.kind, found.namespace, found.name) in known or references.is_built_in(found):
+def _check_object(
+    item: _Object, targets: set[tuple[str, str, str]], *, unsure: bool
+) -> Iterator[Located]:
+    """Yield references of an object to others that are not in `targets`."""
+    for reference in references.references(item.obj, item.namespace):
+        target = (reference.kind, reference.namespace, reference.name)
+        if target in targets or references.is_built_in(reference):
             continue
-        place = f" in namespace {found.namespace}" if found.namespace else ""
-        # Bundles never hold Secrets: users or controllers create them.
-        secret = found.kind == "Secret"
-        remedy = "create it in the cluster" if secret else "add it, or correct the name"
-        detail = f"{_name(item)} names a {found.kind}{place} that no bundle creates: {remedy}"
-        finding = Finding(found.path, Fault.INVALID, detail, references.REFERENCE, found.name, advice=secret or unsure)
+
+        place = f" in namespace {reference.namespace}" if reference.namespace else ""
+        # Bundles never hold Secrets. Users or controllers create them in the cluster.
+        is_secret = reference.kind == "Secret"
+        remedy = "create it in the cluster" if is_secret else "add it, or correct the name"
+        detail = f"{_name(item)} names a {reference.kind}{place} that no bundle creates: {remedy}"
+
+        finding = Finding(
+            reference.path,
+            Fault.INVALID,
+            detail,
+            references.REFERENCE,
+            reference.name,
+            advice=is_secret or unsure,
+        )
         yield LocatedFinding(item.file, finding)
 
 
-def _within(tree: Tree, folders: set[str]) -> Tree:
-    return {path: content for path, content in tree.items() if path.rpartition("/")[0] in folders}
-
-
-def _changed(before: Tree, contents: Sequence[_Content], run: _Run) -> Iterator[Located]:
+def _check_changes(before: Tree, contents: Sequence[_Content], run: _Run) -> Iterator[Located]:
     """Yield changes of immutable fields in bundles whose files changed."""
     try:
-        older = [run.content(bundle) for bundle in bundles_of(before)]
+        old_contents = [run.content(bundle) for bundle in bundles_of(before)]
     except ValueError:
-        # What cannot be read was never installed.
+        # Fleet cannot have installed files that cannot be read.
         return
     if run.compares_charts:
-        yield from (_unknown(content, chart) for content in older for chart in content.unknown)
-    old = {immutable.identity(one.obj, one.namespace): one.obj for content in older for one in content.objects}
-    now = {immutable.identity(one.obj, one.namespace): one for content in contents for one in content.objects}
-    for key, finding in immutable.changes(old, {key: one.obj for key, one in now.items()}):
-        item = now[key]
+        for content in old_contents:
+            yield from (_warn_of_unknown_chart(content, chart) for chart in content.unknown)
+
+    old = {item.identity: item.obj for content in old_contents for item in content.objects}
+    new = {item.identity: item for content in contents for item in content.objects}
+    for key, finding in immutable.changes(old, {key: item.obj for key, item in new.items()}):
+        item = new[key]
         yield LocatedFinding(item.file, replace(finding, detail=f"{_name(item)}: {finding.detail}"))
 
 
-def _unknown(content: _Content, chart: ChartRef) -> Located:
-    detail = f"was {chart} before, which is not available: whether fields that cannot change stay the same is unknown"
+def _warn_of_unknown_chart(content: _Content, chart: ChartRef) -> Located:
+    """Return advice about a chart whose old objects cannot be compared with the new ones."""
+    detail = (
+        f"was {chart} before, which is not available: whether fields that cannot change stay the "
+        "same is unknown"
+    )
     finding = Finding(("helm", "version"), Fault.INVALID, detail, immutable.IMMUTABLE, advice=True)
     return LocatedFinding(content.bundle.fleet_yaml, finding)
 
 
 def _name(item: _Object) -> str:
-    """Kind and name of an object, and what made it."""
+    """Return kind and name of an object, with its chart and template."""
     source = f" ({item.source})" if item.source else ""
     return f"{item.obj.get('kind')} {at(item.obj, 'metadata', 'name')}{source}"

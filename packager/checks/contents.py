@@ -1,6 +1,7 @@
-"""What the files of one cluster install: bundles with their manifests, and the Helm releases among them.
+"""Reads bundles with their manifests and Helm releases from the files of one cluster.
 
-A chart comes from `fleet.yaml`, from a HelmChart manifest, or is RKE2's own, to which a HelmChartConfig gives values.
+`fleet.yaml` or a HelmChart manifest names a chart. A HelmChartConfig gives values to one of RKE2's
+own charts.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from caphv.runtime.text import Limits, TextError, load_yaml, load_yaml_all
 from caphv.validation.finding import FieldPath
-from packager.addons.merge import at
 from packager.rendering.bundles import FLEET_YAML
 from packager.rendering.vendored import CHART_FOLDER
 from packager.tree import Tree
@@ -24,7 +24,7 @@ _LIMITS = Limits(size=16 * 1024 * 1024, nodes=1_000_000)
 
 @dataclass(frozen=True)
 class ChartRef:
-    """A chart: `repo` may be empty for RKE2's own, and `version` where it is the distribution's."""
+    """A chart. `repo` and `version` are empty for a chart that comes with the distribution."""
 
     name: str
     repo: str
@@ -36,7 +36,11 @@ class ChartRef:
 
 @dataclass(frozen=True)
 class Release:
-    """One Helm release. `values` stand at `path` in `file`; `by_fleet` says who installs it: Fleet or the cluster."""
+    """One Helm release.
+
+    Its `values` are at `path` in `file`. Fleet installs it (`by_fleet`), or a Helm controller in
+    the cluster.
+    """
 
     name: str
     namespace: str
@@ -68,68 +72,114 @@ class Bundle:
 
 
 def bundles_of(tree: Tree) -> list[Bundle]:
-    """Return the bundles among the files of one cluster, by folder. Raises ValueError with the path of a bad file."""
+    """Return the bundles of a cluster by folder. Raises ValueError with the path of a bad file."""
     folders = sorted(path.rpartition("/")[0] for path in tree if path.endswith(f"/{FLEET_YAML}"))
     return [_bundle(tree, folder) for folder in folders]
 
 
 def _bundle(tree: Tree, folder: str) -> Bundle:
-    settings = next(iter(_documents(tree, f"{folder}/{FLEET_YAML}")), {})
+    fleet_yaml = f"{folder}/{FLEET_YAML}"
+    documents = _documents(tree, fleet_yaml)
+    settings = documents[0] if documents else {}
     namespace = str(settings.get("defaultNamespace") or "default")
-    manifests = tuple(
-        (path, obj) for path in sorted(tree) if _is_manifest(path, folder) for obj in _documents(tree, path)
+
+    manifests: list[tuple[str, Obj]] = []
+    for path in sorted(tree):
+        if _is_manifest(path, folder):
+            manifests += ((path, obj) for obj in _documents(tree, path))
+
+    chart_folder = f"{folder}/{CHART_FOLDER}/"
+    chart_files = {
+        path.removeprefix(chart_folder): content
+        for path, content in tree.items()
+        if path.startswith(chart_folder)
+    }
+    return Bundle(
+        folder=folder,
+        name=str(settings.get("name")),
+        namespace=namespace,
+        depends_on=tuple(
+            str(row.get("name")) for row in settings.get("dependsOn", ()) if isinstance(row, dict)
+        ),
+        manifests=tuple(manifests),
+        releases=(
+            *_fleet_release(settings, namespace, fleet_yaml, chart_files),
+            *_manifest_releases(manifests),
+        ),
+        settings=settings,
     )
-    top = f"{folder}/{CHART_FOLDER}/"
-    own = {path.removeprefix(top): tree[path] for path in tree if path.startswith(top)}
-    releases = (*_of_fleet(settings, namespace, f"{folder}/{FLEET_YAML}", own), *_of_manifests(manifests))
-    depends = tuple(str(row.get("name")) for row in settings.get("dependsOn", ()) if isinstance(row, dict))
-    return Bundle(folder, str(settings.get("name")), namespace, depends, manifests, releases, settings)
 
 
 def _is_manifest(path: str, folder: str) -> bool:
     """Whether a file is a manifest, and neither fleet.yaml nor a file of a chart."""
-    inner = path.removeprefix(f"{folder}/")
-    return inner not in (path, FLEET_YAML) and "/" not in inner and inner.endswith((".yaml", ".yml"))
+    name = path.removeprefix(f"{folder}/")
+    if name in (path, FLEET_YAML) or "/" in name:
+        return False
+    return name.endswith((".yaml", ".yml"))
 
 
 def _documents(tree: Tree, path: str) -> list[Obj]:
     try:
-        return [found for found in load_yaml_all(tree[path], _LIMITS) if isinstance(found, dict)]
+        documents = load_yaml_all(tree[path], _LIMITS)
     except TextError as error:
         raise ValueError(f"{path} {error}") from None
+    return [document for document in documents if isinstance(document, dict)]
 
 
-def _of_fleet(settings: Obj, namespace: str, file: str, own: Tree) -> Iterator[Release]:
+def _fleet_release(
+    settings: Obj, namespace: str, file: str, chart_files: Tree
+) -> Iterator[Release]:
+    """Yield the release that a fleet.yaml describes, if it describes one.
+
+    :param settings: content of the fleet.yaml
+    :param namespace: namespace of the release
+    :param file: path of the fleet.yaml
+    :param chart_files: files of a vendored chart, empty without one
+    """
     helm = settings.get("helm") or {}
     if not (helm.get("chart") or helm.get("repo")):
         return
-    ref = _chart(str(helm.get("chart") or ""), str(helm.get("repo") or ""), str(helm.get("version") or ""))
-    vendored = bool(own) and helm.get("chart") == CHART_FOLDER
-    if vendored:
-        ref = ChartRef(_name(own.get("Chart.yaml", b""), file), "", ref.version)
-    values = helm.get("values") or {}
+    chart = _chart_ref(helm)
+    is_vendored = bool(chart_files) and helm.get("chart") == CHART_FOLDER
+    if is_vendored:
+        chart = ChartRef(_name(chart_files.get("Chart.yaml", b""), file), "", chart.version)
+
     yield Release(
-        str(helm.get("releaseName") or settings.get("name")),
-        namespace,
-        ref,
-        values,
-        file,
-        ("helm", "values"),
-        True,
-        own if vendored else None,
+        name=str(helm.get("releaseName") or settings.get("name")),
+        namespace=namespace,
+        chart=chart,
+        values=helm.get("values") or {},
+        file=file,
+        path=("helm", "values"),
+        by_fleet=True,
+        chart_files=chart_files if is_vendored else None,
     )
 
 
-def _of_manifests(manifests: Sequence[tuple[str, Obj]]) -> Iterator[Release]:
-    path: FieldPath = ("spec", "valuesContent")
+def _manifest_releases(manifests: Sequence[tuple[str, Obj]]) -> Iterator[Release]:
+    """Yield the releases that Helm controllers install for manifests."""
     for file, obj in manifests:
-        if obj.get("apiVersion") != HELM_CONTROLLER or obj.get("kind") not in ("HelmChart", "HelmChartConfig"):
+        kind = obj.get("kind")
+        # Kinds of other groups may have the same names.
+        if obj.get("apiVersion") != HELM_CONTROLLER:
             continue
-        spec, name = obj.get("spec") or {}, str(at(obj, "metadata", "name"))
-        own = obj["kind"] == "HelmChartConfig"
-        ref = ChartRef(name, "", "") if own else _chart(*(str(spec.get(key) or "") for key in _FIELDS))
-        namespace = str(spec.get("targetNamespace") or at(obj, "metadata", "namespace") or "kube-system")
-        yield Release(name, namespace, ref, _content(spec, file), file, path, by_fleet=False)
+        if kind not in ("HelmChart", "HelmChartConfig"):
+            continue
+
+        spec = obj.get("spec") or {}
+        name = str(at(obj, "metadata", "name"))
+        namespace = spec.get("targetNamespace") or at(obj, "metadata", "namespace")
+        # A HelmChartConfig has the name of one of RKE2's own charts.
+        chart = ChartRef(name, "", "") if kind == "HelmChartConfig" else _chart_ref(spec)
+        yield Release(
+            name=name,
+            namespace=str(namespace or "kube-system"),
+            chart=chart,
+            values=_values_content(spec, file),
+            file=file,
+            path=("spec", "valuesContent"),
+            by_fleet=False,
+        )
 
 
 def _name(chart_yaml: bytes, file: str) -> str:
@@ -139,18 +189,27 @@ def _name(chart_yaml: bytes, file: str) -> str:
         raise ValueError(f"{file}: the chart next to it has no name: {error}") from None
 
 
-_FIELDS = ("chart", "repo", "version")
+def _chart_ref(fields: Obj) -> ChartRef:
+    """Return the chart that fields `chart`, `repo` and `version` name.
 
+    `chart` or `repo` may be an OCI address.
+    """
+    chart = str(fields.get("chart") or "")
+    repo = str(fields.get("repo") or "")
+    version = str(fields.get("version") or "")
 
-def _chart(chart: str, repo: str, version: str) -> ChartRef:
-    """Return a chart whose OCI address may be in either field."""
-    address = chart if chart.startswith(_OCI) else repo if repo.startswith(_OCI) and not chart else ""
+    # Helm takes an OCI address as chart, Fleet as repo. Both end with the chart's name.
+    address = ""
+    if chart.startswith(_OCI):
+        address = chart
+    elif repo.startswith(_OCI) and not chart:
+        address = repo
     if address:
         repo, _, chart = address.rpartition("/")
     return ChartRef(chart, repo, version)
 
 
-def _content(spec: Obj, file: str) -> Mapping[str, Any]:
+def _values_content(spec: Obj, file: str) -> Mapping[str, Any]:
     try:
         values = load_yaml(str(spec.get("valuesContent") or ""), _LIMITS)
     except TextError as error:

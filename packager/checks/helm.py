@@ -1,6 +1,7 @@
-"""The real `helm`: pulls charts and renders them, in a separate environment and with a time limit.
+"""The real `helm`, which pulls and renders charts in its own environment and with a time limit.
 
-`helm template` reads no cluster. Charts may be hostile: it runs nothing of theirs, and its output is bounded.
+Charts may be hostile. `helm template` reads no cluster and runs no program of a chart, and its
+output is bounded.
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ from packager.checks.contents import ChartRef, Release
 from packager.git.paths import fault_of
 from packager.tree import Tree
 
-_SECONDS = 120.0
+_TIMEOUT_SECONDS = 120.0
 _LARGEST = 32 * 1024 * 1024
 _LIMITS = Limits(size=_LARGEST, nodes=1_000_000, seconds=30.0)
 _SOURCE = re.compile(r"^# Source: [^/\n]*/(.*)$", re.MULTILINE)
 _SEPARATOR = re.compile(r"^---\s*$", re.MULTILINE)
-_PASSED_ON = ("PATH", "HOME", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "HELM_REGISTRY_CONFIG", "DOCKER_CONFIG")
-_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+_PASSED_ON = (
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "HELM_REGISTRY_CONFIG",
+    "DOCKER_CONFIG",
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+)
 
 
 class HelmError(Exception):
@@ -34,7 +43,7 @@ class HelmError(Exception):
 
 
 class Helm:
-    """One program `helm`, and a folder for what it pulls. Safe to use from several threads."""
+    """One program `helm`, and a folder for charts that it pulls. Thread-safe."""
 
     def __init__(self, program: Path, scratch: Path) -> None:
         self._program, self._scratch = program, scratch
@@ -47,10 +56,12 @@ class Helm:
                 address = [chart.name, "--repo", chart.repo]
             self._run(["pull", *address, "--version", chart.version, "--destination", folder])
             (archive,) = Path(folder).iterdir()
+            # Keep it under a unique name, because two repositories may have charts of one name and
+            # version.
             return archive.rename(self._scratch / f"{archive.name}-{Path(folder).name}.tgz")
 
     def write(self, files: Tree, name: str) -> Path:
-        """Write the files of a chart into a folder for `template`. Raises HelmError for a path outside of it."""
+        """Write a chart into a folder for `template`. Raises HelmError for a path outside of it."""
         top = self._scratch / name
         for path, content in files.items():
             if fault := fault_of(path):
@@ -62,34 +73,47 @@ class Helm:
     def template(
         self, chart: Path, release: Release, values: Obj, version: str, served: Iterable[str]
     ) -> list[tuple[str, Obj]]:
-        """Return the objects of a release with the files of the chart that make them; tests are left out.
+        """Return the objects of a release, each with its template in the chart, without tests.
 
-        `version` is that of Kubernetes, and may be empty; `served` are the API versions that templates may ask for.
+        `version` is the Kubernetes version, and may be empty. `served` are the API versions that
+        templates see in `.Capabilities.APIVersions`.
         """
-        options = ["--kube-version", version] if version else []
-        options += [option for one in sorted(served) for option in ("--api-versions", one)]
-        arguments = ["template", release.name, str(chart), "--namespace", release.namespace, "--values", "-"]
-        text = self._run([*arguments, "--include-crds", "--skip-tests", *options], orjson.dumps(values))
+        arguments = ["template", release.name, str(chart), "--namespace", release.namespace]
+        arguments += ["--values", "-", "--include-crds", "--skip-tests"]
+        if version:
+            arguments += ["--kube-version", version]
+        for api_version in sorted(served):
+            arguments += ["--api-versions", api_version]
+
+        text = self._run(arguments, orjson.dumps(values))
         return list(_objects(text))
 
     def _run(self, arguments: Sequence[str], stdin: bytes = b"") -> str:
-        passed = {name: os.environ[name] for name in (*_PASSED_ON, *_PROXIES) if name in os.environ}
-        own = {f"HELM_{name}_HOME": str(self._scratch / name.lower()) for name in ("CONFIG", "CACHE", "DATA")}
+        variables = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        for name in ("CONFIG", "CACHE", "DATA"):
+            variables[f"HELM_{name}_HOME"] = str(self._scratch / name.lower())
+        # Templates with `lookup` must find no cluster.
+        variables["KUBECONFIG"] = "/dev/null"
+
+        # Use a file and not a pipe, so that hostile output fills the scratch folder and not memory.
         with tempfile.TemporaryFile(dir=self._scratch) as output:
             try:
-                done = subprocess.run(
+                process = subprocess.run(
                     [str(self._program), *arguments],
-                    env={**passed, **own, "KUBECONFIG": "/dev/null"},
+                    env=variables,
                     input=stdin,
                     stdout=output,
                     stderr=subprocess.PIPE,
-                    timeout=_SECONDS,
+                    timeout=_TIMEOUT_SECONDS,
                     check=False,
                 )
             except subprocess.TimeoutExpired:
-                raise HelmError(f"helm {arguments[0]} took more than {_SECONDS:g} s") from None
-            if done.returncode:
-                raise HelmError(_message(done.stderr.decode(errors="replace")))
+                raise HelmError(
+                    f"helm {arguments[0]} took more than {_TIMEOUT_SECONDS:g} s"
+                ) from None
+
+            if process.returncode:
+                raise HelmError(_message(process.stderr.decode(errors="replace")))
             if output.tell() > _LARGEST:
                 raise HelmError(f"the chart renders to more than {_LARGEST >> 20} MiB")
             output.seek(0)
@@ -97,19 +121,24 @@ class Helm:
 
 
 def _message(text: str) -> str:
-    """Helm's error in one line, without its warnings."""
-    lines = [line for line in text.splitlines() if line and not line.startswith(("WARNING", "level="))]
-    return " ".join(" ".join(lines).removeprefix("Error: ").split())[:1000] or "helm failed without a message"
+    """Return Helm's error in one line, without its warnings."""
+    lines = [
+        line for line in text.splitlines() if line and not line.startswith(("WARNING", "level="))
+    ]
+    message = " ".join(" ".join(lines).removeprefix("Error: ").split())
+    return message[:1000] or "helm failed without a message"
 
 
 def _objects(text: str) -> Iterator[tuple[str, Obj]]:
     for part in _SEPARATOR.split(text):
-        found = _SOURCE.search(part)
+        source = _SOURCE.search(part)
+        file = source[1] if source else ""
         try:
             obj = load_yaml(part, _LIMITS)
         except TextError as error:
-            raise HelmError(f"{found[1] if found else 'the output'} {error}") from None
+            raise HelmError(f"{file if source else 'the output'} {error}") from None
         if isinstance(obj, dict) and obj.get("kind"):
+            # Charts may also write a List.
             items = obj.get("items") if str(obj["kind"]).endswith("List") else None
-            for one in items if isinstance(items, list) else [obj]:
-                yield found[1] if found else "", one
+            for item in items if isinstance(items, list) else [obj]:
+                yield file, item

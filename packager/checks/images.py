@@ -1,4 +1,4 @@
-"""Charts and images that clusters need, for mirroring: from rendered charts, else from their documented values."""
+"""Lists charts and images of clusters, for mirroring, from rendered charts or documented values."""
 
 from __future__ import annotations
 
@@ -6,24 +6,28 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from caphv.api.object import Obj
-from packager.addons.merge import at, merged
+from caphv.api.object import Obj, at
+from packager.addons.merge import merge
 from packager.addons.settings import AddonSettings
 from packager.checks.check import Checker
 from packager.checks.contents import ChartRef, Release, bundles_of
 from packager.checks.helm import HelmError
 from packager.checks.references import POD_TEMPLATES
-from packager.checks.values import without
+from packager.checks.values import copy_without
 from packager.tree import Tree
 
+# Values with the registry of a site. Images are rendered without them, so that they have the names
+# of their origin.
 _REGISTRIES = [("global", "systemDefaultRegistry"), ("global", "cattle", "systemDefaultRegistry")]
-"""Values with the registry of a site: images are listed as they are named at their origin."""
 _DEEPEST = 12
 
 
 @dataclass
 class ChartImages:
-    """A chart and its images; `source` is `rendered`, `documented`, or empty where the chart is not available."""
+    """A chart and its images.
+
+    `source` is `rendered` or `documented`, and empty if the chart is not available.
+    """
 
     chart: ChartRef
     images: set[str] = field(default_factory=set)
@@ -31,31 +35,43 @@ class ChartImages:
     fault: str = ""
 
 
-def charts_of(clusters: Iterable[tuple[Tree, AddonSettings]], checker: Checker) -> list[ChartImages]:
+def charts_of(
+    clusters: Iterable[tuple[Tree, AddonSettings]], checker: Checker
+) -> list[ChartImages]:
     """Return all charts of clusters, by name and version, without those that RKE2 brings itself.
 
     Raises ValueError with the path of a file that is not YAML.
     """
-    found: dict[ChartRef, ChartImages] = {}
+    charts: dict[ChartRef, ChartImages] = {}
     for tree, settings in clusters:
-        for bundle in bundles_of(tree):
-            for release in bundle.releases:
-                if release.chart.version:
-                    _add(found.setdefault(release.chart, ChartImages(release.chart)), release, settings, checker)
-    return sorted(found.values(), key=lambda one: (one.chart.name, one.chart.version, one.chart.repo))
+        releases = [release for bundle in bundles_of(tree) for release in bundle.releases]
+        for release in releases:
+            # RKE2's own charts have no version here, because they come with RKE2.
+            if release.chart.version:
+                entry = charts.setdefault(release.chart, ChartImages(release.chart))
+                _add(entry, release, settings, checker)
+
+    return sorted(
+        charts.values(), key=lambda entry: (entry.chart.name, entry.chart.version, entry.chart.repo)
+    )
 
 
-def _add(known: ChartImages, release: Release, settings: AddonSettings, checker: Checker) -> None:
+def _add(entry: ChartImages, release: Release, settings: AddonSettings, checker: Checker) -> None:
     try:
         chart = checker.find(release)
         if chart is None:
             return
-        values = without(release.values, _REGISTRIES)
+
+        values = copy_without(release.values, _REGISTRIES)
         images = set(images_of(obj for _, obj in checker.render(release, values, settings)))
-        known.source = "rendered" if images else known.source or "documented"
-        known.images |= images or set(documented_images(merged(chart.values, values), chart.app_version))
+        if images:
+            entry.source = "rendered"
+        else:
+            entry.source = entry.source or "documented"
+            images = {*documented_images(merge(chart.values, values), chart.app_version)}
+        entry.images |= images
     except HelmError as error:
-        known.fault = str(error)
+        entry.fault = str(error)
 
 
 def images_of(objects: Iterable[Obj]) -> Iterator[str]:
@@ -70,9 +86,11 @@ def images_of(objects: Iterable[Obj]) -> Iterator[str]:
 
 
 def documented_images(values: Any, version: str, depth: int = 0) -> Iterator[str]:
-    """Yield images that values name as objects with `repository` and `tag`; `version` is that of an empty tag."""
+    """Yield images (`repository` and `tag`) in values; `version` replaces an empty tag."""
     if depth > _DEEPEST or not isinstance(values, Mapping):
         return
+    # Most charts follow this convention. Others name an image in one text, and only rendering finds
+    # it.
     repository = values.get("repository")
     if isinstance(repository, str) and repository:
         registry = values.get("registry")

@@ -1,13 +1,12 @@
-"""Changes that an API server refuses: Helm's upgrade of such an object fails until the change is reverted."""
+"""Finds changes that an API server refuses. Helm's upgrades fail until they are undone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from caphv.api.object import Obj, annotations_of
+from caphv.api.object import Obj, annotations_of, at
 from caphv.validation.finding import Fault, Finding
-from packager.addons.merge import at
 
 IMMUTABLE = "immutable-field"
 Identity = tuple[str, str, str, str]
@@ -44,7 +43,10 @@ FIELDS: Mapping[tuple[str, str], Mapping[tuple[str, ...], Any]] = {
     ("", "Secret"): {("type",): "Opaque"},
     ("rbac.authorization.k8s.io", "RoleBinding"): {("roleRef",): None},
     ("rbac.authorization.k8s.io", "ClusterRoleBinding"): {("roleRef",): None},
-    ("scheduling.k8s.io", "PriorityClass"): {("value",): 0, ("preemptionPolicy",): "PreemptLowerPriority"},
+    ("scheduling.k8s.io", "PriorityClass"): {
+        ("value",): 0,
+        ("preemptionPolicy",): "PreemptLowerPriority",
+    },
     ("node.k8s.io", "RuntimeClass"): {("handler",): None},
     ("networking.k8s.io", "IngressClass"): {("spec", "controller"): None},
     ("apiextensions.k8s.io", "CustomResourceDefinition"): {
@@ -58,35 +60,50 @@ FIELDS: Mapping[tuple[str, str], Mapping[tuple[str, ...], Any]] = {
 
 
 def identity(obj: Obj, namespace: str) -> Identity:
-    """Group, kind, namespace and name of an object; `namespace` is that of its release."""
+    """Return group, kind, namespace and name of an object.
+
+    `namespace` is the namespace of its release, which counts if the object names none.
+    """
     metadata = obj.get("metadata") or {}
     group = str(obj.get("apiVersion") or "").rpartition("/")[0]
-    return group, str(obj.get("kind")), str(metadata.get("namespace") or namespace), str(metadata.get("name"))
+    return (
+        group,
+        str(obj.get("kind")),
+        str(metadata.get("namespace") or namespace),
+        str(metadata.get("name")),
+    )
 
 
-def changes(before: Mapping[Identity, Obj], now: Mapping[Identity, Obj]) -> Iterator[tuple[Identity, Finding]]:
+def changes(
+    before: Mapping[Identity, Obj], after: Mapping[Identity, Obj]
+) -> Iterator[tuple[Identity, Finding]]:
     """Yield each immutable field that differs between two versions of an object."""
-    for key, obj in now.items():
+    for key, obj in after.items():
         old = before.get(key)
         # Helm recreates hooks.
         if old is None or "helm.sh/hook" in annotations_of(obj):
             continue
+
         fields = dict(FIELDS.get(key[:2], {}))
+        # An immutable ConfigMap or Secret cannot be made mutable again either.
         if old.get("immutable") is True and key[1] in ("ConfigMap", "Secret"):
             fields["data",] = None
+
         for path, default in fields.items():
-            was, is_now = _value(old, path, default), _value(obj, path, default)
-            if was != is_now:
+            old_value, new_value = _value(old, path, default), _value(obj, path, default)
+            if old_value != new_value:
                 detail = (
-                    f"cannot change in a {key[1]} that exists ({_shown(was)} before): restore it, use another "
-                    "metadata.name, or delete the object in the cluster first"
+                    f"cannot change in a {key[1]} that exists ({_shown(old_value)} before): "
+                    "restore it, use another metadata.name, or delete the object in the cluster "
+                    "first"
                 )
-                yield key, Finding(path, Fault.FORBIDDEN, detail, IMMUTABLE, is_now)
+                yield key, Finding(path, Fault.FORBIDDEN, detail, IMMUTABLE, new_value)
 
 
 def _value(obj: Obj, path: Sequence[str], default: Any) -> Any:
-    found = at(obj, *path)
-    return default if found in (None, "", {}, []) else found
+    # The API server sets the default for an empty field, too.
+    value = at(obj, *path)
+    return default if value in (None, "", {}, []) else value
 
 
 def _shown(value: Any) -> str:

@@ -1,20 +1,26 @@
-"""Kinds that a cluster serves: those of Kubernetes in its version, of its distribution, and of CRDs in its bundles."""
+"""Kinds that Kubernetes, a cluster's distribution, and CRDs in its bundles serve."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
 from caphv.api.object import Obj
-from packager.addons.rules import minor_version
+from packager.addons.facts import minor_version
 
 KIND = "kind-served"
 Kind = tuple[str, str]
 """API version and kind: `("apps/v1", "Deployment")`."""
 
-_ALWAYS = {
-    "v1": "Binding ConfigMap Endpoints Event LimitRange Namespace Node PersistentVolume PersistentVolumeClaim Pod "
-    "PodTemplate ReplicationController ResourceQuota Secret Service ServiceAccount",
-    "admissionregistration.k8s.io/v1": "MutatingWebhookConfiguration ValidatingWebhookConfiguration",
+# Served without a flag by every version of Kubernetes that is supported.
+_COMMON_KINDS = {
+    "v1": (
+        "Binding ConfigMap Endpoints Event LimitRange Namespace Node PersistentVolume "
+        "PersistentVolumeClaim Pod PodTemplate ReplicationController ResourceQuota Secret Service "
+        "ServiceAccount"
+    ),
+    "admissionregistration.k8s.io/v1": (
+        "MutatingWebhookConfiguration ValidatingWebhookConfiguration"
+    ),
     "apiextensions.k8s.io/v1": "CustomResourceDefinition",
     "apiregistration.k8s.io/v1": "APIService",
     "apps/v1": "ControllerRevision DaemonSet Deployment ReplicaSet StatefulSet",
@@ -32,19 +38,27 @@ _ALWAYS = {
     "scheduling.k8s.io/v1": "PriorityClass",
     "storage.k8s.io/v1": "CSIDriver CSINode CSIStorageCapacity StorageClass VolumeAttachment",
 }
-"""Served without a flag by every version of Kubernetes that is supported."""
-_SINCE = {
+_KINDS_BY_FIRST_VERSION = {
     (1, 29): {"flowcontrol.apiserver.k8s.io/v1": "FlowSchema PriorityLevelConfiguration"},
-    (1, 30): {"admissionregistration.k8s.io/v1": "ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding"},
+    (1, 30): {
+        "admissionregistration.k8s.io/v1": (
+            "ValidatingAdmissionPolicy ValidatingAdmissionPolicyBinding"
+        )
+    },
     (1, 33): {"networking.k8s.io/v1": "IPAddress ServiceCIDR"},
     (1, 34): {
         "resource.k8s.io/v1": "DeviceClass ResourceClaim ResourceClaimTemplate ResourceSlice",
         "storage.k8s.io/v1": "VolumeAttributesClass",
     },
-    (1, 36): {"admissionregistration.k8s.io/v1": "MutatingAdmissionPolicy MutatingAdmissionPolicyBinding"},
+    (1, 36): {
+        "admissionregistration.k8s.io/v1": "MutatingAdmissionPolicy MutatingAdmissionPolicyBinding"
+    },
 }
-_HELM_CONTROLLER = {"helm.cattle.io/v1": "HelmChart HelmChartConfig", "k3s.cattle.io/v1": "Addon ETCDSnapshotFile"}
-_OF_DISTRIBUTION = {
+_HELM_CONTROLLER = {
+    "helm.cattle.io/v1": "HelmChart HelmChartConfig",
+    "k3s.cattle.io/v1": "Addon ETCDSnapshotFile",
+}
+_KINDS_BY_DISTRIBUTION = {
     "rke2": {
         **_HELM_CONTROLLER,
         "snapshot.storage.k8s.io/v1": "VolumeSnapshot VolumeSnapshotClass VolumeSnapshotContent",
@@ -53,20 +67,31 @@ _OF_DISTRIBUTION = {
 }
 
 
-def served(distribution: str, version: str) -> frozenset[Kind]:
-    """Return the kinds that a new cluster serves; of an unknown version, those of the newest."""
+def served_kinds(distribution: str, version: str) -> frozenset[Kind]:
+    """Return the kinds that a new cluster serves.
+
+    An unknown version counts as the newest, so that no kind is refused that some version serves.
+    """
     minor = minor_version(version)
-    tables = [_ALWAYS, *(table for since, table in _SINCE.items() if minor is None or since <= minor)]
-    tables.append(_OF_DISTRIBUTION.get(distribution, {}))
-    return frozenset((name, kind) for table in tables for name, kinds in table.items() for kind in kinds.split())
+    tables = [_COMMON_KINDS, _KINDS_BY_DISTRIBUTION.get(distribution, {})]
+    for first_version, table in _KINDS_BY_FIRST_VERSION.items():
+        if minor is None or first_version <= minor:
+            tables.append(table)
+    return frozenset(
+        (name, kind) for table in tables for name, kinds in table.items() for kind in kinds.split()
+    )
 
 
-def defined(objects: Iterable[Obj]) -> Iterator[Kind]:
-    """Yield the kinds that CRDs among some objects define."""
+def crd_kinds(objects: Iterable[Obj]) -> Iterator[Kind]:
+    """Yield the kinds that the CRDs among these objects define."""
     for obj in objects:
         spec = obj.get("spec")
         if obj.get("kind") != "CustomResourceDefinition" or not isinstance(spec, dict):
             continue
         for version in spec.get("versions") or ():
+            # CRDs keep versions that are not served for objects stored in them.
             if version.get("served", True):
-                yield f"{spec.get('group')}/{version.get('name')}", str((spec.get("names") or {}).get("kind"))
+                yield (
+                    f"{spec.get('group')}/{version.get('name')}",
+                    str((spec.get("names") or {}).get("kind")),
+                )

@@ -1,1 +1,1 @@
-"""The packager as a process: watches a management cluster and keeps the repository true to it."""
+"""The packager as a process that watches a management cluster and updates the repository."""

@@ -8,19 +8,20 @@ from prometheus_client import generate_latest
 
 from caphv.runtime.childprocess import serve
 from packager.controller import metrics
-from packager.controller.main import PackagerOptions, Process, connected
+from packager.controller.main import PackagerOptions, Process, packager_process
 
 
 async def serve_child(options: PackagerOptions) -> None:
-    """Run until the provider stops it or exits. Raises as `main.run` does."""
+    """Run the packager until the provider stops it or exits. Raises as `main.run` does."""
     process: Process | None = None
 
     async def work(stop: asyncio.Event) -> None:
         nonlocal process
-        async with connected(options) as process:
+        async with packager_process(options) as process:
             await process.manager.run(stop)
 
     def not_ready() -> list[str]:
+        # The process exists once the management cluster answers.
         reasons = process.manager.not_ready() if process else ["waiting for the management cluster"]
         return [f"packager: {reason}" for reason in reasons]
 

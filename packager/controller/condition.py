@@ -1,34 +1,36 @@
-"""The outcome of a sync for each cluster, and the condition that reports it: pure functions."""
+"""Pure functions that compute the outcome of a sync for each cluster, and its condition."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from caphv.api.conditions import Status
+from caphv.api.counting import name_some
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key
-from packager.controller.fleet import ExpectedBundles, Report, expected_bundles
 from packager.controller.publisher import Published
 from packager.controller.state import ClusterState
 from packager.definitions.files import MANIFESTS
+from packager.fleet import ExpectedBundles, Report, expected_bundles
 from packager.git.prune import Plan
-from packager.rendering.renderer import Rendered
+from packager.rendering.rendered import Rendered
 from packager.tree import cluster_folder
 
 _MOST_NAMED = 3
+_MOST_CHANGED = 5
 _COMMIT = re.compile(r"\bcommit ([0-9a-f]{40}|[0-9a-f]{64})\b")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cluster's bundles in the repository: `reason` is None when they are up to date."""
+    """A cluster's bundles in the repository. `reason` is None when they are up to date."""
 
     reason: Reason | None = None
     message: str = ""
     commit: str = ""
-    wanted: ExpectedBundles | None = None
+    expected: ExpectedBundles | None = None
     changed: bool = False
     """Whether the last commit changed its files."""
 
@@ -47,102 +49,137 @@ class ConditionUpdate:
         return self.reason in (Reason.ADDON_BUNDLES_INVALID, Reason.ADDON_BUNDLES_NOT_PUSHED)
 
 
-def waiting(state: ClusterState) -> Outcome:
+def waiting_outcome(state: ClusterState) -> Outcome:
     """Return the outcome of a cluster that is not rendered now."""
     reason = Reason.ADDON_BUNDLES_SUSPENDED if state.suspended else Reason.ADDON_BUNDLES_IN_PROGRESS
     return Outcome(reason, state.why)
 
 
-def not_pushed(error: Exception) -> Outcome:
+def push_failure_outcome(error: Exception) -> Outcome:
     """Return the outcome of a cluster with a change that could not be pushed."""
     return Outcome(Reason.ADDON_BUNDLES_NOT_PUSHED, f"{type(error).__name__}: {error}")
 
 
-def outcomes(published: Published, known: dict[Key, str], path: str) -> dict[Key, Outcome]:
+def outcomes(published: Published, known: Mapping[Key, str], path: str) -> dict[Key, Outcome]:
     """Return the outcome of each rendered cluster.
 
-    `known` maps clusters to the commit that was awaited before this process; `path` is the remote's.
+    `known` maps clusters to the commit that was awaited before this process started. `path` is the
+    folder in the remote repository.
     """
-    suspended = Outcome(Reason.ADDON_BUNDLES_SUSPENDED, "suspended by its manifest in the repository")
-    return dict.fromkeys(published.batch.suspended, suspended) | {
-        rendered.cluster: _outcome(rendered, published, known, path) for rendered in published.batch.rendered
-    }
+    suspended = Outcome(
+        Reason.ADDON_BUNDLES_SUSPENDED, "suspended by its manifest in the repository"
+    )
+    results = dict.fromkeys(published.batch.suspended, suspended)
+    for rendered in published.batch.rendered:
+        results[rendered.cluster] = _outcome(rendered, published, known, path)
+    return results
 
 
-def _outcome(rendered: Rendered, published: Published, known: dict[Key, str], path: str) -> Outcome:
-    key, result = rendered.cluster, published.result
+def _outcome(
+    rendered: Rendered, published: Published, known: Mapping[Key, str], path: str
+) -> Outcome:
+    """Return the outcome of one rendered cluster, as `outcomes` does."""
+    key = rendered.cluster
+    result = published.result
     if not rendered.ok or rendered.settings is None:
-        errors = "; ".join(str(finding) for finding in rendered.findings if not finding.advice)
-        message = f"{errors}. Until this is fixed, the bundles remain unchanged"
-        release = rendered.versions.release if rendered.versions else ""
-        if published.upgrade and published.upgrade.leaves_out(key, release):
-            message += f"; the upgrade to release {published.upgrade.release} left them out"
-        return Outcome(Reason.ADDON_BUNDLES_INVALID, message)
+        return _invalid_outcome(rendered, published)
+
     folder = cluster_folder(*key)
     if folder in published.skipped:
-        return Outcome(Reason.ADDON_BUNDLES_NOT_PUSHED, f"{folder} in the repository: {published.skipped[folder]}")
-    changed = key in published.changed
+        message = f"{folder} in the repository: {published.skipped[folder]}"
+        return Outcome(Reason.ADDON_BUNDLES_NOT_PUSHED, message)
+
+    is_changed = key in published.changed
     if key in published.unmerged:
         message = f"commit {result.head} waits on branch {result.branch} to be merged"
         if result.merge_request and result.merge_request.address:
             message += f": {result.merge_request}"
-        return Outcome(Reason.ADDON_BUNDLES_IN_PROGRESS, message, result.head, changed=changed)
-    commit = published.awaited.get(key) or known.get(key) or result.head_of(rendered.branch)
-    places = (f"{folder}/", f"{MANIFESTS}/{key}/")
-    staying = [f"{what} was kept: {why}" for what, why in published.skipped.items() if what.startswith(places)]
-    staying += _foreign(published.result.plan, key)
-    if key in published.unverified:
-        staying.append(f"its definition remains as it was: {published.source_error}")
-    release = rendered.versions.release if rendered.versions else ""
-    staying += published.upgrade.notes(key, release) if published.upgrade else []
+        return Outcome(Reason.ADDON_BUNDLES_IN_PROGRESS, message, result.head, changed=is_changed)
+
+    # Await the commit that changed the cluster's files and not the head, because Fleet need not
+    # reach later commits.
+    commit = published.awaited.get(key) or known.get(key) or result.head
     expected = expected_bundles(rendered, rendered.settings, commit, path)
-    return Outcome(None, "; ".join(staying), commit, expected, changed)
+    return Outcome(None, "; ".join(_notes(rendered, published)), commit, expected, is_changed)
 
 
-def _foreign(plan: Plan, key: Key) -> list[str]:
-    """Return a note about files of others that Fleet deploys with those of a cluster."""
-    found = [path for path in plan.foreign if Key(*path.split("/")[1:3]) == key]
-    if not found:
+def _invalid_outcome(rendered: Rendered, published: Published) -> Outcome:
+    errors = "; ".join(str(finding) for finding in rendered.findings if not finding.advice)
+    message = f"{errors}. Until this is fixed, the bundles remain unchanged"
+    release = rendered.versions.release if rendered.versions else ""
+    upgrade = published.waves.upgrade
+    if upgrade and upgrade.leaves_out(rendered.cluster, release):
+        message += f"; the upgrade to release {upgrade.release} left them out"
+    return Outcome(Reason.ADDON_BUNDLES_INVALID, message)
+
+
+def _notes(rendered: Rendered, published: Published) -> list[str]:
+    """Return notes for users about a cluster whose bundles are in the repository."""
+    key = rendered.cluster
+    places = (f"{cluster_folder(*key)}/", f"{MANIFESTS}/{key}/")
+    notes = [
+        f"{what} was kept: {why}"
+        for what, why in published.skipped.items()
+        if what.startswith(places)
+    ]
+    notes += _foreign_notes(published.result.plan, key)
+    if key in published.unverified:
+        notes.append(f"its definition remains as it was: {published.source_error}")
+    if upgrade := published.waves.upgrade:
+        release = rendered.versions.release if rendered.versions else ""
+        notes += upgrade.notes(key, release)
+    return notes
+
+
+def _foreign_notes(plan: Plan, key: Key) -> list[str]:
+    """Return a note about files of others that Fleet deploys with the bundles of a cluster."""
+    paths = [path for path in plan.foreign if Key(*path.split("/")[1:3]) == key]
+    if not paths:
         return []
-    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return [f"Fleet also deploys files that caphv did not write: {', '.join(found[:_MOST_NAMED])}{more}"]
+    shown = name_some(paths, _MOST_NAMED)
+    return [f"Fleet also deploys files that caphv did not write: {shown}"]
 
 
 def condition_of(outcome: Outcome, report: Report | None) -> ConditionUpdate:
-    """Return the condition: true when the bundles are in the repository and, if Fleet is visible, applied."""
+    """Return the condition, which is true when the bundles are in the repository and applied.
+
+    If Fleet is not visible, `report` is None, and only the repository counts.
+    """
     if outcome.reason is not None:
         return ConditionUpdate("False", outcome.reason, outcome.message)
+
     place = f"commit {outcome.commit}"
-    note = [outcome.message] if outcome.message else []
+    notes = [outcome.message] if outcome.message else []
     if report is None:
-        parts = [place, "the status of Fleet is not visible here"]
-        return ConditionUpdate("True", ConditionType.ADDON_BUNDLES_READY, "; ".join([*parts, *note]))
+        message = "; ".join([place, "the status of Fleet is not visible here", *notes])
+        return ConditionUpdate("True", ConditionType.ADDON_BUNDLES_READY, message)
     if report.ready:
-        return ConditionUpdate(
-            "True", ConditionType.ADDON_BUNDLES_READY, "; ".join([f"{place}, applied by Fleet", *note])
-        )
-    return ConditionUpdate("False", Reason.ADDON_BUNDLES_NOT_APPLIED, "; ".join([place, *report.problems, *note]))
+        message = "; ".join([f"{place}, applied by Fleet", *notes])
+        return ConditionUpdate("True", ConditionType.ADDON_BUNDLES_READY, message)
+    message = "; ".join([place, *report.problems, *notes])
+    return ConditionUpdate("False", Reason.ADDON_BUNDLES_NOT_APPLIED, message)
 
 
 def commit_in(message: str) -> str:
     """Return the commit that a message of `condition_of` names, empty when it names none."""
-    found = _COMMIT.search(message)
-    return found[1] if found else ""
+    match = _COMMIT.search(message)
+    return match[1] if match else ""
 
 
 def removals(plan: Plan) -> tuple[list[tuple[Key, str]], list[tuple[Key, str, str]]]:
-    """Return removed folders and bundles, and those that were kept with the reason, each with its Cluster."""
+    """Return removed folders and bundles, and kept ones with the reason, each with its Cluster."""
     removed = [(_owner(removal.folder), str(removal)) for removal in plan.removed]
-    return removed, [(_owner(kept.what), kept.what, kept.why) for kept in plan.held]
+    kept = [(_owner(skipped.what), skipped.what, skipped.why) for skipped in plan.held]
+    return removed, kept
 
 
-def why(changed: Iterable[Key]) -> str:
+def commit_reason(changed: Iterable[Key]) -> str:
     """Return the sentence of a commit message that explains the commit."""
     names = [str(key) for key in changed]
     if not names:
+        # A poll found a difference, and no cluster has changed.
         return "Repository was out of sync."
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"Changed on the management cluster: {shown}."
+    return f"Changed on the management cluster: {name_some(names, _MOST_CHANGED)}."
 
 
 def _owner(folder: str) -> Key:

@@ -1,4 +1,4 @@
-"""Flags of the packager in a cluster, as plain values that the command line and a child process share."""
+"""Flags of the packager in a cluster, as values that the command line and the child process use."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from packager.controller.loop import SyncIntervals
 from packager.controller.main import PackagerOptions
 from packager.controller.open_repository import RepositoryConfig
 from packager.controller.publisher import PublisherOptions
-from packager.controller.receiver import Receiver
+from packager.controller.pushevents import Receiver
 from packager.definitions.source import Validator
 from packager.git.commit import Identity
 from packager.git.remote import Remote
 from packager.git.signers import Signers
 from packager.rendering.gitrepo import GitRepoOptions
-from packager.rendering.renderer import render_options
+from packager.rendering.options import render_options
 
 _AUTHOR = re.compile(r"(?P<name>[^<> ]+(?: +[^<> ]+)*) *<(?P<email>[^<> ]+)>")
 
@@ -67,11 +67,12 @@ class PackagerFlags:
     helm_secret: str = ""
     helm_repo_regex: str = ""
     source_signers: str = ""
+    fleet_version: str = ""
 
     def options(self, cache: Path, validate: Validator) -> PackagerOptions:
-        """Return the parsed options; clones live below `cache`, and `validate` checks manifests.
+        """Return the parsed options; clones are below `cache`, and `validate` checks manifests.
 
-        Raises ValueError or InvalidRemote for invalid ones.
+        Raises ValueError or InvalidRemote for invalid values.
         """
         remote = Remote(
             self.repo,
@@ -83,14 +84,18 @@ class PackagerFlags:
             max_size=self.git_max_size,
         )
         secret = Path(self.git_credentials) if self.git_credentials else None
+        rendering = render_options(
+            self.templates, self.chart_repo, fleet_version=self.fleet_version
+        )
         publisher = PublisherOptions(
             place=RepositoryConfig(remote, cache, secret, self._identity()),
-            rendering=render_options(self.templates, self.chart_repo),
+            rendering=rendering,
             max_prune=self.max_prune,
             namespace=self.namespace,
             source=self._source(cache, secret, validate),
             git_repos=self._git_repos(),
         )
+
         return PackagerOptions(
             publisher,
             receiver=self._receiver(),
@@ -104,15 +109,20 @@ class PackagerFlags:
         )
 
     @contextlib.contextmanager
-    def opened(self, validate: Validator) -> Iterator[PackagerOptions]:
-        """Yield the parsed options, with a temporary folder for the clone unless one is configured."""
+    def resolve(self, validate: Validator) -> Iterator[PackagerOptions]:
+        """Yield the parsed options; the clone is temporary unless a folder is configured."""
         if self.git_cache:
             yield self.options(Path(self.git_cache), validate)
             return
-        with tempfile.TemporaryDirectory(prefix="caphv-packager-", ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="caphv-packager-", ignore_cleanup_errors=True
+        ) as folder:
             yield self.options(Path(folder), validate)
 
-    def _source(self, cache: Path, secret: Path | None, validate: Validator) -> SourceOptions | None:
+    def _source(
+        self, cache: Path, secret: Path | None, validate: Validator
+    ) -> SourceOptions | None:
+        """Return the repository of definitions, None without one; it may use the same Secret."""
         if not self.source_repo:
             return None
         remote = Remote(
@@ -122,11 +132,15 @@ class PackagerFlags:
             timeout=self.git_timeout,
             max_size=self.git_max_size,
         )
-        own = Path(self.source_credentials) if self.source_credentials else secret
+        source_secret = Path(self.source_credentials) if self.source_credentials else secret
+
+        # The list may change while the packager runs, so only its path is kept.
         signers = Path(self.source_signers) if self.source_signers else None
         if signers:
+            # The list is read again for each commit. This reports an invalid list at the start.
             Signers.read(signers)
-        return SourceOptions(RepositoryConfig(remote, cache / "source", own), validate, signers)
+        place = RepositoryConfig(remote, cache / "source", source_secret)
+        return SourceOptions(place, validate, signers)
 
     def _git_repos(self) -> GitRepoOptions | None:
         try:
@@ -141,15 +155,17 @@ class PackagerFlags:
         except ValueError as error:
             if self.client_secret or self.helm_secret or self.helm_repo_regex:
                 raise ValueError(f"GitRepos of definitions: {error}") from None
-            # A path on this machine, which Fleet could not read.
+            # The repository is a folder of this machine, which Fleet could not read.
             return None
 
     def _receiver(self) -> tuple[str, Path] | None:
         if not self.receiver_bind_address:
             return None
-        receiver = self.receiver_bind_address, Path(self.receiver_secret_file)
-        Receiver(*receiver, lambda: None)
-        return receiver
+        address = self.receiver_bind_address
+        secret_file = Path(self.receiver_secret_file)
+        # This reports an invalid address or secret at the start.
+        Receiver(address, secret_file, lambda: None)
+        return address, secret_file
 
     def _identity(self) -> Identity:
         author = _AUTHOR.fullmatch(self.author)
@@ -159,7 +175,11 @@ class PackagerFlags:
         return Identity(author["name"], author["email"])
 
     def for_child(self) -> PackagerFlags:
-        """Return the same for a child process: the provider serves its metrics and health."""
+        """Return flags for a child process, whose metrics and health the provider serves."""
         return dataclasses.replace(
-            self, metrics_bind_address="0", metrics_secure=False, metrics_cert_dir="", health_probe_bind_address="0"
+            self,
+            metrics_bind_address="0",
+            metrics_secure=False,
+            metrics_cert_dir="",
+            health_probe_bind_address="0",
         )

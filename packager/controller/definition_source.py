@@ -1,4 +1,4 @@
-"""Follows a repository of cluster definitions: reads each new commit of its branch."""
+"""Follows a repository of cluster definitions by reading each new commit of its branch."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The repository with the definitions, how objects in it are validated, and who may sign its commits."""
+    """The repository with the definitions, the check of its objects, and signers of commits."""
 
     place: RepositoryConfig
     validate: Validator
     signers: Path | None = None
-    """A file, or the folder of a mounted Secret or ConfigMap, with the keys that may sign commits; None for any."""
+    """A file, or a mounted Secret or ConfigMap, with keys that may sign commits; None for any."""
 
 
 @dataclass(frozen=True)
 class DefinitionCommit:
-    """The definitions of one commit; `origin` names it in the packager's commits: `<URL>@<commit>`.
+    """The definitions of one commit, and the commit's message.
 
-    `message` is that of the commit.
+    `origin` names the commit in the packager's own commits, as `<URL>@<commit>`.
     """
 
     origin: str
@@ -38,7 +38,7 @@ class DefinitionCommit:
 
 
 class DefinitionSource:
-    """Remembers the last commit that it read. Calls block."""
+    """Reads definitions, and remembers those of the last commit. Calls block."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._place = options.place
@@ -50,29 +50,35 @@ class DefinitionSource:
 
     @property
     def last(self) -> DefinitionCommit | None:
-        """The last commit that could be read; it stays in use until a newer one can be read."""
+        """The last commit that could be read. It stays in use until a newer one can be read."""
         return self._current[1] if self._current else None
 
     def refresh(self) -> None:
-        """Read the newest commit if it is a new one. Raises GitErrors.
+        """Read the newest commit if it was not read yet. Raises GitErrors.
 
-        A commit that no listed signer signed is not read. One that was read is verified again when the list changes.
+        A commit that no listed signer signed is not read. A commit that was read is verified again
+        when the list of signers changes.
         """
         signers = Signers.read(self._signers_path) if self._signers_path else None
-        repository, remote = self._repository.opened(), self._place.remote
+        remote = self._place.remote
+        repository = self._repository.open()
         snapshot = repository.sync()
         is_read = self._current is not None and self._current[0] == snapshot.commit
         if is_read and signers == self._signers:
             return
+
         if not snapshot.commit:
-            # A missing branch is not an empty one: no definitions would mean that all clusters are to be removed.
-            raise GitError(f"{remote.shown} has no branch {remote.branch}: create it, or name another one")
+            # A missing branch must not count as an empty branch, which would remove all clusters.
+            raise GitError(
+                f"{remote.shown} has no branch {remote.branch}: create it, or name another one"
+            )
         if signers:
             signer = repository.verify(snapshot.commit, signers)
             log.info("commit %s of %s is signed by %s", snapshot.commit, remote.shown, signer)
         self._signers = signers
         if is_read:
             return
+
         source = self._reader.read(snapshot.tree, snapshot.unread(), name=ownership.name_of(remote))
         origin = f"{remote.shown}@{snapshot.commit}"
         self._current = snapshot.commit, DefinitionCommit(origin, source, snapshot.message)

@@ -8,7 +8,7 @@ import logging
 import socket
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prometheus_client import generate_latest
@@ -17,32 +17,33 @@ from caphv.api import names
 from caphv.api.object import Key
 from caphv.api.resources import CLUSTER_API_GROUP, CLUSTER_API_VERSIONS
 from caphv.runtime.client import ApiClient
+from caphv.runtime.clientconfig import own_namespace, process_configuration
 from caphv.runtime.discovery import served_version
 from caphv.runtime.election import LeaderElection
 from caphv.runtime.errors import NotFound, Unreachable
-from caphv.runtime.eventloop import unless_stopped
+from caphv.runtime.eventloop import run_until_stop
 from caphv.runtime.events import EventRecorder
 from caphv.runtime.health import HealthServer
-from caphv.runtime.kubeconfig import own_namespace, process_configuration
 from caphv.runtime.manager import BindAddresses, Manager
 from caphv.runtime.metrics_auth import MetricsAuth
 from caphv.runtime.runnable import Runnable
-from packager import rollout
+from packager.contents.uninstall import Waiting
 from packager.controller import metrics, state
-from packager.controller.fleet import Fleet
+from packager.controller.fleetrelease import add_fleet_release
 from packager.controller.loop import SyncIntervals, SyncLoop
 from packager.controller.publisher import Publisher, PublisherOptions
-from packager.controller.push_relay import PushRelay
-from packager.controller.receiver import Receiver
+from packager.controller.pushevent_relay import PushRelay
+from packager.controller.pushevents import Receiver
 from packager.controller.state import ClusterCache
 from packager.controller.status import Reporter
 from packager.controller.upgrades import Upgrades
-from packager.uninstall import Waiting
+from packager.fleet import Fleet
+from packager.upgrade import request as upgrade_request
 
 log = logging.getLogger(__name__)
 
 COMPONENT = "caphv-packager"
-_LONGEST_DELAY = 15.0
+_LONGEST_DELAY_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,12 @@ class PackagerOptions:
 
 
 async def run(options: PackagerOptions, stop: asyncio.Event) -> None:
-    """Run the packager until `stop` is set. Raises `KubeconfigError`, `LeaseLost`, and as `Renderer` does."""
+    """Run the packager until `stop` is set.
+
+    Raises `KubeconfigError`, `LeaseLost`, and the errors of `Renderer`.
+    """
     async with contextlib.AsyncExitStack() as stack:
-        process = await unless_stopped(stack.enter_async_context(connected(options)), stop)
+        process = await run_until_stop(stack.enter_async_context(packager_process(options)), stop)
         if process is None:
             return
         process.manager.add_runnable(Metrics())
@@ -72,11 +76,13 @@ async def run(options: PackagerOptions, stop: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def connected(options: PackagerOptions) -> AsyncIterator[Process]:
+async def packager_process(options: PackagerOptions) -> AsyncIterator[Process]:
     """Yield a packager that is connected to its management cluster; `manager.run` starts it."""
     client = ApiClient(await process_configuration(options.kubeconfig), name="management")
     try:
-        async with HealthServer(options.addresses.health, "waiting for the management cluster") as health:
+        async with HealthServer(
+            options.addresses.health, "waiting for the management cluster"
+        ) as health:
             yield await Process.connect(client, options, health)
     finally:
         await client.close()
@@ -86,7 +92,7 @@ class Metrics(Runnable):
     """Adds the packager's metrics to the metrics of the process."""
 
     async def run(self) -> None:
-        """Wait: metrics are rendered on request."""
+        """Wait, because metrics are rendered on request."""
         await asyncio.Event().wait()
 
     def metrics(self) -> bytes:
@@ -98,31 +104,51 @@ class Process:
     """All components, wired; `manager.run` starts them."""
 
     def __init__(
-        self, client: ApiClient, options: PackagerOptions, version: str, health: HealthServer | None = None
+        self,
+        client: ApiClient,
+        options: PackagerOptions,
+        version: str,
+        health: HealthServer | None = None,
     ) -> None:
+        """Create all components.
+
+        :param client: client of the management cluster
+        :param options: all settings
+        :param version: the served version of Cluster API
+        :param health: answers probes, a new one by default
+        """
         selection = state.ClusterFilter(options.publisher.namespace, options.watch_filter)
         election = _election(client, selection.share) if options.leader_elect else None
         if election:
+            # Writes fail as soon as the lease is lost.
             client.fence = election.fence
+        metrics_auth = None
+        if options.secure_metrics:
+            metrics_auth = MetricsAuth(client, options.metrics_certificate)
         self.manager = Manager(
             addresses=options.addresses,
             election=election,
             health=health,
-            metrics_auth=MetricsAuth(client, options.metrics_certificate) if options.secure_metrics else None,
+            metrics_auth=metrics_auth,
         )
-        events = EventRecorder(client, COMPONENT)
+
+        self._events = EventRecorder(client, COMPONENT)
         publisher = Publisher(options.publisher)
-        self._clusters = ClusterCache(client, version, selection, self._changed, self._settled)
-        self._fleet = Fleet(self._clusters.kinds, self._fleet_changed)
-        self._reporter = Reporter(client, self._clusters, self._fleet, events, publisher.is_before)
+        self._clusters = ClusterCache(
+            client, version, selection, self._on_cluster_change, self._on_kind_read
+        )
+        self._fleet = Fleet(self._clusters.kinds, self._on_fleet_change)
+        self._reporter = Reporter(
+            client, self._clusters, self._fleet, self._events, publisher.is_before
+        )
         self._upgrades = Upgrades(
             publisher,
             self._fleet,
             self._reporter,
-            events,
+            self._events,
             election=election,
-            file=rollout.file_of(selection.share),
-            due=self._upgrade_due,
+            file=upgrade_request.file_of(selection.share),
+            due=self._on_upgrade_due,
         )
         self.loop = SyncLoop(
             self._clusters,
@@ -133,14 +159,14 @@ class Process:
             waiting=Waiting(self._fleet.uninstallable),
             upgrades=self._upgrades,
         )
-        self._events = events
+
         for informer in self._clusters.informers:
             self.manager.add_informer(informer)
         self.manager.add_controller(self._reporter.controller)
-        self.manager.add_task(events.run)
+        self.manager.add_task(self._events.run)
         self.manager.add_task(self.loop.run)
         if options.receiver:
-            # In all replicas: a Git host calls any of them.
+            # All replicas receive push events, because a Git host calls any of them.
             relay = PushRelay(election, self.loop.debouncer.trigger_now)
             self.manager.add_runnable(relay)
             self.manager.add_runnable(Receiver(*options.receiver, relay.push))
@@ -148,38 +174,45 @@ class Process:
         self.manager.on_stop(self._stop)
 
     @classmethod
-    async def connect(cls, client: ApiClient, options: PackagerOptions, health: HealthServer | None = None) -> Process:
-        """Discover the Cluster API version of the management cluster; wait for the cluster as long as it takes."""
+    async def connect(
+        cls, client: ApiClient, options: PackagerOptions, health: HealthServer | None = None
+    ) -> Process:
+        """Discover the releases of Cluster API and Fleet; wait for the management cluster."""
         delay = 0.5
         while True:
             try:
+                # The core may be upgraded to another contract version while the packager is
+                # stopped.
                 version = await served_version(client, CLUSTER_API_GROUP, CLUSTER_API_VERSIONS)
-                return cls(client, options, version, health)
+                rendering = await add_fleet_release(client, options.publisher.rendering)
+                publisher = replace(options.publisher, rendering=rendering)
+                return cls(client, replace(options, publisher=publisher), version, health)
             except (NotFound, Unreachable) as error:
                 log.warning("management cluster is not ready, retrying in %.1f s: %s", delay, error)
             await asyncio.sleep(delay)
-            delay = min(delay * 2, _LONGEST_DELAY)
+            delay = min(delay * 2, _LONGEST_DELAY_SECONDS)
 
-    # Handlers close over the process: the sync loop is created after the caches that feed it.
+    # Handlers are methods of the process, because the sync loop is created after the caches that
+    # call them.
 
-    def _changed(self, key: Key, now: bool) -> None:
-        self.loop.debouncer.touch(key, now=now)
+    def _on_cluster_change(self, key: Key, is_urgent: bool) -> None:
+        self.loop.debouncer.touch(key, now=is_urgent)
 
-    def _settled(self) -> None:
+    def _on_kind_read(self) -> None:
         self.loop.debouncer.trigger_now()
         self._reporter.resync()
-        self._upgrades.fleet_visible()
+        self._upgrades.on_fleet_visible()
 
-    def _fleet_changed(self, place: Key) -> None:
-        self._reporter.fleet_changed(place)
-        self._upgrades.fleet_changed(place)
+    def _on_fleet_change(self, place: Key) -> None:
+        self._reporter.on_fleet_change(place)
+        self._upgrades.on_fleet_change(place)
 
-    def _upgrade_due(self) -> None:
+    def _on_upgrade_due(self) -> None:
         self.loop.debouncer.trigger_now()
 
     async def _start(self) -> None:
         self._clusters.connect()
-        self._clusters.harvester_clusters.add_handler(self._reporter.harvester_cluster_changed)
+        self._clusters.harvester_clusters.add_handler(self._reporter.on_harvester_cluster_change)
         self._fleet.connect()
 
     async def _stop(self) -> None:

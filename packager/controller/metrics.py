@@ -1,4 +1,4 @@
-"""Metrics of the packager, in a registry of their own: it may be another process than the one asked."""
+"""Metrics of the packager, in a registry of their own because another process may serve them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ SYNCS = Counter(
 )
 SYNC_SECONDS = Histogram(
     "caphv_packager_sync_duration_seconds",
-    "Time from taking the changes to having them in the repository, or to nothing being left to do.",
+    "Time from taking the changes to having them in the repository, or to nothing being left "
+    "to do.",
     buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
     registry=REGISTRY,
 )
@@ -34,7 +35,8 @@ PUSH_SECONDS = Histogram(
 )
 LAG = Gauge(
     "caphv_packager_lag_seconds",
-    "Age of the oldest change on the management cluster that is not in the repository; 0 when all are.",
+    "Age of the oldest change on the management cluster that is not in the repository; 0 when all "
+    "are.",
     registry=REGISTRY,
 )
 ERRORS = Counter(
@@ -48,7 +50,9 @@ LAST_SUCCESS = Gauge(
     "Unix time at which the repository was last up to date.",
     registry=REGISTRY,
 )
-REMOVED = Counter("caphv_packager_removed_total", "Bundles and directories removed.", registry=REGISTRY)
+REMOVED = Counter(
+    "caphv_packager_removed_total", "Bundles and directories removed.", registry=REGISTRY
+)
 HELD = Gauge(
     "caphv_packager_removals_held",
     "Removals held back; Event AddonBundlesKept gives the reason.",
@@ -67,13 +71,15 @@ CLUSTER_READY = Gauge(
 )
 UPGRADE_STATE = Gauge(
     "caphv_packager_upgrade_state",
-    "1 for the state of the last upgrade in waves, `progressing`, `complete`, `reverted` or `stopped`; otherwise 0.",
+    "1 for the state of the last upgrade in waves, `progressing`, `complete`, `reverted` or "
+    "`stopped`; otherwise 0.",
     ["state"],
     registry=REGISTRY,
 )
 SOURCE_REFUSED = Gauge(
     "caphv_packager_source_refused",
-    "1 while the newest commit of the source is refused, because no listed signer signed it, otherwise 0.",
+    "1 while the newest commit of the source is refused, because no listed signer signed it, "
+    "otherwise 0.",
     registry=REGISTRY,
 )
 PUSH_EVENTS = Counter(

@@ -10,14 +10,17 @@ from pathlib import Path
 from packager.git.commit import Identity
 from packager.git.credentials import Credentials
 from packager.git.remote import Remote
-from packager.git.repository import Repository, Split
+from packager.git.repository import Repository
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RepositoryConfig:
-    """A repository, the folder of its clone, and its credentials: a mounted Secret, else the environment."""
+    """A repository, the folder of its clone, and a mounted Secret with its credentials.
+
+    Without a Secret, the credentials come from the environment.
+    """
 
     remote: Remote
     cache: Path
@@ -26,22 +29,32 @@ class RepositoryConfig:
 
 
 class RepositoryHandle:
-    """Opens a repository on first use; not thread-safe."""
+    """Opens a repository on first use. Not thread-safe."""
 
-    def __init__(self, place: RepositoryConfig, split: Split | None = None) -> None:
-        self._place, self._split = place, split
+    def __init__(self, place: RepositoryConfig) -> None:
+        self._place = place
         self._repository: Repository | None = None
         self._credentials = Credentials()
 
-    def opened(self) -> Repository:
-        """Return the repository. Raises GitErrors for credentials that cannot be read, and for a clone in use."""
-        credentials = self._read_credentials()
+    def open(self) -> Repository:
+        """Return the repository, opened again after its credentials changed.
+
+        Raises GitErrors for credentials that cannot be read, and for a clone in use.
+        """
+        secret_folder = self._place.secret_folder
+        # Read the files each time, because kubelets replace them when the Secret changes.
+        credentials = (
+            Credentials.from_folder(secret_folder)
+            if secret_folder
+            else Credentials.from_environment(os.environ)
+        )
         if self._repository is not None and credentials != self._credentials:
             log.info("the credentials for %s have changed", self._place.remote.shown)
             self.close()
+
         if self._repository is None:
             place = self._place
-            repository = Repository(place.remote, place.cache, credentials, place.identity, self._split)
+            repository = Repository(place.remote, place.cache, credentials, place.identity)
             self._repository = repository.__enter__()
             self._credentials = credentials
         return self._repository
@@ -51,8 +64,3 @@ class RepositoryHandle:
         if self._repository is not None:
             self._repository.__exit__(None, None, None)
             self._repository = None
-
-    def _read_credentials(self) -> Credentials:
-        if self._place.secret_folder:
-            return Credentials.from_folder(self._place.secret_folder)
-        return Credentials.from_environment(os.environ)

@@ -1,4 +1,4 @@
-"""The blocking side of the packager: it renders, commits and pushes in its own thread."""
+"""The blocking side of the packager, which renders, commits and pushes in its own thread."""
 
 from __future__ import annotations
 
@@ -10,33 +10,36 @@ from functools import cached_property
 from types import MappingProxyType
 
 from caphv.api.object import Key
-from packager import rollout
-from packager.bundler import Batch, Bundler
 from packager.controller.definition_source import DefinitionCommit, DefinitionSource, SourceOptions
 from packager.controller.open_repository import RepositoryConfig, RepositoryHandle
 from packager.definitions import ownership
-from packager.definitions.builder import Builder, BuildResult
+from packager.definitions.builder import Builder
+from packager.definitions.buildresult import BuildResult
 from packager.git.commit import Reason
 from packager.git.errors import CorruptClone, GitError, UnverifiedCommit
 from packager.git.prune import Plan
 from packager.git.repository import Repository
 from packager.git.result import Result
 from packager.git.snapshot import Snapshot
-from packager.planner import ManagementState, Planner, definitions_changed, publish
-from packager.rendering import branches
+from packager.planning.planner import Planner
+from packager.planning.publish import definitions_reason, publish
+from packager.planning.state import ManagementState
+from packager.rendering.bundler import Batch, Bundler
 from packager.rendering.gitrepo import GitRepoOptions
-from packager.rendering.renderer import RenderOptions
+from packager.rendering.options import RenderOptions
 from packager.tree import CLUSTERS, cluster_folder
+from packager.upgrade.decision import Decision
 
 _REMEMBERED = 1000
 
 
 @dataclass(frozen=True)
 class PublisherOptions:
-    """Where to commit and how. `max_prune` is the number of bundles and definitions that one commit may remove.
+    """The repository to commit to, and options of commits.
 
-    `namespace` limits the clusters to publish; `source` has the cluster definitions, and `git_repos` describes the
-    GitRepos to write for their bundles.
+    `max_prune` is the number of bundles and definitions that one commit may remove. `namespace`
+    limits the clusters to publish. `source` has the cluster definitions, and `git_repos` describes
+    the GitRepos to write for their bundles.
     """
 
     place: RepositoryConfig
@@ -49,13 +52,14 @@ class PublisherOptions:
 
 @dataclass(frozen=True)
 class Published:
-    """The result of a publication. `unmerged` are the clusters whose change waits on the review branch.
+    """The result of a publication.
 
-    `built` is what the definitions build to, None until they were read once; `source_error` is why they cannot be read.
-    `unverified` are the clusters of a source whose newest commit is refused, because no listed signer signed it.
-    `upgrade` is the upgrade in waves that the repository holds, and `step` its commit if this one was; `problem` is why
-    a requested one cannot start. `awaited` are the commits that Fleet must reach, of clusters whose files have changed
-    since this process began to read the repository.
+    `unmerged` are the clusters whose change waits on the review branch. `built` has the objects of
+    the definitions, and is None until they were read once. `source_error` is why they cannot be
+    read. `unverified` are the clusters of a source whose newest commit is refused, because no
+    listed signer signed it. `waves` is the decision about an upgrade in waves; it has a step if
+    the commit belongs to the upgrade. `awaited` are the commits that Fleet must reach, for clusters
+    whose files have changed since this process began to read the repository.
     """
 
     batch: Batch
@@ -64,74 +68,83 @@ class Published:
     built: BuildResult | None = None
     source_error: Exception | None = None
     unverified: frozenset[Key] = frozenset()
-    upgrade: rollout.Rollout | None = None
-    step: rollout.Step | None = None
-    problem: str = ""
+    waves: Decision = field(default_factory=Decision)
     awaited: Mapping[Key, str] = field(default_factory=dict)
 
     @cached_property
     def changed(self) -> frozenset[Key]:
         """Clusters whose files the commit changed."""
-        return frozenset(touched(self.result.plan)) if self.result.commit else frozenset()
+        return frozenset(clusters_of(self.result.plan)) if self.result.commit else frozenset()
 
     @cached_property
     def skipped(self) -> dict[str, str]:
         """Folders and bundles that were left unchanged, with the reason."""
-        return {skipped.what: skipped.why for skipped in (*self.result.plan.refused, *self.result.plan.held)}
+        return {
+            skipped.what: skipped.why
+            for skipped in (*self.result.plan.refused, *self.result.plan.held)
+        }
 
 
 class Publisher:
-    """Holds the clone and the last rendering. Calls block; only one thread at a time may call."""
+    """Holds the clone and the last rendering. Calls block, and must come from one thread."""
 
     def __init__(self, options: PublisherOptions) -> None:
         """Take the options. Raises as `Renderer` does."""
         bundler = Bundler(options.rendering)
         builder = Builder(bundler.renderer, options.git_repos)
-        self.table = bundler.renderer.table
         self._options = options
         self._planner = Planner(bundler, builder, options.max_prune, options.namespace)
-        self._target = RepositoryHandle(options.place, branches.folders)
+        self._target = RepositoryHandle(options.place)
         self._source = DefinitionSource(options.source) if options.source else None
-        self._done = ""
+        self._last_origin = ""
         self._stopping = False
         self._order: OrderedDict[str, int] = OrderedDict()
         self._folders: dict[Key, str] = {}
         self._awaited: dict[Key, str] = {}
         self._stale: frozenset[Key] = frozenset()
 
-    def publish(self, state: ManagementState, known: Mapping[Key, str] = MappingProxyType({})) -> Published:
-        """Make the repository match definitions and live clusters in one commit, or none when it does already.
+    def publish(
+        self, state: ManagementState, known: Mapping[Key, str] = MappingProxyType({})
+    ) -> Published:
+        """Make the repository match definitions and live clusters, in at most one commit.
 
-        `known` maps clusters to the commit that was awaited before this process. Raises GitErrors. A source that cannot
-        be read is reported in the result; its last content stays in use.
+        `known` maps clusters to the commit that was awaited before this process started. If the
+        source cannot be read, the result has the error, and the last definitions stay in use.
+        Raises GitErrors.
         """
-        repository = self._target.opened()
+        repository = self._target.open()
         if not self._order:
-            self._begin(repository, known)
+            self._note_start(repository, known)
+
+        # Live clusters are published even while the source cannot be read.
         definitions, error = self._read_source()
         source = definitions.source if definitions else None
         reason = self._reason(state, definitions)
-        planned, result = publish(repository, self._planner, state, source, reason=reason, check=self._check_running)
-        self._done = definitions.origin if definitions else ""
-        for commit in (result.head, *result.groups.values()):
-            self._note(commit)
+        planned, result = publish(
+            repository, self._planner, state, source, reason=reason, check=self._check_running
+        )
+        self._last_origin = definitions.origin if definitions else ""
+        self._note_order(result.head)
+
+        # Fleet reads the target branch, and changes on a review branch wait to be merged.
+        merged = repository.snapshot_at(result.head)
         unmerged: frozenset[Key] = frozenset()
-        merged = repository.at(result.head)
         if self.is_reviewed:
             merged = repository.sync()
-            self._note(merged.commit)
-            unmerged = frozenset(touched(self._planner.plan(merged, state, source).plan))
-        self._await(planned.batch, replace(result, head=merged.commit), _folders(merged), unmerged)
+            self._note_order(merged.commit)
+            unmerged = frozenset(clusters_of(self._planner.plan(merged, state, source).plan))
+
+        self._note_awaited(
+            planned.batch, replace(result, head=merged.commit), _folders(merged), unmerged
+        )
         return Published(
             planned.batch,
             result,
             unmerged,
             planned.built,
             error,
-            self._unverified(merged, error),
-            planned.upgrade,
-            planned.step,
-            planned.problem,
+            self._unverified_clusters(merged, error),
+            planned.waves,
             dict(self._awaited),
         )
 
@@ -145,14 +158,18 @@ class Publisher:
         return self._order.get(commit, math.inf) < self._order.get(other, -1)
 
     def may_be_before(self, commit: str, other: str) -> bool:
-        """Whether a commit of the branch is not known to be another one, or newer.
+        """Whether a commit of the branch may be older than another commit.
 
-        Of commits before the start only the last one is known: an unknown one may be older than any other.
+        Commits before the start of this process are unknown, except for the last one. An unknown
+        commit may be older than any other.
         """
         return self._order.get(commit, -1) < self._order.get(other, 0)
 
     def stop(self) -> None:
-        """Commit nothing more, not even the current plan: another replica may take over. Callable from any thread."""
+        """Stop all commits, even of the current plan, because another replica may take over.
+
+        May be called from any thread.
+        """
         self._stopping = True
 
     def _check_running(self) -> None:
@@ -165,24 +182,25 @@ class Publisher:
         if self._source:
             self._source.close()
 
-    def _begin(self, repository: Repository, known: Mapping[Key, str]) -> None:
-        """Note the heads, and which clusters may have changed after the commit that their condition names.
+    def _note_start(self, repository: Repository, known: Mapping[Key, str]) -> None:
+        """Note the head, and clusters that may have changed after the commit of their condition.
 
         An earlier process may have pushed a commit and ended before it wrote the conditions.
         """
-        self._folders = _folders(repository.sync())
-        heads = repository.commits()
-        earlier = {key: commit for key, commit in known.items() if commit not in heads}
+        snapshot = repository.sync()
+        self._folders = _folders(snapshot)
+        earlier = {key: commit for key, commit in known.items() if commit != snapshot.commit}
         self._stale = frozenset(
-            key for key, commit in earlier.items() if _folder_at(repository, commit, key) != self._folders.get(key, "")
+            key
+            for key, commit in earlier.items()
+            if _folder_at(repository, commit, key) != self._folders.get(key, "")
         )
-        # All are older than the heads; their order is not known.
+        # All these commits are older than the head, and their order is not known.
         self._order.update(dict.fromkeys((earlier[key] for key in self._stale), 0))
-        for commit in heads:
-            self._note(commit)
+        self._note_order(snapshot.commit)
 
     def _read_source(self) -> tuple[DefinitionCommit | None, Exception | None]:
-        """Return the newest definitions that could be read, and why they cannot be read now."""
+        """Return the newest definitions that could be read, and the error if that fails now."""
         if self._source is None:
             return None, None
         try:
@@ -191,7 +209,7 @@ class Publisher:
             return self._source.last, error
         return self._source.last, None
 
-    def _unverified(self, snapshot: Snapshot, error: Exception | None) -> frozenset[Key]:
+    def _unverified_clusters(self, snapshot: Snapshot, error: Exception | None) -> frozenset[Key]:
         """Return the clusters that the source defines, if its newest commit is refused."""
         if self._options.source is None or not isinstance(error, UnverifiedCommit):
             return frozenset()
@@ -199,35 +217,47 @@ class Publisher:
         return frozenset(Key(*name.split("/")) for name in owners.own)
 
     def _reason(self, state: ManagementState, definitions: DefinitionCommit | None) -> Reason:
-        """Return the reason for a commit; the first one after a new commit of the source names that commit."""
-        if definitions is None or definitions.origin == self._done:
-            return Reason(state.why)
-        return definitions_changed(definitions.origin, definitions.message)
+        """Return the reason for a commit.
 
-    def _await(self, batch: Batch, result: Result, folders: Mapping[Key, str], unmerged: Collection[Key]) -> None:
-        """Remember the commit that each cluster with other files than before waits for, also those of others.
-
-        An earlier call may have failed when a part was pushed already, so the files themselves are compared.
+        The first commit after a commit of the source names the source's commit.
         """
-        written = set(touched(result.plan)) if result.commit else set()
+        if definitions is None or definitions.origin == self._last_origin:
+            return Reason(state.why)
+        return definitions_reason(definitions.origin, definitions.message)
+
+    def _note_awaited(
+        self, batch: Batch, result: Result, folders: Mapping[Key, str], unmerged: Collection[Key]
+    ) -> None:
+        """Remember the commit that Fleet must reach, for each cluster whose files have changed.
+
+        The files themselves are compared, because an earlier call may have failed after a push, and
+        other clients commit, too.
+
+        :param batch: the rendered clusters
+        :param result: result of the commit; its head is the head of the branch that Fleet reads
+        :param folders: the ids of all clusters' folders at that head
+        :param unmerged: the clusters whose change waits on the review branch
+        """
+        written = set(clusters_of(result.plan)) if result.commit else set()
         for rendered in batch.rendered:
             key = rendered.cluster
             if not rendered.ok or key in unmerged:
                 continue
             folder = folders.get(key, "")
-            is_behind = key not in self._awaited and rendered.branch in result.moved
-            if key in written or is_behind or key in self._stale or folder != self._folders.get(key, ""):
-                self._awaited[key] = result.head_of(rendered.branch)
+            if key in written or key in self._stale or folder != self._folders.get(key, ""):
+                self._awaited[key] = result.head
             self._folders[key] = folder
             self._stale -= {key}
-        for remembered in (self._folders, self._awaited):
-            for key in remembered.keys() - folders.keys():
-                del remembered[key]
 
-    def _note(self, commit: str) -> None:
+        for memory in (self._folders, self._awaited):
+            for key in memory.keys() - folders.keys():
+                del memory[key]
+
+    def _note_order(self, commit: str) -> None:
         """Remember the order of commits that this process has seen."""
         if commit not in self._order:
-            self._order[commit] = self._order[next(reversed(self._order))] + 1 if self._order else 0
+            numbers = list(self._order.values())
+            self._order[commit] = numbers[-1] + 1 if numbers else 0
         while len(self._order) > _REMEMBERED:
             self._order.popitem(last=False)
 
@@ -242,16 +272,16 @@ def _folders(snapshot: Snapshot) -> dict[Key, str]:
 
 
 def _folder_at(repository: Repository, commit: str, key: Key) -> str | None:
-    """Return the id of a cluster's folder at a commit, None if the clone does not have that."""
+    """Return the id of a cluster's folder at a commit, None if the clone lacks the commit."""
     try:
-        entry = repository.at(commit).entry(cluster_folder(*key))
+        entry = repository.snapshot_at(commit).entry(cluster_folder(*key))
     except CorruptClone:
         return None
     return entry.id if entry else ""
 
 
-def touched(plan: Plan) -> Iterator[Key]:
-    """Clusters whose bundles a plan adds or changes."""
+def clusters_of(plan: Plan) -> Iterator[Key]:
+    """Yield the clusters whose bundles a plan adds or changes."""
     for folder in (*plan.added, *plan.changed):
         root, namespace, name = folder.split("/")
         if root == CLUSTERS:

@@ -1,7 +1,7 @@
-"""The state of each Cluster on the management cluster: complete facts, or the reason why it must wait.
+"""The state of each Cluster on the management cluster: complete facts, or why it must wait.
 
-A cluster is rendered only when all objects that it refers to are known. The first rendering pins its network, so a
-guess made before its control plane exists could not be corrected later.
+A cluster is rendered only when all objects that it refers to are known. The first rendering pins
+its network, so a guess before its control plane exists could not be corrected later.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from caphv.api import clusterapi, names, resources
-from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, labels_of
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, labels_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
-from packager.addons.gather import ClusterFacts, FleetCluster
-from packager.cluster_objects import fleet_cluster_owner, fleet_clusters, is_on_harvester, is_suspended
-from packager.controller import informers
-from packager.controller.informers import OptionalKinds
+from packager import informers
+from packager.addons.cluster_objects import (
+    fleet_cluster_owner,
+    fleet_clusters,
+    is_on_harvester,
+    is_suspended,
+)
+from packager.addons.facts import ClusterFacts, FleetCluster
 from packager.definitions.protection import is_protected
+from packager.informers import OptionalKinds
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +36,7 @@ _FLEET_CLUSTER = (resources.FLEET_GROUP, "Cluster")
 
 @dataclass(frozen=True)
 class ClusterState:
-    """One Cluster. Without `facts` it is not rendered now; `why` gives reason and remedy.
+    """One Cluster. Without `facts` it is not rendered now, and `why` gives reason and remedy.
 
     `incomplete`: an object that it refers to is known not to exist yet.
     """
@@ -51,15 +56,17 @@ class ClusterFilter:
 
     @property
     def share(self) -> str:
-        """A name of the selection for what each of several packagers has for itself; empty if all are selected."""
-        return re.sub(r"[^a-z0-9]+", "-", f"{self.watch_filter} {self.namespace}".lower()).strip("-")
+        """A name of the selection for Leases and files of this packager; empty for all clusters."""
+        text = f"{self.watch_filter} {self.namespace}".lower()
+        return re.sub(r"[^a-z0-9]+", "-", text).strip("-")
 
 
 class ClusterCache:
-    """Caches of the management cluster. `changed` is called for each Cluster that may need another rendering.
+    """Caches of the management cluster.
 
-    Its second argument says whether a user requested it. `settled` is called when an optional kind was read for the
-    first time, or found to be missing.
+    `changed` is called for each Cluster that may need another rendering. Its second argument is
+    true if a user requested it. `settled` is called when an optional kind was read for the first
+    time, or found to be missing.
     """
 
     def __init__(
@@ -74,16 +81,25 @@ class ClusterCache:
         self._changed = changed
         self._moved: set[Key] = set()
         self._deleted: set[Key] = set()
+
         self.kinds = OptionalKinds(client, settled)
         self.clusters = Informer(
             client,
             resources.clusters(version),
             namespace=options.namespace,
-            transform=informers.without_status,
-            indexes={"infrastructure": _infrastructure, "control plane": _control_plane, "class": _class},
+            transform=informers.strip_status,
+            indexes={
+                "infrastructure": _infrastructure,
+                "control plane": _control_plane,
+                "class": _class,
+            },
         )
-        self.harvester_clusters = Informer(client, resources.HARVESTER_CLUSTERS, namespace=options.namespace)
-        self.classes = Informer(client, resources.cluster_classes(version), transform=informers.without_status)
+        self.harvester_clusters = Informer(
+            client, resources.HARVESTER_CLUSTERS, namespace=options.namespace
+        )
+        self.classes = Informer(
+            client, resources.cluster_classes(version), transform=informers.strip_status
+        )
 
     @property
     def informers(self) -> tuple[Informer, ...]:
@@ -91,22 +107,23 @@ class ClusterCache:
         return self.kinds.crds, self.clusters, self.harvester_clusters, self.classes
 
     def connect(self) -> None:
-        """Start to report changes, and all existing objects."""
-        self.kinds.want(*_FLEET_CLUSTER, self._fleet_cluster_changed)
-        self.clusters.add_handler(self._cluster_changed)
-        self.harvester_clusters.add_handler(self._harvester_cluster_changed)
-        self.classes.add_handler(self._class_changed)
+        """Report all existing objects, and then changes."""
+        self.kinds.want(*_FLEET_CLUSTER, self._on_fleet_cluster_change)
+        self.clusters.add_handler(self._on_cluster_change)
+        self.harvester_clusters.add_handler(self._on_harvester_cluster_change)
+        self.classes.add_handler(self._on_class_change)
 
-    async def ready(self, seconds: float) -> None:
-        """Wait until all kinds that Clusters refer to were read, or cannot be; at most this many seconds."""
+    async def wait_until_ready(self, seconds: float) -> None:
+        """Wait until all kinds that Clusters refer to were read or refused, or the time is up."""
         for cluster in self.clusters.store:
             self._want_control_plane(cluster)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.kinds.wait_settled()
+                await self.kinds.wait_for_all()
 
     def states(self) -> dict[Key, ClusterState]:
         """Return the state of all selected Clusters on Harvester."""
+        # Without Fleet there are no Fleet Clusters, and the Cluster's label tells who imports it.
         informer = self.kinds.get(*_FLEET_CLUSTER)
         imported = fleet_clusters(informer.store) if informer else {}
         return {
@@ -116,42 +133,48 @@ class ClusterCache:
         }
 
     def keys(self) -> set[Key]:
-        """All Clusters, including those that are not selected."""
+        """Return all Clusters, including those that are not selected."""
         return set(self.clusters.store.keys())
 
-    def present(self) -> frozenset[Key]:
-        """Clusters that exist, selected or not known to be another packager's; without suspended and deleted ones."""
+    def present_clusters(self) -> frozenset[Key]:
+        """Return the Clusters of this packager, as far as that is known.
+
+        Clusters that are suspended or being deleted are left out.
+        """
         return frozenset(
             key_of(cluster)
             for cluster in self.clusters.store
-            if not suspension(cluster) and not being_deleted(cluster) and not self._is_of_another(cluster)
+            if not suspension(cluster)
+            and not being_deleted(cluster)
+            and not self._is_of_another(cluster)
         )
 
-    def moved(self) -> set[Key]:
-        """Clusters that were deleted while paused, until `forget_moved`."""
+    def moved_clusters(self) -> set[Key]:
+        """Return the Clusters that were deleted while paused, until `forget_moves`."""
         return set(self._moved)
 
-    def forget_moved(self, keys: Iterable[Key]) -> None:
-        """Forget moved clusters: the repository records them now."""
+    def forget_moves(self, keys: Iterable[Key]) -> None:
+        """Forget moved clusters, because the repository records them now."""
         self._moved.difference_update(keys)
 
-    def deleted(self) -> set[Key]:
-        """Clusters whose deletion was seen from its request to its end, until they exist again.
+    def deleted_clusters(self) -> set[Key]:
+        """Return the Clusters whose whole deletion was seen, until they exist again.
 
-        One that is merely absent, for example after the restore of an older backup, may still be running.
+        A Cluster that is merely absent, for example after the restore of an older backup, may still
+        be running.
         """
         return set(self._deleted)
 
-    def confirmed(self) -> set[Key]:
-        """Clusters with the annotation that confirms the removal of their definition."""
+    def confirmed_clusters(self) -> set[Key]:
+        """Return the Clusters whose annotation confirms the removal of their definition."""
         return {
             key_of(cluster)
             for cluster in self.clusters.store
             if annotations_of(cluster).get(names.CONFIRM_REMOVAL_ANNOTATION) == "true"
         }
 
-    def protected(self) -> set[Key]:
-        """Clusters that outlive the removal of their manifest."""
+    def protected_clusters(self) -> set[Key]:
+        """Return the Clusters that outlive the removal of their manifest."""
         return {key_of(cluster) for cluster in self.clusters.store if is_protected(cluster)}
 
     def harvester_cluster(self, key: Key) -> Obj | None:
@@ -163,79 +186,110 @@ class ClusterCache:
     # One Cluster
 
     def _is_selected(self, cluster: Obj) -> bool:
-        wanted = self.options.watch_filter
-        found = self.harvester_clusters.get(*_infrastructure_key(cluster)) if wanted else None
-        return not wanted or (found is not None and labels_of(found).get(names.WATCH_FILTER_LABEL) == wanted)
+        watch_filter = self.options.watch_filter
+        if not watch_filter:
+            return True
+        harvester_cluster = self.harvester_clusters.get(*_infrastructure_key(cluster))
+        return harvester_cluster is not None and (
+            labels_of(harvester_cluster).get(names.WATCH_FILTER_LABEL) == watch_filter
+        )
 
     def _is_of_another(self, cluster: Obj) -> bool:
-        is_there = self.harvester_clusters.get(*_infrastructure_key(cluster)) is not None
-        return is_there and not self._is_selected(cluster)
+        """Whether the HarvesterCluster is known to belong to another packager."""
+        # Without a HarvesterCluster, its packager is unknown, and the Cluster counts as ours.
+        exists = self.harvester_clusters.get(*_infrastructure_key(cluster)) is not None
+        return exists and not self._is_selected(cluster)
 
     def _state(self, cluster: Obj, imported: frozenset[FleetCluster]) -> ClusterState:
+        """Return the state of one Cluster; `imported` are its Fleet Clusters."""
         if reason := suspension(cluster):
             return ClusterState(why=reason, suspended=True)
         if being_deleted(cluster):
-            return ClusterState(why="the Cluster is being deleted; its bundles stay until it is deleted")
+            why = "the Cluster is being deleted; its bundles stay until it is deleted"
+            return ClusterState(why=why)
+
         harvester_cluster = self.harvester_clusters.get(*_infrastructure_key(cluster))
         control_plane = self._control_plane(cluster)
+        # The first rendering pins the network, so all objects must be known.
         if missing := self._missing(cluster, harvester_cluster, control_plane):
             return missing
-        if not self.kinds.settled(*_FLEET_CLUSTER):
-            return ClusterState(why=self.kinds.problem(*_FLEET_CLUSTER) or "waiting for the list of Fleet Clusters")
+        if not self.kinds.is_settled(*_FLEET_CLUSTER):
+            problem = self.kinds.problem(*_FLEET_CLUSTER)
+            return ClusterState(why=problem or "waiting for the list of Fleet Clusters")
         return ClusterState(ClusterFacts(cluster, harvester_cluster, control_plane, imported))
 
-    def _missing(self, cluster: Obj, harvester_cluster: Obj | None, control_plane: Obj | None) -> ClusterState | None:
-        """Return what a Cluster waits for before it can be rendered; None for nothing."""
-        key, (group, kind, name) = _infrastructure_key(cluster), control_plane_ref(cluster)
+    def _missing(
+        self, cluster: Obj, harvester_cluster: Obj | None, control_plane: Obj | None
+    ) -> ClusterState | None:
+        """Return the state of a Cluster that waits for an object; None if it has all objects."""
+        key = _infrastructure_key(cluster)
+        group, kind, name = control_plane_ref(cluster)
         if not (key.name and name) and (missing := self._missing_class(cluster)):
             return ClusterState(why=missing, incomplete=True)
         if harvester_cluster is None:
-            return ClusterState(why=f"waiting for HarvesterCluster {key} to be created", incomplete=True)
+            why = f"waiting for HarvesterCluster {key} to be created"
+            return ClusterState(why=why, incomplete=True)
         if name and control_plane is None:
             why = f"waiting for {kind} {key.namespace}/{name} of {group} to be created and readable"
             why = self.kinds.problem(group, kind) or why + self._lacking_right(group, kind)
-            return ClusterState(why=why, incomplete=self.kinds.settled(group, kind))
+            return ClusterState(why=why, incomplete=self.kinds.is_settled(group, kind))
         return None
 
     def _lacking_right(self, group: str, kind: str) -> str:
-        """Return what the packager's account needs to read a kind; empty if it was not refused."""
+        """Return a hint about the right to read a kind; empty if the server did not refuse it."""
         informer = self.kinds.get(group, kind)
         if informer is None or not isinstance(informer.last_error, Forbidden):
             return ""
-        rule = f"{{apiGroups: [{group}], resources: [{informer.resource.plural}], verbs: [list, watch]}}"
-        what, place = (
-            ("Role", f" in namespace {self.options.namespace}") if self.options.namespace else ("ClusterRole", "")
+
+        resource, namespace = informer.resource, self.options.namespace
+        role = f"Role in namespace {namespace}" if namespace else "ClusterRole"
+        rule = f"{{apiGroups: [{group}], resources: [{resource.plural}], verbs: [list, watch]}}"
+        return (
+            f". The packager may not list {resource}: bind a {role} with rule {rule} to its account"
         )
-        return f". The packager may not list {informer.resource}: bind a {what}{place} with rule {rule} to its account"
 
     def _want_control_plane(self, cluster: Obj) -> None:
         group, kind, name = control_plane_ref(cluster)
         if name:
-            self.kinds.want(group, kind, self._control_plane_changed, namespace=self.options.namespace)
+            self.kinds.want(
+                group, kind, self._on_control_plane_change, namespace=self.options.namespace
+            )
 
     def _control_plane(self, cluster: Obj) -> Obj | None:
         self._want_control_plane(cluster)
         group, kind, name = control_plane_ref(cluster)
         informer = self.kinds.get(group, kind)
-        return informer.get(cluster["metadata"]["namespace"], name) if informer and name else None
+        if informer is None or not name:
+            return None
+        return informer.get(cluster["metadata"]["namespace"], name)
 
     def _missing_class(self, cluster: Obj) -> str:
+        """Return why a Cluster lacks the objects of its ClusterClass; empty if it has no class."""
         key = class_key(cluster)
         if key is None:
             return ""
         if self.classes.get(*key) is None:
-            return f"ClusterClass {key} does not exist: create it, or reference another one in spec.topology"
-        return f"waiting for Cluster API to create infrastructure and control plane from ClusterClass {key}"
+            return (
+                f"ClusterClass {key} does not exist: create it, or reference another one in "
+                "spec.topology"
+            )
+        return (
+            "waiting for Cluster API to create infrastructure and control plane from ClusterClass "
+            f"{key}"
+        )
 
     def _find(self, group: str, kind: str, key: Key) -> Obj | None:
-        """Look up the class of a Cluster without infrastructure: it says whether the Cluster is on Harvester."""
-        return self.classes.get(*key) if (group, kind) == (resources.CLUSTER_API_GROUP, "ClusterClass") else None
+        """Return a ClusterClass, which tells whether a new Cluster will be on Harvester."""
+        if (group, kind) != (resources.CLUSTER_API_GROUP, "ClusterClass"):
+            return None
+        return self.classes.get(*key)
 
     # Changes
 
-    def _cluster_changed(self, change: Change) -> None:
+    def _on_cluster_change(self, change: Change) -> None:
         if change.new is None and clusterapi.paused(change.obj, change.obj):
-            # `clusterctl move` pauses a Cluster before it recreates it on another management cluster.
+            # `clusterctl move` pauses a Cluster before it recreates it on another management
+            # cluster.
             self._moved.add(change.key)
         elif change.new is None and being_deleted(change.obj):
             self._deleted.add(change.key)
@@ -245,25 +299,26 @@ class ClusterCache:
         if differs(change):
             self._changed(change.key, _is_requested(change))
 
-    def _harvester_cluster_changed(self, change: Change) -> None:
+    def _on_harvester_cluster_change(self, change: Change) -> None:
         if differs(change):
-            self._all("infrastructure", str(change.key), _is_requested(change))
+            self._report_all("infrastructure", str(change.key), _is_requested(change))
 
-    def _control_plane_changed(self, change: Change) -> None:
+    def _on_control_plane_change(self, change: Change) -> None:
         if differs(change):
-            self._all("control plane", f"{change.resource.group}/{change.resource.kind}/{change.key}")
+            resource = change.resource
+            self._report_all("control plane", f"{resource.group}/{resource.kind}/{change.key}")
 
-    def _class_changed(self, change: Change) -> None:
+    def _on_class_change(self, change: Change) -> None:
         if differs(change):
-            self._all("class", str(change.key))
+            self._report_all("class", str(change.key))
 
-    def _fleet_cluster_changed(self, change: Change) -> None:
+    def _on_fleet_cluster_change(self, change: Change) -> None:
         if differs(change):
             key = fleet_cluster_owner(change.obj)
             if self.clusters.get(*key):
                 self._changed(key, False)
 
-    def _all(self, index: str, value: str, urgent: bool = False) -> None:
+    def _report_all(self, index: str, value: str, urgent: bool = False) -> None:
         for cluster in self.clusters.store.by_index(index, value):
             self._changed(key_of(cluster), urgent)
 
@@ -274,27 +329,35 @@ class ClusterCache:
 def suspension(cluster: Obj) -> str:
     """Return why the bundles of a Cluster are suspended; empty when they are not."""
     if is_suspended(cluster):
-        return f"annotation {names.SUSPEND_ADDONS_ANNOTATION} suspends the bundles of this Cluster; remove it to resume"
+        return (
+            f"annotation {names.SUSPEND_ADDONS_ANNOTATION} suspends the bundles of this Cluster; "
+            "remove it to resume"
+        )
     if clusterapi.paused(cluster, cluster):
         return "the Cluster is paused; its bundles remain unchanged until it is resumed"
     return ""
 
 
 def control_plane_ref(cluster: Obj) -> tuple[str, str, str]:
-    """Group, kind and name of a Cluster's control plane in both contract versions; empty when it has none."""
-    ref = (cluster.get("spec") or {}).get("controlPlaneRef") or {}
+    """Return group, kind and name of a Cluster's control plane; empty when it has none.
+
+    The reference may be of either contract version.
+    """
+    ref = at(cluster, "spec", "controlPlaneRef") or {}
     group = ref.get("apiGroup") or str(ref.get("apiVersion", "")).partition("/")[0]
     return str(group), str(ref.get("kind", "")), str(ref.get("name", ""))
 
 
 def class_key(cluster: Obj) -> Key | None:
-    """Namespace and name of a Cluster's ClusterClass, None when it has no topology."""
-    topology = (cluster.get("spec") or {}).get("topology")
+    """Return namespace and name of a Cluster's ClusterClass, None when it has no topology."""
+    topology = at(cluster, "spec", "topology")
     if not topology:
         return None
     ref = topology.get("classRef") or {}
     name = ref.get("name") or topology.get("class") or ""
-    namespace = ref.get("namespace") or topology.get("classNamespace") or cluster["metadata"]["namespace"]
+    namespace = (
+        ref.get("namespace") or topology.get("classNamespace") or cluster["metadata"]["namespace"]
+    )
     return Key(str(namespace), str(name))
 
 
@@ -311,8 +374,9 @@ def _is_requested(change: Change) -> bool:
     """Whether a user set the annotation that requests a reconcile."""
     if change.old is None or change.new is None:
         return False
-    before, now = (annotations_of(obj).get(names.RECONCILE_AT_ANNOTATION) for obj in (change.old, change.new))
-    return now is not None and now != before
+    old = annotations_of(change.old).get(names.RECONCILE_AT_ANNOTATION)
+    new = annotations_of(change.new).get(names.RECONCILE_AT_ANNOTATION)
+    return new is not None and new != old
 
 
 def _infrastructure_key(cluster: Obj) -> Key:

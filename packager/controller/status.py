@@ -1,7 +1,8 @@
-"""Reports the bundles of each cluster: condition AddonBundlesReady of the HarvesterCluster, Events, and a metric.
+"""Reports the bundles of each cluster by condition AddonBundlesReady, Events and a metric.
 
-The provider writes other conditions of the same list, which is one field to the API server. So each write carries the
-resourceVersion that was read; after a conflict or an overwrite the watch triggers another write.
+The HarvesterCluster has the condition. The provider writes other conditions of the same list, which
+is one field to the API server. So each write carries the resourceVersion that was read. After a
+conflict or an overwrite, the watch triggers another write.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 
 from caphv.api import conditions
 from caphv.api.names import ConditionType
-from caphv.api.object import Key, Obj, being_deleted, key_of
+from caphv.api.object import Key, Obj, at, being_deleted, key_of
 from caphv.api.resources import HARVESTER_CLUSTERS
 from caphv.runtime.cache import Change
 from caphv.runtime.client import ApiClient
@@ -22,15 +23,18 @@ from caphv.runtime.errors import NotFound
 from caphv.runtime.events import EventRecorder, EventType
 from packager.controller import metrics
 from packager.controller.condition import ConditionUpdate, Outcome, commit_in, condition_of
-from packager.controller.fleet import Fleet
 from packager.controller.state import ClusterCache
+from packager.fleet import Fleet
 
 _READY = ConditionType.ADDON_BUNDLES_READY
 _CONCURRENCY = 8
 
 
 class Reporter:
-    """Keeps the conditions in sync with the newest outcome of each cluster; `controller` must run for that."""
+    """Keeps the conditions in sync with the newest outcome of each cluster.
+
+    `controller` must run to write them.
+    """
 
     def __init__(
         self,
@@ -50,17 +54,25 @@ class Reporter:
         self._clusters_of: dict[Key, set[Key]] = defaultdict(set)
 
     def commits(self) -> dict[Key, str]:
-        """Return by cluster the commit that last changed its files; at first the one that its condition names."""
-        known = {}
+        """Return the commit that last changed the files of each cluster.
+
+        At first, that is the commit that the condition names.
+        """
+        commits = {}
         for cluster in self._clusters.clusters.store:
             key = key_of(cluster)
             outcome = self._outcomes.get(key)
             commit = outcome.commit if outcome else ""
-            if not commit and (harvester_cluster := self._clusters.harvester_cluster(key)):
-                commit = commit_in(str((_condition(harvester_cluster) or {}).get("message", "")))
-            if commit:
-                known[key] = commit
-        return known
+            if commit := commit or self._commit_of_condition(key):
+                commits[key] = commit
+        return commits
+
+    def _commit_of_condition(self, key: Key) -> str:
+        """Return the commit that the condition of a cluster names, or an empty text."""
+        harvester_cluster = self._clusters.harvester_cluster(key)
+        if harvester_cluster is None:
+            return ""
+        return commit_in(str((_condition(harvester_cluster) or {}).get("message", "")))
 
     @property
     def known(self) -> set[Key]:
@@ -72,87 +84,107 @@ class Reporter:
         return self._outcomes.get(key)
 
     def clusters_of(self, place: Key) -> set[Key]:
-        """Return the clusters of a Bundle, or of a workspace (empty name)."""
+        """Return the clusters of a Bundle, or of a workspace if the name is empty."""
         return self._clusters_of.get(place, set())
 
-    def settled(self, key: Key) -> bool:
+    def is_in_repository(self, key: Key) -> bool:
         """Whether the condition already reports that the bundles are in the repository."""
-        found = self._clusters.harvester_cluster(key)
-        return found is not None and bool(commit_in(str((_condition(found) or {}).get("message", ""))))
+        return bool(self._commit_of_condition(key))
 
     def update(self, key: Key, outcome: Outcome) -> None:
         """Set the newest outcome of a cluster."""
         before = self._outcomes.get(key)
         if outcome.changed:
-            self.event(key, "AddonBundlesPushed", f"pushed commit {outcome.commit} with the bundles of the cluster")
+            message = f"pushed commit {outcome.commit} with the bundles of the cluster"
+            self.record_event(key, "AddonBundlesPushed", message)
             outcome = replace(outcome, changed=False)
         if before is not None and not outcome.commit:
             # The content of the repository did not change.
-            outcome = replace(outcome, commit=before.commit, wanted=before.wanted)
+            outcome = replace(outcome, commit=before.commit, expected=before.expected)
         if before == outcome:
             return
+
         self._outcomes[key] = outcome
-        if outcome.wanted:
-            for _, name in outcome.wanted.bundles:
-                self._clusters_of[Key(outcome.wanted.workspace, name)].add(key)
-            self._clusters_of[Key(outcome.wanted.workspace, "")].add(key)
+        if expected := outcome.expected:
+            for _, name in expected.bundles:
+                self._clusters_of[Key(expected.workspace, name)].add(key)
+            self._clusters_of[Key(expected.workspace, "")].add(key)
         self.controller.enqueue(key)
 
     def forget(self, key: Key) -> None:
         """Forget a deleted Cluster."""
-        if self._outcomes.pop(key, None) is not None:
-            metrics.CLUSTER_READY.remove(str(key))
-            for place in [place for place, keys in self._clusters_of.items() if key in keys]:
-                self._clusters_of[place].discard(key)
-                if not self._clusters_of[place]:
-                    del self._clusters_of[place]
+        if self._outcomes.pop(key, None) is None:
+            return
+        metrics.CLUSTER_READY.remove(str(key))
+        for place in [place for place, keys in self._clusters_of.items() if key in keys]:
+            self._clusters_of[place].discard(key)
+            if not self._clusters_of[place]:
+                del self._clusters_of[place]
 
     def resync(self) -> None:
-        """Evaluate all clusters again: Fleet became visible."""
+        """Evaluate all clusters again, because Fleet became visible."""
         for key in self._outcomes:
             self.controller.enqueue(key)
 
-    def fleet_changed(self, place: Key) -> None:
-        """Evaluate the clusters of a Bundle that changed, or of a workspace with a changed GitRepo (empty name)."""
+    def on_fleet_change(self, place: Key) -> None:
+        """Evaluate the clusters of a Bundle that changed.
+
+        Without a name `place` is a workspace in which a GitRepo changed.
+        """
         for key in self.clusters_of(place):
             self.controller.enqueue(key)
 
-    def harvester_cluster_changed(self, change: Change) -> None:
-        """Evaluate a cluster again when its condition changed: the provider may have overwritten it."""
-        if change.new is not None and (change.old is None or _condition(change.old) != _condition(change.new)):
-            for cluster in self._clusters.clusters.store.by_index("infrastructure", str(change.key)):
-                self.controller.enqueue(key_of(cluster))
+    def on_harvester_cluster_change(self, change: Change) -> None:
+        """Evaluate a cluster whose condition changed, because the provider may overwrite it."""
+        if change.new is None:
+            return
+        if change.old is not None and _condition(change.old) == _condition(change.new):
+            return
+        clusters = self._clusters.clusters.store.by_index("infrastructure", str(change.key))
+        for cluster in clusters:
+            self.controller.enqueue(key_of(cluster))
 
-    def event(self, key: Key, reason: str, message: str) -> None:
+    def record_event(self, key: Key, reason: str, message: str) -> None:
         """Record a normal Event for a cluster."""
         self._record(key, "Normal", reason, message)
 
-    def warning_event(self, key: Key, reason: str, message: str) -> None:
+    def record_warning(self, key: Key, reason: str, message: str) -> None:
         """Record a warning Event for a cluster."""
         self._record(key, "Warning", reason, message)
 
     async def _report(self, key: Key) -> None:
-        outcome, obj = self._outcomes.get(key), self._clusters.harvester_cluster(key)
+        """Write the condition of a cluster if it changed, with an Event if the user must act."""
+        outcome = self._outcomes.get(key)
+        obj = self._clusters.harvester_cluster(key)
         if outcome is None or obj is None or being_deleted(obj):
             return
-        report = self._fleet.report(outcome.wanted, self._is_before) if outcome.wanted and not outcome.reason else None
+
+        report = None
+        if outcome.expected and not outcome.reason:
+            report = self._fleet.report(outcome.expected, self._is_before)
         update = condition_of(outcome, report)
         metrics.CLUSTER_READY.labels(str(key)).set(update.status == "True")
+
         before = _condition(obj)
+        # A conflict raises, and the controller tries again with the newer object.
         patch = _patch(obj, update)
         if patch is None:
             return
         metadata = obj["metadata"]
         try:
             new = await self._client.patch(
-                HARVESTER_CLUSTERS, metadata["name"], metadata["namespace"], patch, subresource="status"
+                HARVESTER_CLUSTERS,
+                metadata["name"],
+                metadata["namespace"],
+                patch,
+                subresource="status",
             )
         except NotFound:
             self._clusters.harvester_clusters.forget(metadata["namespace"], metadata["name"])
             return
         self._clusters.harvester_clusters.observe(new)
         if update.is_warning and (before or {}).get("message") != update.message:
-            self.warning_event(key, update.reason, update.message)
+            self.record_warning(key, update.reason, update.message)
 
     def _record(self, key: Key, kind: EventType, reason: str, message: str) -> None:
         obj = self._clusters.harvester_cluster(key)
@@ -160,7 +192,7 @@ class Reporter:
             about = {"apiVersion": HARVESTER_CLUSTERS.api_version, "kind": HARVESTER_CLUSTERS.kind}
             self._events.event({**about, "metadata": obj["metadata"]}, kind, reason, message)
             return
-        # The Cluster was deleted: only its name is left, and operators search Events by name.
+        # The Cluster was deleted, so only its name is left. Operators search Events by name.
         resource = self._clusters.clusters.resource
         metadata = {"namespace": key.namespace, "name": key.name}
         about = {"apiVersion": resource.api_version, "kind": resource.kind}
@@ -168,12 +200,15 @@ class Reporter:
 
 
 def _condition(harvester_cluster: Obj) -> Obj | None:
-    return conditions.get_condition((harvester_cluster.get("status") or {}).get("conditions") or [], _READY)
+    return conditions.get_condition(at(harvester_cluster, "status", "conditions") or [], _READY)
 
 
 def _patch(obj: Obj, update: ConditionUpdate) -> Obj | None:
-    """Return the merge patch that sets the condition on this resourceVersion, None when it is set already."""
-    before = (obj.get("status") or {}).get("conditions") or []
+    """Return the merge patch that sets the condition, None if it is set already.
+
+    The API server refuses the patch for any other resourceVersion.
+    """
+    before = at(obj, "status", "conditions") or []
     after = conditions.set_condition(
         before,
         _READY,

@@ -1,7 +1,7 @@
-"""Upgrades in waves: takes the request from the packager's Lease, and finds out when the next commit is due.
+"""Observes Fleet's reports about the last wave of an upgrade, and calls for the next commit.
 
-What the next commit is, `packager.rollout` decides. The progress is in the repository; here is only what Fleet reports
-of the clusters of the last wave.
+`packager.upgrade.decision` decides about the content of the next commit. Request and progress are
+in the repository.
 """
 
 from __future__ import annotations
@@ -11,22 +11,34 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from caphv.api import names
 from caphv.api.names import Reason
 from caphv.api.object import LEASES, Key
 from caphv.runtime.election import LeaderElection
 from caphv.runtime.events import EventRecorder, EventType
-from packager import rollout
 from packager.controller import metrics
-from packager.controller.fleet import Fleet, Report
 from packager.controller.publisher import Published, Publisher
 from packager.controller.status import Reporter
+from packager.fleet import Fleet, Report
+from packager.upgrade import rollout
+from packager.upgrade.decision import Decision, Observed
 
 log = logging.getLogger(__name__)
 
+_REVIEW_BLOCKS = (
+    "commits of the packager wait on a review branch to be merged, so that no wave can be awaited; "
+    "run the packager without --review, or upgrade with caphv bundles upgrade, a few clusters at "
+    "a time"
+)
+_FLEET_IS_INVISIBLE = (
+    "Bundles of Fleet are not visible to the packager; the upgrade continues once they are"
+)
+
 
 class Upgrades:
-    """Follows the upgrade that `file` of the repository holds; `due` is called if there may be something to commit."""
+    """Follows the request in `file` of the repository.
+
+    `due` is called when the next commit may be due.
+    """
 
     def __init__(
         self,
@@ -42,53 +54,51 @@ class Upgrades:
         self._file = file
         self._election, self._publisher, self._fleet = election, publisher, fleet
         self._reporter, self._events, self._due = reporter, events, due
-        self._text = ""
-        self._taken = ""
         self._known = False
         self._problem = ""
         self._current: rollout.Rollout | None = None
         self._waiting: set[Key] = set()
-        if election:
-            election.on_annotations = self._annotations_changed
 
-    def observed(self, present: frozenset[Key]) -> rollout.Observed | None:
-        """Return what the next plan needs to know; None where no wave can be awaited, because commits are reviewed.
-
-        `present` are the clusters that need to become ready.
-        """
+    def observe(self, present: frozenset[Key]) -> Observed:
+        """Return observations for the next plan; clusters in `present` need to become ready."""
+        blocked = ""
         if self._publisher.is_reviewed:
-            return None
-        visible = self._fleet.uninstallable() is not None
-        request = "" if self._text == self._taken or self._why_not(self._text, visible=visible) else self._text
-        return rollout.Observed(present, request, self._reports(), visible, time.time(), self._file)
+            blocked = _REVIEW_BLOCKS
+        elif self._fleet.uninstallable() is None:
+            blocked = _FLEET_IS_INVISIBLE
+        return Observed(present, self._reports(), blocked, time.time(), self._file)
 
     def seconds_left(self) -> float:
-        """Return the seconds until the gate of the last wave closes; infinite when none waits."""
-        left = self._current.since + self._current.gate - time.time() if self._current and self._waiting else -1.0
-        return left if left > 0 else math.inf
+        """Return the seconds until the gate of the last wave closes; infinite if none waits."""
+        if self._current is None or not self._waiting:
+            return math.inf
+        seconds = self._current.since + self._current.request.gate - time.time()
+        return seconds if seconds > 0 else math.inf
 
     def note(self, published: Published) -> None:
         """Take the result of a sync."""
-        before, self._current = self._current, published.upgrade
-        found = published.upgrade
+        decision = published.waves
+        before = self._current
+        self._current = decision.upgrade
         for state in rollout.State:
-            metrics.UPGRADE_STATE.labels(state.lower()).set(found is not None and found.state is state)
-        is_active = bool(found and found.is_active)
-        # An upgrade that ended before may have been requested with the same text.
-        is_taken = found and found.request == self._text and (is_active or published.step)
-        if self._text and (is_taken or (self._text == rollout.STOP and not is_active)):
-            self._take()
-        self._report_problem(published)
-        if published.step and found:
-            self._report(published)
-        is_pending = self._text not in ("", self._taken)
-        if not self._known or found != before or (published.result.commit and is_pending):
+            is_state = self._current is not None and self._current.state is state
+            metrics.UPGRADE_STATE.labels(state.lower()).set(is_state)
+        self._report_problem(decision)
+        if decision.step:
+            self._report(decision.step, published.result.commit)
+
+        if not self._known or self._current != before or published.result.commit:
             self._known = True
             self._waiting = {key for key, report in self._reports().items() if not report.ready}
-            if is_pending or (is_active and not self._waiting):
+            is_active = self._current is not None and self._current.is_active
+            # The commit of a wave has no other change, so it follows the commit of this sync.
+            is_postponed = (
+                bool(published.result.commit) and decision.step is None and decision.is_pending
+            )
+            if is_postponed or (is_active and not self._waiting):
                 self._due()
 
-    def fleet_changed(self, place: Key) -> None:
+    def on_fleet_change(self, place: Key) -> None:
         """Check the clusters of a Bundle that changed."""
         if not self._waiting:
             return
@@ -97,89 +107,66 @@ class Upgrades:
         if not self._waiting:
             self._due()
 
-    def fleet_visible(self) -> None:
-        """Check all clusters of the last wave with the next sync: Fleet became visible."""
+    def on_fleet_visible(self) -> None:
+        """Check all clusters of the last wave with the next sync, because Fleet became visible."""
         self._known = False
 
     def _reports(self, only: set[Key] | None = None) -> Mapping[Key, Report]:
-        """Return what Fleet reports of clusters of the last wave, as far as it is visible."""
+        """Return Fleet's reports about clusters of the last wave, as far as Fleet is visible."""
         if self._current is None or not self._current.is_active:
             return {}
-        found = {}
+        reports = {}
         for key in self._current.before if only is None else only:
             if report := self._report_of(key):
-                found[key] = report
-        return found
+                reports[key] = report
+        return reports
 
     def _report_of(self, key: Key) -> Report | None:
         outcome = self._reporter.outcome(key)
         if outcome and outcome.reason is Reason.ADDON_BUNDLES_INVALID:
             return Report((outcome.message,))
-        if outcome is None or outcome.wanted is None:
+        if outcome is None or outcome.expected is None:
             return None
-        return self._fleet.report(outcome.wanted, self._publisher.may_be_before)
+        return self._fleet.report(outcome.expected, self._publisher.may_be_before)
 
-    def _annotations_changed(self, annotations: Mapping[str, str]) -> None:
-        text = annotations.get(names.UPGRADE_ANNOTATION, "").strip()
-        if text == self._text:
-            return
-        self._text, self._taken, self._problem = text, "", ""
-        if not text:
-            return
-        if why := self._why_not(text, visible=self._fleet.uninstallable() is not None):
-            self.record_event("Warning", "UpgradeNotPossible", f"{text!r}: {why}")
-        self._due()
-
-    def _why_not(self, text: str, *, visible: bool) -> str:
-        """Return why a request cannot be followed now, empty if it can."""
-        if text in ("", rollout.STOP):
-            return ""
-        try:
-            request = rollout.parse_request(text)
-            if request.release:
-                self._publisher.table.release(request.release)
-        except ValueError as error:
-            return f"annotation {names.UPGRADE_ANNOTATION}: {error}"
-        if self._publisher.is_reviewed:
-            return "commits wait on a review branch to be merged, so no wave can be awaited; use caphv bundles upgrade"
-        return "" if visible else "Bundles of Fleet are not visible here; the upgrade starts once they are"
-
-    def _take(self) -> None:
-        """Remove the request: the repository holds it now."""
-        self._taken = self._text
-        if self._election:
-            self._election.remove_annotation(names.UPGRADE_ANNOTATION, self._text)
-
-    def _report_problem(self, published: Published) -> None:
-        """Report why an upgrade cannot start or continue, once for each request."""
-        found, problem = published.upgrade, published.problem
-        if found and found.blocked:
-            problem = f"the upgrade to release {found.release} cannot continue: {found.blocked}"
+    def _report_problem(self, decision: Decision) -> None:
+        """Report why an upgrade cannot start or continue, once for each problem of a request."""
+        current, problem = decision.current, decision.problem
+        if current and current.blocked:
+            problem = f"the upgrade to release {current.release} cannot continue: {current.blocked}"
         if problem and problem != self._problem:
-            self._problem = problem
             self.record_event("Warning", "UpgradeNotPossible", problem)
+        # A sync with another commit does not look for all problems, so it forgets none.
+        if problem or decision.step or decision.request is None:
+            self._problem = problem
 
-    def _report(self, published: Published) -> None:
-        found, step = published.upgrade, published.step
-        if found is None or step is None:
-            return
-        commit = published.result.commit
-        for key, why in sorted(step.left_out.items()):
-            message = f"the upgrade to release {found.release} left the cluster out: {'; '.join(why)}"
-            self._reporter.warning_event(key, "AddonBundlesLeftOut", message)
-        if found.state is not rollout.State.REVERTED:
-            reason = "UpgradeProgressing" if found.is_active else f"Upgrade{found.state.value}"
+    def _report(self, step: rollout.Step, commit: str) -> None:
+        upgrade = step.rollout
+        for key, reasons in sorted(step.left_out.items()):
+            message = (
+                f"the upgrade to release {upgrade.release} left the cluster out: "
+                f"{'; '.join(reasons)}"
+            )
+            self._reporter.record_warning(key, "AddonBundlesLeftOut", message)
+        if upgrade.state is not rollout.State.REVERTED:
+            reason = "UpgradeProgressing" if upgrade.is_active else f"Upgrade{upgrade.state.value}"
             self.record_event("Normal", reason, f"{step.why} Commit {commit}")
             return
-        for key, problems in sorted(found.problems.items()):
-            message = f"commit {commit} reverts release {found.release}: {'; '.join(problems)}"
-            self._reporter.warning_event(key, "AddonBundlesReverted", message)
-        some = ", ".join(map(str, sorted(found.problems)[:5]))
-        self.record_event("Warning", "UpgradeReverted", f"{step.why} Not ready: {some}. Commit {commit}")
+
+        for key, problems in sorted(upgrade.problems.items()):
+            message = f"commit {commit} reverts release {upgrade.release}: {'; '.join(problems)}"
+            self._reporter.record_warning(key, "AddonBundlesReverted", message)
+        # An Event holds 1 KiB.
+        some = ", ".join(map(str, sorted(upgrade.problems)[:5]))
+        self.record_event(
+            "Warning", "UpgradeReverted", f"{step.why} Not ready: {some}. Commit {commit}"
+        )
 
     def record_event(self, kind: EventType, reason: str, message: str) -> None:
         """Record an Event for the Lease, which exists with leader election, and log it."""
         log.log(logging.WARNING if kind == "Warning" else logging.INFO, "%s: %s", reason, message)
         if self._election and self._election.lease:
             about = {"apiVersion": LEASES.api_version, "kind": LEASES.kind}
-            self._events.event({**about, "metadata": self._election.lease["metadata"]}, kind, reason, message)
+            self._events.event(
+                {**about, "metadata": self._election.lease["metadata"]}, kind, reason, message
+            )

@@ -1,1 +1,1 @@
-"""Cluster definitions: a small file of a user in, all objects of a cluster out, without any I/O."""
+"""Cluster definitions, from which all objects of a cluster are built, without any I/O."""

@@ -1,4 +1,4 @@
-"""From a definition to all objects of its cluster, and to its bundles."""
+"""Builds all objects of a cluster, and its bundles, from its definition."""
 
 from __future__ import annotations
 
@@ -9,24 +9,33 @@ from typing import Any
 from caphv.api import names
 from caphv.api.object import Obj
 from caphv.validation.finding import FieldPath, Finding, in_order
-from packager.addons.settings import ClusterFacts
+from packager.addons.facts import ClusterFacts
 from packager.definitions import addons, model, shared, started
 from packager.definitions import objects as individual
 from packager.definitions.model import CLUSTER_RESOURCE_SET, FLEET, Definition
-from packager.definitions.nodeconfig import NodeConfig, after_rendering, before_rendering, with_kept_files
+from packager.definitions.nodeconfig import (
+    NodeConfig,
+    config_after_rendering,
+    config_before_rendering,
+    keep_files,
+)
 from packager.definitions.topology import topology
 from packager.rendering import yaml
-from packager.rendering.renderer import Rendered, Renderer
+from packager.rendering.rendered import Rendered
+from packager.rendering.renderer import Renderer
 from packager.tree import Tree
 
-# What the settings of add-ons are read from → where the definition says it.
+# Field that settings of add-ons are read from → field of the definition.
 _PLACES: tuple[tuple[FieldPath, FieldPath], ...] = (
     (("metadata", "annotations", names.ADDON_VALUES_ANNOTATION), ("spec", "addons")),
     (("metadata", "labels", names.CNI_LABEL), ("spec", "addons", "cni", "name")),
     (("metadata", "labels", names.CSI_LABEL), ("spec", "addons", "csi", "enabled")),
     (("metadata", "labels", names.AUTO_IMPORT_LABEL), ("spec", "rancherAutoImport")),
     (("spec", "clusterNetwork", "pods", "cidrBlocks"), ("spec", "clusterNetwork", "podCIDRs")),
-    (("spec", "clusterNetwork", "services", "cidrBlocks"), ("spec", "clusterNetwork", "serviceCIDRs")),
+    (
+        ("spec", "clusterNetwork", "services", "cidrBlocks"),
+        ("spec", "clusterNetwork", "serviceCIDRs"),
+    ),
     (("podCIDRs",), ("spec", "clusterNetwork", "podCIDRs")),
     (("serviceCIDRs",), ("spec", "clusterNetwork", "serviceCIDRs")),
     (("spec", "topology", "version"), ("spec", "kubernetesVersion")),
@@ -36,16 +45,25 @@ _PLACES: tuple[tuple[FieldPath, FieldPath], ...] = (
     (("spec", "serverConfig", "cloudProviderName"), ("spec", "addons", "cloudProviderName")),
     (("spec", "cloudConfig", "delivery"), ("spec", "addons", "cloudConfig")),
 )
-_SETTINGS = ("cni", "ccm", "csi", "fleet", "cloudConfig", "cloudProviderName", "distribution", "singleNode")
+_SETTINGS = (
+    "cni",
+    "ccm",
+    "csi",
+    "fleet",
+    "cloudConfig",
+    "cloudProviderName",
+    "distribution",
+    "singleNode",
+)
 
 
 @dataclass(frozen=True)
 class Built:
-    """The objects of one cluster, in an order in which they can be applied, and what there is to say about them.
+    """The objects of one cluster, in an order in which they can be applied, and findings.
 
-    `shared` are groups of objects by name that other clusters of the namespace have as well. `rendered` holds the
-    bundles; only with delivery by Fleet they are for a repository. There are no objects when a finding is more than
-    advice.
+    `shared` are groups of objects by name that other clusters of the namespace have as well.
+    `rendered` holds the bundles, which a repository gets only with delivery by Fleet. There are no
+    objects when a finding is more than advice.
     """
 
     definition: Definition | None
@@ -61,92 +79,122 @@ class Built:
 
 
 def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] = ()) -> Built:
-    """Make all objects of a definition; `previous` is the repository with the bundles as it is.
+    """Build all objects of a definition.
 
-    `existing` are the objects of a running cluster, whose nodes keep the files that they started with until another
-    change replaces them.
+    :param obj: the definition
+    :param renderer: renders the bundles
+    :param previous: the current repository with the bundles
+    :param existing: the objects of a running cluster, whose nodes keep the files that they started
+        with until another change replaces them
     """
-    definition, findings = model.read(obj)
+    definition, findings = model.parse(obj)
     if definition is None:
         return Built(None, findings=findings)
-    known = before_rendering(definition)
-    rendered = renderer.render_one(_facts(definition, known), previous)
-    findings = in_order([*findings, *(moved(finding) for finding in rendered.findings)])
+
+    facts = _facts(definition, config_before_rendering(definition))
+    rendered = renderer.render_one(facts, previous)
+    findings = in_order([*findings, *map(at_definition, rendered.findings)])
     if not rendered.ok or rendered.settings is None:
         return Built(definition, rendered=rendered, findings=findings)
-    boot = after_rendering(definition, rendered, existing)
-    own = _own(definition, boot)
-    compared = definition.distribution != "kubeadm" and not rendered.forced
-    if compared and (refused := started.changes(existing, own)):
-        return Built(definition, rendered=rendered, findings=in_order([*findings, *refused]))
-    if (kept := with_kept_files(boot, existing, own)) != boot:
-        own = _own(definition, kept)
+
+    # New servers of a running cluster must be able to join.
+    node_config = config_after_rendering(definition, rendered, existing)
+    objects = _cluster_objects(definition, node_config)
+    is_compared = definition.distribution != "kubeadm" and not rendered.forced
+    if is_compared and (refusals := started.check_changes(existing, objects)):
+        findings = in_order([*findings, *refusals])
+        return Built(definition, rendered=rendered, findings=findings)
+    kept_config = keep_files(node_config, existing, objects)
+    if kept_config != node_config:
+        objects = _cluster_objects(definition, kept_config)
+
     if definition.delivery == CLUSTER_RESOURCE_SET:
-        sets, found = addons.resource_sets(definition, rendered, renderer)
-        own += sets
-        findings = in_order([*findings, *(moved(finding) for finding in found)])
-        if found:
+        # Manifests of the add-ons are rendered again, as HelmCharts.
+        sets, set_findings = addons.resource_sets(definition, rendered, renderer)
+        objects += sets
+        findings = in_order([*findings, *map(at_definition, set_findings)])
+        if set_findings:
             return Built(definition, rendered=rendered, findings=findings)
-    own += filter(None, (_health_check(definition), addons.git_repo(definition, rendered.settings)))
-    return Built(definition, shared.shared(definition), own, rendered, findings)
+    for extra in (_health_check(definition), addons.git_repo(definition, rendered.settings)):
+        if extra:
+            objects.append(extra)
+    return Built(definition, shared.shared_groups(definition), objects, rendered, findings)
 
 
-def _own(definition: Definition, boot: NodeConfig) -> list[Obj]:
-    return [cluster(definition, boot), *(individual.objects(definition, boot) if not definition.cluster_class else ())]
+def _cluster_objects(definition: Definition, node_config: NodeConfig) -> list[Obj]:
+    """Return the Cluster, and all objects that it references unless it has a ClusterClass."""
+    objects = [cluster(definition, node_config)]
+    if not definition.cluster_class:
+        objects += individual.objects(definition, node_config)
+    return objects
 
 
 def cluster(definition: Definition, boot: NodeConfig) -> Obj:
-    """Return the Cluster; settings of its add-ons stand in the annotation that the packager reads."""
+    """Return the Cluster; the packager reads settings of its add-ons from an annotation."""
     network = {
         "pods": {"cidrBlocks": list(definition.pod_cidrs)},
         "services": {"cidrBlocks": list(definition.service_cidrs)},
     }
-    own = {"topology": topology(definition, boot)} if definition.cluster_class else individual.references(definition)
-    notes = {**definition.annotations}
+    if definition.cluster_class:
+        references: Obj = {"topology": topology(definition, boot)}
+    else:
+        references = individual.references(definition)
+
+    annotations = {**definition.annotations}
     if definition.addons:
-        notes[names.ADDON_VALUES_ANNOTATION] = yaml.dump(dict(definition.addons))
+        annotations[names.ADDON_VALUES_ANNOTATION] = yaml.dump(dict(definition.addons))
     if definition.delivery != FLEET:
-        # Nothing is to be installed twice.
-        notes[names.SUSPEND_ADDONS_ANNOTATION] = "true"
+        # Fleet must not install add-ons that are installed in another way.
+        annotations[names.SUSPEND_ADDONS_ANNOTATION] = "true"
+
     metadata: Obj = {
         "name": definition.key.name,
         "namespace": definition.key.namespace,
         "labels": {**definition.labels, **addons.labels(definition, boot)},
-        **({"annotations": notes} if notes else {}),
     }
-    spec = {"clusterNetwork": network, **own}
+    if annotations:
+        metadata["annotations"] = annotations
+    spec = {"clusterNetwork": network, **references}
     return {"apiVersion": individual.CORE, "kind": "Cluster", "metadata": metadata, "spec": spec}
 
 
 def _facts(definition: Definition, boot: NodeConfig) -> ClusterFacts:
-    found = cluster(definition, boot)
-    infrastructure = individual.harvester_cluster(definition, boot)
-    control_plane = individual.control_plane(definition, boot)
-    return ClusterFacts(found, infrastructure, control_plane)
+    return ClusterFacts(
+        cluster(definition, boot),
+        individual.harvester_cluster(definition, boot),
+        individual.control_plane(definition, boot),
+    )
 
 
 def _health_check(definition: Definition) -> Obj | None:
+    """Return the MachineHealthCheck of a cluster, None if it is turned off."""
     check = definition.health_check
     if not check.enabled:
         return None
+
     unhealthy = [
-        {"type": "Ready", "status": status, "timeoutSeconds": check.timeout} for status in ("False", "Unknown")
+        {"type": "Ready", "status": status, "timeoutSeconds": check.timeout}
+        for status in ("False", "Unknown")
     ]
+    name, namespace = definition.key.name, definition.key.namespace
     return {
         "apiVersion": individual.CORE,
         "kind": "MachineHealthCheck",
-        "metadata": {"name": f"{definition.key.name}-mhc", "namespace": definition.key.namespace},
+        "metadata": {"name": f"{name}-mhc", "namespace": namespace},
         "spec": {
-            "clusterName": definition.key.name,
-            "selector": {"matchLabels": {names.CLUSTER_NAME_LABEL: definition.key.name}},
-            "checks": {"nodeStartupTimeoutSeconds": check.startup, "unhealthyNodeConditions": unhealthy},
+            "clusterName": name,
+            "selector": {"matchLabels": {names.CLUSTER_NAME_LABEL: name}},
+            "checks": {
+                "nodeStartupTimeoutSeconds": check.startup,
+                "unhealthyNodeConditions": unhealthy,
+            },
             "remediation": {"triggerIf": {"unhealthyLessThanOrEqualTo": check.unhealthy}},
         },
     }
 
 
-def moved(finding: Finding) -> Finding:
-    """Return a finding about the Cluster as one about the definition that it was made from."""
+def at_definition(finding: Finding) -> Finding:
+    """Return a finding about the Cluster with the path of the field in its definition."""
     path = finding.path
     for source, target in _PLACES:
         if path[: len(source)] == source:

@@ -1,25 +1,26 @@
-"""What happens to objects that a cluster no longer defines.
+"""Finds objects that a cluster no longer defines, and decides whether they may be deleted.
 
-Some can be deleted at any time, because nothing runs on them and the next deployment creates them again: a
-MachineHealthCheck, and the ClusterResourceSets of a definition with their ConfigMaps. They are not protected, so Fleet
-deletes them once the manifest drops them.
+A MachineHealthCheck, and the ClusterResourceSets of a definition with their ConfigMaps, can be
+deleted at any time, because nothing runs on them and the next deployment creates them again. They
+are not protected, so Fleet deletes them once the manifest drops them.
 
-Deleting a MachineDeployment deletes its VMs. It stays in the manifest, with its templates, until it has been defined
-with `replicas: 0`. Even then it is protected while it is defined: the manifest does not tell whether it was scaled up
-in the cluster. Once it is dropped, one commit lifts its protection, and the next one removes it.
+Deleting a MachineDeployment deletes its VMs. It stays in the manifest, with its templates, until it
+has been defined with `replicas: 0`. Even then it is protected while it is defined, because the
+manifest does not tell whether it was scaled up in the cluster. Once it is dropped, one commit lifts
+its protection, and the next one removes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from caphv.api.object import Obj
-from packager.addons.merge import at
+from caphv.api.object import Obj, at
 from packager.definitions.rules import ADDONS_LABEL
 
 WHY = (
-    "it is no longer defined, but its machines keep running; to delete them with their VMs, define it with replicas: 0 "
-    "and without limits of the autoscaler, and remove it once that is applied; deleting it by hand does not end this"
+    "it is no longer defined, but its machines keep running; to delete them with their VMs, define "
+    "it with replicas: 0 and without limits of the autoscaler, and remove it once that is "
+    "applied; deleting it by hand does not end this"
 )
 _AUTOSCALER = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-"
 _Identity = tuple[str, str, str, str]
@@ -28,31 +29,43 @@ _Identity = tuple[str, str, str, str]
 def disposable(objects: Sequence[Obj]) -> list[Obj]:
     """Return the objects of a cluster on which nothing runs."""
     clusters = {_name(obj) for obj in objects if obj.get("kind") == "Cluster"}
-    sets = [obj for obj in objects if obj.get("kind") == "ClusterResourceSet" and _selected(obj) in clusters]
-    content = {(_namespace(obj), str(at(row, "name"))) for obj in sets for row in at(obj, "spec", "resources") or ()}
-    found = [*sets]
+    sets = [
+        obj
+        for obj in objects
+        if obj.get("kind") == "ClusterResourceSet" and _selected_cluster(obj) in clusters
+    ]
+    content: set[tuple[str, str]] = set()
+    for obj in sets:
+        for row in at(obj, "spec", "resources") or ():
+            content.add((_namespace(obj), str(at(row, "name"))))
+
+    # A definition has one MachineHealthCheck, and a ConfigMap for each of its ClusterResourceSets.
+    disposables = [*sets]
     for obj in objects:
-        is_own = str(at(obj, "spec", "clusterName")) in clusters
-        if (obj.get("kind") == "MachineHealthCheck" and is_own) or (
-            obj.get("kind") == "ConfigMap" and (_namespace(obj), _name(obj)) in content
-        ):
-            found.append(obj)
-    return found
+        kind = obj.get("kind")
+        is_check = kind == "MachineHealthCheck" and str(at(obj, "spec", "clusterName")) in clusters
+        is_content = kind == "ConfigMap" and (_namespace(obj), _name(obj)) in content
+        if is_check or is_content:
+            disposables.append(obj)
+    return disposables
 
 
-def dropped(before: Sequence[Obj], after: Sequence[Obj], namespace: str) -> list[Obj]:
-    """Return the objects that are no longer among those of a cluster; `namespace` is for objects that name none."""
-    wanted = {_identity(obj, namespace) for obj in after}
-    return [obj for obj in before if _identity(obj, namespace) not in wanted]
+def dropped_objects(before: Sequence[Obj], after: Sequence[Obj], namespace: str) -> list[Obj]:
+    """Return the objects that a cluster no longer has.
+
+    `namespace` is for objects that name none.
+    """
+    identities = {_identity(obj, namespace) for obj in after}
+    return [obj for obj in before if _identity(obj, namespace) not in identities]
 
 
-def staying(before: Sequence[Obj], after: Sequence[Obj], namespace: str) -> list[Obj]:
+def staying_pools(before: Sequence[Obj], after: Sequence[Obj], namespace: str) -> list[Obj]:
     """Return the dropped MachineDeployments that may have machines, each after its templates."""
     return _dropped_pools(before, after, namespace, empty=False)
 
 
-def emptied(before: Sequence[Obj], after: Sequence[Obj], namespace: str) -> list[Obj]:
-    """Return the dropped MachineDeployments that were defined without machines, each after its templates."""
+def empty_pools(before: Sequence[Obj], after: Sequence[Obj], namespace: str) -> list[Obj]:
+    """Return the dropped MachineDeployments without machines, each after its templates."""
     return _dropped_pools(before, after, namespace, empty=True)
 
 
@@ -61,15 +74,19 @@ def is_pool(obj: Obj) -> bool:
     return obj.get("kind") == "MachineDeployment"
 
 
-def _dropped_pools(before: Sequence[Obj], after: Sequence[Obj], namespace: str, *, empty: bool) -> list[Obj]:
-    gone = dropped(before, after, namespace)
-    found: list[Obj] = []
-    for obj in gone:
-        if is_pool(obj) and _is_empty(obj) == empty:
-            templates = {*_templates(obj)}
-            found += [one for one in gone if (str(one.get("kind")), _name(one)) in templates]
-            found.append(obj)
-    return list({id(obj): obj for obj in found}.values())
+def _dropped_pools(
+    before: Sequence[Obj], after: Sequence[Obj], namespace: str, *, empty: bool
+) -> list[Obj]:
+    objects = dropped_objects(before, after, namespace)
+    pools: list[Obj] = []
+    for obj in objects:
+        if not is_pool(obj) or _is_empty(obj) != empty:
+            continue
+        templates = {*_templates(obj)}
+        pools += [other for other in objects if (str(other.get("kind")), _name(other)) in templates]
+        pools.append(obj)
+    # Several pools may share a template.
+    return list({id(obj): obj for obj in pools}.values())
 
 
 def _templates(deployment: Obj) -> Iterator[tuple[str, str]]:
@@ -79,15 +96,22 @@ def _templates(deployment: Obj) -> Iterator[tuple[str, str]]:
 
 
 def _is_empty(deployment: Obj) -> bool:
-    """Whether a MachineDeployment is defined without machines, and without an autoscaler that adds some."""
+    """Whether a MachineDeployment is defined without machines and without an autoscaler."""
     annotations = at(deployment, "metadata", "annotations") or {}
-    return at(deployment, "spec", "replicas") == 0 and not any(str(key).startswith(_AUTOSCALER) for key in annotations)
+    return at(deployment, "spec", "replicas") == 0 and not any(
+        str(key).startswith(_AUTOSCALER) for key in annotations
+    )
 
 
-def _selected(resource_set: Obj) -> str:
-    """Return the name of the one Cluster that the ClusterResourceSet of a definition selects, else an empty text."""
+def _selected_cluster(resource_set: Obj) -> str:
+    """Return the only Cluster that the ClusterResourceSet of a definition selects.
+
+    The name is empty if another client made the ClusterResourceSet.
+    """
     labels = at(resource_set, "spec", "clusterSelector", "matchLabels")
-    return str(labels[ADDONS_LABEL]) if isinstance(labels, dict) and [*labels] == [ADDONS_LABEL] else ""
+    if not isinstance(labels, dict) or [*labels] != [ADDONS_LABEL]:
+        return ""
+    return str(labels[ADDONS_LABEL])
 
 
 def _name(obj: Obj) -> str:

@@ -1,19 +1,15 @@
-"""The flags of `caphv generate`, most of them those of the old generator, as fields of a ClusterDefinition.
+"""The flags of `caphv generate`, most of them of the old generator, as fields of a definition.
 
 Values are kept as typed until the schema validates them, so that all errors are reported at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from caphv.api.object import Obj
-from caphv.validation import schema
-from caphv.validation.finding import Fault, FieldPath, Finding
-from packager.addons.merge import at, merged
-from packager.definitions.model import API_VERSION, KIND, SCHEMA
+from caphv.validation.finding import FieldPath
 
 KUBERNETES_VERSION = "v1.36.2"
 
@@ -35,6 +31,15 @@ def _pool(text: str) -> Any:
     return {"ipamType": "pool", "ipPoolRef": text}
 
 
+def _endpoint(text: str) -> Any:
+    """Return an external endpoint for `HOST` or `HOST:PORT`."""
+    host, separator, port = text.partition(":")
+    return {
+        "ipamType": "none",
+        "endpoint": {"host": host, **({"port": _number(port)} if separator else {})},
+    }
+
+
 def _disk(text: str) -> Any:
     size, _, storage_class = text.partition(":")
     return [{"size": size, **({"storageClass": storage_class} if storage_class else {})}]
@@ -45,18 +50,23 @@ def _workers(text: str) -> Any:
 
 
 def _mirrors(text: str) -> Any:
-    found: dict[str, Any] = {}
+    mirrors: dict[str, Any] = {}
     for part in _list(text):
         registry, _, endpoint = part.partition("=")
-        found.setdefault(registry, {"endpoint": []})["endpoint"].append(endpoint)
-    return found
+        mirrors.setdefault(registry, {"endpoint": []})["endpoint"].append(endpoint)
+    return mirrors
 
 
 def _expressions(text: str) -> Any:
     """Return demands on labels: `KEY=VALUE` for a value, `KEY` alone for any."""
+    # A label may have an empty value, so only the separator tells `KEY=` from `KEY`.
     pairs = [part.partition("=") for part in _list(text)]
     return [
-        {"key": key, "operator": "In", "values": [value]} if separator else {"key": key, "operator": "Exists"}
+        (
+            {"key": key, "operator": "In", "values": [value]}
+            if separator
+            else {"key": key, "operator": "Exists"}
+        )
         for key, separator, value in pairs
     ]
 
@@ -67,21 +77,24 @@ def _hosts(text: str) -> Any:
 
 
 def _neighbours(text: str) -> Any:
-    term = {"labelSelector": {"matchExpressions": _expressions(text)}, "topologyKey": "kubernetes.io/hostname"}
+    term = {
+        "labelSelector": {"matchExpressions": _expressions(text)},
+        "topologyKey": "kubernetes.io/hostname",
+    }
     return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
 
 
-_EACH = "*"
-"""In the path of a flag: each pool of workers."""
+# Stands for each pool of workers in the path of a flag.
+EACH = "*"
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag, the field that it sets, and how it is asked for.
+    """A flag, the field that it sets, and its question in the interactive mode.
 
-    `ask` is the question of the interactive mode, empty for flags that are not asked for; `default` is what an empty
-    answer means there, None where an answer is required. `choices` are all values that the schema takes, where they are
-    few: a shell completes them.
+    `ask` is the question, empty for flags that are not asked for. `default` is the value for an
+    empty answer, None if an answer is required. `choices` are all values that the schema takes if
+    they are few, for completion in a shell.
     """
 
     name: str
@@ -94,13 +107,18 @@ class Flag:
 
     @property
     def parameter(self) -> str:
-        """Name as that of a variable."""
+        """The name in the form of a Python variable."""
         return self.name.removeprefix("--").replace("-", "_")
 
 
 FLAGS = (
     Flag("--name", ("metadata", "name"), "Name of the cluster.", "Name of the cluster", None),
-    Flag("--namespace", ("metadata", "namespace"), "Its namespace.  [default: the name]", "Namespace"),
+    Flag(
+        "--namespace",
+        ("metadata", "namespace"),
+        "Its namespace.  [default: the name]",
+        "Namespace",
+    ),
     Flag(
         "--k8s-version",
         ("spec", "kubernetesVersion"),
@@ -116,7 +134,11 @@ FLAGS = (
         "rke2",
         choices=("rke2", "k3s", "kubeadm"),
     ),
-    Flag("--class", ("spec", "clusterClass"), "ClusterClass.  [default: harvester- and the distribution]"),
+    Flag(
+        "--class",
+        ("spec", "clusterClass"),
+        "ClusterClass.  [default: harvester- and the distribution]",
+    ),
     Flag(
         "--cp-replicas",
         ("spec", "controlPlane", "replicas"),
@@ -125,7 +147,21 @@ FLAGS = (
         "3",
         _number,
     ),
-    Flag("--worker-replicas", ("spec", "workers"), "Worker machines.  [default: 2]", "Worker machines", "2", _workers),
+    Flag(
+        "--worker-replicas",
+        ("spec", "workers"),
+        "Worker machines.  [default: 2]",
+        "Worker machines",
+        "2",
+        _workers,
+    ),
+    Flag(
+        "--guest-volumes",
+        ("spec", "guestVolumes"),
+        "Delete: volumes of PersistentVolumes with this reclaim policy are deleted with the "
+        "cluster.  [default: they are kept]",
+        choices=("Delete",),
+    ),
     Flag(
         "--failure-domains",
         ("spec", "controlPlane", "failureDomains"),
@@ -134,19 +170,20 @@ FLAGS = (
     ),
     Flag(
         "--worker-failure-domain",
-        ("spec", "workers", _EACH, "failureDomain"),
+        ("spec", "workers", EACH, "failureDomain"),
         "Zone, or host, for all workers.  [default: any]",
     ),
     Flag(
         "--worker-node-affinity",
-        ("spec", "workers", _EACH, "nodeAffinity"),
+        ("spec", "workers", EACH, "nodeAffinity"),
         "Labels of the hosts for workers: KEY=VALUE or KEY, comma-separated.",
         value=_hosts,
     ),
     Flag(
         "--worker-workload-affinity",
-        ("spec", "workers", _EACH, "workloadAffinity"),
-        "Labels of workloads that the hosts of workers must run: KEY=VALUE or KEY, comma-separated.",
+        ("spec", "workers", EACH, "workloadAffinity"),
+        "Labels of workloads that the hosts of workers must run: KEY=VALUE or KEY, "
+        "comma-separated.",
         value=_neighbours,
     ),
     Flag(
@@ -156,8 +193,32 @@ FLAGS = (
         "Image of the VMs (namespace/name)",
         None,
     ),
-    Flag("--cpu", ("spec", "machines", "cpu"), "CPU cores of a VM.  [default: 2]", "CPU cores of a VM", "2", _number),
-    Flag("--memory", ("spec", "machines", "memory"), "Memory of a VM.  [default: 4Gi]", "Memory of a VM", "4Gi"),
+    Flag(
+        "--cpu",
+        ("spec", "machines", "cpu"),
+        "CPU cores of a VM.  [default: 2]",
+        "CPU cores of a VM",
+        "2",
+        _number,
+    ),
+    Flag(
+        "--cpu-max",
+        ("spec", "machines", "cpuMax"),
+        "CPU cores to which a running VM can grow.",
+        value=_number,
+    ),
+    Flag(
+        "--memory",
+        ("spec", "machines", "memory"),
+        "Memory of a VM.  [default: 4Gi]",
+        "Memory of a VM",
+        "4Gi",
+    ),
+    Flag(
+        "--memory-max",
+        ("spec", "machines", "memoryMax"),
+        "Memory to which a running VM can grow.",
+    ),
     Flag(
         "--disk-size",
         ("spec", "machines", "diskSize"),
@@ -207,7 +268,12 @@ FLAGS = (
         "IPPools for addresses of VMs (comma-separated, empty for DHCP)",
         value=_list,
     ),
-    Flag("--gateway", ("spec", "addresses", "gateway"), "Gateway of the VM network.", "Gateway (empty with DHCP)"),
+    Flag(
+        "--gateway",
+        ("spec", "addresses", "gateway"),
+        "Gateway of the VM network.",
+        "Gateway (empty with DHCP)",
+    ),
     Flag(
         "--subnet-mask",
         ("spec", "addresses", "subnetMask"),
@@ -227,6 +293,13 @@ FLAGS = (
         "IPPool for the address of the control plane.  [default: DHCP]",
         "IPPool for the control plane's address (empty for DHCP)",
         value=_pool,
+    ),
+    Flag(
+        "--external-endpoint",
+        ("spec", "loadBalancer"),
+        "HOST or HOST:PORT of a load balancer of your own in front of the control plane; nothing "
+        "is created on Harvester for it.",
+        value=_endpoint,
     ),
     Flag(
         "--target-namespace",
@@ -252,9 +325,22 @@ FLAGS = (
         "--cni-encapsulation",
         ("spec", "addons", "cni", "encapsulation"),
         "For example VXLAN.",
-        choices=("VXLAN", "VXLANCrossSubnet", "IPIP", "IPIPCrossSubnet", "Geneve", "WireGuard", "None"),
+        choices=(
+            "VXLAN",
+            "VXLANCrossSubnet",
+            "IPIP",
+            "IPIPCrossSubnet",
+            "Geneve",
+            "WireGuard",
+            "None",
+        ),
     ),
-    Flag("--cni-bgp", ("spec", "addons", "cni", "bgp"), "Enabled or Disabled.", choices=("Enabled", "Disabled")),
+    Flag(
+        "--cni-bgp",
+        ("spec", "addons", "cni", "bgp"),
+        "Enabled or Disabled.",
+        choices=("Enabled", "Disabled"),
+    ),
     Flag(
         "--pod-cidr",
         ("spec", "clusterNetwork", "podCIDRs"),
@@ -287,74 +373,12 @@ FLAGS = (
     Flag(
         "--fleet-addon-repo",
         ("spec", "fleet", "repo"),
-        "Repository with the cluster's bundles, for add-ons by Fleet.  [default: add-ons by ClusterResourceSets]",
+        "Repository with the cluster's bundles, for add-ons by Fleet.  [default: add-ons by "
+        "ClusterResourceSets]",
     ),
-    Flag("--fleet-addon-branch", ("spec", "fleet", "branch"), "Branch of that repository.  [default: main]"),
+    Flag(
+        "--fleet-addon-branch",
+        ("spec", "fleet", "branch"),
+        "Branch of that repository.  [default: main]",
+    ),
 )
-
-
-def definition(values: Mapping[str, str], base: Obj | None = None) -> Obj:
-    """Return the definition that flags make, over a `base` where there is one; without, old defaults hold.
-
-    `values` are those of flags that were given, by flag. The result is not checked.
-    """
-    found = base if base is not None else {}
-    for flag in FLAGS:
-        if values.get(flag.name):
-            found = _set(found, flag.path, flag.value(values[flag.name]))
-    return found if base is not None else merged(_defaults(found), found)
-
-
-def _defaults(given: Obj) -> Obj:
-    """Return the defaults of the old generator."""
-    name = given.get("metadata", {}).get("name")
-    fleet = "fleet" in given.get("spec", {})
-    delivery = "ClusterResourceSet" if given.get("spec", {}).get("distribution") != "kubeadm" else "None"
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"namespace": name} if name else {},
-        "spec": {
-            "kubernetesVersion": KUBERNETES_VERSION,
-            **({"identitySecret": {"name": f"{name}-harvester-identity"}} if name else {"identitySecret": {}}),
-            "machines": {},
-            "addonDelivery": "Fleet" if fleet else delivery,
-        },
-    }
-
-
-def fault_of(flag: Flag, text: str) -> str:
-    """Return what the schema has against a value by itself, empty where nothing: how it fits to others comes later."""
-    found = schema.load(SCHEMA).findings(definition({flag.name: text}, {}))
-    faults = [one for one in found if _is_below(one.path, flag.path) and one.fault is not Fault.REQUIRED]
-    return faults[0].detail if faults else ""
-
-
-def flag_of(finding: Finding, values: Mapping[str, str]) -> str:
-    """Return the flag that sets the field of a finding, one that was given first; empty where none does."""
-    found = [flag for flag in FLAGS if _is_below(finding.path, flag.path)]
-    # The flag of a field of all pools is closer than that of the pools.
-    found.sort(key=lambda flag: len(flag.path), reverse=True)
-    return next((flag.name for flag in found if values.get(flag.name)), found[0].name if found else "")
-
-
-def _is_below(path: FieldPath, top: FieldPath) -> bool:
-    upper = path[: len(top)]
-    return len(upper) == len(top) and all(wanted in (part, _EACH) for part, wanted in zip(upper, top, strict=True))
-
-
-def _set(obj: Obj, path: FieldPath, value: Any) -> Obj:
-    """Return an object with a value at the path of a flag."""
-    if _EACH not in path:
-        return merged(obj, _nested(path, value))
-    inner = _nested(path[path.index(_EACH) + 1 :], value)
-    pools = at(obj, "spec", "workers") or [{"name": "workers"}]
-    if not isinstance(pools, list) or not all(isinstance(pool, dict) for pool in pools):
-        return obj
-    return merged(obj, {"spec": {"workers": [merged(pool, inner) for pool in pools]}})
-
-
-def _nested(path: FieldPath, value: Any) -> Obj:
-    for key in reversed(path):
-        value = {key: value}
-    return dict(value)

@@ -1,27 +1,26 @@
-"""GitRepos by which Fleet reads the bundles of defined clusters.
+"""GitRepos that make Fleet read the bundles of defined clusters.
 
-Without groups there is one for each workspace and namespace, with a pattern: a new cluster does not change it. Clusters
-whose settings name a group have a GitRepo of their own. Two GitRepos must not read the same folder, because Fleet gives
-each bundle to one of them; so in a namespace with groups all paths are listed, and a GitRepo that all its clusters left
-gives up their paths. The same holds next to a cluster whose definition names a repository: its manifest has a GitRepo.
+Without groups, each workspace and namespace has one GitRepo with a pattern, so that a new cluster
+does not change it. Clusters whose settings name a group have a GitRepo for the group. Two GitRepos
+must not read the same folder, because Fleet gives each bundle to one of them. So in a namespace
+with groups all paths are listed, and a GitRepo that all its clusters left gives up their paths.
+Paths are also listed next to a cluster whose definition names a repository, because its manifest
+has a GitRepo.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from caphv.api.object import Key, Obj
+from caphv.api.object import Key, Obj, at
 from caphv.runtime.text import Limits, TextError, load_yaml_all
-from packager.addons.merge import at
 from packager.definitions.files import CLUSTER, GITREPOS, MANIFESTS
-from packager.definitions.protection import protected
-from packager.git.folder import RECORD, Folder, recorded
-from packager.git.paths import joined
+from packager.definitions.protection import protect
+from packager.git.folder import RECORD, Folder, parse_record
+from packager.git.paths import join_path
 from packager.git.snapshot import Snapshot
-from packager.rendering import branches, yaml
+from packager.rendering import yaml
 from packager.rendering.bundles import FLEET_YAML
 from packager.rendering.gitrepo import GitRepoOptions, cluster_path, git_repo, namespace_path
 from packager.tree import CLUSTERS, path_of
@@ -29,10 +28,11 @@ from packager.tree import CLUSTERS, path_of
 _FILE = "gitrepo.yaml"
 # No namespace begins with a dot, so that this never exists.
 _NOTHING = f"{CLUSTERS}/.none"
-# A GitRepo reports problems of what it reads, each of which has a condition of its own elsewhere: the bundle that
-# delivers the GitRepo ignores them, except an error that Fleet also shows in `status.display`. Forced drift
-# correction recreates a GitRepo that was deleted, and takes over one made by hand: without it, Fleet would do so only
-# at the next change of the bundle, and report the GitRepo as not its own until then.
+# A GitRepo reports problems of its bundles, which have their own conditions elsewhere. So the
+# bundle that delivers the GitRepo ignores them, except an error that Fleet also shows in
+# `status.display`. Forced drift correction recreates a GitRepo that was deleted, and takes over one
+# made by hand. Otherwise Fleet would do so only when the bundle changes next, and report the
+# GitRepo as not its own until then.
 _CONDITIONS = ("Ready", "GitPolling", "Reconciling", "Stalled", "Accepted")
 _SETTINGS = yaml.dump(
     {
@@ -46,113 +46,159 @@ _LIMITS = Limits(size=4 * 1024 * 1024, nodes=100_000, seconds=10)
 
 
 class Member(NamedTuple):
-    """A cluster with bundles. `group` is empty where its settings name none; `own`: its manifest has a GitRepo."""
+    """A cluster with bundles.
+
+    `group` is empty if the cluster's settings name none. `has_repo`: its manifest has a GitRepo.
+    """
 
     cluster: Key
     workspace: str
     group: str
-    own: bool = False
+    has_repo: bool = False
 
 
-def folders(options: GitRepoOptions, members: Iterable[Member], snapshot: Snapshot) -> dict[str, Folder]:
+def folders(
+    options: GitRepoOptions, members: Iterable[Member], snapshot: Snapshot
+) -> dict[str, Folder]:
     """Return the folders of all GitRepos, `<workspace>/<name>`.
 
-    Clusters of the repository that are not among the members, because their definition is invalid or suspended, stay
-    with the GitRepo that reads them. Of GitRepos without a member, those are returned that lose a path to another one.
+    Clusters of the repository that are not among the members, because their definition is invalid
+    or suspended, stay with the GitRepo that reads them. A GitRepo without a member is returned if
+    it loses a path to another one.
     """
-    given = list(members)
-    known = [one for one in given if not one.own]
-    with contextlib.suppress(ValueError):  # each cluster has a finding about it
-        options = replace(options, own_branches=branches.groups(snapshot.read(branches.FILE)))
-    grouped = {(one.workspace, one.cluster.namespace) for one in given if one.group or one.own}
-    grouped |= {place for place in _places(known) if _is_listed(options, snapshot, *place, given)}
-    paths: dict[tuple[str, str], set[str]] = {}
-    for one in known:
-        namespace = one.cluster.namespace
-        listed = (one.workspace, namespace) in grouped
-        path = cluster_path(options, one.cluster) if listed else namespace_path(options, namespace)
-        paths.setdefault((one.workspace, one.group or namespace), set()).add(path)
-    for workspace, namespace in grouped:
-        before = _readers(snapshot, workspace)
-        for key in _others(snapshot, namespace, given):
-            path = cluster_path(options, key)
-            if _has_own(snapshot, key):
-                continue
-            # A pattern of earlier read it together with all others of its namespace.
-            group = before.get(path, git_repo(options, workspace, namespace, [])["metadata"]["name"])
-            place = workspace, group.removeprefix(f"{options.name}-")
-            paths.setdefault(place, set()).add(path)
-    repos = {
-        path_of(place[0], repo["metadata"]["name"]): repo
-        for place, found in sorted(paths.items())
-        for repo in [git_repo(options, *place, sorted(found))]
-    }
-    for workspace in {one.workspace for one in given} | {workspace for workspace, _ in paths}:
-        read = {path for place, found in paths.items() if place[0] == workspace for path in found}
-        read |= {cluster_path(options, one.cluster) for one in given if one.own}
-        repos = dict(_left(options, snapshot, workspace, read)) | repos
+    members = list(members)
+    paths = _paths(options, members, snapshot)
+    repos: dict[str, Obj] = {}
+    for (workspace, group), repo_paths in sorted(paths.items()):
+        repo = git_repo(options, workspace, group, sorted(repo_paths))
+        repos[path_of(workspace, repo["metadata"]["name"])] = repo
+
+    for workspace in {member.workspace for member in members} | {place[0] for place in paths}:
+        taken = {cluster_path(options, member.cluster) for member in members if member.has_repo}
+        for place, repo_paths in paths.items():
+            if place[0] == workspace:
+                taken |= repo_paths
+        repos = dict(_former_repos(options, snapshot, workspace, taken)) | repos
+
     return {
-        place: Folder({_FILE: yaml.dump_all(protected([repo])).encode(), FLEET_YAML: _SETTINGS})
+        place: Folder({_FILE: yaml.dump_all(protect([repo])).encode(), FLEET_YAML: _SETTINGS})
         for place, repo in repos.items()
     }
 
 
-def _places(members: Iterable[Member]) -> set[tuple[str, str]]:
-    return {(one.workspace, one.cluster.namespace) for one in members}
+def _paths(
+    options: GitRepoOptions, members: Sequence[Member], snapshot: Snapshot
+) -> dict[tuple[str, str], set[str]]:
+    """Return the paths of each GitRepo by workspace and group, by default the namespace."""
+    readable = [member for member in members if not member.has_repo]
+    listed = {
+        (member.workspace, member.cluster.namespace)
+        for member in members
+        if member.group or member.has_repo
+    }
+    for place in {(member.workspace, member.cluster.namespace) for member in readable}:
+        if _is_listed(options, snapshot, *place, members):
+            listed.add(place)
+
+    paths: dict[tuple[str, str], set[str]] = {}
+    for member in readable:
+        namespace = member.cluster.namespace
+        path = namespace_path(options, namespace)
+        if (member.workspace, namespace) in listed:
+            path = cluster_path(options, member.cluster)
+        paths.setdefault((member.workspace, member.group or namespace), set()).add(path)
+
+    for workspace, namespace in listed:
+        readers = _readers(snapshot, workspace)
+        for key in _others(snapshot, namespace, members):
+            if _has_repo(snapshot, key):
+                continue
+            path = cluster_path(options, key)
+            # An earlier pattern read all clusters of a namespace together.
+            default = git_repo(options, workspace, namespace, [])["metadata"]["name"]
+            group = readers.get(path, default).removeprefix(f"{options.name}-")
+            paths.setdefault((workspace, group), set()).add(path)
+    return paths
 
 
 def _is_listed(
-    options: GitRepoOptions, snapshot: Snapshot, workspace: str, namespace: str, members: Iterable[Member]
+    options: GitRepoOptions,
+    snapshot: Snapshot,
+    workspace: str,
+    namespace: str,
+    members: Iterable[Member],
 ) -> bool:
-    """Whether a cluster that is no member, perhaps of another source, forbids a pattern for its namespace."""
+    """Whether a cluster that is no member forbids a pattern for its namespace.
+
+    Another source may define such a cluster.
+
+    :param options: options of all GitRepos
+    :param snapshot: the repository
+    :param workspace: workspace of Fleet
+    :param namespace: namespace of the clusters
+    :param members: the clusters with bundles
+    """
     others = _others(snapshot, namespace, members)
-    before = _readers(snapshot, workspace) if others else {}
-    return any(cluster_path(options, key) in before or _has_own(snapshot, key) for key in others)
+    readers = _readers(snapshot, workspace) if others else {}
+    return any(cluster_path(options, key) in readers or _has_repo(snapshot, key) for key in others)
 
 
-def _has_own(snapshot: Snapshot, cluster: Key) -> bool:
+def _has_repo(snapshot: Snapshot, cluster: Key) -> bool:
     """Whether the manifest of a cluster has a GitRepo."""
-    return b"\nkind: GitRepo\n" in (snapshot.read(f"{MANIFESTS}/{cluster}/{CLUSTER}/{CLUSTER}.yaml") or b"")
+    manifest = snapshot.read(f"{MANIFESTS}/{cluster}/{CLUSTER}/{CLUSTER}.yaml")
+    return b"\nkind: GitRepo\n" in (manifest or b"")
 
 
-def _left(options: GitRepoOptions, snapshot: Snapshot, workspace: str, read: set[str]) -> Iterator[tuple[str, Obj]]:
-    """Yield the packager's GitRepos of a workspace that have paths in common with `read`, without these.
+def _former_repos(
+    options: GitRepoOptions, snapshot: Snapshot, workspace: str, taken: set[str]
+) -> Iterator[tuple[str, Obj]]:
+    """Yield the packager's GitRepos of a workspace that list paths in `taken`, without these.
 
-    They stay: as long as a Bundle has the label of a former GitRepo, deleting that one would delete the Bundle.
+    They stay, because deleting a former GitRepo would delete the Bundles that still have its label.
     """
     for name in snapshot.entries(f"{GITREPOS}/{workspace}"):
         place = f"{workspace}/{name}"
-        if _FILE not in recorded(snapshot.read(f"{GITREPOS}/{place}/{RECORD}")):
+        if _FILE not in parse_record(snapshot.read(f"{GITREPOS}/{place}/{RECORD}")):
             continue
         for repo in _objects(snapshot.read(f"{GITREPOS}/{place}/{_FILE}")):
             paths = at(repo, "spec", "paths") or []
-            own = [path for path in paths if not any(_overlap(str(path), other) for other in read)]
-            if own != paths:
+            free = [
+                path
+                for path in paths
+                if not any(_paths_overlap(str(path), other) for other in taken)
+            ]
+            if free != paths:
                 # Without paths, Fleet would read the whole repository.
-                yield place, {**repo, "spec": {**repo["spec"], "paths": own or [joined(options.folder, _NOTHING)]}}
+                spec = {**repo["spec"], "paths": free or [join_path(options.folder, _NOTHING)]}
+                yield place, {**repo, "spec": spec}
 
 
-def _overlap(path: str, other: str) -> bool:
+def _paths_overlap(path: str, other: str) -> bool:
     parts, others = path.split("/"), other.split("/")
-    return len(parts) == len(others) and all(a == b or "*" in (a, b) for a, b in zip(parts, others, strict=True))
+    return len(parts) == len(others) and all(
+        a == b or "*" in (a, b) for a, b in zip(parts, others, strict=True)
+    )
 
 
 def _others(snapshot: Snapshot, namespace: str, members: Iterable[Member]) -> list[Key]:
+    """Return the clusters of a namespace in the repository that are not among the members."""
     present = {Key(namespace, name) for name in snapshot.entries(f"{CLUSTERS}/{namespace}")}
-    return sorted(present - {one.cluster for one in members})
+    return sorted(present - {member.cluster for member in members})
 
 
 def _readers(snapshot: Snapshot, workspace: str) -> Mapping[str, str]:
-    """Return the name of the GitRepo in the repository for each path that it lists."""
-    found: dict[str, str] = {}
+    """Return the name of the GitRepo that lists a path, for each path in the repository."""
+    readers: dict[str, str] = {}
     for name in snapshot.entries(f"{GITREPOS}/{workspace}"):
         for repo in _objects(snapshot.read(f"{GITREPOS}/{workspace}/{name}/{_FILE}")):
-            found |= {str(path): name for path in at(repo, "spec", "paths") or ()}
-    return found
+            for path in at(repo, "spec", "paths") or ():
+                readers[str(path)] = name
+    return readers
 
 
 def _objects(content: bytes | None) -> list[Obj]:
     try:
-        return [found for found in load_yaml_all(content or b"", _LIMITS) if isinstance(found, dict)]
+        documents = load_yaml_all(content or b"", _LIMITS)
     except TextError:
         return []
+    return [document for document in documents if isinstance(document, dict)]

@@ -1,4 +1,4 @@
-"""Hardening of nodes without a ClusterClass, as patches of the shipped ClusterClasses do it."""
+"""Hardens nodes without a ClusterClass in the same way as patches of the shipped ClusterClasses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ _FIPS = (
     'test "$(cat /proc/sys/crypto/fips_enabled 2>/dev/null)" = "1" || '
     '{ echo "FIPS mode required but not enabled on this node image" >&2; exit 1; }'
 )
-# The sysctl file of RKE2 does not exist yet when these run.
+# RKE2's own sysctl file does not exist yet when these commands run.
 _CIS = (
     'useradd -r -c "etcd user" -s /sbin/nologin -M etcd -U || true',
-    r'printf "vm.panic_on_oom=0\nvm.overcommit_memory=1\nkernel.panic=10\nkernel.panic_on_oops=1\n" '
+    r"printf"
+    r' "vm.panic_on_oom=0\nvm.overcommit_memory=1\nkernel.panic=10\nkernel.panic_on_oops=1\n" '
     "> /etc/sysctl.d/90-kubelet.conf",
     "sysctl -p /etc/sysctl.d/90-kubelet.conf",
 )
@@ -55,7 +56,7 @@ plugins:
           - ingress-nginx
 """
 _AUDIT_POLICY_FILE = "/etc/rancher/rke2/audit-policy.yaml"
-# Without bodies, so that no Secret gets into the log.
+# The policy records no bodies, so that no Secret gets into the log.
 _AUDIT_POLICY = """\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -78,7 +79,7 @@ _KUBELET = (
 
 @dataclass(frozen=True)
 class Hardening:
-    """What a definition asks for; an empty profile is none."""
+    """Hardening that a definition asks for. An empty `cis_profile` stands for none."""
 
     cis_profile: str = ""
     stig: bool = False
@@ -86,23 +87,35 @@ class Hardening:
 
     @property
     def variables(self) -> Mapping[str, object]:
-        """Variables of a ClusterClass, those that are set."""
-        values = {"cisProfile": self.cis_profile, "stig": self.stig, "fipsRequired": self.fips_required}
+        """Variables of a ClusterClass for settings that are on."""
+        # Settings that are off are left to the defaults of the class.
+        values = {
+            "cisProfile": self.cis_profile,
+            "stig": self.stig,
+            "fipsRequired": self.fips_required,
+        }
         return {name: value for name, value in values.items() if value}
 
     @property
     def commands(self) -> Sequence[str]:
         """Commands that a node runs before its distribution starts."""
-        return [*([_FIPS] if self.fips_required else ()), *(_CIS if self.cis_profile else ())]
+        commands: list[str] = []
+        if self.fips_required:
+            commands.append(_FIPS)
+        if self.cis_profile:
+            commands += _CIS
+        return commands
 
     @property
     def server_files(self) -> Mapping[str, bytes]:
         """Files of servers of RKE2."""
-        found: dict[str, str] = {POD_SECURITY_FILE: _POD_SECURITY} if self.cis_profile else {}
+        files: dict[str, str] = {POD_SECURITY_FILE: _POD_SECURITY} if self.cis_profile else {}
         if self.stig:
-            found[_AUDIT_POLICY_FILE] = _AUDIT_POLICY
-            found["/etc/rancher/rke2/config.yaml.d/60-stig.yaml"] = f"audit-policy-file: {_AUDIT_POLICY_FILE}\n"
-        return {path: content.encode() for path, content in found.items()}
+            files[_AUDIT_POLICY_FILE] = _AUDIT_POLICY
+            files["/etc/rancher/rke2/config.yaml.d/60-stig.yaml"] = (
+                f"audit-policy-file: {_AUDIT_POLICY_FILE}\n"
+            )
+        return {path: content.encode() for path, content in files.items()}
 
     @property
     def kubelet_arguments(self) -> Sequence[str]:

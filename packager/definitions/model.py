@@ -1,6 +1,6 @@
 """A ClusterDefinition as checked, plain values with all defaults filled in.
 
-Only `read` creates one. It reports all errors at once, at the fields that the user set.
+Only `parse` creates one. It reports all errors at once, at the fields that the user set.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from caphv.api.object import Key, Obj
 from caphv.validation import schema
 from caphv.validation.finding import Finding, in_order
+from packager import secretscan
 from packager.definitions import rules
 from packager.definitions.hardening import Hardening
-from packager.rendering import secretscan
 
 SCHEMA = "clusterdefinition.json"
 API_VERSION, KIND = "caphv.io/v1alpha1", "ClusterDefinition"
@@ -24,9 +24,10 @@ _SUFFIXES = {"rke2": "+rke2r1", "k3s": "+k3s1", "kubeadm": ""}
 
 @dataclass(frozen=True)
 class Pool:
-    """Machines of one size: the control plane, or a pool of workers; `volumes` as in a HarvesterMachine.
+    """Machines of one size: the control plane, or a pool of workers.
 
-    `affinities` are fields of a HarvesterMachine; `failure_domain` is empty for machines that may be anywhere.
+    `maxima` (`cpuMax`, `memoryMax`), `volumes` and `affinities` are as in a HarvesterMachine;
+    `failure_domain` is empty for machines that may be anywhere.
     """
 
     name: str
@@ -34,13 +35,17 @@ class Pool:
     cpu: int
     memory: str
     volumes: tuple[Mapping[str, Any], ...]
+    maxima: Mapping[str, Any] = field(default_factory=dict)
     affinities: Mapping[str, Any] = field(default_factory=dict)
     failure_domain: str = ""
 
 
 @dataclass(frozen=True)
 class HealthCheck:
-    """When machines are replaced; `unhealthy` is a number or a share such as `34%`, times are in seconds."""
+    """Conditions for replacing machines.
+
+    `unhealthy` is a number or a share of machines (`34%`). `startup` and `timeout` are in seconds.
+    """
 
     enabled: bool
     unhealthy: int | str
@@ -62,7 +67,7 @@ class FleetSource:
 
 @dataclass(frozen=True)
 class Definition:
-    """A cluster as it is wanted. `cluster_class` is empty where objects are made one by one."""
+    """A wanted cluster. `cluster_class` is empty if objects are made one by one."""
 
     key: Key
     labels: Mapping[str, str]
@@ -89,39 +94,44 @@ class Definition:
     delivery: str = FLEET
     fleet: FleetSource | None = None
     failure_domains: tuple[str, ...] = ()
+    guest_volumes: str = ""
     guest_config: Mapping[str, Any] = field(default_factory=dict)
     registries: Mapping[str, Any] = field(default_factory=dict)
     hardening: Hardening = field(default_factory=Hardening)
 
 
 def is_definition(obj: Any) -> bool:
-    """Whether an object says that it is a ClusterDefinition, of whatever version."""
+    """Whether an object names kind and group of a ClusterDefinition, in any version."""
     group = API_VERSION.partition("/")[0]
     return (
-        isinstance(obj, dict) and obj.get("kind") == KIND and str(obj.get("apiVersion", "")).partition("/")[0] == group
+        isinstance(obj, dict)
+        and obj.get("kind") == KIND
+        and str(obj.get("apiVersion", "")).partition("/")[0] == group
     )
 
 
 def check(obj: Any) -> list[Finding]:
-    """Return all errors and warnings of a definition by itself."""
-    found = schema.load(SCHEMA).findings(obj)
-    more = rules.check_what_can_be(obj, found) if found else rules.check(obj)
-    return in_order(_discreet(finding) for finding in (*found, *more))
+    """Return all errors and warnings of a single definition."""
+    findings = schema.load(SCHEMA).findings(obj)
+    # Rules take a valid definition. For an invalid one, only the rules run that its shape allows.
+    more = rules.check_valid_parts(obj, findings) if findings else rules.check(obj)
+    return in_order(_hide_secret(finding) for finding in (*findings, *more))
 
 
-def _discreet(finding: Finding) -> Finding:
+def _hide_secret(finding: Finding) -> Finding:
     """Leave out a value that may be a pasted kubeconfig or another secret."""
+    # Findings are printed, and written to the status file of a repository.
     value = finding.value
-    secret = secretscan.check(value) or "\n" in str(value)
-    return replace(finding, value=None) if secret else finding
+    is_secret = secretscan.check(value) or "\n" in str(value)
+    return replace(finding, value=None) if is_secret else finding
 
 
-def read(obj: Any) -> tuple[Definition | None, list[Finding]]:
-    """Return the definition, and all errors and warnings of it; none when a finding is more than advice."""
-    found = check(obj)
-    if any(not finding.advice for finding in found):
-        return None, found
-    return _definition(obj), found
+def parse(obj: Any) -> tuple[Definition | None, list[Finding]]:
+    """Parse a definition; return None if it has errors, and all errors and warnings."""
+    findings = check(obj)
+    if any(not finding.advice for finding in findings):
+        return None, findings
+    return _definition(obj), findings
 
 
 def _definition(obj: Obj) -> Definition:
@@ -129,7 +139,9 @@ def _definition(obj: Obj) -> Definition:
     machines = spec["machines"]
     distribution = spec.get("distribution", "rke2")
     network = spec.get("clusterNetwork", {})
+    control_plane = spec.get("controlPlane", {})
     workers = spec.get("workers", [{"name": "workers"}])
+
     return Definition(
         key=Key(metadata["namespace"], metadata["name"]),
         labels=metadata.get("labels", {}),
@@ -140,7 +152,7 @@ def _definition(obj: Obj) -> Definition:
         identity_secret=spec["identitySecret"]["name"],
         target_namespace=spec.get("targetNamespace", "default"),
         rancher_auto_import=spec.get("rancherAutoImport", True),
-        control_plane=_pool("control-plane", spec.get("controlPlane", {}), machines, replicas=3),
+        control_plane=_pool("control-plane", control_plane, machines, replicas=3),
         workers=tuple(_pool(pool["name"], pool, machines, replicas=2) for pool in workers),
         ssh_user=machines.get("sshUser", "sles"),
         ssh_key_pair=machines["sshKeyPair"],
@@ -155,7 +167,8 @@ def _definition(obj: Obj) -> Definition:
         addons=spec.get("addons", {}),
         delivery=spec.get("addonDelivery", FLEET),
         fleet=_fleet(spec["fleet"]) if "fleet" in spec else None,
-        failure_domains=tuple(spec.get("controlPlane", {}).get("failureDomains", ())),
+        failure_domains=tuple(control_plane.get("failureDomains", ())),
+        guest_volumes=spec.get("guestVolumes", ""),
         guest_config=machines.get("guestConfig", {}),
         registries=spec.get("registries", {}),
         hardening=_hardening(spec.get("hardening", {})),
@@ -163,7 +176,7 @@ def _definition(obj: Obj) -> Definition:
 
 
 def cluster_class(spec: Obj) -> str:
-    """Return the ClusterClass of a definition's spec; empty where objects are made one by one."""
+    """Return the ClusterClass of a definition's spec; empty if objects are made one by one."""
     if spec.get("individualObjects"):
         return ""
     return str(spec.get("clusterClass") or f"harvester-{spec.get('distribution', 'rke2')}")
@@ -174,19 +187,27 @@ def _version(version: str, distribution: str) -> str:
 
 
 def _pool(name: str, pool: Obj, machines: Obj, *, replicas: int) -> Pool:
+    """Return a pool, whose own sizes override the sizes of all machines."""
+    # The machine boots from the disk with the image. All other disks are empty.
     boot = {
         "volumeType": "image",
         "imageName": machines["image"],
         "volumeSize": pool.get("diskSize") or machines.get("diskSize", "40Gi"),
         "bootOrder": 1,
     }
+    sizes = {**rules.DEFAULT_SIZES, **machines, **pool}
+    affinities = {
+        field: pool[field] for field in ("nodeAffinity", "workloadAffinity") if pool.get(field)
+    }
+
     return Pool(
         name=name,
         replicas=pool.get("replicas", replicas),
-        cpu=pool.get("cpu") or machines.get("cpu", 2),
-        memory=pool.get("memory") or machines.get("memory", "4Gi"),
+        cpu=sizes["cpu"],
+        memory=sizes["memory"],
         volumes=(boot, *_extra_disks(machines.get("extraDisks", ()))),
-        affinities={name: pool[name] for name in ("nodeAffinity", "workloadAffinity") if pool.get(name)},
+        maxima={field: sizes[field] for field in ("cpuMax", "memoryMax") if field in sizes},
+        affinities=affinities,
         failure_domain=pool.get("failureDomain", ""),
     )
 

@@ -1,4 +1,4 @@
-"""What nodes of a cluster start with, in the form in which bootstrap providers take files."""
+"""Configuration of a cluster's nodes, in the form in which bootstrap providers take files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from caphv.api.object import Obj
-from packager.addons.merge import at
+from caphv.api.object import Obj, at
 from packager.definitions import started
 from packager.definitions.model import NONE, Definition
 from packager.rendering import yaml
 from packager.rendering.nodefiles import node_files
-from packager.rendering.renderer import Rendered
+from packager.rendering.rendered import Rendered
 
 _K3S_REGISTRIES = "/etc/rancher/k3s/registries.yaml"
 _RKE2_CONFIG = "/etc/rancher/rke2/config.yaml.d/50-caphv.yaml"
@@ -20,9 +19,10 @@ _RKE2_CONFIG = "/etc/rancher/rke2/config.yaml.d/50-caphv.yaml"
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """CNI, files and RKE2's `serverConfig`; `external` says whether kubelets wait for a cloud provider.
+    """CNI, files and RKE2's `serverConfig`.
 
-    `without_cloud_controller`: servers run without that of their distribution, which can never change.
+    `external`: kubelets wait for a cloud provider. `without_cloud_controller`: servers run without
+    the cloud controller of their distribution, which can never change.
     """
 
     cni: str = ""
@@ -34,18 +34,20 @@ class NodeConfig:
     server_config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def before_rendering(definition: Definition, existing: Sequence[Obj] = ()) -> NodeConfig:
-    """Return what is known before the add-ons are rendered, which is all that rendering needs.
+def config_before_rendering(definition: Definition, existing: Sequence[Obj] = ()) -> NodeConfig:
+    """Return the configuration that is known before the add-ons are rendered.
+
+    Rendering needs no more.
 
     `existing` are the objects of a running cluster.
     """
     addons = definition.addons
-    brought = "calico" if definition.distribution == "rke2" else "none"
+    default_cni = "calico" if definition.distribution == "rke2" else "none"
     external = addons.get("ccm", {}).get("enabled", True) or definition.delivery == NONE
     return NodeConfig(
-        cni=addons.get("cni", {}).get("name", brought),
+        cni=addons.get("cni", {}).get("name", default_cni),
         external=external,
-        without_cloud_controller=external or started.without_cloud_controller(existing) is True,
+        without_cloud_controller=external or started.lacks_cloud_controller(existing) is True,
         cloud_config_delivery="File" if "hostPath" in addons.get("cloudConfig", {}) else "Secret",
         server_config=_server_config(addons),
     )
@@ -56,105 +58,135 @@ def _server_config(addons: Mapping[str, Any]) -> Obj:
     return {"cloudProviderName": name} if addons.get("ccm", {}).get("enabled", True) else {}
 
 
-def after_rendering(definition: Definition, rendered: Rendered, existing: Sequence[Obj] = ()) -> NodeConfig:
-    """Return all that the nodes of a rendered cluster start with."""
-    known = before_rendering(definition, existing)
+def config_after_rendering(
+    definition: Definition, rendered: Rendered, existing: Sequence[Obj] = ()
+) -> NodeConfig:
+    """Return the whole configuration of the nodes of a rendered cluster.
+
+    `existing` are the objects of a running cluster.
+    """
+    config = config_before_rendering(definition, existing)
     if definition.distribution == "kubeadm":
-        return known
-    kept = started.without_cloud_controller(existing) is True
-    found = node_files(rendered, without_cloud_controller=kept)
-    files, agent_files = dict(found.server_files), dict(found.agent_files)
-    replaced = rendered.settings is not None and rendered.settings.cni.kube_proxy_replacement
-    if definition.cluster_class and definition.distribution == "rke2" and replaced:
-        # ClusterClasses have no variable for it, and RKE2 reads this file as well.
-        files[_RKE2_CONFIG] = b"disable-kube-proxy: true\n"
+        return config
+
+    # Joining servers must have the same setting as the running ones.
+    without_controller = started.lacks_cloud_controller(existing) is True
+    nodes = node_files(rendered, without_cloud_controller=without_controller)
+    server_files = dict(nodes.server_files)
+    agent_files = dict(nodes.agent_files)
+    replaces_proxy = rendered.settings is not None and rendered.settings.cni.kube_proxy_replacement
+    if definition.cluster_class and definition.distribution == "rke2" and replaces_proxy:
+        # ClusterClasses have no variable for kube-proxy, but RKE2 reads this file as well.
+        server_files[_RKE2_CONFIG] = b"disable-kube-proxy: true\n"
     if not definition.cluster_class:
         # Patches of ClusterClasses add these to files of their variables.
         if definition.distribution == "rke2":
-            files |= definition.hardening.server_files
+            server_files |= definition.hardening.server_files
         elif definition.registries:
-            registries = {_K3S_REGISTRIES: yaml.dump(dict(definition.registries)).encode()}
-            files, agent_files = files | registries, agent_files | registries
+            registries = yaml.dump(dict(definition.registries)).encode()
+            server_files[_K3S_REGISTRIES] = registries
+            agent_files[_K3S_REGISTRIES] = registries
+
     return replace(
-        known,
-        server_files=[_file(path, content) for path, content in files.items()],
+        config,
+        server_files=[_file(path, content) for path, content in server_files.items()],
         agent_files=[_file(path, content) for path, content in agent_files.items()],
-        server_config=found.server_config,
+        server_config=nodes.server_config,
     )
 
 
+# Variables of a ClusterClass that replace all machines when they change.
 _MACHINE_VARIABLES = (
     *("vmNetworks", "sshUser", "sshKeyPair", "firmware", "tpm"),
     *("guestConfig", "registries", "cisProfile", "stig", "fipsRequired"),
 )
-"""Variables of a ClusterClass that replace all machines when they change."""
 
 
-def with_kept_files(boot: NodeConfig, existing: Sequence[Obj], wanted: Sequence[Obj]) -> NodeConfig:
-    """Return `boot` with the files that the nodes of existing objects started with; absent files stay absent.
+def keep_files(boot: NodeConfig, existing: Sequence[Obj], desired: Sequence[Obj]) -> NodeConfig:
+    """Return `boot` with the files that the nodes of existing objects started with.
 
-    New files replace machines, for a setting that the bundles change in place. So files stay until another change
-    replaces the machines anyway: another version, or other machines. Workers share their files, so these stay as long
-    as the machines of one group do.
+    Absent files stay absent. New files would replace machines, only for a setting that the bundles
+    change in place. So files stay until another change replaces the machines anyway, such as
+    another version. Workers share their files, so these stay while the machines of one group stay.
     """
-    servers, new_servers = _servers(existing), _servers(wanted)
+    servers = _servers(existing)
+    new_servers = _servers(desired)
     if servers and _contains(servers, new_servers):
         boot = replace(boot, server_files=_server_files(existing))
-    workers, new_workers = _workers(existing), _workers(wanted)
-    if any(name in workers and _contains(workers[name], fields) for name, fields in new_workers.items()):
-        boot = replace(boot, agent_files=_agent_files(existing))
+
+    workers = _workers(existing)
+    for name, fields in _workers(desired).items():
+        if name in workers and _contains(workers[name], fields):
+            return replace(boot, agent_files=_agent_files(existing))
     return boot
 
 
 def _servers(objects: Iterable[Obj]) -> list[Any]:
-    """Return all that replaces the machines of the control plane, except files; nothing without a control plane."""
+    """Return all fields, except files, whose change replaces the machines of the control plane.
+
+    Returns none without a control plane.
+    """
     for obj in objects:
         if topology := _topology(obj):
             sizes = _values(topology, ("controlPlane",))
-            return [*_shared(topology), sizes, at(topology, "controlPlane", "variables")]
+            return [*_machine_fields(topology), sizes, at(topology, "controlPlane", "variables")]
+
         if str(obj.get("kind")).endswith("ControlPlane"):
-            template = at(obj, "spec", "machineTemplate", "spec", "infrastructureRef", "name")
-            template = template or at(obj, "spec", "machineTemplate", "infrastructureRef", "name")
-            hardening = (("agentConfig", "cisProfile"), ("preRKE2Commands",), ("serverConfig", "kubeAPIServer"))
-            return [at(obj, "spec", "version"), template, *(at(obj, "spec", *field) or None for field in hardening)]
+            machine = at(obj, "spec", "machineTemplate")
+            # The control plane of K3s has the reference one level higher.
+            template = at(machine, "spec", "infrastructureRef", "name")
+            template = template or at(machine, "infrastructureRef", "name")
+            return [
+                at(obj, "spec", "version"),
+                template,
+                at(obj, "spec", "agentConfig", "cisProfile") or None,
+                at(obj, "spec", "preRKE2Commands") or None,
+                at(obj, "spec", "serverConfig", "kubeAPIServer") or None,
+            ]
     return []
 
 
 def _workers(objects: Iterable[Obj]) -> dict[str, list[Any]]:
-    """Return all that replaces machines of workers, except files, by group."""
-    found: dict[str, list[Any]] = {}
+    """Return all fields, except files, whose change replaces machines of workers, by group."""
+    workers: dict[str, list[Any]] = {}
     for obj in objects:
         if topology := _topology(obj):
-            shared = _shared(topology)
+            machine_fields = _machine_fields(topology)
             for group in at(topology, "workers", "machineDeployments") or ():
-                found[str(at(group, "name"))] = [*shared, at(group, "failureDomain"), at(group, "variables")]
+                fields = [at(group, "failureDomain"), at(group, "variables")]
+                workers[str(at(group, "name"))] = [*machine_fields, *fields]
+
         if obj.get("kind") == "MachineDeployment":
-            machine = ("spec", "template", "spec")
-            fields = (("version",), ("infrastructureRef", "name"), ("failureDomain",))
-            found[str(at(obj, "metadata", "name"))] = [at(obj, *machine, *field) for field in fields]
-    return found
+            machine = at(obj, "spec", "template", "spec")
+            workers[str(at(obj, "metadata", "name"))] = [
+                at(machine, "version"),
+                at(machine, "infrastructureRef", "name"),
+                at(machine, "failureDomain"),
+            ]
+    return workers
 
 
-def _shared(topology: Obj) -> list[Any]:
-    """Return what replaces all machines of a topology."""
+def _machine_fields(topology: Obj) -> list[Any]:
+    """Return the fields whose change replaces all machines of a topology."""
     return [topology.get("version"), _values(topology, _MACHINE_VARIABLES)]
 
 
 def _server_files(objects: Iterable[Obj]) -> list[Obj]:
     for obj in objects:
         if topology := _topology(obj):
-            return _listed(_values(topology, ("controlPlaneFiles",)).get("controlPlaneFiles"))
+            return _as_list(_values(topology, ("controlPlaneFiles",)).get("controlPlaneFiles"))
         if str(obj.get("kind")).endswith("ControlPlane"):
-            return _listed(at(obj, "spec", "files") or at(obj, "spec", "kthreesConfigSpec", "files"))
+            files = at(obj, "spec", "files") or at(obj, "spec", "kthreesConfigSpec", "files")
+            return _as_list(files)
     return []
 
 
 def _agent_files(objects: Iterable[Obj]) -> list[Obj]:
     for obj in objects:
         if topology := _topology(obj):
-            return _listed(_values(topology, ("workerFiles",)).get("workerFiles"))
+            return _as_list(_values(topology, ("workerFiles",)).get("workerFiles"))
         if str(obj.get("kind")).endswith("ConfigTemplate"):
-            return _listed(at(obj, "spec", "template", "spec", "files"))
+            return _as_list(at(obj, "spec", "template", "spec", "files"))
     return []
 
 
@@ -164,23 +196,28 @@ def _topology(obj: Obj) -> Obj | None:
 
 
 def _values(topology: Obj, names: Iterable[str]) -> Obj:
-    """Return those variables that a topology sets."""
-    rows = topology.get("variables")
-    return {row["name"]: row.get("value") for row in _listed(rows) if at(row, "name") in names}
+    """Return the variables of these names that a topology sets."""
+    rows = _as_list(topology.get("variables"))
+    return {row["name"]: row.get("value") for row in rows if at(row, "name") in names}
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     # A user may have edited the manifest.
     return value if isinstance(value, list) else []
 
 
-def _contains(existing: Any, wanted: Any) -> bool:
-    """Whether existing values hold the wanted ones; on the management cluster, defaults may be filled in."""
-    if isinstance(existing, dict) and isinstance(wanted, dict):
-        return all(key in existing and _contains(existing[key], value) for key, value in wanted.items())
-    if isinstance(existing, list) and isinstance(wanted, list):
-        return len(existing) == len(wanted) and all(map(_contains, existing, wanted))
-    return bool(existing == wanted)
+def _contains(existing: Any, desired: Any) -> bool:
+    """Whether existing values hold the desired ones.
+
+    A management cluster adds defaults to existing values.
+    """
+    if isinstance(existing, dict) and isinstance(desired, dict):
+        return all(
+            key in existing and _contains(existing[key], value) for key, value in desired.items()
+        )
+    if isinstance(existing, list) and isinstance(desired, list):
+        return len(existing) == len(desired) and all(map(_contains, existing, desired))
+    return bool(existing == desired)
 
 
 def _file(path: str, content: bytes) -> Obj:

@@ -1,8 +1,9 @@
-"""The objects of a cluster one by one, without a ClusterClass: for RKE2, K3s and kubeadm.
+"""Makes the objects of a cluster without a ClusterClass, for RKE2, K3s and kubeadm.
 
-Machine templates cannot be changed, so their names hold a hash over content, cluster and pool: another size is another
-template, which rolls the machines, and two clusters of a namespace never share one. The name of a pool has no dash, so
-no other cluster and pool can make the same `<cluster>-<pool>`.
+Machine templates cannot be changed, so their names hold a hash over content, cluster and pool. A
+change of the size makes another template, which rolls the machines, and two clusters of a namespace
+never share a template. The name of a pool has no dash, so no other cluster and pool can make the
+same `<cluster>-<pool>`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import orjson
 
 from caphv.api.names import API_VERSION, GROUP
 from caphv.api.object import Obj
-from packager.addons.merge import merged
+from packager.addons.merge import merge
 from packager.definitions.hardening import POD_SECURITY_FILE
 from packager.definitions.model import Definition, Pool
 from packager.definitions.nodeconfig import NodeConfig
@@ -28,6 +29,7 @@ _KINDS = {
     "kubeadm": ("KubeadmControlPlane", "KubeadmConfigTemplate"),
 }
 _HASH = 8
+_API_PORT = 6443
 # Nodes of RKE2 register here.
 _RKE2_LISTENER = {"name": "rke2-server", "port": 9345, "protocol": "TCP", "backendPort": 9345}
 
@@ -40,47 +42,72 @@ def references(definition: Definition) -> Obj:
             "kind": _KINDS[definition.distribution][0],
             "name": f"{definition.key.name}-control-plane",
         },
-        "infrastructureRef": {"apiGroup": GROUP, "kind": "HarvesterCluster", "name": definition.key.name},
+        "infrastructureRef": {
+            "apiGroup": GROUP,
+            "kind": "HarvesterCluster",
+            "name": definition.key.name,
+        },
     }
 
 
 def objects(definition: Definition, boot: NodeConfig) -> list[Obj]:
     """Return HarvesterCluster, control plane, MachineDeployments and their templates."""
-    templates = [_machine_template(definition, pool) for pool in (definition.control_plane, *definition.workers)]
-    found = [harvester_cluster(definition, boot), *templates, control_plane(definition, boot)]
+    pools = (definition.control_plane, *definition.workers)
+    # The order matters, because each object is applied after the objects that it refers to.
+    templates = [_machine_template(definition, pool) for pool in pools]
+    result = [harvester_cluster(definition, boot), *templates, control_plane(definition, boot)]
     for pool, template in zip(definition.workers, templates[1:], strict=True):
-        found += [_bootstrap_template(definition, pool, boot), _machine_deployment(definition, pool, template)]
-    return found
+        result.append(_bootstrap_template(definition, pool, boot))
+        result.append(_machine_deployment(definition, pool, template))
+    return result
 
 
 def harvester_cluster(definition: Definition, boot: NodeConfig) -> Obj:
-    """Return the HarvesterCluster: what the cluster needs on Harvester besides its machines."""
+    """Return the HarvesterCluster, which describes everything on Harvester but the machines."""
     balancer: Obj = dict(definition.load_balancer)
-    if definition.distribution == "rke2":
+    endpoint = balancer.pop("endpoint", None)
+    if definition.distribution == "rke2" and endpoint is None:
         balancer["listeners"] = [_RKE2_LISTENER]
+    identity = {"name": definition.identity_secret, "namespace": definition.key.namespace}
+
     spec: Obj = {
         "targetNamespace": definition.target_namespace,
-        "identitySecret": {"name": definition.identity_secret, "namespace": definition.key.namespace},
+        "identitySecret": identity,
         "loadBalancerConfig": balancer,
-        **({"vmNetworkConfig": dict(definition.addresses)} if definition.addresses else {}),
-        "cloudConfig": {"delivery": boot.cloud_config_delivery},
-        **({"controlPlaneFailureDomains": list(definition.failure_domains)} if definition.failure_domains else {}),
     }
+    if endpoint:
+        spec["controlPlaneEndpoint"] = {"port": _API_PORT, **endpoint}
+    if definition.addresses:
+        spec["vmNetworkConfig"] = dict(definition.addresses)
+    spec["cloudConfig"] = {"delivery": boot.cloud_config_delivery}
+    if definition.failure_domains:
+        spec["controlPlaneFailureDomains"] = list(definition.failure_domains)
+    if definition.guest_volumes:
+        spec["guestVolumes"] = definition.guest_volumes
     return _obj(definition, API_VERSION, "HarvesterCluster", definition.key.name, spec)
 
 
 def control_plane(definition: Definition, boot: NodeConfig) -> Obj:
     """Return the control plane object of the distribution."""
     template = _machine_template(definition, definition.control_plane)["metadata"]["name"]
-    infrastructure = {"apiGroup": GROUP, "kind": "HarvesterMachineTemplate", "name": template}
-    common = {"version": definition.version, "replicas": definition.control_plane.replicas}
+    reference = {"kind": "HarvesterMachineTemplate", "name": template}
+    machine: Obj = {"spec": {"infrastructureRef": {"apiGroup": GROUP, **reference}}}
+
     if definition.distribution == "k3s":
-        # The one provider that names the template by version and not below `spec`.
-        reference = {"apiVersion": API_VERSION, "kind": "HarvesterMachineTemplate", "name": template}
-        spec = {**common, **_k3s(definition, boot), "machineTemplate": {"infrastructureRef": reference}}
+        settings = _k3s(definition, boot)
+        # Only this provider names the template by version and not below `spec`.
+        machine = {"infrastructureRef": {"apiVersion": API_VERSION, **reference}}
+    elif definition.distribution == "rke2":
+        settings = _rke2(definition, boot)
     else:
-        own = _rke2(definition, boot) if definition.distribution == "rke2" else _kubeadm(definition, boot)
-        spec = {**common, **own, "machineTemplate": {"spec": {"infrastructureRef": infrastructure}}}
+        settings = _kubeadm(definition, boot)
+
+    spec = {
+        "version": definition.version,
+        "replicas": definition.control_plane.replicas,
+        **settings,
+        "machineTemplate": machine,
+    }
     kind = _KINDS[definition.distribution][0]
     name = references(definition)["controlPlaneRef"]["name"]
     return _obj(definition, f"{_CONTROL_PLANE}/v1beta2", kind, name, spec)
@@ -88,12 +115,14 @@ def control_plane(definition: Definition, boot: NodeConfig) -> Obj:
 
 def _rke2(definition: Definition, boot: NodeConfig) -> Obj:
     hardening = definition.hardening
-    server = merged({"cni": boot.cni}, boot.server_config)
+    server = merge({"cni": boot.cni}, boot.server_config)
     if hardening.api_server_arguments:
         server["kubeAPIServer"] = {"extraArgs": list(hardening.api_server_arguments)}
+
     node = _rke2_node(definition, boot)
+    # Only servers read the file, because agents have no API server.
     if hardening.cis_profile:
-        node = merged(node, {"agentConfig": {"podSecurityAdmissionConfigFile": POD_SECURITY_FILE}})
+        node = merge(node, {"agentConfig": {"podSecurityAdmissionConfigFile": POD_SECURITY_FILE}})
     return {
         "registrationMethod": "control-plane-endpoint",
         "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}},
@@ -104,18 +133,21 @@ def _rke2(definition: Definition, boot: NodeConfig) -> Obj:
 
 
 def _rke2_node(definition: Definition, boot: NodeConfig) -> Obj:
-    """Return what servers and agents have in common."""
-    profile = definition.hardening.cis_profile
-    arguments = [*(["cloud-provider=external"] if boot.external else ()), *definition.hardening.kubelet_arguments]
-    agent = {
-        **({"kubelet": {"extraArgs": arguments}} if arguments else {}),
-        **({"cisProfile": profile} if profile else {}),
-    }
-    return {
-        **({"agentConfig": agent} if agent else {}),
-        **_commands(definition, "preRKE2Commands"),
-        **({"privateRegistriesConfig": dict(definition.registries)} if definition.registries else {}),
-    }
+    """Return the fields that servers and agents have in common."""
+    hardening = definition.hardening
+    arguments = ["cloud-provider=external"] if boot.external else []
+    arguments += hardening.kubelet_arguments
+    agent: Obj = {}
+    if arguments:
+        agent["kubelet"] = {"extraArgs": arguments}
+    if hardening.cis_profile:
+        agent["cisProfile"] = hardening.cis_profile
+
+    node: Obj = {"agentConfig": agent} if agent else {}
+    node |= _commands(definition, "preRKE2Commands")
+    if definition.registries:
+        node["privateRegistriesConfig"] = dict(definition.registries)
+    return node
 
 
 def _commands(definition: Definition, field: str) -> Obj:
@@ -123,20 +155,32 @@ def _commands(definition: Definition, field: str) -> Obj:
 
 
 def _k3s(definition: Definition, boot: NodeConfig) -> Obj:
-    # Settings of the server are in a file: not all of them have fields.
+    # Most settings of the server are in a file, because not all of them have fields.
     files = {"files": list(boot.server_files)} if boot.server_files else {}
-    off = boot.without_cloud_controller
-    server = {"disableCloudController": True, "disableComponents": ["servicelb"]} if off else {}
-    return {"kthreesConfigSpec": {"serverConfig": server, **files, **_commands(definition, "preK3sCommands")}}
+    server: Obj = {}
+    if boot.without_cloud_controller:
+        server = {"disableCloudController": True, "disableComponents": ["servicelb"]}
+    return {
+        "kthreesConfigSpec": {
+            "serverConfig": server,
+            **files,
+            **_commands(definition, "preK3sCommands"),
+        }
+    }
 
 
 def _kubeadm(definition: Definition, boot: NodeConfig) -> Obj:
     registration = _registration(boot)
-    spec = {"format": "cloud-config", "initConfiguration": registration, "joinConfiguration": registration}
+    spec = {
+        "format": "cloud-config",
+        "initConfiguration": registration,
+        "joinConfiguration": registration,
+    }
     return {"kubeadmConfigSpec": {**spec, **_commands(definition, "preKubeadmCommands")}}
 
 
 def _registration(boot: NodeConfig) -> Obj:
+    # cloud-init replaces the expression on each machine.
     registration: Obj = {"name": "{{ ds.meta_data.local_hostname }}"}
     if boot.external:
         registration["kubeletExtraArgs"] = [{"name": "cloud-provider", "value": "external"}]
@@ -145,6 +189,7 @@ def _registration(boot: NodeConfig) -> Obj:
 
 def _bootstrap_template(definition: Definition, pool: Pool, boot: NodeConfig) -> Obj:
     files = {"files": list(boot.agent_files)} if boot.agent_files else {}
+    # Each bootstrap provider has fields of its own.
     if definition.distribution == "kubeadm":
         spec: Obj = {
             "format": "cloud-config",
@@ -156,6 +201,7 @@ def _bootstrap_template(definition: Definition, pool: Pool, boot: NodeConfig) ->
         spec = {"agentConfig": agent, **files, **_commands(definition, "preK3sCommands")}
     else:
         spec = {**_rke2_node(definition, boot), **files}
+
     kind = _KINDS[definition.distribution][1]
     name = f"{definition.key.name}-{pool.name}"
     return _obj(definition, f"{_BOOTSTRAP}/v1beta2", kind, name, {"template": {"spec": spec}})
@@ -165,7 +211,12 @@ def _machine_deployment(definition: Definition, pool: Pool, template: Obj) -> Ob
     name = f"{definition.key.name}-{pool.name}"
     labels = {"cluster.x-k8s.io/deployment-name": name}
     bootstrap = {"apiGroup": _BOOTSTRAP, "kind": _KINDS[definition.distribution][1], "name": name}
-    infrastructure = {"apiGroup": GROUP, "kind": template["kind"], "name": template["metadata"]["name"]}
+    infrastructure = {
+        "apiGroup": GROUP,
+        "kind": template["kind"],
+        "name": template["metadata"]["name"],
+    }
+
     machine = {
         "clusterName": definition.key.name,
         "version": definition.version,
@@ -183,23 +234,33 @@ def _machine_deployment(definition: Definition, pool: Pool, template: Obj) -> Ob
 
 
 def _machine_template(definition: Definition, pool: Pool) -> Obj:
+    """Return the HarvesterMachineTemplate of a pool, whose name holds a hash of its content."""
     spec: Obj = {
         "cpu": pool.cpu,
         "memory": pool.memory,
+        **pool.maxima,
         "sshUser": definition.ssh_user,
         "sshKeyPair": definition.ssh_key_pair,
         "networks": list(definition.networks),
         "volumes": [dict(volume) for volume in pool.volumes],
-        **({"firmware": dict(definition.firmware)} if definition.firmware else {}),
-        **({"tpm": dict(definition.tpm)} if definition.tpm else {}),
-        **({"guestConfig": dict(definition.guest_config)} if definition.guest_config else {}),
-        **pool.affinities,
     }
+    if definition.firmware:
+        spec["firmware"] = dict(definition.firmware)
+    if definition.tpm:
+        spec["tpm"] = dict(definition.tpm)
+    if definition.guest_config:
+        spec["guestConfig"] = dict(definition.guest_config)
+    spec |= pool.affinities
+
     content = orjson.dumps([definition.key.name, pool.name, spec], option=orjson.OPT_SORT_KEYS)
-    name = f"{definition.key.name}-{pool.name}-{hashlib.sha256(content).hexdigest()[:_HASH]}"
-    return _obj(definition, API_VERSION, "HarvesterMachineTemplate", name, {"template": {"spec": spec}})
+    digest = hashlib.sha256(content).hexdigest()[:_HASH]
+    name = f"{definition.key.name}-{pool.name}-{digest}"
+    template = {"template": {"spec": spec}}
+    return _obj(definition, API_VERSION, "HarvesterMachineTemplate", name, template)
 
 
-def _obj(definition: Definition, api_version: str, kind: str, name: str, spec: Mapping[str, Any]) -> Obj:
+def _obj(
+    definition: Definition, api_version: str, kind: str, name: str, spec: Mapping[str, Any]
+) -> Obj:
     metadata = {"name": name, "namespace": definition.key.namespace}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, "spec": dict(spec)}

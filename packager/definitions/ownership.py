@@ -1,10 +1,11 @@
-"""Which source defines a cluster: a file in the folder of its manifest says so.
+"""Records which source defines a cluster, in a file in the folder of its manifest.
 
-Several sources may share a repository. Each one writes and removes what it defines, and leaves the rest: to another
-source, a manifest of this one looks like one whose definition was removed.
+Several sources may share a repository. Each source writes and removes only its own clusters. To
+another source, their manifests would look as if their definitions had been removed.
 
-A repository of 0.11 has no such files. So a source records itself for each cluster that it defines. A manifest that no
-source has claimed is treated as before while the repository has only one source, and stays once it has several.
+A user removes such files to move a source. So a source records itself for each cluster that it
+defines. A manifest that no source has claimed belongs to the source while the repository has only
+one source, and stays once it has several.
 """
 
 from __future__ import annotations
@@ -21,16 +22,21 @@ from packager.git.snapshot import Snapshot
 
 FILE = ".caphv-source"
 DIRECTORY = "a directory"
-"""The source that is a directory without a name: any other source gets the clusters that it defines, too."""
-_HEADER = "# The source that defines this cluster. Written by caphv; other sources leave the cluster alone.\n"
+"""Stands for a directory without a name. Other sources take over clusters that they also define."""
+_HEADER = (
+    "# The source that defines this cluster. Written by caphv; other sources leave the cluster "
+    "alone.\n"
+)
 _NAME = re.compile(r"[^\x00-\x20\x7f#][^\x00-\x1f\x7f]{0,1000}")
 
 
 def name_of(remote: Remote) -> str:
-    """Return the name of a repository as a source: host and path, the branch, and the folder if there is one.
+    """Return the name of a repository as a source: host, path, branch, and a folder.
 
-    Scheme, user and port of ssh are left out: another way to the same repository is the same source.
+    Scheme, user and port of ssh are left out, because another way to the same repository is the
+    same source.
     """
+    # An ssh URL and its scp form address one repository, so both give the same name.
     url = remote.url
     if "://" in url:
         parts = urlsplit(url)
@@ -44,9 +50,12 @@ def name_of(remote: Remote) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Return a name that a user gave. Raises ValueError for one that cannot be stored."""
+    """Return a name that a user gave. Raises ValueError if the name cannot be stored."""
     if not _NAME.fullmatch(name) or name != name.strip() or name == DIRECTORY:
-        raise ValueError(f"{name!r}: must be one line of text, not {DIRECTORY!r}, and not begin with '#' or a blank")
+        raise ValueError(
+            f"{name!r}: must be one line of text, not {DIRECTORY!r}, and not begin with '#' or a "
+            "blank"
+        )
     return name
 
 
@@ -71,25 +80,39 @@ class Owners:
     def __init__(self, snapshot: Snapshot, source: str) -> None:
         self._snapshot, self._source = snapshot, source
 
-    def recorded(self, cluster: str) -> str:
-        """Return the recorded source of a cluster, empty for none."""
+    def owner_of(self, cluster: str) -> str:
+        """Return the recorded source of a cluster, empty if none is recorded."""
         text = (self._snapshot.read(path_of_record(cluster)) or b"").decode(errors="replace")
-        return next((line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
+        for line in text.splitlines():
+            if line.strip() and not line.startswith("#"):
+                return line.strip()
+        return ""
 
-    def other(self, cluster: str) -> str:
-        """Return the source that a cluster belongs to, empty if `source` may write it."""
-        found = self.recorded(cluster)
-        return "" if self._source == DIRECTORY or found in ("", DIRECTORY, self._source) else found
+    def other_source(self, cluster: str) -> str:
+        """Return the other source that owns a cluster, empty if `source` may write the cluster."""
+        owner = self.owner_of(cluster)
+        if self._source == DIRECTORY or owner in ("", DIRECTORY, self._source):
+            return ""
+        return owner
 
-    def to_record(self, cluster: str) -> str:
-        """Return what to record for a cluster that `source` writes: a directory without a name replaces no name."""
-        return (self.recorded(cluster) or DIRECTORY) if self._source == DIRECTORY else self._source
+    def source_to_record(self, cluster: str) -> str:
+        """Return the source to record for a cluster that `source` writes.
+
+        A directory without a name replaces no name.
+        """
+        if self._source == DIRECTORY:
+            return self.owner_of(cluster) or DIRECTORY
+        return self._source
 
     @cached_property
     def own(self) -> frozenset[str]:
-        """The clusters that belong to `source`, and without any other source those that no source has claimed."""
-        wanted = {self._source} if self._is_shared else {self._source, ""}
-        return frozenset(name for name, source in self._sources.items() if source in wanted)
+        """The clusters that belong to `source`.
+
+        If there is no other source, these include the clusters that no source has claimed.
+        """
+        # A cluster without a record may belong to any of several sources.
+        owners = {self._source} if self._is_shared else {self._source, ""}
+        return frozenset(name for name, source in self._sources.items() if source in owners)
 
     @cached_property
     def unclaimed(self) -> frozenset[str]:
@@ -102,11 +125,13 @@ class Owners:
 
     @cached_property
     def _sources(self) -> dict[str, str]:
-        return {name: self.recorded(name) for name in clusters(self._snapshot)}
+        return {name: self.owner_of(name) for name in clusters(self._snapshot)}
 
 
 def clusters(snapshot: Snapshot) -> Iterator[str]:
     """Yield the clusters, `<namespace>/<name>`, whose manifests the repository holds."""
     for namespace, outer in snapshot.entries(MANIFESTS).items():
         if outer.is_folder:
-            yield from (f"{namespace}/{name}" for name in snapshot.entries(f"{MANIFESTS}/{namespace}"))
+            yield from (
+                f"{namespace}/{name}" for name in snapshot.entries(f"{MANIFESTS}/{namespace}")
+            )

@@ -1,14 +1,16 @@
 """Keeps objects on the management cluster when Fleet uninstalls their bundle.
 
-Fleet applies a folder as a Helm release and uninstalls the release when the folder, its path, the branch or the GitRepo
-disappears. Without protection that deletes Clusters, and with them all VMs. Helm leaves objects alone that carry
-annotation `helm.sh/resource-policy: keep`, in the release as well as in the cluster.
+Fleet applies a folder as a Helm release and uninstalls the release when the folder, its path, the
+branch or the GitRepo disappears. Without protection, this deletes Clusters, and with them all VMs.
+Helm leaves objects alone that carry annotation `helm.sh/resource-policy: keep`, in the release as
+well as in the cluster.
 
-So removing a cluster takes two commits: one without the annotation, and, after Fleet has applied it, one without the
-folder. The first one is made when the Cluster carries the annotation that confirms its removal.
+So removing a cluster takes two commits. The first removes the annotation, and after Fleet has
+applied it, the second removes the folder. The first commit is made when the Cluster carries the
+annotation that confirms its removal.
 
-What a definition drops is deleted by the same rule: only if Fleet finds it without the annotation. So objects on which
-nothing runs never carry it, and a MachineDeployment loses it in the commit before the one that removes it, see
+Helm also deletes a dropped object only if it does not carry the annotation. So objects on which
+nothing runs never carry it, and a MachineDeployment loses it one commit before it is removed, see
 `packager.definitions.dropped`.
 """
 
@@ -17,26 +19,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from caphv.api import names
-from caphv.api.object import Obj
-from packager.addons.merge import at
+from caphv.api.object import Obj, at
 from packager.definitions.dropped import disposable
 
 POLICY, KEEP = "helm.sh/resource-policy", "keep"
 
 
-def protected(objects: Sequence[Obj]) -> list[Obj]:
-    """Return objects with the annotation, except disposable ones; without it if the removal is confirmed."""
+def protect(objects: Sequence[Obj]) -> list[Obj]:
+    """Return objects with the annotation, except disposable ones.
+
+    If the removal is confirmed, no object has the annotation.
+    """
     if any(obj.get("kind") == "Cluster" and is_confirmed(obj) for obj in objects):
-        return unprotected(objects)
+        return unprotect(objects)
     bare = {id(obj) for obj in disposable(objects)}
     return [
-        obj if id(obj) in bare or at(obj, "metadata", "annotations", POLICY) else _annotated(obj) for obj in objects
+        obj if id(obj) in bare or at(obj, "metadata", "annotations", POLICY) else _annotate(obj)
+        for obj in objects
     ]
 
 
-def unprotected(objects: Iterable[Obj]) -> list[Obj]:
+def unprotect(objects: Iterable[Obj]) -> list[Obj]:
     """Return objects without the annotation."""
-    return [_without(obj) if is_protected(obj) else obj for obj in objects]
+    return [_remove_annotation(obj) if is_protected(obj) else obj for obj in objects]
 
 
 def is_protected(obj: Obj) -> bool:
@@ -49,14 +54,19 @@ def is_confirmed(cluster: Obj) -> bool:
     return bool(at(cluster, "metadata", "annotations", names.CONFIRM_REMOVAL_ANNOTATION) == "true")
 
 
-def _annotated(obj: Obj) -> Obj:
+def _annotate(obj: Obj) -> Obj:
     metadata = obj.get("metadata")
     if not isinstance(metadata, dict):
         return obj
-    return {**obj, "metadata": {**metadata, "annotations": {**(metadata.get("annotations") or {}), POLICY: KEEP}}}
+    annotations = {**(metadata.get("annotations") or {}), POLICY: KEEP}
+    return {**obj, "metadata": {**metadata, "annotations": annotations}}
 
 
-def _without(obj: Obj) -> Obj:
-    kept = {name: value for name, value in obj["metadata"]["annotations"].items() if name != POLICY}
-    metadata = {name: value for name, value in obj["metadata"].items() if name != "annotations"}
-    return {**obj, "metadata": {**metadata, **({"annotations": kept} if kept else {})}}
+def _remove_annotation(obj: Obj) -> Obj:
+    metadata = dict(obj["metadata"])
+    annotations = dict(metadata.pop("annotations"))
+    del annotations[POLICY]
+    # Empty annotations would differ from an object that never had any.
+    if annotations:
+        metadata["annotations"] = annotations
+    return {**obj, "metadata": metadata}

@@ -1,7 +1,8 @@
-"""What the servers of a running cluster were started with, and none may differ in.
+"""Checks settings that all servers of a running cluster must share.
 
-Servers of K3s and RKE2 compare these settings with a running one when they join (`CriticalControlArgs` of K3s), and do
-not start with others: a change would end every later rollout of the control plane.
+Servers of K3s and RKE2 compare these settings with a running server when they join
+(`CriticalControlArgs` of K3s), and do not start if they differ. So a change would end every later
+rollout of the control plane.
 """
 
 from __future__ import annotations
@@ -10,20 +11,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from caphv.runtime.text import TextError, load_yaml
 from caphv.validation.finding import Fault, FieldPath, Finding
-from packager.addons.merge import at
 
 RULE = "live-servers"
 _K3S_CONFIG = "/etc/rancher/k3s/config.yaml.d/50-caphv.yaml"
 _NETWORKS = {"podCIDRs": "pods", "serviceCIDRs": "services"}
 
 
-def without_cloud_controller(existing: Sequence[Obj]) -> bool | None:
-    """Whether servers run without the cloud controller of their distribution; None if that is not known.
+def lacks_cloud_controller(existing: Sequence[Obj]) -> bool | None:
+    """Whether servers run without their distribution's cloud controller; None if unknown.
 
-    ClusterClasses turn it off, too, so only those of K3s whose file says so are known.
+    ClusterClasses turn it off, too. With a ClusterClass, only a file of K3s tells.
     """
     for obj in existing:
         if obj.get("kind") == "KThreesControlPlane":
@@ -32,40 +32,52 @@ def without_cloud_controller(existing: Sequence[Obj]) -> bool | None:
         if obj.get("kind") == "RKE2ControlPlane":
             config = at(obj, "spec", "serverConfig")
             disabled = at(config, "disableComponents", "kubernetesComponents")
-            return at(config, "cloudProviderName") == "harvester" or "cloudController" in (disabled or ())
+            is_off = "cloudController" in (disabled or ())
+            return is_off or at(config, "cloudProviderName") == "harvester"
     return True if _k3s_config(existing).get("disable-cloud-controller") is True else None
 
 
-def changes(existing: Sequence[Obj], wanted: Sequence[Obj]) -> list[Finding]:
-    """Return a refusal for each setting with which new servers of a running cluster could not join."""
-    return [*_networks(existing, wanted), *_flannel(existing, wanted), *_cloud_controller(existing, wanted)]
+def check_changes(existing: Sequence[Obj], desired: Sequence[Obj]) -> list[Finding]:
+    """Return a refusal for each change that would keep new servers from joining a cluster."""
+    return [
+        *_check_networks(existing, desired),
+        *_check_flannel(existing, desired),
+        *_check_cloud_controller(existing, desired),
+    ]
 
 
-def _networks(existing: Sequence[Obj], wanted: Sequence[Obj]) -> Iterator[Finding]:
-    before, now = (at(_cluster(objects), "spec", "clusterNetwork") for objects in (existing, wanted))
+def _check_networks(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator[Finding]:
+    old_network = at(_cluster(existing), "spec", "clusterNetwork")
+    new_network = at(_cluster(desired), "spec", "clusterNetwork")
     for field, kind in _NETWORKS.items():
-        old, new = (at(network, kind, "cidrBlocks") for network in (before, now))
+        old, new = at(old_network, kind, "cidrBlocks"), at(new_network, kind, "cidrBlocks")
         if old and old != new:
-            yield _finding(("clusterNetwork", field), f"is {', '.join(map(str, old))} in the running cluster")
+            what = f"is {', '.join(map(str, old))} in the running cluster"
+            yield _finding(("clusterNetwork", field), what)
 
 
-def _flannel(existing: Sequence[Obj], wanted: Sequence[Obj]) -> Iterator[Finding]:
-    before, now = (_k3s_config(objects) for objects in (existing, wanted))
-    if before and now and before.get("flannel-backend") != now.get("flannel-backend"):
-        running = "no flannel" if "flannel-backend" in before else "flannel"
-        yield _finding(("addons", "cni", "name"), f"servers of the running cluster started with {running}")
+def _check_flannel(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator[Finding]:
+    # The file has this setting only if K3s' own flannel is off.
+    old, new = _k3s_config(existing), _k3s_config(desired)
+    if old and new and old.get("flannel-backend") != new.get("flannel-backend"):
+        running = "no flannel" if "flannel-backend" in old else "flannel"
+        what = f"servers of the running cluster started with {running}"
+        yield _finding(("addons", "cni", "name"), what)
 
 
-def _cloud_controller(existing: Sequence[Obj], wanted: Sequence[Obj]) -> Iterator[Finding]:
-    if without_cloud_controller(existing) is False and without_cloud_controller(wanted):
-        own = "servers of the running cluster started with the cloud controller of their distribution"
-        yield _finding(("addons", "ccm", "enabled"), own)
+def _check_cloud_controller(existing: Sequence[Obj], desired: Sequence[Obj]) -> Iterator[Finding]:
+    if lacks_cloud_controller(existing) is False and lacks_cloud_controller(desired):
+        what = (
+            "servers of the running cluster started with the cloud controller of their distribution"
+        )
+        yield _finding(("addons", "ccm", "enabled"), what)
 
 
 def _finding(path: FieldPath, what: str) -> Finding:
     detail = (
-        f"{what}, and new servers could not join with another setting. Create a new cluster, or, if all servers have "
-        f"the setting already, force it with annotation {names.ALLOW_NETWORK_CHANGE_ANNOTATION}=true"
+        f"{what}, and new servers could not join with another setting. Create a new cluster, or, "
+        "if all servers have the setting already, force it with annotation "
+        f"{names.ALLOW_NETWORK_CHANGE_ANNOTATION}=true"
     )
     return Finding(("spec", *path), Fault.FORBIDDEN, detail, RULE)
 
@@ -75,21 +87,24 @@ def _cluster(objects: Sequence[Obj]) -> Obj:
 
 
 def _k3s_config(objects: Sequence[Obj]) -> Obj:
-    """Return the settings of servers of K3s in the file that the packager writes; empty without one."""
+    """Return the settings of K3s in the file that the packager writes; empty without one."""
     for obj in objects:
         files: Any = at(obj, "spec", "kthreesConfigSpec", "files")
+        # With a ClusterClass, the files are a variable of the Cluster.
         rows = at(obj, "spec", "topology", "variables") if obj.get("kind") == "Cluster" else None
         for row in rows if isinstance(rows, list) else ():
-            files = at(row, "value") if at(row, "name") == "controlPlaneFiles" else files
+            if at(row, "name") == "controlPlaneFiles":
+                files = at(row, "value")
+
         for file in files if isinstance(files, list) else ():
             if at(file, "path") == _K3S_CONFIG:
-                return _parsed(str(at(file, "content")))
+                return _parse(str(at(file, "content")))
     return {}
 
 
-def _parsed(text: str) -> Obj:
+def _parse(text: str) -> Obj:
     try:
-        found = load_yaml(text)
+        config = load_yaml(text)
     except TextError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}

@@ -1,7 +1,8 @@
-"""The file `caphv-status.yaml` at the top of a repository: all defined clusters and the problems of their definitions.
+"""The file `caphv-status.yaml` of a repository, with all defined clusters and their problems.
 
-The same source and repository make the same file, so it never causes a commit by itself. Sources that share a
-repository share the file: each one writes the rows with its name, and leaves those of others as they are.
+The same source and repository make the same file, so it never causes a commit by itself. Sources
+that share a repository share the file. Each source writes the rows with its name, and leaves all
+other rows as they are.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from caphv.api.object import Key, Obj
+from caphv.api.object import Key, Obj, at
 from caphv.runtime.text import Limits, TextError, load_yaml
-from packager.addons.merge import at
 from packager.definitions import files, ownership
-from packager.definitions.builder import MANIFEST_ROOT, BuildResult
+from packager.definitions.buildresult import MANIFEST_ROOT, BuildResult
 from packager.git.prune import Plan
 from packager.git.snapshot import Snapshot
 from packager.rendering import yaml
@@ -22,51 +22,75 @@ from packager.rendering import yaml
 _LIMITS = Limits(size=16 * 1024 * 1024, nodes=1_000_000, seconds=30)
 
 
-def with_status(plan: Plan, built: BuildResult, snapshot: Snapshot, source: str) -> Plan:
-    """Return a plan that also writes the status file if its content changes; `source` is the name of the source."""
+def add_status(plan: Plan, built: BuildResult, snapshot: Snapshot, source: str) -> Plan:
+    """Add the status file of `source` to a plan if its content changes."""
     before = snapshot.read(files.STATUS)
-    # Without rows of others nothing needs to be parsed.
+    # This is a fast path, because a file without rows of other sources need not be parsed.
     if before == _status(built, plan, snapshot, None, source):
         return plan
-    status = _status(built, plan, snapshot, _parsed(before), source)
-    return plan if before == status else replace(plan, write={**plan.write, files.STATUS: status})
+    status = _status(built, plan, snapshot, _parse(before), source)
+    if before == status:
+        return plan
+    return replace(plan, write={**plan.write, files.STATUS: status})
 
 
 def _status(built: BuildResult, plan: Plan, snapshot: Snapshot, before: Any, source: str) -> bytes:
+    """Return the content of the file.
+
+    :param built: result of building the source
+    :param plan: the changes of the repository
+    :param snapshot: the repository
+    :param before: current content of the file
+    :param source: name of the source
+    """
+    # A directory has no name by which another source could find its rows.
     name = {} if source == ownership.DIRECTORY else {"source": source}
-    clusters = [{"name": str(key), "state": state, **name} for key, state in _states(built, plan).items()]
+    clusters = [
+        {"name": str(key), "state": state, **name} for key, state in _states(built, plan).items()
+    ]
     problems: list[Obj] = [
         {
-            "file": one.file,
-            "line": one.line,
-            "severity": "warning" if one.advice else "error",
-            "message": one.message,
+            "file": problem.file,
+            "line": problem.line,
+            "severity": "warning" if problem.advice else "error",
+            "message": problem.message,
             **name,
         }
-        for one in built.problems
+        for problem in built.problems
     ]
-    others = _clusters_of_others(built, plan, snapshot, _rows(before, "clusters", name), name)
+
+    # Keep problems of other sources, which may have no cluster. Drop problems without a source when
+    # no such cluster is left.
+    cluster_rows = _rows(before, "clusters", name)
+    others = _clusters_of_others(built, plan, snapshot, cluster_rows, name)
     sources = {row.get("source") for row in others}
-    # A source without a cluster may have problems, too; rows without a source end with their last cluster.
-    there = [row for row in _rows(before, "problems", name) if row.get("source") or None in sources]
-    taken = {row.get("source") for row in _rows(before, "clusters", name)} - sources
-    problems += [row for row in there if row.get("source") not in taken]
+    replaced = {row.get("source") for row in cluster_rows} - sources
+    for row in _rows(before, "problems", name):
+        is_current = row.get("source") or None in sources
+        if is_current and row.get("source") not in replaced:
+            problems.append(row)
+
     content = {
-        "clusters": sorted([*clusters, *others], key=lambda row: (str(row.get("name")), str(row.get("source", "")))),
+        "clusters": sorted(
+            [*clusters, *others],
+            key=lambda row: (str(row.get("name")), str(row.get("source", ""))),
+        ),
         "problems": sorted(problems, key=lambda row: str(row.get("source", ""))),
     }
     return yaml.dump(content).encode()
 
 
 def _states(built: BuildResult, plan: Plan) -> Mapping[Key, str]:
-    held = [one.what.split("/") for one in plan.held]
-    states: Mapping[Key, str] = {
-        **{Key(parts[1], parts[2]): "HeldBack" for parts in held if parts[0] == files.MANIFESTS},
-        **dict.fromkeys(built.objects, "Written"),
-        **dict.fromkeys(built.suspended, "Suspended"),
-        **dict.fromkeys((key for key in built.invalid - built.foreign if key.name), "Faulty"),
-    }
-    return {key: states[key] for key in sorted(states)}
+    """Return the state of each cluster. The last state that applies wins."""
+    states: dict[Key, str] = {}
+    for skipped in plan.held:
+        parts = skipped.what.split("/")
+        if parts[0] == files.MANIFESTS:
+            states[Key(parts[1], parts[2])] = "HeldBack"
+    states |= dict.fromkeys(built.objects, "Written")
+    states |= dict.fromkeys(built.suspended, "Suspended")
+    states |= dict.fromkeys((key for key in built.invalid - built.foreign if key.name), "Faulty")
+    return dict(sorted(states.items()))
 
 
 def _clusters_of_others(
@@ -74,13 +98,17 @@ def _clusters_of_others(
 ) -> list[Obj]:
     """Return the rows of other sources, except for clusters that this source writes or removes.
 
-    Release 0.11 and directories name no source. A source takes over such rows of the clusters that it knows, and of
-    those that do not exist any more.
+    Rows of directories name no source. Another source takes over such a row if it knows the
+    cluster, or if the cluster does not exist any more.
     """
     states = {str(key) for key in _states(built, plan)} if own else set()
     present = {*ownership.clusters(snapshot)}
     written = built.wanted[MANIFEST_ROOT].keys()
-    removed = {removal.folder.removeprefix(f"{files.MANIFESTS}/") for removal in plan.removed if removal.definition}
+    removed = {
+        removal.folder.removeprefix(f"{files.MANIFESTS}/")
+        for removal in plan.removed
+        if removal.definition
+    }
     return [
         row
         for row in rows
@@ -91,17 +119,17 @@ def _clusters_of_others(
 
 def _rows(status: Any, field: str, own: Mapping[str, str]) -> list[Obj]:
     """Return the rows of other sources."""
-    found = at(status, field)
-    rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+    value = at(status, field)
+    rows = [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
     return [_plain(row) for row in rows if row.get("source") != own.get("source")]
 
 
 def _plain(row: Obj) -> Obj:
-    # A user may have edited the file: what is written here can be written again.
+    # A user may have edited the file, so keep only values that can be written again.
     return {str(key): value for key, value in row.items() if isinstance(value, str | int)}
 
 
-def _parsed(content: bytes | None) -> Any:
+def _parse(content: bytes | None) -> Any:
     try:
         return load_yaml(content or b"", _LIMITS)
     except TextError:

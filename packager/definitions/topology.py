@@ -1,4 +1,7 @@
-"""A Cluster that uses a ClusterClass: all else follows from its topology. Variables are those of the shipped ones."""
+"""The topology of a Cluster that uses a ClusterClass, from which all other objects follow.
+
+The variables are defined by the shipped ClusterClasses.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +9,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from caphv.api.object import Obj
-from packager.addons.merge import at
 from packager.definitions.model import Definition, Pool
 from packager.definitions.nodeconfig import NodeConfig
 
 _WORKER_CLASS = "default-worker"
-# The one MachineHealthCheck of the cluster takes the place of those that the class makes for each group of machines.
+# One MachineHealthCheck for the cluster replaces the health checks that the class makes for each
+# group of machines.
 _NO_HEALTH_CHECK = {"enabled": False}
 
 
 def topology(definition: Definition, boot: NodeConfig) -> Obj:
     """Return `spec.topology` of the Cluster."""
+    control_plane: Obj = {
+        "replicas": definition.control_plane.replicas,
+        "healthCheck": _NO_HEALTH_CHECK,
+    }
+    if affinities := definition.control_plane.affinities:
+        control_plane["variables"] = {"overrides": _as_list(affinities)}
     return {
         "classRef": {"name": definition.cluster_class},
         "version": definition.version,
-        "controlPlane": {
-            "replicas": definition.control_plane.replicas,
-            "healthCheck": _NO_HEALTH_CHECK,
-            **({"variables": {"overrides": _as_list(own)}} if (own := definition.control_plane.affinities) else {}),
-        },
+        "controlPlane": control_plane,
         "workers": {"machineDeployments": [_workers(pool) for pool in definition.workers]},
         "variables": _as_list(_variables(definition, boot)),
     }
-
-
-# Variables that the classes of 0.11 lack.
-_NEW = frozenset(
-    ("guestConfig", "nodeAffinity", "workloadAffinity", "registries", "cisProfile", "stig", "fipsRequired")
-)
-
-
-def needs_current_class(cluster: Obj) -> bool:
-    """Whether a Cluster sets variables that the shipped ClusterClasses of 0.11 lack."""
-    topology = at(cluster, "spec", "topology")
-    if topology is None:
-        return False
-    parts = (topology["controlPlane"], *topology["workers"]["machineDeployments"])
-    overrides = [row for part in parts for row in part.get("variables", {}).get("overrides", ())]
-    return any(row["name"] in _NEW for row in (*topology["variables"], *overrides))
 
 
 def _workers(pool: Pool) -> Obj:
@@ -58,8 +47,8 @@ def _workers(pool: Pool) -> Obj:
 
 
 def _variables(definition: Definition, boot: NodeConfig) -> Obj:
-    addresses, firmware, tpm = definition.addresses, definition.firmware, definition.tpm
-    return {
+    """Return the variables by name. Variables without a value are left to the ClusterClass."""
+    variables: Obj = {
         "identitySecretName": definition.identity_secret,
         "targetNamespace": definition.target_namespace,
         "cloudConfigDelivery": boot.cloud_config_delivery,
@@ -68,30 +57,45 @@ def _variables(definition: Definition, boot: NodeConfig) -> Obj:
         "sshUser": definition.ssh_user,
         "sshKeyPair": definition.ssh_key_pair,
         "controlPlane": _sizes(definition.control_plane),
-        **({"firmware": dict(firmware)} if firmware else {}),
-        **({"tpm": dict(tpm)} if tpm else {}),
-        **({"guestConfig": dict(definition.guest_config)} if definition.guest_config else {}),
-        **({"failureDomains": list(definition.failure_domains)} if definition.failure_domains else {}),
-        **({"registries": dict(definition.registries)} if definition.registries else {}),
-        **definition.hardening.variables,
-        **addresses,
-        **_cni(definition, boot),
-        **({"controlPlaneFiles": list(boot.server_files)} if boot.server_files else {}),
-        **({"workerFiles": list(boot.agent_files)} if boot.agent_files else {}),
     }
+    # An empty value would override the default of the class.
+    optional: Obj = {
+        "firmware": dict(definition.firmware),
+        "tpm": dict(definition.tpm),
+        "guestConfig": dict(definition.guest_config),
+        "failureDomains": list(definition.failure_domains),
+        "guestVolumes": definition.guest_volumes,
+        "registries": dict(definition.registries),
+    }
+    variables |= {name: value for name, value in optional.items() if value}
+
+    variables |= definition.hardening.variables
+    variables |= definition.addresses
+    variables |= _cni(definition, boot)
+    if boot.server_files:
+        variables["controlPlaneFiles"] = list(boot.server_files)
+    if boot.agent_files:
+        variables["workerFiles"] = list(boot.agent_files)
+    return variables
 
 
 def _cni(definition: Definition, boot: NodeConfig) -> Obj:
-    """Return the variable for what the distribution installs by itself: kubeadm nothing, K3s Flannel or nothing."""
+    """Return the variable for the CNI that the distribution installs by itself, if any."""
     if definition.distribution == "kubeadm":
         return {}
+    # K3s itself installs only flannel. Any other CNI comes with the bundles.
     if definition.distribution == "k3s":
         return {"cni": "flannel" if boot.cni == "none" else "none"}
     return {"cni": boot.cni}
 
 
 def _sizes(pool: Pool) -> Obj:
-    return {"cpuCount": pool.cpu, "memorySize": pool.memory, "volumes": [dict(volume) for volume in pool.volumes]}
+    return {
+        "cpuCount": pool.cpu,
+        "memorySize": pool.memory,
+        **pool.maxima,
+        "volumes": [dict(volume) for volume in pool.volumes],
+    }
 
 
 def _as_list(variables: Mapping[str, Any]) -> list[dict[str, Any]]:

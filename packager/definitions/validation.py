@@ -1,17 +1,18 @@
-"""The rule set of ClusterDefinitions: each by itself, and all of them together."""
+"""The rule set of ClusterDefinitions, for single definitions and for all of them together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from caphv.validation.finding import Fault, Finding, LocatedFinding
 from caphv.validation.rule import Rule
 from packager.definitions import model
 from packager.definitions import rules as definition_rules
 from packager.definitions.build import build
+from packager.rendering.options import RenderOptions
 from packager.rendering.renderer import Renderer
 
 
@@ -26,33 +27,68 @@ def concerns(obj: Obj) -> bool:
 
 
 def check(obj: Obj) -> list[Finding]:
-    """Return what is wrong with a definition and the add-ons that it configures; nothing for other kinds."""
-    return list(build(obj, _renderer(), {}).findings) if concerns(obj) else []
+    """Return findings about a definition and its add-ons; none for other kinds."""
+    return ForFleet("").check(obj)
 
 
 def check_together(objs: Sequence[Obj]) -> list[LocatedFinding[int]]:
     """Return a finding for each definition whose cluster an earlier one defines."""
     first: dict[tuple[str, str], int] = {}
-    found = []
+    findings = []
+
     for index, obj in enumerate(objs):
         if not concerns(obj):
             continue
         key = key_of(obj)
         if key in first:
             detail = "another definition defines this cluster: remove one of them"
-            finding = definition_rules.TWICE.finding(("metadata", "name"), Fault.DUPLICATE, detail, key[1])
-            found.append(LocatedFinding(index, finding, first[key]))
+            finding = definition_rules.TWICE.finding(
+                ("metadata", "name"), Fault.DUPLICATE, detail, key[1]
+            )
+            findings.append(LocatedFinding(index, finding, first[key]))
+        # Each further definition refers to the first one.
         first.setdefault(key, index)
-    return found
+    return findings
 
 
 def key_of(obj: Obj) -> tuple[str, str]:
-    """Return namespace and name of an object as far as it has them, whatever it holds there."""
-    metadata: Any = obj.get("metadata")
-    known = metadata if isinstance(metadata, dict) else {}
-    return str(known.get("namespace") or ""), str(known.get("name") or "")
+    """Return namespace and name of an object as text, as far as it has them."""
+    namespace = at(obj, "metadata", "namespace")
+    name = at(obj, "metadata", "name")
+    return str(namespace or ""), str(name or "")
+
+
+@dataclass(frozen=True)
+class ForFleet:
+    """The same rule set, for clusters whose bundles this release of Fleet reads.
+
+    Raises ValueError for anything but a release.
+    """
+
+    release: str
+
+    def __post_init__(self) -> None:
+        _renderer(self.release)
+
+    def rules(self) -> Sequence[Rule]:
+        """Return the rules about definitions."""
+        return rules()
+
+    def concerns(self, obj: Obj) -> bool:
+        """Whether an object is a ClusterDefinition."""
+        return concerns(obj)
+
+    def check(self, obj: Obj) -> list[Finding]:
+        """Return findings about a definition and its add-ons; none for other kinds."""
+        if not concerns(obj):
+            return []
+        return list(build(obj, _renderer(self.release), {}).findings)
+
+    def check_together(self, objs: Sequence[Obj]) -> list[LocatedFinding[int]]:
+        """Return a finding for each definition whose cluster an earlier one defines."""
+        return check_together(objs)
 
 
 @cache
-def _renderer() -> Renderer:
-    return Renderer()
+def _renderer(fleet_release: str) -> Renderer:
+    return Renderer(RenderOptions(fleet_version=fleet_release))

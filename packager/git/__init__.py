@@ -1,1 +1,1 @@
-"""The Git repository that Fleet consumes: read it, plan what changes, commit and push, and survive what goes wrong."""
+"""The Git repository that Fleet consumes: read it, plan changes, commit and push them."""

@@ -1,7 +1,8 @@
-"""The clone on disk. It is only a cache: everything in it can be fetched again.
+"""The clone on disk. It is only a cache, because everything in it can be fetched again.
 
-It is bare and shallow, and one process at a time owns it, by a lock on its folder that ends with the process and its
-children. The next owner cleans up after a killed process; a corrupt clone is recreated.
+The clone is bare and shallow. One process at a time owns it by a lock on its folder, which ends
+with the process and its children. The next owner cleans up after a killed process, and recreates a
+corrupt clone.
 """
 
 from __future__ import annotations
@@ -19,8 +20,15 @@ from pathlib import Path
 import git
 from git.exc import GitError as GitPythonError
 
-from packager.git.credentials import PRIVATE, Credentials, handed_over, private_file
-from packager.git.errors import CloneLocked, CorruptClone, GitError, Redactor, UnusableContent, UnverifiedCommit
+from packager.git.credentials import PRIVATE, Credentials, hand_over, write_private_file
+from packager.git.errors import (
+    CloneLocked,
+    CorruptClone,
+    GitError,
+    Redactor,
+    UnusableContent,
+    UnverifiedCommit,
+)
 from packager.git.process import environment, run
 from packager.git.remote import Remote
 from packager.git.signers import SIGNATURE_HEADER, Signers, refusal
@@ -31,7 +39,10 @@ _MIB = 1024 * 1024
 
 
 class Clone:
-    """A bare repository below `folder`, and calls of Git in it. Between `open` and `close` it holds the lock."""
+    """A bare repository below `folder`, and calls of Git in it.
+
+    Between `open` and `close` it holds the lock.
+    """
 
     def __init__(self, remote: Remote, folder: Path, credentials: Credentials) -> None:
         self.remote = remote
@@ -48,8 +59,10 @@ class Clone:
     def open(self) -> None:
         """Take the lock and remove what killed processes left. Raises CloneLocked."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(self._folder / "lock", self.remote.timeout)
-        _clean(self._folder, self._path)
+        self._lock = _take_lock(self._folder / "lock", self.remote.timeout)
+        for leftover in self._folder.glob(f"{PRIVATE}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        _remove_leftovers(self._path)
 
     def close(self) -> None:
         """Release the lock and end the process that reads objects."""
@@ -59,47 +72,61 @@ class Clone:
             self._lock = None
 
     def discard(self) -> None:
-        """Delete everything: the next access recreates it."""
+        """Delete the clone. The next access recreates it."""
         self._close_objects()
         shutil.rmtree(self._path, ignore_errors=True)
 
     @property
     def objects(self) -> Objects:
         """The objects of the clone, which is created if it does not exist. Raises CorruptClone."""
-        if self._objects is None:
-            if not self._path.is_dir():
-                fresh = self._folder / f"{_CLONE}.new"
-                shutil.rmtree(fresh, ignore_errors=True)
-                arguments = ["init", "--bare", "--quiet", "--template="]
-                self.locally("creating the clone", arguments, variables={"GIT_DIR": str(fresh)})
-                fresh.rename(self._path)
-            try:
-                self._repository = git.Repo(self._path, expand_vars=False)
-            except (GitPythonError, OSError, ValueError, configparser.Error) as error:
-                raise CorruptClone(f"the clone cannot be opened: {type(error).__name__}") from None
-            # GitPython passes on this process's environment, whose GIT_ variables may point to another repository.
-            strange = dict.fromkeys((name for name in os.environ if name.startswith("GIT_")), "")
-            own = {"GIT_COMMON_DIR": str(self._path), "GIT_OBJECT_DIRECTORY": str(self._path / "objects")}
-            self._repository.git.update_environment(**{**strange, **own, **self._variables})
-            self._objects = Objects(self._repository)
+        if self._objects is not None:
+            return self._objects
+
+        if not self._path.is_dir():
+            self._create()
+        try:
+            self._repository = git.Repo(self._path, expand_vars=False)
+        except (GitPythonError, OSError, ValueError, configparser.Error) as error:
+            raise CorruptClone(f"the clone cannot be opened: {type(error).__name__}") from None
+
+        # GitPython passes on this process's environment, whose GIT_ variables may point to
+        # another repository.
+        inherited = dict.fromkeys((name for name in os.environ if name.startswith("GIT_")), "")
+        folders = {
+            "GIT_COMMON_DIR": str(self._path),
+            "GIT_OBJECT_DIRECTORY": str(self._path / "objects"),
+        }
+        self._repository.git.update_environment(**{**inherited, **folders, **self._variables})
+        # One process of Git answers all reads until the clone is closed.
+        self._objects = Objects(self._repository)
         return self._objects
+
+    def _create(self) -> None:
+        """Create the repository under another name first, so that no clone is ever incomplete."""
+        fresh = self._folder / f"{_CLONE}.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        arguments = ["init", "--bare", "--quiet", "--template="]
+        self.run_locally("creating the clone", arguments, variables={"GIT_DIR": str(fresh)})
+        fresh.rename(self._path)
 
     @property
     def is_shallow(self) -> bool:
-        """Whether its history was cut once; later fetches then bring only what came after."""
+        """Whether its history was cut once. Later fetches then bring only newer commits."""
         return (self._path / "shallow").exists()
 
     def is_cut_at(self, commit: str) -> bool:
-        """Whether the history was cut at a commit: what came before it is not known."""
+        """Whether the history was cut at a commit, so that older commits are not known."""
         shallow = self._path / "shallow"
         return shallow.exists() and commit in shallow.read_text(encoding="ascii").split()
 
     def ref(self, name: str) -> str:
-        """Return the commit of a ref of the clone, empty where there is none."""
-        out = self.locally("reading the clone", ["for-each-ref", "--format=%(objectname)", name])
+        """Return the commit that a ref of the clone points to, empty if the ref does not exist."""
+        out = self.run_locally(
+            "reading the clone", ["for-each-ref", "--format=%(objectname)", name]
+        )
         return out.decode().strip()
 
-    def locally(
+    def run_locally(
         self,
         action: str,
         arguments: Sequence[str],
@@ -110,57 +137,88 @@ class Clone:
         """Run Git without the remote. Raises DiskFull, or CorruptClone for any other failure."""
         return self._run(action, arguments, stdin, (), variables or {}, local=True)
 
-    def remotely(self, action: str, arguments: Sequence[str], *, with_messages: bool = False) -> bytes:
-        """Run Git with credentials for the remote, within the limit for what it brings. Raises GitErrors.
+    def run_with_remote(
+        self, action: str, arguments: Sequence[str], *, with_messages: bool = False
+    ) -> bytes:
+        """Run Git with credentials for the remote, and limit the size of the files that it writes.
 
-        `with_messages` adds what Git and the remote say on standard error.
+        `with_messages` adds the messages of Git and the remote on standard error. Raises GitErrors.
         """
         try:
-            with handed_over(self.remote, self.credentials, self._folder) as (variables, settings):
-                return self._run(action, arguments, b"", settings, variables, local=False, with_messages=with_messages)
+            with hand_over(self.remote, self.credentials, self._folder) as (variables, settings):
+                return self._run(
+                    action,
+                    arguments,
+                    b"",
+                    settings,
+                    variables,
+                    local=False,
+                    with_messages=with_messages,
+                )
         except GitError:
-            received = max((path.stat().st_size for path in self._path.glob("objects/**/tmp_*")), default=0)
-            # Each attempt would leave another one.
+            packs = self._path.glob("objects/**/tmp_*")
+            received = max((path.stat().st_size for path in packs), default=0)
+            # Each failed attempt leaves a partial pack.
             _remove_leftovers(self._path)
-            if received >= self.remote.max_size * _MIB:
-                raise UnusableContent(
-                    f"{action} ({self.remote.shown}) failed: it brings more than --git-max-size {self.remote.max_size} "
-                    "(MiB); remove large files from the branch, or raise --git-max-size"
-                ) from None
-            raise
+            if received < self.remote.max_size * _MIB:
+                raise
 
-    def same_tree(self, commit: str, text: str, variables: Mapping[str, str], parent: str = "") -> str:
-        """Write a commit with the files of another one, signed if there is a key; return its id. Raises GitError."""
-        arguments = [*(["-p", parent] if parent else []), f"{commit}^{{tree}}"]
+            # Git ends with an error of its own when it may not write a larger file.
+            raise UnusableContent(
+                f"{action} ({self.remote.shown}) failed: it brings more than --git-max-size "
+                f"{self.remote.max_size} (MiB); remove large files from the branch, or raise "
+                "--git-max-size"
+            ) from None
+
+    def commit_same_tree(
+        self, commit: str, text: str, variables: Mapping[str, str], parent: str = ""
+    ) -> str:
+        """Write a commit with the files of another commit, and return its id. Raises GitError.
+
+        The new commit is signed if the credentials have a signing key.
+
+        :param commit: the commit whose files the new commit has
+        :param text: message of the new commit
+        :param variables: author and committer, as environment variables
+        :param parent: parent of the new commit, empty for none
+        """
+        parents = ["-p", parent] if parent else []
+        arguments = [*parents, f"{commit}^{{tree}}"]
+        stdin = text.encode()
         if not self.credentials.signing_key:
             command = ["commit-tree", *arguments]
-            return (
-                self.locally("writing the commit", command, stdin=text.encode(), variables=variables).decode().strip()
-            )
+            out = self.run_locally("writing the commit", command, stdin=stdin, variables=variables)
+            return out.decode().strip()
+
         with self._private("signing") as private:
-            key = private_file(private, "key", self.credentials.signing_key)
+            key = write_private_file(private, "key", self.credentials.signing_key)
             settings = ["gpg.format=ssh", f"user.signingKey={key}"]
             command = ["commit-tree", "-S", *arguments]
-            out = self._run("signing the commit", command, text.encode(), settings, variables, local=False)
+            out = self._run("signing the commit", command, stdin, settings, variables, local=False)
         return out.decode().strip()
 
     def verify(self, commit: str, signers: Signers) -> str:
         """Return who signed a commit. Raises UnverifiedCommit unless it was a listed signer."""
-        # Not in this folder: gpg refuses a home whose path is longer than that of a socket may be.
+        # gpg creates sockets in its home, and the path of a socket must be short. The cache folder
+        # may be too deep.
         with tempfile.TemporaryDirectory(prefix="caphv-signers-") as private:
-            variables, settings = signers.settings(Path(private))
+            variables, settings = signers.write_settings(Path(private))
 
             def git(*arguments: str) -> str:
-                out = self._run("verifying the commit", arguments, b"", settings, variables, local=False)
+                out = self._run(
+                    "verifying the commit", arguments, b"", settings, variables, local=False
+                )
                 return out.decode(errors="replace")
 
             try:
                 git("verify-commit", commit)
             except GitError:
                 verdict, key = git("log", "-1", "--format=%G?%n%GK", commit, "--").splitlines()[:2]
-                if verdict == "N" and SIGNATURE_HEADER in git("cat-file", "commit", commit).partition("\n\n")[0]:
-                    # Git says the same where it has no program for the format.
-                    verdict = "E"
+                if verdict == "N":
+                    header = git("cat-file", "commit", commit).partition("\n\n")[0]
+                    if SIGNATURE_HEADER in header:
+                        # Git also reports "not signed" when it has no program for the format.
+                        verdict = "E"
                 raise UnverifiedCommit(refusal(verdict, key)) from None
             return git("log", "-1", "--format=%GS", commit, "--").strip()
 
@@ -184,8 +242,19 @@ class Clone:
         local: bool,
         with_messages: bool = False,
     ) -> bytes:
+        """Run Git in the clone, with the limits of the remote.
+
+        :param action: description of the call for messages
+        :param arguments: arguments of `git`
+        :param stdin: standard input of `git`
+        :param settings: `key=value` of Git's configuration
+        :param variables: environment variables to add to the clone's own
+        :param local: whether the call does without the remote
+        :param with_messages: append Git's standard error to the output
+        """
         if self._lock is None:
             raise RuntimeError("the clone is not open")
+
         return run(
             f"{action} ({self.remote.shown})",
             arguments,
@@ -197,7 +266,7 @@ class Clone:
             local=local,
             most_bytes=0 if local else self.remote.max_size * _MIB,
             with_messages=with_messages,
-            # Children of a killed process may still write for a while: they hold the lock, too.
+            # Children of a killed process may still write for a while, so they hold the lock, too.
             inherit=(self._lock,),
         )
 
@@ -207,14 +276,17 @@ class Clone:
         self._repository = self._objects = None
 
 
-def _locked(path: Path, timeout: float) -> int:
+def _take_lock(path: Path, timeout: float) -> int:
+    """Return the descriptor of a locked file, which holds the lock until it is closed."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
+
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A previous owner may still be ending.
         except BlockingIOError:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 os.close(descriptor)
                 raise CloneLocked(
                     f"{path.parent} is in use by another process; give each its own cache folder"
@@ -224,14 +296,8 @@ def _locked(path: Path, timeout: float) -> int:
             return descriptor
 
 
-def _clean(folder: Path, clone: Path) -> None:
-    for left in folder.glob(f"{PRIVATE}*"):
-        shutil.rmtree(left, ignore_errors=True)
-    _remove_leftovers(clone)
-
-
 def _remove_leftovers(clone: Path) -> None:
-    """Remove what a killed Git process left."""
+    """Remove the files that a killed Git process left behind."""
     for pattern in ("**/*.lock", "objects/**/tmp_*", "fast_import_crash_*"):
         for path in list(clone.glob(pattern)):
             if path.is_dir():

@@ -1,6 +1,6 @@
 """A plain folder instead of a remote: a checkout that the user commits, or files for inspection.
 
-Git's ids are computed for its files, so that it is planned for like a remote.
+Its files get Git's ids, so that planning works as for a remote.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _COMMIT = "folder"
 
 
 class Directory:
-    """A folder on disk, read and written as `Repository` reads and writes a remote; `path` is a folder in it.
+    """A folder on disk, read and written as `Repository` reads and writes a remote.
 
-    Only `names` below it are read: a checkout may hold much else.
+    `path` is a folder in it. Below that, only `names` are read, because a checkout may hold much
+    else.
     """
 
     def __init__(self, root: Path, path: str = "", *, names: Collection[str]) -> None:
@@ -34,27 +35,15 @@ class Directory:
         self._names = names
 
     def sync(self) -> Snapshot:
-        """Return a snapshot of the folder below its names; empty if it does not exist. Raises UnmanagedFiles."""
+        """Return a snapshot of the folder, empty if it does not exist. Raises UnmanagedFiles."""
         return Snapshot(_OnDisk(self._root, self._path, self._names), _COMMIT, self._path)
-
-    def commits(self) -> set[str]:
-        """Return no commit: the folder has none."""
-        return set()
-
-    def stale(self) -> list[str]:
-        """Return no branch: the folder has none."""
-        return []
 
     def last_change(self, path: str) -> Change | None:
         """Return the newest commit that changed a file or folder, if this is a checkout."""
         return of_path(self._root / self._path / path)
 
-    def branch_of(self, _group: str) -> tuple[str, str]:
-        """Return no branch and no commit: the folder has none."""
-        return "", ""
-
     def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result:
-        """Write the plan for the current folder; there is no commit, and `reason` is not stored.
+        """Write the plan for the current folder. There is no commit, and `reason` is not stored.
 
         Raises UnmanagedFiles when something cannot be written.
         """
@@ -68,19 +57,21 @@ class Directory:
             for name in planned.delete:
                 _delete(top / name, top)
         except OSError as error:
-            raise UnmanagedFiles(f"{error.filename or top}: cannot be written: {error.strerror}") from None
+            raise UnmanagedFiles(
+                f"{error.filename or top}: cannot be written: {error.strerror}"
+            ) from None
         return Result(planned, "", "")
 
 
 class _OnDisk:
-    """Objects of Git for a part of a folder, read into memory: a thousand clusters have a few megabytes."""
+    """Objects of Git for a part of a folder, in memory. 1,000 clusters have a few megabytes."""
 
     def __init__(self, root: Path, path: str, names: Collection[str]) -> None:
         self._names = names
         self._trees: dict[str, Mapping[str, Entry]] = {}
         self._contents: dict[str, bytes] = {}
         try:
-            top = self._chain(root, [part for part in path.split("/") if part])
+            top = self._read_along(root, [part for part in path.split("/") if part])
         except OSError as error:
             raise UnmanagedFiles(f"{error.filename}: cannot be read: {error.strerror}") from None
         self._contents[_COMMIT] = f"tree {top.id}\n".encode()
@@ -91,45 +82,49 @@ class _OnDisk:
     def content(self, name: str) -> bytes:
         return self._contents[name]
 
-    def _chain(self, folder: Path, parts: list[str]) -> Entry:
-        """Read what is below a path, and nothing next to it."""
-        names = parts[:1] or self._names
-        inner = {name: folder / name for name in names if os.path.lexists(folder / name)}
-        return self._folder(
-            {
-                name: self._chain(path, parts[1:]) if parts and _is_folder(path) else self._entry(path, 1)
-                for name, path in inner.items()
-            }
-        )
+    def _read_along(self, folder: Path, parts: list[str]) -> Entry:
+        """Read the folders along a path, and at its end the files and folders of the packager."""
+        entries: dict[str, Entry] = {}
+        for name in parts[:1] or self._names:
+            path = folder / name
+            if not os.path.lexists(path):
+                continue
+            if parts and path.is_dir() and not path.is_symlink():
+                entries[name] = self._read_along(path, parts[1:])
+            else:
+                entries[name] = self._read_entry(path, 1)
+        return self._add_folder(entries)
 
-    def _entry(self, path: Path, depth: int) -> Entry:
-        found_stat = path.lstat()
-        mode = found_stat.st_mode
+    def _read_entry(self, path: Path, depth: int) -> Entry:
+        """Read a file, or a folder with everything below it."""
+        status = path.lstat()
         if depth > MAX_DEPTH:
             raise UnusableContent(f"folders are nested more than {MAX_DEPTH} levels deep: {path}")
-        if stat.S_ISDIR(mode):
-            return self._folder({inner.name: self._entry(inner, depth + 1) for inner in path.iterdir()})
-        if not stat.S_ISREG(mode):
+        if stat.S_ISDIR(status.st_mode):
+            return self._add_folder(
+                {inner.name: self._read_entry(inner, depth + 1) for inner in path.iterdir()}
+            )
+
+        # Anything that is neither folder nor file counts as a link, and links are not read.
+        if not stat.S_ISREG(status.st_mode):
             return Entry(LINK, blob_id(b""))
-        if found_stat.st_size > MAX_BYTES:
+        if status.st_size > MAX_BYTES:
             raise UnusableContent(f"{path}: has more than {MAX_BYTES:,} bytes: remove it")
         content = path.read_bytes()
-        found = Entry(REGULAR_FILE, blob_id(content))
-        self._contents[found.id] = content
-        return found
+        entry = Entry(REGULAR_FILE, blob_id(content))
+        self._contents[entry.id] = content
+        return entry
 
-    def _folder(self, entries: Mapping[str, Entry]) -> Entry:
-        found = Entry(FOLDER, tree_id_of({name: (entry.mode, entry.id) for name, entry in entries.items()}))
-        self._trees[found.id] = entries
-        return found
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
+    def _add_folder(self, entries: Mapping[str, Entry]) -> Entry:
+        rows = {name: (entry.mode, entry.id) for name, entry in entries.items()}
+        folder = Entry(FOLDER, tree_id_of(rows))
+        self._trees[folder.id] = entries
+        return folder
 
 
 def _write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Write the file next to its place and rename it, so that no reader sees half a file.
     descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=".caphv-")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,7 +1,7 @@
 """Errors of remotes and clones, distinguished by type; no message holds a secret.
 
-Messages of Git and of Git hosts are shown, because nothing else explains a protected branch or a failed check. They
-pass through `Redactor` first, since remotes repeat what they were sent.
+Messages of Git and of Git hosts are shown, because nothing else explains a protected branch or a
+failed check. They pass through `Redactor` first, since remotes repeat what they were sent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from caphv.validation.finding import Finding
 _LONGEST = 2000
 _USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
 _AUTHORIZATION = re.compile(r"(?i)\b(basic|bearer|token)\s+[A-Za-z0-9+/=._~-]{8,}")
-_UNPRINTABLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|(?<![^\S\n])[^\S\n]*\r|[^\n\t\x20-\x7e\xa0-\U0010ffff]")
+_UNPRINTABLE = re.compile(
+    r"\x1b\[[0-9;]*[A-Za-z]|(?<![^\S\n])[^\S\n]*\r|[^\n\t\x20-\x7e\xa0-\U0010ffff]"
+)
 
 
 class GitError(Exception):
-    """A repository could not be read or written; the message has cause and remedy."""
+    """A repository could not be read or written. The message has cause and remedy."""
 
 
 class InvalidRemote(GitError):
@@ -64,15 +66,15 @@ class CloneLocked(GitError):
 
 
 class UnusableContent(GitError):
-    """A commit holds names that no checkout would allow, or more than the packager reads. A new clone cannot help."""
+    """A commit holds names that no checkout allows, or too much data. A new clone does not help."""
 
 
 class MissingBranch(GitError):
-    """The repository has other branches only, or had this one: creating it would start without history and files."""
+    """The repository has other branches, or had this one. A new branch would lack its files."""
 
 
 class UnverifiedCommit(GitError):
-    """No listed signer signed the newest commit of a source, so that it is not read."""
+    """No listed signer signed the newest commit of a source, so the commit is not read."""
 
 
 class UnmanagedFiles(GitError):
@@ -83,10 +85,14 @@ class Redactor:
     """Removes secrets from text, in any encoding that remotes and Git use."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._forms = sorted({form for secret in secrets for form in _forms(secret)}, key=len, reverse=True)
+        self._forms = sorted(
+            {form for secret in secrets for form in _forms(secret)}, key=len, reverse=True
+        )
 
     def __call__(self, text: str) -> str:
-        """Return the text without secrets, control characters and Git's hints, in at most 2,000 characters."""
+        """Return the text without secrets, control characters and hints, cut to a length."""
+        # The forms are sorted by length. Replacing a short form first could break a longer one that
+        # holds it, and leave the rest readable.
         for form in self._forms:
             text = text.replace(form, "***")
         text = _AUTHORIZATION.sub(r"\1 ***", _USERINFO.sub("***@", text))
@@ -96,6 +102,7 @@ class Redactor:
 
 
 def _forms(secret: str) -> Iterable[str]:
+    # Remotes repeat single lines of a key. Redacting short lines would hide ordinary words.
     yield from (line for line in secret.splitlines() if len(line) >= 4)
     if "\n" not in secret and len(secret) >= 4:
         yield urllib.parse.quote(secret, safe="")
@@ -103,6 +110,7 @@ def _forms(secret: str) -> Iterable[str]:
         yield base64.b64encode(secret.encode()).decode()
 
 
+# The order matters, because output of Git often fits several kinds and the first match counts.
 _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
     (
         UnusableContent,
@@ -121,14 +129,19 @@ _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
     ),
     (
         UnknownHost,
-        re.compile(r"Host key verification failed|REMOTE HOST IDENTIFICATION|No \w+ host key is known", re.I),
+        re.compile(
+            r"Host key verification failed|REMOTE HOST IDENTIFICATION|No \w+ host key is known",
+            re.I,
+        ),
         "verify the host's key and add it to known_hosts",
     ),
     (
         AccessDenied,
         re.compile(
-            r"Authentication failed|could not read (Username|Password)|Permission denied|terminal prompts disabled"
-            r"|returned error: 40[134]|not found|does not appear to be a git repository|access denied"
+            r"Authentication failed|could not read (Username|Password)|Permission denied|terminal"
+            r" prompts disabled"
+            r"|returned error: 40[134]|not found|does not appear to be a git repository|access"
+            r" denied"
             r"|service not enabled|dubious ownership",
             re.I,
         ),
@@ -139,9 +152,11 @@ _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
         re.compile(
             r"object file .{0,300} is empty|loose object .{0,300} corrupt"
             r"|unable to read tree|bad object|bad tree|corrupt"
-            r"|not a git repository|missing (blob|tree|commit|object)|invalid sha1 pointer|invalid object"
+            r"|not a git repository|missing (blob|tree|commit|object)|invalid sha1 pointer|invalid"
+            r" object"
             r"|index file .{0,300} (too small|bad)"
-            r"|packfile .{0,300} (cannot be|is far too|does not match|invalid)|did not send all necessary objects"
+            r"|packfile .{0,300} (cannot be|is far too|does not match|invalid)|did not send all"
+            r" necessary objects"
             r"|shallow file has changed|could not parse commit|unable to find",
             re.I,
         ),
@@ -155,8 +170,10 @@ _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
     (
         Unreachable,
         re.compile(
-            r"Could not resolve|unable to (connect|access|look up)|Connection (refused|reset|timed out|closed)"
-            r"|early EOF|hung up unexpectedly|unexpected disconnect|Operation (timed out|too slow)|certificate|SSL|TLS"
+            r"Could not resolve|unable to (connect|access|look up)|Connection (refused|reset|timed"
+            r" out|closed)"
+            r"|early EOF|hung up unexpectedly|unexpected disconnect|Operation (timed out|too"
+            r" slow)|certificate|SSL|TLS"
             r"|RPC failed|returned error: 5\d\d|Could not read from remote|Network is unreachable",
             re.I,
         ),
@@ -165,13 +182,14 @@ _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
 )
 
 
-def classified(action: str, output: str, *, local: bool) -> GitError:
-    """Return the error for a failed action; `output` is redacted output of Git, possibly empty.
+def classify(action: str, output: str, *, local: bool) -> GitError:
+    """Return the error for a failed action; `output` is Git's redacted output, possibly empty.
 
     Local actions fail only for lack of space, or because the clone is corrupt.
     """
     kinds = [row for row in _KINDS if row[0] is DiskFull] if local else _KINDS
-    for kind, pattern, remedy in kinds:
+    for type_, pattern, remedy in kinds:
         if pattern.search(output):
-            return kind(f"{action} failed ({remedy}): {output}")
-    return (CorruptClone if local else GitError)(f"{action} failed: {output or 'Git gave no reason'}")
+            return type_(f"{action} failed ({remedy}): {output}")
+    kind = CorruptClone if local else GitError
+    return kind(f"{action} failed: {output or 'Git gave no reason'}")

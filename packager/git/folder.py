@@ -1,7 +1,7 @@
 """A folder that the packager writes, with the list of its files, and its Git id.
 
-Git's ids show whether a folder changed, so that nothing is read for a thousand unchanged folders. The list says which
-files are the packager's: other files in the folder are unmanaged and stay.
+Git's ids show whether a folder changed, so that nothing is read for a thousand unchanged folders.
+The list says which files are the packager's: other files in the folder are unmanaged and stay.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from packager.git.paths import checked, fault_of
+from packager.git.paths import check_path, fault_of
 
 Tree = Mapping[str, bytes]
 """POSIX path relative to a repository or folder → content of the file."""
 
 RECORD = ".caphv-files"
+MARK = ".caphv-moved"
+"""Marks a folder whose cluster may run elsewhere (`packager.contents.move_marker`)."""
 # Modes in Git's trees.
 FOLDER, REGULAR_FILE, LINK = 0o040000, 0o100644, 0o120000
 _HEADER = "# Written by caphv, which replaces and removes the files listed here and no others.\n"
@@ -36,14 +38,14 @@ class Root:
 
 @dataclass(frozen=True)
 class Folder:
-    """Files of one cluster, by path relative to the folder. Raises ValueError for a path that cannot be written."""
+    """Files of one cluster, by relative path. Raises ValueError for an invalid path."""
 
     files: Tree
 
     def __post_init__(self) -> None:
         for path in self.files:
             parents = path.split("/")[:-1]
-            if checked(path) == RECORD or any(
+            if check_path(path) == RECORD or any(
                 "/".join(parents[:end]) in self.files for end in range(1, len(parents) + 1)
             ):
                 raise ValueError(f"path {path!r}: is also a folder of another file")
@@ -64,7 +66,7 @@ def record(paths: Iterable[str]) -> bytes:
     return (_HEADER + "".join(f"{path}\n" for path in sorted(paths))).encode()
 
 
-def recorded(content: bytes | None) -> frozenset[str]:
+def parse_record(content: bytes | None) -> frozenset[str]:
     """Parse a list of files; lines that are not paths inside the folder are ignored."""
     lines = (content or b"").decode(errors="replace").splitlines()
     return frozenset(line for line in lines if not line.startswith("#") and not fault_of(line))
@@ -77,28 +79,27 @@ def blob_id(content: bytes) -> str:
 
 def tree_id(files: Tree) -> str:
     """Return Git's id of a folder with these regular files."""
-    return tree_id_with(files, {})
-
-
-def tree_id_with(files: Tree, folders: Mapping[str, str]) -> str:
-    """Return Git's id of a folder with these regular files and, by path and id, these folders."""
-    below: dict[str, tuple[dict[str, bytes], dict[str, str]]] = {}
-    entries = {path: (REGULAR_FILE, blob_id(content)) for path, content in files.items() if "/" not in path}
-    entries |= {path: (FOLDER, id_) for path, id_ in folders.items() if "/" not in path}
+    entries: dict[str, tuple[int, str]] = {}
+    folders: dict[str, dict[str, bytes]] = {}
     for path, content in files.items():
-        name, slash, rest = path.partition("/")
+        name, slash, inner_path = path.partition("/")
         if slash:
-            below.setdefault(name, ({}, {}))[0][rest] = content
-    for path, id_ in folders.items():
-        name, slash, rest = path.partition("/")
-        if slash:
-            below.setdefault(name, ({}, {}))[1][rest] = id_
-    return tree_id_of(entries | {name: (FOLDER, tree_id_with(*inner)) for name, inner in below.items()})
+            folders.setdefault(name, {})[inner_path] = content
+        else:
+            entries[name] = REGULAR_FILE, blob_id(content)
+    for name, inner in folders.items():
+        entries[name] = FOLDER, tree_id(inner)
+    return tree_id_of(entries)
 
 
 def tree_id_of(entries: Mapping[str, tuple[int, str]]) -> str:
     """Return Git's id of a folder with these entries: mode and id by name."""
     # Git sorts folders as if their names ended with a slash.
-    rows = sorted((f"{name}/" if mode == FOLDER else name, mode, name, id_) for name, (mode, id_) in entries.items())
-    body = b"".join(b"%o %s\0%s" % (mode, os.fsencode(name), bytes.fromhex(id_)) for _, mode, name, id_ in rows)
+    rows = sorted(
+        (f"{name}/" if mode == FOLDER else name, mode, name, id_)
+        for name, (mode, id_) in entries.items()
+    )
+    body = b"".join(
+        b"%o %s\0%s" % (mode, os.fsencode(name), bytes.fromhex(id_)) for _, mode, name, id_ in rows
+    )
     return hashlib.sha1(b"tree %d\0" % len(body) + body, usedforsecurity=False).hexdigest()

@@ -1,8 +1,9 @@
-"""Which commit last changed a file or a line, for messages: nothing is decided by it.
+"""Finds the commit that last changed a file or a line. Only messages use it.
 
-A checkout may come from another user, and so may `.git/config` in it, or in a folder above it that others may write.
-Git would run the programs that this file names for signatures, filters and differences. So its objects are read with a
-repository of our own making, and of its own one only the commit that is checked out.
+Another user may have written `.git/config` in a checkout, or in a folder above it. Git would run
+the programs that this file names for signatures, filters and differences. So a temporary repository
+with our own configuration reads the objects of the checkout. The checkout's own configuration is
+used only to find the current commit.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from packager.git.clone import Clone
 from packager.git.errors import GitError, Redactor
 from packager.git.process import environment, run
+from packager.git.remote import Remote
 
-LOG = ("log", "-1", "--format=%H %cs %s")
-"""Arguments of Git that print what `parsed` reads."""
-_SECONDS = 30.0
+# `_parse` reads the output of these arguments.
+_LOG = ("log", "-1", "--format=%H %cs %s")
+# Most changes are among the newest commits, and the whole history may be large.
+_DEPTHS = ("--depth=100", "--depth=1000", "--unshallow")
+_TIMEOUT_SECONDS = 30.0
 _UNCOMMITTED = "0" * 40
 
 
@@ -31,21 +36,26 @@ class Change:
     subject: str = ""
 
     def __str__(self) -> str:
-        """Return it for people."""
-        return f"commit {self.commit[:12]} of {self.date}: {self.subject}" if self.commit else "not committed yet"
+        """Return a description for messages."""
+        if not self.commit:
+            return "not committed yet"
+        return f"commit {self.commit[:12]} of {self.date}: {self.subject}"
 
 
-def parsed(out: str) -> Change | None:
-    """Return the commit that `git log` printed, None for none."""
-    commit, _, rest = out.strip().partition(" ")
-    date, _, subject = rest.partition(" ")
+def _parse(out: str) -> Change | None:
+    """Parse the output of `git log`; None if it printed no commit."""
+    commit, _, line = out.strip().partition(" ")
+    date, _, subject = line.partition(" ")
     return Change(commit, date, subject) if commit else None
 
 
 def of_path(path: Path) -> Change | None:
-    """Return the commit that last changed a file or folder of a checkout; None outside of one, and without commits."""
+    """Return the commit that last changed a file or folder of a checkout.
+
+    Returns None outside of a checkout, and if it has no commits.
+    """
     with _checkout(path) as checkout:
-        return parsed(checkout.git([*LOG, "--", str(path.resolve())])) if checkout else None
+        return _parse(checkout.git([*_LOG, "--", str(path.resolve())])) if checkout else None
 
 
 def of_line(file: Path, line: int) -> Change | None:
@@ -53,16 +63,45 @@ def of_line(file: Path, line: int) -> Change | None:
     with _checkout(file) as checkout:
         if checkout is None:
             return None
-        out = checkout.git(["blame", "--porcelain", "-L", f"{line},{line}", "--", str(file.resolve())])
+        out = checkout.git(
+            ["blame", "--porcelain", "-L", f"{line},{line}", "--", str(file.resolve())]
+        )
         commit = out.partition(" ")[0]
         if commit == _UNCOMMITTED:
             return Change("")
-        return parsed(checkout.git([*LOG, commit])) if commit else None
+        return _parse(checkout.git([*_LOG, commit])) if commit else None
+
+
+def of_branch(clone: Clone, remote: Remote, ref: str, path: str) -> Change | None:
+    """Return the newest commit of a branch that changed a path, or None.
+
+    Fetches more history until the commit is found. Raises GitErrors.
+
+    :param clone: the clone, whose history may be cut
+    :param remote: the repository and its branch
+    :param ref: the ref of the clone that holds the branch
+    :param path: path from the root of the repository
+    """
+    for depth in _DEPTHS:
+        change = _newest_in_clone(clone, ref, path)
+        if change is None or not clone.is_cut_at(change.commit):
+            return change
+
+        # Git shows the commit at which the history was cut as if it had created all files.
+        options = ["--quiet", "--no-tags", "--no-write-fetch-head", depth]
+        refs = f"+refs/heads/{remote.branch}:{ref}"
+        clone.run_with_remote("fetching the history", ["fetch", *options, "--", remote.url, refs])
+    return _newest_in_clone(clone, ref, path)
+
+
+def _newest_in_clone(clone: Clone, ref: str, path: str) -> Change | None:
+    output = clone.run_locally("reading the history", [*_LOG, ref, "--", path])
+    return _parse(output.decode(errors="replace"))
 
 
 @dataclass(frozen=True)
 class _Checkout:
-    """Files at `top`, and a repository with our configuration and their objects, by its variables."""
+    """A checkout at `top`, and variables of a repository with its objects and our configuration."""
 
     top: Path
     variables: Mapping[str, str]
@@ -73,19 +112,22 @@ class _Checkout:
 
 @contextmanager
 def _checkout(path: Path) -> Iterator[_Checkout | None]:
-    """Yield the checkout that a path is in; None outside of one, and without commits."""
+    """Yield the checkout that holds a path; None outside of a checkout, and without commits."""
     top = next((parent for parent in path.resolve().parents if (parent / ".git").exists()), None)
     with tempfile.TemporaryDirectory(prefix="caphv-") as folder:
-        yield _opened(top, Path(folder)) if top else None
+        yield _open(top, Path(folder)) if top else None
 
 
-def _opened(top: Path, folder: Path) -> _Checkout | None:
+def _open(top: Path, folder: Path) -> _Checkout | None:
+    """Make a repository in a folder with the objects and the HEAD of the checkout at `top`."""
     theirs = environment(folder, top / ".git", "file")
-    # This reads their configuration, and runs nothing that it names.
-    answer = _git(top, theirs, ["rev-parse", "HEAD", "--git-path", "objects", "--git-path", "shallow"])
-    head, objects, shallow = answer.splitlines() if answer.count("\n") == 3 else ("", "", "")
-    if not head:
+    # `rev-parse` reads the checkout's configuration, and runs no program that it names.
+    arguments = ["rev-parse", "HEAD", "--git-path", "objects", "--git-path", "shallow"]
+    lines = _git(top, theirs, arguments).splitlines()
+    if len(lines) != 3 or not lines[0]:
         return None
+    head, objects, shallow = lines
+
     clone = folder / "clone.git"
     ours = environment(folder, clone, "file") | {"GIT_OBJECT_DIRECTORY": str(top / objects)}
     _git(top, ours, ["init", "--bare", "--quiet", "--template="])
@@ -102,7 +144,7 @@ def _git(top: Path, variables: Mapping[str, str], arguments: Sequence[str]) -> s
             "reading the history",
             ["-C", str(top), "--no-pager", *arguments],
             variables=variables,
-            timeout=_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
             redact=Redactor(()),
             local=False,
         )

@@ -1,7 +1,7 @@
-"""One call of Git: with a time limit, an environment of our own making, and words without secrets when it fails.
+"""Calls Git with a time limit, in its own environment, and raises errors without secrets.
 
-GitPython's own `Git.execute` is not used for this: its time-out kills children one by one by what `ps` prints, and its
-exceptions carry the command line and all output of the remote.
+GitPython's `Git.execute` does not fit. Its time-out kills children one by one as `ps` lists them,
+and its exceptions carry the command line and all output of the remote.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
-from packager.git.errors import Redactor, Unreachable, UnusableContent, classified
+from packager.git.errors import Redactor, Unreachable, UnusableContent, classify
 
 if sys.platform == "linux":
     import resource
@@ -26,21 +26,31 @@ if sys.platform == "linux":
 log = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
-# What Git prints of a repository with 200,000 files, or of as many branches.
+# Enough for the list of 200,000 files or branches.
 _LONGEST_OUTPUT = 64 * _MIB
 # Deltas of some KiB can describe objects of some GiB.
 _MOST_MEMORY = 1024 * _MIB
 
 _PASSED_ON = ("PATH", "TMPDIR", "SSH_AUTH_SOCK", "SSL_CERT_FILE", "SSL_CERT_DIR")
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+_PROXIES = (
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+)
 _SETTINGS = (
-    "core.bigFileThreshold=16m",  # larger files are streamed to disk: a small pack must not fill the memory
+    # Git streams larger files to disk, so that a small pack cannot fill the memory.
+    "core.bigFileThreshold=16m",
     "core.hooksPath=/dev/null",
-    "core.compression=1",  # 1,000 clusters are written in one go, and a repository is packed again anyhow
+    # One commit may write 1,000 clusters, and Git packs the repository again later anyhow.
+    "core.compression=1",
     "core.fsmonitor=false",
     "credential.helper=",  # an empty value forgets the helpers before it
     "fetch.recurseSubmodules=false",
-    "fetch.unpackLimit=1",  # all of a fetch is in one file, whose size is limited
+    "fetch.unpackLimit=1",  # a fetch writes only one file, whose size is limited
     "gc.auto=2000",
     "gc.autoDetach=false",
     "gc.autoPackLimit=200",  # each fetch leaves a pack
@@ -50,7 +60,11 @@ _SETTINGS = (
 
 
 def environment(home: Path, git_folder: Path, scheme: str) -> dict[str, str]:
-    """Variables for Git that leave out all configuration of user and system, and any transport but the remote's own."""
+    """Return variables with which Git ignores all configuration of user and system.
+
+    They allow only the transport of the remote.
+    """
+    # Any other variable could change how Git behaves.
     passed = {name: os.environ[name] for name in (*_PASSED_ON, *_PROXIES) if name in os.environ}
     return passed | {
         "HOME": str(home),
@@ -78,13 +92,22 @@ def run(
     inherit: Sequence[int] = (),
     with_messages: bool = False,
 ) -> bytes:
-    """Run `git` with arguments and return what it prints; `settings` (`key=value`) go through its environment.
+    """Run `git` with arguments and return its output.
 
-    `with_messages` adds what Git and the remote say on standard error, without secrets.
+    Raises the GitError that fits the output of Git, Unreachable after `timeout` seconds, and
+    UnusableContent when Git prints too much. Git and all its children are then killed.
 
-    Raises the GitError that fits the output of Git, Unreachable after `timeout` seconds, and UnusableContent when it
-    prints too much. Git and all its children are then killed, and also when they write a file of more than `most_bytes`
-    (0: unlimited). `inherit` names file descriptors that children keep open.
+    :param action: description of the call for messages
+    :param arguments: arguments of `git`
+    :param variables: the whole environment of `git`, except for settings
+    :param settings: `key=value` of Git's configuration, passed through the environment
+    :param stdin: standard input of `git`
+    :param timeout: seconds until Git is killed
+    :param redact: removes secrets from messages
+    :param local: whether the call does without the remote, so that the clone causes all failures
+    :param most_bytes: kill Git when it writes a larger file, 0 for no limit
+    :param inherit: file descriptors that Git and its children keep open
+    :param with_messages: append the messages of Git and the remote on standard error, redacted
     """
     started = time.monotonic()
     with subprocess.Popen(
@@ -97,55 +120,79 @@ def run(
         start_new_session=True,
     ) as process:
         if most_bytes:
-            # Before its first child starts, which takes a thousand times as long.
+            # Git has no children yet, because starting one takes a thousand times as long.
             _limit(process.pid, most_bytes)
         try:
-            out, output = _exchange(process, stdin, timeout)
-        except BaseException as error:
+            out, messages = _exchange(process, stdin, timeout)
+        except subprocess.TimeoutExpired:
             _kill(process)
-            if isinstance(error, subprocess.TimeoutExpired):
-                message = f"{action} took more than {timeout:g} s and was stopped; it will be retried"
-                raise Unreachable(message) from None
+            message = f"{action} took more than {timeout:g} s and was stopped; it will be retried"
+            raise Unreachable(message) from None
+        except BaseException:
+            _kill(process)
             raise
     log.debug("git %s took %.0f ms", arguments[0], (time.monotonic() - started) * 1000)
-    if max(len(out), len(output)) > _LONGEST_OUTPUT:
-        raise UnusableContent(f"{action} failed: the remote lists or prints more than {_LONGEST_OUTPUT // _MIB} MiB")
+
+    if max(len(out), len(messages)) > _LONGEST_OUTPUT:
+        raise UnusableContent(
+            f"{action} failed: the remote lists or prints more than {_LONGEST_OUTPUT // _MIB} MiB"
+        )
+    text = messages.decode(errors="replace")
     if process.returncode != 0:
-        ended = f"\ngit was stopped by signal {-process.returncode}" if process.returncode < 0 else ""
-        refusals = "\n".join(line for line in out.decode(errors="replace").splitlines() if line.startswith("!\t"))
-        text = output.decode(errors="replace")
-        # Git names the clone only when the clone is what it stumbles over.
-        local = local or variables["GIT_DIR"] in text
-        raise classified(action, redact(f"{text}\n{refusals}{ended}"), local=local)
-    return out + redact(output.decode(errors="replace")).encode() if with_messages else out
+        # Git names the clone only when the clone is the cause.
+        is_local = local or variables["GIT_DIR"] in text
+        output = f"{text}\n{_refused_refs(out)}{_signal_of(process.returncode)}"
+        raise classify(action, redact(output), local=is_local)
+    return out + redact(text).encode() if with_messages else out
+
+
+def _refused_refs(out: bytes) -> str:
+    """Return the lines of `git push --porcelain` that report refused refs."""
+    lines = out.decode(errors="replace").splitlines()
+    return "\n".join(line for line in lines if line.startswith("!\t"))
+
+
+def _signal_of(returncode: int) -> str:
+    """Return a line that names the signal that ended Git, empty if none did."""
+    return f"\ngit was stopped by signal {-returncode}" if returncode < 0 else ""
 
 
 def _limit(pid: int, most_bytes: int) -> None:
-    """Limit files and memory of a process and its future children, on Linux; lower limits of this process stay."""
+    """Limit files and memory of a process and its future children, on Linux.
+
+    Limits that are lower already stay.
+    """
     if sys.platform == "linux":
-        for what, most in ((resource.RLIMIT_FSIZE, most_bytes), (resource.RLIMIT_DATA, _MOST_MEMORY)):
+        limits = ((resource.RLIMIT_FSIZE, most_bytes), (resource.RLIMIT_DATA, _MOST_MEMORY))
+        for kind, most in limits:
             with contextlib.suppress(ProcessLookupError):
-                soft, hard = resource.prlimit(pid, what)
+                soft, hard = resource.prlimit(pid, kind)
                 lowest = most if soft == resource.RLIM_INFINITY else min(soft, most)
-                resource.prlimit(pid, what, (lowest, hard))
+                resource.prlimit(pid, kind, (lowest, hard))
 
 
-def _exchange(process: subprocess.Popen[bytes], stdin: bytes, timeout: float) -> tuple[bytes, bytes]:
-    """Like `communicate`, but output beyond the limit ends the process instead of filling the memory."""
-    outputs = (bytearray(), bytearray())
+def _exchange(
+    process: subprocess.Popen[bytes], stdin: bytes, timeout: float
+) -> tuple[bytes, bytes]:
+    """Do as `communicate`, but kill a process whose output would fill the memory."""
+    out, messages = bytearray(), bytearray()
 
-    def read(stream: IO[bytes], found: bytearray) -> None:
+    def read(stream: IO[bytes], output: bytearray) -> None:
         while chunk := stream.read1(64 * 1024):  # type: ignore[attr-defined]
-            found += chunk
-            if len(found) > _LONGEST_OUTPUT:
+            output += chunk
+            if len(output) > _LONGEST_OUTPUT:
                 _kill(process)
                 return
 
-    pipes = (process.stdin, process.stdout, process.stderr)
-    to_git, *from_git = (pipe for pipe in pipes if pipe is not None)
-    readers = [threading.Thread(target=read, args=pair, daemon=True) for pair in zip(from_git, outputs, strict=True)]
+    # `run` opens all three pipes.
+    to_git = cast("IO[bytes]", process.stdin)
+    readers = [
+        threading.Thread(target=read, args=(process.stdout, out), daemon=True),
+        threading.Thread(target=read, args=(process.stderr, messages), daemon=True),
+    ]
     for reader in readers:
         reader.start()
+
     deadline = time.monotonic() + timeout
     # A large input must not outlast the time limit either.
     timer = threading.Timer(timeout, _kill, [process])
@@ -161,9 +208,10 @@ def _exchange(process: subprocess.Popen[bytes], stdin: bytes, timeout: float) ->
             reader.join(max(0.0, deadline - time.monotonic()))
     finally:
         timer.cancel()
+
     if time.monotonic() >= deadline:
         raise subprocess.TimeoutExpired(process.args, timeout)
-    return bytes(outputs[0]), bytes(outputs[1])
+    return bytes(out), bytes(messages)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

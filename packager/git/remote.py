@@ -1,4 +1,4 @@
-"""Which repository, branch and folder: checked before any of it reaches Git, where a value could become an option."""
+"""The address, branch and folder of a repository, checked so that Git takes none for an option."""
 
 from __future__ import annotations
 
@@ -12,26 +12,33 @@ from packager.git.errors import InvalidRemote
 from packager.git.paths import fault_of
 
 _SCHEMES = ("https", "http", "ssh", "git", "file")
-_SCP = re.compile(r"(?:(?P<user>[A-Za-z0-9_][\w.-]*)@)?(?P<host>[A-Za-z0-9][\w.-]*):(?!//)(?P<path>[^-\s].*)")
+_SCP = re.compile(
+    r"(?:(?P<user>[A-Za-z0-9_][\w.-]*)@)?(?P<host>[A-Za-z0-9][\w.-]*):(?!//)(?P<path>[^-\s].*)"
+)
 _USER = re.compile(r"[A-Za-z0-9_][\w.+%-]*")
-# Git hosts accept a token as user, too. These are the prefixes of theirs; others are long and without separators.
-_TOKEN = re.compile(r"(?:gh[a-z]_|github_pat_|gl[a-z]{2,6}-|AT[A-Z]{2}|bb[a-z]*_).{8}|.*[A-Za-z0-9]{24}")
+# Git hosts also accept a token as the user. These are the prefixes of well-known tokens. Other
+# tokens are long and have no separators.
+_TOKEN = re.compile(
+    r"(?:gh[a-z]_|github_pat_|gl[a-z]{2,6}-|AT[A-Z]{2}|bb[a-z]*_).{8}|.*[A-Za-z0-9]{24}"
+)
 _UNSAFE = re.compile(r"[\x00-\x20\x7f]")
-_BAD_BRANCH = re.compile(r"^[-/.@]$|^[-/.]|[/.]$|\.lock(/|$)|\.\.|//|/\.|@\{|[\x00-\x20\x7f~^:?*\[\\]|^refs/|^HEAD$")
+_BAD_BRANCH = re.compile(
+    r"^[-/.@]$|^[-/.]|[/.]$|\.lock(/|$)|\.\.|//|/\.|@\{|[\x00-\x20\x7f~^:?*\[\\]|^refs/|^HEAD$"
+)
 REVIEW_PREFIX = "caphv/"
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A branch and a folder of a repository. Raises `InvalidRemote` with all that is wrong.
+    """A branch and a folder of a repository. Raises `InvalidRemote` with all faults.
 
-    `url`: https, http, ssh, git or file, or `user@host:path`, or an absolute path; without password and token.
-    `path`: folder in the repository below which everything is read and written, empty for its root.
-    `review`: push to this branch instead of `branch`, for a pull request. It begins with `caphv/`, because the
-    packager recreates it whenever `branch` moves.
-    `timeout`: seconds that one exchange with the remote may take.
-    `max_size`: MiB that one fetch may bring, compressed as they come.
-    `create_branch`: create a missing `branch` even where the repository has others; an empty one needs no permission.
+    `url`: https, http, ssh, git or file, or `user@host:path`, or an absolute path; without password
+    and token. `path`: folder in the repository below which everything is read and written, empty
+    for its root. `review`: push to this branch instead of `branch`, for a pull request. It begins
+    with `caphv/`, because the packager recreates it whenever `branch` moves. `timeout`: seconds
+    that one exchange with the remote may take. `max_size`: limit for one fetch in MiB, compressed.
+    `create_branch`: create a missing `branch` even if the repository has other branches; an empty
+    repository needs no permission.
     """
 
     url: str
@@ -43,9 +50,9 @@ class Remote:
     max_size: int = 512
 
     def __post_init__(self) -> None:
-        found = [*_url_findings(self.url), *self._findings()]
-        if found:
-            raise InvalidRemote(found)
+        findings = [*_url_findings(self.url), *self._findings()]
+        if findings:
+            raise InvalidRemote(findings)
 
     @property
     def scheme(self) -> str:
@@ -57,41 +64,40 @@ class Remote:
     @property
     def shown(self) -> str:
         """The address for messages and commits, without a user that could be a secret."""
-        return re.sub(r"(?<=://)[^/@]*@", "", self.url) if self.scheme in ("http", "https") else self.url
+        # A user of ssh, such as `git`, is part of the address and no secret.
+        if self.scheme not in ("http", "https"):
+            return self.url
+        return re.sub(r"(?<=://)[^/@]*@", "", self.url)
 
     @property
     def origin(self) -> str:
-        """Scheme, host and port: where credentials may go."""
+        """Scheme, host and port that credentials may be sent to."""
         parts = urllib.parse.urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
-    @property
-    def group_branches(self) -> str:
-        """What the names of branches with one group of folders begin with."""
-        return group_prefix(self.branch, self.path)
-
     def _findings(self) -> Iterator[Finding]:
+        """Yield faults of all fields but the address."""
+
+        def invalid(field: str, detail: str, value: object) -> Finding:
+            return Finding((field,), Fault.INVALID, detail, f"git-{field.replace('_', '-')}", value)
+
         for field, branch in (("branch", self.branch), ("review", self.review)):
             if (branch or field == "branch") and _BAD_BRANCH.search(branch or "/"):
-                yield Finding((field,), Fault.INVALID, "must be the name of a branch", f"git-{field}", branch)
+                yield invalid(field, "must be the name of a branch", branch)
         if self.review and not self.review.startswith(REVIEW_PREFIX):
             detail = f"must begin with {REVIEW_PREFIX}: the packager recreates a review branch"
-            yield Finding(("review",), Fault.INVALID, detail, "git-review", self.review)
+            yield invalid("review", detail, self.review)
+
         if self.path and (fault := fault_of(self.path)):
-            yield Finding(("path",), Fault.INVALID, fault, "git-path", self.path)
+            yield invalid("path", fault, self.path)
         if not 0 < self.timeout <= 3600:
-            yield Finding(("timeout",), Fault.INVALID, "must be within 1 and 3600 s", "git-timeout", self.timeout)
+            yield invalid("timeout", "must be within 1 and 3600 s", self.timeout)
         if self.max_size < 1:
-            yield Finding(("max_size",), Fault.INVALID, "must be at least 1 MiB", "git-max-size", self.max_size)
-
-
-def group_prefix(branch: str, path: str) -> str:
-    """Return what the names of branches begin with that hold a part of this one's folders."""
-    return "/".join(filter(None, (f"{branch}-groups", path)))
+            yield invalid("max_size", "must be at least 1 MiB", self.max_size)
 
 
 def _url_findings(url: str) -> Iterator[Finding]:
-    """What is wrong with an address. It is not shown: it may hold a password."""
+    """Yield faults of an address, without the address itself, which may hold a password."""
 
     def finding(detail: str) -> Finding:
         return Finding(("url",), Fault.INVALID, detail, "git-url")
@@ -103,19 +109,27 @@ def _url_findings(url: str) -> Iterator[Finding]:
         return
     try:
         parts = urllib.parse.urlsplit(url)
-        host, _ = parts.hostname or "", parts.port
+        host = parts.hostname or ""
+        _ = parts.port  # raises ValueError for an invalid port
     except ValueError:
         yield finding("must be an address with a valid host and port")
         return
     if parts.scheme not in _SCHEMES or not url.startswith(f"{parts.scheme}://"):
-        yield finding(f"must begin with {', '.join(f'{scheme}://' for scheme in _SCHEMES)} or be user@host:path")
+        yield finding(
+            f"must begin with {', '.join(f'{scheme}://' for scheme in _SCHEMES)} or be "
+            "user@host:path"
+        )
         return
+
     if parts.password is not None:
         yield finding("must not hold a password: give it in the Secret or the environment")
     if parts.username is not None and not _USER.fullmatch(parts.username):
         yield finding("must name a plain user")
     elif parts.scheme in ("http", "https") and _TOKEN.match(parts.username or ""):
-        yield finding("must not hold a token as its user: give it as password in the Secret or the environment")
+        yield finding(
+            "must not hold a token as its user: give it as password in the Secret or the "
+            "environment"
+        )
     if parts.scheme == "file" and (host or not parts.path.startswith("/")):
         yield finding("must name an absolute path: file:///path")
     if parts.scheme != "file" and not re.fullmatch(r"[A-Za-z0-9][\w.-]*|[0-9A-Fa-f:.]+", host):

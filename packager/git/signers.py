@@ -1,4 +1,4 @@
-"""Who may sign the commits of a source: SSH keys in Git's format of allowed signers, and OpenPGP keys."""
+"""Signers of a source's commits: SSH keys in Git's list of allowed signers, or OpenPGP keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNATURE_HEADER = "\ngpgsig"
 _KEY_TYPE = re.compile(r"(?:sk-)?(?:ssh|ecdsa)-[A-Za-z0-9@.-]{1,64}")
 _LARGEST = 1024 * 1024
 _GPG_SECONDS = 60.0
-# The list decides who is trusted, not a web of trust. An agent is needed for secret keys only.
+# The list decides who is trusted, not a web of trust. Only secret keys would need an agent.
 _GPG_SETTINGS = "trust-model always\nno-autostart\nbatch\nno-tty\n"
 
 _REASONS = {
@@ -34,7 +34,7 @@ _OTHER_FORMAT = "a key of another format"
 
 @dataclass(frozen=True)
 class Signers:
-    """The lines of an SSH list of allowed signers, and public OpenPGP keys in ASCII armour; at least one of them."""
+    """At least one key: lines of an SSH list of allowed signers, or armoured OpenPGP keys."""
 
     ssh: str = ""
     openpgp: str = ""
@@ -42,6 +42,7 @@ class Signers:
     @classmethod
     def read(cls, path: Path) -> Signers:
         """Read a file, or all files of a mounted Secret or ConfigMap. Raises InvalidRemote."""
+        # Text of each file by its name.
         texts: dict[str, str] = {}
         findings = []
         try:
@@ -51,11 +52,14 @@ class Signers:
                 else:
                     texts[file.name] = file.read_text(encoding="utf-8")
         except OSError as error:
-            findings.append(_finding(Path(error.filename or path).name, f"cannot be read: {error.strerror}"))
+            findings.append(
+                _finding(Path(error.filename or path).name, f"cannot be read: {error.strerror}")
+            )
         except UnicodeError:
             detail = "must be text: export OpenPGP keys with gpg --armor --export"
             findings.append(_finding(path.name, detail))
 
+        # The content of a file shows whether it holds OpenPGP or SSH keys. Its name does not.
         openpgp = [text for text in texts.values() if _PGP in text]
         ssh = {name: text for name, text in texts.items() if _PGP not in text}
         findings += [finding for name, text in ssh.items() for finding in _ssh_findings(name, text)]
@@ -66,10 +70,10 @@ class Signers:
             raise InvalidRemote(findings)
         return signers
 
-    def settings(self, private: Path) -> tuple[dict[str, str], list[str]]:
-        """Write the keys to a private folder. Return variables and settings with which Git trusts only them.
+    def write_settings(self, private: Path) -> tuple[dict[str, str], list[str]]:
+        """Write the keys to a private folder; return variables and settings that trust only them.
 
-        Raises InvalidRemote if gpg is missing or does not take the keys.
+        Raises InvalidRemote if gpg is missing or refuses the keys.
         """
         allowed = private / "allowed_signers"
         allowed.write_text(f"{self.ssh}\n", encoding="utf-8")
@@ -88,15 +92,19 @@ class Signers:
 
 def refusal(verdict: str, key: str) -> str:
     """Return why a commit is refused, from Git's verdict (`%G?`) and the key of its signature."""
-    return _REASONS.get(verdict, "Git cannot verify its signature").format(key=f"key {key}" if key else _OTHER_FORMAT)
+    return _REASONS.get(verdict, "Git cannot verify its signature").format(
+        key=f"key {key}" if key else _OTHER_FORMAT
+    )
 
 
 def _files(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    # Kubernetes mounts keys as links to a hidden folder.
-    yield from (file for file in sorted(path.iterdir()) if not file.name.startswith(".") and file.is_file())
+    # Kubernetes mounts keys as links to a hidden folder, which is skipped.
+    yield from (
+        file for file in sorted(path.iterdir()) if not file.name.startswith(".") and file.is_file()
+    )
 
 
 def _ssh_lines(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -110,7 +118,9 @@ def _ssh_findings(name: str, text: str) -> Iterator[Finding]:
     for number, words in _ssh_lines(text):
         types = [index for index, word in enumerate(words) if _KEY_TYPE.fullmatch(word)]
         if not types or types[0] == 0 or types[0] == len(words) - 1:
-            yield _finding(name, f"line {number} must be of the form: alice@example.com ssh-ed25519 AAAA…")
+            yield _finding(
+                name, f"line {number} must be of the form: alice@example.com ssh-ed25519 AAAA…"
+            )
 
 
 def _finding(name: str, detail: str) -> Finding:
@@ -118,16 +128,28 @@ def _finding(name: str, detail: str) -> Finding:
 
 
 def _import(keys: str, home: Path) -> None:
+    """Import OpenPGP keys to a home of gpg. Raises InvalidRemote."""
     command = ["gpg", "--homedir", str(home), "--quiet", "--import"]
     environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}
+
+    detail = ""
     try:
-        done = subprocess.run(
-            command, input=keys.encode(), capture_output=True, check=False, timeout=_GPG_SECONDS, env=environment
+        process = subprocess.run(
+            command,
+            input=keys.encode(),
+            capture_output=True,
+            check=False,
+            timeout=_GPG_SECONDS,
+            env=environment,
         )
+        if process.returncode != 0:
+            detail = "gpg does not take the keys: export them with gpg --armor --export"
     except FileNotFoundError:
-        detail = "OpenPGP keys need gpg, which is not in the PATH: use the packager's image, or SSH keys"
-        raise InvalidRemote([_finding("openpgp", detail)]) from None
+        detail = (
+            "OpenPGP keys need gpg, which is not in the PATH: use the packager's image, or SSH keys"
+        )
     except subprocess.TimeoutExpired:
-        raise InvalidRemote([_finding("openpgp", f"gpg took more than {_GPG_SECONDS:g} s")]) from None
-    if done.returncode != 0:
-        raise InvalidRemote([_finding("openpgp", "gpg does not take the keys: export them with gpg --armor --export")])
+        detail = f"gpg took more than {_GPG_SECONDS:g} s"
+
+    if detail:
+        raise InvalidRemote([_finding("openpgp", detail)])

@@ -1,7 +1,8 @@
-"""The content of a commit as data: without a work tree, links, submodules and filters of a repository have no effect.
+"""The content of a commit, without a work tree, so that links, submodules and filters do nothing.
 
-Objects are read through GitPython's database, one persistent `git cat-file --batch`. Its `Tree` objects cost 40 ms for
-1,000 folders; names and ids are sufficient here, and its parser alone returns them in a tenth of that time.
+GitPython's database reads objects through one persistent `git cat-file --batch`. Its `Tree` objects
+cost 40 ms for 1,000 folders. Names and ids are sufficient here, and GitPython's parser alone
+returns them in a tenth of that time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from git.objects.fun import tree_entries_from_data
 
 from packager.git.errors import CorruptClone, UnusableContent
 from packager.git.folder import FOLDER, LINK, Tree
-from packager.git.paths import joined, may_be_checked_out
+from packager.git.paths import join_path, may_be_checked_out
 
 _FORMAT = 0o170000
 _FILE = 0o100000
@@ -67,7 +68,7 @@ class Store(Protocol):
 
 
 class Objects:
-    """Objects of a clone by id, cached for all snapshots: an id never changes its meaning."""
+    """Objects of a clone by id, cached for all snapshots because ids never change their meaning."""
 
     def __init__(self, repository: git.Repo) -> None:
         self._repository = repository
@@ -83,7 +84,10 @@ class Objects:
         return self._trees[name]
 
     def content(self, name: str) -> bytes:
-        """Return the content of a file, or a commit as Git stores it. Raises CorruptClone, UnusableContent."""
+        """Return the content of a file, or a commit as Git stores it.
+
+        Raises CorruptClone, UnusableContent.
+        """
         if name not in self._contents:
             content = self._read(name)
             if len(content) > _LONGEST_REMEMBERED:
@@ -95,28 +99,35 @@ class Objects:
     def _read(self, name: str) -> bytes:
         try:
             binary = bytes.fromhex(name)
-            # A few KiB of a pack can be gigabytes, so `cat-file --batch-check` reads the size first.
+            # A few KiB of a pack can unpack to gigabytes, so `cat-file --batch-check` reads the
+            # size first.
             size = self._repository.odb.info(binary).size
             if size <= MAX_BYTES:
                 return bytes(self._repository.odb.stream(binary).read())
         except (GitPythonError, ODBError, ValueError, OSError) as error:
             raise CorruptClone(f"object {name} cannot be read: {type(error).__name__}") from None
         raise UnusableContent(
-            f"a file or folder has {size:,} bytes, more than {MAX_BYTES:,}: remove it from the repository "
-            f"(git rev-list --objects --all | grep {name})"
+            f"a file or folder has {size:,} bytes, more than {MAX_BYTES:,}: remove it from the "
+            f"repository (git rev-list --objects --all | grep {name})"
         )
 
 
 def _entries(tree: str, content: bytes) -> Mapping[str, Entry]:
+    """Parse a tree object. Raises UnusableContent for names that no checkout allows."""
     try:
         rows = tree_entries_from_data(content)
         entries = {str(key): Entry(mode, binary.hex()) for binary, mode, key in rows}
     except (ValueError, IndexError):
-        # GitPython refuses most of these names by itself.
-        raise UnusableContent(f"folder {tree} has a name that Git does not check out, or is damaged") from None
+        # GitPython itself refuses most names that Git does not check out.
+        raise UnusableContent(
+            f"folder {tree} has a name that Git does not check out, or is damaged"
+        ) from None
+
     for name in entries:
         if not may_be_checked_out(name):
-            raise UnusableContent(f"folder {tree} has an entry {name[:64]!a}, that Git does not check out: remove it")
+            raise UnusableContent(
+                f"folder {tree} has an entry {name[:64]!a}, that Git does not check out: remove it"
+            )
     if len(entries) != len(rows):
         raise UnusableContent(f"folder {tree} has two entries of one name: correct it")
     return entries
@@ -130,10 +141,12 @@ def _make_room(remembered: dict[str, Any]) -> None:
 class Snapshot:
     """A commit below the remote's path; `commit` is empty for a missing branch.
 
-    Reading raises CorruptClone, and UnusableContent for what exceeds the limits above.
+    Reading raises CorruptClone, and UnusableContent for content that exceeds the limits above.
     """
 
-    def __init__(self, objects: Store, commit: str, path: str = "", merged: Snapshot | None = None) -> None:
+    def __init__(
+        self, objects: Store, commit: str, path: str = "", merged: Snapshot | None = None
+    ) -> None:
         self.commit = commit
         self._merged = merged
         self._objects = objects
@@ -143,12 +156,12 @@ class Snapshot:
 
     @property
     def merged(self) -> Snapshot:
-        """What Fleet reads: this one, or the branch to which this one only proposes changes."""
+        """The snapshot of the branch that Fleet reads, which differs for a review branch."""
         return self._merged or self
 
     @property
     def tree(self) -> Tree:
-        """All files below the remote's path; each is read on access."""
+        """All files below the remote's path. Each file is read on access."""
         return _Files(self)
 
     @property
@@ -158,49 +171,67 @@ class Snapshot:
 
     @property
     def root(self) -> str:
-        """The id of the whole tree, above the remote's path, too; empty for a missing branch."""
-        return self._root() if self.commit else ""
+        """The id of the tree of the whole repository; empty for a missing branch."""
+        return self._read_root_id() if self.commit else ""
 
     def entry(self, path: str) -> Entry | None:
         """Return the entry at a path relative to the remote's path, or None."""
-        return self._entry(joined(self._path, path))
+        return self._entry_at(join_path(self._path, path))
 
     def entries(self, path: str = "") -> Mapping[str, Entry]:
         """Return the entries of a folder by name; none for a missing folder."""
-        found = self._entry(joined(self._path, path))
-        return self._objects.tree(found.id) if found and found.is_folder else {}
+        return self._entries_at(join_path(self._path, path))
+
+    def _entries_at(self, path: str) -> Mapping[str, Entry]:
+        entry = self._entry_at(path)
+        return self._objects.tree(entry.id) if entry and entry.is_folder else {}
 
     def read(self, path: str) -> bytes | None:
         """Return the content of a regular file, or None when there is none."""
-        found = self.entry(path)
-        return self._objects.content(found.id) if found and found.is_file else None
+        entry = self.entry(path)
+        return self._objects.content(entry.id) if entry and entry.is_file else None
 
     def files(self, path: str) -> dict[str, Entry]:
         """Return all files, links and submodules below a folder, by path relative to it."""
         top = self.entry(path)
-        found: dict[str, Entry] = {}
-        for count, (name, entry) in enumerate(self._walk(top.id, "", 1) if top and top.is_folder else ()):
+        if top is None or not top.is_folder:
+            return {}
+
+        files: dict[str, Entry] = {}
+        for count, (name, entry) in enumerate(self._walk(top.id, "", 1)):
+            # Count folders, too, because a tree without any file can have millions of folders.
             if count == MAX_FILES:
-                raise UnusableContent(f"{path or 'the repository'} has more than {MAX_FILES:,} files: remove some")
+                raise UnusableContent(
+                    f"{path or 'the repository'} has more than {MAX_FILES:,} files: remove some"
+                )
             if not entry.is_folder:
-                found[name] = entry
-        return found
+                files[name] = entry
+        return files
 
     def unread(self) -> dict[str, Unread]:
         """Return all links and submodules by path."""
-        return {path: self._unread(path, entry) for path, entry in self.files("").items() if not entry.is_file}
+        return {
+            path: self._unread(path, entry)
+            for path, entry in self.files("").items()
+            if not entry.is_file
+        }
 
     def _unread(self, path: str, entry: Entry) -> Unread:
         if entry.mode & _FORMAT != LINK:
             return Unread("is a submodule, which is not read", is_folder=True)
-        target = self._objects.content(entry.id).decode(errors="replace")
-        found = self._entry(posixpath.normpath(posixpath.join(self._path, posixpath.dirname(path), target)))
-        return Unread("is a symbolic link, which is not followed", is_folder=bool(found and found.is_folder))
+        link = self._objects.content(entry.id).decode(errors="replace")
+        # A link to a folder may hide definitions below it.
+        folder = posixpath.join(self._path, posixpath.dirname(path))
+        target = self._entry_at(posixpath.normpath(posixpath.join(folder, link)))
+        is_folder = target is not None and target.is_folder
+        return Unread("is a symbolic link, which is not followed", is_folder=is_folder)
 
     def _walk(self, tree: str, prefix: str, depth: int) -> Iterator[tuple[str, Entry]]:
-        """Yield folders, too: a tree can be a part of any number of others, without a single file."""
+        """Yield all entries below a tree by path, folders before their content."""
         if depth > MAX_DEPTH:
-            raise UnusableContent(f"folders are nested more than {MAX_DEPTH} levels deep: {prefix[:64]}…")
+            raise UnusableContent(
+                f"folders are nested more than {MAX_DEPTH} levels deep: {prefix[:64]}…"
+            )
         for name, entry in self._objects.tree(tree).items():
             yield f"{prefix}{name}", entry
             if entry.is_folder:
@@ -208,43 +239,52 @@ class Snapshot:
 
     def obstacle(self, path: str) -> str:
         """Return the first part of a path, from the root, that exists and is not a folder."""
-        parts = joined(self._path, path).split("/")
+        parts = join_path(self._path, path).split("/")
         for count in range(1, len(parts)):
-            part = "/".join(parts[:count])
-            found = self._entry(part)
-            if found is None:
+            parent = "/".join(parts[:count])
+            entry = self._entry_at(parent)
+            if entry is None:
                 return ""
-            if not found.is_folder:
-                return part
+            if not entry.is_folder:
+                return parent
         return ""
 
-    def in_the_way(self, write: Collection[str], delete: Collection[str]) -> str:
-        """Return the first link, submodule or folder, from the root, that a change of these files would replace."""
-        # A deleted file gives way to a folder of its name, and a folder whose files are all deleted to a file.
-        gone = {joined(self._path, path) for path in delete}
+    def find_conflict(self, write: Collection[str], delete: Collection[str]) -> str:
+        """Return the first link, submodule or folder that a change of these files would replace.
+
+        The path begins at the root. It is empty if nothing would be replaced.
+        """
+        deleted = {join_path(self._path, path) for path in delete}
         for path in (*write, *delete):
-            found, entry = self.obstacle(path), self.entry(path)
-            if found and found not in gone:
-                return found
+            # A deleted file gives way to a folder of its name.
+            obstacle = self.obstacle(path)
+            if obstacle and obstacle not in deleted:
+                return obstacle
+
+            entry = self.entry(path)
             if entry is None or entry.is_file:
                 continue
-            whole = joined(self._path, path)
-            if not (entry.is_folder and gone.issuperset(joined(whole, name) for name in self.files(path))):
+            whole = join_path(self._path, path)
+            if not entry.is_folder:
+                return whole
+            # A folder whose files are all deleted gives way to a file.
+            if not deleted.issuperset(join_path(whole, name) for name in self.files(path)):
                 return whole
         return ""
 
-    def _entry(self, path: str) -> Entry | None:
+    def _entry_at(self, path: str) -> Entry | None:
+        """Return the entry at a path from the root; remember the folders above it."""
         if not self.commit:
             return None
         if not path:
-            return Entry(FOLDER, self._root())
+            return Entry(FOLDER, self._read_root_id())
         parent, _, name = path.rpartition("/")
+        # Parse each folder once per snapshot, because most paths share their folders.
         if parent not in self._folders:
-            found = self._entry(parent)
-            self._folders[parent] = self._objects.tree(found.id) if found and found.is_folder else {}
+            self._folders[parent] = self._entries_at(parent)
         return self._folders[parent].get(name)
 
-    def _root(self) -> str:
+    def _read_root_id(self) -> str:
         if not self._root_id:
             header = self._objects.content(self.commit).partition(b"\n")[0]
             if not header.startswith(b"tree "):

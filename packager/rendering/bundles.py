@@ -1,43 +1,54 @@
-"""What the templates of bundles see, and what every bundle must be: named, and for one cluster only."""
+"""Renders one bundle of a cluster from its templates, and checks the result.
+
+Every bundle must have its cluster's name and target, so that it goes to that cluster only, and must
+not hold secrets.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from caphv.api import names
 from caphv.api.object import Key, Obj
 from caphv.validation import schema
 from caphv.validation.finding import Fault, FieldPath, Finding
-from packager.addons.gather import RANCHER
+from packager import secretscan
+from packager.addons.facts import RANCHER, RANCHER_WORKSPACE
+from packager.addons.merge import merge
 from packager.addons.settings import AddonSettings
 from packager.addons.versions import Chart, Table, Versions
 from packager.addons.versions import chart as chart_of
-from packager.rendering import secretscan
+from packager.rendering import yaml
+from packager.rendering.templates import SUFFIX, TemplateError, Templates
 
 FLEET_YAML = "fleet.yaml"
-RANCHER_WORKSPACE = "fleet-default"
 BUNDLE_LABEL = "caphv.io/bundle"
+_VALUES = f"values.yaml{SUFFIX}"
+_FLEET = f"{FLEET_YAML}{SUFFIX}"
 _LONGEST_NAME = 53
 _NAME_HASH = 10
 
 
 def bundle_name(cluster: Key, bundle: str) -> str:
-    """Name of the Fleet bundle, unique among all clusters and workspaces: `<bundle>-<cluster>-<hash>`.
+    """Return the name of the Fleet bundle, unique in all workspaces: `<bundle>-<cluster>-<hash>`.
 
-    Helm allows 53 characters, so a long name is cut; the hash over namespace, name and bundle keeps two apart.
+    Helm allows 53 characters, so a long name is cut; the hash over namespace, name and bundle keeps
+    two cut names apart.
     """
-    digest = hashlib.sha256(f"{cluster.namespace}/{cluster.name}/{bundle}".encode()).hexdigest()[:_NAME_HASH]
+    identity = f"{cluster.namespace}/{cluster.name}/{bundle}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:_NAME_HASH]
     readable = f"{bundle}-{cluster.name}".replace(".", "-").lower()
     return f"{readable[: _LONGEST_NAME - _NAME_HASH - 1].rstrip('-')}-{digest}"
 
 
 def targets(settings: AddonSettings) -> list[Obj]:
-    """The one Fleet Cluster that the bundles of a cluster go to, for `overrideTargets`.
+    """Return `overrideTargets` of a cluster's bundles, which select its Fleet Cluster.
 
-    CAAPF's has the Cluster's own name in a workspace of its namespace, unless CAAPF is configured to name it otherwise.
-    Rancher's has a generated name, and labels that say whose it is: only name and namespace together do.
+    CAAPF gives a Fleet Cluster the Cluster's own name, in a workspace of its namespace, unless
+    CAAPF is configured to name it otherwise. Rancher generates a name, and labels the Fleet Cluster
+    with name and namespace of the Cluster; only both together identify it.
     """
     if settings.fleet.imported_by != RANCHER:
         return [{"clusterName": settings.fleet.cluster_name or settings.cluster.name}]
@@ -49,25 +60,41 @@ def targets(settings: AddonSettings) -> list[Obj]:
 
 
 def workspace(settings: AddonSettings) -> str:
-    """Namespace on the management cluster in which the GitRepo of a cluster must be."""
-    default = RANCHER_WORKSPACE if settings.fleet.imported_by == RANCHER else settings.cluster.namespace
-    return settings.fleet.workspace or default
+    """Return the namespace on the management cluster in which the GitRepo of a cluster must be."""
+    if settings.fleet.workspace:
+        return settings.fleet.workspace
+    if settings.fleet.imported_by == RANCHER:
+        return RANCHER_WORKSPACE
+    return settings.cluster.namespace
 
 
-def context(settings: AddonSettings, versions: Versions, table: Table, mirror: str) -> dict[str, Any]:
-    """Names that templates may use: `cluster`, `settings`, `targets`, `bundle_name()`, `labels()`, `chart()`."""
+def context(
+    settings: AddonSettings, versions: Versions, table: Table, mirror: str
+) -> dict[str, Any]:
+    """Return the names that templates may use: data of the cluster, and functions.
+
+    :param settings: merged settings of the cluster
+    :param versions: versions of charts
+    :param table: table of versions, with the repository of each chart
+    :param mirror: URL of a mirror of all charts, empty for their own repositories
+    """
+    cluster = settings.cluster
+
+    def name(bundle: str) -> str:
+        return bundle_name(cluster, bundle)
+
+    def labels(bundle: str) -> dict[str, str]:
+        # A label holds 63 characters. The bundle of a cluster with a longer name has no such label,
+        # and is identified by its own name.
+        if len(cluster.name) > 63:
+            return {BUNDLE_LABEL: bundle}
+        return {BUNDLE_LABEL: bundle, names.CLUSTER_NAME_LABEL: cluster.name}
 
     def chart(name: str, version: str = "") -> Chart:
         return chart_of(name, version or versions.charts[name], table=table, mirror=mirror)
 
-    def labels(bundle: str) -> dict[str, str]:
-        # A label holds 63 characters; a longer name of a cluster is found by the name of the bundle.
-        named = {names.CLUSTER_NAME_LABEL: settings.cluster.name} if len(settings.cluster.name) <= 63 else {}
-        return {BUNDLE_LABEL: bundle, **named}
-
-    name: Callable[[str], str] = lambda bundle: bundle_name(settings.cluster, bundle)  # noqa: E731
     return {
-        "cluster": {"namespace": settings.cluster.namespace, "name": settings.cluster.name},
+        "cluster": {"namespace": cluster.namespace, "name": cluster.name},
         "settings": settings,
         "targets": targets(settings),
         "bundle_name": name,
@@ -76,42 +103,133 @@ def context(settings: AddonSettings, versions: Versions, table: Table, mirror: s
     }
 
 
-def check_fleet_yaml(document: Any, path: FieldPath, settings: AddonSettings, bundle: str) -> list[Finding]:
-    """Return what is wrong with a rendered fleet.yaml: its form, its name, its target, and secrets in it."""
-    found = schema.load("fleet-yaml.json").findings(document, root=path)
-    if found:
-        return found
-    found += _chart_faults(document["helm"], (*path, "helm"))
-    if document["name"] != bundle_name(settings.cluster, bundle):
-        detail = f'must be {{{{ bundle_name("{bundle}") }}}}: another name can meet that of another cluster'
-        found.append(Finding((*path, "name"), Fault.INVALID, detail, "bundle-name", document["name"]))
+def render(
+    templates: Templates, bundle: str, context: Obj, settings: AddonSettings
+) -> tuple[dict[str, bytes], list[Finding]]:
+    """Return the files of one bundle by name, and findings; no files when its fleet.yaml is empty.
+
+    :param templates: compiled templates
+    :param bundle: name of the bundle
+    :param context: names that templates may use, without `values`
+    :param settings: merged settings of the cluster
+    """
+    full_context = {**context, "values": _chart_values(templates, bundle, context, settings)}
+    if _FLEET not in templates.bundles[bundle]:
+        raise TemplateError(f"{bundle}/{_FLEET}", "is missing: every bundle needs it")
+    documents = templates.render(f"{bundle}/{_FLEET}", full_context)
+    if not documents:
+        return {}, []
+    if len(documents) > 1:
+        raise TemplateError(f"{bundle}/{_FLEET}", "must make one document")
+
+    # A bundle with a finding is not written, and its files in the repository stay.
+    path = (bundle, FLEET_YAML)
+    findings = check_fleet_yaml(documents[0], path, settings, bundle)
+    findings += secretscan.check(full_context["values"], (bundle, "values"))
+    if not findings:
+        # Without this field, Fleet uninstalls the bundle when its GitRepo, branch or path is lost.
+        documents[0].setdefault("keepResources", True)
+
+    files = {FLEET_YAML: documents}
+    # All other files of a bundle are manifests, which Fleet applies next to its chart.
+    for file in templates.bundles[bundle]:
+        if file in (_FLEET, _VALUES):
+            continue
+        manifests = templates.render(f"{bundle}/{file}", full_context)
+        name = file.removesuffix(SUFFIX)
+        for index, manifest in enumerate(manifests):
+            findings += check_manifest(manifest, (bundle, name, index))
+        if manifests:
+            files[name] = manifests
+
+    if findings:
+        return {}, findings
+    try:
+        return {name: yaml.dump_all(objects).encode() for name, objects in files.items()}, []
+    except (TypeError, ValueError) as error:
+        raise TemplateError(bundle, f"cannot be written: {error}") from None
+
+
+def _chart_values(templates: Templates, bundle: str, context: Obj, settings: AddonSettings) -> Obj:
+    """Return the values of a bundle's chart, from its template and the user's values over them.
+
+    :param templates: compiled templates
+    :param bundle: name of the bundle
+    :param context: names that the template may use
+    :param settings: merged settings of the cluster
+    """
+    file = f"{bundle}/{_VALUES}"
+    # A bundle of manifests has no chart, and no values.
+    documents = templates.render(file, context) if _VALUES in templates.bundles[bundle] else []
+    if len(documents) > 1 or not all(isinstance(document, dict) for document in documents):
+        raise TemplateError(file, "must make one object")
+    return merge(documents[0] if documents else {}, _user_values(settings, bundle))
+
+
+def _user_values(settings: AddonSettings, bundle: str) -> Mapping[str, object]:
+    """Return the user's own values for a bundle's chart; empty for bundles that have none."""
+    values = {"cni": settings.cni.values, "ccm": settings.ccm.values, "csi": settings.csi.values}
+    return values.get(bundle, {})
+
+
+def check_fleet_yaml(
+    document: Any, path: FieldPath, settings: AddonSettings, bundle: str
+) -> list[Finding]:
+    """Return findings about a rendered fleet.yaml: its schema, name and target, and secrets in it.
+
+    :param document: the rendered document
+    :param path: path of the document for findings
+    :param settings: merged settings of the cluster
+    :param bundle: name of the bundle
+    """
+    findings = schema.load("fleet-yaml.json").findings(document, root=path)
+    if findings:
+        return findings
+
+    findings += _check_chart(document["helm"], (*path, "helm"))
+    name = document["name"]
+    if name != bundle_name(settings.cluster, bundle):
+        detail = (
+            f'must be {{{{ bundle_name("{bundle}") }}}}: another name can meet that of another'
+            " cluster"
+        )
+        findings.append(Finding((*path, "name"), Fault.INVALID, detail, "bundle-name", name))
     if document["overrideTargets"] != targets(settings):
         detail = "must be {{ targets }}: a bundle is for its own cluster only"
-        found.append(Finding((*path, "overrideTargets"), Fault.FORBIDDEN, detail, "bundle-target"))
-    return found + secretscan.check(document, path)
+        field = (*path, "overrideTargets")
+        findings.append(Finding(field, Fault.FORBIDDEN, detail, "bundle-target"))
+    return findings + secretscan.check(document, path)
 
 
-def _chart_faults(helm: Mapping[str, Any], path: FieldPath) -> list[Finding]:
-    """Fleet takes a chart by name from an https repository, or by its whole address from an OCI registry."""
+def _check_chart(helm: Mapping[str, Any], path: FieldPath) -> list[Finding]:
+    """Check how a chart is named.
+
+    Fleet takes a chart by name from an https repository, or by its whole address from an OCI
+    registry.
+    """
     repo, chart = str(helm.get("repo") or ""), helm.get("chart")
+    field = (*path, "chart")
     if repo.startswith("oci://") and chart:
         detail = "must be left out: repo is the whole address of the chart"
-        return [Finding((*path, "chart"), Fault.FORBIDDEN, detail, "bundle-chart", chart)]
+        return [Finding(field, Fault.FORBIDDEN, detail, "bundle-chart", chart)]
     if repo and not repo.startswith("oci://") and not chart:
-        return [Finding((*path, "chart"), Fault.REQUIRED, "must name a chart of the repository", "bundle-chart")]
+        detail = "must name a chart of the repository"
+        return [Finding(field, Fault.REQUIRED, detail, "bundle-chart")]
     return []
 
 
 def check_manifest(document: Any, path: FieldPath) -> list[Finding]:
-    """Return what is wrong with a rendered manifest: no object of Kubernetes, or secrets in it."""
+    """Return findings about a rendered manifest: fields that every object needs, and secrets."""
+    rule = "bundle-manifest"
     if not isinstance(document, Mapping):
-        return [Finding(path, Fault.WRONG_TYPE, "must be an object of Kubernetes", "bundle-manifest")]
-    found = [
-        Finding((*path, field), Fault.REQUIRED, "must be set", "bundle-manifest")
+        return [Finding(path, Fault.WRONG_TYPE, "must be an object of Kubernetes", rule)]
+
+    findings = [
+        Finding((*path, field), Fault.REQUIRED, "must be set", rule)
         for field in ("apiVersion", "kind")
         if not isinstance(document.get(field), str)
     ]
     metadata = document.get("metadata")
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
-        found.append(Finding((*path, "metadata", "name"), Fault.REQUIRED, "must be set", "bundle-manifest"))
-    return found + secretscan.check(document, path)
+        findings.append(Finding((*path, "metadata", "name"), Fault.REQUIRED, "must be set", rule))
+    return findings + secretscan.check(document, path)

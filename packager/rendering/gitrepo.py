@@ -1,9 +1,10 @@
 """GitRepos: the objects on the management cluster that make Fleet read the bundles.
 
-Each sync of a GitRepo reads all its bundles, changed or not, and ends at the first one that cannot be read: a chart
-that cannot be downloaded stops all clusters of a GitRepo. So clusters are spread over several: one for each workspace
-and group. A group is named in a cluster's settings, else it is the namespace or, on request, found from the name, so
-that a new cluster changes one GitRepo only.
+Each sync of a GitRepo reads all its bundles, changed or not, and ends at the first bundle that
+cannot be read. So a chart that cannot be downloaded stops all clusters of a GitRepo. Therefore each
+workspace and group of clusters has its own GitRepo. A cluster's settings may name its group. By
+default, the group is the namespace or, on request, derived from the name, so that a new cluster
+changes only one GitRepo.
 """
 
 from __future__ import annotations
@@ -17,26 +18,25 @@ from urllib.parse import urlsplit
 
 from caphv.api.object import Key, Obj
 from packager.addons.settings import AddonSettings
-from packager.git.paths import joined
-from packager.git.remote import group_prefix
-from packager.rendering import branches
 from packager.rendering.bundles import workspace
 from packager.tree import CLUSTERS, cluster_folder, path_of
 
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 # The form `user@host:path` of ssh.
-_SCP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.-]*:[A-Za-z0-9~/][A-Za-z0-9._~/-]*")
+_SCP = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*@[A-Za-z0-9][A-Za-z0-9.-]*:[A-Za-z0-9~/][A-Za-z0-9._~/-]*"
+)
 
 
 @dataclass(frozen=True)
 class GitRepoOptions:
-    """What the GitRepos have in common.
+    """Settings that all GitRepos share.
 
-    `folder` is the path in the repository below which `clusters/` stands. `client_secret_name` names a Secret of type
-    kubernetes.io/basic-auth or kubernetes.io/ssh-auth in each workspace; `ca_bundle` is PEM. `groups` is the number of
-    groups for clusters whose settings name none, 0 for one per namespace. `helm_secret_name` names a Secret with
-    credentials for the chart repositories that `helm_repo_regex` matches. `own_branches` are groups whose bundles are
-    on a branch of their own.
+    `folder` is the path in the repository that holds `clusters/`. `client_secret_name` names a
+    Secret of type kubernetes.io/basic-auth or kubernetes.io/ssh-auth in each workspace. `ca_bundle`
+    is PEM. `groups` is the number of groups for clusters whose settings name none; 0 makes one
+    group for each namespace. `helm_secret_name` names a Secret with credentials for the chart
+    repositories that `helm_repo_regex` matches.
     """
 
     repo: str
@@ -45,29 +45,35 @@ class GitRepoOptions:
     folder: str = ""
     client_secret_name: str = ""
     ca_bundle: str = ""
-    # As Fleet writes it back: `60s` would differ forever.
+    # Fleet writes `60s` back as `1m0s`, so that `60s` would differ forever.
     polling_interval: str = "1m0s"
     groups: int = 0
     helm_secret_name: str = ""
     helm_repo_regex: str = ""
-    own_branches: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a URL with a password or of another kind than https, http, ssh, git and file."""
+        """Raise ValueError for an invalid field, or a URL with credentials or unknown scheme."""
         parts = urlsplit(self.repo) if "://" in self.repo else None
-        known = parts and parts.scheme in ("https", "http", "ssh", "git", "file")
-        if not (known or _SCP.fullmatch(self.repo)):
+        has_known_scheme = parts and parts.scheme in ("https", "http", "ssh", "git", "file")
+        if not (has_known_scheme or _SCP.fullmatch(self.repo)):
             msg = "repo must be a URL of Git: https://…, ssh://… or user@host:path"
             raise ValueError(msg)
         if parts and (parts.password or (parts.username and parts.scheme != "ssh")):
-            msg = "repo must not hold credentials: put them into a Secret and name it in client_secret_name"
+            msg = (
+                "repo must not hold credentials: put them into a Secret and name it in "
+                "client_secret_name"
+            )
             raise ValueError(msg)
+
         if "PRIVATE KEY" in self.ca_bundle:
             msg = "ca_bundle must hold certificates only"
             raise ValueError(msg)
         if not _NAME.fullmatch(self.name) or self.groups < 0:
-            msg = "name must be one of Kubernetes with at most 63 characters, and groups not negative"
+            msg = (
+                "name must be one of Kubernetes with at most 63 characters, and groups not negative"
+            )
             raise ValueError(msg)
+
         _check_helm(self.helm_secret_name, self.helm_repo_regex)
         if self.folder:
             path_of(*self.folder.split("/"))
@@ -76,8 +82,9 @@ class GitRepoOptions:
 def _check_helm(secret: str, regex: str) -> None:
     if bool(secret) != bool(regex):
         msg = (
-            "give a Helm secret and a regular expression of the repositories it is for, or neither: without the "
-            "expression Fleet sends the credentials to every chart repository"
+            "give a Helm secret and a regular expression of the repositories it is for, or "
+            "neither: without the expression Fleet sends the credentials to every chart "
+            "repository"
         )
         raise ValueError(msg)
     try:
@@ -87,31 +94,37 @@ def _check_helm(secret: str, regex: str) -> None:
 
 
 def check_is_remote(repo: str) -> None:
-    """Raise ValueError for a repository on this machine, which Fleet cannot read: its GitRepos would be stalled."""
+    """Raise ValueError for a repository on this machine, which Fleet cannot read."""
     if repo.startswith("file:"):
-        msg = f"repo {repo} is a folder of this machine, which Fleet cannot read: give its https:// or ssh:// address"
+        msg = (
+            f"repo {repo} is a folder of this machine, which Fleet cannot read: give its https:// "
+            "or ssh:// address"
+        )
         raise ValueError(msg)
 
 
 def git_repos(clusters: Iterable[AddonSettings], options: GitRepoOptions) -> list[Obj]:
-    """Return one GitRepo a workspace and group, sorted, each with the folders of its clusters' bundles.
+    """Return a GitRepo for each workspace and group, with the folders of its clusters' bundles.
 
-    Without groups, paths are patterns, so that Fleet reads new clusters of a namespace without another GitRepo.
+    Without groups, paths are patterns, so that Fleet reads new clusters of a namespace without
+    another GitRepo.
     """
-    known = list(clusters)
-    grouped = options.groups > 1 or any(settings.fleet.group for settings in known) or bool(options.own_branches)
+    members = list(clusters)
+    # A pattern reads all clusters of a namespace, so patterns do not fit when clusters of a
+    # namespace are in several GitRepos.
+    grouped = options.groups > 1 or any(settings.fleet.group for settings in members)
+
     paths: dict[tuple[str, str], set[str]] = {}
-    for settings in known:
+    for settings in members:
         key = settings.cluster
         path = cluster_path(options, key) if grouped else namespace_path(options, key.namespace)
-        own = branches.branch_of(settings, options.own_branches)
-        group = branches.group_of(settings) if own else group_of(settings, options.groups)
-        paths.setdefault((workspace(settings), group), set()).add(path)
-    return [git_repo(options, *place, sorted(found)) for place, found in sorted(paths.items())]
+        place = (workspace(settings), group_of(settings, options.groups))
+        paths.setdefault(place, set()).add(path)
+    return [git_repo(options, *place, sorted(paths[place])) for place in sorted(paths)]
 
 
 def cluster_path(options: GitRepoOptions, cluster: Key) -> str:
-    """Return the path of a GitRepo for the bundles of one cluster; the star excludes the lockfile."""
+    """Return a GitRepo's path for the bundles of one cluster. The star excludes the lockfile."""
     return "/".join(filter(None, (options.folder, cluster_folder(*cluster), "*")))
 
 
@@ -121,30 +134,38 @@ def namespace_path(options: GitRepoOptions, namespace: str) -> str:
 
 
 def group_of(settings: AddonSettings, groups: int) -> str:
-    """Group of a cluster: that of its settings, else its namespace or, with `groups`, one of `0` … `groups - 1`."""
-    if settings.fleet.group or not groups:
-        return branches.group_of(settings)
+    """Return the group of a cluster.
+
+    That is the group in its settings, else one of `groups` numbers, or the namespace for 0 groups.
+    """
+    if settings.fleet.group:
+        return settings.fleet.group
+    if not groups:
+        return settings.cluster.namespace
     digest = hashlib.sha256(str(settings.cluster).encode()).digest()
     return str(int.from_bytes(digest[:8], "big") % groups)
 
 
 def git_repo(options: GitRepoOptions, namespace: str, group: str, paths: list[str]) -> Obj:
-    """Return the GitRepo of a group of clusters in a workspace; `paths` are folders or patterns of them."""
+    """Return the GitRepo of a group of clusters in a workspace; `paths` may be patterns."""
     name = f"{options.name}-{group}"
+    # Fleet puts the name into a label, which holds 63 characters.
     if len(name) > 63:
         name = f"{name[:54]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    branch = options.branch
-    if group in options.own_branches:
-        branch = joined(group_prefix(options.branch, options.folder), namespace, group)
-    spec: Obj = {"repo": options.repo, "branch": branch}
+
+    spec: Obj = {"repo": options.repo, "branch": options.branch}
     if options.client_secret_name:
         spec["clientSecretName"] = options.client_secret_name
     if options.helm_secret_name:
-        spec |= {"helmSecretName": options.helm_secret_name, "helmRepoURLRegex": options.helm_repo_regex}
+        spec |= {
+            "helmSecretName": options.helm_secret_name,
+            "helmRepoURLRegex": options.helm_repo_regex,
+        }
     if options.ca_bundle:
-        # A field of bytes: base64 around the PEM.
+        # Kubernetes expects base64 in a field of bytes.
         spec["caBundle"] = base64.b64encode(options.ca_bundle.encode()).decode()
     spec |= {"pollingInterval": options.polling_interval, "paths": paths}
+
     return {
         "apiVersion": "fleet.cattle.io/v1alpha1",
         "kind": "GitRepo",

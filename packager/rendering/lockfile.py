@@ -1,24 +1,25 @@
-"""The file `caphv.yaml` with the bundles of a cluster: what a later rendering must keep or compare.
+"""The lockfile of a cluster's bundles, `caphv.yaml`, with which later renderings compare.
 
-It holds the pinned versions, what cannot change in a live cluster, and a hash over all other files of the cluster. It
-stands above the folders that Fleet reads, so Fleet does not take it for a manifest.
+It holds the pinned versions, the settings that cannot change in a live cluster, and a hash over all
+other files of the cluster. It is next to the folders that Fleet reads, so Fleet does not take it
+for a manifest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 from caphv.api.object import Obj
 from caphv.validation.finding import Fault, Finding
-from packager.addons.gather import parsed
 from packager.addons.merge import origin
 from packager.addons.settings import HELM_CONTROLLER, AddonSettings
-from packager.addons.versions import Versions, pinned
-from packager.git.folder import RECORD, Tree, recorded
+from packager.addons.versions import Versions, parse_versions
+from packager.addons.yamlvalues import parse_yaml
+from packager.git.folder import RECORD, Tree, parse_record
 from packager.rendering import sources
 from packager.rendering import yaml as yamltext
 from packager.tree import cluster_folder
@@ -37,115 +38,131 @@ _NETWORKS = ("podCIDRs", "serviceCIDRs")
 
 @dataclass(frozen=True)
 class Record:
-    """Content of the file: versions, what cannot change, the hash over the other files, and what they are made of.
+    """Content of a lockfile.
 
-    `sources` is None in a file of 0.11, which does not contain it.
+    `network` holds the settings that cannot change, and `content_hash` covers the other files of
+    the cluster. `sources` are the mirror and the templates that these files were rendered with.
     """
 
     versions: Versions
     network: Mapping[str, Any]
     content_hash: str
-    sources: sources.Sources | None = None
+    sources: sources.Sources = field(default_factory=sources.Sources)
     installer: str = ""
-    """Who installs charts, as `AddonSettings.installer`."""
-    branch: str = ""
-    """The branch that has only the bundles of its group, as `<workspace>/<group>`."""
+    """Installer of charts, as `AddonSettings.installer`."""
 
 
 def record_path(settings: AddonSettings) -> str:
-    """Path of a cluster's record in the repository."""
+    """Return the path of a cluster's lockfile in the repository."""
     return f"{cluster_folder(*settings.cluster)}/{FILE}"
 
 
-def write(settings: AddonSettings, record: Record) -> bytes:
-    """Return the content of the file."""
-    content = {
-        **({"branch": record.branch} if record.branch else {}),
+def serialize(settings: AddonSettings, record: Record) -> bytes:
+    """Return the content of a lockfile."""
+    content: Obj = {
         "cluster": {"namespace": settings.cluster.namespace, "name": settings.cluster.name},
         "contentHash": record.content_hash,
-        **({"installedBy": record.installer} if record.installer else {}),
-        "network": dict(record.network),
-        # Without a mirror and templates of users the file stays as 0.11 wrote it.
-        **({"sources": made_of} if record.sources and (made_of := record.sources.as_data()) else {}),
-        "versions": record.versions.as_data(),
     }
+    # Record only a choice of the user, so that lockfiles of older releases stay as they are.
+    if record.installer:
+        content["installedBy"] = record.installer
+    content["network"] = dict(record.network)
+    if pinned_sources := record.sources.as_data():
+        content["sources"] = pinned_sources
+    content["versions"] = record.versions.as_data()
     return yamltext.dump(content).encode()
 
 
-def read(content: bytes) -> Record:
-    """Return what a record says. Raises ValueError when it is none."""
+def parse(content: bytes) -> Record:
+    """Parse the content of a lockfile. Raises ValueError if it is damaged."""
     try:
-        value, fault = parsed(content.decode())
+        value, fault = parse_yaml(content.decode())
         if fault or not isinstance(value, dict):
             msg = fault or "must be an object"
             raise ValueError(msg)
-        made_of = sources.pinned(value.get("sources"))
-        installer = str(value.get("installedBy", ""))
-        return Record(pinned(value["versions"]), dict(value["network"]), str(value["contentHash"]), made_of, installer)
+
+        return Record(
+            versions=parse_versions(value["versions"]),
+            network=dict(value["network"]),
+            content_hash=str(value["contentHash"]),
+            sources=sources.parse_sources(value.get("sources", {})),
+            installer=str(value.get("installedBy", "")),
+        )
     except (KeyError, TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
         msg = f"lacks or spoils a field: {type(error).__name__} {error}"
         raise ValueError(msg) from None
 
 
-def held(previous: Tree, folder: str) -> Record | None:
-    """Return what the record in a cluster's folder says, None for a new cluster.
+def find_record(previous: Tree, folder: str) -> Record | None:
+    """Return the lockfile in a cluster's folder, None for a new cluster.
 
-    Raises ValueError when it is none, or missing from a folder whose list of files has it: as a new cluster, this one
-    would get the newest versions, and nothing would be compared.
+    Raises:
+        ValueError: the lockfile is damaged, or it is missing although the list of the cluster's
+            files has it. Such a cluster must not count as new, because it would get the newest
+            versions without any check.
     """
     content = previous.get(f"{folder}/{FILE}")
-    if content is None and FILE in recorded(previous.get(f"{folder}/{RECORD}")):
+    if content is None and FILE in parse_record(previous.get(f"{folder}/{RECORD}")):
         raise ValueError("is missing")
-    return None if content is None else read(content)
+    return None if content is None else parse(content)
 
 
-def changes(settings: AddonSettings, before: Mapping[str, Any]) -> list[Finding]:
-    """Return a refusal for each change that would break a live cluster's network."""
-    now: Obj = settings.network
-    changed = [field for field, value in now.items() if field in before and before[field] != value]
-    if now["cni"] == "none" or before.get("cni") in (None, "none"):
-        # No CNI of the bundles runs. Networks are settings of API server and controllers, and K3s then runs flannel.
-        kept = ("cni", *_NETWORKS) if settings.distribution == "k3s" else _NETWORKS
-        changed = [field for field in changed if field in kept]
-    return [
-        Finding(
-            origin(settings.origins, ("cni", "name" if field == "cni" else field)),
-            Fault.FORBIDDEN,
-            f"was rendered as {_shown(before[field])} and would become {_shown(now[field])}: "
-            f"{_effect(settings.distribution, field)}. Create a new cluster, or force it with annotation "
-            f"addons.caphv.io/allow-network-change=true. {_recreated(settings)}",
-            "live-network",
+def check_network(settings: AddonSettings, before: Mapping[str, Any]) -> list[Finding]:
+    """Refuse each change that would break the network of a live cluster."""
+    new: Obj = settings.network
+    changed = [name for name, value in new.items() if name in before and before[name] != value]
+    if new["cni"] == "none" or before.get("cni") in (None, "none"):
+        # The bundles install no CNI. But API server and controllers also use the networks, and K3s
+        # runs flannel if no CNI is chosen.
+        fixed = ("cni", *_NETWORKS) if settings.distribution == "k3s" else _NETWORKS
+        changed = [name for name in changed if name in fixed]
+
+    findings = []
+    for name in changed:
+        detail = (
+            f"was rendered as {_format(before[name])} and would become {_format(new[name])}: "
+            f"{_effect(settings.distribution, name)}. Create a new cluster, or force it with "
+            f"annotation addons.caphv.io/allow-network-change=true. {_advise_on_new(settings)}"
         )
-        for field in changed
-    ]
+        path = origin(settings.origins, ("cni", "name" if name == "cni" else name))
+        findings.append(Finding(path, Fault.FORBIDDEN, detail, "live-network"))
+    return findings
 
 
 def _effect(distribution: str, field: str) -> str:
-    """Return what a change does; K3s and RKE2 compare settings of servers (`CriticalControlArgs`) when one joins."""
-    critical = ("cni", *_NETWORKS) if distribution == "k3s" else _NETWORKS
-    joins = distribution not in ("k3s", "rke2") or field not in critical
-    return _EFFECTS[field] + ("" if joins else ", and new servers could not join")
+    """Return the effect of a change.
+
+    K3s and RKE2 compare the settings of servers (`CriticalControlArgs`) when a server joins.
+    """
+    compared = ("cni", *_NETWORKS) if distribution == "k3s" else _NETWORKS
+    if distribution in ("k3s", "rke2") and field in compared:
+        return f"{_EFFECTS[field]}, and new servers could not join"
+    return _EFFECTS[field]
 
 
-def _recreated(settings: AddonSettings) -> str:
+def _advise_on_new(settings: AddonSettings) -> str:
     folder = cluster_folder(*settings.cluster)
-    return f"If a new cluster has the name of a deleted one, remove folder {folder} from the repository"
+    return (
+        f"If a new cluster has the name of a deleted one, remove folder {folder} from the "
+        "repository"
+    )
 
 
-def moved_charts(settings: AddonSettings, before: str) -> list[Finding]:
-    """Return a refusal if another one would install the charts: Fleet would uninstall a release that it had."""
+def check_installer(settings: AddonSettings, before: str) -> list[Finding]:
+    """Refuse another installer of charts, because Fleet would uninstall the existing releases."""
     if settings.installer == before:
         return []
     names = {"": "Fleet", HELM_CONTROLLER: "RKE2's Helm controller"}
     detail = (
-        f"charts of this cluster are installed by {names.get(before, before)}, and its releases would be removed under "
-        f"the other one: restore the setting, or create a new cluster with it. {_recreated(settings)}"
+        f"charts of this cluster are installed by {names.get(before, before)}, and its releases "
+        "would be removed under the other one: restore the setting, or create a new cluster with "
+        f"it. {_advise_on_new(settings)}"
     )
     path = origin(settings.origins, ("charts", "installedBy"))
     return [Finding(path, Fault.FORBIDDEN, detail, "charts-installer")]
 
 
-def _shown(value: Any) -> str:
-    return (
-        ", ".join(map(str, value)) if isinstance(value, list) else str(value).lower() if value is True else str(value)
-    )
+def _format(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "true" if value is True else str(value)

@@ -1,10 +1,12 @@
 """Files that nodes boot with, so that a cluster starts with the network that its bundles describe.
 
-RKE2 and K3s install their network before Fleet can reach the cluster. With the same manifests on disk, Fleet finds what
-it would create, and does not reconfigure a running network a minute later.
+RKE2 and K3s install their network before Fleet can reach the cluster. With the same manifests on
+disk, Fleet finds the objects that it would create, and does not reconfigure a running network a
+minute later.
 
-But a server applies its manifests folder again at each start, whatever Fleet has changed since. So a script lets it
-skip our files: on joining servers from the beginning, on the first one as soon as the cluster has them.
+But a server applies its manifests folder again at each start, whatever Fleet has changed since. So
+a script makes servers skip our files. Joining servers skip them from the beginning, and the first
+server does as soon as the cluster has them.
 """
 
 from __future__ import annotations
@@ -16,16 +18,16 @@ from caphv.api.object import Obj
 from packager.addons.settings import AddonSettings, Packaging
 from packager.rendering import yaml
 from packager.rendering.bundles import FLEET_YAML
-from packager.rendering.renderer import Rendered
+from packager.rendering.rendered import Rendered
 from packager.tree import cluster_folder
 
+# Bundles whose manifests the distribution's own Helm controller installs.
 _EARLY = ("cni", "ccm", "csi-crds", "csi")
-"""Bundles whose manifests a distribution's own Helm controller takes."""
 
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """Files by absolute path, for servers and for agents, and the fields of an RKE2ControlPlane's `serverConfig`."""
+    """Files for servers and agents by absolute path, and `serverConfig` of an RKE2ControlPlane."""
 
     server_files: Mapping[str, bytes]
     agent_files: Mapping[str, bytes] = field(default_factory=dict)
@@ -33,43 +35,50 @@ class NodeFiles:
 
 
 def node_files(rendered: Rendered, *, without_cloud_controller: bool = False) -> NodeFiles:
-    """Return what the nodes of a rendered cluster start with. Raises ValueError for a cluster that has no files.
+    """Return the boot files of a rendered cluster. Raises ValueError if it could not be rendered.
 
-    `without_cloud_controller`: servers run without the cloud controller of the distribution. None can join with it,
-    also when the add-on is disabled.
+    `without_cloud_controller`: servers run without the cloud controller of the distribution. No
+    server can join with it, even if the add-on is disabled.
     """
     settings = rendered.settings
     if settings is None or not rendered.ok:
-        msg = f"cluster {rendered.cluster} was not rendered: " + "; ".join(map(str, rendered.findings))
-        raise ValueError(msg)
+        findings = "; ".join(map(str, rendered.findings))
+        raise ValueError(f"cluster {rendered.cluster} was not rendered: {findings}")
+
     manifests = _manifests(rendered, settings)
     if manifests:
         manifests |= _skip_script(settings.distribution)
+
     if settings.distribution == "k3s":
         server, agent = _k3s_config(settings, without_cloud_controller or settings.ccm.enabled)
         place = "/etc/rancher/k3s/config.yaml.d/50-caphv.yaml"
-        return NodeFiles({place: yaml.dump(server).encode(), **manifests}, {place: yaml.dump(agent).encode()})
+        server_files = {place: yaml.dump(server).encode(), **manifests}
+        return NodeFiles(server_files, {place: yaml.dump(agent).encode()})
+
     if settings.distribution == "rke2":
         registry = _rke2_registry(settings)
-        return NodeFiles({**registry, **manifests}, registry, _rke2_config(settings, without_cloud_controller))
-    # Others have no Helm controller: nothing on their nodes would read manifests.
+        server_config = _rke2_config(settings, without_cloud_controller)
+        return NodeFiles({**registry, **manifests}, registry, server_config)
+
+    # Other distributions have no Helm controller, so nothing on their nodes would read manifests.
     return NodeFiles({})
 
 
 def _manifests(rendered: Rendered, settings: AddonSettings) -> dict[str, bytes]:
     folder = cluster_folder(*settings.cluster)
-    found = {}
+    files = {}
     for path, content in sorted(rendered.tree.items()):
         bundle, _, name = path.removeprefix(f"{folder}/").partition("/")
         if bundle in _EARLY and name and "/" not in name and name != FLEET_YAML:
             place = f"/var/lib/rancher/{settings.distribution}/server/manifests"
-            found[f"{place}/caphv-{bundle}-{name}"] = content
-    return found
+            files[f"{place}/caphv-{bundle}-{name}"] = content
+    return files
 
 
 _SKIP = """\
 #!/bin/sh
-# Written by caphv. A server applies its manifests folder again at each start, which would undo newer settings. It skips
+# Written by caphv. A server applies its manifests folder again at each start, which would undo \
+newer settings. It skips
 # our files when it joins a cluster, and, on the first server, as soon as the cluster has them.
 root=${{CAPHV_ROOT:-}}
 folder=$root/var/lib/rancher/{name}/server/manifests
@@ -121,7 +130,7 @@ _SERVICE = {"rke2": "rke2-server", "k3s": "k3s"}
 
 
 def _skip_script(distribution: str) -> dict[str, bytes]:
-    """Return a script that lets servers skip our manifests, and the drop-in that runs it with the server."""
+    """Return a script that makes servers skip our manifests, and the drop-in that runs it."""
     program, _, arguments = _KUBECTL[distribution].partition(" ")
     script = f"/etc/rancher/{distribution}/caphv-manifests.sh"
     content = _SKIP.format(name=distribution, program=program, arguments=arguments)
@@ -130,20 +139,24 @@ def _skip_script(distribution: str) -> dict[str, bytes]:
 
 
 def _rke2_config(settings: AddonSettings, without_cloud_controller: bool) -> Obj:
-    external = settings.packaging is not Packaging.HELM_CHART_CONFIG
-    # RKE2's own cloud provider and, without kube-proxy, its replacement's rival are turned off.
-    off = external if settings.ccm.enabled else without_cloud_controller
-    disabled = ["cloudController"] if off else []
-    disabled += ["kubeProxy"] if settings.cni.kube_proxy_replacement else []
-    return {
-        "cni": settings.cni.name,
-        **({"cloudProviderName": "external" if external else "harvester"} if settings.ccm.enabled else {}),
-        **({"disableComponents": {"kubernetesComponents": disabled}} if disabled else {}),
-    }
+    is_external = settings.packaging is not Packaging.HELM_CHART_CONFIG
+    has_no_controller = is_external if settings.ccm.enabled else without_cloud_controller
+    disabled = []
+    if has_no_controller:
+        disabled.append("cloudController")
+    if settings.cni.kube_proxy_replacement:
+        disabled.append("kubeProxy")
+
+    config: Obj = {"cni": settings.cni.name}
+    if settings.ccm.enabled:
+        config["cloudProviderName"] = "external" if is_external else "harvester"
+    if disabled:
+        config["disableComponents"] = {"kubernetesComponents": disabled}
+    return config
 
 
 def _rke2_registry(settings: AddonSettings) -> dict[str, bytes]:
-    """Return a file that makes RKE2 take its own images from a registry, on servers and agents alike."""
+    """Return the file that makes RKE2 on all nodes pull its own images from a registry."""
     if not settings.image_registry:
         return {}
     content = yaml.dump({"system-default-registry": settings.image_registry}).encode()
@@ -151,20 +164,26 @@ def _rke2_registry(settings: AddonSettings) -> dict[str, bytes]:
 
 
 def _k3s_config(settings: AddonSettings, without_cloud_controller: bool) -> tuple[Obj, Obj]:
-    """Settings of servers and agents, the first four as the document of Harvester's cloud provider has them."""
+    """Return the settings of servers and agents.
+
+    The settings for the CCM follow Harvester's documentation.
+    """
     agent: Obj = {}
     server: Obj = {}
     if settings.ccm.enabled:
         agent = {"kubelet-arg": ["cloud-provider=external"], "protect-kernel-defaults": False}
     if without_cloud_controller:
+        # servicelb is a part of K3s' cloud controller.
         server = {"disable": ["servicelb"], "disable-cloud-controller": True}
+
     if settings.image_registry:
-        # Agents have no such flag, and do not start with it: servers pass them theirs.
+        # Agents do not know this flag and would not start with it. Servers tell them the registry.
         server["system-default-registry"] = settings.image_registry
     if settings.cni.name != "none":
         server |= {"flannel-backend": "none", "disable-network-policy": True}
     if settings.cni.kube_proxy_replacement:
         server["disable-kube-proxy"] = True
+
     network = {
         "cluster-cidr": ",".join(settings.cni.pod_cidrs),
         "service-cidr": ",".join(settings.cni.service_cidrs),

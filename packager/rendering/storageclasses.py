@@ -1,53 +1,70 @@
-"""What an API server does not let anyone change in a StorageClass, checked before a commit makes Helm fail on it."""
+"""Refuses changes of immutable fields of a StorageClass, on which Helm would fail."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from caphv.runtime.text import Limits, TextError, load_yaml_all
-from caphv.validation.finding import Fault, Finding
+from caphv.validation.finding import Fault, FieldPath, Finding
 from packager.addons.merge import origin
 from packager.addons.settings import AddonSettings
 
 FILE = "storage-classes/storageclasses.yaml"
 """Path of the file in the folder of a cluster."""
+# Fields that the API server compares with the old object (`ValidateStorageClassUpdate`).
 _FIXED = ("parameters", "reclaimPolicy", "volumeBindingMode", "provisioner")
-"""Fields that validation of `storage.k8s.io/v1` compares with the old object (ValidateStorageClassUpdate)."""
 _LIMITS = Limits(aliases=False)
 
 
-def changes(settings: AddonSettings, before: bytes | None, after: bytes | None) -> list[Finding]:
-    """Return a refusal for each changed field of a class that exists in the cluster and cannot be changed there."""
+def check_changes(
+    settings: AddonSettings, before: bytes | None, after: bytes | None
+) -> list[Finding]:
+    """Refuse each changed field of a class that exists in the cluster and is immutable there."""
     if before is None or after is None or before == after:
         return []
     old, new = _classes(before), _classes(after)
-    places = {found["name"]: index for index, found in enumerate(settings.csi.storage_classes)}
-    return [finding for name in new if name in old for finding in _compared(settings, name, places.get(name), old, new)]
+    # Classes of the add-on itself are not in the settings.
+    places = {row["name"]: index for index, row in enumerate(settings.csi.storage_classes)}
+
+    findings: list[Finding] = []
+    for name in new:
+        if name in old:
+            findings += _compare(settings, name, places.get(name), old[name], new[name])
+    return findings
 
 
-def _compared(
-    settings: AddonSettings, name: str, index: int | None, old: dict[str, Obj], new: dict[str, Obj]
+def _compare(
+    settings: AddonSettings, name: str, index: int | None, old: Obj, new: Obj
 ) -> Iterator[Finding]:
+    """Yield a finding for each immutable field that differs.
+
+    :param settings: merged settings of the cluster
+    :param name: name of the class
+    :param index: place of the class in the settings, None for one of the add-on itself
+    :param old: the class in the repository
+    :param new: the class as rendered now
+    """
     for field in _FIXED:
-        if old[name].get(field) != new[name].get(field):
-            setting = "hostStorageClass" if field == "parameters" else field
-            path = ("csi", "storageClasses", *(() if index is None else (index, setting)))
-            detail = (
-                f"cannot be changed in StorageClass {name}, which exists in the cluster: add a class of another name, "
-                "or remove this one in a commit before the one that adds it again (its volumes stay)"
-            )
-            yield Finding(origin(settings.origins, path), Fault.FORBIDDEN, detail, "live-storage-class")
+        if old.get(field) == new.get(field):
+            continue
+        path: FieldPath = ("csi", "storageClasses")
+        if index is not None:
+            path = (*path, index, "hostStorageClass" if field == "parameters" else field)
+        detail = (
+            f"cannot be changed in StorageClass {name}, which exists in the cluster: add a "
+            "class of another name, or remove this one in a commit before the one that adds "
+            "it again (its volumes stay)"
+        )
+        place = origin(settings.origins, path)
+        yield Finding(place, Fault.FORBIDDEN, detail, "live-storage-class")
 
 
 def _classes(content: bytes) -> dict[str, Obj]:
-    """Return classes by name; none for a file that is not what the packager wrote."""
+    """Return classes by name; none for a file that the packager did not write."""
     try:
-        found = load_yaml_all(content, _LIMITS)
+        documents = load_yaml_all(content, _LIMITS)
     except TextError:
         return {}
-    return {str(one["metadata"].get("name")): one for one in found if _has_metadata(one)}
-
-
-def _has_metadata(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("metadata"), dict)
+    objects = (document for document in documents if isinstance(at(document, "metadata"), dict))
+    return {str(obj["metadata"].get("name")): obj for obj in objects}

@@ -1,12 +1,12 @@
-"""Templates that produce data: no value ever passes through the text of a document.
+"""Templates that produce data, so that no value ever passes through the text of a document.
 
-A template is YAML with Jinja2. Each `{{ expression }}` leaves a hole in the text and puts its value aside; the text is
-parsed as YAML, and only then the values are put where the holes are. So a value is one value whatever characters it
-holds, an object or list keeps its type, and the parsed text is the same for all clusters that take the same branches:
-it is parsed once.
+A template is YAML with Jinja2. Each `{{ expression }}` leaves a hole in the text and puts its value
+aside. The text is parsed as YAML, and only then the values fill the holes. So a value is one value
+whatever characters it holds, and an object or list keeps its type. The text is the same for all
+clusters that take the same branches, so it is parsed once.
 
-Templates run in Jinja2's sandbox, and a name that is not defined fails. What one rendering may take is bounded, so that
-a template of an operator that is wrong or hostile stops its own cluster only.
+Templates run in Jinja2's sandbox, and a name that is not defined fails. Time and memory of a
+rendering are bounded, so that a wrong or hostile template stops its own cluster only.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _HOLE = re.compile("\ue000([0-9]+)\ue001")
 _BUDGET = "_budget"
 _SHAPES = 4096
 _PROGRAMS = 1024
-# A bundle has some hundred lines; the largest shipped one goes through some dozen items.
+# A bundle has some hundred lines, and the largest shipped bundle goes through some dozen items.
 _MOST_ITERATIONS = 100_000
 _LONGEST_TEXT = 4 * 1024 * 1024
 _LIMITS = Limits(size=_LONGEST_TEXT, nodes=1_000_000)
-# Filters that make a text of any length from a short one.
+# Filters that make a text of any length from a short text.
 _GROWING_FILTERS = ("center", "format", "indent", "wordwrap")
 
 
@@ -58,8 +58,8 @@ class TemplateError(Exception):
 class Templates:
     """The templates of one version, with a user's folder over them; read and compiled once.
 
-    A folder holds bundles, a bundle holds files `<name>.yaml.j2`. A file of the user's folder replaces the one of the
-    same path, and its further bundles and files are added.
+    A folder holds bundles, a bundle holds files `<name>.yaml.j2`. A file of the user's folder
+    replaces the one of the same path, and its further bundles and files are added.
     """
 
     def __init__(self, folders: list[Path]) -> None:
@@ -85,9 +85,9 @@ class Templates:
         self._shapes: OrderedDict[str, list[Any]] = OrderedDict()
 
     @functools.cached_property
-    def parsed(self) -> dict[str, nodes.Template]:
-        """Each template as Jinja2 understands it, by its path."""
-        return {file: _parsed(text) for file, text in self._files.items()}
+    def syntax_trees(self) -> dict[str, nodes.Template]:
+        """The syntax tree of each template, by its path."""
+        return {file: _parse(text) for file, text in self._files.items()}
 
     def render(self, file: str, context: Mapping[str, Any]) -> list[Any]:
         """Return the documents that `<bundle>/<name>.yaml.j2` makes, without empty ones.
@@ -95,42 +95,53 @@ class Templates:
         Raises TemplateError: a name is not defined, the sandbox refuses, or the result is not YAML.
         """
         holes: list[Any] = []
+        names = {_HOLES: holes, _BUDGET: [_MOST_ITERATIONS]}
         try:
-            text = _join(self._compiled[file].generate(context, **{_HOLES: holes, _BUDGET: [_MOST_ITERATIONS]}))
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+            text = _join(self._compiled[file].generate(context, **names))
+        except (
+            jinja2.TemplateError,
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            LookupError,
+            RecursionError,
+        ) as error:
             raise TemplateError(file, f"{_line(error, file)}{error}") from None
         except AttributeError as error:
             raise TemplateError(file, str(error)) from None
+
         try:
-            return [_filled(document, holes) for document in self._shape(text) if document is not None]
+            documents = self._shape(text)
+            return [_fill(document, holes) for document in documents if document is not None]
         except (ValueError, TypeError) as error:
             raise TemplateError(file, f"makes no YAML: {_without_holes(str(error))}") from None
 
     def _shape(self, text: str) -> list[Any]:
-        known = self._shapes.get(text)
-        if known is None:
-            known = self._shapes[text] = load_yaml_all(text, _LIMITS)
+        """Return the parsed text, with holes; callers do not change it."""
+        shape = self._shapes.get(text)
+        if shape is None:
+            shape = self._shapes[text] = load_yaml_all(text, _LIMITS)
             if len(self._shapes) > _SHAPES:
                 self._shapes.popitem(last=False)
-        return known
+        return shape
 
 
 class _Programs(jinja2.BytecodeCache):
-    """Compiled templates of this process by their text: most renderers read the shipped ones."""
+    """Compiled templates of this process, shared because most renderers read the shipped ones."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], CodeType] = {}
+        self._programs: dict[tuple[str, str], CodeType] = {}
 
     def load_bytecode(self, bucket: Bucket) -> None:
-        """Use what was compiled from the same text."""
-        bucket.code = self._known.get((bucket.key, bucket.checksum))
+        """Load code that was compiled from the same text."""
+        bucket.code = self._programs.get((bucket.key, bucket.checksum))
 
     def dump_bytecode(self, bucket: Bucket) -> None:
-        """Keep what was compiled."""
-        if len(self._known) >= _PROGRAMS:
-            self._known.clear()
+        """Keep compiled code."""
+        if len(self._programs) >= _PROGRAMS:
+            self._programs.clear()
         if bucket.code is not None:
-            self._known[bucket.key, bucket.checksum] = bucket.code
+            self._programs[bucket.key, bucket.checksum] = bucket.code
 
 
 _programs = _Programs()
@@ -138,19 +149,26 @@ _COUNTED = "_counted"
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja2's sandbox with bounds, and a short way to fields of settings, which are most of what templates read."""
+    """Jinja2's sandbox with bounds, and with a fast path for fields of settings."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Refuse to make large values of small ones."""
+    def call_binop(
+        self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
+    ) -> Any:
+        """Refuse operations that make large values of small ones."""
         if operator != "**" and isinstance(left, int | float) and isinstance(right, int | float):
             return super().call_binop(context, operator, left, right)
         raise SecurityError(f"{operator} is for numbers only, and ** is not available")
 
     def _generate(
-        self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
+        self,
+        source: nodes.Template,
+        name: str | None,
+        filename: str | None,
+        defer_init: bool = False,
     ) -> str:
+        # Jinja2's sandbox does not bound loops, so our filter counts the items of each loop.
         for loop in source.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None)
         source.set_environment(self)
@@ -163,7 +181,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder of a user's in which templates would be overlooked, or that has none.
+    """Refuse a user's folder in which templates would be overlooked, or that has no templates.
 
     Raises:
         FileNotFoundError: the folder is not there.
@@ -172,8 +190,11 @@ def check_folder(folder: Path) -> None:
     if not folder.is_dir():
         msg = f"{folder} is not a folder with templates"
         raise FileNotFoundError(msg)
+    # A file at another depth would be ignored without a word.
     wrong = [
-        path for path in sorted(folder.rglob(f"*{SUFFIX}")) if _is_shown(path, folder) and not _is_placed(path, folder)
+        path
+        for path in sorted(folder.rglob(f"*{SUFFIX}"))
+        if _is_shown(path, folder) and not _is_placed(path, folder)
     ]
     if wrong or not any(_is_placed(path, folder) for path in _files(folder)):
         fault = f"{wrong[0]} would not be read" if wrong else f"{folder} holds no templates"
@@ -186,7 +207,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _is_shown(path: Path, folder: Path) -> bool:
-    """Whether a file is not below a hidden folder: Git and the kubelet keep theirs next to those of users."""
+    """Whether a file is outside of hidden folders, which Git and the kubelet create."""
     return not path.relative_to(folder).parts[0].startswith(".")
 
 
@@ -195,17 +216,19 @@ def _is_placed(path: Path, folder: Path) -> bool:
 
 
 def template_files(folders: list[Path]) -> dict[str, str]:
-    """Return templates by `<bundle>/<name>`, those of later folders instead of earlier ones. Raises as `Templates`."""
+    """Return templates by `<bundle>/<name>`; later folders win. Raises as `Templates`."""
     files: dict[str, str] = {}
     for folder in folders:
         if not folder.is_dir():
             msg = f"{folder} is not a folder with templates"
             raise FileNotFoundError(msg)
+
         for path in _files(folder):
             name = path.relative_to(folder).as_posix()
             try:
                 path_of(*name.split("/"))
-                # A mounted ConfigMap is made of links. Any other could bring a file of this machine into Git.
+                # A mounted ConfigMap consists of links that stay in the folder. Any other link
+                # could bring a file of this machine into Git.
                 if not path.resolve().is_relative_to(folder.resolve()):
                     raise TemplateError(name, "must not be a symbolic link that leaves the folder")
                 files[name] = path.read_text(encoding="utf-8")
@@ -215,6 +238,7 @@ def template_files(folders: list[Path]) -> dict[str, str]:
 
 
 def _environment(files: dict[str, str]) -> _Sandbox:
+    # Values need no escaping, because they never pass through the text.
     environment = _Sandbox(
         loader=jinja2.DictLoader(files),
         undefined=jinja2.StrictUndefined,
@@ -225,6 +249,7 @@ def _environment(files: dict[str, str]) -> _Sandbox:
         auto_reload=False,
         bytecode_cache=_programs,
     )
+
     environment.filters["yaml"] = yamltext.dump
     environment.filters[_COUNTED] = _count_iterations
     for name in _GROWING_FILTERS:
@@ -234,7 +259,7 @@ def _environment(files: dict[str, str]) -> _Sandbox:
 
 @jinja2.pass_context
 def _count_iterations(context: jinja2.runtime.Context, items: Any) -> list[Any]:
-    """Return the items of a loop. All loops of one rendering together have a bounded number of them."""
+    """Return the items of a loop. Raises SecurityError when all loops have too many items."""
     budget = context[_BUDGET]
     counted = list(itertools.islice(items, budget[0] + 1))
     if len(counted) > budget[0]:
@@ -257,7 +282,7 @@ def _join(pieces: Iterator[str]) -> str:
 
 
 @functools.lru_cache(maxsize=_PROGRAMS)
-def _parsed(text: str) -> nodes.Template:
+def _parse(text: str) -> nodes.Template:
     """Parse a template; callers read the tree and do not change it."""
     return _environment({}).parse(text)
 
@@ -265,31 +290,32 @@ def _parsed(text: str) -> nodes.Template:
 @jinja2.pass_context
 def _leave_hole(context: jinja2.runtime.Context, value: Any) -> str:
     if isinstance(value, jinja2.Undefined):
-        str(value)  # a strict one raises, and says which name it is
+        str(value)  # a strict one raises, with the name in its message
+    # The marks are characters of a private use area, which no template holds by accident.
     holes = context[_HOLES]
     holes.append(value)
     return f"\ue000{len(holes) - 1}\ue001"
 
 
-def _filled(node: Any, holes: list[Any]) -> Any:
+def _fill(node: Any, holes: list[Any]) -> Any:
     if isinstance(node, str):
-        return _filled_text(node, holes) if "\ue000" in node else node
+        return _fill_text(node, holes) if "\ue000" in node else node
     if isinstance(node, dict):
-        return {_filled_key(key, holes): _filled(value, holes) for key, value in node.items()}
+        return {_fill_key(key, holes): _fill(value, holes) for key, value in node.items()}
     if isinstance(node, list):
-        return [_filled(item, holes) for item in node]
+        return [_fill(item, holes) for item in node]
     return node
 
 
-def _filled_text(text: str, holes: list[Any]) -> Any:
+def _fill_text(text: str, holes: list[Any]) -> Any:
     whole = _HOLE.fullmatch(text)
     if whole:
         return _plain(holes[int(whole[1])])
     return _HOLE.sub(lambda match: _part(holes[int(match[1])]), text)
 
 
-def _filled_key(key: Any, holes: list[Any]) -> str:
-    filled = _filled(key, holes)
+def _fill_key(key: Any, holes: list[Any]) -> str:
+    filled = _fill(key, holes)
     if not isinstance(filled, str):
         msg = f"a key must be text, not {type(filled).__name__}: quote it"
         raise TypeError(msg)
@@ -304,7 +330,7 @@ def _part(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return what YAML knows. Raises TypeError for anything else."""
+    """Return a value as plain types that YAML knows. Raises TypeError for any other value."""
     if value is None or isinstance(value, str | int | float):
         return str(value) if isinstance(value, str) else value
     if isinstance(value, Mapping):
@@ -316,8 +342,12 @@ def _plain(value: Any) -> Any:
 
 
 def _line(error: BaseException, file: str) -> str:
-    """Line of the template in which rendering failed, from the traceback that Jinja2 rewrites."""
-    number, trace = 0, error.__traceback__
+    """Return the line of the template in which rendering failed.
+
+    Jinja2 rewrites the traceback, so that it has the lines of templates.
+    """
+    number = 0
+    trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename in (file, "<template>"):
             number = trace.tb_lineno

@@ -1,7 +1,7 @@
-"""Charts in the repository itself, so that Fleet downloads none: read once, and checked by digest.
+"""Vendored charts, which the repository holds with digests so that Fleet downloads none.
 
-Fleet reads a chart of its own folder only, so each bundle gets a copy; Git stores equal files once. The release keeps
-its name, chart and values, so an existing cluster takes a vendored chart as the same release.
+Fleet reads a chart only from the folder of its bundle, so each bundle gets a copy. Git stores equal
+files once. The release keeps its name, chart and values, so an existing cluster keeps its release.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class VendoredChart:
-    """A chart in the repository: its files by path in the chart, and where it came from."""
+    """A chart in the repository, with its files by path in the chart and its original address."""
 
     name: str
     version: str
@@ -44,7 +44,10 @@ class VendoredChart:
         return f"{self.name}-{self.version}"
 
 
-_TOO_LARGE = f"charts in {TOP} have more than {_MOST_BYTES:,} bytes: remove the folder, and vendor those in use again"
+_TOO_LARGE = (
+    f"charts in {TOP} have more than {_MOST_BYTES:,} bytes: remove the folder, and vendor those in "
+    "use again"
+)
 
 
 Charts = Mapping[tuple[str, str], VendoredChart]
@@ -52,76 +55,101 @@ Charts = Mapping[tuple[str, str], VendoredChart]
 
 
 def folder_of(charts: Iterable[VendoredChart]) -> dict[Root, dict[str, Folder]]:
-    """Return what the repository holds for charts.
+    """Return the folder of the repository with vendored charts and their index.
 
-    Raises ValueError for a file that cannot be written, and for more than can be read again.
+    Raises ValueError for a file that cannot be written, and for more bytes than `read` accepts.
     """
-    found = sorted(charts, key=lambda one: one.folder)
-    if sum(len(content) for one in found for content in one.files.values()) > _MOST_BYTES:
+    rows: list[dict[str, object]] = []
+    files: dict[str, bytes] = {}
+    total = 0
+    for chart in sorted(charts, key=lambda chart: chart.folder):
+        rows.append(
+            {
+                "name": chart.name,
+                "version": chart.version,
+                "repository": chart.repository,
+                "digest": content_hash(chart.files),
+                "files": sorted(chart.files),
+            }
+        )
+        files |= {f"{chart.folder}/{path}": content for path, content in chart.files.items()}
+        total += sum(map(len, chart.files.values()))
+    if total > _MOST_BYTES:
         raise ValueError(_TOO_LARGE)
-    rows = [
-        {
-            "name": one.name,
-            "version": one.version,
-            "repository": one.repository,
-            "digest": content_hash(one.files),
-            "files": sorted(one.files),
-        }
-        for one in found
-    ]
-    files = {f"{one.folder}/{path}": content for one in found for path, content in one.files.items()}
-    return {ROOT: {_FOLDER: Folder({**files, "index.yaml": yaml.dump({"charts": rows}).encode()})}}
+
+    files["index.yaml"] = yaml.dump({"charts": rows}).encode()
+    return {ROOT: {_FOLDER: Folder(files)}}
 
 
 def read(tree: Tree) -> dict[tuple[str, str], VendoredChart]:
-    """Return the charts of a repository by name and version. Raises ValueError: the index or a chart was changed."""
+    """Return the charts of a repository by name and version.
+
+    Raises ValueError when the index or a chart was changed by hand.
+    """
     content = tree.get(INDEX)
     if content is None:
         return {}
+    charts = []
+    budget = _MOST_BYTES
     try:
         rows: Any = load_yaml(content, _LIMITS)["charts"]
-        found, left = [], _MOST_BYTES
         for row in rows:
-            found.append(_chart(row, tree, left))
-            left -= sum(map(len, found[-1].files.values()))
+            chart = _chart(row, tree, budget)
+            charts.append(chart)
+            budget -= sum(map(len, chart.files.values()))
     except (TextError, KeyError, TypeError) as error:
-        raise ValueError(f"{INDEX} is not an index of charts: {type(error).__name__} {error}") from None
-    return {(one.name, one.version): one for one in found}
+        message = f"{INDEX} is not an index of charts: {type(error).__name__} {error}"
+        raise ValueError(message) from None
+    return {(chart.name, chart.version): chart for chart in charts}
 
 
-def _chart(row: Mapping[str, Any], tree: Tree, left: int) -> VendoredChart:
-    """Return a chart of at most `left` bytes; a few of Git's objects can be any number of files."""
+def _chart(row: Mapping[str, Any], tree: Tree, budget: int) -> VendoredChart:
+    """Return a chart of at most `budget` bytes.
+
+    The bytes are limited because a few objects of Git can be many files.
+    """
     top = f"{TOP}/{row['name']}-{row['version']}"
     files: dict[str, bytes] = {}
     for path in map(str, row["files"]):
         files[path] = tree.get(f"{top}/{path}", b"")
-        left -= len(files[path])
-        if left < 0:
+        budget -= len(files[path])
+        if budget < 0:
             raise ValueError(_TOO_LARGE)
+
     if content_hash(files) != row["digest"]:
-        raise ValueError(f"{top} does not match its digest: restore it, or run caphv bundles vendor again")
-    return VendoredChart(str(row["name"]), str(row["version"]), str(row.get("repository", "")), files)
+        raise ValueError(
+            f"{top} does not match its digest: restore it, or run caphv bundles vendor again"
+        )
+    repository = str(row.get("repository", ""))
+    return VendoredChart(str(row["name"]), str(row["version"]), repository, files)
 
 
-def embed(made: Mapping[str, bytes], charts: Charts) -> dict[str, bytes]:
-    """Return the files of bundles, `<bundle>/<name>`, with vendored charts instead of addresses of charts."""
-    result = dict(made)
-    for path, content in made.items():
+def embed(files: Mapping[str, bytes], charts: Charts) -> dict[str, bytes]:
+    """Return the files of bundles with vendored charts instead of addresses of charts.
+
+    Paths are `<bundle>/<name>`.
+    """
+    result = dict(files)
+    for path, content in files.items():
         bundle, _, name = path.partition("/")
         if name != FLEET_YAML:
             continue
+        # The packager itself rendered this file, so it has the field.
         document = load_yaml(content, _LIMITS)
         helm = document["helm"]
         address = str(helm.get("chart") or helm.get("repo") or "")
         chart = charts.get((address.rpartition("/")[2], str(helm.get("version"))))
-        if chart:
-            kept = {key: value for key, value in helm.items() if key not in ("chart", "repo")}
-            document["helm"] = {"chart": CHART_FOLDER, **kept}
-            result[path] = yaml.dump(document).encode()
-            result |= {f"{bundle}/{CHART_FOLDER}/{file}": text for file, text in chart.files.items()}
+        if chart is None:
+            continue
+
+        settings = {key: value for key, value in helm.items() if key not in ("chart", "repo")}
+        document["helm"] = {"chart": CHART_FOLDER, **settings}
+        result[path] = yaml.dump(document).encode()
+        top = f"{bundle}/{CHART_FOLDER}"
+        result |= {f"{top}/{file}": text for file, text in chart.files.items()}
     return result
 
 
-def finding(error: ValueError) -> Finding:
+def changed_chart_finding(error: ValueError) -> Finding:
     """Return the finding of a repository whose charts were changed."""
     return Finding((ROOT.name,), Fault.INVALID, str(error), RULE)

@@ -1,8 +1,8 @@
-"""Writes YAML that a person reviews: the same bytes for the same data, a changed value is one changed line.
+"""Writes YAML for review: the same bytes for the same data, and one line per changed value.
 
-A writer of its own, because the common one spends more time on a document than all the rest of a rendering, and
-breaks long lines at places that move. It knows what JSON knows; whatever is not plainly a word is quoted. Readers of
-YAML 1.1 and 1.2 understand the same.
+PyYAML does not fit, because it spends more time on a document than all the rest of a rendering, and
+breaks long lines at places that move. This writer knows the types of JSON, and quotes everything
+that is not plainly a word. Readers of YAML 1.1 and 1.2 read the same data.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# Words that need no quotes, whatever the reader's idea of numbers, dates, booleans and merges.
+# Words that need no quotes, because no reader takes them for a number, date, boolean or merge.
 _WORD = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*")
 _AMBIGUOUS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
-# A text of several lines that a literal block can hold: printable, ends with one line feed, begins with a word.
+# A literal block can hold a text of several lines that is printable, begins with a word, and ends
+# with one line feed.
 _HIDDEN = r"\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff"
 _BLOCK = re.compile(rf"[^\s{_HIDDEN}](?:[^{_HIDDEN}]*[^\s{_HIDDEN}])?\n")
 _QUOTED = json.JSONEncoder(ensure_ascii=False).encode
@@ -25,8 +26,8 @@ _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff
 def dump(value: Any) -> str:
     """Return a document with a line feed at its end; keys stay in their order.
 
-    Raises TypeError for what JSON does not know, ValueError for invalid text (lone surrogates) and numbers
-    that are none.
+    Raises TypeError for types that JSON does not have, and ValueError for lone surrogates, NaN and
+    infinity.
     """
     lines: list[str] = []
     _node(value, "", lines)
@@ -39,7 +40,7 @@ def dump_all(documents: Sequence[Any]) -> str:
 
 
 def is_part_of_ambiguous(text: str) -> bool:
-    """Whether a text, alone or with more around it, may be one of the words that are quoted though they are words."""
+    """Whether a text, alone or in a longer one, may be a word that needs quotes."""
     return any(text.lower() in word for word in _AMBIGUOUS)
 
 
@@ -90,21 +91,26 @@ def _scalar(value: Any) -> str:
 
 def _number(value: float) -> str:
     text = json.dumps(value, allow_nan=False)
-    # YAML 1.1 takes an exponent without a point or a sign for text.
     mantissa, e, exponent = text.partition("e")
     if not e:
         return text
-    return f"{mantissa if '.' in mantissa else mantissa + '.0'}e{exponent if exponent[0] in '+-' else '+' + exponent}"
+
+    # YAML 1.1 takes an exponent without a point or a sign for text.
+    if "." not in mantissa:
+        mantissa += ".0"
+    if exponent[0] not in "+-":
+        exponent = f"+{exponent}"
+    return f"{mantissa}e{exponent}"
 
 
 def _text(value: str) -> str:
     if _WORD.fullmatch(value) and value.lower() not in _AMBIGUOUS:
         return value
     quoted = _QUOTED(value)
-    return _UNPRINTABLE.sub(_escaped, quoted)
+    return _UNPRINTABLE.sub(_escape, quoted)
 
 
-def _escaped(match: re.Match[str]) -> str:
+def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     if 0xD800 <= code <= 0xDFFF:
         msg = "a lone surrogate is not text"

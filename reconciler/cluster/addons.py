@@ -1,7 +1,8 @@
-"""Reports a workload cluster without cloud provider or CSI driver, where no packager reports its add-ons.
+"""Report a workload cluster without cloud provider or CSI driver, where no packager does so.
 
-A packager writes condition `AddonBundlesReady`. Clusters whose add-ons are installed in another way have no such
-condition, unless the workload cluster itself lacks them some time after its first Node.
+A packager writes condition `AddonBundlesReady`. Clusters whose add-ons are installed in another way
+have no such condition, unless the workload cluster itself lacks them some time after its first
+Node.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import CSI_DRIVERS, DEPLOYMENTS, LEASES, Resource, annotations_of, labels_of
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.errors import NotFound, RequestError
 from reconciler.cluster.scope import ClusterScope
 
 GRACE_SECONDS = 600.0
-"""How long after the first Node add-ons may take."""
+"""Seconds that add-ons may take after the first Node."""
 RECHECK_SECONDS = 600.0
-"""How often what is missing is looked for again; nothing in the cache says when it is installed."""
+"""Seconds between two checks for missing add-ons, because no watch reports their installation."""
 _READY = ConditionType.ADDON_BUNDLES_READY
 _NAMESPACE = "kube-system"
 # Cloud controller managers elect their leader by this Lease, unless a flag turns that off.
@@ -28,30 +29,40 @@ _CSI_DRIVER = "driver.harvesterhci.io"
 
 
 async def report_missing_addons(scope: ClusterScope) -> None:
-    """Set the condition if add-ons are missing, and remove it once they exist. It gates nothing."""
-    known = get_condition(scope.draft.fields.get("conditions") or [], _READY)
-    if known is not None and known.get("reason") != Reason.ADDON_BUNDLES_MISSING:
+    """Set the condition if add-ons are missing, and remove it once they exist.
+
+    The condition gates nothing.
+    """
+    condition = get_condition(scope.draft.fields.get("conditions") or [], _READY)
+    if condition is not None and condition.get("reason") != Reason.ADDON_BUNDLES_MISSING:
         return  # a packager reports
-    if scope.memory.addons_found or annotations_of(scope.cluster).get(names.SUSPEND_ADDONS_ANNOTATION) == "true":
+
+    suspended = annotations_of(scope.cluster).get(names.SUSPEND_ADDONS_ANNOTATION) == "true"
+    if scope.memory.addons_found or suspended:
         scope.draft.drop(_READY)
         return
+
     workloads = scope.context.workloads
     client = workloads.client(scope.cluster_key)
-    if client is None or not workloads.reached(scope.cluster_key):
-        return  # enqueued when the workload API answers
+    if client is None or not workloads.has_answered(scope.cluster_key):
+        return  # an event enqueues the cluster when the workload API answers
     remaining = _grace(scope)
     if remaining > 0:
         scope.requeue_within(remaining)
         return
+
+    # These requests are sent only after the grace period, and never again once add-ons were found.
+    needs_csi = labels_of(scope.cluster).get(names.CSI_LABEL) != "none"
     try:
-        missing = await _missing(client, csi=labels_of(scope.cluster).get(names.CSI_LABEL) != "none")
-    except (ApiError, Unreachable):
+        missing = await _missing(client, csi=needs_csi)
+    except RequestError:
         scope.requeue_within(RECHECK_SECONDS)
         return
     if not missing:
         scope.memory.addons_found = True
         scope.draft.drop(_READY)
         return
+
     scope.requeue_within(RECHECK_SECONDS)
     message = (
         f"the workload cluster has no {' and no '.join(missing)}, and no packager has reported its "
@@ -64,14 +75,18 @@ async def report_missing_addons(scope: ClusterScope) -> None:
 
 
 def _grace(scope: ClusterScope) -> float:
-    """Seconds until add-ons should exist; without a Node, until it is worth looking again."""
-    created = [node["metadata"]["creationTimestamp"] for node in scope.context.workloads.nodes(scope.cluster_key)]
+    """Return the seconds until add-ons should exist, or until the next check without a Node."""
+    nodes = scope.context.workloads.nodes(scope.cluster_key)
+    created = [node["metadata"]["creationTimestamp"] for node in nodes]
     if not created:
         return GRACE_SECONDS
-    return GRACE_SECONDS - (datetime.now(UTC) - datetime.fromisoformat(min(created))).total_seconds()
+    age = datetime.now(UTC) - datetime.fromisoformat(min(created))
+    return GRACE_SECONDS - age.total_seconds()
 
 
 async def _missing(client: ApiClient, *, csi: bool) -> list[str]:
+    """Name the add-ons that the workload cluster lacks."""
+    # A cloud provider that elects no leader has no Lease, so its Deployment counts, too.
     missing = []
     leases = await _exists(client, LEASES, _LEASE, _NAMESPACE)
     if not leases and not await _exists(client, DEPLOYMENTS, _DEPLOYMENT, _NAMESPACE):

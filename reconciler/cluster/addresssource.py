@@ -1,9 +1,10 @@
-"""Where the address of the control plane comes from: an IPPool or DHCP, as it was when the address was assigned.
+"""Find the source of the control plane's address, which is an IPPool or DHCP.
 
 Harvester releases the address of a LoadBalancer whose `ipPool` changes and allocates another one
-(`pkg/controller/loadbalancer/controller.go` of load-balancer-harvester), and since 1.5 refuses another `ipam`
-(`pkg/webhook/loadbalancer/validator.go`). Certificates and kubeconfigs contain the address, so it must not move: a spec
-that asks for another source is reported, and not applied.
+(`pkg/controller/loadbalancer/controller.go` of load-balancer-harvester), and since 1.5 refuses
+another `ipam` (`pkg/webhook/loadbalancer/validator.go`). Certificates and kubeconfigs contain the
+address, so it must not change. If a spec requests another source, the provider reports that and
+does not apply it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from caphv.api import ippool
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from reconciler.cluster.pools import load_balancer_pool
 from reconciler.cluster.scope import ClusterScope
 
@@ -20,7 +21,7 @@ _BY_DHCP = "0.0.0.0"
 
 
 class Source(NamedTuple):
-    """`ipam` is `pool` or `dhcp`; `pool` is the name of the IPPool, empty for none."""
+    """`ipam` is `pool`, `dhcp` or `none`; `pool` is the name of the IPPool, empty for none."""
 
     ipam: str
     pool: str = ""
@@ -29,62 +30,75 @@ class Source(NamedTuple):
         return f"IPPool {self.pool}" if self.ipam == "pool" else "DHCP"
 
 
-def wanted_source(cluster_spec: Obj) -> Source:
-    """Source that the spec of the HarvesterCluster asks for; without a pool while that has not been created."""
+def requested_source(cluster_spec: Obj) -> Source:
+    """Return the source that the spec of the HarvesterCluster requests.
+
+    The pool is empty until the pool that the spec describes has been created.
+    """
     config = cluster_spec["loadBalancerConfig"]
     if config["ipamType"] != "pool":
-        return Source("dhcp")
+        return Source(config["ipamType"])
     described = config.get("ipPool") and not config.get("ipPoolRef")
     return Source("pool", "" if described else load_balancer_pool(cluster_spec))
 
 
 def used_source(scope: ClusterScope) -> Source | None:
-    """Source of the address that the cluster has, None while it has none. Raises `Blocked` until caches are filled.
+    """Return the source of the address that the cluster has, None while it has none.
 
-    In the order of certainty: what the LoadBalancer has allocated, a pool that has or had the endpoint for this
-    cluster, and the placeholder Service.
+    The most certain evidence is read first. Raises `Blocked` until caches are filled.
     """
     place = scope.target_namespace, scope.load_balancer_name
+    # An address that Harvester's controller has allocated to the LoadBalancer is certain.
     load_balancer = scope.namespace().load_balancers.get(*place)
-    allocated = ((load_balancer or {}).get("status") or {}).get("allocatedAddress") or {}
-    endpoint = (scope.obj["spec"].get("controlPlaneEndpoint") or {}).get("host")
+    allocated = at(load_balancer, "status", "allocatedAddress") or {}
+    # Before the LoadBalancer exists, a pool holds or once held the endpoint for this cluster.
+    endpoint = at(scope.obj, "spec", "controlPlaneEndpoint", "host")
     pool = allocated.get("ipPool") or _pool_of(
-        scope.connected().pools.store, endpoint, scope.reservation(scope.load_balancer_name)
+        scope.require_session().pools.store, endpoint, scope.reservation(scope.load_balancer_name)
     )
     if pool:
         return Source("pool", pool)
-    service = scope.connected().services.get(*place)
+
+    # For DHCP, the placeholder Service is the only evidence.
+    service = scope.require_session().services.get(*place)
     by_dhcp = service is not None and service["spec"].get("loadBalancerIP") == _BY_DHCP
     return Source("dhcp") if by_dhcp or allocated.get("ip") == _BY_DHCP else None
 
 
-def unused(cluster_spec: Obj, used: Source | None) -> str:
-    """Message about a source that the spec names without effect; empty if it is the one in use."""
-    wanted, host = wanted_source(cluster_spec), (cluster_spec.get("controlPlaneEndpoint") or {}).get("host")
-    if used is None or wanted == used or (wanted.ipam == used.ipam and not wanted.pool):
+def why_unused(cluster_spec: Obj, used: Source | None) -> str:
+    """Explain why the source in the spec has no effect; empty if it is in use."""
+    requested = requested_source(cluster_spec)
+    if used is None or requested == used:
         return ""
-    remedy = f"ipamType: pool and ipPoolRef: {used.pool}" if used.ipam == "pool" else "ipamType: dhcp without a pool"
+    if requested.ipam == used.ipam and not requested.pool:
+        return ""  # the spec leaves the choice of the pool open
+
+    remedy = "ipamType: dhcp without a pool"
+    if used.ipam == "pool":
+        remedy = f"ipamType: pool and ipPoolRef: {used.pool}"
+    host = at(cluster_spec, "controlPlaneEndpoint", "host")
     return (
-        f"{_field(cluster_spec, wanted, used)} is not applied: control plane address {host} is from {used} and cannot "
-        f"change; set {remedy} in loadBalancerConfig, or create a new cluster"
+        f"{_field(cluster_spec, requested, used)} is not applied: control plane address {host} is "
+        f"from {used} and cannot change; set {remedy} in loadBalancerConfig, or create a new "
+        "cluster"
     )
 
 
-def _field(cluster_spec: Obj, wanted: Source, used: Source) -> str:
-    """The field with which the spec asks for another source, and its value."""
+def _field(cluster_spec: Obj, requested: Source, used: Source) -> str:
+    """Return the field with which the spec requests another source, and its value."""
     config = cluster_spec["loadBalancerConfig"]
-    if wanted.ipam != used.ipam:
-        return f"loadBalancerConfig.ipamType: {wanted.ipam}"
+    if requested.ipam != used.ipam:
+        return f"loadBalancerConfig.ipamType: {requested.ipam}"
     if config.get("ipPoolRef"):
         return f"loadBalancerConfig.ipPoolRef: {config['ipPoolRef']}"
-    return f"IPPool {wanted.pool} of vmNetworkConfig"
+    return f"IPPool {requested.pool} of vmNetworkConfig"
 
 
 def _pool_of(pools: Iterable[Obj], address: str | None, holder: str) -> str:
-    """Name of the pool in which `holder` has the address, else of one in which it had it; empty for none."""
-    known = list(pools)
+    """Return the pool in which a holder has an address, or had it before; empty for none."""
+    pools = list(pools)
     for record in (ippool.allocated, ippool.allocated_before):
-        for pool in known:
+        for pool in pools:
             if address and record(pool).get(address) == holder:
                 return str(pool["metadata"]["name"])
     return ""

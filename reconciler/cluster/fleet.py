@@ -1,12 +1,13 @@
-"""Labels of a cluster on its Fleet Cluster, so that bundles for CNI, CSI and cloud provider find it.
+"""Label the Fleet Cluster of a cluster, so that bundles for CNI, CSI and cloud provider find it.
 
-Rancher imports a Cluster with label `cluster-api.cattle.io/rancher-auto-import=true` in one of two ways (contract):
-older versions create a `provisioning.cattle.io` Cluster of the same name, whose status names the managed cluster;
-current ones create the managed cluster with labels that name its Cluster. The Fleet Cluster has the name of the managed
-cluster.
+Rancher imports a Cluster with label `cluster-api.cattle.io/rancher-auto-import=true` in one of two
+ways (contract). Older versions create a `provisioning.cattle.io` Cluster of the same name, whose
+status names the managed cluster. Current versions create the managed cluster with labels that name
+the Cluster. The Fleet Cluster has the name of the managed cluster.
 
-With Turtles' feature `use-caapf` the managed cluster carries `provisioning.cattle.io/externally-managed`: Rancher makes
-no Fleet Cluster. CAAPF makes one in the namespace of the Cluster, owned by it and with its labels.
+With Turtles' feature `use-caapf`, the managed cluster carries annotation
+`provisioning.cattle.io/externally-managed`, and Rancher creates no Fleet Cluster. CAAPF creates one
+in the namespace of the Cluster, with the Cluster as owner and with its labels.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from collections.abc import Iterable
 
 from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Key, Obj, key_of, labels_of
+from caphv.api.object import Key, Obj, at, key_of, labels_of
 from caphv.runtime.cache import Informer
-from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, ServerFault
+from caphv.runtime.errors import Forbidden, Invalid, NotFound, ServerFault
 from reconciler.cluster.scope import ClusterScope
 from reconciler.triggers import RANCHER
 
@@ -26,74 +27,98 @@ DEFAULT_WORKSPACE = "fleet-default"
 
 
 async def ensure_fleet_labels(scope: ClusterScope) -> None:
-    """Label the Fleet Cluster. Condition `FleetIntegrationReady` reports progress and gates nothing."""
+    """Label the Fleet Cluster, and report it in a condition that gates nothing."""
     if labels_of(scope.cluster).get(names.AUTO_IMPORT_LABEL) != "true":
         scope.draft.drop(_READY)
         return
+
     rancher = scope.context.rancher
+    # The subscription outlives this reconcile, because later changes matter to a ready cluster,
+    # too.
     scope.subscribe(RANCHER)
     rancher.start()
-    managed, fleet = rancher.informer(resources.MANAGED_CLUSTERS), rancher.informer(resources.FLEET_CLUSTERS)
-    if rancher.installed is None or not rancher.synced:
-        remaining = scope.memory.grace.remaining(_READY) if scope.draft.has(_READY) else 0.0
+    managed = rancher.informer(resources.MANAGED_CLUSTERS)
+    fleet = rancher.informer(resources.FLEET_CLUSTERS)
+    if rancher.is_installed is None or not rancher.synced:
+        _report_reading(scope)
+        return
+
+    scope.memory.additional_grace.mark_known(_READY)
+    if managed is None or fleet is None:
+        message = "this management cluster has no Rancher with Fleet: their CRDs are missing"
+        scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_NOT_APPLICABLE, message)
+        return
+
+    try:
+        missing = await _label(scope, managed, fleet)
+    except (Forbidden, Invalid, NotFound, ServerFault) as error:
+        # The API server also reports a fault when a webhook of Rancher does not answer.
+        message = f"cannot label the Fleet Cluster: {error.message}"
+        if not scope.draft.has_message(_READY, message):
+            scope.warning_event(Reason.FLEET_INTEGRATION_FAILED, message)
+        scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_FAILED, message)
+        scope.requeue_within(60.0)
+        return
+    if missing:
+        scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_IN_PROGRESS, missing)
+    else:
+        scope.draft.set_true(_READY)
+
+
+def _report_reading(scope: ClusterScope) -> None:
+    """Report that the caches of Rancher are not filled, unless the status already says more."""
+    if scope.draft.has(_READY):
+        remaining = scope.memory.additional_grace.remaining(_READY)
         if remaining:
             scope.requeue_within(remaining)
             return
-        scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_IN_PROGRESS, "reading the clusters of Rancher")
-    elif managed is None or fleet is None:
-        message = "this management cluster has no Rancher with Fleet: their CRDs are missing"
-        scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_NOT_APPLICABLE, message)
-    else:
-        try:
-            missing = await _label(scope, managed, fleet)
-        except (Forbidden, Invalid, NotFound, ServerFault) as error:
-            # A webhook of Rancher that does not answer is a fault of the API server, too.
-            _failed(scope, error)
-        else:
-            if missing:
-                scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_IN_PROGRESS, missing)
-            else:
-                scope.draft.set_true(_READY)
+    scope.draft.set_false(
+        _READY, Reason.FLEET_INTEGRATION_IN_PROGRESS, "reading the clusters of Rancher"
+    )
 
 
 def managed_cluster_name(cluster: Key, imported: Obj | None, managed: Iterable[Obj]) -> str:
-    """Name of the managed cluster (`management.cattle.io`) of a Cluster, by label or import; empty for none."""
-    owner = {names.CAPI_OWNER_LABEL: cluster.name, names.CAPI_OWNER_NAMESPACE_LABEL: cluster.namespace}
-    labelled = sorted(str(obj["metadata"]["name"]) for obj in managed if owner.items() <= labels_of(obj).items())
+    """Return the name of the managed cluster (`management.cattle.io`) of a Cluster.
+
+    Labels of the managed cluster name the Cluster, or else the status of the imported cluster names
+    the managed cluster. Returns an empty name for none.
+    """
+    owner = {
+        names.CAPI_OWNER_LABEL: cluster.name,
+        names.CAPI_OWNER_NAMESPACE_LABEL: cluster.namespace,
+    }
+    labelled = sorted(
+        str(obj["metadata"]["name"]) for obj in managed if owner.items() <= labels_of(obj).items()
+    )
     if labelled:
         return labelled[0]
-    return str(((imported or {}).get("status") or {}).get("clusterName") or "")
+    return str(at(imported, "status", "clusterName") or "")
 
 
 def fleet_labels(cluster: Obj) -> dict[str, str]:
-    """Labels of the Fleet Cluster: its Cluster, and the labels of the Cluster by which bundles are selected.
+    """Return the labels of the Fleet Cluster.
 
-    Only name and namespace together identify a cluster within a workspace.
+    They name the Cluster, with its namespace, because names alone are not unique in a workspace.
+    They also repeat the labels of the Cluster by which bundles are selected.
     """
-    own, (namespace, name) = labels_of(cluster), key_of(cluster)
-    chosen = {label: own[label] for label in names.FLEET_LABELS if label in own}
+    labels, (namespace, name) = labels_of(cluster), key_of(cluster)
+    selecting = {label: labels[label] for label in names.FLEET_LABELS if label in labels}
     owner = {names.CAPI_OWNER_LABEL: name, names.CAPI_OWNER_NAMESPACE_LABEL: namespace}
-    return {**chosen, **owner, names.CLUSTER_NAME_LABEL: name}
+    return {**selecting, **owner, names.CLUSTER_NAME_LABEL: name}
 
 
 async def _label(scope: ClusterScope, managed: Informer, fleet: Informer) -> str:
-    """Write workspace and labels; return what is still missing."""
+    """Write workspace and labels. Return the object that is still missing; empty for none."""
     imports = scope.context.rancher.informer(resources.RANCHER_CLUSTERS)
     imported = imports.get(*scope.cluster_key) if imports else None
     name = managed_cluster_name(scope.cluster_key, imported, managed.store)
-    found = managed.get("", name) if name else None
-    if found is None:
+    cluster = managed.get("", name) if name else None
+    if cluster is None:
         return "waiting for Rancher to import the cluster"
-    if found["external"]:
-        owner = scope.cluster["metadata"]["uid"]
-        theirs = (obj for obj in fleet.store if obj["metadata"]["namespace"] == scope.cluster_key.namespace)
-        if any(owner in obj["owners"] for obj in theirs):
-            return ""
-        return (
-            "waiting for CAAPF to import the cluster into Fleet: Rancher leaves that to it, because Turtles has "
-            f"feature use-caapf (annotation {names.EXTERNALLY_MANAGED_ANNOTATION})"
-        )
-    workspace = found["spec"]["fleetWorkspaceName"]
+    if cluster["external"]:
+        return _wait_for_caapf(scope, fleet)
+
+    workspace = cluster["spec"]["fleetWorkspaceName"]
     client = scope.context.client
     if not workspace:
         workspace = DEFAULT_WORKSPACE
@@ -102,17 +127,28 @@ async def _label(scope: ClusterScope, managed: Informer, fleet: Informer) -> str
     target = fleet.get(workspace, name)
     if target is None:
         return f"waiting for Fleet Cluster {workspace}/{name}"
-    wanted = fleet_labels(scope.cluster)
-    if not wanted.items() <= labels_of(target).items():
-        patch = {"metadata": {"labels": wanted}}
+
+    labels = fleet_labels(scope.cluster)
+    if not labels.items() <= labels_of(target).items():
+        patch = {"metadata": {"labels": labels}}
         fleet.observe(await client.patch(resources.FLEET_CLUSTERS, name, workspace, patch))
-        scope.event("FleetClusterLabelled", f"copied the labels of the Cluster to Fleet Cluster {key_of(target)}")
+        scope.event(
+            "FleetClusterLabelled",
+            f"copied the labels of the Cluster to Fleet Cluster {key_of(target)}",
+        )
     return ""
 
 
-def _failed(scope: ClusterScope, error: ApiError) -> None:
-    message = f"cannot label the Fleet Cluster: {error.message}"
-    if not scope.draft.has_message(_READY, message):
-        scope.warning_event(Reason.FLEET_INTEGRATION_FAILED, message)
-    scope.draft.set_false(_READY, Reason.FLEET_INTEGRATION_FAILED, message)
-    scope.requeue_within(60.0)
+def _wait_for_caapf(scope: ClusterScope, fleet: Informer) -> str:
+    """Return a message until CAAPF has created the Fleet Cluster; empty afterwards."""
+    owner = scope.cluster["metadata"]["uid"]
+    for obj in fleet.store:
+        if obj["metadata"]["namespace"] != scope.cluster_key.namespace:
+            continue
+        if owner in obj["owners"]:
+            return ""
+    return (
+        "waiting for CAAPF to import the cluster into Fleet: Rancher leaves that to it, "
+        "because Turtles has feature use-caapf (annotation "
+        f"{names.EXTERNALLY_MANAGED_ANNOTATION})"
+    )

@@ -1,31 +1,31 @@
-"""The name that a cluster has on Harvester: guests in one target namespace must have different ones.
+"""Require that clusters in one target namespace on Harvester have different names.
 
-Harvester finds the VMs of a guest by the name of its cluster when its cloud provider asks for a load balancer. A second
-cluster of the name would be created without error, and its Services of type LoadBalancer would never get an address.
+When the cloud provider of a guest requests a load balancer, Harvester finds the VMs by the name of
+the cluster. A second cluster with the same name would be created without error, but its Services of
+type LoadBalancer would never get an address.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from caphv.api.labels import cluster_label
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, key_of, labels_of
 from reconciler.caches import cluster_name
 from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.guestlabels import guest_cluster_name
-from reconciler.machine.placement import CLUSTER_LABEL, cluster_label
+from reconciler.machine.placement import CLUSTER_LABEL
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
-# No watch reports that another cluster has left.
+# Seconds until the next check, because no watch reports that another cluster no longer exists.
 _RECHECK = 60.0
 
 
 def require_unique_name(scope: ClusterScope) -> None:
-    """Raise `Blocked` for a new cluster whose name another one has in its target namespace.
-
-    A cluster that has run, or has machines, is left alone: `caphv doctor` warns of it.
-    """
+    """Raise `Blocked` for a new cluster if another one has its name in the target namespace."""
+    # A cluster that has run, or has machines, is not blocked. `caphv doctor` warns about it.
     if scope.draft.fields.get("initialization") or scope.context.caches.machines_of(scope.cluster):
         return
     holder = next(_holders(scope), "")
@@ -33,9 +33,9 @@ def require_unique_name(scope: ClusterScope) -> None:
         raise Blocked(
             ConditionType.INFRASTRUCTURE_READY,
             Reason.CLUSTER_NAME_TAKEN,
-            f"{holder} has name {scope.cluster_key.name} in namespace {scope.target_namespace} on Harvester, too, "
-            "which then gives LoadBalancer Services of one of them no address: recreate this cluster with another name "
-            "or targetNamespace",
+            f"{holder} has name {scope.cluster_key.name} in namespace {scope.target_namespace} on "
+            "Harvester, too, which then gives LoadBalancer Services of one of them no address: "
+            "recreate this cluster with another name or targetNamespace",
             Watched.SELF,
             Delay(_RECHECK),
             warn=True,
@@ -43,8 +43,8 @@ def require_unique_name(scope: ClusterScope) -> None:
 
 
 def _holders(scope: ClusterScope) -> Iterator[str]:
-    """Other clusters that have the name, on this management cluster and by the VMs of others."""
-    sessions, server = scope.context.sessions, scope.connected().server
+    """Yield other clusters with this name, here and on other management clusters."""
+    sessions, server = scope.context.sessions, scope.require_session().server
     for obj in scope.context.caches.harvester_clusters.store:
         same = cluster_name(obj) == scope.cluster_key.name and key_of(obj) != scope.key
         if not same or (obj.get("spec") or {}).get("targetNamespace") != scope.target_namespace:
@@ -53,15 +53,19 @@ def _holders(scope: ClusterScope) -> Iterator[str]:
         if session and session.server == server and _is_first(obj, scope.obj):
             yield f"HarvesterCluster {key_of(obj)}"
 
-    own = cluster_label(scope.cluster_key)
+    # Clusters of other management clusters are visible only by their VMs.
+    label = cluster_label(scope.cluster_key)
     for vm in scope.namespace().vms.store.by_index("guest", guest_cluster_name(scope.cluster_key)):
-        if labels_of(vm).get(CLUSTER_LABEL, own) != own:
+        if labels_of(vm).get(CLUSTER_LABEL, label) != label:
             yield f"the cluster of VirtualMachine {key_of(vm)}"
 
 
 def _is_first(other: Obj, obj: Obj) -> bool:
-    """Whether another cluster keeps the name: it has run, or is older."""
+    """Return whether another cluster keeps the name, because it has run or is older."""
     if ((other.get("status") or {}).get("initialization") or {}).get("provisioned"):
         return True
-    ages = [(str(each["metadata"].get("creationTimestamp") or ""), key_of(each)) for each in (other, obj)]
+    ages = [
+        (str(cluster["metadata"].get("creationTimestamp") or ""), key_of(cluster))
+        for cluster in (other, obj)
+    ]
     return ages[0] < ages[1]

@@ -1,9 +1,11 @@
-"""Finalizers on identity Secrets in use, so that the credentials outlive what has to be deleted with them.
+"""Protect identity Secrets in use by finalizers, because deletions need their credentials.
 
-`kubectl delete namespace` deletes the identity Secret together with the HarvesterCluster. Without credentials, nothing
-on Harvester could be deleted, and no one can recreate the Secret in a namespace that is being terminated.
+`kubectl delete namespace` deletes the identity Secret together with the HarvesterCluster. Without
+credentials, the provider could delete nothing on Harvester, and users cannot recreate the Secret in
+a namespace that is being terminated.
 
-A Secret that a user deletes alone is released at once, so that rotation by delete and create works.
+If a user deletes only the Secret, it is released at once, so that users can rotate it by deleting
+and creating it.
 """
 
 from __future__ import annotations
@@ -26,32 +28,38 @@ from reconciler.context import Context
 log = logging.getLogger(__name__)
 
 MISSING_RIGHT = (
-    "the provider may not patch Secrets, so it cannot set a finalizer, and the deletion of the namespace would leave "
-    "objects on Harvester behind; apply the roles of this release"
+    "the provider may not patch Secrets, so it cannot set a finalizer, and the deletion of the "
+    "namespace would leave objects on Harvester behind; apply the roles of this release"
 )
 RETRY_SECONDS = 600.0
 _CLUSTER_FINALIZERS = {names.CLUSTER_FINALIZER, names.LEGACY_CLUSTER_FINALIZER}
 
 
 class IdentityProtection:
-    """Sets finalizers in reconciles of clusters (`ensure`), and removes them in reconciles of Secrets (`reconcile`)."""
+    """Set finalizers in reconciles of clusters, and remove them in reconciles of Secrets."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._refused: dict[Key, float] = {}
-        self._lock = asyncio.Lock()  # clusters that share a Secret would only get conflicts
+        # Without the lock, clusters that share a Secret would only get conflicts.
+        self._lock = asyncio.Lock()
 
     async def ensure(self, secret: Key) -> bool:
-        """Set the finalizer on an identity Secret. Return False if the provider lacks the right to patch Secrets."""
-        if self._done(secret):
+        """Set the finalizer on an identity Secret.
+
+        Returns False if the provider lacks the right to patch Secrets.
+        """
+        if self._is_settled(secret):
             return True
+
         async with self._lock:
             listed = self._context.caches.secrets.get(*secret)
-            if listed is None or self._done(secret):
+            if listed is None or self._is_settled(secret):
                 return True
             refused_at = self._refused.get(secret)
             if refused_at is not None and time.monotonic() - refused_at < RETRY_SECONDS:
                 return False
+
             try:
                 await self._context.ensure_finalizer(
                     self._context.caches.secrets, listed, self._context.identity_finalizer, ""
@@ -68,78 +76,108 @@ class IdentityProtection:
 
     async def reconcile(self, key: Key) -> Result | None:
         """Remove the finalizer from a Secret that no cluster needs any more."""
-        secret = self._context.caches.secrets.get(*key)
+        caches = self._context.caches
+        secret = caches.secrets.get(*key)
         if secret is None:
             self._refused.pop(key, None)
             return None
-        if self._context.identity_finalizer not in (secret["metadata"].get("finalizers") or ()):
+        if self._context.identity_finalizer not in _finalizers(secret):
             return None
+
         clusters = [
             cluster
-            for cluster in self._context.caches.harvester_clusters.store.by_index("identity", str(key))
+            for cluster in caches.harvester_clusters.store.by_index("identity", str(key))
             if may_use(secret, cluster)
         ]
-        if needed(secret, clusters, terminating=False):
+        if is_needed(secret, clusters, terminating=False):
             return None
-        if needed(secret, clusters, terminating=True) and await self._terminating(key.namespace):
+        if is_needed(secret, clusters, terminating=True) and await self._is_terminating(
+            key.namespace
+        ):
             return None
+
         with contextlib.suppress(NotFound):
-            await self._context.remove_finalizer(self._context.caches.secrets, secret, self._context.identity_finalizer)
+            await self._context.remove_finalizer(
+                caches.secrets, secret, self._context.identity_finalizer
+            )
         return None
 
-    def _done(self, secret: Key) -> bool:
+    def _is_settled(self, secret: Key) -> bool:
+        """Return whether the Secret has the finalizer, or is being deleted and cannot get it."""
         listed = self._context.caches.secrets.get(*secret)
-        # The API server refuses new finalizers on what is being deleted.
-        return listed is not None and (
-            being_deleted(listed) or self._context.identity_finalizer in (listed["metadata"].get("finalizers") or ())
-        )
+        if listed is None:
+            return False
+        # The API server refuses new finalizers on an object that is being deleted.
+        return being_deleted(listed) or self._context.identity_finalizer in _finalizers(listed)
 
-    async def _terminating(self, namespace: str) -> bool:
+    async def _is_terminating(self, namespace: str) -> bool:
         try:
             return being_deleted(await self._context.client.get(NAMESPACES, namespace))
         except (NotFound, Forbidden):
             return False
 
 
-def needed(secret: Obj, clusters: Iterable[Obj], *, terminating: bool) -> bool:
-    """Whether an identity Secret has to stay for these HarvesterClusters, which refer to it.
+def is_needed(secret: Obj, clusters: Iterable[Obj], *, terminating: bool) -> bool:
+    """Return whether an identity Secret has to stay for HarvesterClusters that refer to it.
 
-    A Secret that is being deleted stays for clusters that are being deleted, too: they need its credentials. With
-    `terminating`, its namespace is being deleted, and so will be the clusters in it.
+    :param secret: the Secret
+    :param clusters: the HarvesterClusters
+    :param terminating: whether the namespace of the Secret is being deleted
     """
-    held = [cluster for cluster in clusters if not being_deleted(cluster) or _finalizers(cluster) & _CLUSTER_FINALIZERS]
+    held = [
+        cluster
+        for cluster in clusters
+        if not being_deleted(cluster) or _finalizers(cluster) & _CLUSTER_FINALIZERS
+    ]
     if not being_deleted(secret):
         return bool(held)
+
+    # A user may replace a Secret by deleting it, unless clusters need its credentials for their
+    # deletion. Clusters in a terminating namespace will need them.
     namespace = secret["metadata"]["namespace"]
     return any(
-        being_deleted(cluster) or (terminating and cluster["metadata"]["namespace"] == namespace) for cluster in held
+        being_deleted(cluster) or (terminating and cluster["metadata"]["namespace"] == namespace)
+        for cluster in held
     )
 
 
-async def protected(client: ApiClient, namespace: str = "") -> list[Obj]:
-    """Secrets (metadata only) of a namespace, or of all, with a finalizer of any provider of this kind."""
-    found: list[Obj] = []
+async def secrets_with_finalizer(client: ApiClient, namespace: str = "") -> list[Obj]:
+    """Return the Secrets (metadata only) with a finalizer of any provider of this kind.
+
+    :param namespace: the only namespace to list, empty for all
+    """
+    secrets: list[Obj] = []
     token = ""
     while True:
-        page = await client.list(SECRETS, namespace, limit=500, continue_token=token, metadata_only=True)
-        found += [secret for secret in page["items"] if _ours(_finalizers(secret))]
+        page = await client.list(
+            SECRETS, namespace, limit=500, continue_token=token, metadata_only=True
+        )
+        secrets += [secret for secret in page["items"] if _ours(_finalizers(secret))]
         token = page["metadata"].get("continue") or ""
         if not token:
-            return found
+            return secrets
 
 
 async def running(client: ApiClient) -> str:
-    """Namespace and name of a provider's Lease that is held now; empty if none is, or Leases may not be listed."""
+    """Return namespace and name of a provider's Lease that is held now.
+
+    Returns an empty text if no Lease is held, or Leases may not be listed.
+    """
     try:
         leases = await client.list(LEASES)
     except Forbidden:
         return ""
-    held = (lease for lease in leases["items"] if lease["metadata"]["name"].endswith(names.LEASE) and _held(lease))
-    return next((str(key_of(lease)) for lease in held), "")
+    for lease in leases["items"]:
+        if lease["metadata"]["name"].endswith(names.LEASE) and _is_held(lease):
+            return str(key_of(lease))
+    return ""
 
 
 async def remove_all(client: ApiClient, secrets: Iterable[Obj]) -> list[str]:
-    """Remove the finalizers of all providers from these Secrets; return an error for each that was not changed."""
+    """Remove the finalizers of all providers from these Secrets.
+
+    Returns an error for each Secret that was not changed.
+    """
     errors = []
     for secret in secrets:
         key, metadata = key_of(secret), secret["metadata"]
@@ -158,14 +196,14 @@ def _ours(finalizers: Iterable[str]) -> bool:
     return any(name.startswith(names.IDENTITY_FINALIZER_PREFIX) for name in finalizers)
 
 
-def _held(lease: Obj) -> bool:
+def _is_held(lease: Obj) -> bool:
     spec = lease.get("spec") or {}
     try:
         renewed = datetime.fromisoformat(str(spec.get("renewTime") or ""))
-        lasting = timedelta(seconds=int(spec.get("leaseDurationSeconds") or 0))
+        duration = timedelta(seconds=int(spec.get("leaseDurationSeconds") or 0))
     except ValueError:
         return False
-    return bool(spec.get("holderIdentity")) and renewed + lasting > datetime.now(UTC)
+    return bool(spec.get("holderIdentity")) and renewed + duration > datetime.now(UTC)
 
 
 def _finalizers(obj: Obj) -> set[str]:

@@ -1,7 +1,7 @@
-"""Reports that a limit was reached: what a server or a cluster may cost the provider and other clusters.
+"""Report while a server or a cluster has reached a limit of the resources that it may use.
 
-Reaching a limit blocks nothing here. Where it does, for example because caches cannot be filled, the condition that is
-false for it has the message, too.
+This module blocks nothing. If a limit has an effect, for example because caches cannot be filled,
+the affected condition has the message, too.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ def report_limits(scope: ClusterScope) -> None:
         "Harvester": scope.session.client if scope.session else None,
         "the workload cluster": scope.context.workloads.client(scope.cluster_key),
     }
-    reached = [
-        f"{name} at {client.server}: {', '.join(client.limits)}"
-        for name, client in servers.items()
-        if client and client.limits
-    ]
-    if scope.context.events.limited(scope.obj):
+    reached = []
+    for name, client in servers.items():
+        if client and client.limits:
+            reached.append(f"{name} at {client.server}: {', '.join(client.limits)}")
+    if scope.context.events.is_limited(scope.obj):
         reached.append("this HarvesterCluster has too many Events; further ones are not written")
+
     if not reached:
         scope.draft.drop(_CONDITION)
         return
-    # Only time ends a limit.
+
+    # Check again after a time, because no event reports the end of a limit.
     scope.requeue_within(_AGAIN_SECONDS)
     scope.draft.set_false(_CONDITION, Reason.LIMIT_REACHED, "; ".join(reached))

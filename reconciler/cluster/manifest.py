@@ -1,6 +1,6 @@
-"""Puts the kubeconfig of Harvester's cloud provider and CSI driver into the manifests of a cluster. Pure functions.
+"""Put the kubeconfig of cloud provider and CSI driver into the manifests of a cluster.
 
-No error of this module quotes a manifest: they hold credentials.
+Pure functions. No error of this module quotes a manifest, because manifests hold credentials.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from caphv.runtime.text import TextError, load_yaml
 SECRET_NAMESPACE = "kube-system"  # noqa: S105 - a namespace
 """Namespace of the Secret with the kubeconfig in the workload cluster (contract)."""
 
-# Each costs a start of the parser.
+# The number is limited, because each document starts the parser again.
 _MOST_DOCUMENTS = 1000
 _DOCUMENT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 
@@ -29,37 +29,42 @@ class ManifestError(ValueError):
 
 
 def with_credentials(manifest: str, name: str, key: str, content: str) -> str:
-    """Put `content` under a key of the v1 Secret `kube-system/<name>` in a manifest; it is appended where absent.
+    """Return a manifest with `content` under a key of the v1 Secret `kube-system/<name>`.
 
-    Every other document stays as it is, byte for byte, and all of them when the Secret holds the content already.
-    Raises ManifestError when the manifest is not YAML.
+    Appends the Secret if the manifest lacks it. Every other document stays the same, byte for byte,
+    and the whole manifest does if the Secret already holds the content. Raises `ManifestError` if
+    the manifest is not YAML.
     """
     documents = [*_documents(manifest)]
     if len(documents) > _MOST_DOCUMENTS:
         raise ManifestError(f"holds more than {_MOST_DOCUMENTS:,} documents; split it")
+    encoded = base64.b64encode(content.encode()).decode()
+
     for start, end in documents:
         secret = _load(manifest[start:end])
         if not _is_secret(secret, name):
             continue
         if _value(secret, key) == content:
             return manifest
-        secret["data"] = {**(secret.get("data") or {}), key: base64.b64encode(content.encode()).decode()}
+        secret["data"] = {**(secret.get("data") or {}), key: encoded}
+        # The API server prefers `stringData`, which would hide the new content.
         if secret.get("stringData"):
             secret["stringData"].pop(key, None)
         return f"{manifest[:start]}\n{yaml.safe_dump(secret, sort_keys=False)}{manifest[end:]}"
+
     new = {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": name, "namespace": SECRET_NAMESPACE},
         "type": "Opaque",
-        "data": {key: base64.b64encode(content.encode()).decode()},
+        "data": {key: encoded},
     }
     before = manifest if not manifest or manifest.endswith("\n") else f"{manifest}\n"
     return f"{before}---\n{yaml.safe_dump(new, sort_keys=False)}"
 
 
 def _documents(manifest: str) -> Iterator[tuple[int, int]]:
-    """Start and end of each document, without its marker."""
+    """Return start and end of each document, without its marker."""
     marks = [*_DOCUMENT.finditer(manifest)]
     starts = [0, *(mark.end() for mark in marks)]
     ends = [*(mark.start() for mark in marks), len(manifest)]
@@ -74,13 +79,17 @@ def _load(document: str) -> Any:
 
 
 def _is_secret(document: Any, name: str) -> bool:
-    if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != ("v1", "Secret"):
+    if not isinstance(document, dict) or (document.get("apiVersion"), document.get("kind")) != (
+        "v1",
+        "Secret",
+    ):
         return False
     metadata = document.get("metadata") or {}
     return (metadata.get("namespace"), metadata.get("name")) == (SECRET_NAMESPACE, name)
 
 
 def _value(secret: Obj, key: str) -> str | None:
+    """Return the value of a Secret of a manifest under a key, None if it is not text."""
     plain = (secret.get("stringData") or {}).get(key)
     if plain is not None:
         return str(plain)

@@ -1,13 +1,21 @@
-"""IPPools of a cluster: created from `ipPool` and deleted with the cluster, or referenced."""
+"""IPPools of a cluster, which the provider creates from `ipPool` or the spec references."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from caphv.api import ippool, resources
-from caphv.api.names import ConditionType, Reason, generated_names
-from caphv.api.object import Obj, key_of, uid_of
+from caphv.api.counting import and_more
+from caphv.api.guestparts import guest_name, service_of
+from caphv.api.names import (
+    POOL_SUFFIX,
+    VM_POOL_SUFFIX,
+    ConditionType,
+    Reason,
+    generated_names,
+)
+from caphv.api.object import Obj, at, key_of, uid_of
+from caphv.api.ownership import Ownership, ownership_of, record, same_name
 from caphv.runtime.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound
 from caphv.validation.finding import did_you_mean
 from reconciler import triggers
@@ -15,70 +23,95 @@ from reconciler.cluster import adoption
 from reconciler.cluster.scope import ClusterScope
 from reconciler.context import Context
 from reconciler.harvester.identityaccount import command_for
-from reconciler.harvester.ownership import Ownership, ownership_of, record, same_name
 from reconciler.harvester.session import Session
-from reconciler.machine.images import qualified
+from reconciler.machine.images import split_reference
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
-LOAD_BALANCER_SUFFIX = "ippool"
-VM_SUFFIX = "vm-ippool"
-
 
 async def ensure_vm_pool(scope: ClusterScope) -> None:
-    """Ensure that the pools for VM addresses exist; create the one in `vmNetworkConfig.ipPool` (contract)."""
+    """Ensure that a pool for VM addresses exists, and create the pool in the spec (contract).
+
+    Raises `Blocked` if no pool exists, because no machine can be created without an address.
+    """
     config = scope.obj["spec"].get("vmNetworkConfig")
     if not config:
         scope.draft.drop(ConditionType.VM_IP_POOL_READY)
         return
+
+    # Create the pool that the spec describes only once, before the spec has a reference to it.
     if config.get("ipPool") and not (config.get("ipPoolRef") or config.get("ipPoolRefs")):
-        name = await _ensure_pool(scope, VM_SUFFIX, config["ipPool"], ConditionType.VM_IP_POOL_READY)
+        name = await _ensure_pool(
+            scope, VM_POOL_SUFFIX, config["ipPool"], ConditionType.VM_IP_POOL_READY
+        )
         scope.draft.set_true(ConditionType.VM_IP_POOL_CREATED)
         await scope.patch_spec({"vmNetworkConfig": {"ipPoolRef": name}})
-    await _adopt_created(scope, VM_SUFFIX, ConditionType.VM_IP_POOL_CREATED)
+    await _adopt_pool(scope, VM_POOL_SUFFIX, ConditionType.VM_IP_POOL_CREATED)
+
     network = effective_network({}, scope.obj["spec"])
     names = network.pools if isinstance(network, PoolNetwork) else ()
-    session = scope.connected()
-    # Not as a context manager: some pools may be missing while the cluster is ready.
+    session = scope.require_session()
+    # The subscription outlives this reconcile, because some pools may be missing while the cluster
+    # is ready.
     created = scope.subscribe(*(triggers.pool(session.fingerprint, name) for name in names))
     missing = [name for name in names if session.pools.get("", name) is None]
     if not missing:
         created.cancel()
         scope.draft.set_true(ConditionType.VM_IP_POOL_READY)
         return
+
     existing = [str(pool["metadata"]["name"]) for pool in session.pools.store]
-    wrong = ", ".join(f"{name}{did_you_mean(name, existing).replace('; ', ', ')}" for name in missing)
-    message = f"IPPool {wrong} of vmNetworkConfig does not exist on Harvester; create it or correct the name"
+    misspelt = ", ".join(
+        f"{name}{did_you_mean(name, existing).replace('; ', ', ')}" for name in missing
+    )
+    message = (
+        f"IPPool {misspelt} of vmNetworkConfig does not exist on Harvester; create it or correct "
+        "the name"
+    )
+    # One pool is enough to create machines, so the others are only reported.
     if len(missing) == len(names):
         reason = Reason.VM_IP_POOL_NOT_FOUND
-        raise Blocked(ConditionType.VM_IP_POOL_READY, reason, message, created, Watched.SELF, warn=True)
+        raise Blocked(
+            ConditionType.VM_IP_POOL_READY, reason, message, created, Watched.SELF, warn=True
+        )
     scope.draft.set_true(ConditionType.VM_IP_POOL_READY, message)
 
 
 async def ensure_load_balancer_pool(scope: ClusterScope) -> str:
-    """Name of the pool for the control plane address; one described in `loadBalancerConfig.ipPool` is created."""
+    """Return the pool for the control plane address, and create it if the spec describes one.
+
+    Raises `Blocked` if the spec names no pool.
+    """
     config = scope.obj["spec"]["loadBalancerConfig"]
     if config.get("ipPool") and not config.get("ipPoolRef"):
-        name = await _ensure_pool(scope, LOAD_BALANCER_SUFFIX, config["ipPool"], ConditionType.CUSTOM_IP_POOL_CREATED)
+        name = await _ensure_pool(
+            scope, POOL_SUFFIX, config["ipPool"], ConditionType.CUSTOM_IP_POOL_CREATED
+        )
         scope.draft.set_true(ConditionType.CUSTOM_IP_POOL_CREATED)
         await scope.patch_spec({"loadBalancerConfig": {"ipPoolRef": name}})
+
     pool = load_balancer_pool(scope.obj["spec"])
     if pool:
         return pool
     raise Blocked(
         ConditionType.LOAD_BALANCER_READY,
         Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
-        "loadBalancerConfig.ipamType is pool, but neither ipPoolRef nor ipPool is set; set one of them",
+        "loadBalancerConfig.ipamType is pool, but neither ipPoolRef nor ipPool is set; set one of "
+        "them",
         Watched.SELF,
         warn=True,
     )
 
 
 def load_balancer_pool(cluster_spec: Obj) -> str:
-    """Name of the pool for the control plane address: its own, else the first of the machines; empty for none."""
+    """Return the name of the pool for the control plane address, empty for none.
+
+    A pool only for this address takes precedence over the first pool of the machines.
+    """
     config = cluster_spec["loadBalancerConfig"]
     if config.get("ipPoolRef"):
+        # Users write `<namespace>/<name>`, too, although pools are cluster-scoped.
         return str(config["ipPoolRef"]).rpartition("/")[2]
     network = effective_network({}, cluster_spec)
     return network.pools[0] if isinstance(network, PoolNetwork) and network.pools else ""
@@ -86,15 +119,19 @@ def load_balancer_pool(cluster_spec: Obj) -> str:
 
 async def adopt_load_balancer_pool(scope: ClusterScope) -> None:
     """Adopt the pool of the control plane address if it was created for this cluster."""
-    await _adopt_created(scope, LOAD_BALANCER_SUFFIX, ConditionType.CUSTOM_IP_POOL_CREATED)
+    await _adopt_pool(scope, POOL_SUFFIX, ConditionType.CUSTOM_IP_POOL_CREATED)
 
 
 async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str) -> None:
-    """Delete a pool that was created for this cluster."""
-    session, pool = scope.connected(), _created(scope, suffix, condition)
+    """Delete a pool that was created for this cluster.
+
+    Raises `Blocked` while others hold addresses of it, or if Harvester refuses.
+    """
+    session, pool = scope.require_session(), _created_pool(scope, suffix, condition)
     if pool is None:
         return
     name = pool["metadata"]["name"]
+    await _require_unused(scope, pool)
     try:
         await session.client.delete(resources.IP_POOLS, name, uid=uid_of(pool))
     except NotFound:
@@ -104,46 +141,131 @@ async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str
             ConditionType.INFRASTRUCTURE_READY,
             Reason.INFRASTRUCTURE_PROVISIONING_FAILED,
             f"Harvester refuses to delete IPPool {name}: {error.message}{_remedy(scope, error)}",
-            Delay(10.0),
+            Delay(60.0),
             warn=True,
         ) from None
 
 
+async def _require_unused(scope: ClusterScope, pool: Obj) -> None:
+    """Raise `Blocked` while a pool has allocated addresses: Harvester would refuse its deletion.
+
+    The pool requeues the cluster when one of them is released.
+    """
+    session, name = scope.require_session(), pool["metadata"]["name"]
+    with scope.subscribe(triggers.pool(session.fingerprint, name)) as released:
+        if not _allocated(pool):
+            return
+        # The cache may not have what was released a moment ago, by us or by Harvester.
+        pool = await session.pools.read("", name) or pool
+        allocated = _allocated(pool)
+        if not allocated:
+            return
+
+        raise Blocked(
+            ConditionType.INFRASTRUCTURE_READY,
+            Reason.IP_POOL_IN_USE,
+            f"IPPool {name} was created for this cluster, and "
+            f"{_describe_holders(scope, allocated)}; delete them or give them addresses of another "
+            "IPPool; caphv pools audit finds holders that no longer exist",
+            released,
+            warn=True,
+        )
+
+
+def _allocated(pool: Obj) -> dict[str, str]:
+    allocated: dict[str, str] = at(pool, "status", "allocated") or {}
+    return allocated
+
+
+def _describe_holders(scope: ClusterScope, allocated: dict[str, str]) -> str:
+    """Return a text that names the first holders of addresses."""
+    holders = [
+        f"{_describe_holder(scope, holder)} has address {address}"
+        for address, holder in sorted(allocated.items())[:5]
+    ]
+    more = and_more(len(allocated) - 5)
+    return ", ".join(holders) + (f"{more} have others" if more else "")
+
+
+def _describe_holder(scope: ClusterScope, holder: str) -> str:
+    """Return what the holder of an address is, as far as it can be found out."""
+    namespace, _, name = holder.partition("/")
+    for watched in scope.require_session().namespaces.values():
+        balancer = watched.load_balancers.get(namespace, name)
+        if balancer is None:
+            continue
+        service, guest = service_of(balancer), guest_name(balancer)
+        if service and guest:
+            return f"Service {service} of guest {guest} (LoadBalancer {holder})"
+        return f"LoadBalancer {holder}"
+    if scope.context.caches.harvester_machines.get(namespace, name):
+        return f"HarvesterMachine {holder}"
+    return holder
+
+
 def used_pools(context: Context) -> Iterator[tuple[Session, list[str]]]:
-    """The session of each HarvesterCluster, and the pools from which it and its machines take addresses."""
+    """Yield the session of each HarvesterCluster, and the pools that it uses."""
     for harvester_cluster in context.caches.harvester_clusters.store:
         session = context.sessions.of(key_of(harvester_cluster))
         if session is None:
             continue
+
+        # The network of the cluster, and of each machine that overrides it.
+        specs: list[Obj] = [{}]
         cluster = context.caches.cluster_of(harvester_cluster)
-        machines = context.caches.machines_of(cluster) if cluster else []
-        overrides = [spec for machine in machines if (spec := machine.get("spec") or {}).get("vmNetworkConfig")]
-        networks = [effective_network(spec, harvester_cluster["spec"]) for spec in ({}, *overrides)]
-        yield session, [name for network in networks if isinstance(network, PoolNetwork) for name in network.pools]
+        for machine in context.caches.machines_of(cluster) if cluster else ():
+            spec = machine.get("spec") or {}
+            if spec.get("vmNetworkConfig"):
+                specs.append(spec)
+
+        pools: list[str] = []
+        for spec in specs:
+            network = effective_network(spec, harvester_cluster["spec"])
+            if isinstance(network, PoolNetwork):
+                pools += network.pools
+        yield session, pools
 
 
-def pool_object(name: str, spec: dict[str, Any], namespace: str, annotations: dict[str, str]) -> Obj:
-    """IPPool from `ipPool` of a HarvesterCluster with target namespace `namespace`.
+def pool_object(name: str, spec: Obj, namespace: str, annotations: dict[str, str]) -> Obj:
+    """Return the IPPool that `ipPool` of a HarvesterCluster describes.
 
-    Harvester denies a bare network name. The CRD requires the counts, which Harvester's webhook corrects.
+    :param name: name of the IPPool
+    :param spec: `ipPool` of the HarvesterCluster
+    :param namespace: target namespace of the HarvesterCluster
+    :param annotations: owner record of the HarvesterCluster
     """
-    source = {field: spec[field] for field in ("subnet", "gateway", "rangeStart", "rangeEnd") if spec.get(field)}
+    fields = ("subnet", "gateway", "rangeStart", "rangeEnd")
+    addresses = {field: spec[field] for field in fields if spec.get(field)}
+
     pool: Obj = {
         "apiVersion": resources.IP_POOLS.api_version,
         "kind": resources.IP_POOLS.kind,
         "metadata": {"name": name, "annotations": annotations},
-        "spec": {"ranges": [source]},
+        "spec": {"ranges": [addresses]},
     }
+    # Harvester denies a bare network name.
     if spec.get("vmNetwork"):
-        pool["spec"]["selector"] = {"network": "/".join(qualified(spec["vmNetwork"], namespace))}
+        pool["spec"]["selector"] = {
+            "network": "/".join(split_reference(spec["vmNetwork"], namespace))
+        }
+
+    # The CRD requires the counts, which Harvester's webhook corrects.
     total = ippool.pool_capacity(pool)
     pool["status"] = {"total": total, "available": total, "lastAllocated": ""}
     return pool
 
 
-async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], condition: ConditionType) -> str:
-    session, name = scope.connected(), generated_names(scope.obj, suffix)[0]
-    reason = _failure(condition)
+async def _ensure_pool(
+    scope: ClusterScope, suffix: str, spec: Obj, condition: ConditionType
+) -> str:
+    """Create or adopt the pool that the spec describes, and return its name.
+
+    :param suffix: the end of the pool's name
+    :param spec: `ipPool` of the HarvesterCluster
+    :param condition: the condition that reports why the pool cannot be created
+    """
+    session, name = scope.require_session(), generated_names(scope.obj, suffix)[0]
+    reason = _failure_reason(condition)
     existing = session.pools.get("", name)
     if existing is None:
         try:
@@ -158,24 +280,35 @@ async def _ensure_pool(scope: ClusterScope, suffix: str, spec: dict[str, Any], c
             message = f"Harvester refuses IPPool {name}: {error.message}{_remedy(scope, error)}"
             raise Blocked(condition, reason, message, Delay(60.0), warn=True) from None
         session.pools.observe(existing)
+
     with scope.subscribe(triggers.pool(session.fingerprint, name)) as changed:
         await adoption.adopt_or_refuse(scope, session.pools, existing, condition, reason, changed)
     return name
 
 
-async def _adopt_created(scope: ClusterScope, suffix: str, condition: ConditionType) -> None:
-    """Adopt a pool that was created for this cluster, and restore its condition, which a move loses."""
-    pool = _created(scope, suffix, condition)
-    if pool:
-        session = scope.connected()
-        with scope.subscribe(triggers.pool(session.fingerprint, pool["metadata"]["name"])) as changed:
-            await adoption.adopt_or_refuse(scope, session.pools, pool, condition, _failure(condition), changed)
-        scope.draft.set_true(condition)
+async def _adopt_pool(scope: ClusterScope, suffix: str, condition: ConditionType) -> None:
+    """Adopt a pool that was created for this cluster, and restore its condition.
+
+    A move of the cluster loses the condition.
+    """
+    pool = _created_pool(scope, suffix, condition)
+    if pool is None:
+        return
+    session, reason = scope.require_session(), _failure_reason(condition)
+    topic = triggers.pool(session.fingerprint, pool["metadata"]["name"])
+    with scope.subscribe(topic) as changed:
+        await adoption.adopt_or_refuse(scope, session.pools, pool, condition, reason, changed)
+    scope.draft.set_true(condition)
 
 
-def _created(scope: ClusterScope, suffix: str, condition: ConditionType) -> Obj | None:
-    """The pool that was created for this cluster: by its record, or, without one, by the condition (contract)."""
-    pools = (scope.connected().pools.get("", name) for name in generated_names(scope.obj, suffix))
+def _created_pool(scope: ClusterScope, suffix: str, condition: ConditionType) -> Obj | None:
+    """Return the pool that was created for this cluster, None if there is none.
+
+    The record on the pool decides. For a pool without a record, the condition does (contract).
+    """
+    pools = (
+        scope.require_session().pools.get("", name) for name in generated_names(scope.obj, suffix)
+    )
     pool = next(filter(None, pools), None)
     if pool is None:
         return None
@@ -189,6 +322,6 @@ def _remedy(scope: ClusterScope, error: ApiError) -> str:
     return command_for(scope.target_namespace, pools=True) if isinstance(error, Forbidden) else ""
 
 
-def _failure(condition: ConditionType) -> Reason:
+def _failure_reason(condition: ConditionType) -> Reason:
     machines = condition in (ConditionType.VM_IP_POOL_READY, ConditionType.VM_IP_POOL_CREATED)
     return Reason.VM_IP_POOL_CREATION_FAILED if machines else Reason.CUSTOM_POOL_CREATION_FAILED

@@ -1,4 +1,4 @@
-"""Writes that Harvester refuses, reported by the condition of what they are for."""
+"""Report writes that Harvester refuses, in the condition of the object to write."""
 
 from __future__ import annotations
 
@@ -6,25 +6,38 @@ import contextlib
 from collections.abc import Iterator
 
 from caphv.api.names import ConditionType, Reason
-from caphv.runtime.errors import ApiError, Forbidden, Invalid
+from caphv.runtime.errors import ApiError, Forbidden, Invalid, NamespaceTerminating
 from reconciler.harvester.identityaccount import command_for
 from reconciler.status import Blocked
 from reconciler.triggers import Delay
 
 _RETRY_SECONDS = 60.0
-# Of the clients that a reconcile uses, by name.
-_SERVERS = {"harvester": "Harvester", "management": "the management cluster", "workload": "the workload cluster"}
+# A namespace that is being deleted is recreated once it no longer exists, but nothing watches it.
+_TERMINATING_SECONDS = 2.0
+# Names of servers in messages, by the name of the client that was used.
+_SERVERS = {
+    "harvester": "Harvester",
+    "management": "the management cluster",
+    "workload": "the workload cluster",
+}
 
 
 @contextlib.contextmanager
-def reported(condition: ConditionType, write: str) -> Iterator[None]:
-    """Raise `Blocked` for a refusal in the block; `write` is for the message, like `create Service ns/name`.
+def block_on_refusal(condition: ConditionType, write: str) -> Iterator[None]:
+    """Raise `Blocked` if Harvester refuses a request in the block.
 
-    The controller reports other refusals only of clusters that are not ready yet: it cannot know that the control plane
-    depends on the write.
+    Use this for writes on which the control plane depends. The controller reports other refusals
+    only for a cluster that is not ready.
+
+    :param condition: the condition that reports the refusal
+    :param write: the request in the message, for example `create Service ns/name`
     """
     try:
         yield
+    except NamespaceTerminating as error:
+        message = f"waiting to {write}: {error.message}"
+        reason = Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS
+        raise Blocked(condition, reason, message, Delay(_TERMINATING_SECONDS)) from None
     except (Forbidden, Invalid) as error:
         message = f"Harvester refuses to {write}: {error.message}"
         reason = Reason.INFRASTRUCTURE_PROVISIONING_FAILED
@@ -32,11 +45,17 @@ def reported(condition: ConditionType, write: str) -> Iterator[None]:
 
 
 def by_harvester(error: ApiError) -> bool:
-    """Whether Harvester refused a request, and no other server."""
+    """Return whether Harvester refused a request, and no other server."""
     return error.server == "harvester"
 
 
-def explained(error: ApiError, target: str) -> str:
-    """Say who refused a request and why; for a right missing on Harvester, with the command that grants it."""
-    grants = command_for(target) if by_harvester(error) and isinstance(error, Forbidden) else ""
+def explain(error: ApiError, target: str) -> str:
+    """Describe which server refused a request and why.
+
+    :param target: the target namespace, for the command that grants a right
+    """
+    # The command grants only rights on Harvester.
+    grants = ""
+    if by_harvester(error) and isinstance(error, Forbidden):
+        grants = command_for(target)
     return f"by {_SERVERS.get(error.server, 'a server')}: {error.message}{grants}"

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from caphv.api import resources
 from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, Reason, generated_names
 from caphv.api.object import Key, Obj, key_of
+from caphv.api.ownership import Owner, same_name
 from reconciler import triggers
 from reconciler.context import Context
 from reconciler.harvester.identityaccount import command_for
-from reconciler.harvester.ownership import Owner, same_name
 from reconciler.harvester.session import Session
 from reconciler.harvester.views import TargetNamespace
 from reconciler.memory import ClusterMemory
@@ -21,10 +21,14 @@ from reconciler.triggers import Subscription, Watched
 
 @dataclass(slots=True)
 class ClusterScope:
-    """`obj` is the HarvesterCluster, `cluster` its Cluster; the session exists after the identity phase.
+    """Objects and findings of one reconcile of a HarvesterCluster.
 
-    With `read_only`, as for a paused cluster, nothing is written to the HarvesterCluster. `requeue_after` is a delay in
-    seconds, set where time alone decides.
+    :param obj: the HarvesterCluster
+    :param cluster: the Cluster that owns it
+    :param draft: the status that the reconcile writes at its end
+    :param session: the session, set by the phase that reads the identity
+    :param requeue_after: delay in seconds, set by phases that depend on time
+    :param read_only: write nothing to the HarvesterCluster, as for a paused cluster
     """
 
     context: Context
@@ -47,7 +51,7 @@ class ClusterScope:
 
     @property
     def memory(self) -> ClusterMemory:
-        """What earlier reconciles of this cluster remembered."""
+        """Memory of earlier reconciles of this cluster."""
         return self.context.memory.cluster(self.obj)
 
     @property
@@ -62,21 +66,25 @@ class ClusterScope:
 
     @property
     def load_balancer_name(self) -> str:
-        """Name of LoadBalancer and placeholder Service; the Go provider's if it exists for the cluster."""
-        name, *former = generated_names(self.obj, LOAD_BALANCER_SUFFIX)
-        for candidate in former:
-            for informer in (self.connected().services, self.namespace().load_balancers):
-                found = informer.get(self.target_namespace, candidate)
-                if found and same_name(found, self.owner):
-                    return candidate
+        """Name of LoadBalancer and placeholder Service.
+
+        This is the Go provider's name if an object with that name exists for the cluster.
+        """
+        # Check both kinds, because the Service exists before the LoadBalancer.
+        name, *former_names = generated_names(self.obj, LOAD_BALANCER_SUFFIX)
+        for former in former_names:
+            for informer in (self.require_session().services, self.namespace().load_balancers):
+                balancer = informer.get(self.target_namespace, former)
+                if balancer and same_name(balancer, self.owner):
+                    return former
         return name
 
     def reservation(self, load_balancer: str) -> str:
-        """Id under which pools hold the address of the control plane (contract: `<targetNamespace>/<lb name>`)."""
+        """Return the id under which pools hold the address of the control plane (contract)."""
         return f"{self.target_namespace}/{load_balancer}"
 
-    def connected(self) -> Session:
-        """The session. Raises `Blocked` while there is none."""
+    def require_session(self) -> Session:
+        """Return the session. Raises `Blocked` while there is none."""
         if self.session is None:
             raise Blocked(
                 ConditionType.HARVESTER_CONNECTION_READY,
@@ -87,34 +95,45 @@ class ClusterScope:
         return self.session
 
     def namespace(self) -> TargetNamespace:
-        """Caches of the target namespace. Raises `Blocked` until they are filled."""
-        session = self.connected()
+        """Return the caches of the target namespace. Raises `Blocked` until they are filled."""
+        session = self.require_session()
         with self.subscribe(triggers.caches(session.fingerprint)) as caches:
             namespace = session.watch_namespace(self.target_namespace)
             if not namespace.synced:
-                raise self._not_read(namespace, caches)
+                raise self._cannot_read(namespace, caches)
         return namespace
 
     def current_namespace(self) -> TargetNamespace:
-        """Caches in which absence means absence on Harvester, now. Raises `Blocked` while a watch is not connected."""
-        session = self.connected()
-        with self.subscribe(triggers.caches(session.fingerprint)) as current:
+        """Return caches that follow Harvester. Raises `Blocked` while a watch is not connected."""
+        session = self.require_session()
+        with self.subscribe(triggers.caches(session.fingerprint)) as caches:
             namespace = self.namespace()
             if not (namespace.current and session.pools.current and session.services.current):
-                raise self._not_read(namespace, current)
+                raise self._cannot_read(namespace, caches)
         return namespace
 
-    def _not_read(self, namespace: TargetNamespace, source: Subscription) -> Blocked:
-        session, where = self.connected(), f"namespace {self.target_namespace} on Harvester"
+    def _cannot_read(self, namespace: TargetNamespace, source: Subscription) -> Blocked:
+        """Return why the caches of the namespace are not filled, or not current."""
+        session = self.require_session()
+        where = f"namespace {self.target_namespace} on Harvester"
         refusal = session.refusal(namespace, session.pools, session.services)
+
         if refusal:
             reason = Reason.TARGET_NAMESPACE_NOT_READY
             message = f"{where} cannot be read: {refusal}{command_for(self.target_namespace)}"
         else:
             reason = Reason.TARGET_NAMESPACE_CHECKING
             message = namespace.sync_error or f"reading {where}"
-        known = bool(refusal or namespace.sync_error)
-        return Blocked(ConditionType.TARGET_NAMESPACE_READY, reason, message, source, warn=known, unknown=not known)
+
+        has_cause = bool(refusal or namespace.sync_error)
+        return Blocked(
+            ConditionType.TARGET_NAMESPACE_READY,
+            reason,
+            message,
+            source,
+            warn=has_cause,
+            unknown=not has_cause,
+        )
 
     def warning_event(self, reason: str, message: str) -> None:
         """Emit an Event of type Warning, and log it."""
@@ -126,22 +145,27 @@ class ClusterScope:
         self.context.event(resources.HARVESTER_CLUSTERS, self.obj, "Normal", reason, message)
 
     def subscribe(self, *topics: Hashable) -> Subscription:
-        """Requeue the cluster when one of these topics changes; to be called before reading their state."""
+        """Requeue the cluster when a topic changes. Call this before reading the topics' state."""
         return self.context.topics.subscribe(self.context.queues.clusters, self.key, *topics)
 
     def requeue_within(self, delay: float | None) -> None:
-        """Have the cluster reconciled again after at most this many seconds; the shortest delay counts."""
-        self.requeue_after = min((wanted for wanted in (self.requeue_after, delay) if wanted), default=None)
+        """Requeue the cluster after at most this many seconds. The shortest delay counts."""
+        delays = filter(None, (self.requeue_after, delay))
+        self.requeue_after = min(delays, default=None)
 
     async def drop_annotation(self, name: str) -> None:
         """Remove an annotation from the HarvesterCluster."""
         patch = {"metadata": {"annotations": {name: None}}}
         informer = self.context.caches.harvester_clusters
-        self.obj = await self.context.client.patch(informer.resource, self.key.name, self.key.namespace, patch)
+        self.obj = await self.context.client.patch(
+            informer.resource, self.key.name, self.key.namespace, patch
+        )
         informer.observe(self.obj)
-        self.draft.moved_to(self.obj)
+        self.draft.rebase(self.obj)
 
     async def patch_spec(self, spec: dict[str, object]) -> None:
         """Merge fields into the spec of the HarvesterCluster."""
-        self.obj = await self.context.patch_spec(self.context.caches.harvester_clusters, self.obj, spec)
-        self.draft.moved_to(self.obj)
+        self.obj = await self.context.patch_spec(
+            self.context.caches.harvester_clusters, self.obj, spec
+        )
+        self.draft.rebase(self.obj)

@@ -1,13 +1,13 @@
 """A Harvester: the caches that all accounts on it share, and the lock of its address pools.
 
-Two accounts are on the same Harvester if their kubeconfigs have the same URL, CA, server name and proxy, and if
-namespace `kube-system` has the same uid on a connection of each. The uid alone proves nothing, because an
-unverified server can claim any; equal URL and CA mean that TLS has verified the same server. A connection that does
-not verify its server, or may not read the uid, shares nothing.
+Two accounts are on the same Harvester if their kubeconfigs have the same URL, CA, server name and
+proxy, and if namespace `kube-system` has the same uid on a connection of each. The uid alone proves
+nothing, because an unverified server can claim any; equal URL and CA mean that TLS has verified the
+same server. A connection that does not verify its server, or may not read the uid, shares nothing.
 
-The watch of Harvester's own Deployment doubles as probe: while Harvester is unreachable, only the probe retries often
-and the other watches wait for it, so that an outage of hours costs one request every few seconds, whatever the number
-of accounts and machines.
+The watch of Harvester's own Deployment doubles as probe. While Harvester is unreachable, only the
+probe retries often, and the other watches wait for it. So an outage of hours costs one request
+every few seconds, whatever the number of accounts and machines.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from caphv.api import names, resources
+from caphv.api.guestparts import guest_name
 from caphv.api.object import DEPLOYMENTS, NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj, labels_of
 from caphv.runtime.budget import SHARED_CACHE_BYTES, MemoryBudget
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.kubeconfig import Kubeconfig
-from reconciler.harvester import ipam, slim
+from reconciler.harvester import addressuse, slim
 from reconciler.harvester.allocator import AllocatorGroup
 from reconciler.harvester.sharedcache import Collection, SharedCache
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 HARVESTER_NAMESPACE = "harvester-system"
 HARVESTER_DEPLOYMENT = "harvester"
-PROBE_BACKOFF = 4.0
-_BACKOFF = 60.0
+PROBE_BACKOFF_SECONDS = 4.0
+_BACKOFF_SECONDS = 60.0
 
 ServerKey = tuple[str, ...]
 
@@ -41,47 +42,64 @@ DEPLOYMENT = Collection(
     {
         "field_selector": f"metadata.name={HARVESTER_DEPLOYMENT}",
         "transform": slim.deployment,
-        "max_backoff": PROBE_BACKOFF,
+        "max_backoff": PROBE_BACKOFF_SECONDS,
         "probe": None,
     },
 )
-# Absence in these leads to no deletion, so the first list may come from the server's cache.
+# Reconciles delete nothing because an object is absent here, so the first list may come from the
+# server's cache.
 HOSTS = Collection(NODES, "", {"transform": slim.host, "first_from_cache": True})
 IMAGES = Collection(resources.IMAGES, "", {"transform": slim.image, "first_from_cache": True})
-KEY_PAIRS = Collection(resources.KEY_PAIRS, "", {"transform": slim.key_pair, "first_from_cache": True})
+KEY_PAIRS = Collection(
+    resources.KEY_PAIRS, "", {"transform": slim.key_pair, "first_from_cache": True}
+)
 POOLS = Collection(resources.IP_POOLS)
-# Of all namespaces: an address that any load balancer announces must not be allocated.
+# Services are watched in all namespaces, because an address that any load balancer announces must
+# not be allocated.
 LOAD_BALANCER_SERVICES = Collection(
     SERVICES,
     "",
-    {"label_selector": f"{names.SERVICE_LB_LABEL}=true", "indexes": {"address": ipam.balancer_addresses}},
+    {
+        "label_selector": f"{names.SERVICE_LB_LABEL}=true",
+        "indexes": {"address": addressuse.balancer_addresses},
+    },
 )
 CLUSTER_WIDE = (DEPLOYMENT, HOSTS, IMAGES, KEY_PAIRS, POOLS, LOAD_BALANCER_SERVICES)
 
 
-def collections_of(namespace: str, management_cluster: str) -> tuple[Collection, Collection, Collection, Collection]:
-    """VMs, their instances, claims, and load balancers of a namespace.
+def collections_of(
+    namespace: str, management_cluster: str
+) -> tuple[Collection, Collection, Collection, Collection]:
+    """Return the collections of VMs, instances, claims and load balancers of a namespace.
 
-    VMs are indexed by `harvestercluster/machinetype` and by the name of their guest cluster.
+    VMs are indexed by label `harvestercluster/machinetype`, by the name of their guest cluster, and
+    by `guest_of_cluster`. Instances and load balancers are indexed by their addresses.
 
-    Instances and load balancers are indexed by their addresses. Of VMs without the record of `management_cluster`,
-    little is kept.
+    Load balancers are also indexed by the name of the guest that created them.
+
+    :param management_cluster: uid of the management cluster whose VMs are kept in full
     """
     transform = functools.partial(slim.virtual_machine, management_cluster=management_cluster)
-    vms = {"transform": transform, "indexes": {"machinetype": _machine_type, "guest": _guest_cluster}}
-    instances = {"transform": slim.instance, "indexes": {"address": ipam.instance_addresses}}
+    vms = {
+        "transform": transform,
+        "indexes": {"machinetype": _machine_type, "guest": _guest_cluster},
+    }
+    instances = {"transform": slim.instance, "indexes": {"address": addressuse.instance_addresses}}
+    balancers = {"indexes": {"address": addressuse.balancer_addresses, "guest": _guest_of_balancer}}
     return (
         Collection(resources.VIRTUAL_MACHINES, namespace, vms),
         Collection(resources.VIRTUAL_MACHINE_INSTANCES, namespace, instances),
         Collection(PERSISTENT_VOLUME_CLAIMS, namespace, {"transform": slim.claim}),
-        Collection(resources.LOAD_BALANCERS, namespace, {"indexes": {"address": ipam.balancer_addresses}}),
+        Collection(resources.LOAD_BALANCERS, namespace, balancers),
     )
 
 
 class Probe:
-    """Follows the watch of Harvester's Deployment, with which the other watches resume.
+    """Follow the watch of Harvester's Deployment, and let the other watches resume with it.
 
-    `on_health` reports changes of health, `on_failure` failures of other watches.
+    :param on_health: called when the health changes
+    :param others: returns the other watches
+    :param on_failure: called when one of the other watches fails
     """
 
     def __init__(
@@ -97,19 +115,19 @@ class Probe:
         self._health = ""
 
     def options(self, collection: Collection, probe: Informer | None) -> dict[str, Any]:
-        """Options of an informer of a collection that depend on the probe."""
+        """Return the options of a collection's informer that depend on the probe."""
         if collection == DEPLOYMENT:
-            return {"on_error": self._failed, "on_contact": self._answered}
-        return {"on_error": self._other_failed, "probe": probe, "max_backoff": _BACKOFF}
+            return {"on_error": self._handle_probe_failure, "on_contact": self._handle_probe_answer}
+        return {"on_error": self._handle_failure, "probe": probe, "max_backoff": _BACKOFF_SECONDS}
 
-    def _other_failed(self, _error: Exception) -> None:
+    def _handle_failure(self, _error: Exception) -> None:
         self._waiting = True
         self._on_failure()
 
-    def _failed(self, error: Exception) -> None:
+    def _handle_probe_failure(self, error: Exception) -> None:
         self._report(type(error).__name__)
 
-    def _answered(self) -> None:
+    def _handle_probe_answer(self) -> None:
         if self._waiting:
             self._waiting = False
             for informer in self._others():
@@ -140,57 +158,65 @@ class Harvester:
         self._budget = MemoryBudget(cache_bytes, server)
         self._budget.machines = self.machines
         self._caches: dict[Collection, SharedCache] = {}
-        self._probe = Probe(self._health_changed, self.informers, self._caches_changed)
+        self._probe = Probe(self._report_health, self.informers, self._report_caches)
 
     def machines(self) -> int:
         """Count the machines of all accounts."""
         return sum(session.machines() for session in self.sessions)
 
     def cache(self, collection: Collection) -> SharedCache:
-        """The shared cache of a collection; it has no reader before the first account joins."""
+        """Return the shared cache of a collection; it has no reader before an account joins."""
         if collection not in self._caches:
             probe = None if collection == DEPLOYMENT else self.cache(DEPLOYMENT).informer
             options = self._probe.options(collection, probe)
             on_change: Any = self._on_change
-            cache = SharedCache(collection, self._budget, on_change, **options)
-            cache.informer.freshness.add_handler(lambda _current: self._caches_changed())
+            cache = SharedCache(collection, self._budget, on_change, options)
+            cache.informer.watch_state.add_handler(lambda _connected: self._report_caches())
             self._caches[collection] = cache
         return self._caches[collection]
 
     def informers(self) -> list[Informer]:
-        """All that watches this Harvester, for all accounts and for single ones."""
+        """Return all watches of this Harvester, for all accounts and for single ones."""
         return [
             *(cache.informer for cache in self._caches.values()),
             *(informer for session in self.sessions for informer in session.own_informers()),
         ]
 
     async def leave(self, session: Session, collection: Collection) -> None:
-        """A session no longer uses the shared cache of a collection."""
+        """Record that a session no longer uses the shared cache of a collection."""
         cache = self._caches.get(collection)
         if cache and cache.leave(session):
-            # Removed first: who joins while it is being closed gets a new one.
+            # Remove the cache before it is closed, so that an account that joins meanwhile gets a
+            # new one.
             del self._caches[collection]
             await cache.close()
 
-    def _caches_changed(self) -> None:
+    def _report_caches(self) -> None:
         for session in list(self.sessions):
             session.report_caches()
 
-    def _health_changed(self) -> None:
+    def _report_health(self) -> None:
         for session in list(self.sessions):
             session.report_health()
 
 
 class Harvesters:
-    """All Harvesters that a session leads to. `cache_bytes` is the memory for the shared caches of one of them."""
+    """All Harvesters that a session leads to.
+
+    :param on_change: called with the sessions that a change in a shared cache concerns
+    :param cache_bytes: memory for the shared caches of one Harvester
+    """
 
     def __init__(
-        self, on_change: Callable[[Mapping[Session, None], Change], None], cache_bytes: int = SHARED_CACHE_BYTES
+        self,
+        on_change: Callable[[Mapping[Session, None], Change], None],
+        cache_bytes: int = SHARED_CACHE_BYTES,
     ) -> None:
         self._on_change = on_change
         self._cache_bytes = cache_bytes
         self._harvesters: dict[ServerKey, Harvester] = {}
-        # Of Harvesters without a session, as while the credentials of the only one are replaced.
+        # Allocators of Harvesters that have no session now, for example while the only credentials
+        # are replaced. Their writes still wait for an answer.
         self._unanswered: dict[ServerKey, AllocatorGroup] = {}
 
     def enter(self, session: Session, access: Kubeconfig, uid: str) -> Harvester:
@@ -205,16 +231,18 @@ class Harvesters:
         return harvester
 
     def leave(self, session: Session, harvester: Harvester) -> None:
-        """A session has been closed."""
+        """Record that a session has been closed."""
         harvester.sessions.pop(session, None)
         if not harvester.sessions:
             self._harvesters.pop(harvester.key, None)
+            # A later session with other credentials has to supersede these writes.
             if harvester.allocators.unanswered:
                 self._unanswered[harvester.key] = harvester.allocators
 
 
 def server_key(access: Kubeconfig, uid: str) -> ServerKey:
-    """What must be equal for two connections to share caches."""
+    """Return the key of a Harvester; connections with equal keys share caches."""
+    # An unverified server can claim any uid, so such a connection shares with nothing but itself.
     alone = access.fingerprint if access.insecure or not uid else ""
     return (access.server, access.ca.strip(), access.tls_server_name, access.proxy_url, uid, alone)
 
@@ -224,6 +252,20 @@ def _machine_type(vm: Obj) -> list[str]:
     return [value] if value else []
 
 
+def guest_of_cluster(guest: str, cluster: str) -> str:
+    """Return the value by which index `guest` has the VMs of one cluster with a guest's name.
+
+    :param cluster: the label of the Cluster, empty for VMs without one
+    """
+    return f"{guest}/{cluster}"
+
+
 def _guest_cluster(vm: Obj) -> list[str]:
-    value = labels_of(vm).get(names.GUEST_CLUSTER_LABEL)
-    return [value] if value else []
+    labels = labels_of(vm)
+    guest = labels.get(names.GUEST_CLUSTER_LABEL)
+    return [guest, guest_of_cluster(guest, labels.get(names.CLUSTER_LABEL, ""))] if guest else []
+
+
+def _guest_of_balancer(balancer: Obj) -> list[str]:
+    name = guest_name(balancer)
+    return [name] if name else []

@@ -1,8 +1,9 @@
 """A least-privilege account on Harvester for this provider, and its kubeconfig.
 
-Its rights are the roles of `deploy/harvester`, with which tests run the provider. With target namespaces, the account
-can write objects of machines and load balancers only there; without, in all namespaces, so that the provider can create
-target namespaces. Accounts and tokens of guests it can make in target namespaces only.
+The account has the roles of `deploy/harvester`, with which tests run the provider. With target
+namespaces, the account can write objects of machines and load balancers only there. Without target
+namespaces, it can write them in all namespaces, so that the provider can create target namespaces.
+It can create accounts and tokens of guests in target namespaces only.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ MOVE_LABEL = "clusterctl.cluster.x-k8s.io/move"
 CLUSTER_WIDE_ROLE, POOLS_ROLE = "caphv-account", "caphv-account-pools"
 NAMESPACE_ROLE, GUESTS_ROLE = "caphv-account-namespace", "caphv-account-guests"
 AVAILABILITY_ROLE = "caphv-identity"
-FORMER_NAMESPACE_ROLE = "caphv-identity-namespace"
 _RESOURCES = {
     resource.kind: resource
     for resource in (
@@ -70,9 +70,11 @@ class AccountError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """A ServiceAccount on Harvester. Without target namespaces (`targets`), its rights hold in all namespaces.
+    """A ServiceAccount on Harvester.
 
-    With `pools` it may create and delete IPPools. `token` names the Secret of its lasting token, empty for the default.
+    :param targets: target namespaces of the account; if empty, its rights hold in all namespaces
+    :param pools: whether the account may create and delete IPPools
+    :param token: name of the Secret with the lasting token, empty for the default
     """
 
     name: str
@@ -89,29 +91,40 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """What an account has on Harvester: target namespaces, and the Secret of a lasting token (empty for none)."""
+    """Properties of an account that exists on Harvester.
+
+    :param targets: target namespaces of the account
+    :param token: name of the Secret with the lasting token, empty for none
+    """
 
     targets: tuple[str, ...]
     token: str
 
 
 def objects(
-    account: Account, *, lasting_token: bool = True, former: Mapping[str, Iterable[str]] | None = None
+    account: Account,
+    *,
+    lasting_token: bool = True,
+    former: Mapping[str, Iterable[str]] | None = None,
 ) -> list[Obj]:
-    """All objects of the account on Harvester, in an order in which they can be applied.
+    """Return all objects of the account on Harvester, in an order in which they can be applied.
 
-    `former` names the bindings of single clusters by target namespace, which the account then may delete.
+    :param lasting_token: include a Secret with a token that never expires
+    :param former: bindings of single clusters by target namespace, which the account may delete
     """
     roles = [
         role
         for path in sorted(data.folder("deploy/harvester").glob("*.yaml"))
-        for role in yaml.safe_load_all(path.read_text(encoding="utf-8"))  # noqa: TID251 - our own files
+        for role in yaml.safe_load_all(path.read_text("utf-8"))  # noqa: TID251 - our own files
     ]
     metadata = {"name": account.name, "namespace": account.namespace}
     namespaces = dict.fromkeys((account.namespace, *account.targets))
     token = token_secret(account.namespace, account.name, account.token_secret)
     return [
-        *({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in namespaces),
+        *(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+            for name in namespaces
+        ),
         *roles,
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
         *([token] if lasting_token else []),
@@ -120,19 +133,23 @@ def objects(
         *([_binding(account, POOLS_ROLE)] if account.pools else []),
         *(_binding(account, NAMESPACE_ROLE, namespace=name) for name in account.targets or ("",)),
         *([] if account.targets else _own_tokens(account)),
-        *(obj for name in account.targets for obj in _guests(account, name, sorted((former or {}).get(name, ())))),
+        *(
+            obj
+            for name in account.targets
+            for obj in _guests(account, name, sorted((former or {}).get(name, ())))
+        ),
     ]
 
 
 async def existing(client: ApiClient, account: Account) -> Existing | None:
-    """Return what the account has on Harvester, from any version; None if it does not exist. Raises `ApiError`."""
+    """Return the account that exists on Harvester, None if it does not. Raises `ApiError`."""
     try:
         await client.get(SERVICE_ACCOUNTS, account.name, account.namespace)
     except NotFound:
         return None
-    names = {_binding_name(account, role) for role in (NAMESPACE_ROLE, FORMER_NAMESPACE_ROLE)}
+    name = _binding_name(account, NAMESPACE_ROLE)
     bindings = [obj["metadata"] for obj in (await client.list(ROLE_BINDINGS))["items"]]
-    targets = {str(binding["namespace"]) for binding in bindings if binding["name"] in names}
+    targets = {str(binding["namespace"]) for binding in bindings if binding["name"] == name}
     tokens = [
         str(obj["metadata"]["name"])
         for obj in (await client.list(SECRETS, account.namespace))["items"]
@@ -144,24 +161,40 @@ async def existing(client: ApiClient, account: Account) -> Existing | None:
 
 
 async def create(
-    client: ApiClient, account: Account, server: str, *, lasting_token: bool = True, expires_in: int = 0, ca: str = ""
+    client: ApiClient,
+    account: Account,
+    server: str,
+    *,
+    lasting_token: bool = True,
+    expires_in: int = 0,
+    ca: str = "",
 ) -> str:
-    """Apply the objects, get a token, test it, and return a kubeconfig for `server`; empty if no token is asked for.
+    """Apply the objects, get a token, test it, and return a kubeconfig.
 
-    With `expires_in` seconds each call issues a new token that expires; `ca` (PEM) is used if Harvester publishes none.
-    Otherwise the token never expires and stays the same. Raises AccountError, ApiError.
+    The kubeconfig is empty without a token. Raises `AccountError`, `ApiError`.
+
+    :param server: URL of Harvester for the kubeconfig
+    :param lasting_token: get a token that never expires, the same at each call
+    :param expires_in: issue a new token that is valid for so many seconds; 0 for none
+    :param ca: CA (PEM) to use with such a token if Harvester publishes none
     """
+    # Read the former bindings before the role for guests is applied, because the role names them.
     former = await _former_bindings(client) if account.targets else {}
     for obj in objects(account, lasting_token=lasting_token and not expires_in, former=former):
         await client.apply(_RESOURCES[obj["kind"]], obj, manager=MANAGER)
     if not expires_in and not lasting_token:
         return ""
+
     if expires_in:
         key = Key(account.namespace, account.name)
-        token, ca = await expiring_token(client, key, expires_in), await published_ca(client, account.namespace) or ca
+        token = await expiring_token(client, key, expires_in)
+        ca = await published_ca(client, account.namespace) or ca
     else:
         secret = await wait_for_token(client, Key(account.namespace, account.token_secret))
-        token, ca = (base64.b64decode(secret["data"][key]).decode() for key in ("token", "ca.crt"))
+        token = base64.b64decode(secret["data"]["token"]).decode()
+        ca = base64.b64decode(secret["data"]["ca.crt"]).decode()
+
+    # A kubeconfig that does not work must not reach the management cluster.
     namespace = account.targets[0] if account.targets else "default"
     content = kubeconfig(server=server, ca=ca, token=token, namespace=namespace)
     probe = parse_kubeconfig(content).client(name="harvester")
@@ -173,16 +206,27 @@ async def create(
 
 
 def token_secret(namespace: str, account: str, name: str) -> Obj:
-    """A Secret into which Harvester writes a token of an account that never expires."""
-    metadata = {"name": name, "namespace": namespace, "annotations": {SERVICE_ACCOUNT_ANNOTATION: account}}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": SERVICE_ACCOUNT_TOKEN_TYPE}
+    """Return a Secret into which Harvester writes a token of an account that never expires."""
+    metadata = {
+        "name": name,
+        "namespace": namespace,
+        "annotations": {SERVICE_ACCOUNT_ANNOTATION: account},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata,
+        "type": SERVICE_ACCOUNT_TOKEN_TYPE,
+    }
 
 
 def api_server(url: str) -> str:
-    """URL of Harvester's own API server, where `url` may be that of Rancher's proxy in front of it.
+    """Return the URL of Harvester's own API server.
 
-    The kubeconfig that Harvester offers for download leads to the proxy, which accepts no ServiceAccount tokens.
+    :param url: URL of that API server, or of Rancher's proxy in front of it
     """
+    # The kubeconfig that Harvester offers for download leads to the proxy, which accepts no tokens
+    # of ServiceAccounts.
     parts = urlsplit(url)
     if not parts.path.startswith("/k8s/clusters/"):
         return url.rstrip("/")
@@ -191,7 +235,8 @@ def api_server(url: str) -> str:
 
 
 def identity_secret(name: str, namespace: str, content: str) -> Obj:
-    """The identity Secret for the management cluster (contract: key `kubeconfig`), labelled for `clusterctl move`."""
+    """Return the identity Secret for the management cluster (contract: key `kubeconfig`)."""
+    # The label makes `clusterctl move` move the Secret, too.
     metadata = {"name": name, "namespace": namespace, "labels": {MOVE_LABEL: ""}}
     return {
         "apiVersion": "v1",
@@ -203,16 +248,18 @@ def identity_secret(name: str, namespace: str, content: str) -> Obj:
 
 
 def command_for(target: str, *, pools: bool = False) -> str:
-    """What to add to a message about a refused request: the command that grants the right.
-
-    It names the target namespace, so that a new account never gets rights in all of them.
-    """
+    """Return the end of a message about a refused request: the command that grants the right."""
+    # The command names the target namespace, so that a new account never gets rights in all
+    # namespaces.
     command = remedies.GRANT_RIGHTS(target=target, pools=" --create-ip-pools" if pools else "")
-    return f"; an administrator of Harvester can grant it: {command}, with --name and --namespace of the account"
+    return (
+        f"; an administrator of Harvester can grant it: {command}, with --name and --namespace of "
+        "the account"
+    )
 
 
 def _own_tokens(account: Account) -> list[Obj]:
-    """The right to replace a token of the account itself that expires."""
+    """Return role and binding that let the account replace its own expiring token."""
     role = f"caphv-account:{account.name}"
     rule = {"apiGroups": [""], "resources": ["serviceaccounts/token"]}
     rule |= {"resourceNames": [account.name], "verbs": ["create"]}
@@ -223,7 +270,12 @@ def _own_tokens(account: Account) -> list[Obj]:
 
 
 def _guests(account: Account, namespace: str, former: list[str]) -> list[Obj]:
-    """The rights to give guests in a target namespace accounts, and to bind these to the role of cloud providers."""
+    """Return roles and bindings that let the account create accounts of guests in a namespace.
+
+    They also let it bind these accounts to the role of cloud providers.
+
+    :param former: bindings of single clusters, which the account may delete
+    """
     name, group = f"{GUESTS_PREFIX}{namespace}", CLUSTER_ROLES.group
     bindings = {"apiGroups": [group], "resources": ["clusterrolebindings"]}
     rules = [
@@ -240,28 +292,42 @@ def _guests(account: Account, namespace: str, former: list[str]) -> list[Obj]:
     reference = {"apiGroup": group, "kind": "ClusterRole", "name": CLOUD_PROVIDER_ROLE}
     return [
         _binding(account, GUESTS_ROLE, namespace=namespace),
-        # Without subjects: those are the provider's.
-        {"apiVersion": f"{group}/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name}, "roleRef": reference},
+        # The binding has no subjects. The provider adds a subject for each cluster.
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": name},
+            "roleRef": reference,
+        },
         _role("ClusterRole", {"name": name}, rules),
         _binding(account, name),
     ]
 
 
 async def _former_bindings(client: ApiClient) -> dict[str, list[str]]:
-    """Bindings of single guests to the role of cloud providers, by their namespace."""
-    found: dict[str, list[str]] = {}
+    """Return the names of bindings of single guests to cloud providers' role, by namespace."""
+    bindings: dict[str, list[str]] = {}
     for obj in (await client.list(CLUSTER_ROLE_BINDINGS))["items"]:
         subjects = obj.get("subjects") or []
         name = str(obj["metadata"]["name"])
-        if obj["roleRef"]["name"] != CLOUD_PROVIDER_ROLE or len(subjects) != 1 or name.startswith(GUESTS_PREFIX):
+        if (
+            obj["roleRef"]["name"] != CLOUD_PROVIDER_ROLE
+            or len(subjects) != 1
+            or name.startswith(GUESTS_PREFIX)
+        ):
             continue
         if subjects[0]["kind"] == SERVICE_ACCOUNTS.kind:
-            found.setdefault(subjects[0]["namespace"], []).append(name)
-    return found
+            bindings.setdefault(subjects[0]["namespace"], []).append(name)
+    return bindings
 
 
 def _role(kind: str, metadata: Obj, rules: list[Obj]) -> Obj:
-    return {"apiVersion": f"{CLUSTER_ROLES.group}/v1", "kind": kind, "metadata": metadata, "rules": rules}
+    return {
+        "apiVersion": f"{CLUSTER_ROLES.group}/v1",
+        "kind": kind,
+        "metadata": metadata,
+        "rules": rules,
+    }
 
 
 def _binding(account: Account, role: str, *, of: str = "ClusterRole", namespace: str = "") -> Obj:
@@ -269,9 +335,14 @@ def _binding(account: Account, role: str, *, of: str = "ClusterRole", namespace:
     return {
         "apiVersion": f"{CLUSTER_ROLES.group}/v1",
         "kind": kind,
-        "metadata": {"name": _binding_name(account, role), **({"namespace": namespace} if namespace else {})},
+        "metadata": {
+            "name": _binding_name(account, role),
+            **({"namespace": namespace} if namespace else {}),
+        },
         "roleRef": {"apiGroup": CLUSTER_ROLES.group, "kind": of, "name": role},
-        "subjects": [{"kind": "ServiceAccount", "name": account.name, "namespace": account.namespace}],
+        "subjects": [
+            {"kind": "ServiceAccount", "name": account.name, "namespace": account.namespace}
+        ],
     }
 
 
@@ -293,7 +364,7 @@ async def expiring_token(client: ApiClient, account: Key, seconds: int) -> str:
 
 
 async def published_ca(client: ApiClient, namespace: str) -> str:
-    """The CA that kube-controller-manager publishes in each namespace; empty if it has not yet."""
+    """Return the CA that kube-controller-manager publishes in each namespace; empty without one."""
     try:
         published = await client.get(CONFIG_MAPS, "kube-root-ca.crt", namespace)
     except NotFound:

@@ -1,4 +1,4 @@
-"""Kubeconfigs that lead to Harvester: what they contain, and which server they name. Pure functions."""
+"""Build kubeconfigs for Harvester, and find the address that they should name. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,29 +14,46 @@ VIP_ANNOTATION = "kube-vip.io/loadbalancerIPs"
 
 
 def kubeconfig(*, server: str, ca: str, token: str, namespace: str) -> str:
-    """A kubeconfig as Harvester's own generator writes it (contract: context `context`, entries `default`).
+    """Return a kubeconfig as Harvester's own generator writes it.
 
-    `ca` is PEM; `namespace` is that of the VMs, where the cloud provider looks for them.
+    :param server: URL of Harvester's API
+    :param ca: CA of the server (PEM)
+    :param token: token of the account
+    :param namespace: namespace of the VMs, where the cloud provider looks for them
     """
+    # The names of the context and of its entries are part of the contract.
     config = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [
             {
                 "name": "default",
-                "cluster": {"server": server, "certificate-authority-data": base64.b64encode(ca.encode()).decode()},
+                "cluster": {
+                    "server": server,
+                    "certificate-authority-data": base64.b64encode(ca.encode()).decode(),
+                },
             }
         ],
         "users": [{"name": "default", "user": {"token": token}}],
-        "contexts": [{"name": "context", "context": {"cluster": "default", "user": "default", "namespace": namespace}}],
+        "contexts": [
+            {
+                "name": "context",
+                "context": {"cluster": "default", "user": "default", "namespace": namespace},
+            }
+        ],
         "current-context": "context",
     }
     return yaml.safe_dump(config, sort_keys=False)
 
 
 def virtual_address(service: Obj | None) -> str:
-    """URL of Harvester's API at its virtual address, from Service `kube-system/ingress-expose`; empty without one."""
-    address = annotations_of(service).get(VIP_ANNOTATION, "").split(",")[0].strip() if service else ""
+    """Return the URL of Harvester's API at its virtual address, empty without one.
+
+    :param service: Service `kube-system/ingress-expose` of Harvester
+    """
+    if service is None:
+        return ""
+    address = annotations_of(service).get(VIP_ANNOTATION, "").split(",")[0].strip()
     try:
         return f"https://{ipaddress.IPv4Address(address)}:{API_PORT}"
     except ValueError:

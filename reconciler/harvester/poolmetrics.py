@@ -1,7 +1,7 @@
-"""Free addresses of the IPPools that machines use, counted when metrics are scraped.
+"""Count the free addresses of the IPPools that machines use, when metrics are scraped.
 
-Pools change with each machine, and counting reads all their entries: once per scrape costs less, and leaves no series
-of a pool that is no longer used.
+Pools change with each machine, and a count reads all their entries. Counting once per scrape
+therefore costs less, and it leaves no series of a pool that is no longer used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from reconciler import metrics
 from reconciler.harvester.session import Session
 
 UsedPools = Iterable[tuple[Session, Iterable[str]]]
-"""Sessions, and the names of the pools that clusters and machines of each use."""
+"""Sessions, each with the names of the pools that its clusters and machines use."""
 
 
 def report(used: UsedPools) -> None:
@@ -25,15 +25,15 @@ def report(used: UsedPools) -> None:
 
 
 def free_addresses(used: UsedPools) -> dict[tuple[str, str], int]:
-    """Free addresses by URL of the Harvester and name of the pool."""
-    found = {}
+    """Count the free addresses, by URL of the Harvester and name of the pool."""
+    free = {}
     for session, names in used:
         for name in set(names):
             pool = session.pools.get("", name)
-            if pool is None or (session.server, name) in found:
+            if pool is None or (session.server, name) in free:
                 continue
             try:
-                found[session.server, name] = ippool.free_count(pool)
+                free[session.server, name] = ippool.free_count(pool)
             except ippool.InvalidPoolError:
                 continue  # allocations from it report the error
-    return found
+    return free

@@ -1,4 +1,4 @@
-"""What an account may do on Harvester, as a SelfSubjectAccessReview says."""
+"""Ask Harvester what an account may do, with a SelfSubjectAccessReview."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import logging
 
 from caphv.api.object import SELF_SUBJECT_ACCESS_REVIEWS
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Unreachable
+from caphv.runtime.errors import RequestError
 from reconciler.harvester.sharedcache import Collection
 
 log = logging.getLogger(__name__)
 
 
 async def may(client: ApiClient, verb: str, collection: Collection) -> bool:
-    """Whether the account of a client may use a verb on a collection; False if that cannot be reviewed."""
+    """Return whether the account of a client may use a verb on a collection.
+
+    Returns False if the review fails.
+    """
     attributes = {
         "group": collection.resource.group,
         "resource": collection.resource.plural,
@@ -27,11 +30,17 @@ async def may(client: ApiClient, verb: str, collection: Collection) -> bool:
     }
     try:
         review = await client.request(
-            "POST", SELF_SUBJECT_ACCESS_REVIEWS.path(), resource=SELF_SUBJECT_ACCESS_REVIEWS, body=body
+            "POST",
+            SELF_SUBJECT_ACCESS_REVIEWS.path(),
+            resource=SELF_SUBJECT_ACCESS_REVIEWS,
+            body=body,
         )
-    except (ApiError, Unreachable) as error:
+    except RequestError as error:
         log.debug(
-            "cannot review whether %s on %s may be used: %s", f"{verb} {collection.resource}", client.server, error
+            "cannot review whether %s on %s may be used: %s",
+            f"{verb} {collection.resource}",
+            client.server,
+            error,
         )
         return False
     return bool((review.get("status") or {}).get("allowed"))

@@ -1,4 +1,4 @@
-"""Another token for the account of an identity, and the end of the former one."""
+"""Create another token for the account of an identity, and revoke the former token."""
 
 from __future__ import annotations
 
@@ -14,24 +14,33 @@ from caphv.api.tokens import ServiceAccountToken
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, NotFound
 from caphv.runtime.text import load_yaml
-from reconciler.harvester.identityaccount import AccountError, expiring_token, token_secret, wait_for_token
+from reconciler.harvester.identityaccount import (
+    AccountError,
+    expiring_token,
+    token_secret,
+    wait_for_token,
+)
 
 _NUMBERED = re.compile(r"(.*)-([1-9]\d{0,5})")
 
 
 def next_name(secret: str) -> str:
-    """Return the name of the Secret after one: `caphv-token`, `caphv-token-2`, `caphv-token-3`.
+    """Return the name of the Secret for the next token: `caphv-token-2` after `caphv-token`.
 
-    It depends on nothing else, so that a rotation that was interrupted continues with the Secret that it made.
+    The name depends only on the present one, so that an interrupted rotation continues with the
+    Secret that it has created.
     """
     match = _NUMBERED.fullmatch(secret)
     return f"{match[1]}-{int(match[2]) + 1}" if match else f"{secret}-2"
 
 
 async def new_token(client: ApiClient, current: ServiceAccountToken, seconds: int) -> str:
-    """Return another token of the same account: one that ends after `seconds`, or (0) one that never does.
+    """Return another token of the same account.
 
     Raises `AccountError`, `ApiError`, `Unreachable`.
+
+    :param current: the token in use
+    :param seconds: for how long the new token is valid; 0 for a token that never expires
     """
     if seconds:
         return await expiring_token(client, current.account, seconds)
@@ -39,29 +48,36 @@ async def new_token(client: ApiClient, current: ServiceAccountToken, seconds: in
     try:
         await client.create(SECRETS, token_secret(key.namespace, current.account.name, key.name))
     except AlreadyExists:
-        found = await client.get(SECRETS, key.name, key.namespace)
-        if annotations_of(found).get(SERVICE_ACCOUNT_ANNOTATION) != current.account.name:
-            msg = f"Secret {key} on Harvester exists and holds no token of ServiceAccount {current.account}: delete it"
+        # An interrupted rotation has created it, unless another account uses the name.
+        existing = await client.get(SECRETS, key.name, key.namespace)
+        if annotations_of(existing).get(SERVICE_ACCOUNT_ANNOTATION) != current.account.name:
+            msg = (
+                f"Secret {key} on Harvester exists and holds no token of ServiceAccount "
+                f"{current.account}: delete it"
+            )
             raise AccountError(msg) from None
     secret = await wait_for_token(client, key)
     return base64.b64decode(secret["data"]["token"]).decode()
 
 
 async def delete_token(client: ApiClient, account: Key, name: str) -> bool:
-    """Delete a Secret with a token of an account, which ends that token. False if there is none. Raises `ApiError`."""
+    """Delete a Secret with a token of an account, which revokes the token.
+
+    Returns whether the Secret existed. Raises `ApiError`.
+    """
     try:
-        found = await client.get(SECRETS, name, account.namespace)
-        holds = annotations_of(found).get(SERVICE_ACCOUNT_ANNOTATION) == account.name
-        if found.get("type") != SERVICE_ACCOUNT_TOKEN_TYPE or not holds:
+        secret = await client.get(SECRETS, name, account.namespace)
+        is_of_account = annotations_of(secret).get(SERVICE_ACCOUNT_ANNOTATION) == account.name
+        if secret.get("type") != SERVICE_ACCOUNT_TOKEN_TYPE or not is_of_account:
             return False
-        await client.delete(SECRETS, name, account.namespace, uid=uid_of(found))
+        await client.delete(SECRETS, name, account.namespace, uid=uid_of(secret))
     except NotFound:
         return False
     return True
 
 
 def with_token(kubeconfig: bytes, token: str) -> str:
-    """Return a kubeconfig, which was parsed before, with another token of its current user."""
+    """Return a valid kubeconfig with another token for its current user."""
     config: dict[str, Any] = load_yaml(kubeconfig.decode())
     contexts = {entry["name"]: entry["context"] for entry in config["contexts"]}
     user = contexts[config["current-context"]]["user"]

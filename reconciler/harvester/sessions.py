@@ -1,4 +1,4 @@
-"""All sessions, and which HarvesterCluster uses which session and target namespace."""
+"""Keep all sessions, and which HarvesterCluster uses which session and target namespace."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ class _Use:
 
 
 class Sessions:
-    """Opens a session with its first cluster and closes it with the last.
+    """Open a session for its first cluster, and close it after the last.
 
-    `fence` is that of the sessions' clients, `check_address` says to which addresses they may connect, `machines_of`
-    counts the machines of a HarvesterCluster, `clusters_with` yields those with a machine that has an address.
-    `management_cluster` is the one whose objects are read in full; `cache_bytes` is the memory that the caches of one
-    Harvester may take.
+    :param fence: called before each write; raises if this process is not the leader any more
+    :param check_address: refuses servers at addresses that the provider must not reach
+    :param machines_of: counts the machines of a HarvesterCluster
+    :param clusters_with: yields the HarvesterClusters with a machine that has an address
+    :param management_cluster: uid of the management cluster whose objects are read in full
+    :param cache_bytes: memory that the caches of one Harvester may take
     """
 
     def __init__(
@@ -45,12 +47,13 @@ class Sessions:
         management_cluster: str = "",
         cache_bytes: int = SHARED_CACHE_BYTES,
     ) -> None:
-        self._machines_of, self._clusters_with = machines_of, clusters_with
+        self._machines_of = machines_of
+        self._clusters_with = clusters_with
         self._fence = fence
         self._check_address = check_address
         self._management_cluster = management_cluster
         self._events = SessionEvents(lambda _sessions, _change: None, lambda _session: None)
-        self._harvesters = Harvesters(self._changed, cache_bytes)
+        self._harvesters = Harvesters(self._report_change, cache_bytes)
         self._sessions: dict[str, Session] = {}
         self._uses: dict[Key, _Use] = {}
         self._users: dict[Session, dict[Key, _Use]] = {}
@@ -60,73 +63,99 @@ class Sessions:
         self._events = events
 
     def of(self, cluster: Key) -> Session | None:
-        """The session of a HarvesterCluster for its machines, once it is verified to lead to the right Harvester.
+        """Return the session that the machines of a HarvesterCluster may use, else None.
 
-        Before that, a session whose caches are not filled is returned, too, because it may have an error to report.
+        They may use it once it is known to lead to the right Harvester.
         """
         use = self._uses.get(cluster)
         if use is None:
             return None
         same = bool(use.harvester_uid) and use.session.uid == use.harvester_uid
-        return use.session if use.accepted or same or not use.session.synced else None
+        if use.accepted or same:
+            return use.session
+        # A session whose caches are not filled can do no harm, and may have an error to report.
+        return None if use.session.synced else use.session
 
     def users(self, session: Session, namespace: str = "") -> list[Key]:
-        """HarvesterClusters that use a session (and that target namespace)."""
+        """Return the HarvesterClusters that use a session, and this target namespace if given."""
         users = self._users.get(session, {})
         return [key for key, use in users.items() if not namespace or use.namespace == namespace]
 
     def uses(self, cluster: Key, sessions: Container[Session], namespace: str) -> bool:
-        """Whether a HarvesterCluster uses one of these sessions and that target namespace."""
+        """Return whether a HarvesterCluster uses one of these sessions, and this namespace."""
         use = self._uses.get(cluster)
         return use is not None and use.session in sessions and use.namespace == namespace
 
     async def assign(
-        self, cluster: Key, access: Kubeconfig, namespace: str, *, identity: str, harvester_uid: str = ""
+        self,
+        cluster: Key,
+        access: Kubeconfig,
+        namespace: str,
+        *,
+        identity: str,
+        harvester_uid: str = "",
     ) -> Session:
-        """Assign the session of an identity (`<namespace>/<Secret>`) to a cluster, and close a session without users.
+        """Assign the session of an identity to a cluster, and return the session.
 
-        `harvester_uid` is the Harvester that the cluster is known to run on. Raises `KubeconfigError` when the
-        credentials cannot be loaded.
+        Closes the cluster's former session if no other cluster uses it. Raises `KubeconfigError` if
+        the credentials cannot be loaded.
+
+        :param cluster: the HarvesterCluster
+        :param access: the credentials
+        :param namespace: target namespace of the cluster
+        :param identity: `<namespace>/<name>` of the Secret of the credentials
+        :param harvester_uid: the Harvester that the cluster is known to run on
         """
         session = self._sessions.get(access.fingerprint)
         if session is None:
-            events = SessionEvents(self._changed, self._health, self._caches, self._limited)
-            session = Session(
-                access,
-                events,
-                identity,
-                self._harvesters,
-                fence=self._fence,
-                check_address=self._check_address,
-                machines=lambda: self._machines(access.fingerprint),
-                claimed=lambda address: self._claimed(access.fingerprint, address),
-                management_cluster=self._management_cluster,
-            )
-            self._sessions[access.fingerprint] = session
-            session.start()
-            log.info("session opened for %s", access.server)
-        before = self._uses.get(cluster)
-        if before and before.session is session and before.namespace == namespace:
-            before.harvester_uid = harvester_uid
+            session = self._open(access, identity)
+
+        former = self._uses.get(cluster)
+        if former and former.session is session and former.namespace == namespace:
+            former.harvester_uid = harvester_uid
             return session
+
+        # Record the new use before the former one is released. Otherwise a change of the namespace
+        # alone would close the session.
         self._uses[cluster] = use = _Use(session, namespace, harvester_uid)
         self._users.setdefault(session, {})[cluster] = use
-        if before:
-            if before.session is not session:
-                self._users[before.session].pop(cluster)
-            await self._collect(before)
+        if former:
+            if former.session is not session:
+                self._users[former.session].pop(cluster)
+            await self._collect(former)
+        return session
+
+    def _open(self, access: Kubeconfig, identity: str) -> Session:
+        """Open a session for credentials that no cluster has used yet."""
+        events = SessionEvents(
+            self._report_change, self._report_health, self._report_caches, self._report_limit
+        )
+        session = Session(
+            access,
+            events,
+            identity,
+            self._harvesters,
+            fence=self._fence,
+            check_address=self._check_address,
+            machines=lambda: self._machines(access.fingerprint),
+            claimed=lambda address: self._is_claimed(access.fingerprint, address),
+            management_cluster=self._management_cluster,
+        )
+        self._sessions[access.fingerprint] = session
+        session.start()
+        log.info("session opened for %s", access.server)
         return session
 
     def __iter__(self) -> Iterator[Session]:
-        """All sessions that are open."""
+        """Yield all sessions that are open."""
         return iter(list(self._sessions.values()))
 
     def __contains__(self, cluster: Key) -> bool:
-        """Whether a cluster has a session."""
+        """Return whether a cluster has a session."""
         return cluster in self._uses
 
     def accept(self, cluster: Key) -> bool:
-        """Record that the cluster's session leads to its Harvester; return whether that is new."""
+        """Record that a cluster's session leads to its Harvester; return whether that is news."""
         use = self._uses[cluster]
         new = not use.accepted
         use.accepted = True
@@ -147,32 +176,36 @@ class Sessions:
             await session.close()
         self._sessions.clear()
 
-    # Not the callbacks themselves: `connect` may replace them after the first session has been opened.
+    # Sessions get these methods instead of the callbacks, because `connect` may replace the
+    # callbacks after the first session has been opened.
 
-    def _changed(self, sessions: Mapping[Session, None], change: Change) -> None:
+    def _report_change(self, sessions: Mapping[Session, None], change: Change) -> None:
         self._events.changed(sessions, change)
 
-    def _health(self, session: Session) -> None:
+    def _report_health(self, session: Session) -> None:
         self._events.health(session)
 
-    def _caches(self, session: Session) -> None:
+    def _report_caches(self, session: Session) -> None:
         self._events.caches(session)
 
-    def _limited(self, session: Session) -> None:
+    def _report_limit(self, session: Session) -> None:
         self._events.limited(session)
 
     def _machines(self, fingerprint: str) -> int:
-        """Machines for which a session is used."""
+        """Count the machines for which a session is used."""
         session = self._sessions.get(fingerprint)
         return sum(self._machines_of(cluster) for cluster in self.users(session)) if session else 0
 
-    def _claimed(self, fingerprint: str, address: str) -> bool:
-        """Whether a machine on the Harvester of a session has an address; another Harvester may have it, too."""
+    def _is_claimed(self, fingerprint: str, address: str) -> bool:
+        """Return whether a machine on the Harvester of a session has an address."""
+        # Machines on other Harvesters do not count: another Harvester may use the same network, and
+        # thus the same address.
         session = self._sessions.get(fingerprint)
         uses = (self._uses.get(cluster) for cluster in self._clusters_with(address))
         return session is not None and any(use.session in session.neighbours for use in uses if use)
 
     async def _collect(self, use: _Use) -> None:
+        """Close the session or the caches of the namespace if no cluster uses them any more."""
         session = use.session
         if not self.users(session):
             if self._sessions.pop(session.fingerprint, None) is None:

@@ -1,7 +1,9 @@
 """A cache of one collection on one Harvester, shared by all accounts that may list it.
 
-One account at a time reads it. When Harvester refuses that account, the next one continues where it stood; the refused
-one leaves, and must not use what others read.
+The first account reads the collection for all. When Harvester refuses that account, the account
+falls back to a cache of its own, because it must not use objects that others read. When the account
+leaves, its connection is closed. In both cases its request ends with an error, and the next account
+continues from the present state of the cache.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from caphv.api.object import Obj, Resource
 from caphv.runtime.budget import MemoryBudget, TimeBudget
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Forbidden, Unauthorized
+from caphv.runtime.errors import Forbidden, RequestError, Unauthorized
 
 
 @dataclass(frozen=True)
 class Collection:
-    """What a cache holds; `options` are those of `Informer`."""
+    """The objects that one cache holds; `options` are keyword arguments of `Informer`."""
 
     resource: Resource
     namespace: str = ""
@@ -29,103 +31,105 @@ class Collection:
 
 
 class Account(Protocol):
-    """Who reads a shared cache."""
+    """An account that reads a shared cache."""
 
     @property
     def client(self) -> ApiClient:
-        """Its connection."""
+        """Client of the account."""
 
-    def refused(self, collection: Collection) -> None:
-        """Harvester has refused to list the collection, which others still may."""
+    def handle_refusal(self, collection: Collection) -> None:
+        """Handle that Harvester has refused this account, but not others, to list a collection."""
 
 
 OnChange = Callable[[Mapping[Account, None], Change], None]
 
 
 class SharedCache:
-    """The cache, its members in order of arrival, and the one that reads."""
+    """The cache and its members in order of arrival; the first member reads for all.
 
-    def __init__(self, collection: Collection, budget: MemoryBudget, on_change: OnChange, **options: Any) -> None:
+    :param collection: the objects that the cache holds
+    :param budget: the memory that all shared caches of a Harvester may take
+    :param on_change: called with the members that a change concerns
+    :param options: options of the informer; options of the collection take precedence
+    """
+
+    def __init__(
+        self,
+        collection: Collection,
+        budget: MemoryBudget,
+        on_change: OnChange,
+        options: Mapping[str, Any],
+    ) -> None:
         self.collection = collection
         self.members: dict[Account, None] = {}
-        self._reader: Account | None = None
         self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
-        self._switching: set[asyncio.Task[None]] = set()
-        self._one_switch = asyncio.Lock()
         source = _Source(self, budget)
-        options = {**options, **collection.options}
-        self.informer = Informer(source, collection.resource, namespace=collection.namespace, **options)
-        self.informer.add_handler(self._changed)
+        self.informer = Informer(
+            source,
+            collection.resource,
+            namespace=collection.namespace,
+            **{**options, **collection.options},
+        )
+        self.informer.add_handler(self._report_change)
 
     def join(self, account: Account) -> None:
-        """Let an account use the cache; the caller has made sure that it may list the collection."""
+        """Let an account use the cache. The caller has verified that it may list the collection."""
         self.members[account] = None
-        if self._reader is None:
-            self._reader = account
+        if self._task is None:
             self._task = self.informer.start(server=account.client.server)
             return
+
+        # Objects that the cache already holds are new to this account.
         for obj in self.informer.store:
             self._on_change({account: None}, Change(self.informer.resource, None, obj))
 
     def leave(self, account: Account) -> bool:
-        """Stop serving an account; return whether none is left, so that the cache has to be closed."""
+        """Stop serving an account; return whether no account uses the cache any more."""
         self.members.pop(account, None)
-        if self._reader is account:
-            self._reader = next(iter(self.members), None)
-            if self._reader is not None:
-                switching = asyncio.create_task(self._switch())
-                self._switching.add(switching)
-                switching.add_done_callback(self._switching.discard)
         return not self.members
 
     async def close(self) -> None:
         """Stop reading."""
-        await _cancel(*self._switching)
         if self._task:
-            await _cancel(self._task)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     def reads(self, account: Account) -> bool:
-        """Whether this account is the one that reads: its own responses then show what it may."""
-        return self._reader is account
+        """Return whether this account is the one that reads.
+
+        Responses to its own requests then show whether it may list the collection.
+        """
+        return bool(self.members) and self.reader is account
 
     @property
     def reader(self) -> Account:
-        """The account whose turn it is."""
-        if self._reader is None:
-            raise RuntimeError(f"no account reads {self.collection.resource}")
-        return self._reader
+        """The account that reads."""
+        for account in self.members:
+            return account
+        raise RuntimeError(f"no account reads {self.collection.resource}")
 
-    def hand_over(self, account: Account) -> bool:
-        """Let the next account read; return whether there is one. Otherwise this one tries again, and reports why."""
-        if self._reader is not account:
-            return True
-        if len(self.members) == 1:
-            return False
-        del self.members[account]
-        self._reader = next(iter(self.members))
-        account.refused(self.collection)
-        return True
+    def has_next(self, account: Account, error: RequestError) -> bool:
+        """Return whether another account reads after an error of this one.
 
-    async def _switch(self) -> None:
-        """End the watch of an account that has left; the next one resumes it."""
-        async with self._one_switch:
-            if self._task:
-                await _cancel(self._task)
-            self._task = self.informer.start(server=self.reader.client.server)
+        Another one does if this account has left, or if a refusal makes it leave.
+        """
+        # The last account stays and tries again, so that the cache reports the refusal.
+        if (
+            isinstance(error, Forbidden | Unauthorized)
+            and self.reads(account)
+            and len(self.members) > 1
+        ):
+            del self.members[account]
+            account.handle_refusal(self.collection)
+        return bool(self.members) and not self.reads(account)
 
-    def _changed(self, change: Change) -> None:
+    def _report_change(self, change: Change) -> None:
         self._on_change(self.members, change)
 
 
-async def _cancel(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 class _Source:
-    """Stands for an `ApiClient` in the informer."""
+    """Send the requests of the informer with the client of the account that reads."""
 
     name = "harvester"
 
@@ -135,7 +139,7 @@ class _Source:
 
     @property
     def time(self) -> TimeBudget | None:
-        """That of the account whose turn it is."""
+        """The time budget of the account that reads now."""
         return self._cache.reader.client.time
 
     async def list(self, resource: Resource, namespace: str = "", **options: Any) -> Obj:
@@ -143,21 +147,22 @@ class _Source:
             account = self._cache.reader
             try:
                 return await account.client.list(resource, namespace, **options)
-            except (Forbidden, Unauthorized):
-                if not self._cache.hand_over(account):
+            except RequestError as error:
+                if not self._cache.has_next(account, error):
                     raise
 
     async def watch(
         self, resource: Resource, namespace: str = "", **options: Any
     ) -> AsyncGenerator[tuple[str, Obj], None]:
-        while True:
-            account = self._cache.reader
-            try:
-                async with contextlib.aclosing(account.client.watch(resource, namespace, **options)) as events:
-                    async for event in events:
-                        yield event
-            except (Forbidden, Unauthorized):
-                if not self._cache.hand_over(account):
-                    raise
-            else:
-                return
+        account = self._cache.reader
+        try:
+            async with contextlib.aclosing(
+                account.client.watch(resource, namespace, **options)
+            ) as events:
+                async for event in events:
+                    yield event
+        except RequestError as error:
+            # If this raises nothing, the watch just ends, and the informer resumes with the next
+            # account.
+            if not self._cache.has_next(account, error):
+                raise

@@ -1,44 +1,65 @@
-"""What caches keep of objects on Harvester: only the fields that reconciles read."""
+"""Reduce objects on Harvester to the fields that reconciles read."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Obj, annotations_of
+from caphv.api.object import Obj, annotations_of, at
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_INSTANCE = ("phase", "nodeName", "reason")
+_SIZE = (("currentCPUTopology", ("sockets",)), ("memory", ("guestCurrent",)))
 _INTERFACE = ("name", "interfaceName", "ipAddress", "ipAddresses")
+# Each address is parsed when the machine is reconciled. A node that announces the addresses of its
+# Services has hundreds of them, and a hostile Harvester sends as many as an event can carry.
+_MOST_INTERFACES = 64
+_MOST_ADDRESSES = 512
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 # Prefixes of the labels and annotations by which a provider marks its VMs.
 _MARKS = ("caphv.io/", "guestcluster.harvesterhci.io/", names.MACHINE_TYPE_LABEL)
 
 
 def virtual_machine(vm: Obj, management_cluster: str) -> Obj:
-    """Spec and state of a VM that this management cluster recorded as its own; of another, what may affect ours.
+    """Keep spec and state of a VM of this management cluster, and only a little of other VMs.
 
-    Namespaces are shared with VMs of other teams, which may be thousands. Whatever becomes ours is written first, with
-    our record, and the response has all fields.
+    :param management_cluster: uid of this management cluster
     """
+    # Namespaces are shared with other teams, which may have thousands of VMs. When the provider
+    # adopts a VM, it writes our record first, and the response to that write has all fields.
     if annotations_of(vm).get(names.OWNER_CLUSTER_ANNOTATION) != management_cluster:
         return _foreign_vm(vm)
 
     metadata = {name: value for name, value in vm["metadata"].items() if name != "managedFields"}
     if _LAST_APPLIED in annotations_of(vm):
-        metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != _LAST_APPLIED}
-    status = {name: value for name, value in (vm.get("status") or {}).items() if name != "volumeSnapshotStatuses"}
+        metadata["annotations"] = {
+            k: v for k, v in metadata["annotations"].items() if k != _LAST_APPLIED
+        }
+    status = {
+        name: value
+        for name, value in (vm.get("status") or {}).items()
+        if name != "volumeSnapshotStatuses"
+    }
     return {**vm, "metadata": metadata, "status": status}
 
 
 def _foreign_vm(vm: Obj) -> Obj:
-    """The record and marks of its owner, and the claims that it uses."""
+    """Keep the record and marks of a VM's owner, and the claims that the VM uses.
+
+    The claim of a DataVolume has its name.
+    """
     template = (vm.get("spec") or {}).get("template") or {}
-    claims = [volume["persistentVolumeClaim"] for volume in _volumes(template) if volume.get("persistentVolumeClaim")]
+    volumes = [
+        {source: volume[source]}
+        for volume in _volumes(template)
+        for source in ("persistentVolumeClaim", "dataVolume")
+        if volume.get(source)
+    ]
     slim_template: Obj = {}
     if marks := _marks(template.get("metadata") or {}):
         slim_template["metadata"] = marks
-    if claims:
-        slim_template["spec"] = {"volumes": [{"persistentVolumeClaim": claim} for claim in claims]}
+    if volumes:
+        slim_template["spec"] = {"volumes": volumes}
     spec = {"template": slim_template} if slim_template else {}
     return {"metadata": {**_metadata(vm, "generation"), **_marks(vm["metadata"])}, "spec": spec}
 
@@ -48,44 +69,80 @@ def _volumes(template: Obj) -> list[Obj]:
 
 
 def instance(vmi: Obj) -> Obj:
-    """Phase, host, addresses and conditions; of a provider's VM the UUID that its guest reports as the system's."""
+    """Keep age, phase, host, addresses and conditions of an instance; its size with marks."""
     status = vmi.get("status") or {}
-    slim_status = _kept(status, ("phase", "nodeName", "reason"))
+    slim_status = _kept(status, _INSTANCE)
     if interfaces := status.get("interfaces"):
-        slim_status["interfaces"] = [_kept(interface, _INTERFACE) for interface in interfaces]
+        slim_status["interfaces"] = _interfaces(interfaces)
     if conditions := status.get("conditions"):
         slim_status["conditions"] = [_kept(condition, _CONDITION) for condition in conditions]
 
+    # The guest reports the UUID as its system UUID, which identifies the VM of a Node.
     marks = _marks(vmi["metadata"])
     firmware = ((vmi.get("spec") or {}).get("domain") or {}).get("firmware")
-    spec = {"spec": {"domain": {"firmware": _kept(firmware, ("uuid",))}}} if marks else {}
-    return {"metadata": {**_metadata(vmi), **marks}, **spec, "status": slim_status}
+    for section, fields in _SIZE if marks else ():
+        if size := _kept(status.get(section), fields):
+            slim_status[section] = size
+    own = {
+        "domain": {"firmware": _kept(firmware, ("uuid",))},
+        **_kept(vmi.get("spec"), ("evictionStrategy",)),
+    }
+    spec = {"spec": own} if marks else {}
+    metadata = {**_metadata(vmi, "creationTimestamp"), **marks}
+    return {"metadata": metadata, **spec, "status": slim_status}
+
+
+def _interfaces(interfaces: list[Obj]) -> list[Obj]:
+    """Return the first interfaces and addresses, with NICs (which have a name) before others."""
+    nics_first = sorted(interfaces, key=lambda interface: not interface.get("name"))
+    kept = [_kept(interface, _INTERFACE) for interface in nics_first[:_MOST_INTERFACES]]
+    room = _MOST_ADDRESSES
+    for interface in kept:
+        if addresses := interface.get("ipAddresses"):
+            interface["ipAddresses"] = addresses[:room]
+            room -= len(interface["ipAddresses"])
+    return kept
 
 
 def claim(claim: Obj) -> Obj:
-    """Its existence and owner, and its phase until it is bound."""
+    """Keep the existence and owner of a claim, and its phase until it is bound."""
     phase = (claim.get("status") or {}).get("phase", "")
     status = {} if phase == "Bound" else {"status": {"phase": phase}}
     return {"metadata": {**_metadata(claim), **_marks(claim["metadata"])}, **status}
 
 
 def deployment(deployment: Obj) -> Obj:
-    """Its conditions."""
-    return {"metadata": _metadata(deployment), "status": _kept(deployment.get("status"), ("conditions",))}
+    """Keep the conditions and images of a Deployment."""
+    containers = at(deployment, "spec", "template", "spec", "containers") or ()
+    images = [_kept(container, ("image",)) for container in containers]
+    return {
+        "metadata": _metadata(deployment),
+        "spec": {"template": {"spec": {"containers": images}}},
+        "status": _kept(deployment.get("status"), ("conditions",)),
+    }
 
 
 def host(node: Obj) -> Obj:
-    """Labels, and whether new VMs may run there: cordoned, tainted or in Harvester's maintenance mode."""
-    annotations = {name: value for name, value in annotations_of(node).items() if name.startswith("harvesterhci.io/")}
+    """Keep the labels of a host, and the fields that keep new VMs from it.
+
+    A host may be cordoned, tainted, in Harvester's maintenance mode or being evacuated.
+    """
+    annotations = {
+        name: value
+        for name, value in annotations_of(node).items()
+        if name.startswith("harvesterhci.io/") or name == names.EVACUATE_ANNOTATION
+    }
     spec = node.get("spec") or {}
     kept = {"unschedulable": spec.get("unschedulable", False), **_kept(spec, ("taints",))}
     return {"metadata": {**_metadata(node, "labels"), "annotations": annotations}, "spec": kept}
 
 
 def image(image: Obj) -> Obj:
-    """The name that machines refer to, whether it is imported, its size, and the storage class of its copies."""
+    """Keep the name of an image, whether it is imported, its size, and the class of its copies."""
     conditions = (image.get("status") or {}).get("conditions") or ()
-    imported = [_kept(c, ("type", "status", "message")) for c in conditions if c.get("type") == "Imported"]
+    imported = [
+        _kept(c, ("type", "status", "message")) for c in conditions if c.get("type") == "Imported"
+    ]
     status = _kept(image.get("status"), ("storageClassName", "progress", "virtualSize"))
     return {
         "metadata": _metadata(image),
@@ -95,15 +152,19 @@ def image(image: Obj) -> Obj:
 
 
 def key_pair(pair: Obj) -> Obj:
-    """The public key."""
+    """Keep the public key of a key pair."""
     return {"metadata": _metadata(pair), "spec": _kept(pair.get("spec"), ("publicKey",))}
 
 
 def _marks(metadata: Obj) -> Obj:
-    """Labels and annotations that providers set."""
+    """Return the labels and annotations that providers set."""
     marks = {}
     for section in ("labels", "annotations"):
-        marked = {key: value for key, value in (metadata.get(section) or {}).items() if key.startswith(_MARKS)}
+        marked = {
+            key: value
+            for key, value in (metadata.get(section) or {}).items()
+            if key.startswith(_MARKS)
+        }
         if marked:
             marks[section] = marked
     return marks

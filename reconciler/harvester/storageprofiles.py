@@ -1,8 +1,9 @@
-"""What the StorageClasses of a Harvester provide: access and volume modes, from CDI's StorageProfiles.
+"""Read the access and volume modes that StorageClasses of a Harvester provide.
 
-CDI has a profile for each StorageClass, with the modes that it knows of the driver, or that the class's annotation
-`cdi.harvesterhci.io/storageProfileVolumeModeAccessModes` names. A Harvester before 1.5 has none, and an account of an
-earlier version may not read them.
+CDI has a profile for each StorageClass. The profile lists the modes that CDI knows of the driver,
+or the modes in the class's annotation
+`cdi.harvesterhci.io/storageProfileVolumeModeAccessModes`. Harvester before 1.5 has no profiles, and
+an account without the shipped roles may not read them.
 """
 
 from __future__ import annotations
@@ -34,22 +35,34 @@ class StorageProfiles:
     def __init__(self) -> None:
         self._read: dict[tuple[str, str], tuple[float, Sequence[ClaimModes]]] = {}
 
-    async def offered(self, client: ApiClient, account: str, storage_class: str) -> Sequence[ClaimModes]:
-        """Return the modes of a StorageClass, empty if they are not known. Raises `ApiError`, `Unreachable`.
+    async def modes_of(
+        self, client: ApiClient, account: str, storage_class: str
+    ) -> Sequence[ClaimModes]:
+        """Return the modes of a StorageClass, empty if they are not known.
 
+        Raises `ApiError`, `Unreachable`.
+
+        :param client: client of Harvester
         :param account: fingerprint of the account that the client uses
         """
-        key, now = (account, storage_class), time.monotonic()
+        key = account, storage_class
+        current_time = time.monotonic()
         read_at, modes = self._read.get(key, (-_KEPT_SECONDS, ()))
-        if now - read_at < _KEPT_SECONDS:
+        if current_time - read_at < _KEPT_SECONDS:
             return modes
 
         try:
             modes = offered_modes(await client.get(resources.STORAGE_PROFILES, storage_class))
         except (Forbidden, NotFound):
             modes = ()
-        self._read = {key: entry for key, entry in self._read.items() if now - entry[0] < _KEPT_SECONDS}
-        self._read[key] = (now, modes)
+
+        # Drop entries that are too old to be used, so that the memory stays small.
+        self._read = {
+            key: entry
+            for key, entry in self._read.items()
+            if current_time - entry[0] < _KEPT_SECONDS
+        }
+        self._read[key] = (current_time, modes)
         return modes
 
 

@@ -1,48 +1,66 @@
-"""Failure domains of a Harvester: its zones if its hosts have them, else its hosts. Pure functions."""
+"""Failure domains of a Harvester: its zones if its hosts have them, else its hosts.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
-from caphv.api import names
-from caphv.api.object import Obj, annotations_of, labels_of
+from caphv.api import evacuation, names
+from caphv.api.object import Obj, annotations_of, at, labels_of
 
 
 def failure_domains(
     hosts: Collection[Obj],
     control_plane: Collection[str] = (),
     *,
-    published: Collection[dict[str, Any]] = (),
+    published: Collection[Obj] = (),
     used: Collection[str] = (),
-) -> list[dict[str, Any]]:
-    """One domain per zone if every host has the label, else one per host; sorted (contract).
+) -> list[Obj]:
+    """Return one domain per zone if every host has the label, else one domain per host.
 
-    Zones stay zones when a host without the label joins: `published` are the present domains. `control_plane` names
-    the domains for control plane machines, all if it is empty; one whose hosts are all cordoned or in maintenance takes
-    no new machine. Domains of machines (`used`) stay published, for no new machine, even if their hosts were removed.
+    The contract requires that they are sorted. A domain whose hosts are all cordoned or in
+    maintenance takes no new control plane machine.
+
+    :param hosts: Nodes of Harvester
+    :param control_plane: names of the domains for control plane machines, empty for all
+    :param published: the present domains; zones stay zones when a host without the label joins
+    :param used: names of domains that have machines; they stay published after their hosts were
+        removed, but take no new machine
     """
+    # A witness only votes in etcd and runs no VMs.
     workers = [host for host in hosts if not _is_witness(host)]
     zones = {zone for host in workers if (zone := labels_of(host).get(names.ZONE_LABEL))}
     complete = all(labels_of(host).get(names.ZONE_LABEL) for host in workers)
+
+    # Once zones are published, a host without the label belongs to no domain.
+    members: dict[str, list[Obj]] = {}
     if zones and (complete or names.ZONE_LABEL in set(map(topology_key, published))):
         key = names.ZONE_LABEL
-        found = {zone: [host for host in workers if labels_of(host).get(key) == zone] for zone in zones}
+        for host in workers:
+            if zone := labels_of(host).get(key):
+                members.setdefault(zone, []).append(host)
     else:
         key = names.HOSTNAME_LABEL
-        found = {host_name(host): [host] for host in workers}
-    domains = {
-        name: _domain(name, key, (not control_plane or name in control_plane) and any(map(accepts_machines, members)))
-        for name, members in found.items()
-    }
+        for host in workers:
+            members[host_name(host)] = [host]
+
+    domains = {}
+    for name, group in members.items():
+        selected = not control_plane or name in control_plane
+        domains[name] = _domain(name, key, selected and any(map(accepts_machines, group)))
     for domain in published:
         if domain["name"] in used and domain["name"] not in domains:
             domains[domain["name"]] = {**domain, "controlPlane": False}
     return [domains[name] for name in sorted(domains)]
 
 
-def unpublished_domains(hosts: Iterable[Obj]) -> list[dict[str, Any]]:
-    """Each zone, then each host: what the name of a failure domain can mean where the core takes none."""
+def unpublished_domains(hosts: Iterable[Obj]) -> list[Obj]:
+    """Return a domain for each zone, then a domain for each host.
+
+    If Cluster API takes no failure domains from the status, users may name either of them.
+    """
     workers = [host for host in hosts if not _is_witness(host)]
     zones = {zone for host in workers if (zone := labels_of(host).get(names.ZONE_LABEL))}
     return [
@@ -51,18 +69,20 @@ def unpublished_domains(hosts: Iterable[Obj]) -> list[dict[str, Any]]:
     ]
 
 
-def has_single_host(name: str, published: Collection[dict[str, Any]], hosts: Collection[Obj]) -> bool:
-    """Whether at most one host of a domain accepts machines, so that a VM there could not migrate within the domain.
+def has_single_host(name: str, published: Collection[Obj], hosts: Collection[Obj]) -> bool:
+    """Return whether at most one host of a domain accepts machines, so that no VM could migrate."""
+    # A name that is not published names a host. If no host has the name either, it is a mistake,
+    # not a domain of one host.
+    if not any(domain["name"] == name for domain in published):
+        return any(host_name(host) == name for host in hosts)
+    accepting = [
+        host for host in hosts if accepts_machines(host) and domain_of_host(published, host) == name
+    ]
+    return len(accepting) <= 1
 
-    A name that is not published is that of a host; a name that nothing has is a mistake, and no domain of one host.
-    """
-    if any(domain["name"] == name for domain in published):
-        return sum(accepts_machines(host) and domain_of_host(published, host) == name for host in hosts) <= 1
-    return any(host_name(host) == name for host in hosts)
 
-
-def why_unavailable(domain: dict[str, Any], hosts: Collection[Obj]) -> str:
-    """Why no host of a domain accepts new machines; empty if one does."""
+def why_unavailable(domain: Obj, hosts: Collection[Obj]) -> str:
+    """Explain why no host of a domain accepts new machines; empty if a host does."""
     members = [host for host in hosts if domain_of_host([domain], host)]
     if not members:
         return f"no host has label {topology_key(domain)}={domain['name']}"
@@ -72,19 +92,26 @@ def why_unavailable(domain: dict[str, Any], hosts: Collection[Obj]) -> str:
 
 
 def accepts_machines(host: Obj) -> bool:
-    """Whether a host may run new VMs: it is neither cordoned, nor in maintenance, nor a witness."""
-    maintenance = annotations_of(host).get(names.MAINTENANCE_ANNOTATION)
-    return not (_is_witness(host) or (host.get("spec") or {}).get("unschedulable") or maintenance)
+    """Return whether a host may run new VMs.
+
+    A host may not while it is cordoned, in maintenance or being evacuated, and a witness never may.
+    """
+    is_cordoned = at(host, "spec", "unschedulable")
+    is_in_maintenance = annotations_of(host).get(names.MAINTENANCE_ANNOTATION)
+    is_closed = is_cordoned or is_in_maintenance or evacuation.is_wanted(host)
+    return not (_is_witness(host) or is_closed)
 
 
 def _state(host: Obj) -> str:
     if _is_witness(host):
         return "is a witness"
-    return "is in maintenance" if annotations_of(host).get(names.MAINTENANCE_ANNOTATION) else "is cordoned"
+    if annotations_of(host).get(names.MAINTENANCE_ANNOTATION):
+        return "is in maintenance"
+    return "is being evacuated" if evacuation.is_wanted(host) else "is cordoned"
 
 
-def topology_key(domain: dict[str, Any]) -> str:
-    """Label of hosts by which a domain selects them."""
+def topology_key(domain: Obj) -> str:
+    """Return the label by which a domain selects its hosts."""
     return str((domain.get("attributes") or {}).get("topologyKey") or "")
 
 
@@ -92,8 +119,8 @@ def _is_witness(host: Obj) -> bool:
     return labels_of(host).get(names.WITNESS_LABEL) == "true"
 
 
-def domain_of_host(domains: Iterable[dict[str, Any]], host: Obj) -> str:
-    """The domain that contains a host, empty for none."""
+def domain_of_host(domains: Iterable[Obj], host: Obj) -> str:
+    """Return the name of the domain that contains a host, empty for none."""
     for domain in domains:
         key = topology_key(domain)
         value = host_name(host) if key == names.HOSTNAME_LABEL else labels_of(host).get(key)
@@ -103,9 +130,9 @@ def domain_of_host(domains: Iterable[dict[str, Any]], host: Obj) -> str:
 
 
 def host_name(host: Obj) -> str:
-    """The host name by which affinities select a host."""
+    """Return the host name by which affinities select a host."""
     return labels_of(host).get(names.HOSTNAME_LABEL) or str(host["metadata"]["name"])
 
 
-def _domain(name: str, key: str, control_plane: bool) -> dict[str, Any]:
+def _domain(name: str, key: str, control_plane: bool) -> Obj:
     return {"name": name, "attributes": {"topologyKey": key}, "controlPlane": control_plane}

@@ -1,4 +1,4 @@
-"""What one session sees of a Harvester: shared caches where it may, its own where it may not."""
+"""Views of a session on the objects of a Harvester, in shared caches or caches of its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from caphv.runtime.cache import Informer
-from caphv.runtime.errors import Forbidden
-from reconciler.harvester.harvester import collections_of
+from caphv.runtime.errors import Forbidden, NotFound
+from reconciler.harvester.harvester import (
+    DEPLOYMENT,
+    HOSTS,
+    IMAGES,
+    KEY_PAIRS,
+    LOAD_BALANCER_SERVICES,
+    POOLS,
+    collections_of,
+)
 from reconciler.harvester.sharedcache import Collection
 
 if TYPE_CHECKING:
@@ -16,46 +24,138 @@ if TYPE_CHECKING:
 
 
 class View:
-    """What a session sees of one collection: nothing yet, the shared cache, or a cache of its own."""
+    """View of a session on one collection: empty at first, then a shared cache or its own."""
 
     def __init__(self, collection: Collection, own: Informer) -> None:
         self.collection = collection
         self.informer = own
         self.own = own
-        self.task: asyncio.Task[None] | None = None
-        self.switch: asyncio.Task[None] | None = None
-        """Announces that another cache is used now."""
+        self._task: asyncio.Task[None] | None = None
+        self._announcement: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
 
     @property
-    def shared(self) -> bool:
-        """Whether the shared cache is used."""
+    def is_shared(self) -> bool:
+        """Whether the session uses the shared cache."""
         return self.informer is not self.own
 
     @property
-    def closed(self) -> bool:
+    def is_read_alone(self) -> bool:
+        """Whether the session reads the collection by itself."""
+        return self._task is not None
+
+    def read_alone(self, *, server: str, identity: str) -> None:
+        """Read the collection into the session's own cache, and use that cache.
+
+        :param server: server of the session, for the log
+        :param identity: identity of the session, for the log
+        """
+        self.informer = self.own
+        self._task = self.own.start(server=server, identity=identity)
+
+    def share(self, informer: Informer) -> None:
+        """Use a shared cache, and drop the content of the session's own cache."""
+        self.informer = informer
+        self.own.clear()
+
+    def unshare(self) -> None:
+        """Use the session's own cache without reading it."""
+        self.informer = self.own
+
+    def replace_announcement(self, task: asyncio.Task[None]) -> None:
+        """Keep the task that announces the cache in use, and cancel the task of a former cache."""
+        if self._announcement:
+            self._announcement.cancel()
+        self._announcement = task
+
+    @property
+    def is_closed(self) -> bool:
         """Whether the session does not need the collection any more."""
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Let the tasks that wait for the cache continue."""
+        """Release the tasks that wait for the cache."""
         self._closed.set()
 
-    async def settled(self) -> None:
-        """Wait until the cache that is used now has been filled, or the view is closed."""
-        waits = [asyncio.create_task(self.informer.wait_synced()), asyncio.create_task(self._closed.wait())]
+    async def wait_until_filled(self) -> None:
+        """Wait until the cache in use has been filled, or the view is closed."""
+        waits = [
+            asyncio.create_task(self.informer.wait_synced()),
+            asyncio.create_task(self._closed.wait()),
+        ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in waits:
-                each.cancel()
+            for wait in waits:
+                wait.cancel()
 
     async def stop(self) -> None:
         """Stop the session's own cache."""
-        if self.task:
-            self.task.cancel()
-            await asyncio.gather(self.task, return_exceptions=True)
-            self.task = None
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+
+class ClusterWideCaches:
+    """Caches of a session that do not depend on a namespace."""
+
+    _views: dict[Collection, View]
+
+    @property
+    def deployment(self) -> Informer:
+        """Harvester's own Deployment."""
+        return self._views[DEPLOYMENT].informer
+
+    @property
+    def hosts(self) -> Informer:
+        """Nodes of Harvester."""
+        return self._views[HOSTS].informer
+
+    @property
+    def images(self) -> Informer:
+        """VirtualMachineImages of all namespaces."""
+        return self._views[IMAGES].informer
+
+    @property
+    def key_pairs(self) -> Informer:
+        """KeyPairs of all namespaces."""
+        return self._views[KEY_PAIRS].informer
+
+    @property
+    def pools(self) -> Informer:
+        """IPPools."""
+        return self._views[POOLS].informer
+
+    @property
+    def services(self) -> Informer:
+        """Services of load balancers in all namespaces."""
+        return self._views[LOAD_BALANCER_SERVICES].informer
+
+    @property
+    def synced(self) -> bool:
+        """Whether the cluster-wide caches have been filled."""
+        return all(view.informer.synced for view in self._views.values())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether each cluster-wide cache has been filled, or has an error that says why not."""
+        return all(
+            view.informer.synced or view.informer.last_error for view in self._views.values()
+        )
+
+    @property
+    def sync_error(self) -> str:
+        """Why cluster-wide caches cannot be filled; empty while first lists are being read."""
+        return sync_error_of(view.informer for view in self._views.values())
+
+    @property
+    def missing_kind(self) -> str:
+        """A kind of Harvester that the server does not serve, empty if it serves all."""
+        for view in self._views.values():
+            if isinstance(view.informer.last_error, NotFound):
+                return str(view.informer.resource)
+        return ""
 
 
 class TargetNamespace:
@@ -63,7 +163,10 @@ class TargetNamespace:
 
     def __init__(self, session: Session, name: str) -> None:
         self.name = name
-        self.views = tuple(session.new_view(it) for it in collections_of(name, session.management_cluster))
+        self.views = tuple(
+            session.new_view(collection)
+            for collection in collections_of(name, session.management_cluster)
+        )
 
     @property
     def vms(self) -> Informer:
@@ -97,7 +200,7 @@ class TargetNamespace:
 
     @property
     def current(self) -> bool:
-        """Whether absence from these caches means absence on Harvester, now."""
+        """Whether all watches of the namespace are connected."""
         return all(informer.current for informer in self.informers)
 
     @property
@@ -107,18 +210,26 @@ class TargetNamespace:
 
 
 def sync_error_of(informers: Iterable[Informer]) -> str:
-    """Why caches cannot be filled; empty while the first lists are still being read."""
-    return "; ".join(str(one.last_error) for one in informers if not one.synced and one.last_error)
+    """Return why caches cannot be filled; empty while the first lists are still being read."""
+    return "; ".join(
+        str(informer.last_error)
+        for informer in informers
+        if not informer.synced and informer.last_error
+    )
 
 
 def refusal_of(views: Iterable[View], reads: Callable[[View], bool]) -> str:
-    """Why an account may not read caches, filled or not; empty if it may, or while a first list is still being read.
+    """Return why an account may not read caches, whether they are filled or not.
 
-    A cache that was filled shows the past once its watch is refused. `reads` says whether the account reads it itself:
-    the error of another one that reads for it says nothing about it.
+    Returns an empty text if the account may read them, or while a first list is still being read.
+    Filled caches count, because a cache becomes outdated once its watch is refused.
+
+    :param reads: returns whether the account reads a cache itself. If another account reads for it,
+        errors say nothing about this account
     """
     views = list(views)
     if any(not view.informer.synced and view.informer.last_error is None for view in views):
-        return ""  # what fails first depends on the order of answers
+        return ""  # which error comes first depends on the order of answers
+
     errors = (view.informer.last_error for view in views if reads(view))
     return "; ".join(str(error) for error in errors if isinstance(error, Forbidden))

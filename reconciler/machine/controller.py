@@ -1,23 +1,29 @@
-"""Reconciles one HarvesterMachine: from the Machine's bootstrap data to an initialized Node, and its deletion."""
+"""Reconcile one HarvesterMachine from bootstrap data to an initialized Node, or delete it.
+
+`MachineReconciler._reconcile`, `_provide_vm` and `_complete` run the steps in order. Each step is
+idempotent. A step raises `Blocked` to end the reconcile until its trigger requeues the machine, and
+`ApiError` or `Unreachable` for a retry with back-off.
+"""
 
 from __future__ import annotations
 
 import time
 
-from caphv.api import clusterapi, names, resources
+from caphv.api import clusterapi, names, parking, resources
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Key, Obj, being_deleted, key_of, owner_reference, uid_of
+from caphv.api.object import Key, Obj, being_deleted, key_of, owner_reference
 from caphv.runtime import logs
 from caphv.runtime.controller import Result
-from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
+from caphv.runtime.errors import Forbidden, Invalid, NotFound, RequestError
 from reconciler import metrics
 from reconciler.context import Context
-from reconciler.machine.adoption import ensure_vm_proof, vm_proof
+from reconciler.machine.adoption import adopt_or_refuse, ensure_vm_proof
 from reconciler.machine.create import ensure_vm
 from reconciler.machine.deletion import delete_machine
-from reconciler.machine.handover import keep_until_replaced
-from reconciler.machine.node import initialize_node, is_guest_of
-from reconciler.machine.running import require_running
+from reconciler.machine.handover import ensure_handover
+from reconciler.machine.inplace import update_in_place
+from reconciler.machine.node import initialize_node, set_provider_id
+from reconciler.machine.running import wait_for_running_vm
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.status import report_drift
 from reconciler.memory import GRACE_SECONDS
@@ -26,21 +32,34 @@ from reconciler.triggers import Watched
 
 _FINALIZERS = frozenset({names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER})
 # Seconds that a transient state has to last before it is written.
-_DEBOUNCE = 1.0
+_DEBOUNCE_SECONDS = 1.0
+# Seconds until a parked machine looks again whether it can adopt its VM.
+_ADOPT_SECONDS = 60.0
+
+
+def _is_provisioned(scope: MachineScope) -> bool:
+    """Return whether the machine was ever ready."""
+    return bool(scope.draft.fields.get("initialization"))
 
 
 class MachineReconciler:
-    """`reconcile` takes the key of a HarvesterMachine."""
+    """Reconcile HarvesterMachines, one key at a time."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def reconcile(self, key: Key) -> Result | None:
-        """Bring one HarvesterMachine closer to its spec. Raises `ApiError`, `Unreachable` for a retry."""
+        """Bring one HarvesterMachine closer to its spec.
+
+        Raises `ApiError`, `Unreachable` for a retry.
+        """
         obj = self._context.caches.harvester_machines.get(*key)
         if obj is None:
-            self._forget(key)
+            memory = self._context.memory.forget_machine(key)
+            if memory and memory.metric_labels:
+                metrics.MACHINE_STATUS.remove(*memory.metric_labels)
             return None
+
         operation = "delete" if being_deleted(obj) else "normal"
         started = time.monotonic()
         try:
@@ -50,158 +69,263 @@ class MachineReconciler:
             metrics.MACHINE_RECONCILE_SECONDS.labels(operation).observe(time.monotonic() - started)
 
     async def _reconcile(self, obj: Obj) -> Result | None:
+        """Run the steps (of the deletion, if needed) and write the status that they draft.
+
+        If the early initialization of the Node fails, raises the error only after the status has
+        been written.
+        """
         scope = self._scope(obj)
         if clusterapi.paused(scope.cluster, obj):
             scope.draft.set_true(ConditionType.PAUSED)
             await self._write(scope)
-            return None
+            return await self._adopt_parked(scope)
         if not being_deleted(obj) and (scope.machine is None or scope.cluster is None):
             return None  # Cluster API sets owner and label first, and that change requeues it
+
         scope.draft.set_false(ConditionType.PAUSED, Reason.NOT_PAUSED)
+        node_error: RequestError | None = None
         try:
-            await keep_until_replaced(scope)
+            # A machine in deletion needs this, too, because the hook delays the deletion.
+            await ensure_handover(scope)
             if being_deleted(obj):
                 await self._delete(scope)
                 return None
-            await self._normal(scope)
+            vm, vmi = await self._provide_vm(scope)
+            node_error = await self._initialize_early(scope, vm, vmi)
+            await self._complete(scope, vm, vmi, node_failed=node_error is not None)
         except Blocked as blocked:
-            self._report(scope, blocked)
-            debounce = 0.0 if blocked.warn else scope.memory.debounce(GRACE_SECONDS if blocked.unknown else _DEBOUNCE)
-            if not debounce:
-                await self._write(scope)
-            if scope.failure:
-                raise scope.failure from None
-            delays = (debounce, blocked.requeue_after, scope.requeue_after)
-            return Result(requeue_after=min(filter(None, delays), default=None))
-        except (ApiError, Unreachable) as error:
-            # A refused request needs a user's action. A machine that is ready stays so.
-            if isinstance(error, (Forbidden, Invalid)) and (being_deleted(obj) or not scope.draft.fields.get("ready")):
-                self._report(scope, scope.failed(f"a request was refused: {error.message}"))
+            result = await self._wait(scope, blocked)
+            if node_error:
+                raise node_error from None
+            return result
+        except RequestError as error:
+            # A refused request needs an action of the user. A machine that is ready stays ready.
+            if isinstance(error, (Forbidden, Invalid)) and (
+                being_deleted(obj) or not scope.draft.fields.get("ready")
+            ):
+                self._report(scope, scope.failure(f"a request was refused: {error.message}"))
             await self._write(scope)
             raise
+
         await self._write(scope)
-        if scope.failure:
-            raise scope.failure
+        if node_error:
+            raise node_error
         return Result(requeue_after=scope.requeue_after)
 
-    async def _normal(self, scope: MachineScope) -> None:
+    async def _adopt_parked(self, scope: MachineScope) -> Result | None:
+        """Adopt the VM of a machine that was restored while its cluster was parked.
+
+        Otherwise the cluster could only be resumed without the pause that protects its machines.
+        The pause of a user is left alone. Condition `Parked` of the cluster says what is missing.
+        """
+        cluster = scope.cluster
+        if cluster is None or not parking.owns_pause(cluster) or parking.is_moving(cluster):
+            return None
+        if clusterapi.paused(None, scope.obj) or being_deleted(scope.obj) or scope.machine is None:
+            return None
+        try:
+            vm = scope.namespace().vms.get(scope.target_namespace, scope.name)
+            if vm is not None:
+                await adopt_or_refuse(scope, vm)
+        except Blocked as blocked:
+            if blocked.outage:
+                return Result(requeue_after=blocked.requeue_after)  # the session tells of its end
+            scope.memory.adoption_refusal = blocked.message
+            delays = filter(None, (blocked.requeue_after, _ADOPT_SECONDS))
+            return Result(requeue_after=min(delays))
+        scope.memory.adoption_refusal = ""
+        return None
+
+    async def _wait(self, scope: MachineScope, blocked: Blocked) -> Result:
+        """Report why a step waits, at once or after a debounce. Return the next attempt."""
+        self._report(scope, blocked)
+        # Transient states end within seconds, and writing each of them would cost a request.
+        debounce = 0.0
+        if not blocked.warn:
+            debounce = scope.memory.debounce(
+                GRACE_SECONDS if blocked.unknown else _DEBOUNCE_SECONDS
+            )
+        if not debounce:
+            await self._write(scope)
+
+        delays = (debounce, blocked.requeue_after, scope.requeue_after)
+        return Result(requeue_after=min(filter(None, delays), default=None))
+
+    async def _provide_vm(self, scope: MachineScope) -> tuple[Obj, Obj | None]:
+        """Run the steps up to the VM of the machine; return the VM, and its instance or None."""
         self._require_infrastructure(scope)
-        await self._context.ensure_finalizer(
-            self._context.caches.harvester_machines, scope.obj, names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER
-        )
-        scope.obj = self._context.caches.harvester_machines.get(*scope.key) or scope.obj
-        scope.draft.moved_to(scope.obj)
+        # Set the finalizer before the first request to Harvester, because objects there must delay
+        # the deletion of the machine.
+        await self._ensure_finalizer(scope)
         vm = await ensure_vm(scope)
-        vmi = scope.namespace().instances.get(scope.target_namespace, scope.name)
+        vmi = scope.instance()
         scope.draft.set_true(ConditionType.MACHINE_CREATED)
-        if vmi is not None and scope.cluster_key and self._context.workloads.node(scope.cluster_key, scope.name):
-            # Before the VM reports anything: its guest agent may depend on Pods that wait for the removal of the taint.
-            provider_id = await self._ensure_provider_id(scope, vm, vmi)
-            try:
-                await initialize_node(scope, provider_id)
-            except (ApiError, Unreachable) as error:
-                scope.failure = error  # what the VM reports does not depend on the workload API
-        first = not scope.draft.fields.get("initialization")
-        if not first:
-            # Before what may end this: an edit may be why the VM does not run.
-            report_drift(scope, vm)
-        running = await require_running(scope, vm, vmi)
-        if running.holds:
-            return  # the machine stays ready, with what was true of it before
+        return vm, vmi
+
+    async def _complete(
+        self, scope: MachineScope, vm: Obj, vmi: Obj | None, *, node_failed: bool
+    ) -> None:
+        """Run the steps from the VM to an initialized Node.
+
+        :param node_failed: whether the early initialization of the Node has failed in this
+            reconcile
+        """
+        if _is_provisioned(scope):
+            vm, refusal = await update_in_place(scope, vm, vmi)
+            # Report drift before a step may end this reconcile, because an edit of the VM may be
+            # the reason why it does not run.
+            report_drift(scope, vm, vmi, refusal)
+        if not await wait_for_running_vm(scope, vm, vmi):
+            return  # the machine stays ready, and its status stays as it was
+
+        provider_id = await set_provider_id(scope, vm, vmi or {})
+        await self._report_ready(scope, vm, vmi)
+        await ensure_vm_proof(scope, vm)
+        if not node_failed:
+            # An initialized Node needs this, too, because its zone follows the VM to another host.
+            await initialize_node(scope, provider_id)
+
+    async def _ensure_finalizer(self, scope: MachineScope) -> None:
+        """Set our finalizer, which replaces the finalizer of the Go provider.
+
+        The scope continues with the patched object, because later steps patch its version.
+        """
+        informer = self._context.caches.harvester_machines
+        await self._context.ensure_finalizer(
+            informer, scope.obj, names.MACHINE_FINALIZER, names.LEGACY_MACHINE_FINALIZER
+        )
+        scope.obj = informer.get(*scope.key) or scope.obj
+        scope.draft.rebase(scope.obj)
+
+    async def _initialize_early(
+        self, scope: MachineScope, vm: Obj, vmi: Obj | None
+    ) -> RequestError | None:
+        """Initialize a Node that exists already, before the VM reports anything.
+
+        The guest agent may depend on Pods that wait for the removal of the taint. Returns an error
+        of the workload API instead of raising it, because the following steps do not depend on that
+        API.
+        """
+        if vmi is None or not scope.cluster_key:
+            return None
+        if not self._context.workloads.node(scope.cluster_key, scope.name):
+            return None
+
+        provider_id = await set_provider_id(scope, vm, vmi)
+        try:
+            await initialize_node(scope, provider_id)
+        except RequestError as error:
+            return error
+        return None
+
+    async def _report_ready(self, scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
+        """Set the conditions of a machine with a running VM. Write them at once if it was unready.
+
+        Needs the providerID, because Cluster API considers no machine provisioned without it.
+        """
         was_ready = bool(scope.draft.fields.get("ready"))
-        provider_id = await self._ensure_provider_id(scope, vm, vmi or {})
-        if first:
-            report_drift(scope, vm)
+        if not _is_provisioned(scope):
+            vm, refusal = await update_in_place(scope, vm, vmi)
+            report_drift(scope, vm, vmi, refusal)
+            if scope.memory.vm_created_at is not None:
+                seconds = time.monotonic() - scope.memory.vm_created_at
+                metrics.MACHINE_CREATION_SECONDS.observe(seconds)
+
         for condition in (
             ConditionType.VM_PROVISIONING_READY,
             ConditionType.INFRASTRUCTURE_READY,
             ConditionType.READY,
         ):
             scope.draft.set_true(condition)
-        scope.draft.provisioned(ready=True)
-        scope.memory.settled()
-        if first and scope.memory.vm_created_at is not None:
-            metrics.MACHINE_CREATION_SECONDS.observe(time.monotonic() - scope.memory.vm_created_at)
+        scope.draft.set_ready(ready=True)
+        scope.memory.end_transient()
         if not was_ready:
+            # Cluster API waits for this status, and the following steps use APIs that may be slow.
             await self._write(scope)
-        await ensure_vm_proof(scope, vm)
-        if scope.failure is None:
-            await initialize_node(scope, provider_id)
 
     def _require_infrastructure(self, scope: MachineScope) -> None:
+        """Raise `Blocked` until the HarvesterCluster is provisioned."""
         assert scope.cluster is not None  # noqa: S101 - checked by the caller
-        if scope.harvester_cluster is None or not clusterapi.infrastructure_provisioned(scope.cluster):
-            raise Blocked(
-                ConditionType.INFRASTRUCTURE_READY,
-                Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
-                f"waiting for the infrastructure of Cluster {key_of(scope.cluster)}; see its HarvesterCluster",
-                Watched.CLUSTER,
-            )
+        if scope.harvester_cluster and clusterapi.infrastructure_provisioned(scope.cluster):
+            return
 
-    async def _ensure_provider_id(self, scope: MachineScope, vm: Obj, vmi: Obj) -> str:
-        """Contract: the Node's own if it has one (another cloud provider may set it), else that of the VM."""
-        assert scope.cluster_key is not None  # noqa: S101 - checked by the caller
-        node = self._context.workloads.node(scope.cluster_key, scope.name)
-        # The Node of an earlier machine of the same name may still be there.
-        former = node is not None and is_guest_of(node, vmi) is False
-        own = node["spec"].get("providerID") if node and not former else None
-        wanted = str(own or scope.spec.get("providerID") or f"{names.PROVIDER_ID_PREFIX}{uid_of(vm)}")
-        if scope.spec.get("providerID") != wanted:
-            await scope.patch({"metadata": {"annotations": vm_proof(wanted, vm)}, "spec": {"providerID": wanted}})
-        return wanted
+        raise Blocked(
+            ConditionType.INFRASTRUCTURE_READY,
+            Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
+            f"waiting for the infrastructure of Cluster {key_of(scope.cluster)}; see its "
+            "HarvesterCluster",
+            Watched.CLUSTER,
+        )
 
     async def _delete(self, scope: MachineScope) -> None:
+        """Delete the objects of the machine on Harvester, then remove our finalizers."""
         if not set(scope.obj["metadata"].get("finalizers") or ()) & _FINALIZERS:
-            return  # done; other finalizers keep the object
+            return  # our part of the deletion is complete, and other finalizers keep the object
+
         await delete_machine(scope)
         try:
-            await self._context.remove_finalizer(self._context.caches.harvester_machines, scope.obj, *_FINALIZERS)
+            await self._context.remove_finalizer(
+                self._context.caches.harvester_machines, scope.obj, *_FINALIZERS
+            )
         except NotFound:
             self._context.caches.harvester_machines.forget(*scope.key)
 
     def _scope(self, obj: Obj) -> MachineScope:
+        caches = self._context.caches
         reference = owner_reference(obj, "Machine", resources.CLUSTER_API_GROUP)
-        namespace = obj["metadata"]["namespace"]
-        machine = self._context.caches.machines.get(namespace, reference["name"]) if reference else None
-        cluster = self._context.caches.cluster_of(obj)
-        harvester_cluster = self._context.caches.harvester_cluster_of(cluster) if cluster else None
-        return MachineScope(self._context, obj, machine, cluster, harvester_cluster, StatusDraft(obj))
+        machine = None
+        if reference:
+            machine = caches.machines.get(obj["metadata"]["namespace"], reference["name"])
+
+        cluster = caches.cluster_of(obj)
+        harvester_cluster = caches.harvester_cluster_of(cluster) if cluster else None
+        draft = StatusDraft(obj)
+        return MachineScope(self._context, obj, machine, cluster, harvester_cluster, draft)
 
     def _report(self, scope: MachineScope, blocked: Blocked) -> None:
-        set_condition = scope.draft.set_unknown if blocked.unknown else scope.draft.set_false
-        summaries = (ConditionType.INFRASTRUCTURE_READY, ConditionType.READY)
-        # A VM runs on while Harvester's API is unreachable: Cluster API must not take the machine for a broken one.
-        stays_ready = blocked.outage and scope.draft.fields.get("ready") and not being_deleted(scope.obj)
-        for condition in (blocked.condition, *(() if stays_ready else summaries)):
+        """Set the conditions of a machine that waits, with an Event if a user has to act."""
+        draft = scope.draft
+        # A VM keeps running while Harvester's API is unreachable, so Cluster API must not consider
+        # the machine broken.
+        stays_ready = blocked.outage and draft.fields.get("ready") and not being_deleted(scope.obj)
+        affected = [blocked.condition]
+        if not stays_ready:
+            affected += [ConditionType.INFRASTRUCTURE_READY, ConditionType.READY]
+        set_condition = draft.set_unknown if blocked.unknown else draft.set_false
+        for condition in affected:
             set_condition(condition, blocked.reason, blocked.message)
-        if blocked.reason == Reason.MACHINE_NOT_FOUND and scope.draft.has(ConditionType.VM_UP_TO_DATE):
-            # There is nothing to compare any more.
-            scope.draft.set_unknown(ConditionType.VM_UP_TO_DATE, blocked.reason, blocked.message)
+
+        vm_lost = blocked.reason == Reason.MACHINE_NOT_FOUND
+        if vm_lost and draft.has(ConditionType.VM_UP_TO_DATE):
+            # The VM cannot be compared with the spec any more.
+            draft.set_unknown(ConditionType.VM_UP_TO_DATE, blocked.reason, blocked.message)
         if not blocked.unknown:
-            scope.draft.provisioned(ready=False)
-        if blocked.warn and not scope.draft.has_message(blocked.condition, blocked.message, blocked.reason):
+            draft.set_ready(ready=False)
+
+        is_known = draft.has_message(blocked.condition, blocked.message, blocked.reason)
+        if blocked.warn and not is_known:
             scope.warning_event(blocked.reason, blocked.message)
 
     async def _write(self, scope: MachineScope) -> None:
+        """Write metric and status, and forget a machine that was deleted meanwhile."""
         self._set_metric(scope)
         try:
-            await self._context.write_status(self._context.caches.harvester_machines, scope.obj, scope.draft)
+            await self._context.write_status(
+                self._context.caches.harvester_machines, scope.obj, scope.draft
+            )
         except NotFound:
             self._context.caches.harvester_machines.forget(*scope.key)
 
     def _set_metric(self, scope: MachineScope) -> None:
+        """Set the metric of readiness, and remove it while the machine is paused."""
+        # A paused machine is not reconciled, and its last value must not raise an alert.
         cluster = f"{scope.key.namespace}/{clusterapi.cluster_name(scope.obj)}"
-        series = (cluster, str(scope.key))
-        paused = scope.draft.is_true(ConditionType.PAUSED)
-        known = scope.memory.metric_labels
-        if known and (paused or known != series):
-            metrics.MACHINE_STATUS.remove(*known)
-        # A paused machine is not observed: what was true of it before is nothing to raise an alert about.
-        scope.memory.metric_labels = None if paused else series
-        if not paused:
-            metrics.MACHINE_STATUS.labels(*series).set(int(bool(scope.draft.fields.get("ready"))))
+        labels = (cluster, str(scope.key))
+        is_paused = scope.draft.is_true(ConditionType.PAUSED)
+        old_labels = scope.memory.metric_labels
+        if old_labels and (is_paused or old_labels != labels):
+            metrics.MACHINE_STATUS.remove(*old_labels)
 
-    def _forget(self, key: Key) -> None:
-        memory = self._context.memory.forget_machine(key)
-        if memory and memory.metric_labels:
-            metrics.MACHINE_STATUS.remove(*memory.metric_labels)
+        scope.memory.metric_labels = None if is_paused else labels
+        if not is_paused:
+            metrics.MACHINE_STATUS.labels(*labels).set(int(bool(scope.draft.fields.get("ready"))))

@@ -1,19 +1,21 @@
-"""Getting an address by DHCP in guests whose own DHCP client cannot.
+"""Get an address by DHCP in guests whose own DHCP client cannot get one.
 
-wicked, the network service of SLES, drops every DHCP answer on virtio NICs: its packet filter reads the headers at the
-wrong place. ISC dhclient receives them, but the script it comes with on SLES leaves the configuration to wicked. So the
-guest gets a script of ours. It is written by a boot command, since cloud-init writes `write_files` only afterwards.
+wicked, the network service of SLES, drops every DHCP answer on virtio NICs, because its packet
+filter reads the headers at the wrong offset. ISC dhclient receives the answers, but its script on
+SLES leaves the configuration to wicked. So the guest gets our script. A boot command writes the
+script, because cloud-init writes `write_files` only afterwards.
 """
 
 from collections.abc import Iterable
 
 _SCRIPT = "/usr/local/sbin/caphv-dhclient-script"
-# Kept over a reboot, so that the guest asks for the address it had.
+# Leases survive a reboot, so that the guest requests its former address.
 _LEASES = "/var/lib/caphv"
 
 _SCRIPT_TEXT = """\
 #!/bin/sh
-# Configures an interface with what dhclient got; called by it with the reason and the lease in the environment.
+# Configures an interface with what dhclient got; called by it with the reason and the lease \
+in the environment.
 bits() {
   count=0
   for octet in $(echo "$1" | tr . ' '); do
@@ -39,7 +41,8 @@ BOUND|RENEW|REBIND|REBOOT)
     ip -4 route add default via "$router" dev "$interface"
   fi
   # Name servers are those of the network that leads out.
-  if [ -n "$new_domain_name_servers" ] && [ -n "$(ip -4 route show default dev "$interface")" ]; then
+  if [ -n "$new_domain_name_servers" ] \
+&& [ -n "$(ip -4 route show default dev "$interface")" ]; then
     rm -f /etc/resolv.conf
     [ -z "$new_domain_name" ] || echo "search $new_domain_name" >> /etc/resolv.conf
     for server in $new_domain_name_servers; do
@@ -55,15 +58,22 @@ esac
 
 
 def boot_commands(interfaces: Iterable[str]) -> list[str]:
-    """Return cloud-init `bootcmd` entries that get an address for each of `interfaces` that exists and has none."""
-    install = f"mkdir -p {_LEASES}\ncat > {_SCRIPT} <<'CAPHV'\n{_SCRIPT_TEXT}CAPHV\nchmod 0755 {_SCRIPT}\n"
-    return [install, *(_ask(interface) for interface in interfaces)]
+    """Return cloud-init `bootcmd` entries that get an address for each of these interfaces.
+
+    The commands skip interfaces that do not exist or have an address.
+    """
+    install = (
+        f"mkdir -p {_LEASES}\ncat > {_SCRIPT} <<'CAPHV'\n{_SCRIPT_TEXT}CAPHV\nchmod 0755 "
+        f"{_SCRIPT}\n"
+    )
+    return [install, *(_request_command(interface) for interface in interfaces)]
 
 
-def _ask(interface: str) -> str:
-    # -1: one attempt, then in the background: the boot must not wait forever for a missing server.
+def _request_command(interface: str) -> str:
+    # With -1, dhclient makes only one attempt before it leaves the foreground, so that the boot
+    # does not wait forever for a missing server.
     files = f"-lf {_LEASES}/dhclient-{interface}.lease -pf /run/dhclient-{interface}.pid"
     return (
-        f"[ ! -e /sys/class/net/{interface} ] || ip -4 address show dev {interface} scope global | grep -q inet || "
-        f"dhclient -1 -sf {_SCRIPT} {files} {interface}"
+        f"[ ! -e /sys/class/net/{interface} ] || ip -4 address show dev {interface} scope global | "
+        f"grep -q inet || dhclient -1 -sf {_SCRIPT} {files} {interface}"
     )

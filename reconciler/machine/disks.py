@@ -1,7 +1,6 @@
-"""The disks of a VM: their names and claims."""
+"""Names and claims of the disks of a VM."""
 
 import hashlib
-import re
 from collections.abc import Sequence
 
 from caphv.api import names
@@ -9,7 +8,8 @@ from caphv.api.object import Obj
 from reconciler.harvester.storageprofiles import READ_WRITE_MANY, ClaimModes
 from reconciler.machine.images import ResolvedImage
 
-# What a disk gets of what its StorageClass offers, best first: a VM can migrate only with ReadWriteMany disks.
+# Modes that a disk gets if its StorageClass offers them, best first. ReadWriteMany comes first,
+# because a VM can migrate only with such disks.
 _PREFERENCE = (
     ClaimModes(READ_WRITE_MANY, "Block"),
     ClaimModes(READ_WRITE_MANY, "Filesystem"),
@@ -20,39 +20,31 @@ _SUFFIX_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 def pvc_name(vm_name: str, uid: str, index: int) -> str:
-    """Return the name of a machine's disk `index`: `<vm>-disk-<index>-<5 characters>`.
-
-    The five characters follow from the uid of the HarvesterMachine, so that a creation repeated after a crash means the
-    same disks, and a machine of the same name made later means others.
-    """
+    """Return the name of a machine's disk `index`: `<vm>-disk-<index>-<5 characters>`."""
+    # The characters follow from the uid of the HarvesterMachine. So a creation that is repeated
+    # after a crash uses the same disks, and a later machine of the same name uses others.
     digest = hashlib.sha256(f"{uid}/{index}".encode()).digest()
     suffix = "".join(_SUFFIX_LETTERS[byte % len(_SUFFIX_LETTERS)] for byte in digest[:5])
     return f"{vm_name}-disk-{index}-{suffix}"
 
 
-def is_machine_pvc(vm_name: str, claim_name: str, disks: int | None = None) -> bool:
-    """Return whether a claim has the name of a disk of this VM, or of one of its first `disks`.
-
-    We, the Go provider and Harvester's UI name disks so; the UI numbers disks that users add after those of the spec.
-    `a-disk-x-disk-0-abcde` is a disk of `a-disk-x`, not of `a`.
-    """
-    found = re.fullmatch(rf"{re.escape(vm_name)}-disk-(0|[1-9][0-9]{{0,8}})-[a-z0-9]{{5}}", claim_name)
-    return found is not None and (disks is None or int(found[1]) < disks)
-
-
 def storage_class_of(volume: Obj, image: ResolvedImage | None) -> str | None:
-    """Return the StorageClass of a volume of the spec; of an image it is the image's, None once that is not known."""
+    """Return the StorageClass of a volume of the spec.
+
+    Harvester decides the class of an image. Returns None while it is not known.
+    """
     if volume["volumeType"] == "image" and image:
         return image.storage_class or None
     return volume.get("storageClass")
 
 
 def claim_modes(volume: Obj, offered: Sequence[ClaimModes]) -> ClaimModes:
-    """Return the modes of a volume of the spec: its own, else the best that fit them.
+    """Return the modes of a volume: the modes in the spec, completed with the best that fit.
 
-    :param offered: what its StorageClass provides, empty if that is not known
+    :param offered: the modes that its StorageClass provides, empty if they are not known
     """
-    access_mode, volume_mode = volume.get("accessMode") or "", volume.get("volumeMode") or ""
+    access_mode = volume.get("accessMode") or ""
+    volume_mode = volume.get("volumeMode") or ""
     fitting = [
         modes
         for modes in _PREFERENCE
@@ -68,21 +60,23 @@ def claim(
     name: str,
     volume: Obj,
     image: ResolvedImage | None,
-    annotations: dict[str, str],
+    owner_record: dict[str, str],
     offered: Sequence[ClaimModes] = (),
 ) -> Obj:
     """Return the claim of a volume of the spec, as a template for Harvester.
 
+    :param name: name of the claim
+    :param volume: the volume of the spec
     :param image: the image of a volume of type image
-    :param annotations: the record of its owner
+    :param owner_record: annotations that record the owner
     :param offered: modes that the StorageClass provides, empty if they are not known
     """
-    own = dict(annotations)
+    annotations = dict(owner_record)
     if volume["volumeType"] == "image" and image:
-        own[names.IMAGE_ID_ANNOTATION] = str(image)
+        annotations[names.IMAGE_ID_ANNOTATION] = str(image)
     modes = claim_modes(volume, offered)
     return {
-        "metadata": {"name": name, "annotations": own},
+        "metadata": {"name": name, "annotations": annotations},
         "spec": {
             "accessModes": [modes.access_mode],
             "volumeMode": modes.volume_mode,

@@ -1,8 +1,9 @@
-"""Drift: fields in which a VM differs from its machine's spec, because one of them was edited.
+"""Find drift: fields in which a VM differs from its machine's spec, because a user edited either.
 
-Only fields that the spec determines are compared. Ignored are changes by Harvester's admission (guest memory, requests,
-MACs, grace period, more affinity and less, bindings of overlay networks, the strategy after a restart), KubeVirt's
-defaults, volumes that a CSI driver hot-plugs, and what the Go provider did differently (names of disks, anti-affinity).
+Only fields that the spec determines are compared. These differences are no drift: changes by
+Harvester's admission (guest memory, requests, MACs, grace period, more or less affinity, bindings
+of overlay networks, the strategy after a restart), KubeVirt's defaults, volumes that a CSI driver
+hot-plugs, and fields that the Go provider set in another way (names of disks, anti-affinity).
 """
 
 from __future__ import annotations
@@ -12,148 +13,211 @@ from decimal import Decimal
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Obj, annotations_of
+from caphv.api.object import Obj, annotations_of, at
 from caphv.api.quantity import quantity
-from reconciler.machine.images import qualified
+from reconciler.machine.images import split_reference
 from reconciler.machine.placement import as_harvester_keeps, without_requirement
-from reconciler.machine.volumes import ClaimTemplate, claim_templates
+from reconciler.machine.vm import can_grow
+from reconciler.machine.vmclaims import ClaimTemplate, claim_templates
 
 _STARTED = ("Always", "RerunOnFailure")
-# Since 1.8, Harvester's admission replaces the bridge of an interface in an overlay network with DHCP by this binding.
+# If an overlay network has DHCP, Harvester's admission has replaced the bridge of an interface by
+# this binding since 1.8.
 _MANAGED_TAP = "managedtap"
 
 
-def drift(wanted: Obj, actual: Obj, domain: Obj | None = None) -> tuple[str, ...]:
-    """Name each field in which VM `actual` differs from `wanted` (of `virtual_machine`), with both values.
+def drift(expected: Obj, actual: Obj, domain: Obj | None = None) -> tuple[str, ...]:
+    """Name each field in which a VM differs from the expected one, with both values.
 
-    `domain` is the requirement of the failure domain, which a VM may have as requirement or as preference.
+    :param expected: the VM of `virtual_machine`
+    :param actual: the VM on Harvester
+    :param domain: the requirement of the failure domain, which a VM may have as a requirement or as
+        a preference
     """
-    return tuple(_differences(wanted, actual, domain))
+    return (
+        *_field_differences(expected, actual),
+        *_affinity_differences(expected, actual, domain),
+    )
 
 
-def _differences(wanted: Obj, actual: Obj, domain: Obj | None) -> Iterator[str]:
-    before, now = _view(wanted), _view(actual)
-    for disk, other in zip(before["disks"], now["disks"], strict=False):
-        if "storageClass" not in disk:
-            # The class of an image is known only to Harvester, which may have lost it since.
-            other.pop("storageClass", None)
-    for field, value in before.items():
-        if now[field] != value:
-            yield f"{field} is {_shown(now[field])}, not {_shown(value)}"
-    before, now = (dict(vm["spec"]["template"]["spec"].get("affinity") or {}) for vm in (wanted, actual))
-    # Rules that Harvester drops can be neither restored nor followed; webhooks refuse them in new machines.
-    before["nodeAffinity"] = as_harvester_keeps(before.get("nodeAffinity") or {})
+def _field_differences(expected: Obj, actual: Obj) -> Iterator[str]:
+    """Name the fields of `_view` that differ, with both values."""
+    expected_fields, actual_fields = _view(expected), _view(actual)
+    if not (can_grow(expected) and can_grow(actual)):
+        # Harvester may reduce the memory of a guest that the provider does not let grow.
+        del expected_fields["guest memory"]
+
+    for expected_disk, disk in zip(expected_fields["disks"], actual_fields["disks"], strict=False):
+        if "storageClass" not in expected_disk:
+            # Only Harvester knows the class of an image, and the image may have been deleted.
+            disk.pop("storageClass", None)
+
+    for field, value in expected_fields.items():
+        if actual_fields[field] != value:
+            yield f"{field} is {_format(actual_fields[field])}, not {_format(value)}"
+
+
+def _affinity_differences(expected: Obj, actual: Obj, domain: Obj | None) -> Iterator[str]:
+    """Name the affinities that lack rules. Additional rules of the VM are no difference."""
+    path = ("spec", "template", "spec", "affinity")
+    expected_rules = at(expected, *path) or {}
+    rules = at(actual, *path) or {}
+    # Harvester drops some rules, so that users can neither restore nor follow them. Our webhooks
+    # refuse such rules or warn about them.
+    expected_node_rules = as_harvester_keeps(expected_rules.get("nodeAffinity") or {})
+    node_rules = rules.get("nodeAffinity") or {}
+
     if domain:
-        before["nodeAffinity"], _ = without_requirement(before.get("nodeAffinity") or {}, domain)
-        now["nodeAffinity"], present = without_requirement(now.get("nodeAffinity") or {}, domain)
-        if not present:
+        expected_node_rules, _ = without_requirement(expected_node_rules, domain)
+        node_rules, has_domain = without_requirement(node_rules, domain)
+        if not has_domain:
             yield "nodeAffinity lacks the failure domain of the machine"
-    for field in ("nodeAffinity", "podAffinity"):
-        if not _covers(now.get(field) or {}, before.get(field) or {}):
-            yield f"{field} lacks rules of the machine"
+    if not _covers(node_rules, expected_node_rules):
+        yield "nodeAffinity lacks rules of the machine"
+    if not _covers(rules.get("podAffinity") or {}, expected_rules.get("podAffinity") or {}):
+        yield "podAffinity lacks rules of the machine"
 
 
 def _view(vm: Obj) -> Obj:
-    """What is compared, by a readable name of the field, normalised so that equivalent values are equal.
+    """Return the fields to compare, by a readable name.
 
-    Rule `machine-immutable` finds these names in the message of the condition.
+    Values are normalised so that equivalent values are equal. Rule `machine-immutable` looks for
+    these names in the message of the condition.
     """
     template = vm["spec"]["template"]
     spec = template.get("spec") or {}
     domain = spec.get("domain") or {}
-    cpu, limits = domain.get("cpu") or {}, (domain.get("resources") or {}).get("limits") or {}
+    cpu = domain.get("cpu") or {}
+    limits = at(domain, "resources", "limits")
     devices = domain.get("devices") or {}
-    labels = (template.get("metadata") or {}).get("labels") or {}
+
     return {
         "runStrategy": _run_strategy(vm),
         "hostname": spec.get("hostname"),
         "cores": (cpu.get("cores") or 1) * (cpu.get("sockets") or 1) * (cpu.get("threads") or 1),
-        "CPU limit": quantity(limits.get("cpu")),
-        "memory limit": quantity(limits.get("memory")),
+        "CPU limit": quantity(at(limits, "cpu")),
+        "memory limit": quantity(at(limits, "memory")),
+        "guest memory": quantity(at(domain, "memory", "guest")),
         "networks": [_network(vm, entry) for entry in spec.get("networks") or ()],
         "interfaces": [_interface(entry) for entry in devices.get("interfaces") or ()],
         "disks": _disks(vm, spec, devices),
         "firmware": _firmware(domain),
         "TPM": _tpm(devices),
-        f"label {names.MACHINE_TYPE_LABEL}": labels.get(names.MACHINE_TYPE_LABEL),
+        f"label {names.MACHINE_TYPE_LABEL}": at(
+            template, "metadata", "labels", names.MACHINE_TYPE_LABEL
+        ),
     }
 
 
 def _run_strategy(vm: Obj) -> str:
-    strategy = vm["spec"].get("runStrategy") or ("Always" if vm["spec"].get("running") else "Halted")
-    # After a stop, Harvester starts a VM with the strategy that the annotation remembers, else with RerunOnFailure.
-    started = (*_STARTED, annotations_of(vm).get(names.RUN_STRATEGY_ANNOTATION))
-    return "Always" if strategy in started and strategy != "Halted" else strategy
+    """Return the strategy of a VM, with `Always` for all that keep a started VM running."""
+    strategy = str(vm["spec"].get("runStrategy") or "")
+    if not strategy:
+        strategy = "Always" if vm["spec"].get("running") else "Halted"
+    if strategy == "Halted":
+        # One that is being evacuated gets its own strategy back.
+        strategy = annotations_of(vm).get(names.EVACUATED_STRATEGY_ANNOTATION, strategy)
+    if strategy == "Halted":
+        return strategy
+
+    # After a stop, Harvester starts a VM with the strategy in the annotation. Without the
+    # annotation, it uses RerunOnFailure.
+    remembered = annotations_of(vm).get(names.RUN_STRATEGY_ANNOTATION)
+    is_started = strategy in _STARTED or strategy == remembered
+    return "Always" if is_started else strategy
 
 
 def _network(vm: Obj, entry: Obj) -> str | None:
-    """Qualified: VMs made by 0.11 or the Go provider have bare names, which KubeVirt takes for their own namespace."""
-    name = (entry.get("multus") or {}).get("networkName")
-    return "/".join(qualified(name, vm["metadata"]["namespace"])) if name else None
+    """Return the qualified name of a network.
+
+    VMs of the Go provider have bare names, which KubeVirt looks up in the namespace of the VM.
+    """
+    name = at(entry, "multus", "networkName")
+    return "/".join(split_reference(name, vm["metadata"]["namespace"])) if name else None
 
 
 def _interface(entry: Obj) -> tuple[str, str]:
-    binding = next((kind for kind in ("bridge", "masquerade", "sriov", "binding") if kind in entry), "")
-    if (entry.get("binding") or {}).get("name") == _MANAGED_TAP:
-        binding = "bridge"
-    return str(entry.get("model") or "virtio"), binding
+    """Return model and binding of an interface."""
+    model = str(entry.get("model") or "virtio")
+    if at(entry, "binding", "name") == _MANAGED_TAP:
+        return model, "bridge"
+    for binding in ("bridge", "masquerade", "sriov", "binding"):
+        if binding in entry:
+            return model, binding
+    return model, ""
 
 
 def _disks(vm: Obj, spec: Obj, devices: Obj) -> list[dict[str, Any]]:
-    claims = {claim.name: claim for claim in claim_templates(vm)}
+    """Return the disks of volumes that are not hot-plugged, in the order of the volumes."""
+    templates = {template.name: template for template in claim_templates(vm)}
     disks = {disk["name"]: disk for disk in devices.get("disks") or ()}
-    return [
-        _disk(disks.get(volume["name"]) or {}, claims.get(_claim_of(volume).get("claimName", "")))
-        for volume in spec.get("volumes") or ()
-        if not _claim_of(volume).get("hotpluggable")
-    ]
+    result = []
+    for volume in spec.get("volumes") or ():
+        source = volume.get("persistentVolumeClaim") or volume.get("dataVolume") or {}
+        if source.get("hotpluggable"):
+            continue
+        template = templates.get(source.get("claimName", ""))
+        result.append(_disk(disks.get(volume["name"]) or {}, template))
+    return result
 
 
-def _claim_of(volume: Obj) -> Obj:
-    return volume.get("persistentVolumeClaim") or volume.get("dataVolume") or {}
-
-
-def _disk(disk: Obj, claim: ClaimTemplate | None) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "bus": next((disk[kind].get("bus") for kind in ("disk", "cdrom", "lun") if kind in disk), None),
-        "bootOrder": disk.get("bootOrder"),
-    }
-    if claim:
-        found |= {"size": quantity(claim.size), "storageClass": claim.storage_class, "image": claim.image}
-    return {name: value for name, value in found.items() if value is not None}
+def _disk(disk: Obj, template: ClaimTemplate | None) -> dict[str, Any]:
+    """Return the fields of a disk and its claim to compare, without fields that are not set."""
+    device: Obj = {}
+    for kind in ("disk", "cdrom", "lun"):
+        if kind in disk:
+            device = disk[kind]
+            break
+    fields: dict[str, Any] = {"bus": device.get("bus"), "bootOrder": disk.get("bootOrder")}
+    if template:
+        fields |= {
+            "size": quantity(template.size),
+            "storageClass": template.storage_class,
+            "image": template.image,
+        }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _firmware(domain: Obj) -> str:
-    efi = ((domain.get("firmware") or {}).get("bootloader") or {}).get("efi")
+    """Return the firmware of a VM in words."""
+    efi = at(domain, "firmware", "bootloader", "efi")
     if efi is None:
         return "BIOS"
-    # KubeVirt takes an absent secureBoot for true.
+    # KubeVirt's default for secureBoot is true.
     return "EFI with secure boot" if efi.get("secureBoot", True) else "EFI"
 
 
 def _tpm(devices: Obj) -> str:
+    """Return the TPM of a VM in words."""
     tpm = devices.get("tpm")
     if tpm is None:
         return "off"
     return "persistent" if tpm.get("persistent") else "on"
 
 
-def _covers(have: Any, want: Any) -> bool:
-    """Whether `have` is `want` with at most additions."""
-    if isinstance(want, dict):
-        return isinstance(have, dict) and all(name in have and _covers(have[name], want[name]) for name in want)
-    if isinstance(want, list):
-        return isinstance(have, list) and all(any(_covers(there, item) for there in have) for item in want)
-    return bool(have == want)
+def _covers(actual: Any, expected: Any) -> bool:
+    """Return whether a value contains everything that is expected; it may contain more."""
+    if isinstance(expected, dict):
+        return isinstance(actual, dict) and all(
+            name in actual and _covers(actual[name], value) for name, value in expected.items()
+        )
+    if isinstance(expected, list):
+        return isinstance(actual, list) and all(
+            any(_covers(candidate, item) for candidate in actual) for item in expected
+        )
+    return bool(actual == expected)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
+    """Format a value for a message. Large numbers are sizes, shown in Gi."""
+    if value is None:
+        return "unset"
     if isinstance(value, Decimal):
         return f"{value / 1024**3:g}Gi" if value >= 1024**3 else f"{value.normalize():f}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_format, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {_shown(item)}' for name, item in value.items())}}}"
+        return f"{{{', '.join(f'{name}: {_format(item)}' for name, item in value.items())}}}"
     if isinstance(value, tuple):
         return " ".join(filter(None, map(str, value)))
-    return "unset" if value is None else str(value)
+    return str(value)

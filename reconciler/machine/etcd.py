@@ -1,9 +1,10 @@
-"""Removes the etcd member of a control plane machine before its VM is deleted.
+"""Remove the etcd member of a control plane machine before its VM is deleted.
 
-A member without a machine still counts for the quorum: after two such losses, a cluster of three members cannot write
-any more. The control plane providers of RKE2, kubeadm and Talos remove members themselves. For RKE2, which does it with
-the Node, this module checks that none is left, so that metrics and alert are true; for others, and for Machines without
-a control plane object, it runs `etcdctl` in an etcd Pod on another node.
+A member without a machine still counts for the quorum. After two such losses, a cluster of three
+members cannot write any more. The control plane providers of RKE2, kubeadm and Talos remove members
+themselves. RKE2 removes the member with the Node, so this module only verifies that none is left,
+for correct metrics and alerts. For Machines of other providers, or of none, it runs `etcdctl` in an
+etcd Pod on another node.
 """
 
 from __future__ import annotations
@@ -26,79 +27,105 @@ _CONTROL_PLANE_GROUP = "controlplane.cluster.x-k8s.io"
 _RKE2 = "RKE2ControlPlane"
 _PROVIDERS = (_RKE2, "KubeadmControlPlane", "TalosControlPlane")
 
-# Seconds for which the VM is kept while etcd does not answer, and between two attempts.
-PATIENCE = 30.0
-_RETRY_AFTER = 3.0
+# The VM is kept for so many seconds while etcd does not answer.
+PATIENCE_SECONDS = 30.0
+# Seconds between two attempts.
+_RETRY_SECONDS = 3.0
 
 
-async def ensure_member_removed(scope: MachineScope) -> None:
-    """Remove the machine's member, unless there is none or it cannot be removed. Raises `Blocked` to retry."""
+async def remove_etcd_member(scope: MachineScope) -> None:
+    """Remove the machine's etcd member, unless there is none.
+
+    Raises `Blocked` to retry for `PATIENCE_SECONDS`. After that the deletion continues although the
+    member remains, with an Event.
+    """
     if scope.cluster_key is None or scope.memory.member_removed or not _is_due(scope):
         return
     await scope.context.workloads.ensure(scope.cluster_key)
     client = scope.context.workloads.client(scope.cluster_key)
     if client is None:
-        return  # without a kubeconfig there never was an API server
-    now = time.monotonic()
+        return  # without a kubeconfig, there has never been an API server, and thus no member
+
+    current_time = time.monotonic()
     if scope.memory.deletion_seen_at is None:
-        scope.memory.deletion_seen_at = now
-    # Members have the names of Nodes, which are those of HarvesterMachines; Machines have others.
-    others = {key_of(machine).name for machine in scope.context.caches.machines_of(scope.cluster or {})} - {scope.name}
+        scope.memory.deletion_seen_at = current_time
+    # Members have the names of Nodes and HarvesterMachines, but not of Machines.
+    machines = scope.context.caches.machines_of(scope.cluster or {})
+    others = {key_of(machine).name for machine in machines} - {scope.name}
     try:
-        await _remove(scope, client, others)
+        await _remove_member(scope, client, others)
     except (ApiError, Unreachable, ExecError) as error:
         metrics.ETCD_REMOVE.inc()
         metrics.ETCD_REMOVE_ERRORS.inc()
-        waited = now - scope.memory.deletion_seen_at
+        waited = current_time - scope.memory.deletion_seen_at
         message = f"cannot remove the etcd member of this machine: {error}"
-        if waited < PATIENCE and not removed_by_provider(scope.machine):
-            raise scope.in_progress(message, Delay(_RETRY_AFTER)) from None
-        scope.warning_event("EtcdMemberRemovalFailed", f"{message}; deleting its VM nevertheless, after {waited:.0f} s")
+        if waited < PATIENCE_SECONDS and not removed_by_provider(scope.machine):
+            raise scope.in_progress(message, Delay(_RETRY_SECONDS)) from None
+        scope.warning_event(
+            "EtcdMemberRemovalFailed",
+            f"{message}; deleting its VM nevertheless, after {waited:.0f} s",
+        )
     scope.memory.member_removed = True
 
 
 def removed_by_provider(machine: Obj | None, kinds: Collection[str] = _PROVIDERS) -> bool:
-    """Whether the control plane provider that owns a Machine removes the member itself."""
+    """Return whether the control plane provider that owns a Machine removes the member itself."""
     return machine is not None and any(
         owner_reference(machine, kind, _CONTROL_PLANE_GROUP) is not None for kind in kinds
     )
 
 
 def _is_due(scope: MachineScope) -> bool:
-    return (
-        scope.control_plane
-        and scope.draft.is_true(ConditionType.MACHINE_CREATED)
-        and scope.cluster is not None
-        and not being_deleted(scope.cluster)
-        and scope.harvester_cluster is not None
-        and not being_deleted(scope.harvester_cluster)
-        and not removed_by_provider(scope.machine, set(_PROVIDERS) - {_RKE2})
-        and not _is_alone(scope, scope.cluster)
-    )
+    """Return whether the machine may have a member that its cluster would miss."""
+    cluster = scope.cluster
+    harvester_cluster = scope.harvester_cluster
+    if not scope.control_plane or not scope.draft.is_true(ConditionType.MACHINE_CREATED):
+        return False
+    # Members do not matter any more while the whole cluster is deleted.
+    if cluster is None or being_deleted(cluster):
+        return False
+    if harvester_cluster is None or being_deleted(harvester_cluster):
+        return False
+    if removed_by_provider(scope.machine, set(_PROVIDERS) - {_RKE2}):
+        return False
+    return not _is_alone(scope, cluster)
 
 
 def _is_alone(scope: MachineScope, cluster: Obj) -> bool:
-    """Whether this is the only machine of a control plane that never came up: no other member can miss it."""
+    """Return whether this is the only machine of a control plane that never came up.
+
+    Then no other member depends on it.
+    """
     if clusterapi.control_plane_initialized(cluster):
         return False
     machines = scope.context.caches.machines_of(cluster)
-    return not any(clusterapi.is_control_plane(machine) for machine in machines if key_of(machine).name != scope.name)
+    return not any(
+        clusterapi.is_control_plane(machine)
+        for machine in machines
+        if key_of(machine).name != scope.name
+    )
 
 
-async def _remove(scope: MachineScope, client: ApiClient, others: Collection[str]) -> None:
+async def _remove_member(scope: MachineScope, client: ApiClient, others: Collection[str]) -> None:
+    """Remove the member through the first etcd Pod on another node that answers.
+
+    Raises the error of the last Pod if no Pod answers.
+
+    :param others: names of the cluster's other machines
+    """
     pods = await find_pods(client, scope.name)
     for pod in pods:
         try:
-            found = await list_members(client, pod)
-            own = members_of(scope.name, found, others)
-            if len(own) == len(found):
+            members = await list_members(client, pod)
+            machine_members = members_of(scope.name, members, others)
+            if len(machine_members) == len(members):
                 return  # the last member is not removed
-            for member in own:
+
+            for member in machine_members:
                 await remove_member(client, pod, member)
                 metrics.ETCD_REMOVE.inc()
                 scope.event("EtcdMemberRemoved", f"removed member {member.name} from etcd")
+            return
         except (ApiError, Unreachable, ExecError):
             if pod is pods[-1]:
                 raise
-        else:
-            return

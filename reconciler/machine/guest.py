@@ -1,4 +1,4 @@
-"""What a machine's `spec.guestConfig` adds to the first boot of its guest, as cloud-config."""
+"""Convert a machine's `spec.guestConfig` to cloud-config for the first boot of its guest."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any
 
 from caphv.api.object import Obj
 
+CloudConfig = dict[str, Any]
+"""A cloud-config as values, by its keys."""
+
 JOINED = ("packages", "runcmd", "ssh_authorized_keys", "groups", "users", "write_files", "bootcmd")
-"""Keys whose lists are joined where several sources have them (contract)."""
+"""Keys whose lists are joined if several sources have them (contract)."""
 
 
 @dataclass(frozen=True)
 class GuestConfig:
-    """`user_data` is more cloud-config, as text."""
+    """A machine's additions to the first boot of its guest; `user_data` is cloud-config as text."""
 
     install_agent: bool = True
     disable_fstrim_timer: bool = False
@@ -23,33 +26,43 @@ class GuestConfig:
 
 
 STANDARD = GuestConfig()
-"""A guest whose machine asks for nothing."""
+"""The configuration of a guest whose machine requests nothing special."""
 
 
 def guest_config(spec: Obj) -> GuestConfig:
     """Read `guestConfig` of a HarvesterMachine's spec."""
-    found: Obj = spec.get("guestConfig") or {}
+    config: Obj = spec.get("guestConfig") or {}
     return GuestConfig(
-        install_agent=found.get("installGuestAgent", True) is not False,
-        disable_fstrim_timer=bool(found.get("disableFstrimTimer")),
-        user_data=str(found.get("userData") or ""),
+        install_agent=config.get("installGuestAgent", True) is not False,
+        disable_fstrim_timer=bool(config.get("disableFstrimTimer")),
+        user_data=str(config.get("userData") or ""),
     )
 
 
-def base(config: GuestConfig) -> dict[str, Any]:
-    """Cloud-config that every guest gets (contract), less what the image brings."""
-    packages, commands = ["iptables"], []
+def base(config: GuestConfig) -> CloudConfig:
+    """Return the cloud-config that every guest gets (contract), without omitted parts."""
+    packages = ["iptables"]
+    commands = []
     if config.install_agent:
         packages.insert(0, "qemu-guest-agent")
         commands.append(["systemctl", "enable", "--now", "qemu-guest-agent.service"])
     if config.disable_fstrim_timer:
-        # Trimming a volume that Longhorn rebuilds causes I/O errors (Harvester's knowledge base).
+        # Trimming a volume while Longhorn rebuilds it causes I/O errors, according to Harvester's
+        # knowledge base.
         commands.append(["systemctl", "disable", "--now", "fstrim.timer"])
-    return {"package_update": True, "packages": packages, **({"runcmd": commands} if commands else {})}
+    return {
+        "package_update": True,
+        "packages": packages,
+        **({"runcmd": commands} if commands else {}),
+    }
 
 
-def joined(lower: dict[str, Any], higher: dict[str, Any]) -> dict[str, Any]:
-    """Both cloud-configs as one: lists of `JOINED` one after the other, of other keys those of `higher`."""
+def join_configs(lower: CloudConfig, higher: CloudConfig) -> CloudConfig:
+    """Return both cloud-configs as one.
+
+    Lists under keys of `JOINED` are joined, with items of `lower` first. For other keys, `higher`
+    takes precedence.
+    """
     result = {**lower, **higher}
     for key in JOINED:
         if isinstance(lower.get(key), list) and isinstance(higher.get(key), list):
@@ -58,7 +71,10 @@ def joined(lower: dict[str, Any], higher: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A YAML value as JSON can say it, dates as text. Raises ValueError for binary data, sets and the like."""
+    """Return a YAML value with types of JSON only. Dates become text.
+
+    Raises `ValueError` for binary data, sets and other types that JSON lacks.
+    """
     if isinstance(value, dict):
         return {plain(name): plain(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,9 +1,11 @@
-"""The handover of the control plane's address, where one machine replaces the only one.
+"""Hand over the control plane's address when a new machine replaces the only one.
 
-Cluster API deletes the former Machine as soon as the Node of the new one is healthy, and Harvester's load balancer may
-not have probed that yet: nothing would answer at the endpoint. Therefore the former Machine has a hook that Cluster API
-awaits before it drains the Node. It is there only as long as there are exactly two control plane machines, and it is
-removed once the load balancer must have probed the newer one, or after a minute more in any case.
+Cluster API deletes the former Machine as soon as the Node of the new one is healthy. Harvester's
+load balancer may not have probed the new machine yet, so that nothing would answer at the endpoint.
+Therefore the former Machine has a hook that Cluster API awaits before it drains the Node. The hook
+exists only while there are exactly two control plane machines. It is removed once the load balancer
+must have probed the newer machine, or a minute later in any case. An external load balancer cannot
+be asked: it gets the time of the health check in the spec.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import time
 from caphv.api import clusterapi, resources
 from caphv.api.conditions import get_condition
 from caphv.api.names import ENDPOINT_HOOK, LOAD_BALANCER_SUFFIX, generated_names
-from caphv.api.object import Obj, annotations_of, being_deleted, key_of, owner_reference
+from caphv.api.object import Obj, annotations_of, at, being_deleted, key_of, owner_reference
 from caphv.runtime.errors import Forbidden, NotFound
 from reconciler.harvester.healthcheck import seconds_to_serve
 from reconciler.machine.scope import MachineScope
@@ -22,105 +24,135 @@ from reconciler.status import Blocked
 
 log = logging.getLogger(__name__)
 
-LONGEST_WAIT = 60.0
-"""Seconds beyond those of the health check that a deletion waits for the load balancer."""
+LONGEST_WAIT_SECONDS = 60.0
+"""A deletion waits so many seconds for the load balancer after the health check is due."""
 # Seconds between two checks of a load balancer that does not serve the newer machine yet.
-_RECHECK = 1.0
-# For the request that ends the health check, and the write of its outcome.
-_MARGIN = 1.0
+_RECHECK_SECONDS = 1.0
+# Time for the last request of the health check, and for the write of its outcome.
+_MARGIN_SECONDS = 1.0
 
 
-async def keep_until_replaced(scope: MachineScope) -> None:
-    """Set the hook on the Machine of the older of two control plane machines, and remove it when it may leave.
+async def ensure_handover(scope: MachineScope) -> None:
+    """Set the hook on the older of two control plane Machines, and remove it when it may leave.
 
     Raises `ApiError`, `Unreachable`. Without the right to patch Machines, there is no hook.
     """
     machine = scope.machine
     if machine is None or not scope.control_plane:
         return
-    held, leaving = ENDPOINT_HOOK in annotations_of(machine), being_deleted(machine)
-    if leaving and not held:
+    has_hook = ENDPOINT_HOOK in annotations_of(machine)
+    is_leaving = being_deleted(machine)
+    if is_leaving and not has_hook:
         return  # Cluster API may be draining the Node already
 
     newer = _replacement(scope, machine)
-    keeps = newer is not None and not (leaving and _may_leave(scope, newer))
-    if keeps == held:
+    needs_hook = newer is not None and not (is_leaving and _may_leave(scope, newer))
+    if needs_hook == has_hook:
         return
 
-    metadata = {"annotations": {ENDPOINT_HOOK: "caphv" if keeps else None}}
-    informer, key = scope.context.caches.machines, key_of(machine)
+    metadata = {"annotations": {ENDPOINT_HOOK: "caphv" if needs_hook else None}}
+    informer = scope.context.caches.machines
+    key = key_of(machine)
     try:
-        informer.observe(await scope.context.client.patch(informer.resource, *key[::-1], {"metadata": metadata}))
+        patched = await scope.context.client.patch(
+            informer.resource, key.name, key.namespace, {"metadata": metadata}
+        )
+        informer.observe(patched)
     except NotFound:
         return
     except Forbidden as error:
         if ENDPOINT_HOOK not in scope.memory.logged:
-            log.info("the address of the control plane may be lost for seconds during an upgrade: %s", error)
+            log.info(
+                "the address of the control plane may be lost for seconds during an upgrade: %s",
+                error,
+            )
         scope.memory.logged.add(ENDPOINT_HOOK)
 
 
 def _replacement(scope: MachineScope, machine: Obj) -> Obj | None:
-    """The HarvesterMachine of the newer of two control plane machines, if this is the older one; otherwise None."""
+    """Return the HarvesterMachine of the newer of two control plane machines.
+
+    Returns None if this machine is the newer one, or if there are not exactly two.
+    """
     if scope.cluster is None or being_deleted(scope.cluster) or being_deleted(scope.obj):
         return None
+
     staying = []
     for obj in scope.context.caches.machines_of(scope.cluster):
         reference = owner_reference(obj, "Machine", resources.CLUSTER_API_GROUP)
-        if (
-            not clusterapi.is_control_plane(obj)
-            or reference is None
-            or reference["name"] == machine["metadata"]["name"]
-        ):
+        if not clusterapi.is_control_plane(obj) or reference is None:
+            continue
+        if reference["name"] == machine["metadata"]["name"]:
             continue
         other = scope.context.caches.machines.get(scope.key.namespace, reference["name"])
         if other and not being_deleted(other) and not being_deleted(obj):
-            staying.append((_age(other), obj))
+            staying.append((_creation_order(other), obj))
 
-    # Of several others, the load balancer has probed all but one long ago.
-    if len(staying) != 1 or staying[0][0] < _age(machine):
+    # With several others, no hook is needed, because the load balancer has probed all but one of
+    # them long ago.
+    if len(staying) != 1:
         return None
-    return staying[0][1]
+    order, obj = staying[0]
+    return obj if order >= _creation_order(machine) else None
 
 
-def _age(machine: Obj) -> tuple[str, str]:
+def _creation_order(machine: Obj) -> tuple[str, str]:
+    """Return the key to sort Machines by creation. Names decide within the same second."""
     return str(machine["metadata"].get("creationTimestamp") or ""), str(machine["metadata"]["name"])
 
 
 def _may_leave(scope: MachineScope, newer: Obj) -> bool:
-    """Whether the load balancer has probed the newer machine, or the older one has waited for that long enough."""
-    now, probed = time.monotonic(), seconds_to_serve(scope.cluster_spec) + _MARGIN
+    """Return whether the load balancer serves the newer machine, or the wait was long enough."""
+    current_time = time.monotonic()
+    seconds_to_probe = seconds_to_serve(scope.cluster_spec) + _MARGIN_SECONDS
     if scope.memory.handover_since is None:
-        scope.memory.handover_since = now
+        scope.memory.handover_since = current_time
         name = newer["metadata"]["name"]
-        scope.event("EndpointHandover", f"leaves once the control plane's load balancer serves machine {name}")
-    waited = now - scope.memory.handover_since
-    if waited < probed:
-        scope.requeue_in(probed - waited)
+        scope.event(
+            "EndpointHandover",
+            f"leaves once the control plane's load balancer serves machine {name}",
+        )
+    waited = current_time - scope.memory.handover_since
+    if waited < seconds_to_probe:
+        scope.requeue_in(seconds_to_probe - waited)
         return False
 
-    problem = _not_served(scope, newer)
-    if problem and waited < probed + LONGEST_WAIT:
-        scope.requeue_in(_RECHECK)
+    problem = _problem(scope, newer)
+    if not problem:
+        return True
+    if waited < seconds_to_probe + LONGEST_WAIT_SECONDS:
+        scope.requeue_in(_RECHECK_SECONDS)
         return False
-    if problem:
-        scope.warning_event("EndpointHandoverTimedOut", f"leaves although the endpoint may be lost: {problem}")
+    message = f"leaves although the endpoint may be lost: {problem}"
+    scope.warning_event("EndpointHandoverTimedOut", message)
     return True
 
 
-def _not_served(scope: MachineScope, newer: Obj) -> str:
-    """Why the load balancer does not serve a machine; empty if it does."""
+def _problem(scope: MachineScope, newer: Obj) -> str:
+    """Explain why the load balancer does not serve a machine; empty if it does, or cannot tell."""
+    if at(scope.cluster_spec, "loadBalancerConfig", "ipamType") == "none":
+        return ""  # the provider cannot ask an external load balancer
     try:
-        namespace = scope.namespace()
+        balancer = _load_balancer(scope)
     except Blocked as blocked:
         return blocked.message
-    candidates = generated_names(scope.harvester_cluster or {}, LOAD_BALANCER_SUFFIX)
-    balancers = (namespace.load_balancers.get(scope.target_namespace, name) for name in candidates)
-    balancer = next(filter(None, balancers), None)
     if balancer is None:
         return "the LoadBalancer does not exist on Harvester"
+
     status = balancer.get("status") or {}
-    addresses = {entry.get("address") for entry in (newer.get("status") or {}).get("addresses") or ()}
+    addresses = {entry.get("address") for entry in at(newer, "status", "addresses") or ()}
     if not addresses & set(status.get("backendServers") or ()):
-        return f"machine {newer['metadata']['name']} is no backend of LoadBalancer {key_of(balancer)}"
+        name = newer["metadata"]["name"]
+        return f"machine {name} is no backend of LoadBalancer {key_of(balancer)}"
     ready = get_condition(status.get("conditions") or [], "Ready") or {}
     return "" if ready.get("status") == "True" else f"LoadBalancer {key_of(balancer)} is not ready"
+
+
+def _load_balancer(scope: MachineScope) -> Obj | None:
+    """Return the LoadBalancer of the cluster. Raises `Blocked` while caches are not filled."""
+    namespace = scope.namespace()
+    for name in generated_names(scope.harvester_cluster or {}, LOAD_BALANCER_SUFFIX):
+        balancer = namespace.load_balancers.get(scope.target_namespace, name)
+        if balancer:
+            return balancer
+    return None

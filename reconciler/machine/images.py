@@ -1,9 +1,10 @@
-"""The image of a disk: which VirtualMachineImage a name means, and whether Harvester can make disks of it.
+"""Find the VirtualMachineImage that a name refers to, and whether a disk can use it yet.
 
-Harvester writes `status.storageClassName` once it has accepted an image, and sets condition `Imported` when the content
-is complete. No name can replace the class: it is `longhorn-<name>` for images of Harvester before 1.8, `lh-<uid>` since
-then, and a class of the user for images of CDI. Up to 1.8, nothing refuses a VM with a class that does not exist, and
-its claim then stays Pending forever.
+Harvester writes `status.storageClassName` once it has accepted an image, and sets condition
+`Imported` when the content is complete. The class does not follow from the name of the image. It is
+`longhorn-<name>` for images of Harvester before 1.8, `lh-<uid>` since then, and a class of the user
+for images of CDI. Up to 1.8, Harvester accepts a VM with a class that does not exist, and its claim
+then stays Pending forever.
 """
 
 from __future__ import annotations
@@ -11,22 +12,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from caphv.api.object import Obj, key_of
+from caphv.api.conditions import get_condition
+from caphv.api.object import Obj, at, key_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
 
 _LONGEST_REASON = 256
-# Each message is a write of the status of every machine that waits.
+# Each new message causes a write of the status of every waiting machine.
 _PROGRESS_STEP = 10
 
 
 @dataclass(frozen=True)
 class ResolvedImage:
-    """A VirtualMachineImage.
+    """A VirtualMachineImage. `pending` and `failure` are empty for an image that can be used.
 
-    `storage_class` holds its content, and is empty until Harvester has created it. `virtual_size` is the least size of
-    a disk in bytes, 0 if that is not known. `pending` says what Harvester still does, `failure` what it could not do;
-    both are empty for an image that can be used.
+    :param storage_class: the class that holds the content, empty until Harvester has created it
+    :param virtual_size: the least size of a disk in bytes, 0 if that is not known
+    :param pending: the work that Harvester has yet to do
+    :param failure: the work that Harvester could not do
     """
 
     namespace: str
@@ -40,53 +43,64 @@ class ResolvedImage:
         return f"{self.namespace}/{self.name}"
 
     def is_too_large(self, volume_size: object) -> bool:
-        """Whether a disk of this size cannot hold the image."""
+        """Return whether a disk of this size cannot hold the image."""
         size = quantity(volume_size)
         return size is not None and size < self.virtual_size
 
 
-def resolve_image(image_name: str, images: Iterable[Obj], default_namespace: str) -> ResolvedImage | None:
-    """Return the image that `image_name` (`<namespace>/<name>` or `<name>`) means, None if there is none.
+def resolve_image(
+    image_name: str, images: Iterable[Obj], default_namespace: str
+) -> ResolvedImage | None:
+    """Return the image that a name refers to, None if there is none.
 
-    A display name is looked up first, then the name of the object.
+    Display names take precedence over names of objects.
+
+    :param image_name: `<namespace>/<name>` or `<name>`
     """
-    namespace, name = qualified(image_name, default_namespace)
+    namespace, name = split_reference(image_name, default_namespace)
     candidates = sorted(
         (image for image in images if image["metadata"].get("namespace") == namespace),
         key=lambda image: str(image["metadata"]["name"]),
     )
-    by_display_name = [image for image in candidates if image.get("spec", {}).get("displayName") == name]
-    by_name = [image for image in candidates if image["metadata"]["name"] == name]
-    return next((_resolved(image) for image in by_display_name + by_name), None)
+    for image in candidates:
+        if at(image, "spec", "displayName") == name:
+            return _resolve(image)
+    for image in candidates:
+        if image["metadata"]["name"] == name:
+            return _resolve(image)
+    return None
 
 
-def where_searched(reference: str, objects: Iterable[Obj], default_namespace: str) -> str:
-    """Say where an absent image or key pair was searched, and under which references Harvester has its name."""
-    namespace, name = qualified(reference, default_namespace)
-    found = {
+def describe_search(reference: str, objects: Iterable[Obj], default_namespace: str) -> str:
+    """Describe where an absent image or key pair was searched, and where else Harvester has one."""
+    namespace, name = split_reference(reference, default_namespace)
+    references = {
         f"{obj['metadata'].get('namespace')}/{name}"
         for obj in objects
-        if name in (obj["metadata"]["name"], (obj.get("spec") or {}).get("displayName"))
+        if name in (obj["metadata"]["name"], at(obj, "spec", "displayName"))
     }
-    how = "" if "/" in reference else ", where names without a namespace are searched"
-    there = f"; Harvester has {', '.join(sorted(found))}" if found else ""
-    return f"{reference!r} is not in namespace {namespace}{how}{there}"
+    rule = "" if "/" in reference else ", where names without a namespace are searched"
+    alternatives = f"; Harvester has {', '.join(sorted(references))}" if references else ""
+    return f"{reference!r} is not in namespace {namespace}{rule}{alternatives}"
 
 
-def qualified(reference: str, default_namespace: str) -> tuple[str, str]:
+def split_reference(reference: str, default_namespace: str) -> tuple[str, str]:
     """Split a reference `<namespace>/<name>` or `<name>`."""
     namespace, _, name = reference.rpartition("/")
     return namespace or default_namespace, name
 
 
-def _resolved(image: Obj) -> ResolvedImage:
-    key, status = key_of(image), image.get("status") or {}
+def _resolve(image: Obj) -> ResolvedImage:
+    """Return the properties of a VirtualMachineImage."""
+    key = key_of(image)
+    status = image.get("status") or {}
     storage_class = str(status.get("storageClassName") or "")
-    imported: Obj = next((c for c in status.get("conditions") or () if c.get("type") == "Imported"), {})
+    imported = get_condition(status.get("conditions") or [], "Imported") or {}
 
     pending = failure = ""
     if imported.get("status") == "False":
-        failure = f"Harvester cannot import the image: {plain(str(imported.get('message') or ''), _LONGEST_REASON)}"
+        reason = plain(str(imported.get("message") or ""), _LONGEST_REASON)
+        failure = f"Harvester cannot import the image: {reason}"
     elif imported.get("status") != "True":
         pending = f"Harvester is importing the image{_progress(status.get('progress'))}"
     elif not storage_class:
@@ -104,7 +118,7 @@ def _progress(percent: object) -> str:
 
 
 def unusable_images(volumes: Sequence[Obj], images: Mapping[str, ResolvedImage]) -> list[str]:
-    """Return what a user has to correct before disks can be made of the images of these volumes.
+    """Return the problems that a user has to fix before Harvester can create these volumes.
 
     :param volumes: `spec.volumes` of a HarvesterMachine
     :param images: the image for each `imageName` that was found
@@ -112,20 +126,22 @@ def unusable_images(volumes: Sequence[Obj], images: Mapping[str, ResolvedImage])
     problems = []
     for index, volume, image in _image_volumes(volumes, images):
         if image.failure:
-            problems.append(f"{_shown(index, volume)}: {image.failure}; import it again on Harvester")
+            problems.append(
+                f"{_field(index, volume)}: {image.failure}; import it again on Harvester"
+            )
         elif image.is_too_large(volume.get("volumeSize")):
             least = f"{-(-image.virtual_size // 1024**3)}Gi"
             problems.append(
-                f"spec.volumes[{index}].volumeSize is {volume.get('volumeSize')!r}, and image {image} needs "
-                f"{image.virtual_size} bytes: give at least {least}"
+                f"spec.volumes[{index}].volumeSize is {volume.get('volumeSize')!r}, and image "
+                f"{image} needs {image.virtual_size} bytes: give at least {least}"
             )
     return problems
 
 
 def pending_images(volumes: Sequence[Obj], images: Mapping[str, ResolvedImage]) -> list[str]:
-    """Return what Harvester has yet to do before disks can be made of the images of these volumes."""
+    """Return the work that Harvester has yet to do before it can create these volumes."""
     return [
-        f"{_shown(index, volume)}: {image.pending}"
+        f"{_field(index, volume)}: {image.pending}"
         for index, volume, image in _image_volumes(volumes, images)
         if image.pending
     ]
@@ -134,11 +150,12 @@ def pending_images(volumes: Sequence[Obj], images: Mapping[str, ResolvedImage]) 
 def _image_volumes(
     volumes: Sequence[Obj], images: Mapping[str, ResolvedImage]
 ) -> Iterator[tuple[int, Obj, ResolvedImage]]:
+    """Yield index, volume and image of each volume with an image that was found."""
     for index, volume in enumerate(volumes):
         image = images.get(volume.get("imageName") or "")
         if volume.get("volumeType") == "image" and image:
             yield index, volume, image
 
 
-def _shown(index: int, volume: Obj) -> str:
+def _field(index: int, volume: Obj) -> str:
     return f"spec.volumes[{index}].imageName is {volume['imageName']!r}"

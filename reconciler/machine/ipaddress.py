@@ -1,4 +1,4 @@
-"""The machine's static address: reserved before its VM is created, released after the VM was deleted."""
+"""Reserve the machine's static address before its VM is created, and release it after the VM."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import replace
 from caphv.api import ippool, names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, key_of
-from caphv.runtime.errors import ApiError, Conflict, Forbidden, Unauthorized, Unreachable, kind_of
+from caphv.api.ownership import former_owner, record
+from caphv.runtime.errors import Conflict, Forbidden, RequestError, Unauthorized, kind_of
 from reconciler import metrics, triggers
-from reconciler.harvester import ipam
-from reconciler.harvester.ownership import former_owner, record
+from reconciler.harvester import addressplan
 from reconciler.machine.network import (
     Network,
     PoolNetwork,
@@ -27,229 +27,279 @@ from reconciler.triggers import Watched
 
 log = logging.getLogger(__name__)
 
-# Characters of a management cluster's uid that mark its addresses: random, and short for pools of thousands.
+# So many characters of a management cluster's uid mark its addresses. They are random enough, and
+# short enough for pools with thousands of addresses.
 _SHORT = 8
-# Refusals of a machine's own address after which another one may be free.
-_ANOTHER = (ipam.RefusalReason.EXHAUSTED, ipam.RefusalReason.TAKEN)
-# Pool, address, and whether the machine certainly holds it.
+# If its own address is refused for these reasons, a machine may get another one.
+_ANOTHER = (addressplan.RefusalReason.EXHAUSTED, addressplan.RefusalReason.TAKEN)
+# Pool, address, and whether the machine certainly holds the address.
 _Entry = tuple[str, str, bool]
 
 
 async def ensure_address(scope: MachineScope) -> Network:
-    """Network of the VM, with an address reserved if it comes from a pool. Raises `Blocked` if there is none."""
+    """Return the network of the VM, after reserving an address if it comes from a pool.
+
+    Needs the machine's networks to be valid. Leaves address and pool in the status. Raises
+    `Blocked` if no pool has an address.
+    """
     network = effective_network(scope.spec, scope.cluster_spec)
     if isinstance(network, StaticAddress):
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
         return network
     if not isinstance(network, PoolNetwork):
         return network
-    session = scope.session()
-    # All pools, also those that do not serve the machine yet: their selector may be corrected.
-    with scope.subscribe(*(triggers.pool(session.fingerprint, pool) for pool in network.pools)) as changed:
+
+    # Subscribe to all pools, because a user may correct the selector of a pool that does not serve
+    # the machine yet.
+    fingerprint = scope.session().fingerprint
+    topics = [triggers.pool(fingerprint, pool) for pool in network.pools]
+    with scope.subscribe(*topics) as changed:
         answer = await _allocate(scope, network)
-        if isinstance(answer, ipam.Refusal):
+        if isinstance(answer, addressplan.Refusal):
             metrics.IPPOOL_ALLOCATION_ERRORS.inc()
-            exhausted = answer.reason is ipam.RefusalReason.EXHAUSTED
+            is_exhausted = answer.reason is addressplan.RefusalReason.EXHAUSTED
             raise Blocked(
                 ConditionType.VM_IP_ALLOCATED,
-                Reason.VM_IP_POOL_EXHAUSTED if exhausted else Reason.VM_IP_ALLOCATION_FAILED,
+                Reason.VM_IP_POOL_EXHAUSTED if is_exhausted else Reason.VM_IP_ALLOCATION_FAILED,
                 answer.message,
                 changed,
                 Watched.SELF,
                 Watched.HARVESTER_CLUSTER,
                 warn=True,
             )
-    if not answer.adopted:  # a reconcile before the status was written finds the same one
+
+    # An adopted address was logged by an earlier reconcile that did not write the status.
+    if not answer.adopted:
         log.info("reserved address %s in IPPool %s", answer.address, answer.pool)
-    _reserved(scope, answer.pool, answer.address)
+    _report_address(scope, answer.pool, answer.address)
     return with_address(network, answer.address)
 
 
-async def _allocate(scope: MachineScope, network: PoolNetwork) -> ipam.Grant | ipam.Refusal:
+async def _allocate(
+    scope: MachineScope, network: PoolNetwork
+) -> addressplan.Grant | addressplan.Refusal:
+    """Reserve the address in the status again, or another one if no pool can serve it."""
     session = scope.session()
     pools = serving_pools(network, list(session.pools.store), scope.spec.get("networks") or [])
     metrics.IPPOOL_ALLOCATIONS.inc()
-    known = str(scope.draft.fields.get("allocatedIPAddress") or "")
+    address = str(scope.draft.fields.get("allocatedIPAddress") or "")
+
     former = former_owner(scope.obj, scope.owner)
-    if former and not known:
-        # Restored before its VM was created: what it had reserved would be reserved forever.
+    if former and not address:
+        # The machine was backed up before its VM was created. Without our mark, the address that it
+        # had reserved would stay reserved forever.
         await adopt_address(scope, former.management_cluster)
-    contested = await _contested(scope, _entries(scope, scope.owner.management_cluster))
-    request = ipam.AddressRequest(scope.reservation, pools, known, _cluster(scope), adopt=not contested)
+    is_contested = await _is_contested(scope, _entries(scope, scope.owner.management_cluster))
+
+    request = addressplan.AddressRequest(
+        scope.reservation, pools, address, _cluster(scope), adopt=not is_contested
+    )
     answer = await session.allocator.allocate(request)
-    if known and isinstance(answer, ipam.Refusal) and answer.reason in _ANOTHER:
-        await _give_up(scope, known)
+    # The pool of the address may have been changed or removed. Another address is fine, because the
+    # VM does not exist yet.
+    if address and isinstance(answer, addressplan.Refusal) and answer.reason in _ANOTHER:
+        await _give_up(scope, address)
         answer = await session.allocator.allocate(replace(request, address=""))
     return answer
 
 
 async def _give_up(scope: MachineScope, address: str) -> None:
-    """Release the address of a machine without a VM: nothing uses it, and its pools cannot serve it any more.
+    """Release the address of a machine without a VM, because its pools no longer serve the address.
 
-    Raises `Blocked` or `Conflict` if a VM may exist.
+    Raises `Blocked` or `Conflict` if a VM may exist and use the address.
     """
     scope.current_namespace()
     if await scope.live_vm() is not None:
-        raise Conflict(409, "Conflict", f"VirtualMachine {scope.target_namespace}/{scope.name} was created; retrying")
+        message = f"VirtualMachine {scope.target_namespace}/{scope.name} was created; retrying"
+        raise Conflict(409, "Conflict", message)
+
     await _release(scope, [entry for entry in await _held(scope) if entry[1] == address])
     del scope.draft.fields["allocatedIPAddress"]
     scope.draft.fields.pop("allocatedPoolRef", None)
 
 
 async def restore_address(scope: MachineScope) -> None:
-    """Restore the address of a machine with a VM: in its status from the pool, and in the pool from its status.
-
-    A process that ended between reservation and status write leaves the address only in the pool. Users and other
-    clients remove entries of pools, and the address of a running VM would be allocated again.
-    """
+    """Restore the address of a machine with a VM in its status and in the pool."""
     network = effective_network(scope.spec, scope.cluster_spec)
-    known = scope.draft.is_true(ConditionType.VM_IP_ALLOCATED)
-    if isinstance(network, StaticAddress) and not known:
+    is_allocated = scope.draft.is_true(ConditionType.VM_IP_ALLOCATED)
+    if isinstance(network, StaticAddress) and not is_allocated:
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     if not isinstance(network, PoolNetwork):
         return
+
+    # If a process ended between two writes, the pool has the address but the status does not.
     fields = scope.draft.fields
-    configured = tuple(dict.fromkeys(filter(None, (fields.get("allocatedPoolRef"), *network.pools))))
-    if not known:
+    candidates = filter(None, (fields.get("allocatedPoolRef"), *network.pools))
+    configured = tuple(dict.fromkeys(candidates))
+    if not is_allocated:
         for pool, address in await _held(scope):
             if pool in configured:
-                _reserved(scope, pool, address)
+                _report_address(scope, pool, address)
+
+    # If a user or another client has removed the entry, the status has the address but the pool
+    # does not, and the pool would allocate the address of a running VM again.
     address = str(fields.get("allocatedIPAddress") or "")
-    pools = _lacking(scope, configured, address) if address else ()
+    pools = _pools_without(scope, configured, address) if address else ()
     if pools:
         await _reserve_again(scope, pools, address)
         return
-    scope.memory.reservation.ended()
+    scope.memory.reservation.reset()
     if not scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
-        # It waited for an address when its VM was adopted, and does not any more.
+        # The machine waited for an address until its VM was adopted.
         scope.draft.drop(ConditionType.VM_IP_ALLOCATED)
 
 
-def _reserved(scope: MachineScope, pool: str, address: str) -> None:
+def _report_address(scope: MachineScope, pool: str, address: str) -> None:
     scope.draft.fields["allocatedIPAddress"] = address
     scope.draft.fields["allocatedPoolRef"] = pool
     scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
 
 
-def _lacking(scope: MachineScope, configured: tuple[str, ...], address: str) -> tuple[str, ...]:
-    """Those of these pools that serve an address, if none of them has it for the machine. From the cache alone."""
+def _pools_without(
+    scope: MachineScope, configured: tuple[str, ...], address: str
+) -> tuple[str, ...]:
+    """Return the pools in which to reserve an address again, none if a pool still holds it.
+
+    :param configured: names of the pools that the machine may use
+    """
+    # Use only the cache, because this runs in every reconcile.
     session = scope.session()
     pools = {name: session.pools.get("", name) for name in configured}
-    if any(pool and address in ippool.held(pool, scope.reservation, _cluster(scope)) for pool in pools.values()):
-        return ()
+    for pool in pools.values():
+        if pool and ippool.holds(pool, address, scope.reservation, _cluster(scope)):
+            return ()
+
     missing = [name for name, pool in pools.items() if pool is None]
-    # Not as a context manager: the machine needs none of them now.
+    # The subscription outlives this reconcile, which does not wait for the missing pools.
     scope.subscribe(*(triggers.pool(session.fingerprint, name) for name in missing))
     return tuple(name for name, pool in pools.items() if pool and ippool.contains(pool, address))
 
 
 async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: str) -> None:
-    """Reserve the address of a running VM in one of these pools, or report why that fails: the VM keeps it anyway."""
+    """Reserve the address of a running VM in one of these pools.
+
+    Reports a failure in the condition and continues, because the VM keeps its address anyway.
+    Raises `Unauthorized`, because no other request would succeed either.
+    """
     session = scope.session()
     changed = scope.subscribe(*(triggers.pool(session.fingerprint, pool) for pool in pools))
-    request = ipam.AddressRequest(scope.reservation, pools, address, _cluster(scope))
+    request = addressplan.AddressRequest(scope.reservation, pools, address, _cluster(scope))
     try:
         answer = await session.allocator.allocate(request)
     except Unauthorized:
-        raise  # not the pool's fault: nothing else works either
-    except (ApiError, Unreachable) as error:
-        # The machine works, so that the rest of its reconcile does not wait for a pool that cannot be written now.
+        raise
+    except RequestError as error:
+        # The other steps do not wait for a pool that cannot be written now.
         kind = kind_of(error)
-        why = f"{kind}; the log of the provider says more"
-        failure = f"cannot reserve address {address} again in IPPool {', '.join(pools)}: {why}"
+        problem = f"{kind}; the log of the provider says more"
+        failure = f"cannot reserve address {address} again in IPPool {', '.join(pools)}: {problem}"
         log.info("cannot reserve address %s again: %s", address, error)
-        # No change of the pool may end it.
-        scope.requeue_after = scope.memory.reservation.retry_after(kind)
-    else:
-        scope.memory.reservation.ended()
-        if isinstance(answer, ipam.Grant):
-            changed.cancel()
-            _reserved(scope, answer.pool, address)
-            message = f"IPPool {answer.pool} no longer had address {address} of this machine"
-            scope.event("AddressReservedAgain", f"{message}; reserved it again")
-            return
-        failure = answer.message
-    if not scope.draft.has_message(ConditionType.VM_IP_ALLOCATED, failure):
+        # Retry after a time, because the failure may end without a change of the pool.
+        scope.requeue_in(scope.memory.reservation.retry_after(kind))
+        _report_lost_address(scope, failure)
+        return
+
+    scope.memory.reservation.reset()
+    if isinstance(answer, addressplan.Refusal):
+        _report_lost_address(scope, answer.message)
+        return
+    changed.cancel()
+    _report_address(scope, answer.pool, address)
+    message = f"IPPool {answer.pool} no longer had address {address} of this machine"
+    scope.event("AddressReservedAgain", f"{message}; reserved it again")
+
+
+def _report_lost_address(scope: MachineScope, failure: str) -> None:
+    """Set the condition of an address that no pool reserves, with an Event if that is new."""
+    condition = ConditionType.VM_IP_ALLOCATED
+    reason = Reason.VM_IP_ALLOCATION_FAILED
+    if not scope.draft.has_message(condition, failure):
         metrics.IPPOOL_ALLOCATION_ERRORS.inc()
-        scope.warning_event(Reason.VM_IP_ALLOCATION_FAILED, failure)
-    scope.draft.set_false(ConditionType.VM_IP_ALLOCATED, Reason.VM_IP_ALLOCATION_FAILED, failure)
+        scope.warning_event(reason, failure)
+    scope.draft.set_false(condition, reason, failure)
 
 
 async def release_address(scope: MachineScope, *, foreign_vm: bool) -> None:
     """Release every address that a pool holds for the machine's id.
 
-    With `foreign_vm`, the VM of the machine's name belongs to another owner and may use the address: only entries with
-    this management cluster's mark are released.
-
-    Pools are read instead of the status: a crash after the reservation leaves the address only in the pool.
+    :param foreign_vm: whether the VM with the machine's name belongs to another owner. It may use
+        the address then, so only entries with this management cluster's mark are released
     """
+    # The pools decide instead of the status, because a crash after the reservation leaves the
+    # address only in the pool, and a write whose answer was lost may add it later.
     await scope.session().allocator.settle({scope.reservation})
-    await _release(scope, _marked(scope) if foreign_vm else await _held(scope))
+    await _release(scope, _marked_entries(scope) if foreign_vm else await _held(scope))
 
 
 async def _release(scope: MachineScope, entries: Iterable[tuple[str, str]]) -> None:
+    """Release these addresses, each with the name of its pool."""
     for pool, address in entries:
-        if await scope.session().allocator.release(pool, address, scope.reservation, _cluster(scope)):
+        allocator = scope.session().allocator
+        if await allocator.release(pool, address, scope.reservation, _cluster(scope)):
             metrics.IPPOOL_RELEASES.inc()
             log.info("released address %s in IPPool %s", address, pool)
 
 
-async def adopt_address(scope: MachineScope, before: str) -> None:
-    """Mark addresses that management cluster `before` (its uid) reserved for this machine as ours."""
+async def adopt_address(scope: MachineScope, former_cluster: str) -> None:
+    """Mark addresses that another management cluster reserved for this machine as ours.
+
+    :param former_cluster: uid of the other management cluster
+    """
     allocator = scope.session().allocator
-    for pool, address, _ in _entries(scope, before):
+    for pool, address, _ in _entries(scope, former_cluster):
         await allocator.mark(pool, address, _cluster(scope))
 
 
 async def _held(scope: MachineScope) -> list[tuple[str, str]]:
-    """Pool and address of all reservations of the machine."""
+    """Return pool and address of all reservations of the machine."""
     entries = list(_entries(scope, scope.owner.management_cluster))
-    contested = await _contested(scope, entries)
-    return [(pool, address) for pool, address, proven in entries if proven or not contested]
+    is_contested = await _is_contested(scope, entries)
+    return [(pool, address) for pool, address, proven in entries if proven or not is_contested]
 
 
-def _marked(scope: MachineScope) -> list[tuple[str, str]]:
-    """Pool and address of all reservations with this management cluster's mark."""
-    short = _cluster(scope)
-    return [
-        (pool["metadata"]["name"], address)
-        for pool in scope.session().pools.store
-        for address, marked in ippool.held(pool, scope.reservation, short).items()
-        if marked
-    ]
+def _marked_entries(scope: MachineScope) -> list[tuple[str, str]]:
+    """Return pool and address of all reservations with this management cluster's mark."""
+    entries = []
+    for pool in scope.session().pools.store:
+        held = ippool.held(pool, scope.reservation, _cluster(scope))
+        entries += [
+            (pool["metadata"]["name"], address) for address, is_marked in held.items() if is_marked
+        ]
+    return entries
 
 
-async def _contested(scope: MachineScope, entries: Iterable[_Entry]) -> bool:
-    """Whether one of these entries may belong to a machine of that name in another management cluster.
-
-    Marks decide. For an unmarked entry, of the Go provider or made by hand, look for such a VM on Harvester.
-    """
+async def _is_contested(scope: MachineScope, entries: Iterable[_Entry]) -> bool:
+    """Return whether a machine of that name in another management cluster may hold an entry."""
+    # Marks decide. Entries that the Go provider or a user has made have no mark. For them, the
+    # existence of another VM with the name on Harvester decides.
     if all(proven for _, _, proven in entries):
         return False
     try:
-        found = await scope.session().client.list(
+        answer = await scope.session().client.list(
             resources.VIRTUAL_MACHINES, field_selector=f"metadata.name={scope.name}"
         )
     except Forbidden:
-        return True  # credentials for some namespaces only
-    return any(_may_hold(scope, vm) for vm in found.get("items") or ())
+        return True  # the account may read only some namespaces
+    return any(_may_hold(scope, vm) for vm in answer.get("items") or ())
 
 
 def _may_hold(scope: MachineScope, vm: Obj) -> bool:
-    """Whether a VM that is not the machine's may use addresses under the machine's id."""
+    """Return whether another VM may use addresses that pools hold for the machine's id."""
     if key_of(vm) == Key(scope.target_namespace, scope.name):
         return False
-    ours = record(scope.owner)[names.OWNER_ANNOTATION]
-    return annotations_of(vm).get(names.OWNER_ANNOTATION, ours) == ours
+    owner = record(scope.owner)[names.OWNER_ANNOTATION]
+    return annotations_of(vm).get(names.OWNER_ANNOTATION, owner) == owner
 
 
 def _entries(scope: MachineScope, management_cluster: str) -> Iterator[_Entry]:
-    """All entries that may be the machine's."""
-    known = scope.draft.fields.get("allocatedIPAddress")
+    """Yield all entries of pools that may belong to the machine of a management cluster."""
+    recorded = scope.draft.fields.get("allocatedIPAddress")
     for pool in scope.session().pools.store:
-        for address, marked in ippool.held(pool, scope.reservation, management_cluster[:_SHORT]).items():
-            yield pool["metadata"]["name"], address, marked or address == known
+        held = ippool.held(pool, scope.reservation, management_cluster[:_SHORT])
+        for address, is_marked in held.items():
+            yield pool["metadata"]["name"], address, is_marked or address == recorded
 
 
 def _cluster(scope: MachineScope) -> str:
+    """Return the text with which pools mark addresses of this management cluster."""
     return scope.owner.management_cluster[:_SHORT]

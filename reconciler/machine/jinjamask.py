@@ -1,7 +1,7 @@
-"""Blanks out Jinja in bootstrap data, so that what is left is YAML, every line and column at its place.
+"""Blank out Jinja in bootstrap data, so that YAML with the same lines and columns remains.
 
-In time linear to the text, whatever it contains: a tenant writes bootstrap data, and a regular expression for
-`{{ … }}` searches to the end of the text from each `{{` that has no end.
+The time is linear in the length of the text. This matters because tenants write bootstrap data: a
+regular expression for `{{ … }}` would search to the end of the text from each `{{` without an end.
 """
 
 from __future__ import annotations
@@ -15,86 +15,111 @@ _NOT_LINE_FEED = re.compile(r"[^\n]")
 _BLANKS = re.compile(r"[ \t]*")
 
 
-def masked(text: str) -> str:
-    """Return the text with lines that hold only statements and comments empty, and other expressions as words."""
-    return _without_expressions(_without_statement_lines(text))
+def mask(text: str) -> str:
+    """Return the text without Jinja.
 
-
-def unclosed(text: str) -> tuple[int, str] | None:
-    """Return line and opening mark of an expression, statement or comment without an end; None if all have one.
-
-    cloud-init refuses such data, and the guest does not report why: `${#HOME}` in a command begins a comment.
+    Lines with only statements and comments become empty, and other expressions become words.
     """
-    ends, place = _Ends(text), 0
+    return _without_expressions(_StatementLines(text).blank_out())
+
+
+def first_unclosed_mark(text: str) -> tuple[int, str] | None:
+    """Return line and opening mark of the first expression, statement or comment without an end.
+
+    Returns None if all have an end. cloud-init refuses data without one, and the guest does not
+    report why. For example, `${#HOME}` in a command begins a comment.
+    """
+    ends = _Ends(text)
+    place = 0
     while opening := _OPENING.search(text, place):
-        place = ends.after(text, opening.start())
+        place = ends.after(opening.start())
         if not place:
             return text.count("\n", 0, opening.start()) + 1, opening[0]
     return None
 
 
 class _Ends:
-    """Where expressions end."""
+    """Positions of all closing marks of a text, by kind."""
 
     def __init__(self, text: str) -> None:
+        self._text = text
         self._places = {
-            kind: [found.start() for found in re.finditer(re.escape(mark), text)] for kind, mark in _CLOSING.items()
+            kind: [match.start() for match in re.finditer(re.escape(mark), text)]
+            for kind, mark in _CLOSING.items()
         }
 
-    def after(self, text: str, start: int) -> int:
-        """Return where the expression that opens at `start` ends, 0 when it does not."""
-        places = self._places[text[start + 1]]
+    def after(self, start: int) -> int:
+        """Return the end of the expression that opens at `start`, 0 if it has none."""
+        places = self._places[self._text[start + 1]]
         index = bisect_left(places, start + 2)
         return places[index] + 2 if index < len(places) else 0
 
 
-def _without_statement_lines(text: str) -> str:
-    ends = _Ends(text)
-    # Places between two statements from which a line of statements cannot be completed: none is tried twice.
-    dead: set[int] = set()
-    parts: list[str] = []
-    copied = line = 0
-    while line <= len(text):
-        end = _end_of_statements(text, line, ends, dead)
-        if end:
-            parts += [text[copied:line], "\n" * text.count("\n", line, end)]
-            copied = line = end
-        line = text.find("\n", line) + 1
-        if not line:
-            break
-    return "".join([*parts, text[copied:]])
+class _StatementLines:
+    """Lines of a text that hold only statements and comments.
+
+    A statement can span lines, so a run of such lines is found as a whole.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._ends = _Ends(text)
+        # Positions between two statements from which no line of statements can be completed. None
+        # of them is tried twice, which keeps the time linear.
+        self._dead: set[int] = set()
+
+    def blank_out(self) -> str:
+        """Return the text with these lines empty."""
+        text = self._text
+        parts: list[str] = []
+        copied = line = 0
+
+        while line <= len(text):
+            end = self._end(line)
+            if end:
+                parts += [text[copied:line], "\n" * text.count("\n", line, end)]
+                copied = line = end
+            line = text.find("\n", line) + 1
+            if not line:
+                break
+        return "".join([*parts, text[copied:]])
+
+    def _end(self, line: int) -> int:
+        """Return the end of the lines with only statements that begin at `line`.
+
+        Returns 0 if the line at `line` holds something else.
+        """
+        text = self._text
+        tried = []
+        place = _skip_blanks(text, line)
+        while text.startswith(("{%", "{#"), place) and place not in self._dead:
+            tried.append(place)
+            end = self._ends.after(place)
+            if not end:
+                break
+            place = _skip_blanks(text, end)
+            if place == len(text) or text[place] == "\n":
+                return place
+        self._dead.update(tried)
+        return 0
 
 
-def _end_of_statements(text: str, line: int, ends: _Ends, dead: set[int]) -> int:
-    """Return the end of the last of the lines that hold nothing but statements from `line` on, 0 for none."""
-    tried: list[int] = []
-    at = _blanks_end(text, line)
-    while text.startswith(("{%", "{#"), at) and at not in dead:
-        tried.append(at)
-        end = ends.after(text, at)
-        if not end:
-            break
-        at = _blanks_end(text, end)
-        if at == len(text) or text[at] == "\n":
-            return at
-    dead.update(tried)
-    return 0
-
-
-def _blanks_end(text: str, start: int) -> int:
-    found = _BLANKS.match(text, start)
-    return found.end() if found else start
+def _skip_blanks(text: str, start: int) -> int:
+    blanks = _BLANKS.match(text, start)
+    return blanks.end() if blanks else start
 
 
 def _without_expressions(text: str) -> str:
+    """Return the text with a word of the same length in place of each expression."""
     ends = _Ends(text)
     parts: list[str] = []
-    copied = at = 0
-    while found := _OPENING.search(text, at):
-        end = ends.after(text, found.start())
-        if end:
-            parts += [text[copied : found.start()], _NOT_LINE_FEED.sub("J", text[found.start() : end])]
-            copied = at = end
-        else:
-            at = found.start() + 1
+    copied = place = 0
+    while opening := _OPENING.search(text, place):
+        start = opening.start()
+        end = ends.after(start)
+        if not end:
+            place = start + 1  # a brace without an end is text
+            continue
+        parts += [text[copied:start], _NOT_LINE_FEED.sub("J", text[start:end])]
+        copied = place = end
     return "".join([*parts, text[copied:]])

@@ -1,16 +1,18 @@
-"""Keeps the labels of VMs that exist, also of those that the Go provider or an earlier version created."""
+"""Maintain the labels of existing VMs, including VMs that the Go provider created."""
 
 import logging
 from collections.abc import Mapping
 
 from caphv.api import guestpools, names, resources
-from caphv.api.object import Obj, key_of, labels_of
+from caphv.api.labels import cluster_label
+from caphv.api.object import Obj, at, key_of, labels_of
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unauthorized
 from reconciler import triggers
+from reconciler.harvester.harvester import guest_of_cluster
 from reconciler.machine import guestlabels
 from reconciler.machine.guestlabels import guest_cluster_name
-from reconciler.machine.images import qualified
-from reconciler.machine.placement import CLUSTER_LABEL, cluster_label
+from reconciler.machine.images import split_reference
+from reconciler.machine.placement import CLUSTER_LABEL
 from reconciler.machine.scope import MachineScope
 
 log = logging.getLogger(__name__)
@@ -19,57 +21,64 @@ _RETRY_SECONDS = 300.0
 
 
 def name_taken(scope: MachineScope) -> bool:
-    """Return whether another cluster in the target namespace has the name of the machine's cluster."""
+    """Return whether another cluster in the target namespace uses the name of this cluster."""
     assert scope.cluster_key is not None  # noqa: S101 - the caller checked
-    vms = scope.namespace().vms.store.by_index("guest", guest_cluster_name(scope.cluster_key))
-    return guestlabels.name_taken(vms, scope.cluster_key)
+    vms, guest = scope.namespace().vms.store, guest_cluster_name(scope.cluster_key)
+    own = guest_of_cluster(guest, cluster_label(scope.cluster_key))
+    # Reading all VMs of the cluster in each reconcile would take long in large clusters.
+    if vms.count("guest", guest) == vms.count("guest", own):
+        return False
+    return guestlabels.name_taken(vms.by_index("guest", guest), scope.cluster_key)
 
 
 def machine_network(scope: MachineScope) -> str:
-    """Return the first network of the machine, as its VM names it; empty without one."""
+    """Return the first network of the machine, as written in its VM; empty without one."""
     networks = scope.spec.get("networks") or ()
-    return "/".join(qualified(networks[0], scope.target_namespace)) if networks else ""
+    return "/".join(split_reference(networks[0], scope.target_namespace)) if networks else ""
 
 
 def announces_network(scope: MachineScope, network: str) -> bool:
-    """Return whether the template has the labels of a guest, and requeue the machine when pools change.
+    """Return whether the template has the labels of a guest.
+
+    Requeues the machine when pools change.
 
     :param network: the first network of the VM
     """
     assert scope.cluster_key is not None  # noqa: S101 - the caller checked
     session = scope.session()
-    # Not as a context manager: later changes of pools matter to a machine that is ready, too.
+    # The subscription outlives this reconcile, because later changes of pools matter to a ready
+    # machine, too.
     scope.subscribe(triggers.pools(session.fingerprint))
     name = guest_cluster_name(scope.cluster_key)
     return guestpools.announces_network(session.pools.store, network, scope.target_namespace, name)
 
 
 def label_patch(scope: MachineScope, vm: Obj) -> Obj:
-    """Return the patch that labels a VM and its template, empty if they have the labels.
+    """Return the patch that labels a VM and its template, empty if both have the labels.
 
-    Harvester copies labels of the template to the instance; neither restarts.
+    Harvester copies labels of the template to the instance, and restarts nothing.
     """
     assert scope.cluster_key is not None  # noqa: S101 - the caller checked
-    ours = {CLUSTER_LABEL: cluster_label(scope.cluster_key)}
+    cluster = {CLUSTER_LABEL: cluster_label(scope.cluster_key)}
     guest = guestlabels.vm_labels(scope.cluster_key, name_taken=name_taken(scope))
-    # Of a VM that is not ours yet, the cache has no networks.
+    # The cache keeps no networks of a VM that is not ours yet.
     network = guestlabels.first_network(vm) or machine_network(scope)
     announced = announces_network(scope, network)
-    labels = {names.GUEST_CLUSTER_LABEL: None, **guest, **ours}
-    template = {**guestlabels.template_labels(guest, announces_network=announced), **ours}
 
-    metadata = (vm["spec"].get("template") or {}).get("metadata") or {}
-    if _has(labels_of(vm), labels) and _has(metadata.get("labels") or {}, template):
+    labels = {names.GUEST_CLUSTER_LABEL: None, **guest, **cluster}
+    changes = guestlabels.template_labels(guest, announces_network=announced)
+    template_labels = {**changes, **cluster}
+    present = at(vm, "spec", "template", "metadata", "labels") or {}
+    if _has(labels_of(vm), labels) and _has(present, template_labels):
         return {}
-    return {"metadata": {"labels": labels}, "spec": {"template": {"metadata": {"labels": template}}}}
+    return {
+        "metadata": {"labels": labels},
+        "spec": {"template": {"metadata": {"labels": template_labels}}},
+    }
 
 
 async def ensure_labels(scope: MachineScope, vm: Obj) -> Obj:
-    """Ensure the labels of a VM and of its template, and return the VM.
-
-    Harvester may refuse any change of a VM, for example while a quota is exceeded. That is no fault of the machine, so
-    it is tried again later.
-    """
+    """Ensure the labels of a VM and of its template, and return the VM."""
     patch = label_patch(scope, vm)
     if not patch:
         return vm
@@ -77,16 +86,20 @@ async def ensure_labels(scope: MachineScope, vm: Obj) -> Obj:
     patch["metadata"]["resourceVersion"] = vm["metadata"]["resourceVersion"]
     client = scope.session().client
     try:
-        labelled = await client.patch(resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch)
+        labelled = await client.patch(
+            resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch
+        )
     except (Conflict, NotFound, Unauthorized):
         raise
     except ApiError as error:
+        # Harvester may refuse any update of a VM, for example while a quota is exceeded. That is no
+        # fault of the machine, so the patch is sent again later.
         log.info("cannot label VirtualMachine %s for its cluster: %s", key_of(vm), error)
-        scope.requeue_after = min(filter(None, (scope.requeue_after, _RETRY_SECONDS)))
+        scope.requeue_in(_RETRY_SECONDS)
         return vm
     scope.namespace().vms.observe(labelled)
     return labelled
 
 
-def _has(labels: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:
-    return all(labels.get(name) == value for name, value in wanted.items())
+def _has(labels: Mapping[str, str], expected: Mapping[str, str | None]) -> bool:
+    return all(labels.get(name) == value for name, value in expected.items())

@@ -1,7 +1,8 @@
-"""The machine's Node in the workload cluster: its providerID, and the taint that waits for a cloud provider.
+"""Set the providerID of the machine's Node in the workload cluster, and remove its taint.
 
-The provider does this from outside, because the cloud controller manager cannot run until the taint has been removed
-from some node (a deadlock on the first one), and because the providerID must be that of the VM even without a cloud
+A new Node has the taint until a cloud provider removes it. This provider initializes Nodes from
+outside, because the cloud controller manager cannot run until the taint has been removed from some
+Node (a deadlock on the first one), and because the providerID must name the VM even without a cloud
 provider.
 """
 
@@ -11,34 +12,39 @@ import logging
 import time
 
 from caphv.api import names
-from caphv.api.object import NODES, Obj, labels_of
+from caphv.api.conditions import seconds_since
+from caphv.api.object import NODES, Obj, at, labels_of, uid_of
 from caphv.runtime.errors import (
-    ApiError,
     Conflict,
     Invalid,
     NotFound,
+    RequestError,
     ServerFault,
     TooManyRequests,
     Unreachable,
 )
 from reconciler import metrics
+from reconciler.machine.adoption import vm_proof
 from reconciler.machine.scope import MachineScope
 
 log = logging.getLogger(__name__)
 
 UNREACHABLE_SECONDS = 60.0
-"""Seconds that a workload API may not answer before a Warning: a migration of its only machine takes it away, too."""
+"""A workload API may be silent for so many seconds before a Warning.
+
+It is silent, for example, during a migration of its only machine.
+"""
 
 
 def initialization(node: Obj, provider_id: str) -> list[dict[str, object]]:
-    """JSON patch that initializes a Node, empty when nothing is left to do.
-
-    A Node's own providerID cannot be changed and is left alone; of the taints only the one is removed. Taints are one
-    atomic list that others write too, so the patch tests that the entry is still the one it removes.
-    """
+    """Return the JSON patch that initializes a Node, empty if nothing is left to do."""
     patch: list[dict[str, object]] = []
+    # Nothing can change the providerID of a Node that has one.
     if not node["spec"].get("providerID"):
         patch.append({"op": "add", "path": "/spec/providerID", "value": provider_id})
+
+    # Other clients write the list of taints, too, so the patch first tests that the index still
+    # leads to the right taint.
     for index, taint in enumerate(node["spec"].get("taints") or ()):
         if taint.get("key") == names.UNINITIALIZED_TAINT:
             path = f"/spec/taints/{index}"
@@ -48,26 +54,30 @@ def initialization(node: Obj, provider_id: str) -> list[dict[str, object]]:
 
 
 def is_guest_of(node: Obj, vmi: Obj) -> bool | None:
-    """Whether a Node is the guest of an instance: its kubelet reports the firmware's UUID. None if one is not known.
+    """Return whether a Node is the guest of an instance, None if one of the UUIDs is not known.
 
-    A Node may outlive its machine, and another machine of the name comes. Ages do not tell them apart: they are by the
-    clocks of two clusters.
+    A Node may outlive its machine, and a later machine may have the same name.
     """
-    guest = str(((node.get("status") or {}).get("nodeInfo") or {}).get("systemUUID") or "")
-    firmware = ((vmi.get("spec") or {}).get("domain") or {}).get("firmware") or {}
-    uuid = str(firmware.get("uuid") or "")
-    return guest.lower() == uuid.lower() if guest and uuid else None
+    # The kubelet reports the UUID of the firmware. Creation times cannot tell two guests apart,
+    # because they come from the clocks of two clusters.
+    guest = str(at(node, "status", "nodeInfo", "systemUUID") or "")
+    firmware = str(at(vmi, "spec", "domain", "firmware", "uuid") or "")
+    return guest.lower() == firmware.lower() if guest and firmware else None
 
 
 def topology(host: Obj) -> dict[str, str]:
-    """Region and zone of a host of Harvester, from its labels."""
-    return {name: value for name, value in labels_of(host).items() if name in (names.REGION_LABEL, names.ZONE_LABEL)}
+    """Return region and zone of a host of Harvester, from its labels."""
+    return {
+        name: value
+        for name, value in labels_of(host).items()
+        if name in (names.REGION_LABEL, names.ZONE_LABEL)
+    }
 
 
-def labelling(node: Obj, wanted: dict[str, str]) -> list[dict[str, object]]:
-    """JSON patch that gives a Node these labels, empty when it has them; other labels stay."""
+def labelling(node: Obj, labels: dict[str, str]) -> list[dict[str, object]]:
+    """Return the JSON patch that adds these labels to a Node, empty if the Node has them."""
     present = labels_of(node)
-    missing = {name: value for name, value in wanted.items() if present.get(name) != value}
+    missing = {name: value for name, value in labels.items() if present.get(name) != value}
     if missing and not present:
         return [{"op": "add", "path": "/metadata/labels", "value": missing}]
     return [
@@ -76,55 +86,97 @@ def labelling(node: Obj, wanted: dict[str, str]) -> list[dict[str, object]]:
     ]
 
 
-async def initialize_node(scope: MachineScope, provider_id: str) -> None:
-    """Initialize the Node if it is there, and have its zone and region follow the VM's host, in one patch.
+async def set_provider_id(scope: MachineScope, vm: Obj, vmi: Obj) -> str:
+    """Set `spec.providerID` of the HarvesterMachine, and return it.
 
-    Does nothing while the Node is not in the cache; its event requeues the machine. Raises `ApiError`, `Unreachable`.
+    Also writes an annotation that proves which VM the machine has.
+
+    :param vmi: the instance of the VM, empty if there is none
+    """
+    assert scope.cluster_key is not None  # noqa: S101 - checked by the caller
+    node = scope.context.workloads.node(scope.cluster_key, scope.name)
+    # The Node of an earlier machine with the same name may still exist.
+    is_former = node is not None and is_guest_of(node, vmi) is False
+    node_id = node["spec"].get("providerID") if node and not is_former else None
+
+    # A Node's own providerID comes first, because another cloud provider may set it and nothing can
+    # change it (contract). The machine's present providerID comes second, and a providerID with the
+    # uid of the VM last.
+    machine_id = scope.spec.get("providerID")
+    provider_id = str(node_id or machine_id or f"{names.PROVIDER_ID_PREFIX}{uid_of(vm)}")
+    if machine_id != provider_id:
+        annotations = vm_proof(provider_id, vm)
+        metadata = {"annotations": annotations}
+        await scope.patch({"metadata": metadata, "spec": {"providerID": provider_id}})
+    return provider_id
+
+
+async def initialize_node(scope: MachineScope, provider_id: str) -> None:
+    """Initialize the Node, and copy zone and region of the VM's host to it, in one patch.
+
+    Does nothing while the Node is not in the cache. Its appearance requeues the machine. Raises
+    `ApiError`, `Unreachable`.
     """
     if scope.cluster_key is None:
         return
     workloads = scope.context.workloads
     await workloads.ensure(scope.cluster_key)
-    node, client = workloads.node(scope.cluster_key, scope.name), workloads.client(scope.cluster_key)
+    node = workloads.node(scope.cluster_key, scope.name)
+    client = workloads.client(scope.cluster_key)
     if node is None or client is None:
         return
     vmi = scope.instance()
     if vmi is not None and is_guest_of(node, vmi) is False:
-        return  # of an earlier machine of the name; the kubelet of this one takes it over
+        return  # an earlier machine had this Node; the kubelet of the new machine takes it over
+
     host = scope.host_of(vmi) if vmi else None
-    initializes = initialization(node, provider_id)
-    patch = initializes + labelling(node, topology(host) if host else {})
+    initialization_patch = initialization(node, provider_id)
+    patch = initialization_patch + labelling(node, topology(host) if host else {})
     if not patch:
         return
-    if initializes:
+
+    # Metrics and log report only initializations, because zone and region change with each
+    # migration.
+    is_new = bool(initialization_patch)
+    if is_new:
         metrics.NODE_INIT.inc()
     try:
-        answer = await client.patch(NODES, scope.name, "", patch, patch_type="json")
+        patched = await client.patch(NODES, scope.name, "", patch, patch_type="json")
     except NotFound:
         return
-    except (ApiError, Unreachable) as error:
+    except RequestError as error:
         if isinstance(error, Invalid) and error.status == 422:
-            # The test in the patch failed: the taints were modified concurrently; retry.
+            # The test in the patch failed, because another client changed the taints. Retry.
             raise Conflict(error.status, error.reason, error.message) from None
-        metrics.NODE_INIT_ERRORS.inc(bool(initializes))
-        if not _is_passing(scope, error):
-            what = "initialize" if initializes else "update the zone and region of"
-            scope.warning_event("NodeInitializationFailed", f"cannot {what} Node {scope.name}: {error}")
+        metrics.NODE_INIT_ERRORS.inc(is_new)
+        _report_failure(scope, error, is_new=is_new)
         raise
+
     scope.memory.node_unreached_since = None
-    workloads.observe(scope.cluster_key, answer)
-    if initializes:
+    workloads.cache_node(scope.cluster_key, patched)
+    if is_new:
         log.info("initialized Node %s with providerID %s", scope.name, provider_id)
-        metrics.NODE_INIT_SECONDS.observe(metrics.age(node["metadata"]["creationTimestamp"]))
+        metrics.NODE_INIT_SECONDS.observe(seconds_since(node["metadata"]["creationTimestamp"]))
 
 
-def _is_passing(scope: MachineScope, error: ApiError | Unreachable) -> bool:
-    """Whether a workload API does not answer, and not for so long that a user should know."""
+def _report_failure(scope: MachineScope, error: RequestError, *, is_new: bool) -> None:
+    """Emit an Event about a failed patch, unless the workload API is only silent for a while."""
+    if _is_temporary(scope, error):
+        return
+
+    action = "initialize" if is_new else "update the zone and region of"
+    message = f"cannot {action} Node {scope.name}: {error}"
+    scope.warning_event("NodeInitializationFailed", message)
+
+
+def _is_temporary(scope: MachineScope, error: RequestError) -> bool:
+    """Return whether a workload API has been silent only for a short time."""
+    memory = scope.memory
     if not isinstance(error, (ServerFault, TooManyRequests, Unreachable)):
-        scope.memory.node_unreached_since = None
+        memory.node_unreached_since = None
         return False
 
-    now = time.monotonic()
-    if scope.memory.node_unreached_since is None:
-        scope.memory.node_unreached_since = now
-    return now - scope.memory.node_unreached_since < UNREACHABLE_SECONDS
+    if memory.node_unreached_since is None:
+        memory.node_unreached_since = time.monotonic()
+        return True
+    return time.monotonic() - memory.node_unreached_since < UNREACHABLE_SECONDS

@@ -1,87 +1,112 @@
-"""The step that waits for a running VM with an address, and keeps a ready machine ready through what is normal."""
+"""Wait for a running VM with an address.
+
+A ready machine stays ready through normal events, for example a restart.
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
+from caphv.api.virtualmachine import claims_of
 from reconciler.machine.network import StaticAddress, effective_network
 from reconciler.machine.node import is_guest_of
-from reconciler.machine.quota import halted_by_quota, is_starting, start_halted, started_after_quota, vm_runs
+from reconciler.machine.quota import (
+    halted_by_quota,
+    record_running_vm,
+    start_halted_vm,
+    started_after_quota,
+    vm_starting,
+)
 from reconciler.machine.scope import MachineScope
-from reconciler.machine.status import observe
+from reconciler.machine.status import report_vm
 from reconciler.machine.vmpolicy import AGENT_SECONDS, Verdict, decide
-from reconciler.machine.vmstatus import VmPhase, VmState, agent_connected, typed_addresses, vm_state
-from reconciler.machine.volumes import claims_of
+from reconciler.machine.vmstatus import (
+    VmPhase,
+    VmState,
+    is_agent_connected,
+    typed_addresses,
+    vm_state,
+)
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 _BOUND = "Bound"
 
 
-@dataclass(frozen=True)
-class Running:
-    """`holds`: the VM does not run, but is expected to soon, and the machine stays ready until then."""
+async def wait_for_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> bool:
+    """Update the status from VM and instance, and return whether the VM runs and has an address.
 
-    holds: bool = False
+    Starts a new VM that a quota has halted. Returns False while the VM does not run but is expected
+    to run soon. The machine then stays ready, with its present status. Raises `Blocked` in every
+    other case.
 
-
-async def require_running(scope: MachineScope, vm: Obj, vmi: Obj | None) -> Running:
-    """Update the status from the VM. Raises `Blocked` unless it runs and has an address, or is about to again."""
+    :param vmi: the instance of the VM, None if there is none
+    """
     state = vm_state(vm, vmi, _claim_phases(scope, vm))
-    reported = observe(scope, vm, vmi)
+    has_reported = report_vm(scope, vm, vmi)
 
+    # No user stopped such a VM, so no user has to start it.
     if state.phase is VmPhase.STOPPED and halted_by_quota(scope, vm):
-        raise await start_halted(scope, vm)
+        raise await start_halted_vm(scope, vm)
     if state.phase is VmPhase.STOPPED and started_after_quota(scope, vm):
-        raise is_starting(scope)
+        raise vm_starting(scope)
 
+    # Measure a running VM, too, so that the clock begins again at the next stop.
     phase = scope.memory.vm_clock.follow(state.phase)
-    lasted, down = scope.memory.vm_clock.observe(phase, time.monotonic())
+    lasted, down = scope.memory.vm_clock.measure(phase, time.monotonic())
     if phase is VmPhase.RUNNING:
-        vm_runs(scope)
-        _require_address(scope, vmi or {}, reported=reported)
-        return Running()
+        record_running_vm(scope)
+        _require_address(scope, vmi or {}, has_reported=has_reported)
+        return True
 
-    if state.phase is VmPhase.MISSING:
-        raise scope.failed(state.message, Watched.VM)
-    ready = bool(scope.draft.fields.get("ready"))
+    is_ready = bool(scope.draft.fields.get("ready"))
     provisioned = bool(scope.draft.fields.get("initialization"))
-    verdict = decide(phase, provisioned=provisioned, ready=ready, lasted=lasted, down=down)
+    verdict = decide(phase, provisioned=provisioned, ready=is_ready, lasted=lasted, down=down)
     if not verdict.holds:
-        raise _not_running(scope, state, verdict, ready=ready)
+        raise _not_running(scope, state, verdict, is_ready=is_ready)
     scope.requeue_in(verdict.review_after)
-    return Running(holds=True)
+    return False
 
 
 def _claim_phases(scope: MachineScope, vm: Obj) -> dict[str, str]:
-    """Return the phases of the VM's existing claims by name; the cache keeps those of claims that are not bound."""
+    """Return the phases of the VM's existing claims by name.
+
+    The cache keeps the status of a claim only while it is not bound.
+    """
     informer = scope.namespace().claims
     claims = {name: informer.get(scope.target_namespace, name) for name in claims_of(vm)}
     return {
-        name: _BOUND if "status" not in claim else claim["status"]["phase"] for name, claim in claims.items() if claim
+        name: claim["status"]["phase"] if "status" in claim else _BOUND
+        for name, claim in claims.items()
+        if claim
     }
 
 
-def _not_running(scope: MachineScope, state: VmState, verdict: Verdict, *, ready: bool) -> Blocked:
+def _not_running(
+    scope: MachineScope, state: VmState, verdict: Verdict, *, is_ready: bool
+) -> Blocked:
+    """Return the `Blocked` of a machine whose VM does not run."""
     if verdict.failed:
-        return scope.failed(state.message, Watched.VM)
-    # Normal during creation; for a machine that was ready it deserves an Event.
-    blocked = scope.in_progress(state.message, Watched.VM, warn=ready)
+        return scope.failure(state.message, Watched.VM)
+
+    delays = []
     if verdict.review_after is not None:
-        blocked.triggers = (*blocked.triggers, Delay(verdict.review_after))
-    return blocked
+        delays.append(Delay(verdict.review_after))
+    # This is normal during creation, but deserves an Event if the machine was ready.
+    return scope.in_progress(state.message, Watched.VM, *delays, warn=is_ready)
 
 
-def _require_address(scope: MachineScope, vmi: Obj, *, reported: bool) -> None:
-    """Report whether the guest agent answers, and do without it where the address is known.
+def _require_address(scope: MachineScope, vmi: Obj, *, has_reported: bool) -> None:
+    """Report whether the guest agent answers. Raises `Blocked` while no address is known.
 
-    The agent of a guest that was rebooted or migrated is silent for a while, and its addresses are then absent from the
-    instance. Raises `Blocked` while no address is known.
+    After a reboot or migration, the agent is silent for a while, and the instance has no addresses
+    then.
+
+    :param has_reported: whether the instance has addresses
     """
-    answers = agent_connected(vmi) or reported
+    answers = is_agent_connected(vmi) or has_reported
     silence = scope.memory.vm_clock.silence(time.monotonic(), answers=answers)
     is_silent = silence >= AGENT_SECONDS
     if answers:
@@ -89,29 +114,38 @@ def _require_address(scope: MachineScope, vmi: Obj, *, reported: bool) -> None:
     elif not is_silent:
         scope.requeue_in(AGENT_SECONDS - silence)
 
+    # A Node that has joined proves that the guest configured the address.
     address = "" if scope.draft.fields.get("addresses") else reserved_address(scope)
     if address and (is_silent or _has_joined(scope, vmi)):
         scope.draft.fields["addresses"] = typed_addresses([address])
     has_address = bool(scope.draft.fields.get("addresses"))
-
     if is_silent:
-        minutes = AGENT_SECONDS / 60
-        used = "its known address is used" if has_address else "its address is not known without it"
-        message = (
-            f"the guest agent has not answered for {minutes:.0f} minutes, and {used}: check that qemu-guest-agent is "
-            "installed and runs in the guest"
-        )
-        if not scope.draft.has_message(ConditionType.GUEST_AGENT_CONNECTED, message):
-            scope.warning_event(Reason.GUEST_AGENT_SILENT, message)
-        scope.draft.set_false(ConditionType.GUEST_AGENT_CONNECTED, Reason.GUEST_AGENT_SILENT, message)
+        _report_silence(scope, has_address=has_address)
 
     if not has_address:
         raise scope.in_progress(
-            "VM is running, waiting for its address: the qemu-guest-agent in the guest has not reported one",
+            "VM is running, waiting for its address: the qemu-guest-agent in the guest has not "
+            "reported one",
             Watched.VM,
         )
+    # This guest may be the first that serves the workload API.
     if scope.control_plane and scope.cluster_key:
         scope.context.workloads.hint(scope.cluster_key)
+
+
+def _report_silence(scope: MachineScope, *, has_address: bool) -> None:
+    """Set the condition of a guest agent that does not answer, with an Event if that is new."""
+    minutes = AGENT_SECONDS / 60
+    effect = "its known address is used" if has_address else "its address is not known without it"
+    message = (
+        f"the guest agent has not answered for {minutes:.0f} minutes, and {effect}: check that "
+        "qemu-guest-agent is installed and runs in the guest"
+    )
+    condition = ConditionType.GUEST_AGENT_CONNECTED
+    reason = Reason.GUEST_AGENT_SILENT
+    if not scope.draft.has_message(condition, message):
+        scope.warning_event(reason, message)
+    scope.draft.set_false(condition, reason, message)
 
 
 def reserved_address(scope: MachineScope) -> str:
@@ -123,6 +157,8 @@ def reserved_address(scope: MachineScope) -> str:
 
 
 def _has_joined(scope: MachineScope, vmi: Obj) -> bool:
-    """Whether the guest has registered its Node, and is therefore reachable."""
-    node = scope.context.workloads.node(scope.cluster_key, scope.name) if scope.cluster_key else None
+    """Return whether the guest has registered its Node, and is therefore reachable."""
+    if not scope.cluster_key:
+        return False
+    node = scope.context.workloads.node(scope.cluster_key, scope.name)
     return node is not None and is_guest_of(node, vmi) is True

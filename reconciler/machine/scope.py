@@ -1,4 +1,4 @@
-"""Scope of one reconcile of one HarvesterMachine: its objects and the findings of its phases."""
+"""Scope of one reconcile of one HarvesterMachine: its objects and the results of its steps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from caphv.api import clusterapi, resources
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Key, Obj, key_of
-from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.api.object import Key, Obj, at, key_of
+from caphv.api.ownership import Owner
+from caphv.runtime.errors import NotFound, Unreachable
 from reconciler import triggers
 from reconciler.context import Context
 from reconciler.harvester.identityaccount import command_for
-from reconciler.harvester.ownership import Owner
 from reconciler.harvester.session import Session
 from reconciler.harvester.topology import unpublished_domains
 from reconciler.harvester.views import TargetNamespace
@@ -23,10 +23,15 @@ from reconciler.triggers import Subscription, Trigger, Watched
 
 @dataclass(slots=True)
 class MachineScope:
-    """`obj` is the HarvesterMachine; the other three may be missing while a machine is deleted.
+    """Objects and findings of one reconcile of a HarvesterMachine.
 
-    `requeue_after` is a delay in seconds, set by a step that has to be tried again although the reconcile continues.
-    `failure` is the error of such a step, raised after the status was written.
+    :param obj: the HarvesterMachine
+    :param machine: the Machine; like the next two, it may be missing while a machine is deleted
+    :param cluster: the Cluster of the machine
+    :param harvester_cluster: the HarvesterCluster of the Cluster
+    :param draft: the status that the reconcile writes at its end
+    :param requeue_after: delay in seconds, set by a step that has to be tried again although the
+        reconcile continues
     """
 
     context: Context
@@ -36,14 +41,13 @@ class MachineScope:
     harvester_cluster: Obj | None
     draft: StatusDraft
     requeue_after: float | None = None
-    failure: ApiError | Unreachable | None = None
 
     key: Key = field(init=False)
     """Key of the HarvesterMachine."""
     name: str = field(init=False)
     """Name of machine, VM, host and Node (contract)."""
     memory: MachineMemory = field(init=False)
-    """What earlier reconciles of this machine remembered."""
+    """Memory of earlier reconciles of this machine."""
     cluster_key: Key | None = field(init=False)
     """Key of the Cluster."""
     cluster_spec: Obj = field(init=False)
@@ -72,34 +76,51 @@ class MachineScope:
 
     @property
     def reservation(self) -> str:
-        """Id under which pools hold the machine's address (contract: `<HarvesterMachine namespace>/<name>`)."""
+        """Id under which pools hold the machine's address.
+
+        It is `<HarvesterMachine namespace>/<name>` (contract).
+        """
         return f"{self.key.namespace}/{self.name}"
 
     @property
     def control_plane(self) -> bool:
         """Whether the machine belongs to the control plane."""
-        return clusterapi.is_control_plane(self.obj) or bool(self.machine and clusterapi.is_control_plane(self.machine))
+        if clusterapi.is_control_plane(self.obj):
+            return True
+        return self.machine is not None and clusterapi.is_control_plane(self.machine)
 
     @property
     def failure_domain(self) -> str:
-        """Domain that the machine has to run in: the Machine's first, as in Go, else its own; empty for any."""
+        """Domain that the machine has to run in, empty for any.
+
+        The domain of the Machine comes before the domain of the HarvesterMachine, as in the Go
+        provider.
+        """
         chosen = clusterapi.failure_domain(self.machine) if self.machine else ""
         return chosen or str(self.spec.get("failureDomain") or "")
 
     @property
     def failure_domains(self) -> Sequence[Obj]:
-        """Domains that a failure domain may name: those that the HarvesterCluster publishes, if the core takes them."""
-        if self.context.caches.failure_domains_published:
-            return ((self.harvester_cluster or {}).get("status") or {}).get("failureDomains") or ()
+        """Domains that a failure domain may name.
+
+        If Cluster API takes domains from the HarvesterCluster, only published domains are valid.
+        """
+        if self.context.caches.publishes_failure_domains:
+            return at(self.harvester_cluster, "status", "failureDomains") or ()
         return unpublished_domains(self.session().hosts.store)
 
     def subscribe(self, *topics: Hashable) -> Subscription:
-        """Requeue the machine when one of these topics changes; to be called before reading their state."""
+        """Requeue the machine when one of these topics changes.
+
+        Call this before reading the state behind the topics, so that no change is missed.
+        """
         return self.context.topics.subscribe(self.context.queues.machines, self.key, *topics)
 
     def session(self) -> Session:
-        """Session of the cluster. Raises `Blocked` while Harvester is unreachable."""
-        session = self.context.sessions.of(key_of(self.harvester_cluster)) if self.harvester_cluster else None
+        """Return the session of the cluster. Raises `Blocked` while Harvester is unreachable."""
+        session = None
+        if self.harvester_cluster:
+            session = self.context.sessions.of(key_of(self.harvester_cluster))
         if session is None:
             raise Blocked(
                 ConditionType.VM_PROVISIONING_READY,
@@ -108,55 +129,65 @@ class MachineScope:
                 Watched.CONNECTION,
                 unknown=True,
             )
-        if session.error:
-            how, reason = "refuses requests", Reason.HARVESTER_CONNECTION_FAILED
-            if session.unauthorized:
-                how, reason = "rejects the credentials", Reason.HARVESTER_AUTHENTICATION_FAILED
-            elif isinstance(session.error, Unreachable):
-                how, reason = "is unreachable", Reason.HARVESTER_UNREACHABLE
-            raise Blocked(
-                ConditionType.VM_PROVISIONING_READY,
-                reason,
-                f"Harvester at {session.server} {how}; see the HarvesterCluster's conditions",
-                Watched.CONNECTION,
-                unknown=True,
-            )
-        return session
+        if not session.error:
+            return session
+
+        failure, reason = "refuses requests", Reason.HARVESTER_CONNECTION_FAILED
+        if session.is_unauthorized:
+            failure, reason = "rejects the credentials", Reason.HARVESTER_AUTHENTICATION_FAILED
+        elif isinstance(session.error, Unreachable):
+            failure, reason = "is unreachable", Reason.HARVESTER_UNREACHABLE
+        raise Blocked(
+            ConditionType.VM_PROVISIONING_READY,
+            reason,
+            f"Harvester at {session.server} {failure}; see the HarvesterCluster's conditions",
+            Watched.CONNECTION,
+            unknown=True,
+        )
 
     def namespace(self) -> TargetNamespace:
-        """Caches of the target namespace. Raises `Blocked` until they have been filled."""
+        """Return the caches of the target namespace. Raises `Blocked` until they are filled."""
         session = self.session()
         namespace = session.watch_namespace(self.target_namespace)
-        # Nothing is awaited before the subscription, so no change can be missed; most calls need none.
+        # This subscribes only if needed. No change can be missed meanwhile, because nothing is
+        # awaited before the subscription.
         if not namespace.synced or not session.synced:
             filled = self.subscribe(triggers.caches(session.fingerprint))
             raise self._caches_not_ready(namespace, filled)
         return namespace
 
     def current_namespace(self) -> TargetNamespace:
-        """Caches of the target namespace in which absence means absence on Harvester, now.
+        """Return the caches of the target namespace, if all of them follow Harvester.
 
-        Raises `Blocked` while a watch is not connected: what cannot be undone must not follow from an old state.
+        Raises `Blocked` while a watch is not connected, because steps that cannot be undone must
+        not rely on an old state. A watch that has just connected may lag behind for a moment, so
+        read objects that must not be missed from Harvester.
         """
-        namespace, session = self.namespace(), self.session()
+        namespace = self.namespace()
+        session = self.session()
         if not namespace.current or not session.pools.current:
-            raise self._caches_not_ready(namespace, self.subscribe(triggers.caches(session.fingerprint)))
+            connected = self.subscribe(triggers.caches(session.fingerprint))
+            raise self._caches_not_ready(namespace, connected)
         return namespace
 
     async def live_vm(self) -> Obj | None:
-        """Read the VM from Harvester; None if there is none.
-
-        A creation whose response was lost is in no cache yet, and a provider that has restarted does not remember it.
-        """
+        """Read the VM from Harvester. Return None if it does not exist."""
+        # The cache may lack a VM: the response to its creation may have been lost, or the watch may
+        # have connected just now.
         try:
-            vm = await self.session().client.get(resources.VIRTUAL_MACHINES, self.name, self.target_namespace)
+            vm = await self.session().client.get(
+                resources.VIRTUAL_MACHINES, self.name, self.target_namespace
+            )
         except NotFound:
             return None
         self.namespace().vms.observe(vm)
         return vm
 
-    def refused(self) -> Blocked | None:
-        """Why a deletion will never learn what exists: the account may not read it. None if it may, or that is open."""
+    def read_refusal(self) -> Blocked | None:
+        """Return why the account may not read objects, so that a deletion cannot find them.
+
+        Returns None if the account may read them, or while that is not known.
+        """
         try:
             self.current_namespace()
         except Blocked as blocked:
@@ -164,36 +195,50 @@ class MachineScope:
         return None
 
     def _caches_not_ready(self, namespace: TargetNamespace, source: Subscription) -> Blocked:
-        session, where = self.session(), f"namespace {self.target_namespace} on Harvester"
+        """Return the `Blocked` of a machine whose caches are empty or not connected."""
+        session = self.session()
+        place = f"namespace {self.target_namespace} on Harvester"
         reason = Reason.VM_PROVISIONING_IN_PROGRESS
-        message = namespace.sync_error or session.sync_error or f"reading {where}"
+        message = namespace.sync_error or session.sync_error or f"reading {place}"
+
         refusal = session.refusal(namespace, session.pools)
         if refusal:
             reason = Reason.TARGET_NAMESPACE_NOT_READY
-            message = f"{where} cannot be read: {refusal}{command_for(self.target_namespace)}"
+            message = f"{place} cannot be read: {refusal}{command_for(self.target_namespace)}"
         return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, source, unknown=True)
 
     def instance(self) -> Obj | None:
-        """Instance of the VM, None while there is none."""
+        """Return the instance of the VM, None while there is none."""
         return self.namespace().instances.get(self.target_namespace, self.name)
 
     def host_of(self, vmi: Obj) -> Obj | None:
-        """Host of Harvester on which an instance runs, None while it does not."""
-        name = vmi.get("status", {}).get("nodeName")
+        """Return the host of Harvester on which an instance runs, None while it does not."""
+        name = at(vmi, "status", "nodeName")
         return self.session().hosts.get("", name) if name else None
 
-    def in_progress(self, message: str, source: Trigger, *, warn: bool = False) -> Blocked:
-        """Provisioning waits for something temporary."""
+    def in_progress(
+        self, message: str, source: Trigger, *others: Trigger, warn: bool = False
+    ) -> Blocked:
+        """Return a `Blocked` for provisioning that waits for something temporary."""
+        condition = ConditionType.VM_PROVISIONING_READY
         reason = Reason.VM_PROVISIONING_IN_PROGRESS
-        return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, source, warn=warn)
+        return Blocked(condition, reason, message, source, *others, warn=warn)
 
-    def failed(self, message: str, *sources: Trigger) -> Blocked:
-        """Provisioning fails until a user corrects the machine, or something else that `sources` report."""
+    def failure(self, message: str, *sources: Trigger, warn: bool = True) -> Blocked:
+        """Return a `Blocked` for provisioning that fails until a user corrects something.
+
+        :param sources: triggers that, in addition to a change of the machine, may end the failure
+        :param warn: whether a new message deserves an Event
+        """
         reason = Reason.VM_PROVISIONING_FAILED
-        return Blocked(ConditionType.VM_PROVISIONING_READY, reason, message, Watched.SELF, *sources, warn=True)
+        condition = ConditionType.VM_PROVISIONING_READY
+        return Blocked(condition, reason, message, Watched.SELF, *sources, warn=warn)
 
     def requeue_in(self, seconds: float | None) -> None:
-        """Requeue the machine after this time at the latest, although the reconcile continues; None does nothing."""
+        """Requeue the machine after this time at the latest, although the reconcile continues.
+
+        Does nothing for None.
+        """
         self.requeue_after = min(filter(None, (self.requeue_after, seconds)), default=None)
 
     def warning_event(self, reason: str, message: str) -> None:
@@ -208,6 +253,8 @@ class MachineScope:
     async def patch(self, patch: Obj) -> None:
         """Merge a patch of metadata and spec into the HarvesterMachine."""
         informer = self.context.caches.harvester_machines
-        self.obj = await self.context.client.patch(informer.resource, self.name, self.key.namespace, patch)
+        self.obj = await self.context.client.patch(
+            informer.resource, self.name, self.key.namespace, patch
+        )
         informer.observe(self.obj)
-        self.draft.moved_to(self.obj)
+        self.draft.rebase(self.obj)

@@ -1,100 +1,168 @@
-"""The status of a machine with a VM: addresses, failure domain, instance and host, drift.
+"""Report the status of a machine with a VM: addresses, failure domain, instance, host and drift.
 
-The last observed instance is kept in the status, so that restarts and live migrations are noticed even if they happened
-while no provider was running.
+The status keeps the last observed instance, so that the provider notices restarts and live
+migrations even if they happened while no provider was running.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
 
 from caphv.api import names
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj, annotations_of, uid_of
+from caphv.api.object import Obj, annotations_of, at, uid_of
+from reconciler import triggers
 from reconciler.harvester.topology import domain_of_host
-from reconciler.machine.create import inputs_of
 from reconciler.machine.drift import drift
+from reconciler.machine.growth import describe_size, is_growing, updated_message
+from reconciler.machine.images import ResolvedImage
+from reconciler.machine.inplace import is_update_in_progress
+from reconciler.machine.placement import domain_requirement
 from reconciler.machine.scope import MachineScope
-from reconciler.machine.vm import InvalidSpecError, virtual_machine
+from reconciler.machine.validation import InvalidSpecError
+from reconciler.machine.vm import can_grow, virtual_machine
+from reconciler.machine.vminputs import disk_images, inputs_of
 from reconciler.machine.vmstatus import addresses
 
 log = logging.getLogger(__name__)
 
 
-def observe(scope: MachineScope, vm: Obj, vmi: Obj | None) -> bool:
-    """Update the status from VM and instance; return whether the VM has an address."""
-    found = addresses(vmi) if vmi else []
-    if found:
-        if not scope.draft.fields.get("addresses"):
-            _log_once(scope, f"VM has address {found[0]['address']}")
-        scope.draft.fields["addresses"] = found
-    before: dict[str, Any] = scope.draft.fields.get("virtualMachine") or {}
-    scope.draft.fields["virtualMachine"] = {**before, "uid": uid_of(vm)}
-    host = (vmi or {}).get("status", {}).get("nodeName")
+def report_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> bool:
+    """Put addresses, instance, host and failure domain into the status.
+
+    Returns whether the instance has an address. Without one, the status keeps its addresses.
+    """
+    fields = scope.draft.fields
+    reported = addresses(vmi) if vmi else []
+    if reported:
+        if not fields.get("addresses"):
+            _log_once(scope, f"VM has address {reported[0]['address']}")
+        fields["addresses"] = reported
+
+    recorded: Obj = fields.get("virtualMachine") or {}
+    fields["virtualMachine"] = {**recorded, "uid": uid_of(vm)}
+    host = at(vmi, "status", "nodeName")
     if vmi and host:
-        _placed(scope, before, vmi, host)
-    return bool(found)
+        _report_host(scope, recorded, vmi, host)
+    return bool(reported)
 
 
-def _placed(scope: MachineScope, before: dict[str, Any], vmi: Obj, host: str) -> None:
+def _report_host(scope: MachineScope, recorded: Obj, vmi: Obj, host: str) -> None:
+    """Put instance, host and failure domain into the status, and report a restart or a migration.
+
+    :param recorded: `status.virtualMachine` of the last reconcile
+    :param host: name of the host on which the instance runs
+    """
     instance = uid_of(vmi)
     scope.draft.fields["virtualMachine"] |= {"instanceUID": instance, "host": host}
-    if domain := _failure_domain(scope, vmi):
+    host_object = scope.host_of(vmi)
+    domain = domain_of_host(scope.failure_domains, host_object) if host_object else ""
+    if domain:
         scope.draft.fields["failureDomain"] = domain
-    earlier_instance, earlier = before.get("instanceUID"), before.get("host")
-    if earlier_instance and scope.memory.placed:
-        # The status is written later, while the VM's state is transient. An adopted VM has no earlier instance.
-        earlier_instance, earlier = scope.memory.placed
+
+    old_instance, old_host = recorded.get("instanceUID"), recorded.get("host")
+    if old_instance and scope.memory.placed:
+        # Memory is newer than the status, because a status with a transient state is written later.
+        # An adopted VM has no earlier instance.
+        old_instance, old_host = scope.memory.placed
     scope.memory.placed = (instance, host)
-    if earlier_instance not in (None, instance):
-        moved = f", previously on {earlier}" if earlier not in (None, host) else ""
-        # The machine stays ready through a restart that a user requests.
+
+    if old_instance not in (None, instance):
+        origin = f", previously on {old_host}" if old_host not in (None, host) else ""
+        # A ready machine stays ready through a restart that a user requests, so no warning is due.
         report = scope.event if scope.draft.fields.get("ready") else scope.warning_event
-        report("VMRestarted", f"VM restarted on host {host}{moved}")
-    elif earlier is None:
+        report("VMRestarted", f"VM restarted on host {host}{origin}")
+    elif old_host is None:
         _log_once(scope, f"VM is on host {host}")
-    elif earlier != host:
-        scope.event("VMMigrated", f"VM migrated from host {earlier} to {host}")
+    elif old_host != host:
+        scope.event("VMMigrated", f"VM migrated from host {old_host} to {host}")
 
 
 def _log_once(scope: MachineScope, text: str) -> None:
-    # Transient states are reconciled often, and written seldom.
+    """Log a text once for each machine."""
+    # Memory decides instead of the status, which is seldom written during transient states.
     if text not in scope.memory.logged:
         scope.memory.logged.add(text)
         log.info("%s", text)
 
 
-def _failure_domain(scope: MachineScope, vmi: Obj) -> str:
-    host = scope.host_of(vmi)
-    return domain_of_host(scope.failure_domains, host) if host else ""
+def report_drift(scope: MachineScope, vm: Obj, vmi: Obj | None, refusal: str = "") -> None:
+    """Set condition `VMUpToDate`, with an Event for a new difference.
 
+    Requeues a machine whose VM differs when an image of Harvester changes.
 
-def report_drift(scope: MachineScope, vm: Obj) -> None:
-    """Set condition `VMUpToDate`, with an Event for news; VM and machine are compared only when one has changed."""
-    version = (
-        uid_of(vm),
-        vm["metadata"].get("generation"),
-        annotations_of(vm).get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION),
-        scope.obj["metadata"].get("generation"),
-        scope.failure_domain,
-    )
-    known, message = scope.memory.drift or (None, "")
-    if known != version:
-        message = _differences(scope, vm)
+    :param vmi: the instance of the VM, None if there is none
+    :param refusal: why the VM cannot follow an update in place yet, empty if it can
+    """
+    if refusal:
+        # The VM differs from the spec until it can follow, and no user could correct it.
+        scope.draft.set_false(ConditionType.VM_UP_TO_DATE, Reason.VM_UPDATING, refusal)
+        return
+
+    # Subscribe before the images are read, so that no change is missed.
+    changed_image = scope.subscribe(triggers.images(scope.session().fingerprint))
+    images = disk_images(scope, vm)
+    # The comparison is costly, so it is repeated only after one of its inputs has changed.
+    version = _compared_version(scope, vm, images)
+    compared, message = scope.memory.drift or (None, "")
+    if compared != version:
+        message = _differences(scope, vm, images)
         scope.memory.drift = (version, message)
+
     if not message:
-        scope.draft.set_true(ConditionType.VM_UP_TO_DATE)
+        changed_image.cancel()
+        _report_equal_vm(scope, vm, vmi)
         return
     if not scope.draft.has_message(ConditionType.VM_UP_TO_DATE, message):
         scope.warning_event("VMDrifted", message)
     scope.draft.set_false(ConditionType.VM_UP_TO_DATE, Reason.VM_DIFFERS, message)
 
 
-def _differences(scope: MachineScope, vm: Obj) -> str:
+def _report_equal_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
+    """Report whether the instance of a VM that matches the spec has its size, too."""
+    condition = ConditionType.VM_UP_TO_DATE
+    if not is_update_in_progress(scope.obj):
+        scope.draft.set_true(condition)
+    elif can_grow(vm) and is_growing(vm, vmi):
+        message = (
+            f"the VM migrates in order to get {describe_size(scope.spec)}; if this stays, another "
+            "host needs room for it"
+        )
+        scope.draft.set_false(condition, Reason.VM_UPDATING, message)
+    else:
+        # The runtime extension compares the message with the spec that Cluster API wants.
+        scope.draft.set_true(condition, updated_message(scope.spec))
+
+
+def _compared_version(
+    scope: MachineScope, vm: Obj, images: Mapping[str, ResolvedImage]
+) -> Hashable:
+    """Return everything that a comparison depends on and that may change."""
+    annotations = annotations_of(vm)
+    requirement = domain_requirement(scope.failure_domain, scope.failure_domains) or {}
+    return (
+        uid_of(vm),
+        vm["metadata"].get("generation"),
+        annotations.get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION),
+        annotations.get(names.RUN_STRATEGY_ANNOTATION),
+        annotations.get(names.HOTPLUG_ANNOTATION),
+        scope.obj["metadata"].get("generation"),
+        scope.control_plane,
+        scope.failure_domain,
+        requirement.get("key"),
+        frozenset(images.items()),
+    )
+
+
+def _differences(scope: MachineScope, vm: Obj, images: Mapping[str, ResolvedImage]) -> str:
+    """Describe how the VM differs from the machine's spec; empty if it does not."""
     try:
-        inputs = inputs_of(scope)
-        found = drift(virtual_machine(inputs), vm, inputs.requirement)
+        inputs = replace(inputs_of(scope, vm), images=images)
+        differences = drift(virtual_machine(inputs), vm, inputs.requirement)
     except InvalidSpecError as error:
         return f"the machine's spec is not valid for a VM: {error}"
-    return f"{'; '.join(found)}: correct the VM on Harvester, or replace the machine" if found else ""
+    if not differences:
+        return ""
+    return f"{'; '.join(differences)}: correct the VM on Harvester, or replace the machine"

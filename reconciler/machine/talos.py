@@ -1,19 +1,20 @@
-"""Bootstrap data for Talos Linux: a machine configuration, which the guest reads from the NoCloud user data as it is.
+"""Bootstrap data for Talos Linux is a machine configuration.
 
-Talos has no package manager, no shell and no cloud-init: there is nothing to join with it. It takes network data as
-other guests do. Bootstrap data holds join tokens and keys: no error of this module quotes it.
+The guest reads it unchanged from the NoCloud user data. Nothing can be merged into it, because
+Talos has no package manager, no shell and no cloud-init. Talos takes network data as other guests
+do. No error of this module quotes bootstrap data, because it holds join tokens and keys.
 """
 
 import re
 from collections.abc import Sequence
 
 from caphv.api.object import Obj
-from reconciler.machine.cloudinit import CloudInitError
+from reconciler.machine.cloudinityaml import CloudInitError
 from reconciler.machine.guest import GuestConfig
 
-# The first line is a mark of old, which the bootstrap provider still writes for some platforms. Comments of other
-# formats begin elsewise, and the two keys are not of cloud-config.
+# An old form of the first line, which the bootstrap provider still writes for some platforms.
 _MARK = re.compile(r"#!talos\s*\n")
+# First lines of other formats, and two keys that cloud-config does not have.
 _FOREIGN_MARK = re.compile(r"\s*#(?:#\s*template:|cloud-config|!)", re.IGNORECASE)
 _VERSION = re.compile(r"^version:[ \t]*[\"']?v1alpha1[\"']?[ \t]*(?:#.*)?$", re.MULTILINE)
 _MACHINE = re.compile(r"^machine:", re.MULTILINE)
@@ -28,10 +29,10 @@ def is_machine_config(bootstrap: str) -> bool:
 
 
 def userdata(bootstrap: str, *, files: Sequence[Obj], guest: GuestConfig) -> str:
-    """Return the user data of a VM: `bootstrap`, byte for byte.
+    """Return `bootstrap` byte for byte as the user data of a VM.
 
-    Raises CloudInitError for what only cloud-config can do: `files`, and more user data of `guest`. What `guest` says
-    of packages and services of other guests concerns none here.
+    Ignores settings of `guest` for packages and services. Raises `CloudInitError` for `files` and
+    for user data of `guest`, which require cloud-config.
     """
     if guest.user_data:
         raise CloudInitError(
@@ -40,7 +41,7 @@ def userdata(bootstrap: str, *, files: Sequence[Obj], guest: GuestConfig) -> str
         )
     if files:
         raise CloudInitError(
-            "cloudConfig.delivery of the HarvesterCluster is File, and Talos takes no files of cloud-config: "
-            "choose Secret"
+            "cloudConfig.delivery of the HarvesterCluster is File, and Talos takes no files of "
+            "cloud-config: choose Secret"
         )
     return bootstrap

@@ -1,7 +1,7 @@
-"""Validates a HarvesterMachine's spec, and reports all errors at once.
+"""Validate a HarvesterMachine's spec, and report all errors at once.
 
-Objects stored before the admission checks existed, or with these switched off, reach the controller unchecked: a
-missing size must end in a condition that names it, not in a crash.
+Objects reach the controller unchecked if they were stored before the admission checks existed, or
+while these were switched off. A missing size must end in a condition that names it, not in a crash.
 """
 
 import re
@@ -17,7 +17,7 @@ _HOST_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class SpecError:
-    """A field that cannot be used, its value, and what to do."""
+    """A field that cannot be used, its value, and the remedy."""
 
     field: str
     value: Any
@@ -29,7 +29,7 @@ class SpecError:
 
 
 class InvalidSpecError(ValueError):
-    """A spec from which no VM can be created; `errors` has every reason."""
+    """The spec allows no VM; `errors` has every reason."""
 
     def __init__(self, errors: tuple[SpecError, ...]) -> None:
         super().__init__("; ".join(map(str, errors)))
@@ -37,48 +37,63 @@ class InvalidSpecError(ValueError):
 
 
 def spec_errors(machine: Obj, images: Collection[str]) -> tuple[SpecError, ...]:
-    """Check a HarvesterMachine; `images` are the `imageName`s of its volumes that were found on Harvester."""
+    """Check a HarvesterMachine, and return every error.
+
+    :param images: those `imageName`s of the machine's volumes that Harvester has
+    """
     return tuple(_errors(machine, images))
 
 
 def _errors(machine: Obj, images: Collection[str]) -> Iterator[SpecError]:
-    name, spec = machine["metadata"]["name"], machine.get("spec") or {}
+    name = machine["metadata"]["name"]
+    spec = machine.get("spec") or {}
     if not _HOST_NAME.fullmatch(name):
-        yield SpecError(
-            "metadata.name", name, "it is the VM's host name, so use at most 63 lower-case letters, digits and '-'"
-        )
-    cpu = spec.get("cpu")
+        remedy = "it is the VM's host name, so use at most 63 lower-case letters, digits and '-'"
+        yield SpecError("metadata.name", name, remedy)
+
+    cpu, memory = spec.get("cpu"), spec.get("memory")
     if not isinstance(cpu, int) or cpu < 1:
         yield SpecError("spec.cpu", cpu, "give a number of cores above 0")
-    if not is_size(spec.get("memory")):
-        yield SpecError("spec.memory", spec.get("memory"), "give a quantity above 0, for example 4Gi")
+    if not is_size(memory):
+        yield SpecError("spec.memory", memory, "give a quantity above 0, for example 4Gi")
     if not spec.get("networks"):
-        yield SpecError("spec.networks", None, "name at least one network, for example default/production")
+        remedy = "name at least one network, for example default/production"
+        yield SpecError("spec.networks", None, remedy)
+
     volumes = spec.get("volumes") or []
     if not volumes:
         yield SpecError("spec.volumes", None, "give at least one volume")
     for index, volume in enumerate(volumes):
         yield from _volume_errors(f"spec.volumes[{index}]", volume, images)
+
     orders = [volume["bootOrder"] for volume in volumes if volume.get("bootOrder")]
     for order in sorted({order for order in orders if orders.count(order) > 1}):
-        yield SpecError("spec.volumes[].bootOrder", order, "give each boot order to one volume only")
+        remedy = "give each boot order to one volume only"
+        yield SpecError("spec.volumes[].bootOrder", order, remedy)
 
 
 def _volume_errors(field: str, volume: Obj, images: Collection[str]) -> Iterator[SpecError]:
-    kind, image = volume.get("volumeType"), volume.get("imageName")
+    kind = volume.get("volumeType")
+    image = volume.get("imageName")
+    size = volume.get("volumeSize")
     if kind not in ("image", "storageClass"):
         yield SpecError(f"{field}.volumeType", kind, "use image or storageClass")
+
     if kind == "image" and not image:
-        yield SpecError(f"{field}.imageName", image, "name a VirtualMachineImage, for example default/my-image")
+        remedy = "name a VirtualMachineImage, for example default/my-image"
+        yield SpecError(f"{field}.imageName", image, remedy)
     elif kind == "image" and image not in images:
-        yield SpecError(f"{field}.imageName", image, "Harvester has no such image; upload it or correct the name")
+        remedy = "Harvester has no such image; upload it or correct the name"
+        yield SpecError(f"{field}.imageName", image, remedy)
     if kind == "storageClass" and not volume.get("storageClass"):
         yield SpecError(f"{field}.storageClass", None, "name a StorageClass of Harvester")
-    if not is_size(volume.get("volumeSize")):
-        yield SpecError(f"{field}.volumeSize", volume.get("volumeSize"), "give a quantity above 0, for example 40Gi")
+
+    if not is_size(size):
+        remedy = "give a quantity above 0, for example 40Gi"
+        yield SpecError(f"{field}.volumeSize", size, remedy)
 
 
 def is_size(value: object) -> bool:
-    """Whether a value is a Kubernetes quantity above 0 that an int64 can hold."""
+    """Return whether a value is a Kubernetes quantity above 0 that an int64 can hold."""
     size = quantity(value)
     return size is not None and 0 < size < LARGEST

@@ -5,37 +5,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from caphv.api import names
-from caphv.api.object import Key, Obj
-from reconciler.harvester.ownership import Owner, record
+from caphv.api.labels import cluster_label, label_value
+from caphv.api.object import Key, Obj, annotations_of
+from caphv.api.ownership import Owner, record
+from caphv.api.virtualmachine import cloud_init_secret_name
 from reconciler.harvester.storageprofiles import ClaimModes
-from reconciler.machine.cloudinit import secret_name
-from reconciler.machine.disks import claim, is_machine_pvc, pvc_name, storage_class_of
+from reconciler.machine.disks import claim, pvc_name, storage_class_of
 from reconciler.machine.guestlabels import template_labels, vm_labels
-from reconciler.machine.images import ResolvedImage, qualified, resolve_image
+from reconciler.machine.images import ResolvedImage, split_reference
 from reconciler.machine.placement import (
     CLUSTER_LABEL,
     affinity,
-    cluster_label,
     control_plane_selector,
     domain_requirement,
     group_labels,
-    label_value,
 )
-from reconciler.machine.validation import InvalidSpecError, SpecError, spec_errors
-
-__all__ = [
-    "RUN_STRATEGY",
-    "InvalidSpecError",
-    "ResolvedImage",
-    "SpecError",
-    "VirtualMachineInputs",
-    "control_plane_selector",
-    "is_machine_pvc",
-    "resolve_image",
-    "spec_errors",
-    "virtual_machine",
-]
-
+from reconciler.machine.validation import InvalidSpecError, spec_errors
 
 RUN_STRATEGY = "Always"
 """The VM runs until it is deleted."""
@@ -43,42 +28,73 @@ RUN_STRATEGY = "Always"
 
 @dataclass(frozen=True)
 class VirtualMachineInputs:
-    """All a VirtualMachine depends on.
-
-    `machine` is the HarvesterMachine, `cluster` the key of its Cluster, `images` has the image for each `imageName` of
-    its volumes that was found, `failure_domains` is the HarvesterCluster's `status.failureDomains`. `domain_strict`
-    says whether the failure domain has other hosts to which the VM can migrate. `guest_name_taken` and
-    `announces_network` decide on the labels of `reconciler.machine.guestlabels`. `offered` has the modes that a
-    StorageClass provides, where they are known.
-    """
+    """All that a VirtualMachine depends on."""
 
     machine: Obj
+    """The HarvesterMachine."""
     cluster: Key
+    """Key of the Cluster."""
     target_namespace: str
     owner: Owner
+    """The record that the VM carries."""
     images: Mapping[str, ResolvedImage]
+    """Images by `imageName`, for those names in the volumes that Harvester has."""
     control_plane: bool = False
     failure_domain: str = ""
     failure_domains: Sequence[Obj] = ()
+    """The HarvesterCluster's `status.failureDomains`."""
     domain_strict: bool = True
+    """Whether the failure domain has other hosts to which the VM can migrate."""
     guest_name_taken: bool = False
+    """Whether the VM lacks the guest's name; see `reconciler.machine.guestlabels`."""
     announces_network: bool = True
+    """Whether the template has the labels of a guest; see `reconciler.machine.guestlabels`."""
     offered: Mapping[str, Sequence[ClaimModes]] = field(default_factory=dict)
+    """The modes that each StorageClass provides, if they are known."""
+    hotplug: bool = False
+    """Whether a VM with maxima can grow while it runs. Of an existing VM: whether this one can."""
 
     @property
     def requirement(self) -> Obj | None:
         """Node selector requirement of the failure domain, None without one."""
         return domain_requirement(self.failure_domain, self.failure_domains)
 
+    @property
+    def grows(self) -> bool:
+        """Whether CPU and memory of the VM can be increased while it runs."""
+        return self.hotplug and has_maxima(self.machine["spec"])
+
+
+def has_maxima(spec: Obj) -> bool:
+    """Return whether the spec of a HarvesterMachine declares to what the VM can grow."""
+    return bool(spec.get("cpuMax") or spec.get("memoryMax"))
+
+
+def can_grow(vm: Obj) -> bool:
+    """Return whether Harvester lets CPU and memory of a VM grow while it runs."""
+    return annotations_of(vm).get(names.HOTPLUG_ANNOTATION, "").lower() == "true"
+
 
 def virtual_machine(inputs: VirtualMachineInputs) -> Obj:
-    """Return the VirtualMachine to create. Raises InvalidSpecError with every field that is wrong."""
+    """Return the VirtualMachine to create.
+
+    Raises `InvalidSpecError` with every field that is invalid.
+    """
     if errors := spec_errors(inputs.machine, inputs.images):
         raise InvalidSpecError(errors)
+
     name = inputs.machine["metadata"]["name"]
-    owned = record(inputs.owner)
-    claims = _claims(inputs, owned)
+    owner_record = record(inputs.owner)
+    claims = _claims(inputs, owner_record)
     labels = _labels(inputs)
+    template = {
+        "metadata": {
+            "labels": _template_labels(inputs, labels),
+            "annotations": _template_annotations(inputs, claims),
+        },
+        "spec": _instance_spec(inputs, claims),
+    }
+
     return {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachine",
@@ -89,34 +105,28 @@ def virtual_machine(inputs: VirtualMachineInputs) -> Obj:
             "annotations": {
                 names.VOLUME_CLAIM_TEMPLATES_ANNOTATION: json.dumps(claims, separators=(",", ":")),
                 names.NETWORK_IPS_ANNOTATION: "[]",
-                **owned,
+                **({names.HOTPLUG_ANNOTATION: "true"} if inputs.grows else {}),
+                **owner_record,
             },
         },
-        "spec": {
-            "runStrategy": RUN_STRATEGY,
-            "template": {
-                "metadata": {
-                    "labels": _template_labels(inputs, labels),
-                    "annotations": _template_annotations(inputs, claims),
-                },
-                "spec": _instance_spec(inputs, claims),
-            },
-        },
+        "spec": {"runStrategy": RUN_STRATEGY, "template": template},
     }
 
 
-def _claims(inputs: VirtualMachineInputs, annotations: dict[str, str]) -> list[Obj]:
+def _claims(inputs: VirtualMachineInputs, owner_record: dict[str, str]) -> list[Obj]:
+    """Return the claims of the machine's disks, in the order of its volumes."""
     metadata = inputs.machine["metadata"]
     claims = []
     for index, volume in enumerate(inputs.machine["spec"]["volumes"]):
         image = inputs.images.get(volume.get("imageName", ""))
         offered = inputs.offered.get(storage_class_of(volume, image) or "", ())
         name = pvc_name(metadata["name"], metadata["uid"], index)
-        claims.append(claim(name, volume, image, annotations, offered))
+        claims.append(claim(name, volume, image, owner_record, offered))
     return claims
 
 
 def _group(inputs: VirtualMachineInputs) -> dict[str, str]:
+    """Return the labels of the VMs that should be spread over hosts together with this one."""
     machine_labels = inputs.machine["metadata"].get("labels") or {}
     return group_labels(inputs.cluster, machine_labels, control_plane=inputs.control_plane)
 
@@ -133,6 +143,7 @@ def _labels(inputs: VirtualMachineInputs) -> dict[str, str]:
 
 
 def _template_labels(inputs: VirtualMachineInputs, labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of the instances. Labels for guest clusters differ from the VM's labels."""
     guest = vm_labels(inputs.cluster, name_taken=inputs.guest_name_taken)
     changes = template_labels(guest, announces_network=inputs.announces_network)
     return {name: value for name, value in {**labels, **changes}.items() if value is not None}
@@ -140,72 +151,126 @@ def _template_labels(inputs: VirtualMachineInputs, labels: Mapping[str, str]) ->
 
 def _template_annotations(inputs: VirtualMachineInputs, claims: Sequence[Obj]) -> dict[str, str]:
     key_pair = inputs.machine["spec"].get("sshKeyPair")
-    key_pairs = ["/".join(qualified(key_pair, inputs.target_namespace))] if key_pair else []
+    key_pairs = ["/".join(split_reference(key_pair, inputs.target_namespace))] if key_pair else []
     return {
         names.DISK_NAMES_ANNOTATION: json.dumps([claim["metadata"]["name"] for claim in claims]),
         names.SSH_NAMES_ANNOTATION: json.dumps(key_pairs),
-        # On workers too, as the Go provider has it; only the label says what is a control plane.
+        # Workers have this annotation, too, as with the Go provider. Only the label marks VMs of
+        # the control plane.
         names.MACHINE_TYPE_LABEL: control_plane_selector(inputs.cluster.name),
     }
 
 
 def _instance_spec(inputs: VirtualMachineInputs, claims: Sequence[Obj]) -> Obj:
+    """Return the spec of the instances: networks, volumes, devices, and where they run."""
     spec = inputs.machine["spec"]
-    secret = {"name": secret_name(inputs.machine["metadata"]["name"])}
+    metadata = inputs.machine["metadata"]
+    # Names are qualified, because Harvester 1.5 and later also look up a bare name in namespace
+    # `default`, and deny the VM.
+    networks = [
+        {
+            "name": f"nic-{number}",
+            "multus": {"networkName": "/".join(split_reference(network, inputs.target_namespace))},
+        }
+        for number, network in enumerate(spec["networks"], start=1)
+    ]
+
     volumes: list[Obj] = [
-        {"name": f"disk-{index}", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
+        {
+            "name": f"disk-{index}",
+            "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]},
+        }
         for index, claim in enumerate(claims)
     ]
-    volumes.append(
-        {"name": "cloudinitdisk", "cloudInitNoCloud": {"secretRef": secret, "networkDataSecretRef": dict(secret)}}
-    )
+    secret = {"name": cloud_init_secret_name(metadata["name"])}
+    cloud_init = {"secretRef": secret, "networkDataSecretRef": dict(secret)}
+    volumes.append({"name": "cloudinitdisk", "cloudInitNoCloud": cloud_init})
+
     return {
-        "hostname": inputs.machine["metadata"]["name"],
-        "networks": [
-            # Harvester 1.5 and later look a bare name up in namespace `default` as well, and deny the VM.
-            {"name": f"nic-{number}", "multus": {"networkName": "/".join(qualified(network, inputs.target_namespace))}}
-            for number, network in enumerate(spec["networks"], start=1)
-        ],
+        "hostname": metadata["name"],
+        "networks": networks,
         "volumes": volumes,
-        "domain": _domain(spec, inputs.machine["metadata"]["uid"]),
+        "domain": _domain(spec, metadata["uid"], grows=inputs.grows),
         "affinity": affinity(spec, _group(inputs), inputs.requirement, strict=inputs.domain_strict),
-        # KubeVirt's default stops the VM when its host is drained, and starts it elsewhere.
+        # With KubeVirt's default, a drain of the host stops the VM and starts it elsewhere.
         "evictionStrategy": "LiveMigrateIfPossible",
     }
 
 
-def _domain(spec: Obj, uid: str) -> Obj:
-    cores, memory = int(spec["cpu"]), str(spec["memory"])
+def _domain(spec: Obj, uid: str, *, grows: bool) -> Obj:
+    """Return CPU, memory, devices and firmware of a VM.
+
+    :param uid: uid of the HarvesterMachine
+    :param grows: whether CPU and memory can be increased while the VM runs
+    """
+    disks = [
+        _disk(f"disk-{index}", volume.get("bootOrder"))
+        for index, volume in enumerate(spec["volumes"])
+    ]
     domain: Obj = {
-        "cpu": {"cores": cores, "sockets": 1, "threads": 1},
-        "memory": {"guest": memory},
-        "resources": {"requests": {"memory": memory}, "limits": {"cpu": str(cores), "memory": memory}},
+        **(_growing_resources(spec) if grows else _fixed_resources(spec)),
         "devices": {
             "inputs": [{"name": "tablet", "bus": "usb", "type": "tablet"}],
             "interfaces": [
                 {"name": f"nic-{number}", "model": "virtio", "bridge": {}}
                 for number in range(1, len(spec["networks"]) + 1)
             ],
-            "disks": [
-                *(_disk(f"disk-{index}", volume.get("bootOrder")) for index, volume in enumerate(spec["volumes"])),
-                _disk("cloudinitdisk"),
-            ],
+            "disks": [*disks, _disk("cloudinitdisk")],
         },
-        # KubeVirt up to 1.5 derives it from the VM's name, which a later machine may have.
+        # KubeVirt up to 1.5 derives the UUID from the VM's name, which a later machine may reuse.
         "firmware": {"uuid": uid},
     }
-    firmware, tpm = spec.get("firmware") or {}, spec.get("tpm") or {}
+
+    firmware = spec.get("firmware") or {}
+    tpm = spec.get("tpm") or {}
     if firmware.get("efi"):
-        secure = bool(firmware.get("secureBoot"))
-        # Explicit, because KubeVirt takes an absent secureBoot for true.
-        domain["firmware"]["bootloader"] = {"efi": {"secureBoot": secure}}
-        if secure:
+        is_secure = bool(firmware.get("secureBoot"))
+        # Set secureBoot explicitly, because KubeVirt's default is true.
+        domain["firmware"]["bootloader"] = {"efi": {"secureBoot": is_secure}}
+        if is_secure:
             domain["features"] = {"smm": {"enabled": True}}
     if tpm.get("enabled"):
         domain["devices"]["tpm"] = {"persistent": bool(tpm.get("persistent"))}
     return domain
 
 
+def _fixed_resources(spec: Obj) -> Obj:
+    """Return CPU and memory of a VM that only a restart can change."""
+    # Several sockets would not do: Harvester before 1.9 sets the maximum to one, and KubeVirt
+    # refuses a VM with more sockets than the maximum.
+    cores, memory = int(spec["cpu"]), str(spec["memory"])
+    return {
+        "cpu": {"cores": cores, "sockets": 1, "threads": 1},
+        "memory": {"guest": memory},
+        "resources": {
+            "requests": {"memory": memory},
+            "limits": {"cpu": str(cores), "memory": memory},
+        },
+    }
+
+
+def _growing_resources(spec: Obj) -> Obj:
+    """Return CPU and memory of a VM that can grow. The limits are its maxima.
+
+    KubeVirt adds sockets to a running VM, but no cores.
+    """
+    sockets, memory = int(spec["cpu"]), str(spec["memory"])
+    most_sockets = int(spec.get("cpuMax") or sockets)
+    most_memory = str(spec.get("memoryMax") or memory)
+    # Without `memoryMax` KubeVirt's default maximum applies, as to any other VM.
+    maximum = {"maxGuest": most_memory} if spec.get("memoryMax") else {}
+    return {
+        "cpu": {"cores": 1, "sockets": sockets, "threads": 1, "maxSockets": most_sockets},
+        "memory": {"guest": memory, **maximum},
+        "resources": {
+            "requests": {"memory": most_memory},
+            "limits": {"cpu": str(most_sockets), "memory": most_memory},
+        },
+    }
+
+
 def _disk(name: str, boot_order: int | None = None) -> Obj:
     disk: Obj = {"name": name, "disk": {"bus": "virtio"}}
-    return {**disk, "bootOrder": int(boot_order)} if boot_order else disk
+    if boot_order:
+        disk["bootOrder"] = int(boot_order)
+    return disk

@@ -1,8 +1,11 @@
-"""How long each state of a VM may last before its machine reports it. Pure; docs/reference/vm-states.md is its table.
+"""Decide how long each state of a VM may last before its machine reports it. Pure functions.
 
-KubeVirt and Harvester work side by side: while a VM is created, its instance is there before its volumes, so that for
-seconds KubeVirt reports states that look like failures. A restart that a user requests passes through stopped and
-starting. What a healthy VM passes through must neither become a Warning nor take readiness from its machine.
+docs/reference/vm-states.md shows the policy as a table.
+
+KubeVirt and Harvester work concurrently. While a VM is created, its instance exists before its
+volumes, so that KubeVirt reports states for some seconds that look like failures. A restart that a
+user requests passes through stopped and starting. Such states of a healthy VM must neither cause a
+Warning nor make the machine unready.
 """
 
 from __future__ import annotations
@@ -12,19 +15,21 @@ from dataclasses import dataclass
 from reconciler.machine.vmstatus import VmPhase
 
 AGENT_SECONDS = 300.0
-"""Seconds that the guest agent of a running VM may be silent, for example while the guest installs it."""
+"""The agent of a running VM may be silent for so many seconds, for example during installation."""
 CREATION_SECONDS = 60.0
-"""Seconds that a VM may lack a volume or a host before that is a failure."""
+"""A VM may lack a volume or a host for so many seconds before that is a failure."""
 RESTART_SECONDS = 180.0
-"""Seconds that a VM may take from its stop to its start: Harvester gives a guest 120 to shut down."""
+"""A restart may take so many seconds. Harvester gives a guest 120 seconds to shut down."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """For how many seconds a state is normal.
+    """Seconds for which a state is normal.
 
-    `fails_after`: of a machine that was never provisioned, until the state is a failure; None if it never is.
-    `keeps_ready`: of a machine that is ready, until it is not; it is a failure then, unless `fails_after` is None.
+    :param fails_after: seconds until the state is a failure of a machine that was never
+        provisioned; None if the state is never a failure
+    :param keeps_ready: seconds for which a ready machine stays ready in this state. Afterwards the
+        state is a failure, unless `fails_after` is None
     """
 
     fails_after: float | None
@@ -43,16 +48,16 @@ POLICY = {
     VmPhase.CRASHED: Patience(fails_after=0, keeps_ready=0),
     VmPhase.UNKNOWN: Patience(fails_after=CREATION_SECONDS, keeps_ready=0),
 }
-"""For each phase except `RUNNING`, which is normal, and `MISSING`, which no patience helps."""
+"""Patience with each phase. `RUNNING` needs none, and `MISSING` is always a failure."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a machine reports of a VM that does not run.
+    """The report of a machine about a VM that does not run.
 
-    `failed`: a user has to act; otherwise the state may end by itself.
-    `holds`: a ready machine stays ready.
-    `review_after`: seconds until this may change without an event, None for never.
+    :param failed: a user has to act; otherwise the state may end without an action
+    :param holds: a ready machine stays ready
+    :param review_after: seconds until this may change without an event, None for never
     """
 
     failed: bool
@@ -60,10 +65,12 @@ class Verdict:
     review_after: float | None
 
 
-def decide(phase: VmPhase, *, provisioned: bool, ready: bool, lasted: float, down: float) -> Verdict:
-    """Decide what a machine reports of a VM that does not run.
+def decide(
+    phase: VmPhase, *, provisioned: bool, ready: bool, lasted: float, down: float
+) -> Verdict:
+    """Decide what a machine reports about a VM that does not run.
 
-    :param phase: one of `POLICY`
+    :param phase: a key of `POLICY`
     :param provisioned: whether the machine was ever ready
     :param ready: whether the machine is ready
     :param lasted: seconds since the VM entered this phase
@@ -71,22 +78,25 @@ def decide(phase: VmPhase, *, provisioned: bool, ready: bool, lasted: float, dow
     """
     patience = POLICY[phase]
 
-    # A restart consists of several phases, which together must end in time.
-    held = min(patience.keeps_ready - lasted, RESTART_SECONDS - down) if ready else 0
-    if held > 0:
-        return Verdict(failed=False, holds=True, review_after=held)
+    if ready:
+        # A restart consists of several phases, which together must end in time.
+        remaining = min(patience.keeps_ready - lasted, RESTART_SECONDS - down)
+        if remaining > 0:
+            return Verdict(failed=False, holds=True, review_after=remaining)
 
-    if patience.fails_after is None or provisioned:
-        return Verdict(failed=patience.fails_after is not None, holds=False, review_after=None)
-
+    if patience.fails_after is None:
+        return Verdict(failed=False, holds=False, review_after=None)
     remaining = patience.fails_after - lasted
-    return Verdict(failed=remaining <= 0, holds=False, review_after=remaining if remaining > 0 else None)
+    if provisioned or remaining <= 0:
+        return Verdict(failed=True, holds=False, review_after=None)
+    return Verdict(failed=False, holds=False, review_after=remaining)
 
 
 class VmClock:
-    """Since when a VM is in its phase, does not run, or its guest agent is silent, by a monotonic clock.
+    """Measure how long a VM is in its phase, does not run, or its guest agent is silent.
 
-    Kept in memory only: after a restart of the provider they begin again.
+    Times come from the monotonic clock and are only kept in memory, so a restart of the provider
+    resets them.
     """
 
     def __init__(self) -> None:
@@ -96,25 +106,32 @@ class VmClock:
         self._silent_since: float | None = None
 
     def follow(self, phase: VmPhase) -> VmPhase:
-        """Return the phase that this one means after the last: a guest that does not shut down in time is ended."""
-        return VmPhase.RESTARTING if (phase, self._phase) == (VmPhase.CRASHED, VmPhase.RESTARTING) else phase
+        """Return the phase to report, which may depend on the previous phase."""
+        # KubeVirt kills a guest that does not shut down in time. During a restart this is no crash.
+        if phase is VmPhase.CRASHED and self._phase is VmPhase.RESTARTING:
+            return VmPhase.RESTARTING
+        return phase
 
-    def observe(self, phase: VmPhase, now: float) -> tuple[float, float]:
-        """Return for how many seconds the VM has been in this phase, and for how many it has not run."""
+    def measure(self, phase: VmPhase, moment: float) -> tuple[float, float]:
+        """Return how long the VM has been in this phase, and how long it has not run, in seconds.
+
+        :param moment: the present time of the monotonic clock
+        """
         if phase is not self._phase:
-            self._phase, self._phase_since = phase, now
+            self._phase = phase
+            self._phase_since = moment
         if phase is VmPhase.RUNNING:
             self._down_since = None
-            return now - self._phase_since, 0.0
+            return moment - self._phase_since, 0.0
         if self._down_since is None:
-            self._down_since = now
-        return now - self._phase_since, now - self._down_since
+            self._down_since = moment
+        return moment - self._phase_since, moment - self._down_since
 
-    def silence(self, now: float, *, answers: bool) -> float:
+    def silence(self, moment: float, *, answers: bool) -> float:
         """Return for how many seconds the guest agent of a running VM has been silent."""
         if answers:
             self._silent_since = None
             return 0.0
         if self._silent_since is None:
-            self._silent_since = now
-        return now - self._silent_since
+            self._silent_since = moment
+        return moment - self._silent_since

@@ -1,7 +1,7 @@
-"""Writes the capacity of a machine to the status of its HarvesterMachineTemplate.
+"""Write the capacity of a machine to the status of its HarvesterMachineTemplate.
 
-The cluster autoscaler reads it to scale up from zero (contract of infrastructure providers: `status.capacity` and
-`status.nodeInfo`).
+The cluster autoscaler reads it to scale up from zero (contract of infrastructure providers:
+`status.capacity` and `status.nodeInfo`).
 """
 
 from __future__ import annotations
@@ -10,24 +10,27 @@ import contextlib
 from collections.abc import Iterable
 
 from caphv.api import clusterapi
-from caphv.api.object import Key, Obj, being_deleted, key_of, labels_of
+from caphv.api.object import Key, Obj, at, being_deleted, key_of, labels_of
 from caphv.runtime.errors import NotFound
 from reconciler.context import Context
 from reconciler.machine.validation import is_size
 
 ARCHITECTURE = "kubernetes.io/arch"
-# Those that the schema knows, and Kubernetes runs on.
+# Architectures that the schema allows and on which Kubernetes runs.
 _ARCHITECTURES = {"amd64", "arm64", "s390x", "ppc64le"}
 
 
 class MachineTemplateReconciler:
-    """`reconcile` takes the key of a HarvesterMachineTemplate."""
+    """Reconcile HarvesterMachineTemplates, one key at a time."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def reconcile(self, key: Key) -> None:
-        """Write what differs. Raises `ApiError`, `Unreachable` for a retry."""
+        """Write capacity and platform where they differ from the status.
+
+        Raises `ApiError`, `Unreachable` for a retry.
+        """
         informer = self._context.caches.harvester_machine_templates
         obj = informer.get(*key)
         if obj is None or being_deleted(obj):
@@ -35,42 +38,55 @@ class MachineTemplateReconciler:
         cluster = self._context.caches.cluster_of(obj)
         if clusterapi.paused(cluster, obj):
             return
-        # A template without a spec may be stored: the CRD does not demand one.
-        spec = ((obj.get("spec") or {}).get("template") or {}).get("spec") or {}
+
+        # A template may lack a spec, because the CRD does not require one.
+        spec = at(obj, "spec", "template", "spec") or {}
         status = obj.get("status") or {}
         hosts = self._hosts(cluster)
-        # What was known stays while the hosts are unknown.
-        platform = node_info(hosts) if hosts or not status.get("nodeInfo") else status["nodeInfo"]
+        platform = node_info(hosts)
+        # The recorded platform stays while the hosts are unknown.
+        if not hosts and status.get("nodeInfo"):
+            platform = status["nodeInfo"]
+
         patch = changes(status, capacity(spec), platform)
-        if patch:
-            with contextlib.suppress(NotFound):
-                informer.observe(
-                    await self._context.client.patch(
-                        informer.resource, key.name, key.namespace, {"status": patch}, subresource="status"
-                    )
-                )
+        if not patch:
+            return
+        with contextlib.suppress(NotFound):
+            patched = await self._context.client.patch(
+                informer.resource,
+                key.name,
+                key.namespace,
+                {"status": patch},
+                subresource="status",
+            )
+            informer.observe(patched)
 
     def _hosts(self, cluster: Obj | None) -> list[Obj]:
-        """Hosts of the cluster's Harvester; none while it is unknown."""
+        """Return the hosts of the cluster's Harvester, none while it is unknown."""
         harvester_cluster = self._context.caches.harvester_cluster_of(cluster) if cluster else None
-        session = self._context.sessions.of(key_of(harvester_cluster)) if harvester_cluster else None
+        if not harvester_cluster:
+            return []
+        session = self._context.sessions.of(key_of(harvester_cluster))
         return list(session.hosts.store) if session else []
 
 
 def capacity(spec: Obj) -> dict[str, str]:
-    """Resources of a machine with this spec; invalid sizes are omitted."""
+    """Return the resources of a machine with this spec; invalid sizes are omitted."""
     volumes = spec.get("volumes") or [{}]
-    boot = min(volumes, key=lambda volume: volume.get("bootOrder") or len(volumes) + 1)
-    found = {
+    boot_volume = min(volumes, key=lambda volume: volume.get("bootOrder") or len(volumes) + 1)
+    sizes = {
         "cpu": spec.get("cpu"),
         "memory": spec.get("memory"),
-        "ephemeral-storage": boot.get("volumeSize"),
+        "ephemeral-storage": boot_volume.get("volumeSize"),
     }
-    return {name: str(value) for name, value in found.items() if is_size(value)}
+    return {name: str(size) for name, size in sizes.items() if is_size(size)}
 
 
 def node_info(hosts: Iterable[Obj]) -> dict[str, str]:
-    """Platform of the nodes; guests have the architecture of their host, which is omitted if hosts differ."""
+    """Return the platform of the nodes.
+
+    Guests have the architecture of their host. The architecture is omitted if hosts differ.
+    """
     architectures = {labels_of(host).get(ARCHITECTURE, "") for host in hosts}
     if len(architectures) == 1 and architectures <= _ARCHITECTURES:
         return {"architecture": architectures.pop(), "operatingSystem": "linux"}
@@ -78,10 +94,11 @@ def node_info(hosts: Iterable[Obj]) -> dict[str, str]:
 
 
 def changes(status: Obj, new_capacity: dict[str, str], new_node_info: dict[str, str]) -> Obj:
-    """Merge patch for a status, empty if nothing differs."""
-    wanted = {"capacity": new_capacity, "nodeInfo": new_node_info}
-    return {
-        field: {**dict.fromkeys(status.get(field) or ()), **value}
-        for field, value in wanted.items()
-        if (status.get(field) or {}) != value
-    }
+    """Return the merge patch for a status, empty if nothing differs."""
+    patch = {}
+    for field, new in (("capacity", new_capacity), ("nodeInfo", new_node_info)):
+        old = status.get(field) or {}
+        if old != new:
+            # A merge patch removes only keys whose value is null.
+            patch[field] = {**dict.fromkeys(old), **new}
+    return patch

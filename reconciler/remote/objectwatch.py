@@ -1,7 +1,7 @@
-"""Watches of single objects on which a cluster depends, metadata only: a ConfigMap, a Secret in its workload cluster.
+"""Watches of single objects on which a cluster depends, for example a Secret in its workload API.
 
-A watch of one object reports each change at once; polling would cost requests forever. The content of the object is
-read only when its version has changed.
+A watch of one object reports each change at once, whereas polling would cost requests forever. The
+watch delivers only metadata. The content of the object is read when its version has changed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,16 @@ from caphv.api.object import Key, Obj, Resource, labels_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 
-_BACKOFF = 10.0
-_KEPT = ("name", "namespace", "uid", "resourceVersion", "labels", "annotations", "deletionTimestamp")
+_BACKOFF_SECONDS = 10.0
+_KEPT = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "labels",
+    "annotations",
+    "deletionTimestamp",
+)
 
 
 @dataclass(slots=True)
@@ -34,11 +42,21 @@ class ObjectWatches:
         self._watches: dict[tuple[Key, Resource], _Watch] = {}
 
     def connect(self, changed: Callable[[Key], None]) -> None:
-        """Report the key of a cluster when one of its watches is filled, and at each change."""
+        """Call `changed` with the key of a cluster when one of its watches is filled or changes."""
         self._changed = changed
 
-    async def ensure(self, cluster: Key, client: ApiClient, resource: Resource, target: Key) -> Informer | None:
-        """The watch of the only object of that kind for this cluster; None until it has been filled."""
+    async def ensure(
+        self, cluster: Key, client: ApiClient, resource: Resource, target: Key
+    ) -> Informer | None:
+        """Return the watch of an object for a cluster, None until it is filled.
+
+        A cluster watches at most one object of each kind.
+
+        :param cluster: key of the HarvesterCluster
+        :param client: client of the API server that has the object
+        :param resource: kind of the object
+        :param target: key of the object
+        """
         watch = self._watches.get((cluster, resource))
         if watch and (watch.client is not client or watch.target != target):
             await self.forget(cluster, resource)
@@ -48,13 +66,18 @@ class ObjectWatches:
         return watch.informer if watch.informer.synced else None
 
     def known(self, cluster: Key, resource: Resource, target: Key) -> Obj | None:
-        """The metadata of a watched object, None if it is not watched, not read yet, or absent."""
+        """Return the metadata of a watched object.
+
+        Returns None if it is not watched, not read yet, or absent.
+        """
         watch = self._watches.get((cluster, resource))
         return watch.informer.get(*target) if watch and watch.target == target else None
 
     async def forget(self, cluster: Key, resource: Resource | None = None) -> None:
         """Stop the watch of a kind, or all watches of a cluster."""
-        for key in [key for key in self._watches if key[0] == cluster and resource in (None, key[1])]:
+        for key in list(self._watches):
+            if key[0] != cluster or resource not in (None, key[1]):
+                continue
             task = self._watches.pop(key).task
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -68,7 +91,7 @@ class ObjectWatches:
         filled = False
 
         def on_contact() -> None:
-            # An absent object causes no change event, so report once that the watch has been filled.
+            # Report once that the watch has been filled, because an absent object causes no event.
             nonlocal filled
             if not filled:
                 filled = True
@@ -82,7 +105,7 @@ class ObjectWatches:
             metadata_only=True,
             transform=_slim,
             on_contact=on_contact,
-            max_backoff=_BACKOFF,
+            max_backoff=_BACKOFF_SECONDS,
         )
         informer.add_handler(lambda _change: self._changed(cluster))
         watch = _Watch(client, target, informer, informer.start(cluster=str(cluster)))
@@ -91,7 +114,7 @@ class ObjectWatches:
 
 
 def _slim(obj: Obj) -> Obj:
-    # Responses to own writes are whole objects; their content must not stay in memory.
+    # Responses to our own writes are whole objects, whose content must not stay in memory.
     metadata = obj["metadata"]
     slim = {name: metadata[name] for name in _KEPT if name in metadata}
     return {"metadata": {**slim, "labels": labels_of(obj)}}

@@ -1,7 +1,7 @@
 """Watches of Rancher's kinds, on management clusters that have Rancher.
 
-They start when the first Cluster asks to be imported. The watch of a kind starts when its CRD exists: Rancher may be
-installed later, or never.
+They start when the first Cluster asks to be imported. The watch of a kind starts when its CRD
+exists, because Rancher may be installed later, or never.
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ import asyncio
 from collections.abc import Callable
 
 from caphv.api import names, resources
-from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource, annotations_of, labels_of
+from caphv.api.object import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    Obj,
+    Resource,
+    annotations_of,
+    at,
+    labels_of,
+)
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 
@@ -21,9 +28,10 @@ _LABELS = (
     names.CLUSTER_NAME_LABEL,
     *names.FLEET_LABELS,
 )
-_BACKOFF = 5.0
+_BACKOFF_SECONDS = 5.0
 _KINDS = {
-    str(kind): kind for kind in (resources.RANCHER_CLUSTERS, resources.MANAGED_CLUSTERS, resources.FLEET_CLUSTERS)
+    str(kind): kind
+    for kind in (resources.RANCHER_CLUSTERS, resources.MANAGED_CLUSTERS, resources.FLEET_CLUSTERS)
 }
 
 
@@ -37,19 +45,19 @@ class Rancher:
             client,
             CUSTOM_RESOURCE_DEFINITIONS,
             metadata_only=True,
-            transform=_known_crd,
+            transform=_slim_crd,
             on_contact=self._on_first_contact(),
         )
-        self._crds.add_handler(self._crd_changed)
+        self._crds.add_handler(self._handle_crd)
         self._informers: dict[Resource, Informer] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def connect(self, changed: Callable[[], None]) -> None:
-        """Report changes from now on."""
+        """Call `changed` for each change from now on."""
         self._changed = changed
 
     def start(self) -> None:
-        """Start the watches, once."""
+        """Start the watches, unless they run already."""
         if not self._tasks:
             self._tasks.append(self._crds.start())
 
@@ -60,7 +68,7 @@ class Rancher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
-    def installed(self) -> bool | None:
+    def is_installed(self) -> bool | None:
         """Whether Rancher with Fleet is installed; None while unknown."""
         if not self._crds.synced:
             return None
@@ -73,26 +81,34 @@ class Rancher:
         return all(informer.synced for informer in self._informers.values())
 
     def informer(self, kind: Resource) -> Informer | None:
-        """The cache of a kind, None while its CRD is missing."""
+        """Return the cache of a kind, None while its CRD is missing."""
         return self._informers.get(kind) if self._crds.get("", str(kind)) else None
 
-    def _crd_changed(self, change: Change) -> None:
+    def _handle_crd(self, change: Change) -> None:
+        """Start the watch of a kind when its CRD appears."""
         kind = _KINDS[change.key.name]
         if change.new is not None and kind not in self._informers:
             informer = Informer(
-                self._client, kind, transform=_slim, on_contact=self._on_first_contact(), max_backoff=_BACKOFF
+                self._client,
+                kind,
+                transform=_slim,
+                on_contact=self._on_first_contact(),
+                max_backoff=_BACKOFF_SECONDS,
             )
-            informer.add_handler(self._object_changed)
+            informer.add_handler(self._handle_object)
             self._informers[kind] = informer
             self._tasks.append(informer.start())
+
         if change.old is None or change.new is None:
             self._changed()
 
-    def _object_changed(self, change: Change) -> None:
+    def _handle_object(self, change: Change) -> None:
+        """Report a change of the fields that matter."""
         if change.old is None or change.new is None or _fields(change.old) != _fields(change.new):
             self._changed()
 
     def _on_first_contact(self) -> Callable[[], None]:
+        """Return a callback that reports the first contact of a watch, which fills its cache."""
         contacted = False
 
         def on_contact() -> None:
@@ -104,7 +120,8 @@ class Rancher:
         return on_contact
 
 
-def _known_crd(crd: Obj) -> Obj | None:
+def _slim_crd(crd: Obj) -> Obj | None:
+    """Return the fields of a CRD to cache, None for other kinds than Rancher's."""
     metadata = crd["metadata"]
     if metadata["name"] not in _KINDS:
         return None
@@ -112,15 +129,27 @@ def _known_crd(crd: Obj) -> Obj | None:
 
 
 def _slim(obj: Obj) -> Obj:
+    """Return the fields of an object to cache."""
     metadata = obj["metadata"]
     return {
         "metadata": {name: metadata[name] for name in _KEPT if name in metadata},
-        "spec": {"fleetWorkspaceName": (obj.get("spec") or {}).get("fleetWorkspaceName") or ""},
-        "status": {"clusterName": (obj.get("status") or {}).get("clusterName") or ""},
+        "spec": {"fleetWorkspaceName": at(obj, "spec", "fleetWorkspaceName") or ""},
+        "status": {"clusterName": at(obj, "status", "clusterName") or ""},
         "external": annotations_of(obj).get(names.EXTERNALLY_MANAGED_ANNOTATION) == "true",
-        "owners": [owner["uid"] for owner in metadata.get("ownerReferences") or () if owner["kind"] == "Cluster"],
+        "owners": [
+            owner["uid"]
+            for owner in metadata.get("ownerReferences") or ()
+            if owner["kind"] == "Cluster"
+        ],
     }
 
 
 def _fields(obj: Obj) -> list[object]:
-    return [obj["spec"], obj["status"], obj["external"], obj["owners"], *(labels_of(obj).get(name) for name in _LABELS)]
+    """Return the fields whose changes matter."""
+    return [
+        obj["spec"],
+        obj["status"],
+        obj["external"],
+        obj["owners"],
+        *(labels_of(obj).get(name) for name in _LABELS),
+    ]

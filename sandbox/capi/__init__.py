@@ -1,1 +1,5 @@
-"""Stand-ins for the bootstrap and control plane providers of RKE2, K3s and kubeadm: same objects, no software."""
+"""Cluster API in the sandbox.
+
+The core and kubeadm's providers are the real programs. The bootstrap and control plane providers of
+RKE2 and K3s have stand-ins, with the same objects and no software.
+"""

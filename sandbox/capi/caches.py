@@ -19,19 +19,28 @@ _BY_CLUSTER = "cluster"
 
 
 class Shared:
-    """Informers shared by the providers of all distributions; `core` is the API version of the core."""
+    """Informers shared by the providers of all distributions.
+
+    :param core: the API version of the core
+    """
 
     def __init__(self, client: ApiClient, core: str) -> None:
-        self.clusters = of_core(client, clusters(core), max_backoff=2)
-        self.machines = of_core(client, machines(core), max_backoff=2, indexes={_BY_CLUSTER: _cluster})
-        self.harvester_machines = Informer(client, HARVESTER_MACHINES, max_backoff=2, indexes={_BY_CLUSTER: _cluster})
+        self.clusters = core_informer(client, clusters(core), max_backoff=2)
+        self.machines = core_informer(
+            client, machines(core), max_backoff=2, indexes={_BY_CLUSTER: _cluster_index}
+        )
+        self.harvester_machines = Informer(
+            client, HARVESTER_MACHINES, max_backoff=2, indexes={_BY_CLUSTER: _cluster_index}
+        )
         self.secrets = Informer(client, SECRETS, max_backoff=2, label_selector=CLUSTER_NAME_LABEL)
 
     @contextlib.asynccontextmanager
     async def running(self, *caches: Caches) -> AsyncIterator[None]:
         """Run the informers inside the block, which starts once all have synced."""
         informers = [self.clusters, self.machines, self.harvester_machines, self.secrets]
-        informers += [informer for own in caches for informer in (own.control_planes, own.configs)]
+        for distribution_caches in caches:
+            informers += [distribution_caches.control_planes, distribution_caches.configs]
+
         tasks = [informer.start() for informer in informers]
         try:
             await asyncio.gather(*(informer.wait_synced() for informer in informers))
@@ -53,28 +62,30 @@ class Caches:
         self.configs = Informer(client, distribution.configs, max_backoff=2)
 
     def machines_of(self, cluster: Key, *, control_plane: bool) -> list[Obj]:
-        """Machines of a cluster, either of its control plane or all others."""
-        found = self.machines.store.by_index(_BY_CLUSTER, str(cluster))
-        return [machine for machine in found if (CONTROL_PLANE_LABEL in labels_of(machine)) is control_plane]
+        """Return the Machines of a cluster, either of its control plane or all other Machines."""
+        return [
+            machine
+            for machine in self.machines.store.by_index(_BY_CLUSTER, str(cluster))
+            if (CONTROL_PLANE_LABEL in labels_of(machine)) is control_plane
+        ]
 
     def harvester_machines_of(self, cluster: Key) -> list[Obj]:
-        """HarvesterMachines of a cluster."""
+        """Return the HarvesterMachines of a cluster."""
         return self.harvester_machines.store.by_index(_BY_CLUSTER, str(cluster))
 
 
-def of_core(client: ApiClient, resource: Resource, **options: Any) -> Informer:
-    """An informer of the core's objects, whose store has their status in the form of v1beta2."""
-    return Informer(
-        client, resource, transform=v1beta1.read if resource.version == v1beta1.VERSION else None, **options
-    )
+def core_informer(client: ApiClient, resource: Resource, **options: Any) -> Informer:
+    """Return an informer of the core's objects, which converts their status to v1beta2."""
+    transform = v1beta1.convert_status if resource.version == v1beta1.VERSION else None
+    return Informer(client, resource, transform=transform, **options)
 
 
 def cluster_key(obj: Obj) -> Key | None:
-    """The cluster that an object belongs to, by its label."""
+    """Return the cluster that an object belongs to, by its label."""
     name = labels_of(obj).get(CLUSTER_NAME_LABEL)
     return Key(key_of(obj).namespace, name) if name else None
 
 
-def _cluster(obj: Obj) -> list[str]:
+def _cluster_index(obj: Obj) -> list[str]:
     key = cluster_key(obj)
     return [str(key)] if key else []

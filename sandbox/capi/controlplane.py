@@ -1,16 +1,26 @@
-"""Stand-in for a control plane provider: the Machines of a control plane object, one step at a time.
+"""Stand-in for a control plane provider, which changes the Machines until they match the spec.
 
-It is level-based, so it may be stopped anywhere. A machine consists of three objects with three names; if only the
-first ones exist after a stop, the next reconcile makes the Machine that refers to them.
+It is level-based, so it may be stopped anywhere. A machine consists of three objects with different
+names. If only the first objects exist after a stop, the next reconcile creates the Machine that
+refers to them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
-from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, owner_reference, uid_of
+from caphv.api.object import (
+    Key,
+    Obj,
+    annotations_of,
+    at,
+    being_deleted,
+    key_of,
+    owner_reference,
+    uid_of,
+)
 from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
@@ -26,10 +36,10 @@ from sandbox.capi.resources import (
     CLUSTERS,
     alive,
     condition,
-    merged_conditions,
+    is_owned_by,
+    is_paused,
     now,
-    ownership_of,
-    paused,
+    with_transition_times,
 )
 from sandbox.capi.status import Observation, k3s_status, rke2_status, v1beta1_status
 from sandbox.capi.workload import Connection, Connections
@@ -45,11 +55,16 @@ class ControlPlanes:
         self._caches = caches
         self._distribution = caches.distribution
         self._machines = caches.machines.resource
-        self.controller = Controller(f"{self._distribution.name}-control-plane", self._reconcile, concurrency=4)
+        self.controller = Controller(
+            f"{self._distribution.name}-control-plane", self._reconcile, concurrency=4
+        )
         self.connections = Connections(self.controller.enqueue)
         caches.control_planes.add_handler(lambda change: self.controller.enqueue(change.key))
         for informer in (caches.machines, caches.clusters, caches.harvester_machines):
-            informer.add_handler(lambda change: self._enqueue(cluster_key(change.obj) or change.key))
+            # A Cluster has no label with its own name, but its key is the key of the cluster.
+            informer.add_handler(
+                lambda change: self._enqueue(cluster_key(change.obj) or change.key)
+            )
 
     def _enqueue(self, cluster: Key) -> None:
         for control_plane in self._caches.control_planes.store:
@@ -58,53 +73,75 @@ class ControlPlanes:
 
     async def _reconcile(self, key: Key) -> None:
         control_plane = self._caches.control_planes.get(*key)
-        cluster_of = _cluster_of(control_plane) if control_plane else None
-        cluster = self._caches.clusters.get(*cluster_of) if cluster_of else None
         if control_plane is None:
             await self.connections.forget(key)
             return
-        if cluster is None or paused(cluster, control_plane):
+
+        owner = _cluster_of(control_plane)
+        cluster = self._caches.clusters.get(*owner) if owner else None
+        if cluster is None or is_paused(cluster, control_plane):
             return
         machines = [
             machine
             for machine in self._caches.machines_of(key_of(cluster), control_plane=True)
-            if ownership_of(machine, control_plane)
+            if is_owned_by(machine, control_plane)
         ]
         if being_deleted(control_plane):
             await self._reconcile_deletion(control_plane, cluster, machines)
             return
 
         await self._ensure_finalizer(control_plane)
+        connection = await self._connect(control_plane, cluster)
+        observation = self._observe(control_plane, cluster, machines, connection)
+
+        # Execute the step last, because it may fail, and the status shows users the step.
+        for machine in machines:
+            await self._release(machine, len(machines), connection)
+            await self._set_conditions(machine, observation, connection)
+        await self._report(observation)
+        await self._execute(control_plane, cluster, observation.step)
+
+    async def _connect(self, control_plane: Obj, cluster: Obj) -> Connection | None:
+        """Create missing Secrets and connect to the workload cluster.
+
+        Return None before the workload cluster can run.
+        """
         endpoint = endpoint_of(cluster) if is_provisioned(cluster) else ""
         if endpoint:
-            await secrets.ensure(self._client, self._caches, key_of(cluster), endpoint, control_plane)
-        access = secrets.access(self._caches.secrets, key_of(cluster))
-        connection = await self.connections.ensure(key, access) if access else None
+            await secrets.ensure(
+                self._client, self._caches, key_of(cluster), endpoint, control_plane
+            )
+        kubeconfig = secrets.kubeconfig(self._caches.secrets, key_of(cluster))
+        if kubeconfig is None:
+            return None
+        return await self.connections.ensure(key_of(control_plane), kubeconfig)
 
+    def _observe(
+        self, control_plane: Obj, cluster: Obj, machines: list[Obj], connection: Connection | None
+    ) -> Observation:
+        """Return the state of a control plane, with its next step."""
         members = self._members(control_plane, cluster, machines, connection)
+        has_endpoint = is_provisioned(cluster) and bool(endpoint_of(cluster))
         step: Step = Wait("the infrastructure of the cluster is not provisioned yet")
-        if endpoint:
+        if has_endpoint:
             step = next_step(
                 members,
                 control_plane["spec"].get("replicas", 1),
                 self._distribution.max_surge(control_plane),
                 state.failure_domains(cluster),
             )
-        seen = Observation(
+
+        ready_nodes = connection.ready_control_plane_nodes() if connection else ()
+        return Observation(
             control_plane,
             machines,
             members,
             step,
-            provisioned=bool(endpoint),
-            joinable=connection is not None and connection.has_control_plane(),
-            ready_nodes=len(connection.ready_control_plane_nodes()) if connection else 0,
+            provisioned=has_endpoint,
+            joinable=bool(ready_nodes),
+            ready_nodes=len(ready_nodes),
             addresses=registration_addresses(control_plane, cluster, machines),
         )
-        for machine in machines:
-            await self._release(machine, len(machines), connection)
-            await self._set_conditions(machine, seen, connection)
-        await self._report(seen)
-        await self._execute(control_plane, cluster, step)
 
     def _members(
         self, control_plane: Obj, cluster: Obj, machines: list[Obj], connection: Connection | None
@@ -128,24 +165,29 @@ class ControlPlanes:
     async def _execute(self, control_plane: Obj, cluster: Obj, step: Step) -> None:
         match step:
             case Create(failure_domain):
-                await self._create(control_plane, key_of(cluster), failure_domain)
+                await self._create_machine(control_plane, key_of(cluster), failure_domain)
             case Delete(name):
-                await self._delete(key_of(cluster).namespace, name)
+                await self._delete_machine(key_of(cluster).namespace, name)
 
-    async def _create(self, control_plane: Obj, cluster: Key, failure_domain: str) -> None:
+    async def _create_machine(self, control_plane: Obj, cluster: Key, failure_domain: str) -> None:
         template = await self._client.get(
             HARVESTER_MACHINE_TEMPLATES,
             self._distribution.template_name(control_plane),
             cluster.namespace,
         )
-        infrastructure, config = self._unused(control_plane, cluster)
+
+        # Create the Machine last, because it names the other objects.
+        infrastructure, config = self._unused_objects(control_plane, cluster)
         if infrastructure is None:
-            infrastructure = await self._new(
+            infrastructure = await self._create(
                 self._caches.harvester_machines,
                 state.new_harvester_machine(control_plane, self._distribution, cluster, template),
             )
         if config is None:
-            config = await self._new(self._caches.configs, state.new_config(control_plane, self._distribution, cluster))
+            config = await self._create(
+                self._caches.configs, state.new_config(control_plane, self._distribution, cluster)
+            )
+
         machine = state.new_machine(
             control_plane,
             self._distribution,
@@ -154,82 +196,103 @@ class ControlPlanes:
             failure_domain,
             core=self._machines.version,
         )
-        log.info("creating machine %s of control plane %s", key_of(machine).name, key_of(control_plane))
-        await self._new(self._caches.machines, machine)
+        log.info(
+            "creating machine %s of control plane %s", key_of(machine).name, key_of(control_plane)
+        )
+        await self._create(self._caches.machines, machine)
 
-    async def _new(self, informer: Informer, obj: Obj) -> Obj:
+    async def _create(self, informer: Informer, obj: Obj) -> Obj:
+        # Cache the object at once, because the next reconcile must see it even before its event.
         answer = await self._client.create(informer.resource, obj)
         informer.observe(answer)
         return answer
 
-    def _unused(self, control_plane: Obj, cluster: Key) -> tuple[Obj | None, Obj | None]:
-        """HarvesterMachine and bootstrap object that no Machine refers to, from a creation that was interrupted."""
-        machines = self._caches.machines_of(cluster, control_plane=True)
-        used = {state.infrastructure_name(machine) for machine in machines}
-        configured = {state.config_name(machine) for machine in machines}
-        infrastructure = [
-            obj
-            for obj in alive(self._caches.harvester_machines_of(cluster))
-            if ownership_of(obj, control_plane) and key_of(obj).name not in used
-        ]
-        configs = [
-            obj
-            for obj in alive(self._caches.configs.store)
-            if ownership_of(obj, control_plane) and key_of(obj).name not in configured
-        ]
-        return next(iter(infrastructure), None), next(iter(configs), None)
+    def _unused_objects(self, control_plane: Obj, cluster: Key) -> tuple[Obj | None, Obj | None]:
+        """Return the HarvesterMachine and the bootstrap object of an interrupted creation, if any.
 
-    async def _delete(self, namespace: str, name: str, *, hooked: bool = True) -> None:
-        """Delete a machine; K3s's provider sets its hook only now."""
+        No Machine refers to them.
+        """
+        machines = self._caches.machines_of(cluster, control_plane=True)
+        infrastructure_names = {state.infrastructure_name(machine) for machine in machines}
+        config_names = {state.config_name(machine) for machine in machines}
+
+        harvester_machines = self._caches.harvester_machines_of(cluster)
+        return (
+            _find_unused(harvester_machines, control_plane, infrastructure_names),
+            _find_unused(self._caches.configs.store, control_plane, config_names),
+        )
+
+    async def _delete_machine(self, namespace: str, name: str, *, with_hook: bool = True) -> None:
+        """Delete a machine. K3s's provider sets its hook only at this time."""
         machine = self._caches.machines.get(namespace, name)
         if machine is None or being_deleted(machine):
             return
+
         log.info("deleting machine %s", name)
         with contextlib.suppress(NotFound):
-            if hooked and self._distribution.is_k3s:
-                await self._annotate(machine, {self._distribution.hook: self._distribution.hook_value})
+            if with_hook and self._distribution.is_k3s:
+                await self._annotate(
+                    machine, {self._distribution.hook: self._distribution.hook_value}
+                )
             answer = await self._client.delete(self._machines, name, namespace, uid=uid_of(machine))
-            self._caches.machines.deleted(namespace, name, answer)
+            self._caches.machines.observe_deletion(namespace, name, answer)
 
     # Deletion
 
     async def _release(self, machine: Obj, count: int, connection: Connection | None) -> None:
-        """Remove the pre-terminate hook of a deleted machine once the servers have removed its etcd member."""
+        """Remove the pre-terminate hook of a machine once the servers have removed its member."""
         if not hooks.is_awaited(machine, self._distribution):
             return
-        node, program, removed = state.node_name(machine), self._distribution.program, None
+
+        node = state.node_name(machine)
+        program = self._distribution.program
+        removed = None
         if hooks.needs_node(machine, count):
+            # Without a view of the Nodes, a missing Node would pass for a deleted one.
             if connection is None or not connection.nodes.current:
-                raise Unreachable(f"the workload cluster of machine {key_of(machine)} is not connected")
+                raise Unreachable(
+                    f"the workload cluster of machine {key_of(machine)} is not connected"
+                )
             removed = connection.is_removed(node, program)
+
         match hooks.next_hook_step(machine, self._distribution, count, removed):
             case HookStep.REQUEST if connection is not None:
                 await connection.request_removal(node, program)
             case HookStep.REMOVE:
-                await self._unhook(machine)
+                await self._remove_hook(machine)
 
-    async def _unhook(self, machine: Obj) -> None:
+    async def _remove_hook(self, machine: Obj) -> None:
         with contextlib.suppress(NotFound):
-            await self._annotate(machine, hooks.removal(self._distribution))
+            await self._annotate(machine, hooks.removal_annotations(self._distribution))
 
     async def _annotate(self, machine: Obj, annotations: Mapping[str, str | None]) -> None:
         key, patch = key_of(machine), {"metadata": {"annotations": dict(annotations)}}
-        self._caches.machines.observe(await self._client.patch(self._machines, key.name, key.namespace, patch))
+        answer = await self._client.patch(self._machines, key.name, key.namespace, patch)
+        self._caches.machines.observe(answer)
 
-    async def _reconcile_deletion(self, control_plane: Obj, cluster: Obj, machines: list[Obj]) -> None:
-        """Delete after the workers, which cannot be drained without a control plane; etcd members do not matter."""
+    async def _reconcile_deletion(
+        self, control_plane: Obj, cluster: Obj, machines: list[Obj]
+    ) -> None:
+        """Delete the machines after the workers, which cannot be drained without a control plane.
+
+        Members of etcd do not matter any more.
+        """
         workers = self._caches.machines_of(key_of(cluster), control_plane=False)
         if not workers:
             for machine in machines:
                 if self._distribution.hook in annotations_of(machine):
-                    await self._unhook(machine)
-                await self._delete(key_of(machine).namespace, key_of(machine).name, hooked=False)
+                    await self._remove_hook(machine)
+                key = key_of(machine)
+                await self._delete_machine(key.namespace, key.name, with_hook=False)
+
         members = self._members(control_plane, cluster, machines, None)
         await self._report(Observation(control_plane, machines, members, Wait()))
+
         if not workers and not machines:
             finalizers = control_plane["metadata"].get("finalizers") or ()
-            left = [name for name in finalizers if name != self._distribution.finalizer]
-            await self._patch_finalizers(control_plane, left)
+            await self._patch_finalizers(
+                control_plane, [name for name in finalizers if name != self._distribution.finalizer]
+            )
 
     async def _ensure_finalizer(self, control_plane: Obj) -> None:
         finalizers = control_plane["metadata"].get("finalizers") or []
@@ -237,93 +300,132 @@ class ControlPlanes:
             await self._patch_finalizers(control_plane, [*finalizers, self._distribution.finalizer])
 
     async def _patch_finalizers(self, control_plane: Obj, finalizers: list[str]) -> None:
-        version = self._caches.control_planes.get(*key_of(control_plane)) or control_plane
-        patch = {"metadata": {"finalizers": finalizers, "resourceVersion": version["metadata"]["resourceVersion"]}}
+        # Take the newest version, because a report may have changed the object since. The version
+        # protects the finalizers of other controllers.
         key = key_of(control_plane)
+        newest = self._caches.control_planes.get(*key) or control_plane
+        patch = {
+            "metadata": {
+                "finalizers": finalizers,
+                "resourceVersion": newest["metadata"]["resourceVersion"],
+            }
+        }
+
         with contextlib.suppress(NotFound):
-            answer = await self._client.patch(self._distribution.control_planes, key.name, key.namespace, patch)
+            answer = await self._client.patch(
+                self._distribution.control_planes, key.name, key.namespace, patch
+            )
+            # A deleted object no longer exists without its last finalizer.
             if answer["metadata"].get("finalizers") or not being_deleted(answer):
                 self._caches.control_planes.observe(answer)
 
     # Status
 
-    async def _set_conditions(self, machine: Obj, seen: Observation, connection: Connection | None) -> None:
-        """Set the Machine's conditions that are its owner's task; K3s's provider sets none."""
+    async def _set_conditions(
+        self, machine: Obj, observation: Observation, connection: Connection | None
+    ) -> None:
+        """Set those conditions of a Machine that its owner must set. K3s's provider sets none."""
         if self._distribution.is_k3s:
             return
-        member = next(member for member in seen.members if member.name == machine["metadata"]["name"])
-        wanted = conditions_of(
+
+        key = key_of(machine)
+        member = next(member for member in observation.members if member.name == key.name)
+        conditions = conditions_of(
             machine,
             current=member.current,
-            initialized=seen.initialized and connection is not None,
-            provisioning=not all(map(state.node_name, seen.machines)),
+            initialized=observation.is_initialized and connection is not None,
+            provisioning=not all(map(state.node_name, observation.machines)),
             nodes=connection.control_plane_nodes() if connection else (),
             ready=connection.ready_control_plane_nodes() if connection else (),
         )
-        before = {entry["type"]: entry for entry in (machine.get("status") or {}).get("conditions") or ()}
-        fields = ("status", "reason", "message")
-        if all(
-            entry["type"] in before and all(before[entry["type"]].get(name, "") == entry[name] for name in fields)
-            for entry in wanted
-        ):
+        before = {entry["type"]: entry for entry in at(machine, "status", "conditions") or ()}
+        if all(_is_same(before.get(entry["type"]), entry) for entry in conditions):
             return
-        kinds = {entry["type"] for entry in wanted}
+
+        # Name the resourceVersion, because the core writes the other conditions.
+        kinds = {entry["type"] for entry in conditions}
         others = [entry for kind, entry in before.items() if kind not in kinds]
-        # The core writes the other conditions, hence the precondition.
         patch = {
             "metadata": {"resourceVersion": machine["metadata"]["resourceVersion"]},
-            "status": v1beta1.conditions([*others, *merged_conditions(machine, wanted)], self._machines.version),
+            "status": v1beta1.conditions(
+                [*others, *with_transition_times(machine, conditions)], self._machines.version
+            ),
         }
-        key = key_of(machine)
         with contextlib.suppress(NotFound):
-            answer = await self._client.patch(self._machines, key.name, key.namespace, patch, subresource="status")
+            answer = await self._client.patch(
+                self._machines, key.name, key.namespace, patch, subresource="status"
+            )
             self._caches.machines.observe(answer)
 
-    def _status(self, seen: Observation) -> Obj:
+    def _status(self, observation: Observation) -> Obj:
         if self._distribution.is_k3s:
-            return k3s_status(seen)
-        return v1beta1_status(seen) if self._distribution.contract == "v1beta1" else rke2_status(seen)
+            return k3s_status(observation)
+        if self._distribution.contract == "v1beta1":
+            return v1beta1_status(observation)
+        return rke2_status(observation)
 
-    async def _report(self, seen: Observation) -> None:
-        status, step, control_plane = self._status(seen), seen.step, seen.control_plane
+    async def _report(self, observation: Observation) -> None:
+        status, step = self._status(observation), observation.step
         if isinstance(step, Delete) and step.remediation:
             status["lastRemediation"] = {"machine": step.name, "retryCount": 0, "timestamp": now()}
-        before = control_plane.get("status") or {}
-        if any(before.get(name) != value for name, value in status.items()):
-            key = key_of(control_plane)
-            with contextlib.suppress(NotFound):
-                answer = await self._client.patch(
-                    self._distribution.control_planes,
-                    key.name,
-                    key.namespace,
-                    {"status": status},
-                    subresource="status",
-                )
-                self._caches.control_planes.observe(answer)
+
+        before = observation.control_plane.get("status") or {}
+        if all(before.get(name) == value for name, value in status.items()):
+            return
+
+        key = key_of(observation.control_plane)
+        with contextlib.suppress(NotFound):
+            answer = await self._client.patch(
+                self._distribution.control_planes,
+                key.name,
+                key.namespace,
+                {"status": status},
+                subresource="status",
+            )
+            self._caches.control_planes.observe(answer)
 
 
 def _cluster_of(control_plane: Obj) -> Key | None:
-    """The Cluster that owns a control plane; the core sets the reference."""
+    """Return the Cluster that owns a control plane; the core sets the reference."""
     owner = owner_reference(control_plane, CLUSTERS.kind, CLUSTERS.group)
     return Key(key_of(control_plane).namespace, owner["name"]) if owner else None
 
 
+def _find_unused(objects: Iterable[Obj], control_plane: Obj, used_names: Set[str]) -> Obj | None:
+    """Return an object of a control plane that is not being deleted and has none of the names."""
+    for obj in alive(objects):
+        if is_owned_by(obj, control_plane) and key_of(obj).name not in used_names:
+            return obj
+    return None
+
+
+def _is_same(before: Obj | None, condition: Obj) -> bool:
+    """Return whether two conditions differ in nothing but their times."""
+    fields = ("status", "reason", "message")
+    return before is not None and all(before.get(name, "") == condition[name] for name in fields)
+
+
 def registration_addresses(control_plane: Obj, cluster: Obj, machines: Iterable[Obj]) -> list[str]:
-    """Hosts where nodes of RKE2 join, by `registrationMethod`; machines count once they are ready."""
+    """Return the hosts where nodes of RKE2 join, by `registrationMethod`.
+
+    Only machines that are ready count.
+    """
     method = control_plane["spec"].get("registrationMethod") or "control-plane-endpoint"
     if method == "control-plane-endpoint":
         return [endpoint_of(cluster).rpartition(":")[0]]
     if method == "address":
         return [str(control_plane["spec"].get("registrationAddress") or "")]
+
     kinds = {
         "internal-first": ("InternalIP", "ExternalIP"),
         "internal-only-ips": ("InternalIP",),
         "external-only-ips": ("ExternalIP",),
     }[method]
-    found = []
+    hosts = []
     for machine in machines:
-        addresses = (machine.get("status") or {}).get("addresses") or ()
-        own = [str(entry["address"]) for entry in addresses if entry["type"] in kinds]
+        # Take the first matching address of each machine, in the order of its status.
+        addresses = at(machine, "status", "addresses") or ()
+        matches = [str(entry["address"]) for entry in addresses if entry["type"] in kinds]
         if condition(machine, "Ready") == "True":
-            found += own[:1]
-    return found
+            hosts += matches[:1]
+    return hosts

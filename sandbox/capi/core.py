@@ -7,10 +7,10 @@ from caphv.api import resources
 from caphv.api.object import Obj
 from caphv.api.resources import HARVESTER_CLUSTERS
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Unreachable
+from caphv.runtime.errors import RequestError
 from sandbox import manifests
 from sandbox.capi import manager as managers
-from sandbox.capi.manager import Manager, of_config, usual_options
+from sandbox.capi.manager import Manager, read_config, usual_options
 from sandbox.processes.apiserver import ApiServer
 from sandbox.processes.binaries import binary, cluster_api_manifests
 from sandbox.processes.children import Process
@@ -21,23 +21,32 @@ NAMESPACE = "capi-system"
 CORE_VARIABLE = "CAPHV_SANDBOX_CORE"
 # Further feature gates of the core, as its option `--feature-gates` takes them.
 GATES_VARIABLE = "CAPHV_SANDBOX_CORE_FEATURE_GATES"
-# From the module's config/crd and metadata.yaml: the contract of each API version. 1.10 ignores the newer one.
+
+# The contract of each API version, from config/crd and metadata.yaml of the module. Version 1.10
+# ignores the newer contract.
 LABELS = {
     "cluster.x-k8s.io/provider": "cluster-api",
     "cluster.x-k8s.io/v1beta1": "v1beta1",
     "cluster.x-k8s.io/v1beta2": "v1beta2",
     manifests.MOVE_LABEL: "",
 }
-# With a reference whose CRD a sandbox has, which the core requires. For a ClusterClass its webhooks would wait for 2 s.
+
+# The probe refers to an object whose CRD exists in a sandbox, because the core requires it. For a
+# ClusterClass, the core's webhooks would wait for 2 s.
 PROBE: Obj = {
     "apiVersion": "cluster.x-k8s.io/v1beta2",
     "kind": "Cluster",
     "metadata": {"name": "probe", "namespace": "default"},
     "spec": {
-        "infrastructureRef": {"apiGroup": HARVESTER_CLUSTERS.group, "kind": HARVESTER_CLUSTERS.kind, "name": "probe"}
+        "infrastructureRef": {
+            "apiGroup": HARVESTER_CLUSTERS.group,
+            "kind": HARVESTER_CLUSTERS.kind,
+            "name": "probe",
+        }
     },
 }
-# In the older version, the probe covers conversion as well as admission.
+
+# A probe in the older version checks conversion as well as admission.
 OLDER_PROBE: Obj = {
     **PROBE,
     "apiVersion": "cluster.x-k8s.io/v1beta1",
@@ -52,34 +61,44 @@ OLDER_PROBE: Obj = {
 
 
 def program() -> str:
-    """The core to run: by default the one that all tests use, by the environment another one of `binaries`."""
+    """Return the name of the core to run.
+
+    All tests use the same core, unless the environment names another program of `binaries`.
+    """
     return os.environ.get(CORE_VARIABLE, CLUSTER_API_CORE.name)
 
 
 def api_version() -> str:
-    """The newest version of its API that the core to run serves."""
+    """Return the newest version of its API that the core to run serves."""
     crds = cluster_api_manifests(program=program()) / "crd" / "bases"
     (clusters,) = manifests.read([crds / f"{resources.CLUSTER_API_GROUP}_clusters.yaml"])
-    served = {version["name"] for version in clusters["spec"]["versions"] if version["served"]}
-    return next(version for version in resources.CLUSTER_API_VERSIONS if version in served)
+    versions = {version["name"] for version in clusters["spec"]["versions"] if version["served"]}
+    return next(version for version in resources.CLUSTER_API_VERSIONS if version in versions)
+
+
+def feature_gates() -> str:
+    """Return the option with the feature gates of the core, and of providers with its libraries."""
+    gates = filter(None, ["ClusterTopology=true", os.environ.get(GATES_VARIABLE)])
+    return f"--feature-gates={','.join(gates)}"
 
 
 def manager() -> Manager:
-    """The core to run, with its manifests and options."""
-    gates = ",".join(filter(None, ["ClusterTopology=true", os.environ.get(GATES_VARIABLE)]))
+    """Return the core to run, with its manifests and options."""
     return Manager(
         "core",
         NAMESPACE,
         binary(program()),
-        of_config(cluster_api_manifests(program=program())),
-        lambda ports: [*usual_options(ports), f"--feature-gates={gates}"],
+        read_config(cluster_api_manifests(program=program())),
+        lambda ports: [*usual_options(ports), feature_gates()],
         prefix="capi-",
         labels=LABELS,
     )
 
 
 async def start(folder: Path, server: ApiServer, *, older_versions: bool = True) -> Process:
-    """Install and start the core for a management API server; returns once it admits and converts Clusters.
+    """Install and start the core for a management API server.
+
+    Returns once the core admits and converts Clusters.
 
     Raises ProcessError, or ApiError if the API server rejects its manifests.
     """
@@ -92,10 +111,11 @@ async def start(folder: Path, server: ApiServer, *, older_versions: bool = True)
 
 
 async def admits(client: ApiClient, *, older_versions: bool = True) -> bool:
-    """Whether the core's webhooks admit Clusters, and convert them if an older version is served."""
+    """Return whether the core's webhooks admit Clusters, and convert older versions of them."""
     probe = OLDER_PROBE if older_versions or api_version() == "v1beta1" else PROBE
+    version = probe["apiVersion"].rpartition("/")[2]
     try:
-        await client.create(resources.clusters(probe["apiVersion"].rpartition("/")[2]), probe, dry_run=True)
-    except (ApiError, Unreachable):
+        await client.create(resources.clusters(version), probe, dry_run=True)
+    except RequestError:
         return False
     return True

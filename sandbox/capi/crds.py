@@ -1,7 +1,7 @@
 """CRDs of the providers, reduced to the fields that the stand-ins and the ClusterClasses use.
 
-Template kinds are derived: by contract each wraps the spec of its kind. So is the spec of a bootstrap object inside a
-control plane's spec.
+The CRDs of template kinds are derived, because each wraps the spec of its kind by contract. The
+spec of a bootstrap object inside a control plane's spec is derived, too.
 """
 
 from __future__ import annotations
@@ -12,86 +12,123 @@ from pathlib import Path
 
 from caphv.api.object import Obj
 from sandbox import manifests
-from sandbox.capi.distribution import ALL, K3S, in_version
+from sandbox.capi.distribution import ALL, K3S, distributions_for
 from sandbox.capi.resources import CORE
 
 FOLDER = Path(__file__).parent.parent / "crds" / "providers"
 KUBEADM = "kubeadm"
 KUBEADM_KINDS = ("KubeadmConfig", "KubeadmControlPlane")
-# Kinds of bootstrap objects, and the field in which a control plane of its kind has their spec.
+# Each row has a kind of bootstrap objects, the kind of its control planes, and the field of a
+# control plane with the spec of a bootstrap object.
 _CONFIG_FIELDS = (
     (K3S.configs.kind, K3S.control_planes.kind, "kthreesConfigSpec"),
     (*KUBEADM_KINDS, "kubeadmConfigSpec"),
 )
 # Fields that templates omit, because each created object has its own.
-_OWN = ("machineTemplate", "replicas", "version")
+_NOT_IN_TEMPLATES = ("machineTemplate", "replicas", "version")
 
 
-def custom_resource_definitions(core: str = "v1beta2", *, without: Collection[str] = ()) -> list[Obj]:
-    """The CRDs of four kinds per distribution, with their contract label, for a core of an API version.
+def custom_resource_definitions(
+    core: str = "v1beta2", *, without: Collection[str] = ()
+) -> list[Obj]:
+    """Return the CRDs of four kinds per distribution, with their contract label.
 
-    Those of the distributions named by `without` come with their real providers. kubeadm has none for core v1beta1:
-    its objects of that version are too different from those of our class.
+    There are none of kubeadm for core v1beta1, because its objects of that version are too
+    different from the objects of our class.
+
+    :param core: the API version of the core
+    :param without: names of distributions whose CRDs come with their real providers
     """
-    kinds = {crd["spec"]["names"]["kind"]: crd for crd in manifests.read(sorted(FOLDER.glob("*.yaml")))}
+    kinds = {
+        crd["spec"]["names"]["kind"]: crd for crd in manifests.read(sorted(FOLDER.glob("*.yaml")))
+    }
     for config, control_plane, field in _CONFIG_FIELDS:
         _spec(kinds[control_plane])["properties"][field] = _spec(kinds[config])
-    found = []
-    for distribution in in_version(core):
+
+    crds = []
+    for distribution in distributions_for(core):
         if distribution.name in without:
             continue
-        own = (distribution.configs, distribution.control_planes)
+        resources = (distribution.configs, distribution.control_planes)
         if distribution in ALL:
-            found += [kinds[resource.kind] for resource in own]
-        else:
-            examples = (K3S.configs, K3S.control_planes)
-            found += [_of_v1beta1(kinds[a.kind], kinds[b.kind], a.version) for a, b in zip(own, examples, strict=True)]
+            crds += [kinds[resource.kind] for resource in resources]
+            continue
+
+        # There is no file for RKE2's CRDs of the older contract. They are derived from K3s's CRDs,
+        # which follow that contract.
+        examples = (K3S.configs, K3S.control_planes)
+        for resource, example in zip(resources, examples, strict=True):
+            crds.append(
+                _convert_to_v1beta1(kinds[resource.kind], kinds[example.kind], resource.version)
+            )
     if core == "v1beta2" and KUBEADM not in without:
-        found += [kinds[kind] for kind in KUBEADM_KINDS]
-    return [*found, *map(_template, found)]
+        crds += [kinds[kind] for kind in KUBEADM_KINDS]
+    return [*crds, *map(_template_crd, crds)]
 
 
-def _of_v1beta1(crd: Obj, example: Obj, name: str) -> Obj:
-    """A CRD in a version that follows contract v1beta1, as that of `example` does."""
-    crd = copy.deepcopy(crd)
+def _convert_to_v1beta1(original: Obj, example: Obj, name: str) -> Obj:
+    """Return a CRD in the version `name`, which follows contract v1beta1 like `example`."""
+    crd = copy.deepcopy(original)
     crd["metadata"]["labels"] = {f"{CORE}/v1beta1": name}
     (version,) = crd["spec"]["versions"]
     version["name"] = name
     version.pop("additionalPrinterColumns", None)
-    fields, others = (each["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"] for each in (crd, example))
-    fields["status"] = others["status"]
-    if "machineTemplate" in fields["spec"]["properties"]:
-        fields["spec"]["properties"]["machineTemplate"] = others["spec"]["properties"]["machineTemplate"]
+
+    # The contracts differ in the status and in the template of machines.
+    properties, example_properties = _properties(crd), _properties(example)
+    properties["status"] = example_properties["status"]
+    spec, example_spec = properties["spec"]["properties"], example_properties["spec"]["properties"]
+    if "machineTemplate" in spec:
+        spec["machineTemplate"] = example_spec["machineTemplate"]
     return crd
+
+
+def _properties(crd: Obj) -> Obj:
+    (version,) = crd["spec"]["versions"]
+    properties: Obj = version["schema"]["openAPIV3Schema"]["properties"]
+    return properties
 
 
 def _spec(crd: Obj) -> Obj:
-    (version,) = crd["spec"]["versions"]
-    found: Obj = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    return found
+    spec: Obj = _properties(crd)["spec"]
+    return spec
 
 
-def _template(kind: Obj) -> Obj:
+def _template_crd(kind: Obj) -> Obj:
+    """Return the CRD of the template of a kind."""
     crd = copy.deepcopy(kind)
     spec, name = crd["spec"], f"{kind['spec']['names']['kind']}Template"
-    names = {"kind": name, "listKind": f"{name}List", "plural": f"{name.lower()}s", "singular": name.lower()}
+    names = {
+        "kind": name,
+        "listKind": f"{name}List",
+        "plural": f"{name.lower()}s",
+        "singular": name.lower(),
+    }
     spec["names"] = names
     crd["metadata"]["name"] = f"{names['plural']}.{spec['group']}"
+
     for version in spec["versions"]:
         version.pop("additionalPrinterColumns", None)
-        if "version" in version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]:
+        schema = version["schema"]["openAPIV3Schema"]
+        if "version" in schema["properties"]["spec"]["properties"]:
             version.pop("subresources")
-        version["schema"]["openAPIV3Schema"] = _wrapped(version["schema"]["openAPIV3Schema"])
+        version["schema"]["openAPIV3Schema"] = _wrap_schema(schema)
     return crd
 
 
-def _wrapped(schema: Obj) -> Obj:
+def _wrap_schema(schema: Obj) -> Obj:
+    """Return the schema of a template, with the spec of its kind below `spec.template`."""
     inner = schema["properties"]["spec"]
-    for name in _OWN:
+    for name in _NOT_IN_TEMPLATES:
         inner["properties"].pop(name, None)
     if "required" in inner:
-        inner["required"] = [name for name in inner["required"] if name not in _OWN]
+        inner["required"] = [name for name in inner["required"] if name not in _NOT_IN_TEMPLATES]
+
     template = {"type": "object", "required": ["spec"], "properties": {"spec": inner}}
     top = {name: schema["properties"][name] for name in ("apiVersion", "kind", "metadata")}
     spec = {"type": "object", "required": ["template"], "properties": {"template": template}}
-    return {"type": "object", "required": ["metadata", "spec"], "properties": {**top, "spec": spec}}
+    return {
+        "type": "object",
+        "required": ["metadata", "spec"],
+        "properties": {**top, "spec": spec},
+    }

@@ -1,17 +1,17 @@
 """Differences between the providers of Kubernetes distributions: kinds, fields and names. Pure.
 
-The control plane kind of RKE2 follows Cluster API contract v1beta2. That of K3s follows v1beta1, in which the
-infrastructure reference and parts of the status have different names, and so does an older one of RKE2, for a core that
-knows only that contract. kubeadm has no stand-ins: its real providers run.
+The control plane kind of RKE2 follows Cluster API contract v1beta2. The control plane kind of K3s
+follows contract v1beta1, in which the infrastructure reference and parts of the status have
+different names. So does an older kind of RKE2, for a core that knows only that contract. kubeadm
+has no stand-ins, because its real providers run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from caphv.api.object import Obj, Resource, key_of
+from caphv.api.object import Obj, Resource, at, key_of
 from sandbox.guest.rancher import K3S as K3S_PROGRAM
 from sandbox.guest.rancher import RKE2 as RKE2_PROGRAM
 from sandbox.guest.rancher import Program
@@ -22,13 +22,20 @@ _HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io"
 
 @dataclass(frozen=True)
 class Distribution:
-    """One distribution with its two providers; `name` is the one the providers use, `program` what guests run.
+    """One distribution with its two providers.
 
-    Paths in the spec of a control plane: `config`, the spec of each bootstrap object (for RKE2 a list of fields, for
-    others one object); `server`, settings for servers only; `rollout`, the rollout strategy. `authorities` are the
-    Secrets with CAs by their suffix, each with the name of its files on the first server. `hook` is the annotation that
-    delays the deletion of a machine until its etcd member is removed, `hook_value` its value. RKE2's machines have it
-    from the beginning, K3s's only when the provider itself deletes them.
+    The providers use the name `name`, and guests run `program`.
+
+    Three fields are paths in the spec of a control plane. `config` leads to the spec of each
+    bootstrap object, which is a list of fields for RKE2 and one object for others. `server` leads
+    to the settings for servers only, and `rollout` to the rollout strategy.
+
+    `authorities` has the suffix of each Secret with a CA, and the name of the CA's files on the
+    first server.
+
+    `hook` is the annotation that delays the deletion of a machine until its etcd member is removed,
+    and `hook_value` is the value of this annotation. Machines of RKE2 have it from the beginning.
+    Machines of K3s have it only when the provider itself deletes them.
     """
 
     name: str
@@ -46,42 +53,44 @@ class Distribution:
 
     @property
     def title(self) -> str:
-        """The name that users know."""
+        """Return the name that users know."""
         return self.program.name
 
     @property
     def is_k3s(self) -> bool:
-        """Whether these are the providers of K3s."""
+        """Return whether these are the providers of K3s."""
         return self.program is K3S_PROGRAM
 
     @property
     def server_annotation(self) -> str:
-        """Annotation of a Machine with the server settings it was created with."""
+        """Return the annotation that records the server settings when a Machine is created."""
         return f"{_CONTROL_PLANE}/{self.name}-server-configuration"
 
     def config_spec(self, control_plane: Obj) -> Obj:
-        """Spec of each machine's bootstrap object."""
+        """Return the spec of each machine's bootstrap object."""
         spec = control_plane["spec"]
         if isinstance(self.config, str):
             return dict(spec.get(self.config) or {})
         return {name: spec[name] for name in self.config if name in spec}
 
     def server_spec(self, control_plane: Obj) -> Obj:
-        """The settings in a control plane's spec for servers only."""
-        return dict(_below(control_plane["spec"], self.server) or {})
+        """Return the settings in a control plane's spec for servers only."""
+        return dict(at(control_plane, "spec", *self.server) or {})
 
     def template_name(self, control_plane: Obj) -> str:
-        """Name of the machines' infrastructure template."""
-        inner = () if self.contract == "v1beta1" else ("spec",)
-        return str(_below(control_plane["spec"], ("machineTemplate", *inner, "infrastructureRef", "name")))
+        """Return the name of the machines' infrastructure template."""
+        template = at(control_plane, "spec", "machineTemplate")
+        parent = template if self.contract == "v1beta1" else at(template, "spec")
+        return str(at(parent, "infrastructureRef", "name"))
 
     def max_surge(self, control_plane: Obj) -> int:
-        """Number of extra machines during a rollout: 0 or 1."""
-        wanted = _below(control_plane["spec"], (*self.rollout, "rollingUpdate", "maxSurge"))
-        return 1 if wanted is None else min(int(wanted), 1)
+        """Return the number of extra machines during a rollout: 0 or 1."""
+        # 1 is the default of the providers.
+        surge = at(control_plane, "spec", *self.rollout, "rollingUpdate", "maxSurge")
+        return 1 if surge is None else min(int(surge), 1)
 
     def control_plane_label(self, control_plane: Obj) -> str:
-        """Value of the label `control-plane-name` of a machine; CAPK3s leaves it empty."""
+        """Return the label `control-plane-name` of a machine; CAPK3s leaves it empty."""
         return "" if self.is_k3s else key_of(control_plane).name
 
 
@@ -92,7 +101,14 @@ RKE2 = Distribution(
     configs=Resource(_BOOTSTRAP, "v1beta2", "rke2configs", "RKE2Config"),
     control_planes=Resource(_CONTROL_PLANE, "v1beta2", "rke2controlplanes", "RKE2ControlPlane"),
     finalizer=f"rke2.{_CONTROL_PLANE}",
-    config=("agentConfig", "files", "gzipUserData", "postRKE2Commands", "preRKE2Commands", "privateRegistriesConfig"),
+    config=(
+        "agentConfig",
+        "files",
+        "gzipUserData",
+        "postRKE2Commands",
+        "preRKE2Commands",
+        "privateRegistriesConfig",
+    ),
     server=("serverConfig",),
     rollout=("rolloutStrategy",),
     authorities={"ca": "server", "cca": "client", "peer-etcd": "etcd/peer", "etcd": "etcd/server"},
@@ -104,7 +120,9 @@ K3S = Distribution(
     program=K3S_PROGRAM,
     contract="v1beta1",
     configs=Resource(_BOOTSTRAP, "v1beta2", "kthreesconfigs", "KThreesConfig"),
-    control_planes=Resource(_CONTROL_PLANE, "v1beta2", "kthreescontrolplanes", "KThreesControlPlane"),
+    control_planes=Resource(
+        _CONTROL_PLANE, "v1beta2", "kthreescontrolplanes", "KThreesControlPlane"
+    ),
     finalizer=f"kthrees.{_CONTROL_PLANE}",
     config="kthreesConfigSpec",
     server=("kthreesConfigSpec", "serverConfig"),
@@ -122,14 +140,6 @@ _RKE2_OF_V1BETA1 = replace(
 )
 
 
-def in_version(core: str) -> tuple[Distribution, ...]:
-    """The distributions for a core of this API version."""
+def distributions_for(core: str) -> tuple[Distribution, ...]:
+    """Return the distributions for a core of this API version."""
     return ALL if core == "v1beta2" else (_RKE2_OF_V1BETA1, K3S)
-
-
-def _below(node: Any, path: Sequence[str]) -> Any:
-    for name in path:
-        if not isinstance(node, Mapping):
-            return None
-        node = node.get(name)
-    return node

@@ -1,6 +1,7 @@
-"""The pre-terminate hook of a control plane machine: what a provider does next with it. Pure.
+"""The pre-terminate hook of a control plane machine, and the provider's next step for it. Pure.
 
-The servers of RKE2 and K3s remove an etcd member on an annotation of its Node, and answer with another one.
+The servers of RKE2 and K3s remove an etcd member if its Node has an annotation, and answer with
+another annotation.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from sandbox.capi.resources import condition
 from sandbox.capi.state import node_name
 
 _READY_FOR_HOOK = "WaitingForPreTerminateHook"
-# Set by RKE2's provider when it removes its hook: a Node without etcd cannot be drained any more.
+# RKE2's provider sets these when it removes its hook, because a Node without etcd cannot be
+# drained.
 EXCLUDED = {
     "machine.cluster.x-k8s.io/exclude-node-draining": "true",
     "machine.cluster.x-k8s.io/exclude-wait-for-node-volume-detach": "true",
@@ -21,7 +23,7 @@ EXCLUDED = {
 
 
 class HookStep(StrEnum):
-    """Wait; request the removal of the etcd member; remove the hook."""
+    """The steps of a provider: wait, request the removal of the member, or remove the hook."""
 
     WAIT = "wait"
     REQUEST = "request"
@@ -29,35 +31,50 @@ class HookStep(StrEnum):
 
 
 def needs_node(machine: Obj, count: int) -> bool:
-    """Whether the removal of a member decides about the hook: not without a Node, nor for the only machine."""
+    """Return whether the removal of an etcd member decides about the hook.
+
+    It decides only if the machine has a Node and there are other machines.
+    """
     return bool(node_name(machine)) and count > 1
 
 
-def next_hook_step(machine: Obj, distribution: Distribution, count: int, removed: bool | None) -> HookStep:
-    """Return what the provider does with the hook of a machine.
+def next_hook_step(
+    machine: Obj, distribution: Distribution, count: int, removed: bool | None
+) -> HookStep:
+    """Return the next step of the provider for the hook of a machine.
 
-    RKE2's waits without end for a Node that was deleted; K3s's takes it for a removed member.
+    RKE2's provider waits without end for a Node that was deleted. K3s's provider takes its member
+    for removed.
 
     :param machine: the Machine, with its status
-    :param distribution: whose provider it is
-    :param count: how many machines the control plane has
-    :param removed: whether the servers have removed the member of its Node, None if there is no such Node
+    :param distribution: the distribution of the provider
+    :param count: the number of machines in the control plane
+    :param removed: whether the servers have removed the etcd member of the machine's Node, None if
+        the Node does not exist
     """
     if not is_awaited(machine, distribution):
         return HookStep.WAIT
     if not needs_node(machine, count) or removed:
         return HookStep.REMOVE
+
+    # Without a Node, nothing can be requested.
     if removed is None:
         return HookStep.REMOVE if distribution.is_k3s else HookStep.WAIT
     return HookStep.REQUEST
 
 
 def is_awaited(machine: Obj, distribution: Distribution) -> bool:
-    """Whether the deletion of a machine has come to the hook."""
-    hooked = being_deleted(machine) and distribution.hook in annotations_of(machine)
-    return hooked and condition(machine, "Deleting", "reason") == _READY_FOR_HOOK
+    """Return whether the deletion of a machine has come to the hook."""
+    # Before that, the core drains the Node, for which the etcd member must work.
+    return (
+        being_deleted(machine)
+        and distribution.hook in annotations_of(machine)
+        and condition(machine, "Deleting", "reason") == _READY_FOR_HOOK
+    )
 
 
-def removal(distribution: Distribution) -> dict[str, str | None]:
-    """Annotations by which a provider removes its hook."""
-    return {distribution.hook: None, **({} if distribution.is_k3s else EXCLUDED)}
+def removal_annotations(distribution: Distribution) -> dict[str, str | None]:
+    """Return the annotations by which a provider removes its hook."""
+    if distribution.is_k3s:
+        return {distribution.hook: None}
+    return {distribution.hook: None, **EXCLUDED}

@@ -1,4 +1,4 @@
-"""Conditions of control plane Machines that RKE2's control plane provider sets; K3s's sets none. Pure."""
+"""Conditions of Machines that RKE2's control plane provider sets. K3s's sets none. Pure."""
 
 from __future__ import annotations
 
@@ -27,23 +27,29 @@ def conditions_of(
     :param initialized: whether the workload cluster can be asked
     :param provisioning: whether any machine of the control plane has no Node yet
     :param nodes: names of all control plane Nodes
-    :param ready: names of those that are ready
+    :param ready: names of the control plane Nodes that are ready
     """
     if not initialized:
         return [_condition(_ETCD, "Unknown", "InspectionFailed", _NOT_INITIALIZED)]
+
     node, name = node_name(machine), key_of(machine).name
     exists = bool(node) and node in nodes
 
     up_to_date = _condition("UpToDate", str(current), "UpToDate" if current else "NotUpToDate")
     metadata = _condition(_METADATA, "True", "UpToDate")
     if not exists:
-        metadata = _condition(_METADATA, "Unknown", "NodePatchFailed", f"node {node or name} not found")
+        metadata = _condition(
+            _METADATA, "Unknown", "NodePatchFailed", f"node {node or name} not found"
+        )
 
+    # While any machine waits for its Node, a machine without a Node is unknown. Later it is
+    # unhealthy.
     if exists and being_deleted(machine):
         etcd = _condition(_ETCD, "False", "Healthy", f"Machine {name} is deleting")
         agent = _condition(_AGENT, "False", "Deleting", "Machine is deleting")
     elif exists:
-        etcd, agent = _condition(_ETCD, "True", "Healthy"), _condition(_AGENT, "True", "Healthy")
+        etcd = _condition(_ETCD, "True", "Healthy")
+        agent = _condition(_AGENT, "True", "Healthy")
         if node not in ready:
             agent = _condition(_AGENT, "False", "PodFailed", f"Node {node} is not ready")
     elif provisioning:

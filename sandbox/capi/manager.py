@@ -1,7 +1,8 @@
-"""A controller manager of Cluster API, run as a process next to the management API server instead of in a Pod.
+"""A controller manager of Cluster API, as a process instead of in a Pod.
 
-Its CRDs and webhooks are those that its release installs. This module does what kustomize and cert-manager would do
-with them: it adds labels and replaces references to a Service by URLs with a CA.
+It runs next to the management API server, with the CRDs and webhooks of its release. In place of
+kustomize and cert-manager, this module adds labels to them and replaces references to a Service by
+URLs with a CA.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import base64
 import copy
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,7 +24,7 @@ from sandbox.processes import children, pki
 from sandbox.processes.apiserver import ApiServer, private_file
 from sandbox.processes.children import Process
 
-# The account of all of them, with its groups.
+# The account of all managers, with its groups.
 USER = ("cluster-api-core", ("system:masters",))
 START_SECONDS = 90.0
 PORT_ATTEMPTS = 5
@@ -31,7 +33,10 @@ WEBHOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 
 @dataclass(frozen=True)
 class Ports:
-    """The ports of a manager: for its webhooks, and for its probes; the folder has the webhooks' certificate."""
+    """The ports of a manager for its webhooks and its probes.
+
+    The folder `certificates` has the certificate of the webhooks.
+    """
 
     webhook: int
     health: int
@@ -40,10 +45,11 @@ class Ports:
 
 @dataclass(frozen=True)
 class Manager:
-    """One controller manager; `name` is that of its process, its log and its folder.
+    """One controller manager. Its process, its log and its folder have the name `name`.
 
-    `objects` are CRDs and webhook configurations as its release has them, `labels` those that its CRDs get in addition.
-    `prefix` tells the names of its webhook configurations from those of others.
+    `objects` are the CRDs and webhook configurations of its release, and `labels` are additional
+    labels of the CRDs. `prefix` distinguishes the names of its webhook configurations from the
+    names of others.
     """
 
     name: str
@@ -55,16 +61,20 @@ class Manager:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, folder: Path, ports: Ports) -> list[str | Path]:
-        """Command line for a management API server whose kubeconfig is in the folder."""
-        return [self.program, f"--kubeconfig={folder / f'{self.name}.kubeconfig'}", *self.options(ports)]
+        """Return the command line for a management API server whose kubeconfig is in the folder."""
+        return [
+            self.program,
+            f"--kubeconfig={folder / f'{self.name}.kubeconfig'}",
+            *self.options(ports),
+        ]
 
 
-# Asks whether a manager works, by the port of its probes.
+# A function that returns whether a manager works, from the port of the manager's probes.
 Probe = Callable[[int], Awaitable[bool]]
 
 
 def usual_options(ports: Ports) -> list[str]:
-    """Options of managers that are made with the core's libraries."""
+    """Return the options of managers that use the core's libraries."""
     return [
         f"--webhook-port={ports.webhook}",
         f"--webhook-cert-dir={ports.certificates}",
@@ -72,7 +82,8 @@ def usual_options(ports: Ports) -> list[str]:
         "--diagnostics-address=127.0.0.1:0",
         "--insecure-diagnostics",
         "--leader-elect=false",
-        # Nothing is stored in an older version; it would patch each CRD, which the API server then compiles again.
+        # No object is stored in an older version. The migration would patch each CRD, and the API
+        # server would compile it again.
         "--skip-crd-migration-phases=StorageVersionMigration,CleanupManagedFields",
         # The default limits protect a shared API server.
         "--kube-api-qps=1000",
@@ -83,7 +94,9 @@ def usual_options(ports: Ports) -> list[str]:
 async def start(
     folder: Path, server: ApiServer, manager: Manager, probe: Probe, *, older_versions: bool = True
 ) -> Process:
-    """Install and start a manager for a management API server; returns once `probe` says that it works.
+    """Install and start a manager for a management API server.
+
+    Returns once `probe` says that the manager works.
 
     Raises ProcessError, or ApiError if the API server rejects its manifests.
     """
@@ -94,45 +107,62 @@ async def start(
             webhook, health = children.free_ports(2)
             url = f"https://127.0.0.1:{webhook}"
             await install(folder, client, manager, url, ca, older_versions=older_versions)
+
             process = children.start(
                 folder,
                 manager.name,
                 manager.command(folder, Ports(webhook, health, folder / manager.name)),
                 env={"POD_NAMESPACE": manager.namespace},
-                timer_slack=children.TIMER_SLACK,
+                timer_slack=children.TIMER_SLACK_SECONDS,
             )
             try:
-                await children.wait_ready(process, _asking(probe, health), START_SECONDS)
+                await children.wait_ready(process, partial(probe, health), START_SECONDS)
             except children.ProcessError:
+                # Another process may take a free port before this one listens on it.
                 if not children.port_was_taken(process):
                     raise
             else:
                 return process
+
     raise children.ProcessError(
-        f"{manager.name}: all {PORT_ATTEMPTS} attempted pairs of ports were taken by other processes"
+        f"{manager.name}: all {PORT_ATTEMPTS} attempted pairs of ports were taken by other "
+        "processes"
     )
 
 
 async def install(
-    folder: Path, client: ApiClient, manager: Manager, webhook_url: str, ca: pki.CA, *, older_versions: bool = True
+    folder: Path,
+    client: ApiClient,
+    manager: Manager,
+    webhook_url: str,
+    ca: pki.CA,
+    *,
+    older_versions: bool = True,
 ) -> None:
-    """Install CRDs, namespace and webhooks of a manager, and write the certificate of its webhooks."""
-    own = folder / manager.name
-    own.mkdir(mode=0o700, exist_ok=True)
-    server = ca.server([urlsplit(webhook_url).hostname or "127.0.0.1"])
-    private_file(own / "tls.crt", server.certificate)
-    private_file(own / "tls.key", server.key)
-    found = objects(manager, webhook_url, ca.certificate)
-    await manifests.apply(client, [obj if older_versions else stored_version_only(obj) for obj in found])
+    """Install CRDs, namespace and webhooks of a manager, and write the webhooks' certificate."""
+    certificates = folder / manager.name
+    certificates.mkdir(mode=0o700, exist_ok=True)
+    pair = ca.server([urlsplit(webhook_url).hostname or "127.0.0.1"])
+    private_file(certificates / "tls.crt", pair.certificate)
+    private_file(certificates / "tls.key", pair.key)
+
+    objs = list(objects(manager, webhook_url, ca.certificate))
+    if not older_versions:
+        objs = [stored_version_only(obj) for obj in objs]
+    await manifests.apply(client, objs)
 
 
 def objects(manager: Manager, webhook_url: str, ca: bytes) -> Iterator[Obj]:
-    """The objects to install; `ca` (PEM) signed the webhooks' certificate."""
-    bundle = base64.b64encode(ca).decode()
+    """Yield the objects to install; `ca` (PEM) signed the webhooks' certificate."""
     yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": manager.namespace}}
-    for obj in copy.deepcopy(
-        [obj for obj in manager.objects if obj["kind"] in (*WEBHOOKS, "CustomResourceDefinition")]
-    ):
+
+    bundle = base64.b64encode(ca).decode()
+    for original in manager.objects:
+        # Deployments and roles of a release are for Pods.
+        if original["kind"] not in (*WEBHOOKS, CUSTOM_RESOURCE_DEFINITIONS.kind):
+            continue
+
+        obj = copy.deepcopy(original)
         if obj["kind"] == CUSTOM_RESOURCE_DEFINITIONS.kind:
             obj["metadata"]["labels"] = {**obj["metadata"].get("labels", {}), **manager.labels}
             obj["spec"]["conversion"] = {
@@ -150,24 +180,27 @@ def objects(manager: Manager, webhook_url: str, ca: bytes) -> Iterator[Obj]:
         yield obj
 
 
-def of_config(config: Path) -> list[Obj]:
-    """CRDs and webhook configurations in a folder `config` of a provider's sources."""
-    return manifests.read([*sorted((config / "crd" / "bases").glob("*.yaml")), config / "webhook" / "manifests.yaml"])
+def read_config(config: Path) -> list[Obj]:
+    """Read the CRDs and webhook configurations in a folder `config` of a provider's sources."""
+    crds = sorted((config / "crd" / "bases").glob("*.yaml"))
+    return manifests.read([*crds, config / "webhook" / "manifests.yaml"])
 
 
 def stored_version_only(obj: Obj) -> Obj:
-    """A CRD with no other version than the one it stores.
+    """Remove all versions from a CRD except the stored one.
 
-    The API server compiles the schema of each version, also of one that is not served. It keeps a watch cache for each
-    served version, and has the core convert each change for it.
+    The API server compiles the schema of each version, even if the version is not served. It keeps
+    a watch cache for each served version, and calls the core to convert each change for it.
     """
     if obj["kind"] == CUSTOM_RESOURCE_DEFINITIONS.kind:
-        obj["spec"]["versions"] = [version for version in obj["spec"]["versions"] if version["storage"]]
+        obj["spec"]["versions"] = [
+            version for version in obj["spec"]["versions"] if version["storage"]
+        ]
     return obj
 
 
 async def is_ready(port: int) -> bool:
-    """Whether a manager's probe says that it is ready: its webhooks are served."""
+    """Return whether a manager reports that it is ready, and thus serves its webhooks."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session,
@@ -176,7 +209,3 @@ async def is_ready(port: int) -> bool:
             return answer.status == 200
     except (aiohttp.ClientError, TimeoutError):
         return False
-
-
-def _asking(probe: Probe, health: int) -> Callable[[], Awaitable[bool]]:
-    return lambda: probe(health)

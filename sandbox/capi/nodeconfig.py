@@ -1,6 +1,7 @@
-"""The configuration files of RKE2 and K3s in a guest, as their bootstrap providers write them. Pure.
+"""Configuration files of RKE2 and K3s in a guest, as their bootstrap providers write them. Pure.
 
-Like those, empty values are left out, and values that a provider cannot use raise an error that only its log has.
+Like the providers, this module leaves out empty values. It raises an error for values that a
+provider cannot use. A real provider reports such an error only in its log.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from sandbox.guest.rancher import RKE2_PORT
 
+# The first profiles require PodSecurityPolicies, which Kubernetes no longer has since this version.
 _MINOR_WITHOUT_POLICIES = 25
 _FIRST_PROFILES, _LATER_PROFILES = ("cis-1.5", "cis-1.6"), ("cis", "cis-1.23")
 _CIPHERS = (
@@ -29,11 +31,11 @@ _CIPHERS = (
 
 
 class UnusableConfigError(ValueError):
-    """Settings from which no data can be made; a real provider logs the message and tries again."""
+    """No data can be made from the settings. A real provider logs the message and tries again."""
 
 
 class Role(StrEnum):
-    """What a node is: only the first server brings the CAs and joins nothing."""
+    """The role of a node. Only the first server brings the CAs, and it joins no other server."""
 
     FIRST = "first"
     SERVER = "server"
@@ -44,9 +46,9 @@ class Role(StrEnum):
 class Node:
     """The node of a guest.
 
-    `endpoint` is `host:port` of the workload API, `joins_at` the host where RKE2's nodes join. `config` is the spec of
-    the bootstrap object, `server` the settings of the control plane's servers, `network` the `clusterNetwork` of the
-    Cluster.
+    `endpoint` is `host:port` of the workload API, and `joins_at` the host where RKE2's nodes join.
+    `config` is the spec of the bootstrap object, `server` has the settings of the control plane's
+    servers, and `network` is the `clusterNetwork` of the Cluster.
     """
 
     role: Role
@@ -60,22 +62,24 @@ class Node:
 
     @property
     def host(self) -> str:
-        """The endpoint without its port."""
+        """Return the endpoint without its port."""
         return self.endpoint.rpartition(":")[0]
 
 
 def rke2_config(node: Node) -> Obj:
-    """Content of `/etc/rancher/rke2/config.yaml`. Raises UnusableConfigError."""
+    """Return the content of `/etc/rancher/rke2/config.yaml`. Raises UnusableConfigError."""
     agent = node.config.get("agentConfig") or {}
     profile = agent.get("cisProfile")
     if profile and profile not in _profiles(node.version):
-        message = f'failed to generate rke2 agent config: profile "{profile}" is not supported for version'
-        raise UnusableConfigError(f'{message} "{node.version}"')
+        raise UnusableConfigError(
+            f'failed to generate rke2 agent config: profile "{profile}" is not supported for'
+            f' version "{node.version}"'
+        )
 
     config = {
         "cloud-provider-name": node.server.get("cloudProviderName"),
         "data-dir": agent.get("dataDir"),
-        "kubelet-arg": (agent.get("kubelet") or {}).get("extraArgs"),
+        "kubelet-arg": at(agent, "kubelet", "extraArgs"),
         "node-label": agent.get("nodeLabels"),
         "node-taint": agent.get("nodeTaints"),
         "profile": profile,
@@ -84,6 +88,7 @@ def rke2_config(node: Node) -> Obj:
         "system-default-registry": agent.get("systemDefaultRegistry"),
         "token": node.token,
     }
+
     if node.role is not Role.FIRST:
         config["server"] = f"https://{node.joins_at or node.host}:{RKE2_PORT}"
     if node.role is not Role.WORKER:
@@ -92,10 +97,14 @@ def rke2_config(node: Node) -> Obj:
 
 
 def k3s_config(node: Node) -> Obj:
-    """Content of `/etc/rancher/k3s/config.yaml`; K3s's provider reads the server settings of each bootstrap object."""
-    agent, server = node.config.get("agentConfig") or {}, node.config.get("serverConfig") or {}
+    """Return the content of `/etc/rancher/k3s/config.yaml`."""
+    agent = node.config.get("agentConfig") or {}
+    # K3s's provider reads the server settings from each bootstrap object instead of the control
+    # plane.
+    server = node.config.get("serverConfig") or {}
     provider = server.get("cloudProviderName")
     arguments = [f"cloud-provider={provider}"] if provider else []
+
     config: Obj = {
         "token": node.token,
         "kubelet-arg": [*(agent.get("kubeletArgs") or ()), *arguments],
@@ -104,16 +113,23 @@ def k3s_config(node: Node) -> Obj:
         "node-name": agent.get("nodeName"),
         "kube-proxy-arg": agent.get("kubeProxyArgs"),
     }
+
     if node.role is not Role.FIRST:
         config["server"] = f"https://{node.endpoint}"
     if node.role is not Role.WORKER:
-        own = ["anonymous-auth=true", f"tls-cipher-suites={','.join(_CIPHERS)}"]
+        api_server_defaults = ["anonymous-auth=true", f"tls-cipher-suites={','.join(_CIPHERS)}"]
         config |= {
             "cluster-init": node.role is Role.FIRST,
             "disable-cloud-controller": server.get("disableCloudController", True),
             "disable": server.get("disableComponents"),
-            "kube-apiserver-arg": [*(server.get("kubeAPIServerArg") or ()), *own],
-            "kube-controller-manager-arg": [*(server.get("kubeControllerManagerArgs") or ()), *arguments],
+            "kube-apiserver-arg": [
+                *(server.get("kubeAPIServerArg") or ()),
+                *api_server_defaults,
+            ],
+            "kube-controller-manager-arg": [
+                *(server.get("kubeControllerManagerArgs") or ()),
+                *arguments,
+            ],
             "kube-scheduler-arg": server.get("kubeSchedulerArgs"),
             "tls-san": [*(server.get("tlsSan") or ()), node.host],
             "cluster-dns": server.get("clusterDNS"),
@@ -123,46 +139,61 @@ def k3s_config(node: Node) -> Obj:
     return _without_empty(config)
 
 
-def registries(spec: Mapping[str, Any], secrets: Mapping[str, Mapping[str, bytes]]) -> tuple[Obj, list[Obj]]:
-    """Content of `registries.yaml` and the files with certificates that it names. Raises UnusableConfigError.
+def registries(
+    spec: Mapping[str, Any], secrets: Mapping[str, Mapping[str, bytes]]
+) -> tuple[Obj, list[Obj]]:
+    """Return the content of `registries.yaml` and the certificate files to which it refers.
+
+    Raises UnusableConfigError.
 
     :param spec: `privateRegistriesConfig` of a bootstrap object of RKE2
-    :param secrets: data of the Secrets that it names, by `namespace/name`
+    :param secrets: the data of the Secrets to which `spec` refers, by `namespace/name`
     """
     content: Obj = {"configs": None, "mirrors": {}}
     files: list[Obj] = []
     for name, mirror in (spec.get("mirrors") or {}).items():
         rewrite = {"rewrite": mirror["rewrite"]} if mirror.get("rewrite") else {}
         content["mirrors"][name] = {"endpoint": mirror.get("endpoint"), **rewrite}
+
     for name, settings in (spec.get("configs") or {}).items():
         config: Obj = {}
         if settings.get("tls"):
             data = _secret(settings["tls"].get("tlsConfigSecret") or {}, secrets)
-            config["tls"], certificates = _tls(data, insecure=bool(settings["tls"].get("insecureSkipVerify")))
+            config["tls"], certificates = _tls(
+                data, insecure=bool(settings["tls"].get("insecureSkipVerify"))
+            )
             files += certificates
         if settings.get("authSecret"):
             config["auth"] = _credentials(_secret(settings["authSecret"], secrets))
-        # The provider replaces the map for each entry.
+        # The provider replaces the map for each entry, so only the last entry stays.
         content["configs"] = {name: config}
     return content, files
 
 
 def registry_secrets(spec: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-    """Namespace and name of the Secrets that `privateRegistriesConfig` names."""
-    configs = (spec.get("configs") or {}).values()
+    """Return namespace and name of the Secrets that `privateRegistriesConfig` names."""
     references = [
         reference
-        for config in configs
-        for reference in (config.get("authSecret"), (config.get("tls") or {}).get("tlsConfigSecret"))
+        for config in (spec.get("configs") or {}).values()
+        for reference in (config.get("authSecret"), at(config, "tls", "tlsConfigSecret"))
+    ]
+    return [
+        (str(reference.get("namespace") or ""), str(reference["name"]))
+        for reference in references
         if reference and reference.get("name")
     ]
-    return [(str(reference.get("namespace") or ""), str(reference["name"])) for reference in references]
 
 
 def _rke2_server(node: Node) -> Obj:
-    server, disabled = node.server, node.server.get("disableComponents") or {}
+    """Return the settings that only servers have."""
+    server = node.server
+    disabled = server.get("disableComponents") or {}
     components = disabled.get("kubernetesComponents") or ()
-    pods, services = (",".join((node.network.get(name) or {}).get("cidrBlocks") or ()) for name in ("pods", "services"))
+    pods, services = (
+        ",".join(at(node.network, name, "cidrBlocks") or ()) for name in ("pods", "services")
+    )
+
+    # Multus runs next to another CNI, and comes first.
     cni = [server["cni"]] if server.get("cni") else []
     return {
         "cni": ["multus", *cni] if server.get("cniMultusEnable") else cni,
@@ -174,7 +205,7 @@ def _rke2_server(node: Node) -> Obj:
         "disable-cloud-controller": "cloudController" in components,
         "disable-kube-proxy": "kubeProxy" in components,
         "disable-scheduler": "scheduler" in components,
-        "kube-apiserver-arg": (server.get("kubeAPIServer") or {}).get("extraArgs"),
+        "kube-apiserver-arg": at(server, "kubeAPIServer", "extraArgs"),
         "service-node-port-range": server.get("serviceNodePortRange"),
         "tls-san": [*(server.get("tlsSan") or ()), node.host],
     }
@@ -182,10 +213,14 @@ def _rke2_server(node: Node) -> Obj:
 
 def _profiles(version: str) -> Sequence[str]:
     match = re.match(r"v1\.(\d+)\.", version)
-    return _LATER_PROFILES if match and int(match[1]) >= _MINOR_WITHOUT_POLICIES else _FIRST_PROFILES
+    if match and int(match[1]) >= _MINOR_WITHOUT_POLICIES:
+        return _LATER_PROFILES
+    return _FIRST_PROFILES
 
 
-def _secret(reference: Mapping[str, Any], secrets: Mapping[str, Mapping[str, bytes]]) -> Mapping[str, bytes]:
+def _secret(
+    reference: Mapping[str, Any], secrets: Mapping[str, Mapping[str, bytes]]
+) -> Mapping[str, bytes]:
     if not reference.get("name"):
         raise UnusableConfigError("resource name may not be empty")
     key = f"{reference.get('namespace') or ''}/{reference['name']}"

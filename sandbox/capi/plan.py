@@ -1,7 +1,8 @@
 """The next step of a control plane, from its current state. Pure.
 
-The order preserves etcd's quorum: wait for deletions, then replace unhealthy machines, then roll out changes, then
-scale. A machine is created or deleted only while all others are ready.
+The order of the steps preserves etcd's quorum. The plan waits for deletions, then replaces
+unhealthy machines, then rolls out changes, and then scales. A machine is created or deleted only
+while all others are ready.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ _TOLERATES_LOSS = 3
 class Member:
     """A Machine of the control plane.
 
-    `created` orders members by age. `joined`: its Node exists or existed; `ready`: its Node is ready now; `settled`:
-    the core sees it ready too, which can take half a minute; `unhealthy`: marked by a MachineHealthCheck; `current`:
-    matches the control plane's spec.
+    `created` orders members by age. A member has `joined` if its Node exists or existed, and is
+    `ready` if its Node is ready now. It is `settled` if the core also sees it ready, which can take
+    half a minute. It is `current` if it matches the control plane's spec, and `unhealthy` if a
+    MachineHealthCheck has marked it.
     """
 
     name: str
@@ -43,7 +45,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a machine; `remediation` if it is unhealthy."""
+    """Delete a machine. `remediation` says whether it is deleted because it is unhealthy."""
 
     name: str
     remediation: bool = False
@@ -51,7 +53,10 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Do nothing until something changes; `reason` is for people, empty if the control plane is converged."""
+    """Do nothing until something changes.
+
+    `reason` is a text for users, empty if the control plane has converged.
+    """
 
     reason: str = ""
 
@@ -59,71 +64,96 @@ class Wait:
 Step = Create | Delete | Wait
 
 
-def next_step(members: Sequence[Member], replicas: int, max_surge: int, failure_domains: Sequence[str]) -> Step:
-    """The next step towards `replicas` current machines.
+def next_step(
+    members: Sequence[Member], replicas: int, max_surge: int, failure_domains: Sequence[str]
+) -> Step:
+    """Return the next step towards `replicas` current machines.
 
-    `max_surge` (0 or 1) is the number of extra machines during a rollout; below three machines it is 1, because etcd
-    would not tolerate the loss of a member.
+    :param members: the machines that exist
+    :param replicas: the desired number of machines
+    :param max_surge: the number of extra machines during a rollout (0 or 1); below three machines
+        it is 1, because etcd would not tolerate the loss of a member
+    :param failure_domains: the failure domains for machines; empty if the cluster has none
     """
     deleting = [member.name for member in members if member.deleting]
     if deleting:
         return Wait(f"{', '.join(deleting)} is being deleted")
-    unhealthy = sorted((member for member in members if member.unhealthy), key=lambda member: member.created)
+
+    unhealthy = [member for member in members if member.unhealthy]
     if unhealthy:
-        return _remediate(unhealthy[0], members)
+        return _remediate(min(unhealthy, key=lambda member: member.created), members)
+
+    # A rollout alternately creates a machine and deletes the oldest outdated one.
     outdated = [member for member in members if not member.current]
-    # A rollout alternates: create a machine, delete the oldest outdated one.
     surge = max_surge if replicas >= _TOLERATES_LOSS else 1
-    wanted = replicas + surge if outdated else replicas
-    if len(members) < wanted:
-        waiting = _not_ready(members)
-        return Wait(waiting) if waiting else Create(_emptiest(members, failure_domains))
+    target = replicas + surge if outdated else replicas
+    if len(members) < target:
+        obstacle = _describe_unready(members)
+        return Wait(obstacle) if obstacle else Create(_emptiest_domain(members, failure_domains))
+
     if len(members) > replicas or outdated:
-        chosen = _to_delete(outdated or members, members, failure_domains)
-        staying = [member for member in members if member is not chosen]
-        waiting = _not_ready(staying) or _not_settled(staying)
-        return Wait(waiting) if waiting else Delete(chosen.name)
-    return Wait(_not_ready(members))
+        victim = _choose_victim(outdated or members, members, failure_domains)
+        others = [member for member in members if member is not victim]
+        obstacle = _describe_unready(others) or _describe_unsettled(others)
+        return Wait(obstacle) if obstacle else Delete(victim.name)
+    return Wait(_describe_unready(members))
 
 
 def _remediate(broken: Member, members: Sequence[Member]) -> Step:
-    others = [member for member in members if member is not broken]
+    # A machine that never joined is not a member of etcd, so its deletion does no harm.
     if not broken.joined:
         return Delete(broken.name, remediation=True)
-    left = [member for member in others if member.joined]
-    working = [member for member in left if member.ready and not member.unhealthy]
-    if not left:
+
+    others = [member for member in members if member is not broken and member.joined]
+    working = [member for member in others if member.ready and not member.unhealthy]
+    if not others:
         return Wait(f"{broken.name} is unhealthy, but it is the only member of etcd")
-    if len(working) < len(left) // 2 + 1:
-        return Wait(f"{broken.name} is unhealthy, but without it {len(working)} of {len(left)} members are no quorum")
+    if len(working) < len(others) // 2 + 1:
+        return Wait(
+            f"{broken.name} is unhealthy, but without it {len(working)} of {len(others)} members "
+            "are no quorum"
+        )
     return Delete(broken.name, remediation=True)
 
 
-def _not_ready(members: Iterable[Member]) -> str:
+def _describe_unready(members: Iterable[Member]) -> str:
     names = [member.name for member in members if not member.ready]
     return f"{', '.join(names)} is not ready" if names else ""
 
 
-def _not_settled(members: Iterable[Member]) -> str:
+def _describe_unsettled(members: Iterable[Member]) -> str:
     names = [member.name for member in members if not member.settled]
     return f"the core has not seen {', '.join(names)} ready" if names else ""
 
 
-def _emptiest(members: Sequence[Member], failure_domains: Sequence[str]) -> str:
-    """The failure domain with the fewest current machines, then with the fewest machines."""
+def _emptiest_domain(members: Sequence[Member], failure_domains: Sequence[str]) -> str:
+    """Return the failure domain with the fewest current machines, then with the fewest machines."""
     if not failure_domains:
         return ""
-    staying = Counter(member.failure_domain for member in members if member.current)
+    # A rollout deletes outdated machines, so only the current ones must be spread evenly.
+    current = Counter(member.failure_domain for member in members if member.current)
     everything = Counter(member.failure_domain for member in members)
-    return min(failure_domains, key=lambda domain: (staying[domain], everything[domain], domain))
+    return min(failure_domains, key=lambda domain: (current[domain], everything[domain], domain))
 
 
-def _to_delete(candidates: Sequence[Member], members: Sequence[Member], failure_domains: Sequence[str]) -> Member:
-    """The machine to delete: in a removed failure domain, not ready, in the fullest failure domain, the oldest."""
+def _choose_victim(
+    candidates: Sequence[Member], members: Sequence[Member], failure_domains: Sequence[str]
+) -> Member:
+    """Return the machine to delete.
+
+    Prefer machines in a removed failure domain, then machines that are not ready, then machines in
+    the fullest failure domain, then the oldest machine.
+    """
     population = Counter(member.failure_domain for member in members)
 
     def order(member: Member) -> tuple[bool, bool, int, str, str]:
-        removed = bool(failure_domains) and member.failure_domain not in failure_domains
-        return (not removed, member.ready, -population[member.failure_domain], member.created, member.name)
+        is_removed = bool(failure_domains) and member.failure_domain not in failure_domains
+        return (
+            not is_removed,
+            member.ready,
+            -population[member.failure_domain],
+            member.created,
+            member.name,
+        )
 
     return min(candidates, key=order)

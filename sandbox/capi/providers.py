@@ -1,51 +1,64 @@
-"""Real bootstrap and control plane providers, as processes: kubeadm's, of the release of the core that runs."""
+"""Real bootstrap and control plane providers, as processes.
+
+They are the providers of kubeadm, of the same release as the core.
+"""
 
 from __future__ import annotations
 
 from sandbox import manifests
 from sandbox.capi import core
 from sandbox.capi.crds import KUBEADM
-from sandbox.capi.manager import Manager, Ports, of_config, usual_options
+from sandbox.capi.manager import Manager, Ports, read_config, usual_options
 from sandbox.processes.binaries import binary, cluster_api_manifests
 from sandbox.processes.clusterapi import KUBEADM as KUBEADM_RECIPES
 from sandbox.state import SandboxSettings
 
-_CONTRACTS = {"cluster.x-k8s.io/v1beta1": "v1beta1", "cluster.x-k8s.io/v1beta2": "v1beta2", manifests.MOVE_LABEL: ""}
-_ROLES = {"kubeadm-bootstrap": "bootstrap-kubeadm", "kubeadm-control-plane": "control-plane-kubeadm"}
-# Of their processes.
+_CONTRACTS = {
+    "cluster.x-k8s.io/v1beta1": "v1beta1",
+    "cluster.x-k8s.io/v1beta2": "v1beta2",
+    manifests.MOVE_LABEL: "",
+}
+_ROLES = {
+    "kubeadm-bootstrap": "bootstrap-kubeadm",
+    "kubeadm-control-plane": "control-plane-kubeadm",
+}
+# The names of the providers' processes.
 NAMES = tuple(_ROLES)
 
 
 def kubeadm_programs() -> list[str]:
-    """Names of the programs for the core that runs; none for one whose API version kubeadm's class does not have."""
+    """Return the names of the programs for the core that runs.
+
+    The list is empty for a core whose API version kubeadm's class does not have.
+    """
     names = [core.program().replace("cluster-api-core", role) for role in _ROLES]
     return [name for name in names if name in KUBEADM_RECIPES]
 
 
 def real_distributions(settings: SandboxSettings) -> list[str]:
-    """The distributions whose real providers a sandbox runs."""
+    """Return the distributions whose real providers a sandbox runs."""
     by_user = KUBEADM in settings.own_providers.split(",")
     return [KUBEADM] if settings.kubeadm and kubeadm_programs() and not by_user else []
 
 
 def programs(settings: SandboxSettings) -> list[str]:
-    """Names of the programs that a sandbox runs of them."""
+    """Return the names of the programs of real providers that a sandbox runs."""
     return kubeadm_programs() if KUBEADM in real_distributions(settings) else []
 
 
 def managers(settings: SandboxSettings) -> list[Manager]:
-    """The providers that a sandbox runs, ready to be started."""
+    """Return the real providers that a sandbox runs, ready to be started."""
     return _kubeadm() if KUBEADM in real_distributions(settings) else []
 
 
 def _kubeadm() -> list[Manager]:
-    """Kubeadm's providers, with CRDs and webhooks from the core's Go module."""
+    """Return kubeadm's providers, with CRDs and webhooks from the core's Go module."""
     return [
         Manager(
             role,
             f"capi-{role}-system",
             binary(program),
-            of_config(cluster_api_manifests(program=program)),
+            read_config(cluster_api_manifests(program=program)),
             _options,
             prefix=f"capi-{role}-",
             labels={**_CONTRACTS, "cluster.x-k8s.io/provider": label},
@@ -55,5 +68,5 @@ def _kubeadm() -> list[Manager]:
 
 
 def _options(ports: Ports) -> list[str]:
-    # Without the gate their webhooks refuse templates of ClusterClasses.
-    return [*usual_options(ports), "--feature-gates=ClusterTopology=true"]
+    # Without this feature gate, the webhooks refuse templates of ClusterClasses.
+    return [*usual_options(ports), core.feature_gates()]

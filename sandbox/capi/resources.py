@@ -1,4 +1,4 @@
-"""Kinds, labels and annotations that the stand-ins share with the core and with the real providers."""
+"""Kinds, labels and annotations that the stand-ins share with the core and the real providers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import datetime
 from collections.abc import Iterable
 
 from caphv.api import names, resources
-from caphv.api.object import Key, Obj, Resource, annotations_of, being_deleted, owner_reference, uid_of
+from caphv.api.object import (
+    Key,
+    Obj,
+    Resource,
+    annotations_of,
+    at,
+    being_deleted,
+    owner_reference,
+    uid_of,
+)
 
 CORE = resources.CLUSTER_API_GROUP
 CLUSTERS = resources.clusters("v1beta2")
@@ -18,50 +27,60 @@ SECRET_TYPE = "cluster.x-k8s.io/secret"  # noqa: S105 - a type, not a secret
 
 
 def now() -> str:
-    """The current time in the API's format."""
+    """Return the current time in the API's format."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def reference(owner: Obj, *, controller: bool = False) -> Obj:
-    """An owner reference to an object."""
-    found = {
+    """Return an owner reference to an object."""
+    result = {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
         "name": owner["metadata"]["name"],
         "uid": uid_of(owner),
     }
-    return found | ({"controller": True, "blockOwnerDeletion": True} if controller else {})
+    return result | ({"controller": True, "blockOwnerDeletion": True} if controller else {})
 
 
 def object_reference(target: Resource, key: Key, core: str) -> Obj:
-    """A reference in an object of the core, whose API version is `core`."""
+    """Return a reference from an object of a core with the API version `core`."""
     if core == "v1beta1":
-        return {"apiVersion": target.api_version, "kind": target.kind, "name": key.name, "namespace": key.namespace}
+        return {
+            "apiVersion": target.api_version,
+            "kind": target.kind,
+            "name": key.name,
+            "namespace": key.namespace,
+        }
     return {"apiGroup": target.group, "kind": target.kind, "name": key.name}
 
 
-def ownership_of(obj: Obj, control_plane: Obj) -> bool:
-    """Whether an object belongs to this control plane, by uid."""
-    owner = owner_reference(obj, control_plane["kind"], control_plane["apiVersion"].partition("/")[0])
+def is_owned_by(obj: Obj, control_plane: Obj) -> bool:
+    """Return whether an object belongs to this control plane.
+
+    The uid decides, because a control plane may be created again under the same name.
+    """
+    owner = owner_reference(
+        obj, control_plane["kind"], control_plane["apiVersion"].partition("/")[0]
+    )
     return owner is not None and owner["uid"] == uid_of(control_plane)
 
 
-def paused(cluster: Obj, obj: Obj) -> bool:
-    """Whether a cluster or an object of it is paused."""
+def is_paused(cluster: Obj, obj: Obj) -> bool:
+    """Return whether a cluster or one of its objects is paused."""
     return bool(cluster["spec"].get("paused")) or names.PAUSED_ANNOTATION in annotations_of(obj)
 
 
 def condition(obj: Obj, kind: str, field: str = "status") -> str:
-    """Status or another field of a condition; empty if missing."""
-    found = (obj.get("status") or {}).get("conditions") or ()
-    return next((str(entry.get(field) or "") for entry in found if entry["type"] == kind), "")
+    """Return the status or another field of a condition, empty if missing."""
+    conditions = at(obj, "status", "conditions") or ()
+    return next((str(entry.get(field) or "") for entry in conditions if entry["type"] == kind), "")
 
 
-def merged_conditions(obj: Obj, wanted: Iterable[Obj]) -> list[Obj]:
-    """Conditions with their transition times, kept while the status is unchanged."""
-    before = {entry["type"]: entry for entry in (obj.get("status") or {}).get("conditions") or ()}
+def with_transition_times(obj: Obj, conditions: Iterable[Obj]) -> list[Obj]:
+    """Return conditions with their transition times. An unchanged status keeps its time."""
+    before = {entry["type"]: entry for entry in at(obj, "status", "conditions") or ()}
     result = []
-    for entry in wanted:
+    for entry in conditions:
         old = before.get(entry["type"], {})
         time = old["lastTransitionTime"] if old.get("status") == entry["status"] else now()
         result.append({**entry, "lastTransitionTime": time})
@@ -69,5 +88,5 @@ def merged_conditions(obj: Obj, wanted: Iterable[Obj]) -> list[Obj]:
 
 
 def alive(objects: Iterable[Obj]) -> list[Obj]:
-    """The objects that are not being deleted."""
+    """Return the objects that are not being deleted."""
     return [obj for obj in objects if not being_deleted(obj)]

@@ -22,37 +22,49 @@ SERVER_CA, CLIENT_CA = "ca", "cca"
 
 @dataclass(frozen=True)
 class Credentials:
-    """What guests join with: the CAs by the suffix of their Secret, and the token."""
+    """The credentials with which guests join: the token, and the CAs by their Secret's suffix."""
 
     authorities: Mapping[str, pki.CA] = field(repr=False)
     token: str = field(repr=False)
 
 
 def values(secret: Obj) -> dict[str, bytes]:
-    """Decoded data of a Secret."""
+    """Return the decoded data of a Secret."""
     return {name: base64.b64decode(value) for name, value in (secret.get("data") or {}).items()}
 
 
 def credentials(store: Informer, cluster: Key, distribution: Distribution) -> Credentials | None:
-    """CAs and token of a cluster; None until all exist."""
+    """Return the CAs and the token of a cluster, None until all of them exist."""
+    authorities = {}
+    for suffix in distribution.authorities:
+        secret = store.get(cluster.namespace, f"{cluster.name}-{suffix}")
+        if secret is None:
+            return None
+        authorities[suffix] = _authority(secret)
+
     token = store.get(cluster.namespace, f"{cluster.name}-token")
-    found = {name: store.get(cluster.namespace, f"{cluster.name}-{name}") for name in distribution.authorities}
-    if token is None or not all(found.values()):
+    if token is None:
         return None
-    return Credentials({name: _authority(secret) for name, secret in found.items() if secret}, _token(token))
+    return Credentials(authorities, values(token)["value"].decode())
 
 
-def access(store: Informer, cluster: Key) -> Kubeconfig | None:
-    """Access to the workload API of a cluster; None until its kubeconfig exists."""
+def kubeconfig(store: Informer, cluster: Key) -> Kubeconfig | None:
+    """Return the kubeconfig of a cluster, None until it exists."""
     secret = store.get(cluster.namespace, f"{cluster.name}-kubeconfig")
     return parse_kubeconfig(values(secret)["value"]) if secret is not None else None
 
 
-async def ensure(client: ApiClient, caches: Caches, cluster: Key, endpoint: str, owner: Obj) -> None:
-    """Create missing Secrets; a CA provided by the user is kept."""
+async def ensure(
+    client: ApiClient, caches: Caches, cluster: Key, endpoint: str, owner: Obj
+) -> None:
+    """Create missing Secrets. A CA that the user provides stays.
+
+    :param endpoint: `host:port` of the workload API
+    :param owner: the control plane, whose deletion also deletes the Secrets
+    """
     store, distribution = caches.secrets, caches.distribution
 
-    async def make(suffix: str, data: dict[str, bytes]) -> None:
+    async def create(suffix: str, data: dict[str, bytes]) -> None:
         secret = cluster_secret(cluster, f"{cluster.name}-{suffix}", data, owner)
         store.observe(await client.create(SECRETS, secret))
 
@@ -62,17 +74,20 @@ async def ensure(client: ApiClient, caches: Caches, cluster: Key, endpoint: str,
     for suffix in distribution.authorities:
         if not exists(suffix):
             pair = pki.CA.create(f"{cluster.name}-{suffix}").pair
-            await make(suffix, {"tls.crt": pair.certificate, "tls.key": pair.key})
+            await create(suffix, {"tls.crt": pair.certificate, "tls.key": pair.key})
     if not exists("token"):
-        await make("token", {"value": secrets.token_hex(16).encode()})
+        await create("token", {"value": secrets.token_hex(16).encode()})
+
+    # Create the kubeconfig last, because the CAs above sign its certificate.
     if not exists("kubeconfig"):
-        found = credentials(store, cluster, distribution)
-        assert found is not None  # noqa: S101 - made above
-        await make("kubeconfig", {"value": _kubeconfig(cluster.name, endpoint, found.authorities)})
+        complete = credentials(store, cluster, distribution)
+        assert complete is not None  # noqa: S101 - created above
+        content = _new_kubeconfig(cluster.name, endpoint, complete.authorities)
+        await create("kubeconfig", {"value": content})
 
 
 def cluster_secret(cluster: Key, name: str, data: dict[str, bytes], owner: Obj) -> Obj:
-    """A Secret of a cluster, deleted with its owner."""
+    """Return a Secret of a cluster that is deleted with its owner."""
     metadata = {
         "name": name,
         "namespace": cluster.namespace,
@@ -80,7 +95,13 @@ def cluster_secret(cluster: Key, name: str, data: dict[str, bytes], owner: Obj) 
         "ownerReferences": [reference(owner, controller=True)],
     }
     encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
-    return {"apiVersion": "v1", "kind": "Secret", "type": SECRET_TYPE, "metadata": metadata, "data": encoded}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": SECRET_TYPE,
+        "metadata": metadata,
+        "data": encoded,
+    }
 
 
 def _authority(secret: Obj) -> pki.CA:
@@ -88,12 +109,11 @@ def _authority(secret: Obj) -> pki.CA:
     return pki.CA(pki.KeyPair(pair["tls.crt"], pair["tls.key"]))
 
 
-def _token(secret: Obj) -> str:
-    return values(secret)["value"].decode()
-
-
-def _kubeconfig(name: str, endpoint: str, authorities: Mapping[str, pki.CA]) -> bytes:
-    user = pki.certificate_user(authorities[CLIENT_CA].client(f"{name}-admin", ["system:masters"]))
+def _new_kubeconfig(name: str, endpoint: str, authorities: Mapping[str, pki.CA]) -> bytes:
+    pair = authorities[CLIENT_CA].client(f"{name}-admin", ["system:masters"])
+    user = pki.certificate_user(pair)
     certificate = authorities[SERVER_CA].certificate
     server = f"https://{endpoint}"
-    return pki.to_yaml(pki.kubeconfig(server, certificate, name=name, user=f"{name}-admin", credentials=user))
+    return pki.to_yaml(
+        pki.kubeconfig(server, certificate, name=name, user=f"{name}-admin", credentials=user)
+    )

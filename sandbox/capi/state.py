@@ -7,7 +7,7 @@ import secrets as random
 from collections.abc import Collection
 
 from caphv.api.names import CLUSTER_NAME_LABEL, CONTROL_PLANE_LABEL
-from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of
 from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES, HARVESTER_MACHINES, machines
 from sandbox.capi.distribution import Distribution
 from sandbox.capi.plan import Member
@@ -20,7 +20,7 @@ from sandbox.capi.resources import (
 )
 
 CONTROL_PLANE_NAME_LABEL = "cluster.x-k8s.io/control-plane-name"
-# As the API server generates names: without vowels, so that they are no words.
+# The API server generates names from these characters, without vowels, so that no words result.
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 _BASE_LENGTH = 58
 
@@ -35,22 +35,32 @@ def member_of(
     known: Collection[str],
     ready: Collection[str],
 ) -> Member:
-    """The plan's view of a machine; `known` and `ready` are provider IDs of Nodes."""
+    """Return the plan's view of a machine.
+
+    :param harvester_machine: the HarvesterMachine, None if it does not exist
+    :param config: the bootstrap object, None if it does not exist
+    :param known: provider IDs of all Nodes
+    :param ready: provider IDs of Nodes that are ready
+    """
     provider_id = machine["spec"].get("providerID") or ""
-    # A machine without a requested failure domain counts where it was placed.
-    placed = ((harvester_machine or {}).get("status") or {}).get("failureDomain")
-    marked = [condition(machine, kind) for kind in ("HealthCheckSucceeded", "OwnerRemediated")]
-    found = bool((machine.get("status") or {}).get("nodeRef"))
+    has_node = bool(at(machine, "status", "nodeRef"))
+
+    # A machine without a requested failure domain counts for the domain in which it was placed.
+    placement = at(harvester_machine, "status", "failureDomain")
+
+    # A MachineHealthCheck marks an unhealthy machine by both conditions. The control plane replaces
+    # the machine.
+    health = [condition(machine, kind) for kind in ("HealthCheckSucceeded", "OwnerRemediated")]
     return Member(
         machine["metadata"]["name"],
         created=machine["metadata"].get("creationTimestamp", ""),
-        failure_domain=machine["spec"].get("failureDomain") or placed or "",
-        joined=provider_id in known or found,
+        failure_domain=machine["spec"].get("failureDomain") or placement or "",
+        joined=provider_id in known or has_node,
         ready=provider_id in ready,
-        # The core writes conditions slightly before the fields they derive from.
-        settled=found and condition(machine, "Ready") == "True",
+        # Check both, because the core writes conditions slightly before the fields behind them.
+        settled=has_node and condition(machine, "Ready") == "True",
         current=is_current(machine, harvester_machine, config, control_plane, distribution),
-        unhealthy=marked == ["False", "False"],
+        unhealthy=health == ["False", "False"],
         deleting=being_deleted(machine),
     )
 
@@ -62,17 +72,25 @@ def is_current(
     control_plane: Obj,
     distribution: Distribution,
 ) -> bool:
-    """Whether a machine matches the control plane's spec; missing objects are ignored."""
+    """Return whether a machine matches the control plane's spec. Missing objects do not count."""
+    if machine["spec"].get("version") != control_plane["spec"]["version"]:
+        return False
+
     template = distribution.template_name(control_plane)
+    if (
+        harvester_machine is not None
+        and annotations_of(harvester_machine).get(CLONED_FROM_NAME) != template
+    ):
+        return False
+
+    # Ignore the version, which K3s's bootstrap provider adds.
+    if config is not None and _without_version(config.get("spec") or {}) != _without_version(
+        distribution.config_spec(control_plane)
+    ):
+        return False
+
     server = annotations_of(machine).get(distribution.server_annotation)
-    # K3s's bootstrap provider adds the version that it used.
-    spec = _without_version((config or {}).get("spec") or {})
-    return (
-        machine["spec"].get("version") == control_plane["spec"]["version"]
-        and (harvester_machine is None or annotations_of(harvester_machine).get(CLONED_FROM_NAME) == template)
-        and (config is None or spec == _without_version(distribution.config_spec(control_plane)))
-        and server == _server_configuration(control_plane, distribution)
-    )
+    return server == _server_configuration(control_plane, distribution)
 
 
 def _without_version(spec: Obj) -> Obj:
@@ -80,33 +98,40 @@ def _without_version(spec: Obj) -> Obj:
 
 
 def failure_domains(cluster: Obj) -> list[str]:
-    """Failure domains for control plane machines."""
-    domains = (cluster.get("status") or {}).get("failureDomains") or ()
+    """Return the failure domains for control plane machines."""
+    domains = at(cluster, "status", "failureDomains") or ()
     return sorted(domain["name"] for domain in domains if domain.get("controlPlane"))
 
 
-# The objects of one machine, each with a name of its own. The control plane owns the first two until the core sees the
-# Machine. The VM, and by it the Node, has the name of the HarvesterMachine.
+# The objects of one machine, each with a different name. The control plane owns the first two until
+# the core sees the Machine. The VM and the Node have the name of the HarvesterMachine.
 
 
 def generated_name(base: str) -> str:
-    """A name as the API server generates it for this base."""
+    """Return a name as the API server generates it for this base."""
     suffix = "".join(random.choice(_SUFFIX) for _ in range(5))
     return f"{base}-"[:_BASE_LENGTH] + suffix
 
 
-def new_harvester_machine(control_plane: Obj, distribution: Distribution, cluster: Key, template: Obj) -> Obj:
-    """The clone of a HarvesterMachineTemplate."""
+def new_harvester_machine(
+    control_plane: Obj, distribution: Distribution, cluster: Key, template: Obj
+) -> Obj:
+    """Return the clone of a HarvesterMachineTemplate."""
     inner = template["spec"]["template"]
     metadata = _metadata(control_plane, distribution, cluster, key_of(template).name)
     extra = inner.get("metadata") or {}
     metadata["labels"] = {**(extra.get("labels") or {}), **metadata["labels"]}
+
+    # As on clones by the core, the last two annotations name the template.
     metadata["annotations"] = {
         **(extra.get("annotations") or {}),
         **metadata["annotations"],
         CLONED_FROM_NAME: key_of(template).name,
-        CLONED_FROM_KIND: f"{HARVESTER_MACHINE_TEMPLATES.kind}.{HARVESTER_MACHINE_TEMPLATES.group}",
+        CLONED_FROM_KIND: (
+            f"{HARVESTER_MACHINE_TEMPLATES.kind}.{HARVESTER_MACHINE_TEMPLATES.group}"
+        ),
     }
+
     metadata["ownerReferences"] = [reference(control_plane)]
     return {
         "apiVersion": HARVESTER_MACHINES.api_version,
@@ -117,7 +142,7 @@ def new_harvester_machine(control_plane: Obj, distribution: Distribution, cluste
 
 
 def new_config(control_plane: Obj, distribution: Distribution, cluster: Key) -> Obj:
-    """The bootstrap object."""
+    """Return the bootstrap object."""
     metadata = _metadata(control_plane, distribution, cluster, key_of(control_plane).name)
     metadata["ownerReferences"] = [reference(control_plane)]
     return {
@@ -137,52 +162,67 @@ def new_machine(
     *,
     core: str = "v1beta2",
 ) -> Obj:
-    """The Machine, which takes over its HarvesterMachine and bootstrap object; `core` is the core's API version."""
+    """Return the Machine, which takes over its HarvesterMachine and bootstrap object.
+
+    :param parts: the HarvesterMachine and the bootstrap object
+    :param failure_domain: the failure domain for the machine; empty for any
+    :param core: the API version of the core
+    """
     infrastructure, config = parts
     metadata = _metadata(control_plane, distribution, cluster, key_of(control_plane).name)
-    metadata["annotations"][distribution.server_annotation] = _server_configuration(control_plane, distribution)
+    metadata["annotations"][distribution.server_annotation] = _server_configuration(
+        control_plane, distribution
+    )
     if not distribution.is_k3s:
         metadata["annotations"][distribution.hook] = distribution.hook_value
     metadata["ownerReferences"] = [reference(control_plane, controller=True)]
+
     spec: Obj = {
         "clusterName": cluster.name,
         "version": control_plane["spec"]["version"],
         "bootstrap": {"configRef": object_reference(distribution.configs, key_of(config), core)},
         "infrastructureRef": object_reference(HARVESTER_MACHINES, key_of(infrastructure), core),
     }
-    deletion = (control_plane["spec"]["machineTemplate"].get("spec") or {}).get("deletion")
+    deletion = at(control_plane, "spec", "machineTemplate", "spec", "deletion")
     if deletion:
         spec["deletion"] = deletion
     if failure_domain:
         spec["failureDomain"] = failure_domain
+
     resource = machines(core)
-    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "spec": spec}
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": metadata,
+        "spec": spec,
+    }
 
 
 def infrastructure_name(machine: Obj) -> str:
-    """Name of a Machine's HarvesterMachine."""
-    return str((machine["spec"].get("infrastructureRef") or {}).get("name") or "")
+    """Return the name of a Machine's HarvesterMachine."""
+    return str(at(machine, "spec", "infrastructureRef", "name") or "")
 
 
 def config_name(machine: Obj) -> str:
-    """Name of a Machine's bootstrap object."""
-    reference = (machine["spec"].get("bootstrap") or {}).get("configRef") or {}
-    return str(reference.get("name") or "")
+    """Return the name of a Machine's bootstrap object."""
+    return str(at(machine, "spec", "bootstrap", "configRef", "name") or "")
 
 
 def node_name(machine: Obj) -> str:
-    """Name of a Machine's Node; empty until the core has seen that."""
-    return str(((machine.get("status") or {}).get("nodeRef") or {}).get("name") or "")
+    """Return the name of a Machine's Node, empty until the core has seen the Node."""
+    return str(at(machine, "status", "nodeRef", "name") or "")
 
 
 def _server_configuration(control_plane: Obj, distribution: Distribution) -> str:
-    """The server settings that Machines record in an annotation."""
-    return json.dumps(distribution.server_spec(control_plane), sort_keys=True, separators=(",", ":"))
+    """Return the server settings that Machines record in an annotation."""
+    return json.dumps(
+        distribution.server_spec(control_plane), sort_keys=True, separators=(",", ":")
+    )
 
 
 def _metadata(control_plane: Obj, distribution: Distribution, cluster: Key, base: str) -> Obj:
     template = control_plane["spec"]["machineTemplate"].get("metadata") or {}
-    own = {
+    labels = {
         CLUSTER_NAME_LABEL: cluster.name,
         CONTROL_PLANE_LABEL: "",
         CONTROL_PLANE_NAME_LABEL: distribution.control_plane_label(control_plane),
@@ -190,6 +230,6 @@ def _metadata(control_plane: Obj, distribution: Distribution, cluster: Key, base
     return {
         "name": generated_name(base),
         "namespace": cluster.namespace,
-        "labels": {**(template.get("labels") or {}), **own},
+        "labels": {**(template.get("labels") or {}), **labels},
         "annotations": dict(template.get("annotations") or {}),
     }

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from caphv.api.object import Obj, being_deleted, key_of
+from caphv.api.object import Obj, at, being_deleted, key_of
 from sandbox.capi.plan import Delete, Member, Step
-from sandbox.capi.resources import condition, merged_conditions
+from sandbox.capi.resources import condition, with_transition_times
 
 _NOT_PROVISIONED = "Waiting for Cluster status.infrastructureReady to be true"
 _NOT_INITIALIZED = "Waiting for Cluster control plane to be initialized"
@@ -21,10 +21,10 @@ _OMITTED = ("readyReplicas", "replicas", "unavailableReplicas", "updatedReplicas
 
 @dataclass(frozen=True)
 class Observation:
-    """What a status is made of: the control plane's objects, and what the workload cluster says.
+    """The objects of a control plane and the state of its workload cluster, which give its status.
 
-    `joinable`: its API has a ready control plane Node; `ready_nodes` counts those. `addresses` are those where RKE2's
-    nodes join.
+    Nodes can join (`joinable`) when the workload API has a ready control plane Node. `ready_nodes`
+    is the number of these Nodes. RKE2's nodes join at `addresses`.
     """
 
     control_plane: Obj
@@ -37,209 +37,278 @@ class Observation:
     addresses: Sequence[str] = ()
 
     @property
-    def desired(self) -> int:
-        """How many machines there should be."""
-        return 0 if being_deleted(self.control_plane) else int(self.control_plane["spec"].get("replicas", 1))
+    def desired_replicas(self) -> int:
+        """Return the desired number of machines."""
+        if being_deleted(self.control_plane):
+            return 0
+        return int(self.control_plane["spec"].get("replicas", 1))
 
     @property
-    def initialized(self) -> bool:
-        """Whether the control plane is initialized; it remains so."""
+    def is_initialized(self) -> bool:
+        """Return whether the control plane is or was initialized."""
+        # The contracts v1beta1 and v1beta2 have different fields.
         before = self.control_plane.get("status") or {}
-        was = before.get("initialized") or (before.get("initialization") or {}).get("controlPlaneInitialized")
-        return self.joinable or bool(was)
+        was_initialized = before.get("initialized") or at(
+            before, "initialization", "controlPlaneInitialized"
+        )
+        return self.joinable or bool(was_initialized)
 
     @property
-    def outdated(self) -> int:
-        """How many machines do not match the spec."""
+    def outdated_count(self) -> int:
+        """Return the number of machines that do not match the spec."""
         return sum(not member.current for member in self.members)
 
 
-def rke2_status(seen: Observation) -> Obj:
-    """The status of an RKE2ControlPlane of contract v1beta2, merged into the previous one."""
-    found: Obj = {
-        "replicas": len(seen.machines),
-        "readyReplicas": _count(seen.machines, "Ready"),
-        "availableReplicas": _count(seen.machines, "Available"),
-        "upToDateReplicas": _count(seen.machines, "UpToDate"),
-        "observedGeneration": seen.control_plane["metadata"].get("generation", 0),
-        "conditions": merged_conditions(seen.control_plane, _rke2_conditions(seen)),
+def rke2_status(observation: Observation) -> Obj:
+    """Return the status of an RKE2ControlPlane of contract v1beta2, with its earlier fields."""
+    status: Obj = {
+        "replicas": len(observation.machines),
+        "readyReplicas": _count_true(observation.machines, "Ready"),
+        "availableReplicas": _count_true(observation.machines, "Available"),
+        "upToDateReplicas": _count_true(observation.machines, "UpToDate"),
+        "observedGeneration": observation.control_plane["metadata"].get("generation", 0),
+        "conditions": with_transition_times(
+            observation.control_plane, _rke2_conditions(observation)
+        ),
     }
-    if seen.initialized:
-        found["initialization"] = {"controlPlaneInitialized": True}
-        if found["readyReplicas"]:
-            found |= {"availableServerIPs": list(seen.addresses)} if seen.addresses else {}
-            found["version"] = lowest_version(seen.machines)
-    return {**(seen.control_plane.get("status") or {}), **found}
+
+    if observation.is_initialized:
+        status["initialization"] = {"controlPlaneInitialized": True}
+        # Both fields stay unchanged while no machine is ready.
+        if status["readyReplicas"]:
+            if observation.addresses:
+                status["availableServerIPs"] = list(observation.addresses)
+            status["version"] = lowest_version(observation.machines)
+    return {**(observation.control_plane.get("status") or {}), **status}
 
 
-def v1beta1_status(seen: Observation) -> Obj:
-    """The status of an RKE2ControlPlane of contract v1beta1."""
-    found = rke2_status(seen)
-    initialization = found.pop("initialization", None) or {}
-    available, up_to_date = found.pop("availableReplicas"), found.pop("upToDateReplicas")
+def v1beta1_status(observation: Observation) -> Obj:
+    """Return the status of an RKE2ControlPlane of contract v1beta1."""
+    status = rke2_status(observation)
+    initialization = status.pop("initialization", None) or {}
+    available, up_to_date = status.pop("availableReplicas"), status.pop("upToDateReplicas")
     return {
-        **found,
+        **status,
         "initialized": bool(initialization.get("controlPlaneInitialized")),
-        "ready": condition({"status": found}, "Available") == "True",
+        "ready": condition({"status": status}, "Available") == "True",
         "updatedReplicas": up_to_date,
-        "unavailableReplicas": max(0, found["replicas"] - available),
+        "unavailableReplicas": max(0, status["replicas"] - available),
     }
 
 
-def k3s_status(seen: Observation) -> Obj:
-    """The status of a KThreesControlPlane; fields that it leaves out at 0 are None, so that a patch removes them."""
-    deleting = being_deleted(seen.control_plane)
-    ready = 0 if deleting else seen.ready_nodes
-    replicas = len(seen.machines)
+def k3s_status(observation: Observation) -> Obj:
+    """Return the status of a KThreesControlPlane.
+
+    Fields that the provider leaves out at 0 are None, so that a patch removes them.
+    """
+    ready = 0 if being_deleted(observation.control_plane) else observation.ready_nodes
+    replicas = len(observation.machines)
     numbers = {
         "replicas": replicas,
         "readyReplicas": ready,
         "unavailableReplicas": replicas - ready,
-        "updatedReplicas": replicas - seen.outdated,
+        "updatedReplicas": replicas - observation.outdated_count,
     }
-    found: Obj = {
+
+    status: Obj = {
         **{name: numbers[name] or None for name in _OMITTED},
-        "observedGeneration": seen.control_plane["metadata"].get("generation", 0),
-        "conditions": merged_conditions(seen.control_plane, _k3s_conditions(seen)),
+        "observedGeneration": observation.control_plane["metadata"].get("generation", 0),
+        "conditions": with_transition_times(
+            observation.control_plane, _k3s_conditions(observation)
+        ),
     }
-    if seen.initialized:
-        found["initialized"] = True
+    if observation.is_initialized:
+        status["initialized"] = True
     if ready:
-        found |= {"ready": True, "version": lowest_version(seen.machines)}
-    return {**(seen.control_plane.get("status") or {}), **found}
+        status |= {"ready": True, "version": lowest_version(observation.machines)}
+    return {**(observation.control_plane.get("status") or {}), **status}
 
 
 def lowest_version(machines: Iterable[Obj]) -> str:
-    """The lowest Kubernetes version of machines."""
+    """Return the lowest Kubernetes version of machines."""
     return str(min((machine["spec"]["version"] for machine in machines), key=version_order))
 
 
 def version_order(version: str) -> tuple[int, ...]:
-    """Orders `v1.36.3+rke2r1` and the like."""
+    """Return the numbers of a version such as `v1.36.3+rke2r1`, by which versions are ordered."""
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
-def _rke2_conditions(seen: Observation) -> list[Obj]:
-    replicas, desired, deleting = len(seen.machines), seen.desired, being_deleted(seen.control_plane)
-    unhealthy = any(member.unhealthy for member in seen.members)
-    remediating = unhealthy or (isinstance(seen.step, Delete) and seen.step.remediation)
-    found = [_flag("Initialized", seen.initialized)]
-    if seen.provisioned:
-        found.insert(0, _condition("CertificatesAvailable", "True", "Available"))
-    if seen.initialized:
-        found.append(_available(seen))
-    for kind, own in (("EtcdClusterHealthy", "EtcdMemberHealthy"), ("ControlPlaneComponentsHealthy", "AgentHealthy")):
-        found.append(_health(seen, kind, own))
-    change = f"from {replicas} to {desired} replicas"
-    found += [
-        _flag("Remediating", remediating),
-        _flag("RollingOut", bool(seen.outdated), f"Rolling out {seen.outdated} not up-to-date replicas"),
-        _flag("ScalingDown", replicas > desired, f"Scaling down {change}"),
-        _flag("ScalingUp", replicas < desired, f"Scaling up {change}"),
-        _aggregate(seen.machines, "MachinesReady", "Ready", "Ready"),
-        _aggregate(
-            [machine for machine in seen.machines if condition(machine, "UpToDate")],
-            "MachinesUpToDate",
-            "UpToDate",
-            "UpToDate",
-        ),
+def _rke2_conditions(observation: Observation) -> list[Obj]:
+    replicas, desired = len(observation.machines), observation.desired_replicas
+    conditions = []
+    if observation.provisioned:
+        conditions.append(_condition("CertificatesAvailable", "True", "Available"))
+    conditions.append(_flag_condition("Initialized", observation.is_initialized))
+    if observation.is_initialized:
+        conditions.append(_available_condition(observation))
+    conditions += [
+        _health_condition(observation, "EtcdClusterHealthy", "EtcdMemberHealthy"),
+        _health_condition(observation, "ControlPlaneComponentsHealthy", "AgentHealthy"),
     ]
-    if deleting:
+
+    # A remediation lasts from the failed check until the step that deletes the machine.
+    step = observation.step
+    is_remediating = isinstance(step, Delete) and step.remediation
+    has_unhealthy = any(member.unhealthy for member in observation.members)
+    outdated = observation.outdated_count
+    change = f"from {replicas} to {desired} replicas"
+    conditions += [
+        _flag_condition("Remediating", has_unhealthy or is_remediating),
+        _flag_condition(
+            "RollingOut", bool(outdated), f"Rolling out {outdated} not up-to-date replicas"
+        ),
+        _flag_condition("ScalingDown", replicas > desired, f"Scaling down {change}"),
+        _flag_condition("ScalingUp", replicas < desired, f"Scaling up {change}"),
+    ]
+
+    # For `MachinesUpToDate`, only machines that have been compared with the spec count.
+    compared = [machine for machine in observation.machines if condition(machine, "UpToDate")]
+    conditions += [
+        _aggregate_condition(observation.machines, "MachinesReady", "Ready"),
+        _aggregate_condition(compared, "MachinesUpToDate", "UpToDate"),
+    ]
+
+    if being_deleted(observation.control_plane):
         message = "Waiting for control plane Machines to be deleted"
-        found.append(_condition("Deleting", "True", "WaitingForMachineDeletion", message))
+        conditions.append(_condition("Deleting", "True", "WaitingForMachineDeletion", message))
     else:
-        found.append(_condition("Deleting", "False", "NotDeleting"))
-    return found
+        conditions.append(_condition("Deleting", "False", "NotDeleting"))
+    return conditions
 
 
-def _available(seen: Observation) -> Obj:
-    if _count(seen.machines, "Ready"):
+def _available_condition(observation: Observation) -> Obj:
+    # The provider reports an available control plane as available even if no machine is ready.
+    was_available = condition(observation.control_plane, "Available") == "True"
+    if _count_true(observation.machines, "Ready") or was_available:
         return _condition("Available", "True", "Available")
-    if condition(seen.control_plane, "Available") == "True":
-        # The provider ends without a word when no machine is ready any more.
-        return _condition("Available", "True", "Available")
-    name = key_of(seen.control_plane).name
+
+    name = key_of(observation.control_plane).name
     message = f"Waiting for at least one machine to be ready for control plane {name}"
     return _condition("Available", "False", "WaitingForRKE2Server", message)
 
 
-def _health(seen: Observation, kind: str, own: str) -> Obj:
-    """What the Machines' conditions say together."""
-    if not seen.provisioned:
+def _health_condition(observation: Observation, kind: str, machine_kind: str) -> Obj:
+    """Return a condition that summarizes a condition of the Machines."""
+    if not observation.provisioned:
         return _condition(kind, "Unknown", "InspectionFailed", _NOT_PROVISIONED)
-    if not seen.initialized:
+    if not observation.is_initialized:
         return _condition(kind, "Unknown", "InspectionFailed", _NOT_INITIALIZED)
-    statuses = {key_of(machine).name: condition(machine, own) for machine in seen.machines}
+
+    # An unhealthy machine outweighs a machine whose health is unknown.
     for status, reason in (("False", "NotHealthy"), ("Unknown", "HealthUnknown")):
-        names = [name for name, found in statuses.items() if found == status]
-        if names:
-            messages = [
-                f"* Machine {key_of(machine).name}:\n  * {own}: {condition(machine, own, 'message')}"
-                for machine in seen.machines
-                if key_of(machine).name in names
-            ]
+        messages = [
+            f"* Machine {key_of(machine).name}:\n  * {machine_kind}: "
+            f"{condition(machine, machine_kind, 'message')}"
+            for machine in observation.machines
+            if condition(machine, machine_kind) == status
+        ]
+        if messages:
             return _condition(kind, status, reason, "\n".join(messages))
     return _condition(kind, "True", "Healthy")
 
 
-def _aggregate(machines: Sequence[Obj], kind: str, own: str, good: str) -> Obj:
+def _aggregate_condition(machines: Sequence[Obj], kind: str, machine_kind: str) -> Obj:
+    """Return a condition that is true if a condition is true for all Machines."""
     if not machines:
         return _condition(kind, "True", "NoReplicas")
-    for status, reason in (("False", f"Not{good}"), ("", f"{good}Unknown"), ("Unknown", f"{good}Unknown")):
-        affected = [machine for machine in machines if condition(machine, own) == status]
-        if affected:
-            texts = [
-                f"* Machine {key_of(machine).name}:"
-                + (f" Condition {own} not yet reported" if not status else f"\n{condition(machine, own, 'message')}")
-                for machine in affected
-            ]
-            return _condition(kind, status or "Unknown", reason, "\n".join(texts))
-    return _condition(kind, "True", good)
+
+    # The status of a missing condition is empty.
+    for status, reason in (
+        ("False", f"Not{machine_kind}"),
+        ("", f"{machine_kind}Unknown"),
+        ("Unknown", f"{machine_kind}Unknown"),
+    ):
+        messages = [
+            _machine_message(machine, machine_kind)
+            for machine in machines
+            if condition(machine, machine_kind) == status
+        ]
+        if messages:
+            return _condition(kind, status or "Unknown", reason, "\n".join(messages))
+    return _condition(kind, "True", machine_kind)
 
 
-def _k3s_conditions(seen: Observation) -> list[Obj]:
-    replicas, desired, ready = len(seen.machines), seen.desired, _count(seen.machines, "Ready")
-    found = [{"type": "CertificatesAvailable", "status": "True"}, {"type": "TokenAvailable", "status": "True"}]
-    if seen.ready_nodes:
-        # The provider asks the etcd and the Nodes of a cluster that it can reach.
-        kinds = ("Available", "ControlPlaneComponentsHealthy", "EtcdClusterHealthyCondition")
-        found += [{"type": kind, "status": "True"} for kind in kinds]
-    elif not seen.initialized:
-        found.append(_severe("Available", "Info", "WaitingForKthreesServer"))
+def _machine_message(machine: Obj, kind: str) -> str:
+    name = key_of(machine).name
+    if not condition(machine, kind):
+        return f"* Machine {name}: Condition {kind} not yet reported"
+    return f"* Machine {name}:\n{condition(machine, kind, 'message')}"
+
+
+def _k3s_conditions(observation: Observation) -> list[Obj]:
+    machines, desired = observation.machines, observation.desired_replicas
+    replicas, ready = len(machines), _count_true(machines, "Ready")
+    conditions = [_true_condition("CertificatesAvailable"), _true_condition("TokenAvailable")]
+
+    if observation.ready_nodes:
+        # The provider reads the state of etcd and of the Nodes only if it can reach the cluster.
+        conditions += [
+            _true_condition("Available"),
+            _true_condition("ControlPlaneComponentsHealthy"),
+            _true_condition("EtcdClusterHealthyCondition"),
+        ]
+    elif not observation.is_initialized:
+        conditions.append(_false_condition("Available", "Info", "WaitingForKthreesServer"))
+
     if ready == replicas:
-        found.append({"type": "MachinesReady", "status": "True"})
+        conditions.append(_true_condition("MachinesReady"))
     else:
-        names = [key_of(machine).name for machine in seen.machines if condition(machine, "Ready") != "True"]
-        found.append(_severe("MachinesReady", "Info", f"NotReady @ Machine/{names[0]}"))
-    if seen.outdated:
+        first = next(machine for machine in machines if condition(machine, "Ready") != "True")
+        reason = f"NotReady @ Machine/{key_of(first).name}"
+        conditions.append(_false_condition("MachinesReady", "Info", reason))
+
+    outdated = observation.outdated_count
+    if outdated:
         message = (
-            f"Rolling {seen.outdated} replicas with outdated spec ({replicas - seen.outdated} replicas up to date)"
+            f"Rolling {outdated} replicas with outdated spec ({replicas - outdated} "
+            "replicas up to date)"
         )
-        found.append(_severe("MachinesSpecUpToDate", "Warning", "RollingUpdateInProgress", message))
-    if being_deleted(seen.control_plane):
-        found.append(_severe("Resized", "Info", "Deleting"))
+        conditions.append(
+            _false_condition("MachinesSpecUpToDate", "Warning", "RollingUpdateInProgress", message)
+        )
+
+    if being_deleted(observation.control_plane):
+        conditions.append(_false_condition("Resized", "Info", "Deleting"))
     elif replicas != desired:
         reason, direction = ("ScalingUp", "up") if replicas < desired else ("ScalingDown", "down")
         message = f"Scaling {direction} control plane to {desired} replicas (actual {replicas})"
-        found.append(_severe("Resized", "Warning", reason, message))
+        conditions.append(_false_condition("Resized", "Warning", reason, message))
     elif ready == replicas:
-        found.append({"type": "Resized", "status": "True"})
-    worst = next((entry for entry in found if entry["status"] != "True"), None)
-    summary = {**worst, "type": "Ready"} if worst else {"type": "Ready", "status": "True"}
-    return [summary, *found]
+        conditions.append(_true_condition("Resized"))
+
+    # The summary copies the first condition that is not true.
+    summary = _true_condition("Ready")
+    for entry in conditions:
+        if entry["status"] != "True":
+            summary = {**entry, "type": "Ready"}
+            break
+    return [summary, *conditions]
 
 
-def _count(machines: Sequence[Obj], kind: str) -> int:
+def _true_condition(kind: str) -> Obj:
+    return {"type": kind, "status": "True"}
+
+
+def _count_true(machines: Sequence[Obj], kind: str) -> int:
     return sum(condition(machine, kind) == "True" for machine in machines)
 
 
-def _flag(kind: str, holds: bool, message: str = "") -> Obj:
-    return _condition(kind, str(holds), kind if holds else f"Not{kind}", message if holds else "")
+def _flag_condition(kind: str, holds: bool, message: str = "") -> Obj:
+    if holds:
+        return _condition(kind, "True", kind, message)
+    return _condition(kind, "False", f"Not{kind}")
 
 
 def _condition(kind: str, status: str, reason: str, message: str = "") -> Obj:
     return {"type": kind, "status": status, "reason": reason, "message": message}
 
 
-def _severe(kind: str, severity: str, reason: str, message: str = "") -> Obj:
-    return {"type": kind, "status": "False", "severity": severity, "reason": reason, "message": message}
+def _false_condition(kind: str, severity: str, reason: str, message: str = "") -> Obj:
+    return {
+        "type": kind,
+        "status": "False",
+        "severity": severity,
+        "reason": reason,
+        "message": message,
+    }

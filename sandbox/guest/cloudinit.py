@@ -1,6 +1,7 @@
 """Strict parsing of cloud-init user and network data, as a guest reads it.
 
-What cloud-init only warns about or silently ignores is an error here, so that a provider's mistake is noticed.
+cloud-init only warns about some mistakes and silently ignores others. Here they are errors, so that
+a mistake of a provider is noticed.
 """
 
 from __future__ import annotations
@@ -19,24 +20,37 @@ import jinja2
 import yaml
 from jinja2.sandbox import SandboxedEnvironment
 
+from caphv.api.object import at
+
 HEADER = "#cloud-config"
 JINJA = "## template: jinja"
 AGENT_PACKAGE = "qemu-guest-agent"
-_LISTS = frozenset({"bootcmd", "mounts", "packages", "runcmd", "ssh_authorized_keys", "users", "write_files"})
-_KNOWN = """
-    apt bootcmd ca_certs chpasswd disable_root disk_setup final_message fqdn fs_setup groups growpart hostname
-    keyboard locale manage_etc_hosts mounts ntp output package_reboot_if_required package_update
-    package_upgrade packages password phone_home power_state preserve_hostname resize_rootfs rsyslog runcmd
-    ssh ssh_authorized_keys ssh_deletekeys ssh_genkeytypes ssh_import_id ssh_keys ssh_pwauth swap timezone
-    user users write_files yum_repos zypper
+
+_LIST_KEYS = frozenset(
+    {"bootcmd", "mounts", "packages", "runcmd", "ssh_authorized_keys", "users", "write_files"}
+)
+_KEYS = """
+    apt bootcmd ca_certs chpasswd disable_root disk_setup final_message fqdn fs_setup groups
+    growpart hostname keyboard locale manage_etc_hosts mounts ntp output package_reboot_if_required
+    package_update package_upgrade packages password phone_home power_state preserve_hostname
+    resize_rootfs rsyslog runcmd ssh ssh_authorized_keys ssh_deletekeys ssh_genkeytypes
+    ssh_import_id ssh_keys ssh_pwauth swap timezone user users write_files yum_repos zypper
 """
 _FILE_FIELDS = frozenset({"append", "content", "defer", "encoding", "owner", "path", "permissions"})
-# cloud-init writes a mark in place of an undefined variable, and warns.
-_TEMPLATES = SandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+_BASE64_ENCODINGS = ("b64", "base64", "gz+b64", "gz+base64", "gzip+b64", "gzip+base64")
+
+# The environment is strict, because cloud-init only warns about an undefined variable and writes a
+# mark in its place.
+_TEMPLATES = SandboxedEnvironment(
+    undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+)
 
 
 class GuestError(Exception):
-    """A guest cannot use its data; the message names the field, never content that may be secret."""
+    """A guest cannot use its data.
+
+    The message names a field, but never its content, which may be secret.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +63,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class UserData:
-    """What the simulated guest does with its user data."""
+    """The part of the user data that the simulated guest acts on."""
 
     packages: tuple[str, ...]
     files: Mapping[str, File]
@@ -57,7 +71,7 @@ class UserData:
 
     @property
     def has_agent(self) -> bool:
-        """Whether the QEMU guest agent is installed."""
+        """Return whether the data installs the QEMU guest agent."""
         return AGENT_PACKAGE in self.packages
 
 
@@ -72,42 +86,56 @@ class Nic:
 
 
 def parse_user_data(text: str, hostname: str) -> UserData:
-    """Read `#cloud-config` user data; `hostname` is what a Jinja template may ask for. Raises GuestError."""
+    """Parse `#cloud-config` user data. A Jinja template may use `hostname`. Raises GuestError."""
+    # A template has two header lines. Check them in the source, because the rendered text may have
+    # any lines.
     lines = text.split("\n", 2)
     if lines[0].strip() == JINJA:
-        text = _rendered(text, hostname)
+        text = _render(text, hostname)
         lines = lines[1:]
     if not lines or lines[0].rstrip() != HEADER:
         raise GuestError(f"userdata: the first line must be {HEADER}")
+
     config = _load(text, "userdata")
-    unknown = sorted(config.keys() - set(_KNOWN.split()))
-    if unknown:
-        raise GuestError(f"userdata: unknown keys {', '.join(unknown)}")
-    for name in sorted(_LISTS & config.keys()):
+    unknown_keys = sorted(config.keys() - set(_KEYS.split()))
+    if unknown_keys:
+        raise GuestError(f"userdata: unknown keys {', '.join(unknown_keys)}")
+    for name in sorted(_LIST_KEYS & config.keys()):
         if not isinstance(config[name], list):
             raise GuestError(f"userdata.{name}: must be a list")
-    commands = _commands(config)
-    _check_texts(config)
+
+    commands = _parse_commands(config)
+    _check_authorized_keys(config.get("ssh_authorized_keys") or ())
     _check_users(config.get("users") or ())
-    files = [_file(entry, f"userdata.write_files[{n}]") for n, entry in enumerate(config.get("write_files") or ())]
-    packages = tuple(_package_names(config.get("packages") or ()))
-    return UserData(packages, {file.path: file for file in files}, tuple(commands))
+    files = [
+        _parse_file(entry, f"userdata.write_files[{n}]")
+        for n, entry in enumerate(config.get("write_files") or ())
+    ]
+    packages = _package_names(config.get("packages") or ())
+    return UserData(tuple(packages), {file.path: file for file in files}, tuple(commands))
 
 
 def parse_network_data(text: str) -> list[Nic]:
-    """Read network configuration version 1: physical interfaces with one subnet each. Raises GuestError."""
+    """Parse a network configuration of version 1, whose interfaces have one subnet each.
+
+    Raises GuestError.
+    """
     config = _load(text, "networkdata")
     config = config.get("network", config)
     if config.get("version") != 1 or not isinstance(config.get("config"), list):
         raise GuestError("networkdata: must be a version 1 configuration")
+
     nics = []
     for n, entry in enumerate(config["config"]):
         where = f"networkdata.config[{n}]"
         match entry.get("type") if isinstance(entry, dict) else None:
             case "physical":
-                nics.append(_nic(entry, where))
+                nics.append(_parse_nic(entry, where))
             case "nameserver":
-                _check_nameservers(entry, where)
+                addresses = entry.get("address") or ()
+                _check_addresses(
+                    [addresses] if isinstance(addresses, str) else addresses, f"{where}.address"
+                )
             case other:
                 raise GuestError(f"{where}.type: {other!r} must be physical or nameserver")
     return nics
@@ -127,19 +155,21 @@ def _load(text: str, where: str) -> dict[str, Any]:
     try:
         config = yaml.load(text, _Loader)  # noqa: S506 - a safe loader
     except yaml.MarkedYAMLError as error:
-        # The parser's message quotes the text.
+        # Name only the line, because the parser's message quotes the text, which may be secret.
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise GuestError(f"{where}: invalid YAML (line {line})") from None
     except yaml.YAMLError:
         raise GuestError(f"{where}: invalid YAML") from None
     except GuestError as error:
         raise GuestError(f"{where}: {error}") from None
+
     if not isinstance(config, dict):
         raise GuestError(f"{where}: must be a mapping")
     return config
 
 
-def _rendered(text: str, hostname: str) -> str:
+def _render(text: str, hostname: str) -> str:
+    # cloud-init offers these variables at the top, and also below `v1` and `ds`.
     names = {"hostname": hostname, "local_hostname": hostname}
     meta_data = {**names, "instance_id": hostname}
     values = {**names, "v1": names, "ds": {"meta_data": meta_data}}
@@ -151,56 +181,66 @@ def _rendered(text: str, hostname: str) -> str:
         raise GuestError(f"userdata: template: {error.message}") from None
 
 
-def _commands(config: Mapping[str, Any]) -> list[str]:
-    """The commands of the guest, as a shell takes them."""
-    found = []
+def _parse_commands(config: Mapping[str, Any]) -> list[str]:
+    """Return the commands of the guest for a shell, in the order in which they run."""
+    commands = []
     for name in ("bootcmd", "runcmd"):
         for n, command in enumerate(config.get(name) or ()):
-            parts = command if isinstance(command, list) else [command]
-            if not parts or not all(isinstance(part, str | int) for part in parts):
+            words = command if isinstance(command, list) else [command]
+            if not words or not all(isinstance(word, str | int) for word in words):
                 raise GuestError(f"userdata.{name}[{n}]: must be a command")
-            found.append(shlex.join(map(str, parts)) if isinstance(command, list) else str(command))
-    return found
+            # The shell gets a string unchanged. A list is executed without a shell.
+            text = shlex.join(map(str, words)) if isinstance(command, list) else str(command)
+            commands.append(text)
+    return commands
 
 
-def _check_texts(config: Mapping[str, Any]) -> None:
-    for n, key in enumerate(config.get("ssh_authorized_keys") or ()):
+def _check_authorized_keys(keys: Any) -> None:
+    for n, key in enumerate(keys):
         if not isinstance(key, str) or len(key.split()) < 2:
             raise GuestError(f"userdata.ssh_authorized_keys[{n}]: must be a public key")
 
 
 def _check_users(users: Any) -> None:
     for n, user in enumerate(users):
-        if not isinstance(user, str) and not (isinstance(user, dict) and isinstance(user.get("name"), str)):
+        # "default" and other plain names are valid, too.
+        if not isinstance(user, str) and not isinstance(at(user, "name"), str):
             raise GuestError(f"userdata.users[{n}]: must have a name")
 
 
 def _package_names(packages: Any) -> list[str]:
-    names = [package[0] if isinstance(package, list) and package else package for package in packages]
+    # A package is a name, or a list of name and version.
+    names = [
+        package[0] if isinstance(package, list) and package else package for package in packages
+    ]
     if not all(isinstance(name, str) for name in names):
         raise GuestError("userdata.packages: must be a list of names")
     return names
 
 
-def _file(entry: Any, where: str) -> File:
+def _parse_file(entry: Any, where: str) -> File:
     if not isinstance(entry, dict) or not str(entry.get("path", "")).startswith("/"):
         raise GuestError(f"{where}.path: must be an absolute path")
-    unknown = sorted(entry.keys() - _FILE_FIELDS)
-    if unknown:
-        raise GuestError(f"{where}: unknown fields {', '.join(map(str, unknown))}")
+    unknown_fields = sorted(entry.keys() - _FILE_FIELDS)
+    if unknown_fields:
+        raise GuestError(f"{where}: unknown fields {', '.join(map(str, unknown_fields))}")
+
+    # YAML reads an unquoted 0644 as the number 420.
     mode = entry.get("permissions", "0644")
     if not isinstance(mode, str) or not re.fullmatch(r"0?[0-7]{3,4}", mode):
         raise GuestError(f"{where}.permissions: must be a string with an octal number")
+
     content = entry.get("content", "")
     if not isinstance(content, str):
         raise GuestError(f"{where}.content: must be a string")
-    return File(entry["path"], _decoded(content, str(entry.get("encoding", "text/plain")).lower(), where))
+    encoding = str(entry.get("encoding", "text/plain")).lower()
+    return File(entry["path"], _decode(content, encoding, where))
 
 
-def _decoded(content: str, encoding: str, where: str) -> str:
+def _decode(content: str, encoding: str, where: str) -> str:
     if encoding == "text/plain":
         return content
-    if encoding not in ("b64", "base64", "gz+b64", "gz+base64", "gzip+b64", "gzip+base64"):
+    if encoding not in _BASE64_ENCODINGS:
         raise GuestError(f"{where}.encoding: unknown encoding {encoding}")
     try:
         data = base64.b64decode("".join(content.split()), validate=True)
@@ -209,15 +249,17 @@ def _decoded(content: str, encoding: str, where: str) -> str:
         raise GuestError(f"{where}.content: must be {encoding}") from None
 
 
-def _nic(entry: Mapping[str, Any], where: str) -> Nic:
+def _parse_nic(entry: Mapping[str, Any], where: str) -> Nic:
     name, subnets = entry.get("name"), entry.get("subnets")
     if not isinstance(name, str) or not isinstance(subnets, list) or len(subnets) != 1:
         raise GuestError(f"{where}: must have a name and one subnet")
+
     subnet = subnets[0]
     if subnet.get("type") in ("dhcp", "dhcp4"):
         return Nic(name)
     if subnet.get("type") != "static":
         raise GuestError(f"{where}.subnets[0].type: must be static or dhcp")
+
     address, _, length = str(subnet.get("address", "")).partition("/")
     mask = length or str(subnet.get("netmask", ""))
     try:
@@ -225,13 +267,9 @@ def _nic(entry: Mapping[str, Any], where: str) -> Nic:
         gateway = str(ipaddress.IPv4Address(subnet["gateway"])) if subnet.get("gateway") else ""
     except ValueError as error:
         raise GuestError(f"{where}.subnets[0]: {error}") from None
+
     _check_addresses(subnet.get("dns_nameservers") or (), f"{where}.subnets[0].dns_nameservers")
     return Nic(name, address, str(network.netmask), gateway)
-
-
-def _check_nameservers(entry: Mapping[str, Any], where: str) -> None:
-    addresses = entry.get("address") or ()
-    _check_addresses([addresses] if isinstance(addresses, str) else addresses, f"{where}.address")
 
 
 def _check_addresses(addresses: Any, where: str) -> None:

@@ -1,8 +1,8 @@
 """Real etcd members on control plane guests, as kubeadm starts them in static Pods.
 
-These members hold no Kubernetes objects, which are in the sandbox's etcd. Their membership is what a control plane
-provider reads and changes: a member is added by a guest that joins, stays when its guest is deleted, and counts for
-the quorum until it is removed.
+These members hold no Kubernetes objects, which are in the sandbox's etcd. A control plane provider
+reads and changes their membership. A guest that joins adds a member. The member stays when its
+guest is deleted, and counts for the quorum until it is removed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from caphv.api.object import Obj
 from sandbox.processes import children, pki
 from sandbox.processes.apiserver import private_file
 from sandbox.processes.binaries import binary
-from sandbox.processes.children import Process
+from sandbox.processes.children import Process, ProcessError
 
 log = logging.getLogger(__name__)
 
 CLIENT_PORT, PEER_PORT = 2379, 2380
 START_SECONDS = 60.0
+START_ATTEMPTS = 3
 RETRY_SECONDS = 0.5
 JOIN_SECONDS = 120.0
 _PKI = "/etc/kubernetes/pki/etcd"
@@ -43,7 +44,7 @@ class EtcdError(Exception):
 
 @dataclass(frozen=True)
 class Member:
-    """The etcd of one guest; its data is in a folder of the guest's disk."""
+    """The etcd of one guest, with its data in a folder of the guest's disk."""
 
     folder: Path
     node: str
@@ -52,12 +53,12 @@ class Member:
 
     @property
     def client_url(self) -> str:
-        """Where clients reach it."""
+        """Return the URL for clients."""
         return f"https://{self.address}:{CLIENT_PORT}"
 
     @property
     def peer_url(self) -> str:
-        """Where other members reach it."""
+        """Return the URL for other members."""
         return f"https://{self.address}:{PEER_PORT}"
 
 
@@ -70,29 +71,49 @@ class EtcdMembers:
         self._returning: set[asyncio.Task[None]] = set()
 
     async def start(self, member: Member) -> RealEtcd:
-        """Start a guest's member: with the data on its disk, or as a new one that joins the others.
+        """Start a guest's member with the data on its disk, or as a new member of the cluster.
 
         Raises ProcessError, EtcdError if it cannot join.
         """
         was_member = (member.folder / "data" / "member").is_dir()
         others = [running.client for running in self._running.values()]
-        peers = f"{member.node}={member.peer_url}"
-        if others and not was_member:
-            peers = await _retried(lambda: _added(others, member), f"{member.node} cannot join etcd")
-        process = _start(self._folder, member, peers, existing=bool(others))
-        await children.wait_ready(process, lambda: _listens(member), START_SECONDS)
+
+        for attempt in range(1, START_ATTEMPTS + 1):
+            # The other members must know a new member before it starts.
+            peers = f"{member.node}={member.peer_url}"
+            if others and not was_member:
+                failure = f"{member.node} cannot join etcd"
+                peers = await _retry(lambda: _add_learner(others, member), failure)
+
+            process = _start(self._folder, member, peers, existing=bool(others))
+            try:
+                await children.wait_ready(process, lambda: _listens(member), START_SECONDS)
+                break
+            except ProcessError as error:
+                # Try again, as a kubelet starts the container again. The list of members may have
+                # changed since it was read, or the port may have been in use for a moment.
+                await children.end(process, grace=0.2)
+                if attempt == START_ATTEMPTS:
+                    raise
+                log.warning("%s", error)
+
         client = EtcdClient(member)
         self._running[member.address] = _Running(process, client)
+
         if was_member:
-            # Without a quorum it takes long, and the others start after this one.
-            self._returning.add(task := asyncio.create_task(_return(client, others, member)))
+            # Do not wait. Without a quorum this takes long, and other members start after this one.
+            task = asyncio.create_task(_finish_return(client, others, member))
+            self._returning.add(task)
             task.add_done_callback(self._returning.discard)
         elif others:
-            await _retried(lambda: _promoted(client, others, member), f"the member of {member.node} stays a learner")
+            await _retry(
+                lambda: _promote(client, others, member),
+                f"the member of {member.node} stays a learner",
+            )
         return RealEtcd(client)
 
     async def stop(self, address: str) -> None:
-        """Stop a guest's member without a word to the others, as when power fails."""
+        """Stop a guest's member without notice to the others, as after a power failure."""
         running = self._running.pop(address, None)
         if running is not None:
             await children.end(running.process, grace=0.2)
@@ -109,7 +130,7 @@ class EtcdClient:
 
     def __init__(self, member: Member) -> None:
         self._url = member.client_url
-        self._context = pki.trusting(member.authority.certificate)
+        self._context = pki.client_context(member.authority.certificate)
         self._context.load_cert_chain(member.folder / "tls.crt", member.folder / "tls.key")
 
     async def call(self, method: str, body: Obj | None = None) -> Obj:
@@ -117,19 +138,25 @@ class EtcdClient:
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=8)) as session,
-                session.post(f"{self._url}/v3/{method}", json=body or {}, ssl=self._context) as answer,
+                session.post(
+                    f"{self._url}/v3/{method}", json=body or {}, ssl=self._context
+                ) as answer,
             ):
-                found: Obj = await answer.json(content_type=None)
+                result: Obj = await answer.json(content_type=None)
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise EtcdError(f"Error: {self._url}: {type(error).__name__}") from None
         if answer.status != 200:
-            raise EtcdError(f"Error: {found.get('message') or answer.status}")
-        return found
+            raise EtcdError(f"Error: {result.get('message') or answer.status}")
+        return result
 
     async def members(self) -> list[Obj]:
-        """All members, as a quorum knows them; numbers of 64 bits are strings. Raises EtcdError."""
-        found: list[Obj] = (await self.call("cluster/member/list", {"linearizable": True})).get("members") or []
-        return found
+        """Return all members that a quorum knows. Their 64-bit numbers are strings.
+
+        Raises EtcdError.
+        """
+        answer = await self.call("cluster/member/list", {"linearizable": True})
+        members: list[Obj] = answer.get("members") or []
+        return members
 
 
 class RealEtcd:
@@ -139,28 +166,38 @@ class RealEtcd:
         self._client = client
 
     async def etcdctl(self, arguments: Sequence[str]) -> str:
-        """Run `etcdctl <arguments>`; returns its output. Raises EtcdError."""
+        """Run `etcdctl <arguments>` and return its output. Raises EtcdError."""
         check_options(arguments, _OPTIONS)
         match [argument for argument in arguments if not argument.startswith("--")]:
             case ["member", "list", "-w", "json"]:
-                members = [{**member, "ID": int(member["ID"])} for member in await self._client.members()]
+                members = [
+                    {**member, "ID": int(member["ID"])} for member in await self._client.members()
+                ]
                 return json.dumps({"members": members})
+            case ["endpoint", "status", "-w", "json"]:
+                status = await self._client.call("maintenance/status")
+                return json.dumps([{"Status": {"leader": int(status["leader"])}}])
             case ["member", "remove", member]:
-                await self._client.call("cluster/member/remove", {"ID": str(number(member))})
+                member_id = str(parse_member_id(member))
+                await self._client.call("cluster/member/remove", {"ID": member_id})
                 return f"Member {member} removed from cluster"
         raise EtcdError("Error: unknown command")
 
 
-def check_options(arguments: Sequence[str], wanted: dict[str, str]) -> None:
+def check_options(arguments: Sequence[str], expected: dict[str, str]) -> None:
     """Raise EtcdError unless the options of `etcdctl` name the files that the Pod has."""
-    options = dict(argument.split("=", 1) for argument in arguments if argument.startswith("--") and "=" in argument)
-    wrong = [name for name, value in wanted.items() if options.get(name) != value]
-    if wrong:
-        raise EtcdError(f"Error: {wrong[0]} must be {wanted[wrong[0]]}")
+    options = dict(
+        argument.split("=", 1)
+        for argument in arguments
+        if argument.startswith("--") and "=" in argument
+    )
+    for name, value in expected.items():
+        if options.get(name) != value:
+            raise EtcdError(f"Error: {name} must be {value}")
 
 
-def number(member: str) -> int:
-    """The id of a member as `etcdctl` takes it. Raises EtcdError."""
+def parse_member_id(member: str) -> int:
+    """Parse the id of a member in the form that `etcdctl` accepts. Raises EtcdError."""
     try:
         return int(member, 16)
     except ValueError:
@@ -168,20 +205,25 @@ def number(member: str) -> int:
 
 
 def _start(folder: Path, member: Member, peers: str, *, existing: bool) -> Process:
-    own = member.folder
-    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    member.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     pair = member.authority.peer([member.address, "127.0.0.1", "localhost", member.node])
-    contents = {"ca.crt": member.authority.certificate, "tls.crt": pair.certificate, "tls.key": pair.key}
+    contents = {
+        "ca.crt": member.authority.certificate,
+        "tls.crt": pair.certificate,
+        "tls.key": pair.key,
+    }
     for name, content in contents.items():
-        private_file(own / name, content)
+        private_file(member.folder / name, content)
+
     files = {"cert-file": "tls.crt", "key-file": "tls.key", "trusted-ca-file": "ca.crt"}
     command: list[str | Path] = [
         binary("etcd"),
         f"--name={member.node}",
-        f"--data-dir={own / 'data'}",
+        f"--data-dir={member.folder / 'data'}",
+        # A sandbox may lose its data when the machine stops; fsync would slow down all tests.
         "--unsafe-no-fsync",
         "--log-level=warn",
-        # Several members share few cores: one that is late is not gone.
+        # Several members share few cores, so a member may be late without having stopped.
         "--heartbeat-interval=300",
         "--election-timeout=3000",
         f"--listen-client-urls={member.client_url}",
@@ -192,10 +234,17 @@ def _start(folder: Path, member: Member, peers: str, *, existing: bool) -> Proce
         f"--initial-cluster-state={'existing' if existing else 'new'}",
         "--client-cert-auth",
         "--peer-client-cert-auth",
-        *(f"--{prefix}{option}={own / name}" for prefix in ("", "peer-") for option, name in files.items()),
+        *(
+            f"--{prefix}{option}={member.folder / name}"
+            for prefix in ("", "peer-")
+            for option, name in files.items()
+        ),
     ]
+
     name = f"etcd-{member.node}"
-    return children.start(folder, name, command, env={"GOMAXPROCS": "1"}, timer_slack=children.TIMER_SLACK)
+    return children.start(
+        folder, name, command, env={"GOMAXPROCS": "1"}, timer_slack=children.TIMER_SLACK_SECONDS
+    )
 
 
 async def _listens(member: Member) -> bool:
@@ -207,45 +256,85 @@ async def _listens(member: Member) -> bool:
     return True
 
 
-async def _added(others: Sequence[EtcdClient], member: Member) -> str:
-    """Add a member as a learner; returns all members as a new one needs them. Raises EtcdError."""
-    client = others[0]
-    known = await client.members()
-    mine = [entry for entry in known if member.peer_url in entry["peerURLs"]]
-    if not mine:
-        answer = await client.call("cluster/member/add", {"peerURLs": [member.peer_url], "isLearner": True})
-        known, mine = answer["members"], [answer["member"]]
-    names = {entry["ID"]: entry.get("name") or member.node for entry in (*known, *mine)}
-    return ",".join(f"{names[entry['ID']]}={url}" for entry in known for url in entry["peerURLs"])
+async def _add_learner(others: Sequence[EtcdClient], member: Member) -> str:
+    """Add a member as a learner; return all members in the form of the option for a new member.
+
+    Raises EtcdError.
+    """
+    client, members = await _list_members(others)
+
+    # An earlier attempt may have added the member.
+    if not any(member.peer_url in entry["peerURLs"] for entry in members):
+        answer = await client.call(
+            "cluster/member/add", {"peerURLs": [member.peer_url], "isLearner": True}
+        )
+        members = answer["members"]
+
+    # A member has no name in etcd until it starts.
+    return ",".join(
+        f"{entry.get('name') or member.node}={url}"
+        for entry in members
+        for url in entry["peerURLs"]
+    )
 
 
-async def _promoted(client: EtcdClient, others: Sequence[EtcdClient], member: Member) -> str:
-    """Have a learner vote, by another member: it answers no calls itself. Raises EtcdError."""
+async def _list_members(others: Sequence[EtcdClient]) -> tuple[EtcdClient, list[Obj]]:
+    """Return the client of the first member that answers, and all members.
+
+    A member that is just leaving does not answer. Raises EtcdError if no member answers.
+    """
+    failures = []
+    for client in others:
+        try:
+            return client, await client.members()
+        except EtcdError as error:
+            failures.append(str(error))
+    raise EtcdError("; ".join(failures))
+
+
+async def _promote(client: EtcdClient, others: Sequence[EtcdClient], member: Member) -> str:
+    """Promote a learner to a voting member, through another member.
+
+    A learner answers no calls itself. Raises EtcdError until the member answers.
+    """
     try:
         await client.members()
     except EtcdError as error:
         if "learner" in str(error):
-            for entry in await others[0].members():
+            other, members = await _list_members(others)
+            for entry in members:
                 if member.peer_url in entry["peerURLs"] and entry.get("isLearner"):
-                    await others[0].call("cluster/member/promote", {"ID": entry["ID"]})
+                    await other.call("cluster/member/promote", {"ID": entry["ID"]})
         raise
     return member.node
 
 
-async def _return(client: EtcdClient, others: Sequence[EtcdClient], member: Member) -> None:
-    """Tell the others of another address, which guests with DHCP may get, and finish what was begun before."""
+async def _finish_return(client: EtcdClient, others: Sequence[EtcdClient], member: Member) -> None:
+    """Finish the promotion of a member that starts again, and publish its address.
+
+    Guests with DHCP may get another address.
+    """
     try:
         if others:
-            await _retried(lambda: _promoted(client, others, member), f"the member of {member.node} has no quorum")
+            await _retry(
+                lambda: _promote(client, others, member),
+                f"the member of {member.node} has no quorum",
+            )
+
         for entry in await client.members():
             if entry.get("name") == member.node and member.peer_url not in entry["peerURLs"]:
-                await client.call("cluster/member/update", {"ID": entry["ID"], "peerURLs": [member.peer_url]})
+                await client.call(
+                    "cluster/member/update", {"ID": entry["ID"], "peerURLs": [member.peer_url]}
+                )
     except EtcdError as error:
         log.info("etcd of %s: %s", member.node, error)
 
 
-async def _retried(call: Callable[[], Awaitable[str]], failure: str) -> str:
-    """Repeat a call while etcd refuses it: it wants its members connected for some seconds. Raises EtcdError."""
+async def _retry(call: Callable[[], Awaitable[str]], failure: str) -> str:
+    """Repeat a call while etcd refuses it.
+
+    etcd requires that its members are connected for some seconds. Raises EtcdError.
+    """
     try:
         async with asyncio.timeout(JOIN_SECONDS):
             while True:

@@ -1,4 +1,7 @@
-"""What `kubeadm init` makes in a new workload cluster, as far as control plane providers and joining nodes read it."""
+"""The objects that `kubeadm init` creates in a new workload cluster.
+
+They are limited to the objects that control plane providers and joining nodes read.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,43 @@ _RBAC = "rbac.authorization.k8s.io"
 _READY: Obj = {
     "phase": "Running",
     "conditions": [
-        {"type": kind, "status": "True"} for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        {"type": kind, "status": "True"}
+        for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
     ],
 }
 
 
-def of_init(cluster: Obj, endpoint: str, ca: bytes) -> list[Obj]:
-    """The objects of a cluster, from its configuration and CA (PEM)."""
-    unknown = pki.kubeconfig(f"https://{endpoint}", ca, name="", user="", credentials={})
+def init_objects(cluster: Obj, endpoint: str, ca: bytes) -> list[Obj]:
+    """Return the objects of a new cluster.
+
+    :param cluster: the ClusterConfiguration
+    :param endpoint: `host:port` of the cluster's API
+    :param ca: the CA of the cluster, PEM
+    """
+    # Nodes read `cluster-info` before they have credentials, so it names only the server and its
+    # CA.
+    anonymous = pki.kubeconfig(f"https://{endpoint}", ca, name="", user="", credentials={})
     for name in ("users", "contexts", "current-context"):
-        unknown.pop(name)
+        anonymous.pop(name)
+
     version = str(cluster["kubernetesVersion"])
     return [
         _config_map("kubeadm-config", SYSTEM, {"ClusterConfiguration": yaml.safe_dump(cluster)}),
-        _config_map("cluster-info", PUBLIC, {"kubeconfig": yaml.safe_dump(unknown)}),
+        _config_map("cluster-info", PUBLIC, {"kubeconfig": yaml.safe_dump(anonymous)}),
         _config_map("coredns", SYSTEM, {"Corefile": ".:53 {\n    errors\n}\n"}),
-        *_read_by("kubeadm:nodes-kubeadm-config", SYSTEM, "kubeadm-config", Group=[JOINING, "system:nodes"]),
-        *_read_by("kubeadm:bootstrap-signer-clusterinfo", PUBLIC, "cluster-info", User=["system:anonymous"]),
+        # Joining nodes read the first ConfigMap with their token, and the second without a token.
+        *_allow_reading(
+            "kubeadm:nodes-kubeadm-config",
+            SYSTEM,
+            "kubeadm-config",
+            Group=[JOINING, "system:nodes"],
+        ),
+        *_allow_reading(
+            "kubeadm:bootstrap-signer-clusterinfo",
+            PUBLIC,
+            "cluster-info",
+            User=["system:anonymous"],
+        ),
         _cluster_role_binding("kubeadm:cluster-admins", "cluster-admin", "kubeadm:cluster-admins"),
         _cluster_role_binding("kubeadm:kubelet-bootstrap", "system:node-bootstrapper", JOINING),
         _workload("DaemonSet", "kube-proxy", f"registry.k8s.io/kube-proxy:{version}"),
@@ -42,55 +65,81 @@ def of_init(cluster: Obj, endpoint: str, ca: bytes) -> list[Obj]:
 
 
 def static_pods(node: str, version: str) -> list[Obj]:
-    """The mirror Pods of a control plane node, which kubelet reports ready."""
+    """Return the mirror Pods of a control plane node, which the kubelet reports as ready."""
     return [_static_pod(component, node, version) for component in COMPONENTS]
 
 
 def _static_pod(component: str, node: str, version: str) -> Obj:
     container = {"name": component, "image": f"registry.k8s.io/{component}:{version}"}
+    metadata = {
+        "name": f"{component}-{node}",
+        "namespace": SYSTEM,
+        "labels": {"component": component, "tier": "control-plane"},
+        # These annotations mark a mirror Pod, which only shows the static Pod of a Node.
+        "annotations": {
+            "kubernetes.io/config.mirror": "sandbox",
+            "kubernetes.io/config.source": "file",
+        },
+    }
+
+    spec = {
+        "nodeName": node,
+        "hostNetwork": True,
+        # No kubelet confirms that the container has stopped.
+        "terminationGracePeriodSeconds": 0,
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [container],
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "name": f"{component}-{node}",
-            "namespace": SYSTEM,
-            "labels": {"component": component, "tier": "control-plane"},
-            "annotations": {"kubernetes.io/config.mirror": "sandbox", "kubernetes.io/config.source": "file"},
-        },
-        "spec": {
-            "nodeName": node,
-            "hostNetwork": True,
-            # No kubelet confirms that the container has stopped.
-            "terminationGracePeriodSeconds": 0,
-            "tolerations": [{"operator": "Exists"}],
-            "containers": [container],
-        },
+        "metadata": metadata,
+        "spec": spec,
         "status": _READY,
     }
 
 
 def _config_map(name: str, namespace: str, data: dict[str, str]) -> Obj:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}, "data": data}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace},
+        "data": data,
+    }
 
 
-def _read_by(name: str, namespace: str, config_map: str, **names: Sequence[str]) -> list[Obj]:
-    """A Role that reads one ConfigMap, and its binding to subjects by their kinds."""
-    subjects = [
-        {"apiGroup": _RBAC, "kind": kind, "name": subject} for kind, found in names.items() for subject in found
-    ]
-    rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [config_map], "verbs": ["get"]}
+def _allow_reading(name: str, namespace: str, config_map: str, **names: Sequence[str]) -> list[Obj]:
+    """Return a Role that reads one ConfigMap, and its binding to subjects.
+
+    `names` are the names of the subjects by their kinds.
+    """
     metadata = {"name": name, "namespace": namespace}
-    reference = {"apiGroup": _RBAC, "kind": "Role", "name": name}
-    return [
-        {"apiVersion": f"{_RBAC}/v1", "kind": "Role", "metadata": metadata, "rules": [rule]},
-        {
-            "apiVersion": f"{_RBAC}/v1",
-            "kind": "RoleBinding",
-            "metadata": metadata,
-            "roleRef": reference,
-            "subjects": subjects,
-        },
+    rule = {
+        "apiGroups": [""],
+        "resources": ["configmaps"],
+        "resourceNames": [config_map],
+        "verbs": ["get"],
+    }
+    role = {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "Role",
+        "metadata": metadata,
+        "rules": [rule],
+    }
+
+    subjects = [
+        {"apiGroup": _RBAC, "kind": kind, "name": subject}
+        for kind, subjects_of_kind in names.items()
+        for subject in subjects_of_kind
     ]
+    binding = {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": metadata,
+        "roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": name},
+        "subjects": subjects,
+    }
+    return [role, binding]
 
 
 def _cluster_role_binding(name: str, role: str, group: str) -> Obj:
@@ -105,7 +154,10 @@ def _cluster_role_binding(name: str, role: str, group: str) -> Obj:
 
 def _workload(kind: str, name: str, image: str) -> Obj:
     labels = {"k8s-app": name}
-    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": name, "image": image}]}}
+    template = {
+        "metadata": {"labels": labels},
+        "spec": {"containers": [{"name": name, "image": image}]},
+    }
     return {
         "apiVersion": "apps/v1",
         "kind": kind,

@@ -1,8 +1,9 @@
-"""A simulated kubelet: `kubectl exec` with one program, `etcdctl` in the container `etcd`, and port forwarding.
+"""A simulated kubelet: `kubectl exec` of `etcdctl` in the container `etcd`, and port forwarding.
 
-Each control plane guest has one on port 10250 of its address, where the API server finds it by the Node's status.
-Guests of RKE2 and K3s have a list of etcd members, one for each control plane guest that ever joined. Like a real
-member, each stays until it is removed, even after its guest is deleted. Those of kubeadm have real members.
+Each control plane guest has a kubelet on port 10250 of its address, which the API server reads from
+the Node's status. The guests of a cluster with RKE2 or K3s share a list of etcd members, with one
+member for each control plane guest that ever joined. Like a real member, each stays until it is
+removed, even after its guest is deleted. Guests of kubeadm have real members.
 """
 
 from __future__ import annotations
@@ -20,45 +21,49 @@ from aiohttp import web
 
 from caphv.api.object import Obj
 from sandbox.guest import portforward
-from sandbox.guest.etcd import EtcdError, check_options, number
+from sandbox.guest.etcd import EtcdError, check_options, parse_member_id
 from sandbox.processes import pki
 
 PORT = 10250
 NAMESPACE, CONTAINER = "kube-system", "etcd"
 PROTOCOL = "v4.channel.k8s.io"
+# The channels of the protocol. Each message begins with the byte of its channel.
+_STDOUT, _STDERR, _ERROR = 1, 2, 3
 _TLS = "/var/lib/rancher/rke2/server/tls/etcd"
+# The files of RKE2's etcd Pods.
 _OPTIONS = {
     "--endpoints": "https://127.0.0.1:2379",
     "--cacert": f"{_TLS}/server-ca.crt",
     "--cert": f"{_TLS}/server-client.crt",
     "--key": f"{_TLS}/server-client.key",
 }
-# The arguments that RKE2's etcd Pods use.
-ETCDCTL = ("etcdctl", *(f"{name}={value}" for name, value in _OPTIONS.items()))
 
 
 class Etcdctl(Protocol):
     """Runs `etcdctl` in the etcd Pod of a guest."""
 
     async def etcdctl(self, arguments: Sequence[str]) -> str:
-        """Run it; returns its output. Raises EtcdError."""
+        """Run `etcdctl <arguments>` and return its output. Raises EtcdError."""
 
 
 @dataclass
 class Etcd:
-    """Members of one cluster's etcd by id, and the member whose data each disk (uid of a VM) holds."""
+    """Members of one cluster's etcd by id, and the member on each disk by the uid of its VM."""
 
     members: dict[int, str] = field(default_factory=dict)
     disks: dict[str, int] = field(default_factory=dict)
 
     def join(self, disk: str, node: str) -> None:
-        """Start the etcd of a control plane guest; a disk with data keeps its member."""
+        """Add the member of a control plane guest. A disk with data keeps its member."""
         if disk not in self.disks:
             member = self.disks[disk] = secrets.randbits(64)
             self.members[member] = f"{node}-{secrets.token_hex(4)}"
 
     def remove_node(self, node: str) -> str:
-        """Remove the member of a Node; returns its name, empty if there is none. The last member stays."""
+        """Remove the member of a Node and return its name, empty if there is none.
+
+        The last member stays.
+        """
         for member, name in self.members.items():
             if name.rpartition("-")[0] == node and len(self.members) > 1:
                 del self.members[member]
@@ -66,19 +71,23 @@ class Etcd:
         return ""
 
     async def etcdctl(self, arguments: Sequence[str]) -> str:
-        """Run `etcdctl <arguments>` as in an etcd Pod of RKE2; returns its output. Raises EtcdError."""
+        """Run `etcdctl <arguments>` as in an etcd Pod of RKE2; return its output.
+
+        Raises EtcdError.
+        """
         check_options(arguments, _OPTIONS)
         match [argument for argument in arguments if not argument.startswith("--")]:
             case ["member", "list", "-w", "json"]:
-                return json.dumps({"members": [{"ID": id_, "name": name} for id_, name in self.members.items()]})
+                members = [{"ID": id_, "name": name} for id_, name in self.members.items()]
+                return json.dumps({"members": members})
+            case ["endpoint", "status", "-w", "json"]:
+                # Ids are random, so that the leader is any member.
+                return json.dumps([{"Status": {"leader": min(self.members)}}])
             case ["member", "remove", member]:
-                return self._remove(member)
+                if self.members.pop(parse_member_id(member), None) is None:
+                    raise EtcdError("Error: etcdserver: member not found")
+                return f"Member {member} removed from cluster"
         raise EtcdError("Error: unknown command")
-
-    def _remove(self, member: str) -> str:
-        if self.members.pop(number(member), None) is None:
-            raise EtcdError("Error: etcdserver: member not found")
-        return f"Member {member} removed from cluster"
 
 
 class Kubelet:
@@ -100,7 +109,7 @@ class Kubelet:
         await web.TCPSite(self._runner, self._address, PORT, ssl_context=self._context()).start()
 
     async def close(self) -> None:
-        """Stop it and close all its connections."""
+        """Stop the kubelet and close all its connections."""
         if self._runner:
             await self._runner.cleanup()
 
@@ -109,22 +118,33 @@ class Kubelet:
         return await portforward.forward(request, self._address)
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
-        place = request.match_info
+        container = (request.match_info["namespace"], request.match_info["container"])
         program, *arguments = request.query.getall("command", [""])
-        if (place["namespace"], place["container"]) != (NAMESPACE, CONTAINER) or program != "etcdctl":
+        if container != (NAMESPACE, CONTAINER) or program != "etcdctl":
             raise web.HTTPNotFound(text="only etcdctl in container etcd is simulated")
+
         socket = web.WebSocketResponse(protocols=(PROTOCOL,))
         await socket.prepare(request)
         try:
-            output, errors, status = await self._etcd.etcdctl(arguments), "", {"status": "Success"}
+            output = await self._etcd.etcdctl(arguments)
+            errors = ""
+            status = {"status": "Success"}
         except EtcdError as error:
-            output, errors = "", str(error)
+            output = ""
+            errors = str(error)
             status = {
                 "status": "Failure",
                 "reason": "NonZeroExitCode",
                 "message": "command terminated with exit code 1",
             }
-        for channel, text in ((1, output), (2, errors), (3, json.dumps({"metadata": {}, **status}))):
+
+        # Send the exit code last, in a Status on the channel for errors.
+        messages = (
+            (_STDOUT, output),
+            (_STDERR, errors),
+            (_ERROR, json.dumps({"metadata": {}, **status})),
+        )
+        for channel, text in messages:
             if text:
                 await socket.send_bytes(bytes([channel]) + text.encode())
         await socket.close()
@@ -133,7 +153,8 @@ class Kubelet:
     def _context(self) -> ssl.SSLContext:
         pair = self._ca.server([self._address])
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        with tempfile.TemporaryDirectory(prefix="caphv-") as folder:  # OpenSSL reads keys from files only
+        # OpenSSL reads keys from files only.
+        with tempfile.TemporaryDirectory(prefix="caphv-") as folder:
             certificate, key = Path(folder) / "crt", Path(folder) / "key"
             certificate.write_bytes(pair.certificate)
             key.write_bytes(pair.key)
@@ -141,28 +162,24 @@ class Kubelet:
         return context
 
 
-def pod_name(node: str) -> str:
-    """Name of the static Pod with etcd on a control plane node."""
-    return f"etcd-{node}"
-
-
 def etcd_pod(node: str) -> Obj:
-    """The mirror Pod of a control plane node's etcd."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": pod_name(node),
-            "namespace": NAMESPACE,
-            "labels": {"component": "etcd", "tier": "control-plane"},
-            "annotations": {"kubernetes.io/config.mirror": "sandbox", "kubernetes.io/config.source": "file"},
-        },
-        "spec": {
-            "nodeName": node,
-            "hostNetwork": True,
-            # No kubelet confirms that the container has stopped.
-            "terminationGracePeriodSeconds": 0,
-            "tolerations": [{"operator": "Exists"}],
-            "containers": [{"name": CONTAINER, "image": "sandbox/etcd"}],
+    """Return the mirror Pod of a control plane node's etcd."""
+    metadata = {
+        "name": f"etcd-{node}",
+        "namespace": NAMESPACE,
+        "labels": {"component": "etcd", "tier": "control-plane"},
+        "annotations": {
+            "kubernetes.io/config.mirror": "sandbox",
+            "kubernetes.io/config.source": "file",
         },
     }
+
+    spec = {
+        "nodeName": node,
+        "hostNetwork": True,
+        # No kubelet confirms that the container has stopped.
+        "terminationGracePeriodSeconds": 0,
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [{"name": CONTAINER, "image": "sandbox/etcd"}],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

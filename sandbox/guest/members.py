@@ -1,6 +1,7 @@
-"""What the servers of RKE2 and K3s do with the etcd member of a Node: they remove it on request, and with the Node.
+"""The part of the servers of RKE2 and K3s that removes etcd members of Nodes.
 
-A request is an annotation of the Node. When the member is removed, another annotation has its name; the Node stays.
+They remove a member on request, or when its Node is deleted. A request is an annotation of the
+Node. When the member is removed, another annotation of the Node has its name.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from caphv.api.object import NODES, SECRETS, Obj, annotations_of, key_of
+from caphv.api.object import NODES, SECRETS, Key, annotations_of, key_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
@@ -31,23 +32,21 @@ class Members:
     async def run(self) -> None:
         """Run until cancelled."""
         async with self._server.client() as client:
-            await self._publish(client)
+            await self._create_serving_secret(client)
             nodes = Informer(client, NODES, max_backoff=2)
 
-            async def reconcile(key: object) -> None:
-                node = nodes.get("", getattr(key, "name", ""))
-                if node is not None:
-                    await self._reconcile(client, node)
+            async def reconcile(key: Key) -> None:
+                await self._reconcile(client, nodes, key.name)
 
             controller = Controller("etcd-members", reconcile, concurrency=1)
 
-            def changed(change: Change) -> None:
+            def follow_node(change: Change) -> None:
                 if change.new is None:
                     self._etcd.remove_node(key_of(change.obj).name)
                 else:
                     controller.enqueue(change.key)
 
-            nodes.add_handler(changed)
+            nodes.add_handler(follow_node)
             watching = nodes.start()
             try:
                 await controller.run()
@@ -55,23 +54,34 @@ class Members:
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
 
-    async def _publish(self, client: ApiClient) -> None:
+    async def _create_serving_secret(self, client: ApiClient) -> None:
         """Create the Secret by which providers know that the first server has started."""
-        secret = {"metadata": {"name": self._program.serving, "namespace": NAMESPACE}, "type": "kubernetes.io/tls"}
-        data = {"tls.crt": "", "tls.key": ""}
+        secret = {
+            "metadata": {"name": self._program.serving, "namespace": NAMESPACE},
+            "type": "kubernetes.io/tls",
+            "data": {"tls.crt": "", "tls.key": ""},
+        }
         try:
-            await client.create(SECRETS, {**secret, "data": data})
+            await client.create(SECRETS, secret)
         except AlreadyExists:
             log.debug("%s exists", self._program.serving)
 
-    async def _reconcile(self, client: ApiClient, node: Obj) -> None:
-        annotations, name = annotations_of(node), key_of(node).name
-        removed = f"{self._program.etcd}/removed-node-name"
-        if annotations.get(f"{self._program.etcd}/remove") != "true" or removed in annotations:
+    async def _reconcile(self, client: ApiClient, nodes: Informer, name: str) -> None:
+        node = nodes.get("", name)
+        if node is None:
             return
+
+        # The answer stays on the Node, because it says that the request has been served.
+        request = f"{self._program.etcd}/remove"
+        answer = f"{self._program.etcd}/removed-node-name"
+        annotations = annotations_of(node)
+        if annotations.get(request) != "true" or answer in annotations:
+            return
+
         member = self._etcd.remove_node(name)
         log.info("removed etcd member %s", member)
+        patch = {"metadata": {"annotations": {answer: member or name}}}
         try:
-            await client.patch(NODES, name, "", {"metadata": {"annotations": {removed: member or name}}})
+            await client.patch(NODES, name, "", patch)
         except NotFound:
             log.debug("Node %s was deleted", name)

@@ -1,7 +1,7 @@
-"""Node objects of guests: registered in the workload cluster, and marked Unknown after a guest stops.
+"""Nodes of guests in workload clusters, which become Unknown after a guest has stopped.
 
-Marking replaces kube-controller-manager's node lifecycle controller, which waits for missed heartbeats. Simulated
-guests send none, so the wait starts when a guest stops.
+This replaces kube-controller-manager's node lifecycle controller, which waits for missed
+heartbeats. Simulated guests send no heartbeats, so the wait starts when a guest stops.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from caphv.api.object import NODES, PODS, Obj
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import AlreadyExists, ApiError, NotFound, Unreachable
+from caphv.runtime.errors import AlreadyExists, ApiError, NotFound, RequestError, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from sandbox.guest import kubelet
 from sandbox.harvester import kinds
@@ -24,73 +24,96 @@ log = logging.getLogger(__name__)
 
 UNINITIALIZED = "node.cloudprovider.kubernetes.io/uninitialized"
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 4.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 4.0
 MARK_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What a kubelet reports when it registers its Node."""
+    """The report of a kubelet that registers its Node."""
 
     name: str
     addresses: tuple[str, ...]
     version: str
     system_uuid: str
+    boot_id: str
     ready: bool
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Obj, ...] = ()
-    # Its static Pods, which kubelet makes visible on the API server.
+    # The static Pods of the Node, which the kubelet makes visible on the API server.
     pods: tuple[Obj, ...] = ()
 
 
 class ClientPool:
-    """Clients of workload API servers, shared by all guests that use the same server and credentials."""
+    """Clients of workload API servers, shared by guests with the same server and credentials."""
 
     def __init__(self) -> None:
         self._clients: dict[Kubeconfig, ApiClient] = {}
         self._users: dict[Kubeconfig, int] = {}
 
     @contextlib.asynccontextmanager
-    async def client(self, access: Kubeconfig) -> AsyncIterator[ApiClient]:
-        """Lend a client, closed after its last use. Raises KubeconfigError for an invalid CA."""
-        if access not in self._clients:
-            self._clients[access] = access.client(name="workload", user_agent="caphv-sandbox", timeout=5.0)
-        self._users[access] = self._users.get(access, 0) + 1
+    async def client(self, kubeconfig: Kubeconfig) -> AsyncIterator[ApiClient]:
+        """Lend a client, and close it after its last use.
+
+        Raises KubeconfigError for an invalid CA.
+        """
+        if kubeconfig not in self._clients:
+            self._clients[kubeconfig] = kubeconfig.client(
+                name="workload", user_agent="caphv-sandbox", timeout=5.0
+            )
+
+        self._users[kubeconfig] = self._users.get(kubeconfig, 0) + 1
         try:
-            yield self._clients[access]
+            yield self._clients[kubeconfig]
         finally:
-            self._users[access] -= 1
-            if not self._users[access]:
-                del self._users[access]
-                await self._clients.pop(access).close()
+            self._users[kubeconfig] -= 1
+            if not self._users[kubeconfig]:
+                # Remove the client before the first await, because another guest must not borrow a
+                # closed client.
+                del self._users[kubeconfig]
+                await self._clients.pop(kubeconfig).close()
 
 
 async def register(client: ApiClient, node: NodeInfo) -> None:
-    """Create the Node or update its status; retries until the API server accepts it."""
-    pause = FIRST_PAUSE
+    """Create the Node or update its status. Retries until the API server accepts it."""
+    pause = FIRST_PAUSE_SECONDS
     while True:
         try:
             await _register(client, node)
-        except (ApiError, Unreachable) as error:
-            log.info("node %s cannot register at %s: %s", node.name, client.server, type(error).__name__)
+        except RequestError as error:
+            log.info(
+                "node %s cannot register at %s: %s", node.name, client.server, type(error).__name__
+            )
         else:
             return
+
+        # Spread the retries of guests that lost the same API server.
         await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-        pause = min(pause * 2, LONGEST_PAUSE)
+        pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
 
 async def mark_lost(client: ApiClient, name: str) -> None:
-    """Set the conditions of an existing Node to Unknown; gives up if the API server stays unavailable."""
-    lost = {"status": "Unknown", "reason": "NodeStatusUnknown", "lastTransitionTime": kinds.now()}
-    lost["message"] = "Kubelet stopped posting node status."
-    patch = {"status": {"conditions": [{"type": kind, **lost} for kind in ("Ready", *PRESSURES)]}}
+    """Set the conditions of an existing Node to Unknown.
+
+    Gives up if the API server stays unavailable, because a cluster without guests has no API
+    server.
+    """
+    unknown = {
+        "status": "Unknown",
+        "reason": "NodeStatusUnknown",
+        "message": "Kubelet stopped posting node status.",
+        "lastTransitionTime": kinds.now(),
+    }
+    conditions = [{"type": kind, **unknown} for kind in ("Ready", *PRESSURES)]
+    patch = {"status": {"conditions": conditions}}
+
     for attempt in range(MARK_ATTEMPTS):
         try:
             await client.patch(NODES, name, "", patch, patch_type="strategic", subresource="status")
         except NotFound:
             return
-        except (ApiError, Unreachable):
-            await asyncio.sleep(min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE))
+        except RequestError:
+            await asyncio.sleep(min(FIRST_PAUSE_SECONDS * 2**attempt, LONGEST_PAUSE_SECONDS))
         else:
             return
 
@@ -108,41 +131,74 @@ async def _register(client: ApiClient, node: NodeInfo) -> None:
         await client.create(NODES, obj)
     except AlreadyExists:
         patch = {"status": obj["status"]}
-        await client.patch(NODES, node.name, "", patch, patch_type="strategic", subresource="status")
+        await client.patch(
+            NODES, node.name, "", patch, patch_type="strategic", subresource="status"
+        )
+
     for pod in node.pods:
         with contextlib.suppress(AlreadyExists):
             await client.create(PODS, pod)
+        # Write the status separately, because API servers ignore it when a Pod is created.
         if "status" in pod:
             name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
-            await client.patch(PODS, name, namespace, {"status": pod["status"]}, subresource="status")
+            await client.patch(
+                PODS, name, namespace, {"status": pod["status"]}, subresource="status"
+            )
 
 
 def _node(node: NodeInfo) -> Obj:
-    usual = {"kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    labels = {
+        "kubernetes.io/hostname": node.name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+        **node.labels,
+    }
+    # Like a cloud controller manager, the infrastructure provider removes the first taint.
+    taints = [
+        {"key": UNINITIALIZED, "value": "true", "effect": "NoSchedule"},
+        *node.taints,
+    ]
+
     ready = {
         "type": "Ready",
         "status": str(node.ready),
         "reason": "KubeletReady" if node.ready else "KubeletNotReady",
-        "message": "" if node.ready else "container runtime network not ready: cni plugin not initialized",
+        "message": (
+            "" if node.ready else "container runtime network not ready: cni plugin not initialized"
+        ),
+        "lastHeartbeatTime": kinds.now(),
         "lastTransitionTime": kinds.now(),
     }
-    # Without them the core does not consider the Machine available.
-    calm = [
-        {"type": kind, "status": "False", "reason": "Sufficient", "lastTransitionTime": kinds.now()}
+    # Without these conditions, the core does not consider the Machine available.
+    pressures = [
+        {
+            "type": kind,
+            "status": "False",
+            "reason": "Sufficient",
+            "lastTransitionTime": kinds.now(),
+        }
         for kind in PRESSURES
     ]
+
     addresses = [{"type": "InternalIP", "address": address} for address in node.addresses]
-    info = {"kubeletVersion": node.version, "systemUUID": node.system_uuid, "machineID": node.system_uuid}
-    fixed = {"operatingSystem": "linux", "architecture": "amd64", "containerRuntimeVersion": "containerd://2.0"}
+    info = {
+        "kubeletVersion": node.version,
+        "systemUUID": node.system_uuid,
+        "machineID": node.system_uuid,
+        "bootID": node.boot_id,
+        "operatingSystem": "linux",
+        "architecture": "amd64",
+        "containerRuntimeVersion": "containerd://2.0",
+    }
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": node.name, "labels": {**usual, **node.labels}},
-        "spec": {"taints": [{"key": UNINITIALIZED, "value": "true", "effect": "NoSchedule"}, *node.taints]},
+        "metadata": {"name": node.name, "labels": labels},
+        "spec": {"taints": taints},
         "status": {
             "addresses": [*addresses, {"type": "Hostname", "address": node.name}],
-            "conditions": [ready, *calm],
-            "nodeInfo": {**info, **fixed},
+            "conditions": [ready, *pressures],
+            "nodeInfo": info,
             "daemonEndpoints": {"kubeletEndpoint": {"Port": kubelet.PORT}},
         },
     }

@@ -1,19 +1,30 @@
-"""Port forwarding of a simulated kubelet: each pair of streams is a connection to a port of the guest.
+"""Port forwarding of a simulated kubelet, with two streams for each connection to a port.
 
-An API server upgrades a request to SPDY, whatever its own client speaks. A client opens a stream for errors and one for
-data, with the port in their headers.
+An API server upgrades a request to SPDY, whatever protocol its own client uses. A client opens a
+stream for errors and a stream for data, with the port in their headers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import cast
 
 from aiohttp import web
 from aiohttp.http_websocket import WebSocketReader
 
-from sandbox.guest.spdy import Data, Decoder, Encoder, Frame, GoAway, Opened, Ping, Reset, SpdyError
+from sandbox.guest.spdy import (
+    Data,
+    Decoder,
+    Encoder,
+    Frame,
+    GoAway,
+    Opened,
+    Ping,
+    Reset,
+    SpdyError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +39,14 @@ async def forward(request: web.Request, address: str) -> web.StreamResponse:
     transport = request.transport
     if request.headers.get("Upgrade", "").upper() != UPGRADE or transport is None:
         raise web.HTTPBadRequest(text=f"upgrade to {UPGRADE} required")
+
     headers = {"Connection": "Upgrade", "Upgrade": UPGRADE, "X-Stream-Protocol-Version": PROTOCOL}
     answer = web.StreamResponse(status=101, headers=headers)
     session = _Session(transport, address)
     await answer.prepare(request)
-    # It has the two methods that aiohttp calls of the reader of a WebSocket.
+
+    # aiohttp supports only WebSocket after an upgrade. It calls two methods of a WebSocket's
+    # reader, and the session has both.
     request.protocol.set_parser(cast("WebSocketReader", session))
     try:
         await session.ended.wait()
@@ -43,7 +57,10 @@ async def forward(request: web.Request, address: str) -> web.StreamResponse:
 
 
 class _Session:
-    """One connection of an API server; aiohttp feeds it as the parser of what follows the upgrade."""
+    """One connection of an API server.
+
+    aiohttp passes all data after the upgrade to it, as to a parser.
+    """
 
     def __init__(self, transport: asyncio.Transport | asyncio.WriteTransport, address: str) -> None:
         self._transport = transport
@@ -54,17 +71,17 @@ class _Session:
         self.ended = asyncio.Event()
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Take what was received."""
+        """Handle received bytes. The result tells aiohttp to continue, with nothing left over."""
         try:
             for frame in self._decoder.feed(bytes(data)):
-                self._take(frame)
+                self._handle_frame(frame)
         except SpdyError as error:
             log.warning("port forwarding to %s: %s", self._address, error)
             self.ended.set()
         return False, b""
 
     def feed_eof(self) -> None:
-        """Take the end of the connection."""
+        """Handle the end of the connection."""
         self.ended.set()
 
     def close(self) -> None:
@@ -89,11 +106,11 @@ class _Session:
         if stream is not None:
             self.data(stream, message.encode(), fin=True)
 
-    def _take(self, frame: Frame) -> None:
+    def _handle_frame(self, frame: Frame) -> None:
         match frame:
             case Opened(stream, headers, _):
                 self.send(self._encoder.reply(stream))
-                self._open(stream, headers.get("streamtype", ""), headers.get("requestid", ""), headers.get("port", ""))
+                self._open(stream, headers)
             case Data(stream, content, fin) if stream in self._ports:
                 self._ports[stream].write(content, fin=fin)
             case Reset(stream) if stream in self._ports:
@@ -103,7 +120,12 @@ class _Session:
             case GoAway():
                 self.ended.set()
 
-    def _open(self, stream: int, kind: str, request: str, port: str) -> None:
+    def _open(self, stream: int, headers: Mapping[str, str]) -> None:
+        # Both streams of a forwarded connection have the same request id. The error stream comes
+        # first.
+        kind = headers.get("streamtype", "")
+        request = headers.get("requestid", "")
+        port = headers.get("port", "")
         if kind == "error":
             self._errors[request] = stream
         elif kind == "data" and port.isdecimal():
@@ -113,8 +135,14 @@ class _Session:
 class _Port:
     """A connection to a port of the guest, for one data stream."""
 
-    def __init__(self, session: _Session, stream: int, request: str, endpoint: tuple[str, int]) -> None:
-        self._session, self._stream, self._request, self._endpoint = session, stream, request, endpoint
+    def __init__(
+        self, session: _Session, stream: int, request: str, endpoint: tuple[str, int]
+    ) -> None:
+        self._session = session
+        self._stream = stream
+        self._request = request
+        self._endpoint = endpoint
+        # Data may arrive before the connection exists. None marks the end of the data.
         self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._task = asyncio.get_running_loop().create_task(self._relay())
 
@@ -134,10 +162,12 @@ class _Port:
             async with asyncio.timeout(CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(*self._endpoint)
         except OSError as error:
-            # TimeoutError is one, too.
-            self._session.fail(self._request, f"cannot connect to port {self._endpoint[1]}: {type(error).__name__}")
+            # TimeoutError is an OSError, too.
+            message = f"cannot connect to port {self._endpoint[1]}: {type(error).__name__}"
+            self._session.fail(self._request, message)
             self._session.data(self._stream, fin=True)
             return
+
         sender = asyncio.get_running_loop().create_task(self._send(writer))
         try:
             while content := await reader.read(_CHUNK):
@@ -147,10 +177,13 @@ class _Port:
         finally:
             sender.cancel()
             writer.close()
+
         self._session.data(self._stream, fin=True)
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         while (content := await self._outgoing.get()) is not None:
             writer.write(content)
             await writer.drain()
+
+        # Close only one direction, because the guest may still answer.
         writer.write_eof()

@@ -1,10 +1,11 @@
-"""API servers of workload clusters: real ones, reachable while a control plane guest of the cluster runs.
+"""Real API servers of workload clusters, reachable while a control plane guest of them runs.
 
-A cluster is identified by its CA. Its first control plane guest starts a kube-apiserver with that CA; each control
-plane guest forwards to it from port 6443 of its own address, and from the port where nodes join. Its data is in the
-sandbox's etcd and, like the guests' disks, outlives stopped guests until the last control plane VM of the cluster is
-deleted. There is no etcd quorum: one control plane guest of three is enough. Members of etcd on guests of kubeadm are
-real, and hold nothing.
+A cluster is identified by its CA. Its first control plane guest starts a kube-apiserver with that
+CA; each control plane guest forwards to it from port 6443 of its own address, and from the port
+where nodes join. Its data is in the sandbox's etcd and, like the guests' disks, outlives stopped
+guests until the last control plane VM of the cluster is deleted. There is no etcd quorum: one
+control plane guest of three is enough. Members of etcd on guests of kubeadm are real, and hold
+nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import hashlib
 import logging
 import shutil
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,28 +32,30 @@ from sandbox.processes.proxy import TcpProxy
 log = logging.getLogger(__name__)
 
 PORT = 6443
-# Between two looks for the first server of a cluster.
+# A guest checks at this interval whether the first server of its cluster runs.
 _AUTHORITY_SECONDS = 0.5
 DISK = "disk-"
 _NAME_FILE = "workload"
 _AUTHORITY_FILES, _CLIENTS_FILE = ("server-ca.crt", "server-ca.key"), "client-ca.crt"
-# Nothing here would remove the taint that this plugin adds to new Nodes.
 FLAGS = (
+    # Nothing here would remove the taint that this plugin adds to new Nodes.
     "--disable-admission-plugins=TaintNodesByCondition",
     # Host names of guests cannot be resolved.
     "--kubelet-preferred-address-types=InternalIP",
     # Nodes of kubeadm join with tokens that are Secrets.
     "--enable-bootstrap-token-auth",
 )
-# kubeadm's name for it, by which its control plane provider finds the certificate's expiry.
+# The name that kubeadm gives an API server's certificate. Its control plane provider looks for it
+# to report when the certificate expires.
 COMMON_NAME = "kube-apiserver"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A control plane guest: its address, the uid of its VM, its host name, the port where other nodes join.
+    """A control plane guest.
 
-    `etcd` is the CA of a real etcd.
+    `disk` is the uid of the VM, `node` the host name, `port` the port where other nodes join, and
+    `etcd` the CA of a real etcd.
     """
 
     address: str
@@ -68,7 +72,8 @@ class _Cluster:
     token: str = field(default="", repr=False)
     clients: bytes = b""
     sans: set[str] = field(default_factory=set)
-    # uids of the VMs whose disks hold the cluster's data, and the listeners of running guests by address
+    # The uids of VMs whose disks hold the cluster's data, and the listeners of running guests by
+    # address.
     disks: set[str] = field(default_factory=set)
     listeners: dict[str, list[TcpProxy]] = field(default_factory=dict)
     etcd: Etcd = field(default_factory=Etcd)
@@ -83,16 +88,20 @@ class Workloads:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._clusters: dict[str, _Cluster] = {}
-        self._started = asyncio.Condition()
+        # Notified when an API server has started.
+        self._starts = asyncio.Condition()
 
     def answers(self, address: str, port: int) -> bool:
-        """Whether a guest listens on that address and port."""
-        return port == PORT and any(address in cluster.listeners for cluster in self._clusters.values())
+        """Return whether a guest listens on that address and port."""
+        return port == PORT and any(
+            address in cluster.listeners for cluster in self._clusters.values()
+        )
 
     async def authority_of(self, disk: str, token: str) -> tuple[pki.CA, bytes]:
-        """Return the CA of the cluster with a token, and that of its clients (PEM), once a server of it runs.
+        """Return the CA of the cluster with a token, and the CA of the cluster's clients (PEM).
 
-        A server has them on its disk after it has joined, so that it starts again without another one.
+        Waits until a server of the cluster runs. After a server has joined, its disk has the CAs,
+        so that it can start again without another server.
         """
         folder = self.disk(disk)
         while True:
@@ -100,71 +109,75 @@ class Workloads:
                 names = (*_AUTHORITY_FILES, _CLIENTS_FILE)
                 certificate, key, clients = ((folder / name).read_bytes() for name in names)
                 return pki.CA(pki.KeyPair(certificate, key)), clients
+
             for cluster in self._clusters.values():
                 if cluster.server and cluster.token == token:
                     return cluster.server.ca, cluster.clients
             await asyncio.sleep(_AUTHORITY_SECONDS)
 
     async def serve(self, member: Member, join: Join) -> str:
-        """Listen on a guest's address; returns the URL of the API server behind it.
+        """Listen on a guest's address and return the URL of the API server behind it.
 
-        Raises ProcessError if the API server does not start, OSError if the guest cannot listen on its address.
+        Raises ProcessError if the API server does not start, OSError if the guest cannot listen on
+        its address.
         """
         ca = join.authority
         assert ca is not None  # noqa: S101 - a control plane guest has one
-        address, disk = member.address, member.disk
         cluster = self._clusters.setdefault(_fingerprint(ca.certificate), _Cluster())
+
+        # Only one guest at a time starts, because the first one creates the objects that all share.
         async with cluster.lock:
-            if not cluster.disks and not cluster.listeners:
-                # The disks with the data of an earlier cluster of this CA were deleted.
-                cluster.server, cluster.etcd = None, Etcd()
-            cluster.disks.add(disk)
-            if cluster.server is None:
-                name = self._name_on(disk) or f"workload-{_fingerprint(ca.certificate)}-{disk[:8]}"
-                admin = Token(join.token, ADMIN[0], ADMIN[1])
-                cluster.server = ApiServer(
-                    self._folder, name, ca=ca, client_authority=join.clients, tokens=[admin], flags=FLAGS
-                )
-                cluster.token, cluster.clients, cluster.sans = join.token, join.clients, set()
-            self._write_disk(disk, cluster.server.name, ca, cluster.clients)
-            self._sign(cluster, {*join.sans, address})
-            server = cluster.server
+            server = self._ensure_server(cluster, member, join, ca)
+            self._write_disk(member.disk, server.name, ca, cluster.clients)
+            self._sign(cluster, server, {*join.sans, member.address})
             if server.process is None or not server.process.alive:
                 await server.start()
                 log.info("workload API server %s started", server.name)
-            proxies = cluster.listeners[address] = []
-            for port in {PORT, member.port}:
-                proxy = TcpProxy((address, port), [(server.address, server.port)])
-                await proxy.start()
-                proxies.append(proxy)
+            await self._listen(cluster, member, server)
+
             program = next((program for program in PROGRAMS if program.name == join.program), None)
-            if program and cluster.members is None:
-                cluster.members = asyncio.create_task(Members(server, cluster.etcd, program).run())
-            etcdctl = await self._etcd(cluster, member)
-            kubelet = cluster.kubelets[address] = Kubelet(address, etcdctl, ca)
+            if program and (cluster.members is None or cluster.members.done()):
+                members = Members(server, cluster.etcd, program)
+                cluster.members = asyncio.create_task(members.run())
+
+            etcdctl = await self._start_etcd(cluster, member)
+            kubelet = cluster.kubelets[member.address] = Kubelet(member.address, etcdctl, ca)
             await kubelet.start()
-        async with self._started:
-            self._started.notify_all()
+
+        async with self._starts:
+            self._starts.notify_all()
         return server.url
 
     async def admin_token(self, ca: str) -> str:
-        """Return the token of a cluster's administrator, once its API server has run; `ca` is PEM."""
+        """Return the token of the administrator of the cluster with this CA (PEM).
+
+        Waits until its API server has run.
+        """
         name = _fingerprint(ca.encode())
-        async with self._started:
-            await self._started.wait_for(lambda: name in self._clusters and bool(self._clusters[name].token))
+        async with self._starts:
+            await self._starts.wait_for(
+                lambda: name in self._clusters and bool(self._clusters[name].token)
+            )
         return self._clusters[name].token
 
     async def leave(self, address: str) -> None:
-        """Stop listening on a guest's address; the API server stops with the last guest of the cluster."""
-        for cluster in self._clusters.values():
+        """Stop listening on a guest's address.
+
+        The API server stops with the last guest of the cluster.
+        """
+        # A copy, because guests of other clusters may start meanwhile.
+        for cluster in list(self._clusters.values()):
             if address not in cluster.listeners:
                 continue
+
             for proxy in cluster.listeners.pop(address):
                 await proxy.close()
             if address in cluster.kubelets:
                 await cluster.kubelets.pop(address).close()
             if cluster.real_etcd:
                 await cluster.real_etcd.stop(address)
+
+            # Check again under the lock, because another guest may be starting.
             async with cluster.lock:
                 if not cluster.listeners and cluster.server:
                     if cluster.members:
@@ -180,49 +193,100 @@ class Workloads:
         shutil.rmtree(self.disk(disk), ignore_errors=True)
 
     def disk(self, uid: str) -> Path:
-        """The folder for files on the disk of a VM, by the uid of the VM."""
+        """Return the folder for files on the disk of a VM, by the uid of the VM."""
         return self._folder / f"{DISK}{uid}"
 
     async def close(self) -> None:
         """Stop all API servers."""
-        for cluster in self._clusters.values():
+        for cluster in list(self._clusters.values()):
             for address in list(cluster.listeners):
                 await self.leave(address)
 
+    def _ensure_server(
+        self, cluster: _Cluster, member: Member, join: Join, ca: pki.CA
+    ) -> ApiServer:
+        """Return the API server of a cluster. The first guest gets a new one."""
+        if not cluster.disks and not cluster.listeners:
+            # An earlier cluster with this CA existed, and the disks with its data were deleted.
+            cluster.server = None
+            cluster.etcd = Etcd()
+        cluster.disks.add(member.disk)
+
+        if cluster.server is None:
+            fingerprint = _fingerprint(ca.certificate)
+            cluster.server = ApiServer(
+                self._folder,
+                self._name_on(member.disk) or f"workload-{fingerprint}-{member.disk[:8]}",
+                ca=ca,
+                client_authority=join.clients,
+                tokens=[Token(join.token, ADMIN[0], ADMIN[1])],
+                flags=FLAGS,
+            )
+            cluster.token = join.token
+            cluster.clients = join.clients
+            cluster.sans = set()
+        return cluster.server
+
+    async def _listen(self, cluster: _Cluster, member: Member, server: ApiServer) -> None:
+        # Register each proxy at once, because after a failure `leave` closes the started proxies.
+        proxies = cluster.listeners[member.address] = []
+        for port in {PORT, member.port}:
+            proxy = TcpProxy((member.address, port), [(server.address, server.port)])
+            await proxy.start()
+            proxies.append(proxy)
+
     def _name_on(self, disk: str) -> str:
-        """The name of the API server whose data a disk holds, also for the next simulator; empty for a new disk."""
+        """Return the name of the API server with data on a disk, empty for a new disk.
+
+        The name survives a restart of the simulator.
+        """
         with contextlib.suppress(FileNotFoundError):
             return (self.disk(disk) / _NAME_FILE).read_text()
         return ""
 
     def _write_disk(self, disk: str, name: str, ca: pki.CA, clients: bytes) -> None:
-        """Keep on a server's disk what it needs to start again."""
+        """Write the files with which a server starts again to its disk."""
         folder = self.disk(disk)
         folder.mkdir(mode=0o700, exist_ok=True)
-        contents = dict(zip(_AUTHORITY_FILES, (ca.certificate, ca.pair.key), strict=True))
-        for file, content in {**contents, _CLIENTS_FILE: clients, _NAME_FILE: name.encode()}.items():
+        certificate_file, key_file = _AUTHORITY_FILES
+        contents = {
+            certificate_file: ca.certificate,
+            key_file: ca.pair.key,
+            _CLIENTS_FILE: clients,
+            _NAME_FILE: name.encode(),
+        }
+        for file, content in contents.items():
             private_file(folder / file, content)
 
-    async def _etcd(self, cluster: _Cluster, member: Member) -> Etcdctl:
-        """Start the etcd of a guest, or note it as a member where there is none."""
+    async def _start_etcd(self, cluster: _Cluster, member: Member) -> Etcdctl:
+        """Start the etcd of a guest, or add a simulated member for a guest without etcd."""
         if member.etcd is None:
             cluster.etcd.join(member.disk, member.node)
             return cluster.etcd
+
         cluster.real_etcd = cluster.real_etcd or EtcdMembers(self._folder)
         return await cluster.real_etcd.start(
             etcd.Member(self.disk(member.disk) / "etcd", member.node, member.address, member.etcd)
         )
 
-    def _sign(self, cluster: _Cluster, names: set[str]) -> None:
-        """Renew the certificate for new names; the API server reloads the changed file."""
-        if names <= cluster.sans or cluster.server is None:
+    def _sign(self, cluster: _Cluster, server: ApiServer, names: Set[str]) -> None:
+        """Renew the certificate if there are new names. The API server reloads the changed file."""
+        if names <= cluster.sans:
             return
+
         cluster.sans |= names
-        own = [cluster.server.address, "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
-        pair = cluster.server.ca.server([*own, *sorted(cluster.sans)], common_name=COMMON_NAME)
-        private_file(self._folder / cluster.server.name / "tls.crt", pair.certificate)
-        private_file(self._folder / cluster.server.name / "tls.key", pair.key)
+        fixed_names = [
+            server.address,
+            "localhost",
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+        ]
+        pair = server.ca.server([*fixed_names, *sorted(cluster.sans)], common_name=COMMON_NAME)
+        private_file(self._folder / server.name / "tls.crt", pair.certificate)
+        private_file(self._folder / server.name / "tls.key", pair.key)
 
 
 def _fingerprint(certificate: bytes) -> str:
+    # PEM files differ in blank lines at their end.
     return hashlib.sha256(certificate.strip()).hexdigest()[:12]

@@ -8,22 +8,31 @@ from collections.abc import Iterator
 
 
 class Addresses:
-    """Addresses in use, by holder. DHCP gives a holder its previous address again if that is free."""
+    """Addresses in use, by holder.
+
+    DHCP gives a holder its previous address again if this address is free.
+    """
 
     def __init__(self) -> None:
         self._holders: dict[str, str] = {}
         self._leases: dict[str, str] = {}
+        # The address that DHCP must not give to a holder with its next lease.
         self._expired: dict[str, str] = {}
 
     def claim(self, address: str, holder: str) -> str:
-        """Use an address. Returns the holder that already uses it; empty on success."""
+        """Claim an address. Return the holder that already uses it; empty on success."""
         current = self._holders.setdefault(address, holder)
         return "" if current == holder else current
 
     def lease(self, dhcp: str, holder: str) -> str:
-        """Use an address of a DHCP range `<first>-<last>`. Raises LookupError when all are in use."""
-        before = self._leases.get(holder)
-        for address in itertools.chain([before] if before else [], _addresses(dhcp)):
+        """Claim an address of a DHCP range `<first>-<last>`.
+
+        Raise LookupError if all addresses are in use.
+        """
+        candidates = _iterate_range(dhcp)
+        if previous := self._leases.get(holder):
+            candidates = itertools.chain([previous], candidates)
+        for address in candidates:
             if address != self._expired.get(holder) and not self.claim(address, holder):
                 self._leases[holder] = address
                 return address
@@ -35,11 +44,11 @@ class Addresses:
             self._expired[holder] = self._leases.pop(holder)
 
     def release(self, holder: str) -> None:
-        """Stop using all addresses of a holder; its lease is remembered."""
+        """Stop using all addresses of a holder, and remember its lease."""
         for address in [ip for ip, name in self._holders.items() if name == holder]:
             del self._holders[address]
 
 
-def _addresses(dhcp: str) -> Iterator[str]:
+def _iterate_range(dhcp: str) -> Iterator[str]:
     first, last = (int(ipaddress.IPv4Address(part)) for part in dhcp.split("-"))
     return (str(ipaddress.IPv4Address(number)) for number in range(first, last + 1))

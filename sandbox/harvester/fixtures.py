@@ -1,13 +1,13 @@
-"""The objects that exist on the simulated Harvester from the start: hosts, networks, images, pools."""
+"""The objects on the simulated Harvester from the start: hosts, networks, images, pools."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -21,12 +21,12 @@ from sandbox.harvester import ippools, kinds
 from sandbox.harvester.config import Host, Image, Network, Pool, SimulatorConfig
 
 CRDS = Path(__file__).parent.parent / "crds"
-_HARVESTER = "harvester"
 IMAGE_STORAGE_PARAMETERS = {"migratable": "true", "numberOfReplicas": "3"}
+_HARVESTER = "harvester"
 
 
 def custom_resource_definitions() -> list[Obj]:
-    """The CRDs of Harvester, KubeVirt and Multus, from the files in `sandbox/crds`."""
+    """Return the CRDs of Harvester, KubeVirt and Multus, from the files in `sandbox/crds`."""
     return manifests.read(sorted(CRDS.glob("*.yaml")))
 
 
@@ -36,76 +36,27 @@ async def define(client: ApiClient) -> None:
 
 
 async def seed(client: ApiClient, config: SimulatorConfig) -> None:
-    """Create missing objects; existing ones keep the users' changes."""
-    await asyncio.gather(*(_ensure(client, NAMESPACES, {"metadata": {"name": name}}) for name in config.namespaces))
+    """Create missing objects. Existing objects keep the users' changes."""
+    namespaces = [{"metadata": {"name": name}} for name in config.namespaces]
+    await asyncio.gather(*(_ensure(client, NAMESPACES, obj) for obj in namespaces))
     await asyncio.gather(*(_ensure(client, resource, obj) for resource, obj in _objects(config)))
-    await client.patch(DEPLOYMENTS, _HARVESTER, kinds.SYSTEM, _AVAILABLE, subresource="status")
 
-
-_AVAILABLE = {
-    "status": {
+    # Report Harvester's own Deployment as available, because the provider reads that and nothing
+    # runs the Deployment here.
+    available = {"type": "Available", "status": "True", "reason": "MinimumReplicasAvailable"}
+    status = {
         "replicas": 1,
         "readyReplicas": 1,
         "availableReplicas": 1,
-        "conditions": [{"type": "Available", "status": "True", "reason": "MinimumReplicasAvailable"}],
+        "conditions": [available],
     }
-}
-
-
-def _objects(config: SimulatorConfig) -> list[tuple[Resource, Obj]]:
-    objects = [(DEPLOYMENTS, _deployment(name)) for name in (_HARVESTER, kinds.BALANCER_CONTROLLER)]
-    objects += [(NODES, _node(host)) for host in config.hosts]
-    objects += [(kinds.STORAGE_CLASSES, storage_class(name)) for name in config.storage_classes]
-    objects += [(STORAGE_PROFILES, storage_profile(name)) for name in config.storage_classes]
-    objects += [(kinds.IMAGES, _image(image)) for image in config.images]
-    objects += [(kinds.KEY_PAIRS, _key_pair(name)) for name in config.key_pairs]
-    objects += [(kinds.NETWORKS, _network(network)) for network in config.networks]
-    objects += [(kinds.IP_POOLS, _pool(pool)) for pool in config.pools]
-    return objects
-
-
-async def _ensure(client: ApiClient, resource: Resource, obj: Obj) -> None:
-    try:
-        await client.create(resource, kinds.typed(resource, obj))
-    except AlreadyExists:
-        return
-
-
-def _metadata(qualified: str, **more: Any) -> Obj:
-    namespace, _, name = qualified.rpartition("/")
-    return {"name": name, **({"namespace": namespace} if namespace else {}), **more}
-
-
-def _deployment(name: str) -> Obj:
-    labels = {"app.kubernetes.io/name": name}
-    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": name, "image": name}]}}
-    return {
-        "metadata": {"name": name, "namespace": kinds.SYSTEM},
-        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
-    }
-
-
-def _node(host: Host) -> Obj:
-    labels = {"kubernetes.io/hostname": host.name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
-    labels |= {kinds.CLUSTER_NETWORK: "true", "kubevirt.io/schedulable": "true"}
-    if host.zone:
-        labels["topology.kubernetes.io/zone"] = host.zone
-    spec: Obj = {}
-    if host.witness:
-        # Harvester's pkg/util/constants.go and pkg/installer/config/config.go.
-        labels["node-role.harvesterhci.io/witness"] = "true"
-        spec["taints"] = [{"key": "node-role.kubernetes.io/etcd", "value": "true", "effect": "NoExecute"}]
-    capacity = {"cpu": str(host.cpu), "memory": host.memory, "pods": "200"}
-    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": kinds.now()}
-    return {
-        "metadata": {"name": host.name, "labels": labels},
-        "spec": spec,
-        "status": {"capacity": capacity, "allocatable": capacity, "conditions": [ready]},
-    }
+    await client.patch(
+        DEPLOYMENTS, _HARVESTER, kinds.SYSTEM, {"status": status}, subresource="status"
+    )
 
 
 def storage_class(name: str) -> Obj:
-    """A StorageClass of Longhorn whose volumes can be migrated."""
+    """Return a StorageClass of Longhorn whose volumes can be migrated."""
     return {
         "metadata": {"name": name},
         "provisioner": "driver.longhorn.io",
@@ -115,32 +66,141 @@ def storage_class(name: str) -> Obj:
 
 
 def storage_profile(name: str) -> Obj:
-    """The StorageProfile that CDI has for such a class."""
-    modes = [{"accessModes": [mode], "volumeMode": "Block"} for mode in ("ReadWriteMany", "ReadWriteOnce")]
-    status = {"storageClass": name, "provisioner": "driver.longhorn.io", "claimPropertySets": modes}
+    """Return the StorageProfile that CDI has for such a class."""
+    # CDI fills claims with the modes that come first.
+    modes = [
+        {"accessModes": [mode], "volumeMode": "Block"}
+        for mode in ("ReadWriteMany", "ReadWriteOnce")
+    ]
+    status = {
+        "storageClass": name,
+        "provisioner": "driver.longhorn.io",
+        "claimPropertySets": modes,
+    }
     return {"metadata": {"name": name}, "spec": {}, "status": status}
 
 
+async def _ensure(client: ApiClient, resource: Resource, obj: Obj) -> None:
+    with contextlib.suppress(AlreadyExists):
+        await client.create(resource, kinds.typed(resource, obj))
+
+
+def _objects(config: SimulatorConfig) -> list[tuple[Resource, Obj]]:
+    return [
+        (DEPLOYMENTS, _deployment(_HARVESTER, f"rancher/harvester:v{config.harvester}")),
+        (DEPLOYMENTS, _deployment(kinds.BALANCER_CONTROLLER, kinds.BALANCER_CONTROLLER)),
+        *((NODES, _node(host)) for host in config.hosts),
+        *((kinds.STORAGE_CLASSES, storage_class(name)) for name in config.storage_classes),
+        *((STORAGE_PROFILES, storage_profile(name)) for name in config.storage_classes),
+        *((kinds.IMAGES, _image(image)) for image in config.images),
+        *((kinds.KEY_PAIRS, _key_pair(name)) for name in config.key_pairs),
+        *((kinds.NETWORKS, _network(network)) for network in config.networks),
+        *((kinds.IP_POOLS, _pool(pool)) for pool in config.pools),
+    ]
+
+
+def _metadata(qualified: str) -> Obj:
+    namespace, _, name = qualified.rpartition("/")
+    return {"name": name, "namespace": namespace} if namespace else {"name": name}
+
+
+def _deployment(name: str, image: str) -> Obj:
+    labels = {"app.kubernetes.io/name": name}
+    template = {
+        "metadata": {"labels": labels},
+        "spec": {"containers": [{"name": name, "image": image}]},
+    }
+    return {
+        "metadata": {"name": name, "namespace": kinds.SYSTEM},
+        "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
+    }
+
+
+def _node(host: Host) -> Obj:
+    labels = {
+        "kubernetes.io/hostname": host.name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+        kinds.CLUSTER_NETWORK: "true",
+        "kubevirt.io/schedulable": "true",
+    }
+    if host.zone:
+        labels["topology.kubernetes.io/zone"] = host.zone
+
+    spec: Obj = {}
+    if host.witness:
+        # Modelled after Harvester's pkg/util/constants.go and pkg/installer/config/config.go.
+        labels["node-role.harvesterhci.io/witness"] = "true"
+        spec["taints"] = [
+            {"key": "node-role.kubernetes.io/etcd", "value": "true", "effect": "NoExecute"}
+        ]
+
+    capacity = {"cpu": str(host.cpu), "memory": host.memory, "pods": "200"}
+    ready = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "KubeletReady",
+        "lastTransitionTime": kinds.now(),
+    }
+    return {
+        "metadata": {"name": host.name, "labels": labels},
+        "spec": spec,
+        "status": {"capacity": capacity, "allocatable": capacity, "conditions": [ready]},
+    }
+
+
 def _image(image: Image) -> Obj:
-    url = f"https://images.example.com/{image.display_name}.qcow2"
-    spec = {"displayName": image.display_name, "sourceType": "download", "url": url, "backend": "backingimage"}
+    spec = {
+        "displayName": image.display_name,
+        "sourceType": "download",
+        "url": f"https://images.example.com/{image.display_name}.qcow2",
+        "backend": "backingimage",
+    }
     return {"metadata": _metadata(image.name), "spec": spec}
 
 
 def _key_pair(name: str) -> Obj:
-    public = Ed25519PrivateKey.generate().public_key()
-    text = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
-    digest = hashlib.sha256(base64.b64decode(text.split()[1])).digest()
+    public_key = (
+        Ed25519PrivateKey.generate()
+        .public_key()
+        .public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        .decode()
+    )
+    # `ssh-keygen -l` prints a fingerprint in this form.
+    digest = hashlib.sha256(base64.b64decode(public_key.split()[1])).digest()
     fingerprint = "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
-    return {"metadata": _metadata(name), "spec": {"publicKey": text}, "status": {"fingerPrint": fingerprint}}
+    return {
+        "metadata": _metadata(name),
+        "spec": {"publicKey": public_key},
+        "status": {"fingerPrint": fingerprint},
+    }
 
 
 def _network(network: Network) -> Obj:
-    route = {"mode": "manual", "cidr": network.cidr, "gateway": network.gateway, "connectivity": "true"}
-    annotations = {kinds.NETWORK_ROUTE: json.dumps(route), kinds.NETWORK_DHCP: network.dhcp}
-    labels = {kinds.NETWORK_CLUSTER_NETWORK: kinds.MANAGEMENT_NETWORK, kinds.NETWORK_TYPE: "L2VlanNetwork"}
-    config = {"cniVersion": "0.3.1", "name": network.name.rpartition("/")[2], "type": "bridge", "bridge": "mgmt-br"}
-    metadata = _metadata(network.name, annotations=annotations, labels=labels)
+    metadata = _metadata(network.name)
+
+    route = {
+        "mode": "manual",
+        "cidr": network.cidr,
+        "gateway": network.gateway,
+        "connectivity": "true",
+    }
+    metadata["annotations"] = {
+        kinds.NETWORK_ROUTE: json.dumps(route),
+        kinds.NETWORK_DHCP: network.dhcp,
+    }
+    metadata["labels"] = {
+        kinds.NETWORK_CLUSTER_NETWORK: kinds.MANAGEMENT_NETWORK,
+        kinds.NETWORK_TYPE: "L2VlanNetwork",
+    }
+
+    # CNI configurations are JSON in a string.
+    config = {
+        "cniVersion": "0.3.1",
+        "name": metadata["name"],
+        "type": "bridge",
+        "bridge": "mgmt-br",
+    }
     return {"metadata": metadata, "spec": {"config": json.dumps(config)}}
 
 
@@ -149,5 +209,8 @@ def _pool(pool: Pool) -> Obj:
     spec: Obj = {"ranges": [{"subnet": pool.subnet, **addresses}]}
     if pool.network:
         spec["selector"] = {"network": pool.network}
-    status = {"total": ippools.total(spec), "available": ippools.total(spec), "lastAllocated": ""}
+
+    # IPPools have no subresource `status`, so the API server keeps the status at the creation.
+    total = ippools.total(spec)
+    status = {"total": total, "available": total, "lastAllocated": ""}
     return {"metadata": {"name": pool.name}, "spec": spec, "status": status}

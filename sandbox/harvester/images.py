@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 
-from caphv.api.object import STORAGE_CLASSES, Key, Obj, uid_of
+from caphv.api.object import STORAGE_CLASSES, Key, Obj, at, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import AlreadyExists
@@ -26,22 +26,22 @@ class Images:
         self._informers = informers
         self._config = config
         self._controller = Controller("images", self._reconcile)
-        # When (monotonic) the import of an image began, by uid.
-        self._since: dict[str, float] = {}
+        # The time (monotonic) at which the import of an image began, by uid.
+        self._start_times: dict[str, float] = {}
 
     async def run(self) -> None:
         """Run until cancelled; the informers must be synced."""
-        self._informers.images.add_handler(self._changed)
-        self._informers.data_volumes.add_handler(self._changed)
+        self._informers.images.add_handler(self._enqueue)
+        # The DataVolume of an image has its name.
+        self._informers.data_volumes.add_handler(self._enqueue)
         await self._controller.run()
 
-    def _changed(self, change: Change) -> None:
-        # The DataVolume of an image has its name.
+    def _enqueue(self, change: Change) -> None:
         self._controller.enqueue(change.key)
 
     async def _reconcile(self, key: Key) -> Result | None:
         image = self._informers.images.get(*key)
-        if image is None or not self._is_ours(image):
+        if image is None or not self._needs_import(image):
             return None
 
         if datavolumes.is_cdi(image):
@@ -49,43 +49,50 @@ class Images:
             return None
         return await self._import(key, image)
 
-    def _is_ours(self, image: Obj) -> bool:
-        """Whether an import has to begin or to continue here: another status is that of a user."""
+    def _needs_import(self, image: Obj) -> bool:
+        """Return whether an import has to begin or to continue here."""
         if image["spec"]["sourceType"] == "upload":
             return False
-        conditions = (image.get("status") or {}).get("conditions") or ()
-        imported = next((entry["status"] for entry in conditions if entry["type"] == "Imported"), "")
-        continues = uid_of(image) in self._since or datavolumes.is_cdi(image)
-        return not conditions or (imported == "Unknown" and continues)
+        conditions = at(image, "status", "conditions") or ()
+        if not conditions:
+            return True
+
+        # If this controller has not written the status, a user did so to simulate an import.
+        is_ours = uid_of(image) in self._start_times or datavolumes.is_cdi(image)
+        imported = next(
+            (entry["status"] for entry in conditions if entry["type"] == "Imported"), ""
+        )
+        return is_ours and imported == "Unknown"
 
     async def _import(self, key: Key, image: Obj) -> Result | None:
         by_uid = self._config.release.image_class_by_uid
         storage_class = f"lh-{uid_of(image)}" if by_uid else f"longhorn-{key.name}"
         with contextlib.suppress(AlreadyExists):
-            await self._informers.client.create(
-                STORAGE_CLASSES, kinds.typed(STORAGE_CLASSES, fixtures.storage_class(storage_class))
-            )
+            obj = kinds.typed(STORAGE_CLASSES, fixtures.storage_class(storage_class))
+            await self._informers.client.create(STORAGE_CLASSES, obj)
 
-        now, duration = time.monotonic(), self._config.import_seconds
-        remaining = self._since.setdefault(uid_of(image), now) + duration - now
+        time_now, duration = time.monotonic(), self._config.import_seconds
+        remaining = self._start_times.setdefault(uid_of(image), time_now) + duration - time_now
         if remaining <= 0:
-            self._since.pop(uid_of(image), None)
+            self._start_times.pop(uid_of(image), None)
             await self._report(key, image, storage_class, 100)
             return None
-        # Half of the way is reported once, so that something can be seen.
-        await self._report(key, image, storage_class, 50 if remaining <= duration / 2 else 0)
+
+        # Report half of the way once, so that users can see progress.
+        progress = 50 if remaining <= duration / 2 else 0
+        await self._report(key, image, storage_class, progress)
         return Result(requeue_after=min(remaining, duration / 2))
 
     async def _import_by_cdi(self, key: Key, image: Obj) -> None:
-        """Have CDI download the image, and report how far it is."""
+        """Let CDI download the image, and report the progress."""
         volume = self._informers.data_volumes.get(*key)
         if volume is None:
             with contextlib.suppress(AlreadyExists):
-                wanted = datavolumes.of_image(image, VIRTUAL_SIZE)
-                self._informers.data_volumes.observe(await self._informers.client.create(kinds.DATA_VOLUMES, wanted))
+                volume = datavolumes.image_volume(image, VIRTUAL_SIZE)
+                await self._informers.create(self._informers.data_volumes, volume)
             return
-        status = volume.get("status") or {}
-        progress = 100 if status.get("phase") == datavolumes.SUCCEEDED else _percent(status.get("progress", ""))
+
+        progress = 100 if datavolumes.is_filled(volume) else _percent(volume)
         await self._report(key, image, datavolumes.target_class(image), progress)
 
     async def _report(self, key: Key, image: Obj, storage_class: str, progress: int) -> None:
@@ -96,12 +103,11 @@ class Images:
             "virtualSize": VIRTUAL_SIZE,
             "conditions": [{"type": "Initialized", "status": "True"}, imported],
         }
-        known = image.get("status") or {}
-        if {name: known.get(name) for name in status} != status:
-            answer = await self._informers.client.patch(kinds.IMAGES, key.name, key.namespace, {"status": status})
-            self._informers.images.observe(answer)
+        if any(at(image, "status", name) != value for name, value in status.items()):
+            await self._informers.patch(self._informers.images, key, {"status": status})
 
 
-def _percent(progress: str) -> int:
-    number = progress.partition(".")[0].removesuffix("%")
+def _percent(volume: Obj) -> int:
+    """Return the progress of a DataVolume, whose text is `50.0%` or `N/A`."""
+    number = str(at(volume, "status", "progress") or "").partition(".")[0].removesuffix("%")
     return int(number) if number.isdigit() else 0

@@ -1,6 +1,6 @@
-"""What KubeVirt writes into the instances of VMs. Pure.
+"""The instances of VMs and their status, as KubeVirt writes them. Pure.
 
-Each function returns an instance, or the change of one as a merge patch.
+Each function returns an instance, or a merge patch for one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import hashlib
 import uuid
 from string import ascii_lowercase
 
-from caphv.api.object import Obj, uid_of
-from sandbox.harvester import kinds, migration
+from caphv.api.object import Obj, at, uid_of
+from sandbox.harvester import hotplug, kinds, migration
 from sandbox.harvester.mutations import interfaces_of
 
 # Namespace of the UUIDs that KubeVirt derives from names.
@@ -19,136 +19,191 @@ LEGACY_UUIDS = uuid.UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
 
 
 def phase_of(vmi: Obj) -> str:
-    """The phase of an instance."""
-    return str(vmi.get("status", {}).get("phase", ""))
+    """Return the phase of an instance."""
+    return str(at(vmi, "status", "phase") or "")
 
 
 def host_of(vmi: Obj) -> str:
-    """The host of an instance, empty before it has one."""
-    return str(vmi.get("status", {}).get("nodeName", ""))
+    """Return the host of an instance; empty before it has one."""
+    return str(at(vmi, "status", "nodeName") or "")
+
+
+def target_of(vmi: Obj) -> str:
+    """Return the host to which an instance is migrating; empty if it is not."""
+    state = vmi["status"].get("migrationState") or {}
+    return "" if state.get("endTimestamp") else str(state.get("targetNode") or "")
 
 
 def instance_of(vm: Obj, host: str) -> Obj:
-    """A new instance of a VM; on `host`, unless that is empty."""
-    template, metadata = vm["spec"]["template"], vm["metadata"]
-    meta = template.get("metadata") or {}
-    owner = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": metadata["name"], "uid": uid_of(vm)}
-    passed = ["Pending", *(["Scheduling", "Scheduled"] if host else [])]
-    vmi: Obj = {
+    """Return a new instance of a VM. It runs on `host` unless `host` is empty."""
+    metadata = vm["metadata"]
+    template_metadata = vm["spec"]["template"].get("metadata") or {}
+    owner = {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "name": metadata["name"],
+        "uid": uid_of(vm),
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+    # Also record the phases that have passed before this write.
+    phases = ["Pending", *(["Scheduling", "Scheduled"] if host else [])]
+    status: Obj = {
+        "phase": phases[-1],
+        "phaseTransitionTimestamps": [_phase_transition(phase) for phase in phases],
+    }
+    if host:
+        status["nodeName"] = host
+
+    return {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",
         "metadata": {
             "name": metadata["name"],
             "namespace": metadata["namespace"],
-            "labels": meta.get("labels") or {},
-            "annotations": meta.get("annotations") or {},
-            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
+            "labels": template_metadata.get("labels") or {},
+            "annotations": template_metadata.get("annotations") or {},
+            "ownerReferences": [owner],
         },
-        "spec": _spec(vm),
-        "status": {"phase": passed[-1], "phaseTransitionTimestamps": [_passed(phase) for phase in passed]},
+        "spec": _instance_spec(vm),
+        "status": status,
     }
-    if host:
-        vmi["status"]["nodeName"] = host
-    return vmi
 
 
-def _spec(vm: Obj) -> Obj:
-    spec = _with_macs(vm["spec"]["template"]["spec"], vm)
-    return {**spec, "domain": _domain(spec["domain"], vm["metadata"]["name"])}
+def waiting_patch(vmi: Obj, message: str, *, exists: bool) -> Obj:
+    """Return the patch for an instance whose Pod waits for a claim or a host.
 
-
-def _with_macs(spec: Obj, vm: Obj) -> Obj:
-    """The spec of an instance, whose interfaces have MAC addresses: KubeVirt gives them those that the VM lacks.
-
-    They are the same after each restart, as Harvester writes them back to the VM.
+    :param exists: whether the Pod exists, which requires that all claims exist
     """
-    if all(nic.get("macAddress") for nic in interfaces_of(spec)):
-        return spec
-    spec = copy.deepcopy(spec)
-    for nic in interfaces_of(spec):
-        digest = hashlib.sha256(f"{uid_of(vm)}/{nic['name']}".encode()).digest()
-        nic.setdefault("macAddress", ":".join(f"{byte:02x}" for byte in (0x02, *digest[:5])))
-    return spec
-
-
-def _domain(domain: Obj, name: str) -> Obj:
-    """The domain with a UUID of its firmware: without one of its own, KubeVirt up to 1.5 derives it from the name."""
-    firmware = domain.get("firmware") or {}
-    return {**domain, "firmware": {"uuid": str(uuid.uuid5(LEGACY_UUIDS, name)), **firmware}}
-
-
-def waiting(vmi: Obj, message: str, *, exists: bool) -> Obj:
-    """The change of an instance whose Pod does not exist without its claims, or finds no host without volumes."""
-    conditions = kinds.with_condition(vmi, kinds.condition("PodScheduled", False, "Unschedulable", message))
-    conditions = [entry for entry in conditions if entry["type"] != "Synchronized"]
+    unscheduled = kinds.condition("PodScheduled", False, "Unschedulable", message)
+    conditions = [
+        entry for entry in kinds.with_condition(vmi, unscheduled) if entry["type"] != "Synchronized"
+    ]
     if not exists:
         conditions.append(kinds.condition("Synchronized", False, "FailedPvcNotFound", message))
     return {"status": {"phase": "Scheduling" if exists else "Pending", "conditions": conditions}}
 
 
-def _passed(phase: str) -> Obj:
-    return {"phase": phase, "phaseTransitionTimestamp": kinds.now()}
+def scheduled_patch(vmi: Obj, host: str) -> Obj:
+    """Return the patch for an instance whose Pod has got a host."""
+    not_ready = kinds.condition(
+        "Ready", False, "GuestNotRunning", "Guest VM is not reported as running"
+    )
+    return _phase_patch(vmi, "Scheduled", [not_ready], nodeName=host)
 
 
-def scheduled(vmi: Obj, host: str) -> Obj:
-    """The change of an instance whose Pod has found a host."""
-    times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Scheduled")]
-    conditions = [kinds.condition("Ready", False, "GuestNotRunning", "Guest VM is not reported as running")]
-    status = {"phase": "Scheduled", "nodeName": host, "conditions": conditions, "phaseTransitionTimestamps": times}
-    return {"status": status}
-
-
-def migrating(vmi: Obj, target: str) -> Obj:
-    """The change of an instance that begins to migrate."""
-    state = {"sourceNode": vmi["status"]["nodeName"], "targetNode": target, "startTimestamp": kinds.now()}
-    # Nothing of an earlier migration remains.
-    return {"status": {"migrationState": {**state, "completed": None, "endTimestamp": None}}}
-
-
-def target_of(vmi: Obj) -> str:
-    """The host to which an instance is migrating, empty if it is not."""
-    state = vmi["status"].get("migrationState") or {}
-    return "" if state.get("endTimestamp") else str(state.get("targetNode") or "")
-
-
-def migrated(vmi: Obj, target: str) -> Obj:
-    """The change of an instance that has migrated.
-
-    Its guest does not notice; the new virt-launcher knows only the domain's interfaces until the guest agent answers.
-    """
-    source = vmi["status"]["nodeName"]
-    state = {"sourceNode": source, "targetNode": target, "completed": True, "endTimestamp": kinds.now()}
-    changed = {"nodeName": target, "migrationState": state, "evacuationNodeName": None}
-    return {"status": {**changed, **without_agent(vmi)}}
-
-
-def without_agent(vmi: Obj) -> Obj:
-    """The part of an instance's status that the guest agent reports, while it is silent (kubevirt: `updateStatus`)."""
-    kept = ("name", "mac")
-    interfaces = [
-        {**{name: entry[name] for name in kept if name in entry}, "infoSource": "domain"}
-        for entry in vmi["status"].get("interfaces") or ()
-        if entry.get("name")
-    ]
-    conditions = [entry for entry in vmi["status"].get("conditions") or () if entry["type"] != "AgentConnected"]
-    return {"interfaces": interfaces, "conditions": conditions}
-
-
-def running(vmi: Obj, claims: list[Obj]) -> Obj:
-    """The change of an instance whose guest boots; `claims` are its disks."""
-    times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Running")]
+def running_patch(vmi: Obj, claims: list[Obj]) -> Obj:
+    """Return the patch for an instance whose guest boots. `claims` are the disks."""
     conditions = kinds.with_condition(vmi, kinds.condition("Ready", True))
     conditions = [entry for entry in conditions if entry["type"] != migration.MIGRATABLE]
     conditions.append(migration.migratable_condition(vmi, claims))
+
     # Guests see the disks in this order.
     disks = [disk["name"] for disk in vmi["spec"]["domain"]["devices"].get("disks") or ()]
-    volumes = [{"name": name, "target": f"vd{letter}"} for name, letter in zip(disks, ascii_lowercase, strict=False)]
-    status = {"phase": "Running", "conditions": conditions, "phaseTransitionTimestamps": times, "volumeStatus": volumes}
-    return {"status": status}
+    volumes = [
+        {"name": name, "target": f"vd{letter}"}
+        for name, letter in zip(disks, ascii_lowercase, strict=False)
+    ]
+    sizes = hotplug.current_sizes(vmi)
+    return _phase_patch(vmi, "Running", conditions, volumeStatus=volumes, **sizes)
 
 
-def failed(vmi: Obj) -> Obj:
-    """The change of an instance whose host has failed."""
-    times = [*vmi["status"].get("phaseTransitionTimestamps", ()), _passed("Failed")]
-    conditions = kinds.with_condition(vmi, kinds.condition("Ready", False, "NodeUnresponsive"))
-    return {"status": {"phase": "Failed", "conditions": conditions, "phaseTransitionTimestamps": times}}
+def failed_patch(vmi: Obj) -> Obj:
+    """Return the patch for an instance whose host has failed."""
+    unresponsive = kinds.condition("Ready", False, "NodeUnresponsive")
+    return _phase_patch(vmi, "Failed", kinds.with_condition(vmi, unresponsive))
+
+
+def migrating_patch(vmi: Obj, target: str) -> Obj:
+    """Return the patch for an instance that begins to migrate to the host `target`."""
+    state = {
+        "sourceNode": vmi["status"]["nodeName"],
+        "targetNode": target,
+        "startTimestamp": kinds.now(),
+        # Remove the result of an earlier migration.
+        "completed": None,
+        "endTimestamp": None,
+    }
+    return {"status": {"migrationState": state}}
+
+
+def migrated_patch(vmi: Obj, target: str) -> Obj:
+    """Return the patch for an instance that has migrated to the host `target`."""
+    state = {
+        "sourceNode": vmi["status"]["nodeName"],
+        "targetNode": target,
+        "completed": True,
+        "endTimestamp": kinds.now(),
+    }
+    # The guest does not notice the migration. Until its agent answers, the new virt-launcher knows
+    # only the interfaces of the domain.
+    status = {
+        "nodeName": target,
+        "migrationState": state,
+        "evacuationNodeName": None,
+        # The new virt-launcher starts with the sizes in the spec.
+        **hotplug.current_sizes(vmi),
+    }
+    silent = silent_agent_status(vmi)
+    silent["conditions"] = hotplug.without_changes(silent["conditions"])
+    return {"status": status | silent}
+
+
+def silent_agent_status(vmi: Obj) -> Obj:
+    """Return the interfaces and conditions of an instance while its guest agent is silent.
+
+    Modelled after `updateStatus` of KubeVirt.
+    """
+    interfaces = []
+    for nic in vmi["status"].get("interfaces") or ():
+        if nic.get("name"):
+            known_fields = {name: nic[name] for name in ("name", "mac") if name in nic}
+            interfaces.append({**known_fields, "infoSource": "domain"})
+
+    conditions = [
+        entry
+        for entry in vmi["status"].get("conditions") or ()
+        if entry["type"] != "AgentConnected"
+    ]
+    return {"interfaces": interfaces, "conditions": conditions}
+
+
+def _instance_spec(vm: Obj) -> Obj:
+    spec = _add_macs(vm["spec"]["template"]["spec"], uid_of(vm))
+
+    # If the VM's spec has no UUID, KubeVirt up to 1.5 derives it from the name. So the UUID stays
+    # the same when a VM is recreated.
+    firmware_uuid = str(uuid.uuid5(LEGACY_UUIDS, vm["metadata"]["name"]))
+    firmware = {"uuid": firmware_uuid, **(spec["domain"].get("firmware") or {})}
+    return {**spec, "domain": {**spec["domain"], "firmware": firmware}}
+
+
+def _add_macs(spec: Obj, uid: str) -> Obj:
+    """Return the spec with a MAC address for each interface, as KubeVirt assigns them."""
+    if all(nic.get("macAddress") for nic in interfaces_of(spec)):
+        return spec
+
+    spec = copy.deepcopy(spec)
+    for nic in interfaces_of(spec):
+        # The address is the same after each restart, because Harvester writes it back to the VM.
+        digest = hashlib.sha256(f"{uid}/{nic['name']}".encode()).digest()
+        nic.setdefault("macAddress", ":".join(f"{byte:02x}" for byte in (0x02, *digest[:5])))
+    return spec
+
+
+def _phase_patch(vmi: Obj, phase: str, conditions: list[Obj], **fields: object) -> Obj:
+    """Return the patch for an instance that enters a phase, with the times of all its phases."""
+    times = vmi["status"].get("phaseTransitionTimestamps", ())
+    return {
+        "status": {
+            "phase": phase,
+            "conditions": conditions,
+            "phaseTransitionTimestamps": [*times, _phase_transition(phase)],
+            **fields,
+        }
+    }
+
+
+def _phase_transition(phase: str) -> Obj:
+    return {"phase": phase, "phaseTransitionTimestamp": kinds.now()}

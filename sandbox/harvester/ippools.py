@@ -1,7 +1,7 @@
 """Arithmetic and validation of Harvester's IPPools.
 
-Every writer updates `available` by adding or subtracting one; only the pool's controller recounts it, at start-up or
-when the ranges change.
+Every writer updates `available` by adding or subtracting one; only the pool's controller recounts
+it, at start-up or when the ranges change.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ import ipaddress
 import itertools
 from collections.abc import Iterable, Iterator
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 
 Span = tuple[int, int]
 
 
 def spans(spec: Obj) -> list[Span]:
-    """First and last address of each range, as numbers. A range without bounds is all host addresses of its subnet."""
-    found = []
+    """Return the first and last address of each range, as numbers.
+
+    A range without bounds contains all host addresses of its subnet.
+    """
+    result = []
     for entry in spec["ranges"]:
         subnet = ipaddress.IPv4Network(entry["subnet"], strict=False)
         first = entry.get("rangeStart") or str(subnet.network_address + 1)
         last = entry.get("rangeEnd") or str(subnet.broadcast_address - 1)
-        found.append((int(ipaddress.IPv4Address(first)), int(ipaddress.IPv4Address(last))))
-    return found
+        result.append((int(ipaddress.IPv4Address(first)), int(ipaddress.IPv4Address(last))))
+    return result
 
 
 def addresses(spec: Obj) -> Iterator[str]:
@@ -36,19 +39,24 @@ def addresses(spec: Obj) -> Iterator[str]:
 
 
 def total(spec: Obj) -> int:
-    """Number of allocatable addresses."""
+    """Return the number of allocatable addresses."""
+    # Compute the number from the bounds, because a pool may have millions of addresses.
     gateways = _gateways(spec)
-    return sum(last - first + 1 - sum(first <= gateway <= last for gateway in gateways) for first, last in spans(spec))
+    count = 0
+    for first, last in spans(spec):
+        gateways_in_span = sum(first <= gateway <= last for gateway in gateways)
+        count += last - first + 1 - gateways_in_span
+    return count
 
 
 def contains(spec: Obj, address: str) -> bool:
-    """Whether an address lies in one of the ranges."""
+    """Return whether an address lies in one of the ranges."""
     number = int(ipaddress.IPv4Address(address))
     return any(first <= number <= last for first, last in spans(spec))
 
 
 def network_of(spec: Obj, address: str) -> dict[str, str]:
-    """Gateway and mask of the range of an address, as a LoadBalancer reports them."""
+    """Return gateway and mask of the range of an address, as a LoadBalancer reports them."""
     for entry in spec["ranges"]:
         subnet = ipaddress.IPv4Network(entry["subnet"], strict=False)
         if ipaddress.IPv4Address(address) in subnet:
@@ -58,8 +66,8 @@ def network_of(spec: Obj, address: str) -> dict[str, str]:
 
 
 def address_of(status: Obj, holder: str) -> str:
-    """The address allocated to `holder`; empty if none."""
-    return next((ip for ip, name in (status.get("allocated") or {}).items() if name == holder), "")
+    """Return the address allocated to `holder`; empty if none."""
+    return _address_in(status.get("allocated") or {}, holder)
 
 
 class AllocationError(Exception):
@@ -67,83 +75,120 @@ class AllocationError(Exception):
 
 
 class DuplicateAllocationError(AllocationError):
-    """The pool has an address for the holder, and the history does not say so."""
+    """The pool has an address for the holder that the history does not contain."""
 
 
 def reserve(pool: Obj, holder: str) -> tuple[Obj, str]:
-    """Status with an address allocated to `holder`: the one in its history, otherwise the first free one.
+    """Return a status with an address allocated to `holder`, and the address.
 
-    The history decides even if its address is reserved already: for the holder that changes nothing, for another one it
-    is an error (load-balancer-harvester: `Get` in pkg/ipam/allocator.go, `Reserve` in pkg/ipam/store/store.go). Without
-    history, an address that the holder has is an error (containernetworking/plugins: `Get` in host-local's
-    backend/allocator/allocator.go). Raises `AllocationError`.
+    The address is the holder's address in the history, or else the first free one. Raise
+    `AllocationError`.
     """
     status = dict(pool["status"])
     allocated = dict(status.get("allocated") or {})
     history = dict(status.get("allocatedHistory") or {})
-    before = next((ip for ip, name in history.items() if name == holder), "")
-    if before and allocated.get(before) == holder:
-        return status, before
-    if before in allocated:
-        raise AllocationError(f"requested IP address {before} is not available in range set")
-    held = "" if before else address_of(status, holder)
-    if held:
-        raise DuplicateAllocationError(f"{held} has been allocated to {holder}, duplicate allocation is not allowed")
-    chosen = before or next((ip for ip in addresses(pool["spec"]) if ip not in allocated), "")
-    if not chosen:
+
+    # The address in the history is used even if it is already reserved. A reservation for the same
+    # holder stays as it is, and a reservation for another holder is an error (`Get` in
+    # pkg/ipam/allocator.go and `Reserve` in pkg/ipam/store/store.go of load-balancer-harvester).
+    previous = _address_in(history, holder)
+    if previous and allocated.get(previous) == holder:
+        return status, previous
+    if previous in allocated:
+        raise AllocationError(f"requested IP address {previous} is not available in range set")
+
+    # If the history has no address, it is an error that the holder already has one (`Get` in
+    # host-local's backend/allocator/allocator.go of containernetworking/plugins).
+    duplicate = "" if previous else address_of(status, holder)
+    if duplicate:
+        raise DuplicateAllocationError(
+            f"{duplicate} has been allocated to {holder}, duplicate allocation is not allowed"
+        )
+
+    address = previous or next((ip for ip in addresses(pool["spec"]) if ip not in allocated), "")
+    if not address:
         raise AllocationError("no IP addresses available in range set")
-    history.pop(chosen, None)
-    status |= {"allocated": allocated | {chosen: holder}, "allocatedHistory": history}
-    status |= {"available": status["available"] - 1, "lastAllocated": chosen}
-    return status, chosen
+
+    history.pop(address, None)
+    status |= {
+        "allocated": allocated | {address: holder},
+        "allocatedHistory": history,
+        "available": status["available"] - 1,
+        "lastAllocated": address,
+    }
+    return status, address
 
 
 def release(pool: Obj, address: str, holder: str) -> Obj | None:
-    """Status with the address released and its holder in the history; None if another holder has it."""
+    """Return a status with the address released and its holder in the history.
+
+    Return None if another holder has the address.
+    """
     status = dict(pool["status"])
     allocated = dict(status.get("allocated") or {})
     if allocated.get(address) != holder:
         return None
+
     del allocated[address]
     status |= {"allocated": allocated, "available": status["available"] + 1}
     status["allocatedHistory"] = (status.get("allocatedHistory") or {}) | {address: holder}
     return status
 
 
-def recount(pool: Obj) -> Obj:
-    """Status as the pool's controller computes it: total from the ranges, available from the allocations.
+def recounted_status(pool: Obj) -> Obj:
+    """Return the status as the pool's controller computes it.
 
-    History outside of the ranges is forgotten, and the pool is Ready.
+    The total follows from the ranges, `available` from the allocations. History outside of the
+    ranges is forgotten, and the pool is Ready.
     """
     status = dict(pool.get("status") or {})
     count = total(pool["spec"])
-    available = count - len(status.get("allocated") or {})
-    status |= {"total": count, "available": available, "lastAllocated": status.get("lastAllocated", "")}
+    status |= {
+        "total": count,
+        "available": count - len(status.get("allocated") or {}),
+        "lastAllocated": status.get("lastAllocated", ""),
+    }
+
     if history := status.get("allocatedHistory"):
-        status["allocatedHistory"] = {ip: name for ip, name in history.items() if contains(pool["spec"], ip)}
+        status["allocatedHistory"] = {
+            ip: name for ip, name in history.items() if contains(pool["spec"], ip)
+        }
     return status | {"conditions": [{"type": "Ready", "status": "True"}]}
 
 
 def validate(pool: Obj, others: Iterable[Obj] = ()) -> str:
-    """Reason to deny a pool: invalid or overlapping ranges, or an allocated address outside the ranges.
+    """Return the reason to deny a pool; empty for none.
 
-    Ranges must not overlap those of any other pool, whatever the networks (load-balancer-harvester:
-    pkg/webhook/ippool/validator.go).
+    A pool is denied if its ranges overlap, or an allocated address is outside of the ranges.
     """
     try:
-        ordered = sorted(spans(pool["spec"]))
+        ranges = sorted(spans(pool["spec"]))
     except ValueError as error:
         return f"spec.ranges: {error}"
-    if any(first > last for first, last in ordered):
+    if any(first > last for first, last in ranges):
         return "spec.ranges: rangeStart is greater than rangeEnd"
-    if any(left[1] >= right[0] for left, right in itertools.pairwise(ordered)):
+    if any(lower[1] >= upper[0] for lower, upper in itertools.pairwise(ranges)):
         return "spec.ranges: ranges overlap"
+
+    # Ranges must not overlap the ranges of any other pool, even in another network
+    # (pkg/webhook/ippool/validator.go in load-balancer-harvester).
     taken = [span for other in others for span in spans(other["spec"])]
-    if any(first <= end and start <= last for first, last in ordered for start, end in taken):
+    if any(first <= end and start <= last for first, last in ranges for start, end in taken):
         return "spec.ranges: the ranges overlap those of other pools"
-    outside = [ip for ip in pool.get("status", {}).get("allocated") or () if not contains(pool["spec"], ip)]
-    return f"spec.ranges: {outside[0]} is allocated but outside the ranges" if outside else ""
+
+    for ip in at(pool, "status", "allocated") or ():
+        if not contains(pool["spec"], ip):
+            return f"spec.ranges: {ip} is allocated but outside the ranges"
+    return ""
+
+
+def _address_in(holders: dict[str, str], holder: str) -> str:
+    return next((ip for ip, name in holders.items() if name == holder), "")
 
 
 def _gateways(spec: Obj) -> set[int]:
-    return {int(ipaddress.IPv4Address(entry["gateway"])) for entry in spec["ranges"] if entry.get("gateway")}
+    return {
+        int(ipaddress.IPv4Address(entry["gateway"]))
+        for entry in spec["ranges"]
+        if entry.get("gateway")
+    }

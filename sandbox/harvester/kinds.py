@@ -5,8 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from caphv.api import resources
-from caphv.api.object import RESOURCE_QUOTAS, STORAGE_CLASSES, Obj, Resource
-from caphv.api.resources import DATA_VOLUMES, IMAGES, IP_POOLS, KEY_PAIRS, LOAD_BALANCERS, NETWORKS, VIRTUAL_MACHINES
+from caphv.api.object import RESOURCE_QUOTAS, STORAGE_CLASSES, Obj, Resource, at
+from caphv.api.resources import (
+    DATA_VOLUMES,
+    IMAGES,
+    IP_POOLS,
+    KEY_PAIRS,
+    LOAD_BALANCERS,
+    NETWORKS,
+    VIRTUAL_MACHINES,
+)
 
 __all__ = [
     "DATA_VOLUMES",
@@ -22,49 +30,85 @@ __all__ = [
 ]
 
 INSTANCES = resources.VIRTUAL_MACHINE_INSTANCES
+
+# Annotations of VMs. Harvester records in MAC_ADDRESSES the addresses that KubeVirt gave to the
+# instance.
 CLAIM_TEMPLATES = "harvesterhci.io/volumeClaimTemplates"
 REMOVED_CLAIMS = "harvesterhci.io/removedPersistentVolumeClaims"
 RUN_STRATEGY = "harvesterhci.io/vmRunStrategy"
 INSUFFICIENT_QUOTA = "harvesterhci.io/insufficient-resource-quota"
-IMAGE_ID = "harvesterhci.io/imageId"
-NETWORK_ROUTE = "network.harvesterhci.io/route"
-# Range of a network's simulated DHCP server, "<first>-<last>"; a real Harvester has no DHCP servers of its own.
-NETWORK_DHCP = "sandbox.caphv.io/dhcp"
-# On an instance: a new value makes the DHCP server give the guest new addresses.
-RENEWAL = "sandbox.caphv.io/renewal"
 MAC_ADDRESSES = "harvesterhci.io/mac-address"
+
+# The annotation of claims and claim templates with the image of a disk.
+IMAGE_ID = "harvesterhci.io/imageId"
+
+# An annotation of an instance. With a new value, the DHCP server gives the guest new addresses.
+RENEWAL = "sandbox.caphv.io/renewal"
+
+# Annotations of networks. NETWORK_DHCP is the range of a simulated DHCP server, "<first>-<last>";
+# a real Harvester has no DHCP servers of its own.
+NETWORK_ROUTE = "network.harvesterhci.io/route"
+NETWORK_DHCP = "sandbox.caphv.io/dhcp"
+
+# The labels of networks with their cluster network and type.
 NETWORK_GROUP = "network.harvesterhci.io"
-# Labels of a network: its cluster network, and its type.
 NETWORK_CLUSTER_NETWORK, NETWORK_TYPE = f"{NETWORK_GROUP}/clusternetwork", f"{NETWORK_GROUP}/type"
 OVERLAY = "OverlayNetwork"
 MANAGED_TAP = "managedtap"
 MANAGEMENT_NETWORK = "mgmt"
-# Label of the hosts of the management network.
+
+# The label of the hosts of the management network.
 CLUSTER_NETWORK = f"{NETWORK_GROUP}/{MANAGEMENT_NETWORK}"
+
+# Phases of an instance that has no Pod any more.
+ENDED_PHASES = ("Failed", "Succeeded")
+
+# Finalizers of VMs, by KubeVirt and by Harvester's load balancer controller.
 VM_FINALIZER = "kubevirt.io/virtualMachineControllerFinalize"
-# Of Harvester's load balancer controller.
 VM_GUARD = "wrangler.cattle.io/harvester-lb-vm-controller"
-# The Deployment of that controller, in `SYSTEM`.
+
+# The Deployment of that controller, in namespace `SYSTEM`.
 SYSTEM, BALANCER_CONTROLLER = "harvester-system", "harvester-load-balancer"
 
 
 def typed(resource: Resource, obj: Obj) -> Obj:
-    """The object with the `apiVersion` and `kind` of its resource."""
+    """Return the object with the `apiVersion` and `kind` of its resource."""
     return {"apiVersion": resource.api_version, "kind": resource.kind, **obj}
 
 
 def now() -> str:
-    """The current time in the API's format."""
+    """Return the current time in the API's format."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def condition(kind: str, status: bool, reason: str = "", message: str = "") -> Obj:
-    """A condition in KubeVirt's form, without empty fields."""
-    entry = {"type": kind, "status": str(status), "lastTransitionTime": now(), "reason": reason, "message": message}
+    """Return a condition in KubeVirt's form, without empty fields."""
+    entry = {
+        "type": kind,
+        "status": str(status),
+        "lastTransitionTime": now(),
+        "reason": reason,
+        "message": message,
+    }
     return {name: value for name, value in entry.items() if value}
 
 
 def with_condition(obj: Obj, entry: Obj) -> list[Obj]:
-    """The conditions of an object's status, with this one replacing the one of its type."""
-    others = [c for c in obj.get("status", {}).get("conditions") or () if c["type"] != entry["type"]]
-    return [*others, entry]
+    """Return the conditions of an object's status, with `entry` in place of any of its type."""
+    conditions = at(obj, "status", "conditions") or ()
+    return [*(other for other in conditions if other["type"] != entry["type"]), entry]
+
+
+def finalizers_of(obj: Obj) -> list[str]:
+    """Return the finalizers, empty when there are none."""
+    return obj["metadata"].get("finalizers") or []
+
+
+def finalizers_patch(obj: Obj, finalizers: list[str]) -> Obj:
+    """Return the patch that sets the finalizers.
+
+    A merge patch replaces the whole list of finalizers. The resourceVersion prevents that the patch
+    drops a finalizer that another controller has added meanwhile.
+    """
+    version = obj["metadata"]["resourceVersion"]
+    return {"metadata": {"finalizers": finalizers, "resourceVersion": version}}

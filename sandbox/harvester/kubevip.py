@@ -1,8 +1,8 @@
-"""kube-vip: assigns addresses to Services of type LoadBalancer and carries the load balancers' traffic.
+"""kube-vip: assigns addresses to Services of type LoadBalancer and carries their traffic.
 
-A Service with `0.0.0.0` gets its address by DHCP on the first network. A Service that asks for no address any more
-keeps the one it has. A Service without a LoadBalancer of the same name has no backends, so nothing listens on its
-address yet.
+A Service with `0.0.0.0` gets its address by DHCP on the first network. A Service that asks for no
+address any more keeps the one it has. A Service without a LoadBalancer of the same name has no
+backends, so nothing listens on its address yet.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
-from caphv.api.object import SERVICES, Key, Obj, being_deleted
-from caphv.runtime.cache import Change
+from caphv.api.object import Key, Obj, at, being_deleted
 from caphv.runtime.controller import Controller
 from sandbox.harvester.addresses import Addresses
 from sandbox.harvester.informers import Informers
@@ -24,13 +23,13 @@ BY_DHCP = "0.0.0.0"
 
 
 def ingress_of(service: Obj | None) -> str:
-    """The address assigned to a Service; empty if none yet."""
-    ingress = ((service or {}).get("status", {}).get("loadBalancer") or {}).get("ingress") or ()
+    """Return the address assigned to a Service; empty if none yet."""
+    ingress = at(service, "status", "loadBalancer", "ingress") or ()
     return str(ingress[0].get("ip", "")) if ingress else ""
 
 
 class KubeVip:
-    """Assigns addresses to Services; `dhcp` is the range for those without a fixed address."""
+    """Assigns addresses to Services. `dhcp` is the range for Services without a fixed address."""
 
     def __init__(self, informers: Informers, addresses: Addresses, dhcp: str) -> None:
         self._informers = informers
@@ -40,62 +39,67 @@ class KubeVip:
 
     async def run(self) -> None:
         """Run until cancelled; the informers must be synced."""
-        self._informers.services.add_handler(self._changed)
+        self._informers.services.add_handler(lambda change: self._controller.enqueue(change.key))
         await self._controller.run()
-
-    def _changed(self, change: Change) -> None:
-        self._controller.enqueue(change.key)
 
     async def _reconcile(self, key: Key) -> None:
         service, holder = self._informers.services.get(*key), f"service {key}"
-        wanted = "" if service is None else self._wanted(service)
-        if service is None or not wanted:
+        request = "" if service is None else _requested_address(service)
+        if service is None or not request:
             self._addresses.release(holder)
             return
-        present = ingress_of(service)
-        address = wanted
-        if wanted == BY_DHCP:
-            address = present or self._addresses.lease(self._dhcp, holder)
-        if present and present != address:
+
+        current = ingress_of(service)
+        address = request
+        if request == BY_DHCP:
+            address = current or self._addresses.lease(self._dhcp, holder)
+        if current and current != address:
             self._addresses.release(holder)
+
         other = self._addresses.claim(address, holder)
         if other:
-            # A real kube-vip does not notice: two machines answer on one address.
+            # A real kube-vip does not notice the conflict. Two machines then answer on one address.
             log.warning("address %s of Service %s is also used by %s", address, key, other)
-        if present != address:
-            status = {"status": {"loadBalancer": {"ingress": [{"ip": address, "ipMode": "VIP"}]}}}
-            answer = await self._informers.client.patch(SERVICES, key.name, key.namespace, status, subresource="status")
-            self._informers.services.observe(answer)
 
-    def _wanted(self, service: Obj) -> str:
-        spec = service["spec"]
-        if spec.get("type") != "LoadBalancer" or being_deleted(service):
-            return ""
-        return str(spec.get("loadBalancerIP") or ingress_of(service))
+        if current != address:
+            status = {"status": {"loadBalancer": {"ingress": [{"ip": address, "ipMode": "VIP"}]}}}
+            await self._informers.patch(self._informers.services, key, status, subresource="status")
+
+
+def _requested_address(service: Obj) -> str:
+    spec = service["spec"]
+    if spec.get("type") != "LoadBalancer" or being_deleted(service):
+        return ""
+    return str(spec.get("loadBalancerIP") or ingress_of(service))
 
 
 class DataPath:
-    """The listeners of load balancers, by the key of the LoadBalancer."""
+    """The listeners of all load balancers."""
 
     def __init__(self) -> None:
         self._proxies: dict[Key, dict[Endpoint, TcpProxy]] = {}
 
-    async def set(self, key: Key, wanted: Mapping[Endpoint, Iterable[Endpoint]]) -> None:
-        """Set the listeners and their backends."""
+    async def set(self, key: Key, listeners: Mapping[Endpoint, Iterable[Endpoint]]) -> None:
+        """Set the listeners of a load balancer and their backends."""
         proxies = self._proxies.setdefault(key, {})
-        for listen in proxies.keys() - wanted.keys():
-            await proxies.pop(listen).close()
-        for listen, backends in wanted.items():
-            if listen in proxies:
-                proxies[listen].set_backends(backends)
+        for endpoint in proxies.keys() - listeners.keys():
+            await proxies.pop(endpoint).close()
+
+        for endpoint, backends in listeners.items():
+            if endpoint in proxies:
+                proxies[endpoint].set_backends(backends)
                 continue
-            proxy = TcpProxy(listen, backends)
+
+            proxy = TcpProxy(endpoint, backends)
             try:
                 await proxy.start()
             except OSError as error:
-                log.warning("load balancer %s cannot listen on %s:%d: %s", key, *listen, error.strerror)
+                log.warning(
+                    "load balancer %s cannot listen on %s:%d: %s", key, *endpoint, error.strerror
+                )
                 continue
-            proxies[listen] = proxy
+            proxies[endpoint] = proxy
+
         if not proxies:
             del self._proxies[key]
 

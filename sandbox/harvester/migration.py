@@ -1,7 +1,8 @@
 """Which VMs can migrate and which block the maintenance of a host. Pure.
 
-Modelled after KubeVirt's `pkg/virt-handler/vm.go` (condition `LiveMigratable`) and `pod-eviction-admitter.go`, and
-after Harvester's `pkg/controller/master/nodedrain/nodedrain_controller.go` (`FindNonMigratableVMS`). Not modelled:
+Modelled after KubeVirt's `pkg/virt-handler/vm.go` (condition `LiveMigratable`) and
+`pod-eviction-admitter.go`, and after Harvester's
+`pkg/controller/master/nodedrain/nodedrain_controller.go` (`FindNonMigratableVMS`). Not modelled:
 Longhorn replicas, host-model CPUs, and the time that a migration takes.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from caphv.api.object import Obj, key_of, labels_of
+from caphv.api.object import Obj, at, key_of, labels_of
 from sandbox.harvester import kinds, scheduling
 
 READ_WRITE_MANY = "ReadWriteMany"
@@ -18,7 +19,7 @@ MIGRATABLE = "LiveMigratable"
 
 
 class Eviction(Enum):
-    """What the eviction of an instance's Pod leads to."""
+    """The result of an eviction of an instance's Pod."""
 
     MIGRATE = "the instance migrates"
     KILL = "the instance ends, and its VM starts it again elsewhere"
@@ -27,24 +28,32 @@ class Eviction(Enum):
 
 
 def migratable_condition(vmi: Obj, claims: Iterable[Obj]) -> Obj:
-    """KubeVirt's condition `LiveMigratable`; `claims` are the instance's disks."""
-    shared = all(READ_WRITE_MANY in (claim["spec"].get("accessModes") or ()) for claim in claims)
-    if _devices(vmi).get("hostDevices") or _devices(vmi).get("gpus"):
-        return kinds.condition(MIGRATABLE, False, "HostDeviceNotLiveMigratable", "VMI uses a PCI host device")
-    if not shared:
-        message = "cannot migrate VMI: PVC is not shared, live migration requires ReadWriteMany access mode"
+    """Return KubeVirt's condition `LiveMigratable`; `claims` are the instance's disks."""
+    # KubeVirt reports only the first obstacle, and checks devices before disks.
+    devices = _devices(vmi)
+    if devices.get("hostDevices") or devices.get("gpus"):
+        return kinds.condition(
+            MIGRATABLE, False, "HostDeviceNotLiveMigratable", "VMI uses a PCI host device"
+        )
+
+    if any(READ_WRITE_MANY not in (claim["spec"].get("accessModes") or ()) for claim in claims):
+        message = (
+            "cannot migrate VMI: PVC is not shared, live migration requires ReadWriteMany access "
+            "mode"
+        )
         return kinds.condition(MIGRATABLE, False, "DisksNotLiveMigratable", message)
     return kinds.condition(MIGRATABLE, True)
 
 
 def is_migratable(vmi: Obj) -> bool:
-    """Whether KubeVirt says that the instance can migrate."""
-    conditions = vmi.get("status", {}).get("conditions") or ()
+    """Return whether KubeVirt says that the instance can migrate."""
+    conditions = at(vmi, "status", "conditions") or ()
     return any(entry["type"] == MIGRATABLE and entry["status"] == "True" for entry in conditions)
 
 
 def eviction_of(vmi: Obj) -> Eviction:
-    """What the eviction of an instance's Pod leads to; like Harvester, without a cluster-wide strategy."""
+    """Return the result of an eviction of an instance's Pod."""
+    # KubeVirt also has a strategy for the whole cluster, which Harvester does not set.
     strategy = vmi["spec"].get("evictionStrategy") or "None"
     if strategy == "External":
         return Eviction.WAIT
@@ -53,31 +62,39 @@ def eviction_of(vmi: Obj) -> Eviction:
     return Eviction.REFUSE if strategy == "LiveMigrate" else Eviction.KILL
 
 
-def non_migratable(host: str, instances: Iterable[Obj], hosts: Sequence[Obj]) -> dict[str, list[str]]:
-    """Names of the instances that cannot leave a host, by reason, as Harvester lists them before maintenance."""
-    found: dict[str, list[str]] = {}
-    others = [other for other in hosts if other["metadata"]["name"] != host and scheduling.is_usable(other)]
+def non_migratable(
+    host: str, instances: Iterable[Obj], hosts: Sequence[Obj]
+) -> dict[str, list[str]]:
+    """Return the names of the instances that cannot leave a host, by reason.
+
+    Harvester lists these instances before maintenance.
+    """
+    targets = [
+        other
+        for other in hosts
+        if other["metadata"]["name"] != host and scheduling.is_usable(other)
+    ]
+
+    names: dict[str, list[str]] = {}
     for vmi in instances:
-        if vmi.get("status", {}).get("nodeName") != host:
-            continue
-        for reason in _reasons(vmi, others):
-            found.setdefault(reason, []).append(str(key_of(vmi)))
-    return found
+        if at(vmi, "status", "nodeName") == host:
+            for reason in _obstacles(vmi, targets):
+                names.setdefault(reason, []).append(str(key_of(vmi)))
+    return names
 
 
-def _reasons(vmi: Obj, others: Iterable[Obj]) -> Iterable[str]:
-    disks = _devices(vmi).get("disks") or ()
-    if any("cdrom" in disk for disk in disks) or any("containerDisk" in v for v in vmi["spec"].get("volumes") or ()):
+def _obstacles(vmi: Obj, targets: Iterable[Obj]) -> Iterable[str]:
+    disks, volumes = _devices(vmi).get("disks") or (), vmi["spec"].get("volumes") or ()
+    if any("cdrom" in disk for disk in disks) or any("containerDisk" in v for v in volumes):
         yield "CD-ROM or container disk"
-    conditions = vmi.get("status", {}).get("conditions") or ()
-    yield from (entry.get("reason", "") for entry in conditions if _blocks(entry))
-    if not any(scheduling.matches_host(vmi["spec"], labels_of(other)) for other in others):
+
+    for condition in at(vmi, "status", "conditions") or ():
+        if condition["type"] == MIGRATABLE and condition["status"] == "False":
+            yield condition.get("reason", "")
+
+    if not any(scheduling.matches_host(vmi["spec"], labels_of(target)) for target in targets):
         yield "node scheduling requirements not met"
 
 
-def _blocks(condition: Obj) -> bool:
-    return bool(condition["type"] == MIGRATABLE and condition["status"] == "False")
-
-
 def _devices(vmi: Obj) -> Obj:
-    return vmi["spec"].get("domain", {}).get("devices") or {}
+    return at(vmi, "spec", "domain", "devices") or {}

@@ -1,6 +1,7 @@
-"""Changes that Harvester makes to a VirtualMachine at admission. Pure and idempotent; applied at each update.
+"""Changes that Harvester makes to a VirtualMachine at admission.
 
-Sources, and differences between releases: docs/simulators.md, with records of real ones in tests/observed/harvester.
+The changes are pure and idempotent, and are applied at each update. docs/simulators.md has the
+sources and the differences between releases. tests/observed/harvester has records of real ones.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from caphv.api.object import Obj, annotations_of
-from sandbox.harvester import kinds, quantities
+from caphv.api.object import Obj, annotations_of, at
+from sandbox.harvester import hotplug, kinds, quantities
 from sandbox.harvester.releases import NEWEST_STABLE, MaxSockets, Release, release_named
 
 TERMINATION_GRACE_SECONDS = 120
@@ -25,10 +26,10 @@ _CPU_MANAGER = "cpumanager"
 
 @dataclass(frozen=True, slots=True)
 class VmNetwork:
-    """What Harvester reads of a NetworkAttachmentDefinition.
+    """A VM network, with the facts that Harvester reads from its NetworkAttachmentDefinition.
 
-    `cluster_network` is that of its label, empty for none. With `overlay_dhcp`, it is an overlay network of Kube-OVN
-    with a DHCP server.
+    :param cluster_network: the cluster network in the label, empty for none
+    :param overlay_dhcp: whether this is an overlay network of Kube-OVN with a DHCP server
     """
 
     cluster_network: str = ""
@@ -45,11 +46,15 @@ def _management_network(_name: str) -> VmNetwork:
 
 @dataclass(frozen=True, slots=True)
 class MutationSettings:
-    """Settings of Harvester that its mutator reads, and how it finds networks by `<namespace>/<name>` or name.
+    """Settings of Harvester that its mutator reads.
 
-    Overcommits are percentages. Without `overhead_ratio`, as with setting `additional-guest-memory-overhead-ratio: 0`,
-    guests get 100 MiB less than the limit of their VM. `guards_vms`: whether new VMs get the finalizer of the load
-    balancer controller, because it runs and its release has one.
+    :param cpu_overcommit: the overcommit of CPUs in percent
+    :param memory_overcommit: the overcommit of memory in percent
+    :param overhead_ratio: False for `additional-guest-memory-overhead-ratio: 0`, with which guests
+        get 100 MiB less than the limit of their VM
+    :param guards_vms: whether new VMs get the finalizer of the load balancer controller, which
+        requires that the controller runs and that its release has a finalizer
+    :param network: returns a network by `<namespace>/<name>` or by name
     """
 
     cpu_overcommit: int = 1600
@@ -59,132 +64,162 @@ class MutationSettings:
     release: Release = _NEWEST
     network: NetworkReader = _management_network
 
+    def guest_memory(self, limit: int) -> int:
+        """Return the bytes of memory of a guest whose VM has this limit."""
+        return limit if self.overhead_ratio else limit - RESERVED_MEMORY
 
-def mutated(vm: Obj, old: Obj | None, settings: MutationSettings) -> Obj:
-    """Return the VM as Harvester stores it; `old` is the VM before an update, None for a new one."""
+
+def mutate(vm: Obj, old: Obj | None, settings: MutationSettings) -> Obj:
+    """Return the VM as Harvester stores it.
+
+    `old` is the VM before an update, None for a new one.
+    """
     vm = copy.deepcopy(vm)
     if old is None:
+        # Controllers of a real Harvester add the finalizers a moment later. Adding them here saves
+        # two requests for each VM.
+        names = [kinds.VM_FINALIZER]
+        if settings.guards_vms:
+            names.append(kinds.VM_GUARD)
         finalizers = vm["metadata"].setdefault("finalizers", [])
-        # Controllers add these a moment later in requests of their own; adding them here saves two per VM.
-        added = [kinds.VM_FINALIZER, *([kinds.VM_GUARD] if settings.guards_vms else [])]
-        finalizers += [name for name in added if name not in finalizers]
+        finalizers += [name for name in names if name not in finalizers]
     else:
-        _restart_strategy(vm, old)
+        _set_start_strategy(vm, old)
+
     spec = vm["spec"]["template"].get("spec")
     if not spec:
         return vm
 
-    if old is None or _limits(old) != _limits(vm):
-        _resources(spec["domain"], settings)
-    _topology(spec["domain"])
-    _affinity(spec, settings)
+    if needs_resources(vm, old):
+        _set_resources(spec["domain"], settings, keeps_maxima=hotplug.is_enabled(vm))
+    cpu = spec["domain"].setdefault("cpu", {})
+    for name in ("cores", "sockets", "threads"):
+        cpu[name] = cpu.get(name) or 1
+
+    _set_affinity(spec, settings)
     spec.setdefault("terminationGracePeriodSeconds", TERMINATION_GRACE_SECONDS)
     if settings.release.assigns_macs:
-        _macs(vm)
+        _set_macs(vm)
     if settings.release.managed_tap:
-        _bindings(spec, settings.network)
+        _set_bindings(spec, settings.network)
     return vm
 
 
 def guest_memory(vm: Obj, settings: MutationSettings) -> int | None:
-    """Return the bytes that the guest of a VM gets, None for a VM without a limit of memory."""
+    """Return the bytes of memory of a VM's guest, None for a VM without a memory limit."""
     limit = _limits(vm)["memory"]
-    if not limit:
-        return None
-    return int(limit) - (0 if settings.overhead_ratio else RESERVED_MEMORY)
+    return settings.guest_memory(int(limit)) if limit else None
 
 
 def needs_resources(vm: Obj, old: Obj | None) -> bool:
-    """Whether Harvester computes memory and requests of a VM: for a new one, or with other limits."""
+    """Return whether Harvester computes the memory and requests of a VM.
+
+    Harvester does so for a new VM and for a VM whose limits change.
+    """
     return old is None or _limits(old) != _limits(vm)
 
 
 def new_mac() -> str:
-    """Return a random MAC address of those that are locally administered."""
-    # The second bit of the first byte marks them.
+    """Return a random, locally administered MAC address."""
+    # The second bit of the first byte marks a locally administered address.
     return ":".join(f"{byte:02x}" for byte in (0x02, *random.randbytes(5)))
 
 
 def interfaces_of(spec: Obj) -> list[Obj]:
     """Return the interfaces in the spec of a VM's instance."""
-    return ((spec.get("domain") or {}).get("devices") or {}).get("interfaces") or []
+    return at(spec, "domain", "devices", "interfaces") or []
 
 
-def _restart_strategy(vm: Obj, old: Obj) -> None:
-    if old["spec"].get("runStrategy") == "Halted" and vm["spec"].get("runStrategy") not in (None, "Halted"):
+def _set_start_strategy(vm: Obj, old: Obj) -> None:
+    """Start a VM that was Halted with the strategy in its annotation, even against the request."""
+    was_halted = old["spec"].get("runStrategy") == "Halted"
+    if was_halted and vm["spec"].get("runStrategy") not in (None, "Halted"):
         vm["spec"]["runStrategy"] = annotations_of(vm).get(kinds.RUN_STRATEGY) or "RerunOnFailure"
 
 
 def _limits(vm: Obj) -> dict[str, float]:
-    domain = (vm["spec"]["template"].get("spec") or {}).get("domain") or {}
-    limits = (domain.get("resources") or {}).get("limits") or {}
-    return {name: quantities.number(limits.get(name)) for name in ("cpu", "memory")}
+    limits = at(vm, "spec", "template", "spec", "domain", "resources", "limits") or {}
+    return {name: quantities.parse_quantity(limits.get(name)) for name in ("cpu", "memory")}
 
 
-def _resources(domain: Obj, settings: MutationSettings) -> None:
+def _set_resources(domain: Obj, settings: MutationSettings, *, keeps_maxima: bool) -> None:
     resources = domain.setdefault("resources", {})
     limits = resources.get("limits") or {}
     requests = dict(resources.get("requests") or {})
 
     if "cpu" in limits:
-        requests["cpu"] = f"{int(quantities.number(limits['cpu']) * 1000) * 100 // settings.cpu_overcommit}m"
+        millis = int(quantities.parse_quantity(limits["cpu"]) * 1000)
+        requests["cpu"] = f"{millis * 100 // settings.cpu_overcommit}m"
+
     if "memory" in limits:
-        limit = int(quantities.number(limits["memory"]))
+        limit = int(quantities.parse_quantity(limits["memory"]))
         requests["memory"] = f"{limit * 100 // settings.memory_overcommit // 1024**2}Mi"
-        guest = limit - (0 if settings.overhead_ratio else RESERVED_MEMORY)
-        domain.setdefault("memory", {})["guest"] = str(limits["memory"]) if guest == limit else str(guest)
-        cpu = domain.setdefault("cpu", {})
-        if settings.release.max_sockets is not MaxSockets.UNSET:
-            sockets = cpu.get("sockets") or 1
-            cpu["maxSockets"] = sockets if settings.release.max_sockets is MaxSockets.SOCKETS else 1
+
+        if not (keeps_maxima and settings.release.keeps_maxima):
+            _set_guest(domain, limits, settings)
+
     if requests:
         resources["requests"] = requests
 
 
-def _topology(domain: Obj) -> None:
+def _set_guest(domain: Obj, limits: Obj, settings: MutationSettings) -> None:
+    """Set memory and sockets of a guest that cannot grow (`generateMemoryPatch`)."""
+    limit = int(quantities.parse_quantity(limits["memory"]))
+    guest = settings.guest_memory(limit)
+    # Keep the notation of a limit that is not reduced.
+    memory = str(limits["memory"]) if guest == limit else str(guest)
+    domain.setdefault("memory", {})["guest"] = memory
+
     cpu = domain.setdefault("cpu", {})
-    for name in ("cores", "sockets", "threads"):
-        cpu[name] = cpu.get(name) or 1
+    match settings.release.max_sockets:
+        case MaxSockets.ONE:
+            cpu["maxSockets"] = 1
+        case MaxSockets.SOCKETS:
+            cpu["maxSockets"] = cpu.get("sockets") or 1
 
 
-def _macs(vm: Obj) -> None:
-    # Harvester notes there what KubeVirt gave to the instance.
-    observed = json.loads(annotations_of(vm).get(kinds.MAC_ADDRESSES) or "{}")
+def _set_macs(vm: Obj) -> None:
+    # Harvester records in the annotation the addresses that KubeVirt gave to the instance.
+    recorded = json.loads(annotations_of(vm).get(kinds.MAC_ADDRESSES) or "{}")
     for nic in interfaces_of(vm["spec"]["template"]["spec"]):
-        if not nic.get("macAddress") and nic["name"] not in observed:
+        if not nic.get("macAddress") and nic["name"] not in recorded:
             nic["macAddress"] = new_mac()
 
 
-def _affinity(spec: Obj, settings: MutationSettings) -> None:
-    """Require hosts with the cluster networks of the VM in each of the user's terms.
-
-    Before, keys that Harvester sets itself are removed from them, and then all terms without expressions.
-    """
+def _set_affinity(spec: Obj, settings: MutationSettings) -> None:
+    """Require hosts with the cluster networks of the VM in each of the user's terms."""
     affinity = spec.setdefault("affinity", {})
-    node: Obj = dict(affinity.get("nodeAffinity") or {})
-    required = node.pop(_REQUIRED, None) or {}
+    node_affinity: Obj = dict(affinity.get("nodeAffinity") or {})
+    required = node_affinity.pop(_REQUIRED, None) or {}
+
+    # Remove the expressions of an earlier mutation, and then all terms without expressions.
     terms = [
         {**term, "matchExpressions": expressions}
         for term in required.get("nodeSelectorTerms") or ()
-        if (expressions := _kept_expressions(term, settings.release))
+        if (expressions := _user_expressions(term, settings.release))
     ]
 
-    networks = [(entry.get("multus") or {}).get("networkName") for entry in spec.get("networks") or ()]
-    for name in dict.fromkeys(settings.network(name).cluster_network for name in networks if name):
-        demand = {"key": f"{kinds.NETWORK_GROUP}/{name}", "operator": "In", "values": ["true"]}
-        terms = terms or ([{"matchExpressions": []}] if name else [])
-        for term in terms if name else ():
-            term["matchExpressions"].append(demand)
+    # Networks may share a cluster network. A network without a label adds nothing.
+    names = [at(entry, "multus", "networkName") for entry in spec.get("networks") or ()]
+    cluster_networks = dict.fromkeys(
+        settings.network(name).cluster_network for name in names if name
+    )
+    for name in filter(None, cluster_networks):
+        terms = terms or [{"matchExpressions": []}]
+        for term in terms:
+            term["matchExpressions"].append(
+                {"key": f"{kinds.NETWORK_GROUP}/{name}", "operator": "In", "values": ["true"]}
+            )
 
     if terms:
-        node[_REQUIRED] = {**required, "nodeSelectorTerms": terms}
+        node_affinity[_REQUIRED] = {**required, "nodeSelectorTerms": terms}
     affinity.pop("nodeAffinity", None)
-    if terms or node.get(_PREFERRED):
-        affinity["nodeAffinity"] = node
+    if terms or node_affinity.get(_PREFERRED):
+        affinity["nodeAffinity"] = node_affinity
 
 
-def _kept_expressions(term: Obj, release: Release) -> list[Obj]:
-    """The expressions of a term without keys that Harvester sets itself."""
+def _user_expressions(term: Obj, release: Release) -> list[Obj]:
+    """Return the expressions of a term whose keys Harvester does not set itself."""
     return [
         entry
         for entry in term.get("matchExpressions") or ()
@@ -193,18 +228,21 @@ def _kept_expressions(term: Obj, release: Release) -> list[Obj]:
     ]
 
 
-def _bindings(spec: Obj, network: NetworkReader) -> None:
-    """Bind interfaces in overlay networks with DHCP by `managedtap`, and others by a bridge again."""
-    names = {entry["name"]: (entry.get("multus") or {}).get("networkName") for entry in spec.get("networks") or ()}
+def _set_bindings(spec: Obj, network: NetworkReader) -> None:
+    """Bind interfaces in overlay networks with DHCP by `managedtap`, and others by a bridge."""
+    networks = {
+        entry["name"]: at(entry, "multus", "networkName") for entry in spec.get("networks") or ()
+    }
     for nic in interfaces_of(spec):
-        name = names.get(nic["name"])
+        name = networks.get(nic["name"])
         if not name:
             continue
+
         if network(name).overlay_dhcp:
             nic.pop("bridge", None)
             nic.pop("masquerade", None)
             nic.setdefault("binding", {"name": kinds.MANAGED_TAP})
         else:
-            if (nic.get("binding") or {}).get("name") == kinds.MANAGED_TAP:
+            if at(nic, "binding", "name") == kinds.MANAGED_TAP:
                 del nic["binding"]
             nic.setdefault("bridge", {})

@@ -1,6 +1,7 @@
 """The health checks of load balancers, as load-balancer-harvester probes guests (`pkg/prober`).
 
-A backend is unhealthy at first. Its first probe comes after one period, and each threshold counts probes in a row.
+A backend is unhealthy at first. Its first probe comes after one period, and each threshold counts
+probes in a row.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from dataclasses import dataclass
 from caphv.api.object import Key, Obj
 
 # Harvester's defaults (`pkg/lb/servicelb/manager.go`).
-_SUCCESSES, _FAILURES, _PERIOD = 1, 3, 5.0
+_SUCCESSES = 1
+_FAILURES = 3
+_PERIOD_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +33,28 @@ class HealthCheck:
         spec = load_balancer["spec"].get("healthCheck") or {}
         if not spec.get("port"):
             return None
+
         return cls(
             int(spec["port"]),
             int(spec.get("successThreshold") or _SUCCESSES),
             int(spec.get("failureThreshold") or _FAILURES),
-            float(spec.get("periodSeconds") or _PERIOD),
+            float(spec.get("periodSeconds") or _PERIOD_SECONDS),
         )
 
 
 class Prober:
     """Probes the backends of all load balancers.
 
-    `answers(address, port)` says whether a guest listens there, `on_change` is called when a backend becomes healthy or
-    unhealthy, and a simulated second takes `scale` seconds.
+    :param answers: returns whether a guest listens on an address and port
+    :param on_change: is called when a backend becomes healthy or unhealthy
+    :param scale: the duration of a simulated second in seconds
     """
 
     def __init__(
-        self, answers: Callable[[str, int], bool], on_change: Callable[[Key], None], scale: float = 1.0
+        self,
+        answers: Callable[[str, int], bool],
+        on_change: Callable[[Key], None],
+        scale: float = 1.0,
     ) -> None:
         self._answers = answers
         self._on_change = on_change
@@ -55,19 +63,22 @@ class Prober:
         self._healthy: set[tuple[Key, str]] = set()
 
     def ensure(self, key: Key, check: HealthCheck | None, backends: Iterable[str]) -> list[str]:
-        """Probe these backends of a load balancer and no others; return those that are healthy.
+        """Probe exactly these backends of a load balancer; return the healthy ones.
 
-        Without a check, all are.
+        Without a check, all backends are healthy.
         """
         addresses = list(backends)
-        wanted = dict.fromkeys(addresses, check) if check else {}
+
+        # Stop the workers of former backends, and the workers whose check has changed.
+        checks = dict.fromkeys(addresses, check) if check else {}
         for worker in [worker for worker in self._workers if worker[0] == key]:
-            if wanted.get(worker[1]) != self._workers[worker][0]:
+            if checks.get(worker[1]) != self._workers[worker][0]:
                 self._workers.pop(worker)[1].cancel()
             if worker[1] not in addresses:
                 self._healthy.discard(worker)
         if check is None:
             return addresses
+
         for address in addresses:
             if (key, address) not in self._workers:
                 task = asyncio.create_task(self._probe(key, address, check))
@@ -81,13 +92,18 @@ class Prober:
         self._workers.clear()
 
     async def _probe(self, key: Key, address: str, check: HealthCheck) -> None:
-        backend, successes, failures = (key, address), 0, 0
+        backend = (key, address)
+        successes = failures = 0
         while True:
             await asyncio.sleep(check.period * self._scale)
+
             if self._answers(address, check.port):
-                successes, failures = successes + 1, 0
+                successes += 1
+                failures = 0
             else:
-                successes, failures = 0, failures + 1
+                failures += 1
+                successes = 0
+
             if successes >= check.successes and backend not in self._healthy:
                 self._healthy.add(backend)
                 self._on_change(key)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from decimal import Decimal
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 
 _SUFFIXES = {
     "n": "1e-9",
@@ -23,8 +24,8 @@ _FACTORS |= {f"{name}i": Decimal(1024) ** power for power, name in enumerate("KM
 _FORM = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)")
 
 
-def number(quantity: str | float | None) -> float:
-    """Value of a quantity such as `500m` or `4Gi`; 0 for none. Raises ValueError."""
+def parse_quantity(quantity: str | float | None) -> float:
+    """Return the value of a quantity such as `500m` or `4Gi`; 0 for none. Raise ValueError."""
     match = _FORM.fullmatch(str(quantity or 0))
     if match is None or match[2] not in _FACTORS:
         raise ValueError(f"{quantity!r} is not a quantity")
@@ -32,10 +33,23 @@ def number(quantity: str | float | None) -> float:
 
 
 def demand(spec: Obj) -> tuple[float, float]:
-    """CPUs and bytes of memory that a VM requests from its host: requests, else limits, else the guest's size."""
-    domain = spec.get("domain") or {}
-    resources = domain.get("resources") or {}
-    wanted = (resources.get("limits") or {}) | (resources.get("requests") or {})
-    cores = (domain.get("cpu") or {}).get("cores", 1)
-    guest = (domain.get("memory") or {}).get("guest")
-    return number(wanted.get("cpu", cores)), number(wanted.get("memory", guest))
+    """Return the CPUs and bytes of memory that an instance requests from its host.
+
+    Like KubeVirt, use the requests, else the limits, else the size of the guest.
+    """
+    limits = at(spec, "domain", "resources", "limits") or {}
+    resources = limits | (at(spec, "domain", "resources", "requests") or {})
+    cores = (at(spec, "domain", "cpu") or {}).get("cores", 1)
+    guest = at(spec, "domain", "memory", "guest")
+    cpu = parse_quantity(resources.get("cpu", cores))
+    memory = parse_quantity(resources.get("memory", guest))
+    return cpu, memory
+
+
+def devices(spec: Obj) -> Counter[str]:
+    """Return the devices of its host that an instance requests, by the name of their resource."""
+    requested = at(spec, "domain", "devices") or {}
+    kinds = (requested.get("hostDevices") or (), requested.get("gpus") or ())
+    return Counter(
+        str(device["deviceName"]) for devices_of_kind in kinds for device in devices_of_kind
+    )

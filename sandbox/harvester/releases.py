@@ -1,7 +1,8 @@
 """Differences between releases of Harvester, as data.
 
-A name of two parts is the newest patch release of its minor; one of three parts differs from that.
-Simulators ask `SimulatorConfig.release`. docs/simulators.md has the sources of each difference.
+A name of two parts means the newest patch release of the minor version. A name of three parts means
+a patch release that differs from the newest one. Simulators read `SimulatorConfig.release`.
+docs/simulators.md has the sources of each difference.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 
 class MaxSockets(Enum):
-    """What Harvester writes as `cpu.maxSockets`: CPUs cannot be hot-plugged beyond it."""
+    """The value of `cpu.maxSockets` that Harvester sets. It limits CPUs that are hot-plugged."""
 
     UNSET = "nothing"
     ONE = "1"
@@ -21,35 +22,52 @@ class MaxSockets(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What one release does that another does not.
-
-    With `guests_need_vms`, LoadBalancers of guests are refused unless VMs of their namespace have the labels of
-    Harvester's node driver with the name of the guest's cluster. With `guest_network_by_label`, the network of a
-    guest's LoadBalancer comes from its annotations or from VMIs with the label of its cluster, before those whose name
-    begins with the cluster's, and a global pool serves only its network. Unless `watches_guest_removal`,
-    LoadBalancers of guests are admitted while their VMs are removed. With `matches_loosely`, a scope that leaves the
-    guest open serves all guests; with `missing_addresses`, a LoadBalancer says that its VMs have none.
-
-    It `assigns_macs` to interfaces of VMs at admission, before 1.7 KubeVirt does so to those of instances. Since 1.8 it
-    binds interfaces of overlay networks with DHCP by `managed_tap`, and the StorageClass of an image is named by uid
-    (`image_class_by_uid`), before by the image's name. Since 1.8 its load balancer controller `guards_vms` by a
-    finalizer. `cpu.maxSockets` of new VMs is set to 1 by 1.6 to 1.8 and to the number of sockets by 1.9. Before 1.9 it
-    `drops_cpu_manager`, a label of hosts, from the affinity of VMs.
-    """
+    """One release, with its differences to other releases."""
 
     name: str
+
+    # Refuse LoadBalancers of guests unless VMs of their namespace have the labels of Harvester's
+    # node driver with the name of the guest's cluster.
     guests_need_vms: bool = False
+
+    # Take the network of a guest's LoadBalancer from its annotations, then from VMIs with the label
+    # of its cluster, and then from VMIs whose name begins with the cluster's name. A global pool
+    # serves only its network.
     guest_network_by_label: bool = False
-    assigns_macs: bool = True
-    managed_tap: bool = True
-    guards_vms: bool = True
-    max_sockets: MaxSockets = MaxSockets.ONE
-    drops_cpu_manager: bool = True
-    image_class_by_uid: bool = True
+
+    # Refuse LoadBalancers of guests while their VMs are being removed.
     watches_guest_removal: bool = True
+
+    # A scope that leaves the guest open serves all guests.
     matches_loosely: bool = True
+
+    # LoadBalancers of VMs get no annotation of a network.
     vm_balancers_lack_network: bool = True
+
+    # A LoadBalancer reports that its VMs have no addresses.
     missing_addresses: bool = True
+
+    # Give MAC addresses to the interfaces of VMs at admission. Otherwise KubeVirt gives them to the
+    # interfaces of instances.
+    assigns_macs: bool = True
+
+    # Bind interfaces of overlay networks with DHCP by `managedtap`.
+    managed_tap: bool = True
+
+    # The load balancer controller keeps a finalizer on each VM.
+    guards_vms: bool = True
+
+    # `cpu.maxSockets` of new VMs.
+    max_sockets: MaxSockets = MaxSockets.ONE
+
+    # Leave sockets and memory of VMs with the annotation of hot-plug as they are.
+    keeps_maxima: bool = True
+
+    # Remove `cpumanager`, a label of hosts, from the affinity of VMs.
+    drops_cpu_manager: bool = True
+
+    # Name the StorageClass of an image after the uid of the image instead of its name.
+    image_class_by_uid: bool = True
 
 
 _BEFORE_1_8: dict[str, Any] = {
@@ -69,19 +87,24 @@ _BEFORE_1_7: dict[str, Any] = {
 RELEASES = {
     release.name: release
     for release in (
-        Release("1.5", max_sockets=MaxSockets.UNSET, **_BEFORE_1_7),
+        Release("1.5", max_sockets=MaxSockets.UNSET, keeps_maxima=False, **_BEFORE_1_7),
         Release("1.6", **_BEFORE_1_7),
         Release("1.7", **_BEFORE_1_8),
         Release("1.8.0", guests_need_vms=True),
         Release("1.8"),
-        Release("1.9", guest_network_by_label=True, max_sockets=MaxSockets.SOCKETS, drops_cpu_manager=False),
+        Release(
+            "1.9",
+            guest_network_by_label=True,
+            max_sockets=MaxSockets.SOCKETS,
+            drops_cpu_manager=False,
+        ),
     )
 }
 NEWEST_STABLE = "1.8"
 
 
 def release_named(name: str) -> Release:
-    """Return a release. Raises ValueError for one that is not simulated."""
+    """Return a release. Raise ValueError if it is not simulated."""
     if name not in RELEASES:
         raise ValueError(f"harvester: {name!r} is not simulated; use one of {', '.join(RELEASES)}")
     return RELEASES[name]

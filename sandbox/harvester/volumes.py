@@ -1,8 +1,9 @@
-"""Harvester's volume controller: the PersistentVolumeClaims of a VM's templates; and the provisioner that binds them.
+"""Harvester's volume controller, and the provisioner that binds claims.
 
-Modelled after `createPVCsFromAnnotation` in Harvester's pkg/controller/master/virtualmachine/vm_controller.go, which
-runs next to KubeVirt: the instance of a new VM is there before its claims. A claim of a StorageClass that does not
-exist stays Pending: nothing refuses it, and its class cannot be changed.
+The controller creates the PersistentVolumeClaims of a VM's templates. Modelled after
+`createPVCsFromAnnotation` in Harvester's pkg/controller/master/virtualmachine/vm_controller.go,
+which runs next to KubeVirt: the instance of a new VM is there before its claims. A claim of a
+StorageClass that does not exist stays Pending: nothing refuses it, and its class cannot be changed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of, key_of, uid_of
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of, at, key_of, uid_of
 from caphv.runtime.errors import AlreadyExists, NotFound
 from sandbox.harvester import datavolumes, kinds
 from sandbox.harvester.config import SimulatorConfig
@@ -26,10 +27,10 @@ log = logging.getLogger(__name__)
 class Pending:
     """Claims for which the Pod of a VM waits.
 
-    :param missing: names of those that do not exist
-    :param unbound: names of those without a volume
-    :param unfilled: names of those that CDI is filling
-    :param retry_after: seconds until one of them is due; None if only an event can end the wait
+    :param missing: names of the claims that do not exist
+    :param unbound: names of the claims without a volume
+    :param unfilled: names of the claims that CDI is filling
+    :param retry_after: seconds until a claim is due; None if only an event can end the wait
     """
 
     missing: tuple[str, ...] = ()
@@ -47,49 +48,45 @@ class Volumes:
     def __init__(self, informers: Informers, config: SimulatorConfig) -> None:
         self._informers = informers
         self._config = config
-        # When (monotonic) a VM began to wait for its claims, and a claim to wait for its volume, by uid.
-        self._since: dict[str, float] = {}
+        # The time (monotonic) at which a VM began to wait for its claims or a claim for its volume,
+        # by uid.
+        self._start_times: dict[str, float] = {}
 
     def are_bound(self, vm: Obj) -> bool:
-        """Whether all claims of a VM exist, are bound and filled."""
-        claims = (self._informers.claims.get(vm["metadata"]["namespace"], name) for name in claims_of(vm))
-        return all(claim is not None and _is_bound(claim) and self._is_filled(claim) for claim in claims)
+        """Return whether all claims of a VM exist, are bound and filled."""
+        return not self._pending_claims(vm)
 
     async def ensure(self, vm: Obj) -> Pending:
-        """Create and bind the claims of a VM when they are due; return those that its Pod waits for.
+        """Create and bind the claims of a VM when they are due.
 
-        Like Harvester, skip a template whose image is missing. A claim of an unknown StorageClass is never bound.
+        Return the claims for which the Pod waits. A claim of a missing StorageClass is never bound.
         """
+        waits = [*await self._create_missing(vm), *await self._bind_unbound(vm)]
+
+        pending = self._pending_claims(vm, min(waits, default=None))
+        if not pending.missing and not pending.unbound:
+            self._start_times.pop(uid_of(vm), None)
+        return pending
+
+    async def remove(self, vm: Obj) -> None:
+        """Delete the claims that the VM's annotation lists, and keep all others."""
         namespace = vm["metadata"]["namespace"]
-        delays: list[float] = []
+        names = map(str.strip, annotations_of(vm).get(kinds.REMOVED_CLAIMS, "").split(","))
+        existing = [name for name in names if name and self._informers.claims.get(namespace, name)]
+        await asyncio.gather(*(self._delete(namespace, name) for name in existing))
 
-        templates = [
-            claim for claim in _templates(vm) if not self._informers.claims.get(namespace, claim["metadata"]["name"])
-        ]
-        wanted = [claim for claim in templates if self._image_exists(claim)]
-        remaining = self._remaining(uid_of(vm), self._config.claim_seconds) if wanted else 0
-        if wanted and remaining > 0:
-            delays.append(remaining)
-        elif wanted:
-            await asyncio.gather(*(self._create(namespace, claim) for claim in wanted))
-
-        claims = {name: self._informers.claims.get(namespace, name) for name in claims_of(vm)}
-        for claim in claims.values():
-            if claim is not None and not _is_bound(claim) and self._class_exists(claim):
-                remaining = self._remaining(uid_of(claim), self._config.bind_seconds)
-                if remaining > 0:
-                    delays.append(remaining)
-                else:
-                    await self._bind(claim)
-
-        claims = {name: self._informers.claims.get(namespace, name) for name in claims}
-        missing = tuple(name for name, claim in claims.items() if claim is None)
-        unbound = tuple(name for name, claim in claims.items() if claim is not None and not _is_bound(claim))
-        bound = {name: claim for name, claim in claims.items() if claim is not None and _is_bound(claim)}
-        unfilled = tuple(name for name, claim in bound.items() if not self._is_filled(claim))
-        if not missing and not unbound:
-            self._since.pop(uid_of(vm), None)
-        return Pending(missing, unbound, unfilled, min(delays, default=None))
+    def _pending_claims(self, vm: Obj, retry_after: float | None = None) -> Pending:
+        namespace = vm["metadata"]["namespace"]
+        missing, unbound, unfilled = [], [], []
+        for name in claims_of(vm):
+            claim = self._informers.claims.get(namespace, name)
+            if claim is None:
+                missing.append(name)
+            elif not _is_bound(claim):
+                unbound.append(name)
+            elif not self._is_filled(claim):
+                unfilled.append(name)
+        return Pending(tuple(missing), tuple(unbound), tuple(unfilled), retry_after)
 
     def _is_filled(self, claim: Obj) -> bool:
         if datavolumes.CREATED_FOR not in annotations_of(claim):
@@ -97,49 +94,86 @@ class Volumes:
         return datavolumes.is_filled(self._informers.data_volumes.get(*key_of(claim)))
 
     def _remaining(self, uid: str, seconds: float) -> float:
-        now = time.monotonic()
-        return self._since.setdefault(uid, now) + seconds - now
+        """Return the seconds until a wait of this object ends. The first call starts the wait."""
+        time_now = time.monotonic()
+        return self._start_times.setdefault(uid, time_now) + seconds - time_now
 
-    def _class_exists(self, claim: Obj) -> bool:
+    # Claims
+
+    async def _create_missing(self, vm: Obj) -> list[float]:
+        """Create the claims of the templates if they are due; return the seconds to wait if not.
+
+        Like Harvester, skip a template whose image is missing.
+        """
+        namespace = vm["metadata"]["namespace"]
+        missing = [
+            template
+            for template in _templates(vm)
+            if not self._informers.claims.get(namespace, template["metadata"]["name"])
+            and (_image_id(template) == "" or self._image_of(template) is not None)
+        ]
+        if not missing:
+            return []
+
+        remaining = self._remaining(uid_of(vm), self._config.claim_seconds)
+        if remaining > 0:
+            return [remaining]
+        await asyncio.gather(*(self._create(namespace, template) for template in missing))
+        return []
+
+    async def _create(self, namespace: str, template: Obj) -> None:
+        # CDI creates the claim of a disk of its images.
+        image = self._image_of(template)
+        if image is not None and datavolumes.is_cdi(image):
+            with contextlib.suppress(AlreadyExists):
+                volume = datavolumes.disk_volume(namespace, template, image)
+                await self._informers.create(self._informers.data_volumes, volume)
+            return
+
+        # Programs written in Go write `creationTimestamp: null` into templates.
+        metadata = {**template["metadata"], "namespace": namespace}
+        metadata.pop("creationTimestamp", None)
+        claim = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": metadata,
+            "spec": template["spec"],
+        }
+        with contextlib.suppress(AlreadyExists):
+            await self._informers.create(self._informers.claims, claim)
+
+    def _image_of(self, template: Obj) -> Obj | None:
+        namespace, _, name = _image_id(template).partition("/")
+        return self._informers.images.get(namespace, name)
+
+    async def _bind_unbound(self, vm: Obj) -> list[float]:
+        """Bind the claims that are due; return the seconds until each other claim is due."""
+        waits = []
+        for name in claims_of(vm):
+            claim = self._informers.claims.get(vm["metadata"]["namespace"], name)
+            if claim is None or _is_bound(claim) or not self._has_class(claim):
+                continue
+            remaining = self._remaining(uid_of(claim), self._config.bind_seconds)
+            if remaining > 0:
+                waits.append(remaining)
+            else:
+                await self._bind(claim)
+        return waits
+
+    def _has_class(self, claim: Obj) -> bool:
         name = claim["spec"].get("storageClassName")
         return not name or self._informers.storage_classes.get("", name) is not None
 
-    async def remove(self, vm: Obj) -> None:
-        """Delete the claims that the VM's annotation lists; keep all others."""
-        namespace = vm["metadata"]["namespace"]
-        listed = annotations_of(vm).get(kinds.REMOVED_CLAIMS, "").split(",")
-        present = [name for name in map(str.strip, listed) if name and self._informers.claims.get(namespace, name)]
-        await asyncio.gather(*(self._delete(namespace, name) for name in present))
-
-    def _image_exists(self, claim: Obj) -> bool:
-        return not annotations_of(claim).get(kinds.IMAGE_ID) or self._image(claim) is not None
-
-    def _image(self, claim: Obj) -> Obj | None:
-        namespace, _, name = annotations_of(claim).get(kinds.IMAGE_ID, "").partition("/")
-        return self._informers.images.get(namespace, name)
-
-    async def _create(self, namespace: str, template: Obj) -> None:
-        image = self._image(template)
-        if image is not None and datavolumes.is_cdi(image):
-            with contextlib.suppress(AlreadyExists):
-                volume = datavolumes.of_disk(namespace, template, image)
-                self._informers.data_volumes.observe(await self._informers.client.create(kinds.DATA_VOLUMES, volume))
-            return
-        metadata = {**template["metadata"], "namespace": namespace}
-        metadata.pop("creationTimestamp", None)
-        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": template["spec"]}
-        with contextlib.suppress(AlreadyExists):
-            answer = await self._informers.client.create(PERSISTENT_VOLUME_CLAIMS, claim)
-            self._informers.claims.observe(answer)
-
     async def _bind(self, claim: Obj) -> None:
-        name, namespace, spec = claim["metadata"]["name"], claim["metadata"]["namespace"], claim["spec"]
-        self._since.pop(uid_of(claim), None)
-        bound = {"phase": "Bound", "accessModes": spec.get("accessModes"), "capacity": spec["resources"]["requests"]}
-        answer = await self._informers.client.patch(
-            PERSISTENT_VOLUME_CLAIMS, name, namespace, {"status": bound}, subresource="status"
+        self._start_times.pop(uid_of(claim), None)
+        status = {
+            "phase": "Bound",
+            "accessModes": claim["spec"].get("accessModes"),
+            "capacity": claim["spec"]["resources"]["requests"],
+        }
+        await self._informers.patch(
+            self._informers.claims, key_of(claim), {"status": status}, subresource="status"
         )
-        self._informers.claims.observe(answer)
 
     async def _delete(self, namespace: str, name: str) -> None:
         with contextlib.suppress(NotFound):
@@ -147,7 +181,11 @@ class Volumes:
 
 
 def _is_bound(claim: Obj) -> bool:
-    return bool((claim.get("status") or {}).get("phase") == "Bound")
+    return bool(at(claim, "status", "phase") == "Bound")
+
+
+def _image_id(template: Obj) -> str:
+    return annotations_of(template).get(kinds.IMAGE_ID) or ""
 
 
 def _templates(vm: Obj) -> list[Obj]:

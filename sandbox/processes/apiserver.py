@@ -1,7 +1,8 @@
 """etcd and kube-apiserver processes of a sandbox, on loopback addresses.
 
-One etcd serves all API servers of a sandbox, each below its own prefix. It listens on a Unix socket in the sandbox's
-folder, so it needs neither a port nor credentials; the API servers' working directory is that folder.
+One etcd serves all API servers of a sandbox, each below its own prefix. It listens on a Unix socket
+in the sandbox's folder, so it needs neither a port nor credentials. This folder is the working
+directory of the API servers.
 """
 
 import contextlib
@@ -35,12 +36,14 @@ kind: Policy
 omitStages: [RequestReceived]
 rules: [{level: Metadata}]
 """
-# Both rely on controllers of kube-controller-manager, for tokens and for removing a finalizer.
+# Both plugins rely on controllers of kube-controller-manager, which create tokens and remove a
+# finalizer.
 DISABLED_ADMISSION = "ServiceAccount,StorageObjectInUseProtection"
-# Without a watch cache, which has a timer of a second and a watch on etcd: kinds of which a sandbox has few watches.
+# These kinds have no watch cache, because a sandbox has few watches of them. A watch cache has a
+# timer of a second and a watch on etcd.
 NOT_CACHED = """
-limitranges namespaces persistentvolumes podtemplates replicationcontrollers resourcequotas serviceaccounts
-services endpoints endpointslices.discovery.k8s.io
+limitranges namespaces persistentvolumes podtemplates replicationcontrollers resourcequotas
+serviceaccounts services endpoints endpointslices.discovery.k8s.io
 controllerrevisions.apps daemonsets.apps deployments.apps replicasets.apps statefulsets.apps
 cronjobs.batch jobs.batch horizontalpodautoscalers.autoscaling poddisruptionbudgets.policy
 leases.coordination.k8s.io priorityclasses.scheduling.k8s.io runtimeclasses.node.k8s.io
@@ -54,10 +57,13 @@ networkpolicies.networking.k8s.io servicecidrs.networking.k8s.io
 deviceclasses.resource.k8s.io resourceclaims.resource.k8s.io resourceclaimtemplates.resource.k8s.io
 resourceslices.resource.k8s.io
 csidrivers.storage.k8s.io csinodes.storage.k8s.io csistoragecapacities.storage.k8s.io
-storageclasses.storage.k8s.io volumeattachments.storage.k8s.io volumeattributesclasses.storage.k8s.io
-mutatingadmissionpolicies.admissionregistration.k8s.io mutatingadmissionpolicybindings.admissionregistration.k8s.io
+storageclasses.storage.k8s.io volumeattachments.storage.k8s.io
+volumeattributesclasses.storage.k8s.io
+mutatingadmissionpolicies.admissionregistration.k8s.io
+mutatingadmissionpolicybindings.admissionregistration.k8s.io
 mutatingwebhookconfigurations.admissionregistration.k8s.io
-validatingadmissionpolicies.admissionregistration.k8s.io validatingadmissionpolicybindings.admissionregistration.k8s.io
+validatingadmissionpolicies.admissionregistration.k8s.io
+validatingadmissionpolicybindings.admissionregistration.k8s.io
 validatingwebhookconfigurations.admissionregistration.k8s.io
 """
 
@@ -84,7 +90,7 @@ class Etcd:
         self.process: Process | None = None
 
     async def start(self, pass_fds: Sequence[int] = ()) -> None:
-        """Start etcd; `pass_fds` stay open while it runs. Raises ProcessError."""
+        """Start etcd. `pass_fds` stay open while it runs. Raises ProcessError."""
         command: list[str | Path] = [
             binary("etcd"),
             "--name=sandbox",
@@ -97,10 +103,16 @@ class Etcd:
             f"--initial-advertise-peer-urls={ETCD_PEER}",
             f"--initial-cluster=sandbox={ETCD_PEER}",
         ]
-        # It is rarely busy, and takes a third less CPU time without a second thread to wake.
+
+        # etcd is rarely busy, and takes a third less CPU time without a second thread to wake.
         env = {"GOMAXPROCS": "1"}
         self.process = children.start(
-            self.folder, "etcd", command, env=env, pass_fds=pass_fds, timer_slack=children.TIMER_SLACK
+            self.folder,
+            "etcd",
+            command,
+            env=env,
+            pass_fds=pass_fds,
+            timer_slack=children.TIMER_SLACK_SECONDS,
         )
         await children.wait_ready(self.process, self._listens, START_SECONDS)
 
@@ -110,19 +122,21 @@ class Etcd:
             await children.end(self.process)
 
     async def _listens(self) -> bool:
-        # API servers retry until etcd answers, so its socket is all they need.
+        # The socket is enough, because API servers retry until etcd answers.
         return (self.folder / ETCD_ENDPOINT.removeprefix("unix://")).is_socket()
 
 
 class ApiServer:
     """One kube-apiserver with its own CA, in a sandbox folder whose etcd is running.
 
-    `name` is unique in the folder: the prefix in etcd, and the name of the log and of the folder with certificates.
-    `address` is any loopback address; without `port`, it chooses a free one at the first start and keeps it. `ca` signs
-    server and client certificates. The administrator has a token, and further `tokens` are for users with many
-    requests: the API server verifies the signature of a client certificate with each request, a tenth of its CPU time.
-    With `audit` it writes `audit_log`, one JSON line per request. `service_account_key` is the file with the key that
-    signs service account tokens.
+    `name` is unique in the folder. It is the prefix in etcd, and the name of the log and of the
+    folder with certificates. `address` is any loopback address. Without `port`, the server chooses
+    a free port at its first start and keeps it. `ca` signs server and client certificates.
+
+    The administrator has a token. Further `tokens` are for users with many requests, because the
+    API server verifies the signature of a client certificate with each request, which takes a tenth
+    of its CPU time. With `audit`, the server writes a JSON line for each request to `audit_log`.
+    `service_account_key` is the file with the key that signs service account tokens.
     """
 
     def __init__(
@@ -143,32 +157,48 @@ class ApiServer:
         self.folder = folder
         self.name = name
         self.ca = ca or pki.CA.create(f"caphv-sandbox-{name}")
-        self._client_authority = client_authority
         self.address = address
         self.port = port
         self.process: Process | None = None
         self._keeps_port = bool(port)
-        self._own = folder / name
-        self.audit_log = self._own / "audit.log"
-        self.service_account_key = self._own / "service-account.key"
+
+        self._files = folder / name
+        self.audit_log = self._files / "audit.log"
+        self.service_account_key = self._files / "service-account.key"
+        self._client_authority = client_authority
         self._service_range = service_range
         self._audit = audit
         self._flags = tuple(flags)
         self._tokens = [Token.new(*ADMIN), *tokens]
-        names = [address, "127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
+
+        names = [
+            address,
+            "127.0.0.1",
+            "localhost",
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+        ]
         self._write_files(self.ca.server(list(dict.fromkeys([*names, *extra_sans]))))
 
     @property
     def url(self) -> str:
-        """URL for clients."""
+        """Return the URL for clients."""
         return f"https://{self.address}:{self.port}"
 
     async def start(self) -> None:
-        """Start it with the data of earlier runs and wait until it is ready. Raises ProcessError."""
+        """Start the server with the data of earlier runs, and wait until it is ready.
+
+        Raises ProcessError.
+        """
         for _ in range(PORT_ATTEMPTS):
+            # Another process may take the port until the server binds it.
             if not self._keeps_port:
                 (self.port,) = children.free_ports(1)
-            self.process = children.start(self.folder, self.name, self._command(), timer_slack=children.TIMER_SLACK)
+
+            self.process = children.start(
+                self.folder, self.name, self._command(), timer_slack=children.TIMER_SLACK_SECONDS
+            )
             try:
                 async with _probe(self.url, self.ca.certificate) as ready:
                     await children.wait_ready(self.process, ready, START_SECONDS)
@@ -178,26 +208,36 @@ class ApiServer:
             else:
                 self._keeps_port = True
                 return
-        raise children.ProcessError(f"{self.name}: all {PORT_ATTEMPTS} ports that were tried were taken meanwhile")
+
+        raise children.ProcessError(
+            f"{self.name}: all {PORT_ATTEMPTS} ports that were tried were taken meanwhile"
+        )
 
     async def stop(self) -> None:
-        """Stop it if it is running; its data stays in etcd."""
+        """Stop the server if it is running. Its data stays in etcd."""
         if self.process:
-            # It would wait for clients to end their watches; its data is safe in etcd.
+            # Do not wait for clients to end their watches, because the data is safe in etcd.
             await children.end(self.process, grace=0.5)
 
     @contextlib.asynccontextmanager
-    async def client(self, user: str = ADMIN[0], groups: Sequence[str] = ADMIN[1]) -> AsyncIterator[ApiClient]:
-        """Lend a client for any user, by default for an administrator; it is closed after the block."""
-        access = Kubeconfig(server=self.url, ca=self.ca.certificate.decode())
+    async def client(
+        self, user: str = ADMIN[0], groups: Sequence[str] = ADMIN[1]
+    ) -> AsyncIterator[ApiClient]:
+        """Lend a client for any user, by default for an administrator, and close it afterwards."""
+        kubeconfig = Kubeconfig(server=self.url, ca=self.ca.certificate.decode())
         if token := self._token(user, groups):
-            access = dataclasses.replace(access, token=token.value)
+            kubeconfig = dataclasses.replace(kubeconfig, token=token.value)
         else:
             pair = self.ca.client(user, groups)
-            access = dataclasses.replace(
-                access, client_certificate=pair.certificate.decode(), client_key=pair.key.decode()
+            kubeconfig = dataclasses.replace(
+                kubeconfig,
+                client_certificate=pair.certificate.decode(),
+                client_key=pair.key.decode(),
             )
-        client = access.client(name=self.name, user_agent="caphv-sandbox", timeout=60.0, untrusted=False)
+
+        client = kubeconfig.client(
+            name=self.name, user_agent="caphv-sandbox", timeout=60.0, untrusted=False
+        )
         try:
             yield client
         finally:
@@ -206,15 +246,25 @@ class ApiServer:
     def kubeconfig(self, user: str = ADMIN[0], groups: Sequence[str] = ADMIN[1]) -> Obj:
         """Build a kubeconfig for any user, by default for an administrator."""
         token = self._token(user, groups)
-        credentials = {"token": token.value} if token else pki.certificate_user(self.ca.client(user, groups))
-        return pki.kubeconfig(self.url, self.ca.certificate, name=self.name, user=user, credentials=credentials)
+        credentials = (
+            {"token": token.value} if token else pki.certificate_user(self.ca.client(user, groups))
+        )
+        return pki.kubeconfig(
+            self.url, self.ca.certificate, name=self.name, user=user, credentials=credentials
+        )
 
     def _token(self, user: str, groups: Sequence[str]) -> Token | None:
-        return next((one for one in self._tokens if (one.user, one.groups) == (user, tuple(groups))), None)
+        account = (user, tuple(groups))
+        matches = (token for token in self._tokens if (token.user, token.groups) == account)
+        return next(matches, None)
 
     def _command(self) -> list[str | Path]:
-        own = self._own
-        audit = [f"--audit-log-path={self.audit_log}", f"--audit-policy-file={own / 'audit-policy.yaml'}"]
+        files = self._files
+        audit = [
+            f"--audit-log-path={self.audit_log}",
+            f"--audit-policy-file={files / 'audit-policy.yaml'}",
+        ]
+
         return [
             binary("kube-apiserver"),
             f"--etcd-servers={ETCD_ENDPOINT}",
@@ -222,20 +272,22 @@ class ApiServer:
             f"--bind-address={self.address}",
             f"--advertise-address={self.address}",
             f"--secure-port={self.port}",
-            f"--cert-dir={own}",
-            f"--tls-cert-file={own / 'tls.crt'}",
-            f"--tls-private-key-file={own / 'tls.key'}",
-            f"--client-ca-file={own / 'clients.crt'}",
-            f"--token-auth-file={own / 'tokens.csv'}",
+            f"--cert-dir={files}",
+            f"--tls-cert-file={files / 'tls.crt'}",
+            f"--tls-private-key-file={files / 'tls.key'}",
+            f"--client-ca-file={files / 'clients.crt'}",
+            f"--token-auth-file={files / 'tokens.csv'}",
             f"--service-account-key-file={self.service_account_key}",
             f"--service-account-signing-key-file={self.service_account_key}",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-cluster-ip-range={self._service_range}",
             "--authorization-mode=RBAC",
             f"--disable-admission-plugins={DISABLED_ADMISSION}",
-            # It rejects loopback addresses as endpoints of the Service `kubernetes`, which is not used here.
+            # The reconciler rejects loopback addresses as endpoints of the Service `kubernetes`,
+            # which is not used here.
             "--endpoint-reconciler-type=none",
-            # Benchmarks measure the clients, not server-side throttling; the flags below require this to be off.
+            # Benchmarks must not measure throttling by the server. The next two flags require that
+            # this feature is off.
             "--enable-priority-and-fairness=false",
             "--max-requests-inflight=0",
             "--max-mutating-requests-inflight=0",
@@ -247,29 +299,36 @@ class ApiServer:
         ]
 
     def _write_files(self, server: pki.KeyPair) -> None:
-        self._own.mkdir(mode=0o700, exist_ok=True)
-        private_file(self._own / "ca.crt", self.ca.certificate)
-        private_file(self._own / "clients.crt", self.ca.certificate + self._client_authority)
-        private_file(self._own / "tls.crt", server.certificate)
-        private_file(self._own / "tls.key", server.key)
-        private_file(self._own / "audit-policy.yaml", AUDIT_POLICY.encode())
-        private_file(self.service_account_key, pki.signing_key())
+        self._files.mkdir(mode=0o700, exist_ok=True)
+        private_file(self._files / "ca.crt", self.ca.certificate)
+        private_file(self._files / "clients.crt", self.ca.certificate + self._client_authority)
+        private_file(self._files / "tls.crt", server.certificate)
+        private_file(self._files / "tls.key", server.key)
+        private_file(self._files / "audit-policy.yaml", AUDIT_POLICY.encode())
+        private_file(self.service_account_key, pki.create_signing_key())
+
         table = io.StringIO()
-        rows = ([token.value, token.user, token.user, ",".join(token.groups)] for token in self._tokens)
+        rows = (
+            [token.value, token.user, token.user, ",".join(token.groups)] for token in self._tokens
+        )
         csv.writer(table).writerows(rows)
-        private_file(self._own / "tokens.csv", table.getvalue().encode())
+        private_file(self._files / "tokens.csv", table.getvalue().encode())
 
 
 async def is_ready(url: str, ca: bytes) -> bool:
-    """Probe an API server anonymously: allowed once the default roles exist, which are created last at start-up."""
+    """Return whether an API server is ready.
+
+    The probe is anonymous. RBAC allows it when the default roles exist, which the server creates
+    last at its start.
+    """
     async with _probe(url, ca) as ready:
         return await ready()
 
 
 @contextlib.asynccontextmanager
 async def _probe(url: str, ca: bytes) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
-    """Lend `is_ready` of one API server, on one connection: a start takes some forty probes."""
-    context = pki.trusting(ca)
+    """Lend a probe of one API server, whose connection serves the forty probes of a start."""
+    context = pki.client_context(ca)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
 
         async def ready() -> bool:

@@ -1,7 +1,8 @@
-"""The real programs of a sandbox: found on the machine, or built once into a cache outside the checkout.
+"""The real programs of a sandbox: from the machine, or built once into a cache.
 
-Order: the folder `KUBEBUILDER_ASSETS`, `PATH`, the folders of setup-envtest, the cache, a build from the program's Go
-module into the cache.
+A program is looked up in the folder `KUBEBUILDER_ASSETS`, in `PATH`, in the folders of
+setup-envtest and in the cache, in this order. A missing program is built from its Go module into
+the cache.
 """
 
 import contextlib
@@ -22,7 +23,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from sandbox.processes import gobuild
-from sandbox.processes.clusterapi import CLUSTER_API_CORE, IMPATIENT_CORE, KUBEADM, OTHER_CORES, kubeadm_of
+from sandbox.processes.clusterapi import (
+    CLUSTER_API_CORE,
+    IMPATIENT_CORE,
+    KUBEADM,
+    OTHER_CORES,
+    kubeadm_of,
+)
 from sandbox.processes.gobuild import Recipe, Report
 
 log = logging.getLogger(__name__)
@@ -35,8 +42,12 @@ KUBE_APISERVER = Recipe(
     package="k8s.io/kubernetes/cmd/kube-apiserver",
     oldest=(1, 33),
     staging="v0.36.3",
-    # Without them it calls itself v0.0.0, which the Cluster API core refuses.
-    variables=(f"{_VERSION}.gitVersion=v1.36.3", f"{_VERSION}.gitMajor=1", f"{_VERSION}.gitMinor=36"),
+    # Without these variables, its version is v0.0.0, which the Cluster API core refuses.
+    variables=(
+        f"{_VERSION}.gitVersion=v1.36.3",
+        f"{_VERSION}.gitMajor=1",
+        f"{_VERSION}.gitMinor=36",
+    ),
 )
 ETCD = Recipe(
     name="etcd",
@@ -45,9 +56,11 @@ ETCD = Recipe(
     package="go.etcd.io/etcd/server/v3",
     oldest=(3, 5),
 )
-# What a sandbox runs.
+# The programs that a sandbox runs.
 RECIPES = {recipe.name: recipe for recipe in (ETCD, KUBE_APISERVER, CLUSTER_API_CORE)}
-# What tests need in addition: the tools that users install and watch the provider with, and programs that retry soon.
+# Further programs for tests: the tools with which users install and watch the provider, the
+# controller that installs charts in workload clusters, and builds of the core and providers that
+# retry soon.
 TOOLS = {
     recipe.name: recipe
     for recipe in (
@@ -58,7 +71,7 @@ TOOLS = {
             version="3.22.0",
             module="helm.sh/helm/v3",
             package="helm.sh/helm/v3/cmd/helm",
-            # Without them it takes every cluster for Kubernetes 1.20 when it renders.
+            # Without these variables, it renders every chart for Kubernetes 1.20.
             variables=(
                 "helm.sh/helm/v3/internal/version.version=v3.22.0",
                 "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor=1",
@@ -67,7 +80,7 @@ TOOLS = {
                 "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor=36",
             ),
         ),
-        # What Fleet 0.16 and Helm controllers link. Its version is that of Fleet's go.mod.
+        # Fleet 0.16 and Helm controllers link this version, which is in Fleet's go.mod.
         Recipe(
             name="helm4",
             version="4.2.2",
@@ -78,6 +91,13 @@ TOOLS = {
                 "helm.sh/helm/v4/pkg/chart/common.k8sVersionMajor=1",
                 "helm.sh/helm/v4/pkg/chart/common.k8sVersionMinor=36",
             ),
+        ),
+        # K3s and RKE2 link this controller.
+        Recipe(
+            name="helm-controller",
+            version="0.17.9",
+            module="github.com/k3s-io/helm-controller",
+            package="github.com/k3s-io/helm-controller",
         ),
         Recipe(
             name="kubectl",
@@ -100,7 +120,8 @@ TOOLS = {
             package="sigs.k8s.io/cluster-api/cmd/clusterctl",
             variables=(f"sigs.k8s.io/cluster-api/version.gitVersion=v{CLUSTER_API_CORE.version}",),
         ),
-        # Prometheus 3.13, under the version that its Go module has. Rules need none of the clouds that it can discover.
+        # This is Prometheus 3.13, under the version of its Go module. The tags leave out the
+        # discovery of targets in clouds, because the check of rules does not need it.
         Recipe(
             name="promtool",
             version="0.313.5",
@@ -110,19 +131,18 @@ TOOLS = {
         ),
     )
 }
-
 LOG_EVERY_SECONDS = 15.0
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder for built programs: `CAPHV_CACHE`, else `caphv` in the user's cache folder."""
-    if own := environ.get("CAPHV_CACHE"):
-        return Path(own).absolute()
+    """Return the folder for programs, `CAPHV_CACHE` or else `caphv` in the user's cache folder."""
+    if folder := environ.get("CAPHV_CACHE"):
+        return Path(folder).absolute()
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "caphv"
 
 
 def plain_report(write: Report | None = None, every: float = LOG_EVERY_SECONDS) -> Report:
-    """Thin out progress for logs and pipes: each new step at once, then a line every `every` seconds."""
+    """Return a report for logs and pipes: a line for each new step, and every `every` seconds."""
     steps: dict[str, str] = {}
     due: dict[str, float] = {}
     estimate = Estimate()
@@ -131,28 +151,30 @@ def plain_report(write: Report | None = None, every: float = LOG_EVERY_SECONDS) 
         estimate.add(name, done, total)
         if steps.get(name) != step or time.monotonic() >= due[name]:
             steps[name], due[name] = step, time.monotonic() + every
-            left = estimate.left if total else ""
-            (write or _log_progress)(name, f"{step} ({left})" if left else step, done, total)
+            remaining = estimate.remaining if total else ""
+            step_text = f"{step} ({remaining})" if remaining else step
+            (write or _log_progress)(name, step_text, done, total)
 
     return report
 
 
 class Estimate:
-    """How long the builds of several programs take together, by the packages that are compiled so far."""
+    """An estimate of the time for several builds, from the packages that are compiled so far."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._started = clock, clock()
         self._done: dict[str, tuple[int, int]] = {}
 
     def add(self, name: str, done: int, total: int) -> None:
-        """Note the progress of one program."""
+        """Record the progress of one program."""
         if total:
             self._done[name] = (done, total)
 
     @property
-    def left(self) -> str:
-        """The remaining time in words; empty when too little is known, and at the end."""
-        done, total = sum(done for done, _ in self._done.values()), sum(total for _, total in self._done.values())
+    def remaining(self) -> str:
+        """Return the remaining time in words, empty at the end and while it is only a guess."""
+        done = sum(done for done, _ in self._done.values())
+        total = sum(total for _, total in self._done.values())
         if done < total / 20 or done == total:
             return ""
         minutes = (self._clock() - self._started) * (total - done) / done / 60
@@ -160,16 +182,19 @@ class Estimate:
 
 
 def binary(name: str, report: Report | None = None) -> Path:
-    """Return the path of a program of the tables above, building it if it is missing. Raises `BuildError`.
+    """Return the path of a program of the tables above. Builds it if it is missing.
 
-    Several processes may call this at once: one builds, the others wait for it.
+    If several processes call this at once, one builds and the others wait for it. Raises
+    BuildError.
     """
     recipe = (RECIPES | TOOLS | OTHER_CORES | KUBEADM)[name]
-    if found := _on_machine(recipe):
-        return found
-    path = in_cache(recipe)
-    with _missing(path) as missing:
-        if missing:
+    if path := _find_on_machine(recipe):
+        return path
+
+    path = cached_path(recipe)
+    with _lock_if_missing(path) as is_missing:
+        if is_missing:
+            # Rename the complete program, so that a build that is killed leaves no broken one.
             with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
                 built = Path(scratch) / recipe.name
                 gobuild.build(recipe, built, cache_folder(), report or plain_report())
@@ -177,17 +202,23 @@ def binary(name: str, report: Report | None = None) -> Path:
     return path
 
 
-def cluster_api_manifests(report: Report | None = None, *, program: str = CLUSTER_API_CORE.name) -> Path:
-    """Return a folder with `config/` of a core or provider: `crd/bases/*.yaml` and `webhook/manifests.yaml`."""
+def cluster_api_manifests(
+    report: Report | None = None, *, program: str = CLUSTER_API_CORE.name
+) -> Path:
+    """Return a folder with `config/` of a core or provider.
+
+    It has `crd/bases/*.yaml` and `webhook/manifests.yaml`.
+    """
     recipe = (KUBEADM | OTHER_CORES).get(program, CLUSTER_API_CORE)
     path = cache_folder() / "bin" / f"{recipe.name}-{recipe.version}-config"
-    with _missing(path) as missing:
-        if missing:
+
+    with _lock_if_missing(path) as is_missing:
+        if is_missing:
             module = gobuild.module_folder(recipe, cache_folder(), report or plain_report())
             sources = module / recipe.package.removeprefix(recipe.module).strip("/") / "config"
             with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
                 copy = Path(scratch) / "config"
-                # The module cache is read-only, the copy must not be.
+                # Copy without modes, because the files of the module cache are read-only.
                 for source in sources.rglob("*.yaml"):
                     target = copy / source.relative_to(sources)
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -197,63 +228,82 @@ def cluster_api_manifests(report: Report | None = None, *, program: str = CLUSTE
 
 
 def prepare(report: Report | None = None, *, further: Sequence[str] = ()) -> None:
-    """Find or build everything that a sandbox runs, and `further` programs. Raises `gobuild.BuildError`.
-
-    All at once: while one program loads modules or is linked, which keeps one core busy at most, another compiles.
-    """
+    """Find or build everything that a sandbox runs, and `further` programs. Raises BuildError."""
     report = report or plain_report()
-    wanted = RECIPES | {name: KUBEADM[name] for name in further}
-    missing = [name for name, recipe in wanted.items() if not (_on_machine(recipe) or in_cache(recipe).exists())]
+    recipes = RECIPES | {name: KUBEADM[name] for name in further}
+    missing = [
+        name
+        for name, recipe in recipes.items()
+        if not (_find_on_machine(recipe) or cached_path(recipe).exists())
+    ]
     if missing:
+        # Install Go before the builds, because otherwise each of them would install it.
         gobuild.Go.find(cache_folder(), report)
-        _all_at_once(missing, report)
+        _build_concurrently(missing, report)
     cluster_api_manifests(report)
 
 
-def _all_at_once(names: Sequence[str], report: Report) -> None:
-    """Build several programs; when one fails, the others are stopped."""
+def _build_concurrently(names: Sequence[str], report: Report) -> None:
+    """Build several programs. When one build fails, stop the others.
+
+    Concurrent builds are faster, because the loading of modules and the linker use one core at
+    most.
+    """
     stopped = threading.Event()
 
-    def watched(name: str, step: str, done: int, total: int) -> None:
+    def report_or_stop(name: str, step: str, done: int, total: int) -> None:
         if stopped.is_set():
             raise gobuild.BuildError(f"{name}: stopped")
         report(name, step, done, total)
 
     with ThreadPoolExecutor(max_workers=len(names)) as pool:
         try:
-            for build in as_completed([pool.submit(binary, name, watched) for name in names]):
+            for build in as_completed(
+                [pool.submit(binary, name, report_or_stop) for name in names]
+            ):
                 build.result()
         except BaseException:
             stopped.set()
             raise
 
 
-def in_cache(recipe: Recipe) -> Path:
-    """Return where a program is kept once it is built; another version or patch is another program."""
-    patches = f"-{hashlib.sha256(repr(recipe.patches).encode()).hexdigest()[:8]}" if recipe.patches else ""
-    return cache_folder() / "bin" / f"{recipe.name}-{recipe.version}{patches}"
+def cached_path(recipe: Recipe) -> Path:
+    """Return the path of a built program, which depends on its version and its patches."""
+    suffix = ""
+    if recipe.patches:
+        digest = hashlib.sha256(repr(recipe.patches).encode()).hexdigest()
+        suffix = f"-{digest[:8]}"
+    return cache_folder() / "bin" / f"{recipe.name}-{recipe.version}{suffix}"
 
 
-def envtest_folders(environ: Mapping[str, str] = os.environ, platform: str = sys.platform) -> list[Path]:
-    """Return the folders in which setup-envtest and kubebuilder keep programs, the newest version first."""
+def envtest_folders(
+    environ: Mapping[str, str] = os.environ, platform: str = sys.platform
+) -> list[Path]:
+    """Return the folders of setup-envtest and kubebuilder with programs, the newest first."""
     home = Path(environ.get("HOME") or "/")
     if platform == "darwin":
         data = home / "Library" / "Application Support" / "io.kubebuilder.envtest"
     else:
-        data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "kubebuilder-envtest"
+        data = (
+            Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share") / "kubebuilder-envtest"
+        )
     versions = (data / "k8s").glob("*-*-*")
-    newest_first = sorted(versions, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], reverse=True)
+    newest_first = sorted(
+        versions, key=lambda path: [int(n) for n in re.findall(r"\d+", path.name)], reverse=True
+    )
     return [*newest_first, Path("/usr/local/kubebuilder/bin")]
 
 
-def _on_machine(recipe: Recipe) -> Path | None:
+def _find_on_machine(recipe: Recipe) -> Path | None:
     folders = [os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH")]
     if recipe.oldest:
         folders += map(str, envtest_folders())
+
     for candidate in (shutil.which(recipe.name, path=folder) for folder in folders if folder):
         if not candidate:
             continue
-        version = _version(candidate) if recipe.oldest else None
+
+        version = _read_version(candidate) if recipe.oldest else None
         if recipe.oldest and (version is None or version < recipe.oldest):
             log.warning(
                 "%s is version %s, the sandbox needs %d.%d or newer: %s is built instead",
@@ -268,27 +318,35 @@ def _on_machine(recipe: Recipe) -> Path | None:
 
 
 @functools.cache
-def _version(command: str) -> tuple[int, int] | None:
+def _read_version(command: str) -> tuple[int, int] | None:
     try:
-        output = subprocess.run([command, "--version"], capture_output=True, text=True, check=False, timeout=30).stdout
+        output = subprocess.run(
+            [command, "--version"], capture_output=True, text=True, check=False, timeout=30
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"(\d+)\.(\d+)\.\d+", output)
-    return (int(found[1]), int(found[2])) if found else None
+    version = re.search(r"(\d+)\.(\d+)\.\d+", output)
+    return (int(version[1]), int(version[2])) if version else None
 
 
 @contextlib.contextmanager
-def _missing(path: Path) -> Iterator[bool]:
-    """Return whether `path` is missing; when it is, hold the lock under which it may be made."""
+def _lock_if_missing(path: Path) -> Iterator[bool]:
+    """Yield whether `path` is missing. If it is, hold the lock for its creation meanwhile."""
     if path.exists():
         yield False
         return
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Check again, because the process that held the lock may have created the path.
         yield not path.exists()
 
 
 def _log_progress(name: str, step: str, done: int, total: int) -> None:
-    counted = f" {done} of {total} packages" if total else f" {done}" if done else ""
-    log.info("%s: %s%s", name, step, counted)
+    progress = ""
+    if total:
+        progress = f" {done} of {total} packages"
+    elif done:
+        progress = f" {done}"
+    log.info("%s: %s%s", name, step, progress)

@@ -1,8 +1,9 @@
-"""Processes of a sandbox: detached from the caller and found again by a variable in their environment.
+"""Processes of a sandbox: detached from the caller, and marked by their environment.
 
-The processes of a sandbox outlive the command that started them, and their parent may have been killed, so neither pid
-files nor the process tree identify them. Their environment does: each process has `CAPHV_SANDBOX=<folder>`, its
-children inherit it, and a process without it is never signalled.
+The processes of a sandbox outlive the command that started them, and their parent may have been
+killed, so neither pid files nor the process tree identify them. Their environment identifies them:
+each process has `CAPHV_SANDBOX=<folder>`, and its children inherit this variable. A process without
+the variable is never signalled.
 """
 
 import asyncio
@@ -22,20 +23,20 @@ import psutil
 from sandbox.processes import timerslack
 
 MARK = "CAPHV_SANDBOX"
-# Below the ephemeral port ranges of Linux and macOS, which would race with ours.
+# The ports are below the ephemeral ranges of Linux and macOS, which would collide with them.
 PORTS = range(20000, 32000)
 LOG_TAIL_LINES = 15
-# For servers with many short timers that nothing depends on.
-TIMER_SLACK = 0.05
+# The slack of servers with many short timers on which nothing depends.
+TIMER_SLACK_SECONDS = 0.05
 
 
 class ProcessError(Exception):
-    """A process exited or did not become ready in time; the message has the end of its log."""
+    """A process exited or did not become ready in time. The message has the end of its log."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A started process, its log, and what it was started with."""
+    """A started process, with its log, command and environment."""
 
     name: str
     pid: int
@@ -45,7 +46,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is running; a zombie is not."""
+        """Return whether the process is running. A zombie is not running."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
         return False
@@ -58,7 +59,7 @@ class Process:
 
 
 def log_file(folder: Path, name: str) -> Path:
-    """The log of a process."""
+    """Return the path of a process's log."""
     return folder / "logs" / f"{name}.log"
 
 
@@ -77,7 +78,9 @@ def start(
     """
     log, words = log_file(folder, name), tuple(str(part) for part in command)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with log.open("ab") as output, timerslack.inherited(timer_slack):
+
+    # Start a new session, because Ctrl-C in the caller's terminal must not stop the sandbox.
+    with log.open("ab") as output, timerslack.set_for_children(timer_slack):
         child = subprocess.Popen(
             words,
             cwd=folder,
@@ -91,41 +94,52 @@ def start(
     return Process(name, child.pid, log, words, dict(env or {}))
 
 
-async def wait_ready(process: Process, probe: Callable[[], Awaitable[bool]], timeout: float) -> None:
-    """Wait until `probe` is true. Raises ProcessError if the process exits first or after `timeout` seconds."""
+async def wait_ready(
+    process: Process, probe: Callable[[], Awaitable[bool]], timeout: float
+) -> None:
+    """Wait until `probe` is true.
+
+    Raises ProcessError if the process exits first, or is not ready after `timeout` seconds.
+    """
     deadline = time.monotonic() + timeout
     while not await probe():
         if not process.alive:
-            raise ProcessError(f"{process.name} exited during start-up; end of {process.log}:\n{process.log_tail()}")
+            raise ProcessError(
+                f"{process.name} exited during start-up; end of "
+                f"{process.log}:\n{process.log_tail()}"
+            )
         if time.monotonic() > deadline:
             raise ProcessError(
-                f"{process.name} was not ready after {timeout:.0f} s; end of {process.log}:\n{process.log_tail()}"
+                f"{process.name} was not ready after {timeout:.0f} s; end of "
+                f"{process.log}:\n{process.log_tail()}"
             )
         await asyncio.sleep(0.05)
 
 
 def port_was_taken(process: Process) -> bool:
-    """Whether a process exited because another process took its port after it was chosen."""
+    """Return whether a process exited because another process had taken its port."""
     return not process.alive and "address already in use" in process.log_tail()
 
 
 def find(folder: Path) -> list[psutil.Process]:
-    """Find all processes of a sandbox, the oldest first, children of killed parents too."""
-    found = []
+    """Find all processes of a sandbox, the oldest first, with children of killed parents."""
+    processes = []
     for process in psutil.process_iter():
+        # Processes may end while the loop runs, and processes of other users are unreadable.
         with contextlib.suppress(psutil.Error):
             if process.pid != os.getpid() and process.environ().get(MARK) == str(folder):
-                found.append((process.create_time(), process.pid, process))
-    return [process for _, _, process in sorted(found)]
+                processes.append((process.create_time(), process.pid, process))
+    return [process for _, _, process in sorted(processes)]
 
 
 async def stop_all(folder: Path, grace: float = 5) -> None:
-    """Stop all processes of a sandbox: SIGTERM, then SIGKILL after `grace` seconds.
+    """Stop all processes of a sandbox with SIGTERM, and with SIGKILL after `grace` seconds.
 
-    The oldest, etcd, is stopped last: without it API servers cannot shut down cleanly.
+    The oldest process, etcd, is stopped last, because API servers cannot shut down cleanly without
+    it.
     """
-    while found := find(folder):
-        await stop(found[1:] or found, grace)
+    while processes := find(folder):
+        await stop(processes[1:] or processes, grace)
 
 
 async def end(process: Process, grace: float = 10) -> None:
@@ -135,7 +149,7 @@ async def end(process: Process, grace: float = 10) -> None:
 
 
 async def stop(processes: Sequence[psutil.Process], grace: float = 10) -> None:
-    """Stop processes: SIGTERM, then SIGKILL after `grace` seconds."""
+    """Stop processes with SIGTERM, and with SIGKILL after `grace` seconds."""
     alive = _signal(processes, signal.SIGTERM)
     deadline = time.monotonic() + grace
     while alive := _running(alive):
@@ -145,19 +159,26 @@ async def stop(processes: Sequence[psutil.Process], grace: float = 10) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Choose distinct free ports. Another process may take one before it is used: see `port_was_taken`."""
-    chosen: list[int] = []
-    with contextlib.ExitStack() as held:
+    """Choose distinct free ports.
+
+    Another process may take a port before it is used (see `port_was_taken`).
+    """
+    ports: list[int] = []
+    # The sockets stay open until all ports are chosen, so that none is chosen twice.
+    with contextlib.ExitStack() as sockets:
         for port in random.sample(PORTS, len(PORTS)):
-            if len(chosen) == count:
+            if len(ports) == count:
                 break
-            candidate = held.enter_context(socket.socket())
+            candidate = sockets.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 candidate.bind(("127.0.0.1", port))
-                chosen.append(port)
-    if len(chosen) < count:
-        raise ProcessError(f"no {count} free ports on 127.0.0.1 between {PORTS.start} and {PORTS.stop}")
-    return chosen
+                ports.append(port)
+
+    if len(ports) < count:
+        raise ProcessError(
+            f"no {count} free ports on 127.0.0.1 between {PORTS.start} and {PORTS.stop}"
+        )
+    return ports
 
 
 def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> list[psutil.Process]:
@@ -169,5 +190,5 @@ def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> list
 
 
 def _running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """Return the running ones; also reaps exited children."""
+    """Return the running processes, and reap exited children."""
     return psutil.wait_procs(list(processes), timeout=0)[1]

@@ -1,4 +1,4 @@
-"""The Cluster API core and kubeadm's providers: which releases are built, and what is changed for tests."""
+"""The releases of the Cluster API core and of kubeadm's providers, and their patches for tests."""
 
 import dataclasses
 
@@ -9,10 +9,18 @@ CLUSTER_API_CORE = Recipe(
     version="1.13.6",
     module="sigs.k8s.io/cluster-api",
     package="sigs.k8s.io/cluster-api",
-    # Its webhook server has no flag for the address and would listen on all networks.
-    patches=(Patch("main.go", "\t\t\t\tPort:     webhookPort,\n", '\t\t\t\tHost: "127.0.0.1", Port: webhookPort,\n'),),
+    # Without the patch, the webhook server listens on all networks. It has no flag for the address.
+    patches=(
+        Patch(
+            "main.go",
+            "\t\t\t\tPort:     webhookPort,\n",
+            '\t\t\t\tHost: "127.0.0.1", Port: webhookPort,\n',
+        ),
+    ),
 )
-_AFTER_CLUSTER_CACHE = '\t\tsetupLog.Error(err, "Unable to create ClusterCache")\n\t\tos.Exit(1)\n\t}\n'
+_AFTER_CLUSTER_CACHE = (
+    '\t\tsetupLog.Error(err, "Unable to create ClusterCache")\n\t\tos.Exit(1)\n\t}\n'
+)
 _RETRY_SOON = """\
 	clusterCache.(interface {
 		SetConnectionCreationRetryInterval(time.Duration)
@@ -27,11 +35,13 @@ rateLimitInterval := time.Second / 2
 	if false {
 """
 
-# For tests. The core of users waits for what it does not watch: it retries to reach a workload cluster after 30 s, to
-# create workers of a control plane that was not stable after 15 s, and to delete a Cluster that had objects after 5 s.
-# It reconciles an object once a second at most, and a MachineHealthCheck once in 15: lives of clusters would take twice
-# as long. With shorter limits than half a second it writes more. Topologies have two seconds: each of their reconciles
-# applies the Cluster and four more objects in dry runs, and little that a test waits for comes sooner by them.
+# A core for tests. The core of users waits for objects that it does not watch. It tries again to
+# reach a workload cluster after 30 s, to create workers of a control plane that was not stable
+# after 15 s, and to delete a Cluster that had objects after 5 s. It reconciles an object at most
+# once a second, and a MachineHealthCheck once in 15 s. With these limits, the tests of clusters
+# would take twice as long. With a limit below half a second, the core writes more. Topologies have
+# a limit of two seconds, because each reconcile applies the Cluster and four more objects in dry
+# runs, and tests hardly depend on them.
 IMPATIENT_CORE = dataclasses.replace(
     CLUSTER_API_CORE,
     name="cluster-api-core-impatient",
@@ -51,8 +61,8 @@ IMPATIENT_CORE = dataclasses.replace(
         Patch("util/controller/builder.go", _RATE_LIMIT, _TWICE_A_SECOND),
     ),
 )
-# Further releases that are tested; each is built only on request. 1.14 has the core's program and manifests in a folder
-# of their own.
+# Further releases that are tested. Each is built only on request. Release 1.14 has the core's
+# program and manifests in a separate folder.
 OTHER_CORES = {
     recipe.name: recipe
     for recipe in (
@@ -68,8 +78,12 @@ OTHER_CORES = {
     )
 }
 
-# Main packages of the core's module, by the names of their programs here; each has a folder `config` as the core has.
-_KUBEADM_FOLDERS = {"kubeadm-bootstrap": "bootstrap/kubeadm", "kubeadm-control-plane": "controlplane/kubeadm"}
+# Main packages of the core's module, by the names of their programs in a sandbox. Like the core,
+# each has a folder `config`.
+_KUBEADM_FOLDERS = {
+    "kubeadm-bootstrap": "bootstrap/kubeadm",
+    "kubeadm-control-plane": "controlplane/kubeadm",
+}
 _BUILDER = dataclasses.replace(IMPATIENT_CORE.patches[-1], file="../../util/controller/builder.go")
 _WAITS_OF_CONTROL_PLANE = {
     "deleteRequeueAfter = 30": "deleteRequeueAfter = 1",
@@ -80,7 +94,7 @@ _NOT_INITIALIZED = """\
 	if !scope.ConfigOwner.IsControlPlaneMachine() {
 		return ctrl.Result{RequeueAfter: %s * time.Second}, nil
 """
-# As the core for tests: what they do not watch, they check again after a second.
+# Like the core for tests, these providers check objects that they do not watch after a second.
 _IMPATIENT = {
     "kubeadm-bootstrap": (
         Patch(
@@ -90,31 +104,33 @@ _IMPATIENT = {
         ),
     ),
     "kubeadm-control-plane": tuple(
-        Patch("internal/controllers/consts.go", old, new) for old, new in _WAITS_OF_CONTROL_PLANE.items()
+        Patch("internal/controllers/consts.go", old, new)
+        for old, new in _WAITS_OF_CONTROL_PLANE.items()
     ),
 }
 
 
 def kubeadm_of(core: Recipe) -> list[Recipe]:
-    """Return kubeadm's bootstrap and control plane provider for a core: of its release, and as patient as it is."""
-    found = []
+    """Return kubeadm's providers of a core's release, with the core's limits for retries."""
+    recipes = []
     for name, folder in _KUBEADM_FOLDERS.items():
         patches = CLUSTER_API_CORE.patches
         if core is IMPATIENT_CORE:
             retry = Patch("main.go", _AFTER_CLUSTER_CACHE, _AFTER_CLUSTER_CACHE + _RETRY_SOON)
             patches = (*patches, retry, _BUILDER, *_IMPATIENT[name])
-        found.append(
-            dataclasses.replace(
-                core,
-                name=core.name.replace(CLUSTER_API_CORE.name, name),
-                package=f"{core.module}/{folder}",
-                patches=patches,
-            )
+
+        recipe = dataclasses.replace(
+            core,
+            name=core.name.replace(CLUSTER_API_CORE.name, name),
+            package=f"{core.module}/{folder}",
+            patches=patches,
         )
-    return found
+        recipes.append(recipe)
+    return recipes
 
 
-# None of contract v1beta1: their objects of that version are too different from those of our class.
+# Providers of contract v1beta1 are left out, because their objects are too different from the
+# objects of our class.
 KUBEADM = {
     recipe.name: recipe
     for core in (CLUSTER_API_CORE, IMPATIENT_CORE, *OTHER_CORES.values())

@@ -1,11 +1,11 @@
 """Garbage collection and namespace deletion, for API servers without kube-controller-manager.
 
-The Cluster API core deletes Machines itself and relies on owner references for the rest: MachineHealthChecks,
-ClusterResourceSetBindings, cloned templates, kubeconfig Secrets. Without a collector they would stay forever, and so
-would a deleted namespace.
+The Cluster API core deletes Machines itself and relies on owner references for the rest:
+MachineHealthChecks, ClusterResourceSetBindings, cloned templates, kubeconfig Secrets. Without a
+collector they would stay forever, and so would a deleted namespace.
 
-It watches the metadata of the core kinds below and of all custom resources. Not modelled: orphaning of dependents;
-owners of kinds that are not watched count as existing.
+It watches the metadata of the core kinds below and of all custom resources. It does not orphan
+dependents. Owners of kinds that it does not watch count as existing.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ FOREGROUND = "foregroundDeletion"
 
 
 class GarbageCollector:
-    """The garbage collector of one API server; it indexes objects by uid, like owner references."""
+    """The garbage collector of one API server. It finds objects by uid, as owner references do."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._crds = Informer(client, CUSTOM_RESOURCE_DEFINITIONS, transform=_without_schema, max_backoff=5)
+        self._crds = Informer(
+            client, CUSTOM_RESOURCE_DEFINITIONS, transform=_without_schema, max_backoff=5
+        )
         self._informers: dict[str, Informer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._objects: dict[str, tuple[Resource, Obj]] = {}
@@ -67,7 +69,8 @@ class GarbageCollector:
             await self._crds.wait_synced()
             for resource in CORE:
                 self._watch(resource)
-            self._crds.add_handler(self._crd_changed)
+            self._crds.add_handler(self._on_crd_change)
+
             # An owner that has not been read yet would seem to be deleted.
             await asyncio.gather(*(informer.wait_synced() for informer in self._informers.values()))
             await self._controller.run()
@@ -77,11 +80,14 @@ class GarbageCollector:
 
     # The graph
 
-    def _crd_changed(self, change: Change) -> None:
+    def _on_crd_change(self, change: Change) -> None:
         spec = change.obj["spec"]
         version = next(entry["name"] for entry in spec["versions"] if entry["storage"])
         names = spec["names"]
-        resource = Resource(spec["group"], version, names["plural"], names["kind"], spec["scope"] == "Namespaced")
+        resource = Resource(
+            spec["group"], version, names["plural"], names["kind"], spec["scope"] == "Namespaced"
+        )
+
         if change.new is not None:
             self._watch(resource)
         elif str(resource) in self._tasks:
@@ -93,19 +99,24 @@ class GarbageCollector:
         if str(resource) in self._informers:
             return
         informer = Informer(self._client, resource, metadata_only=True, max_backoff=5)
-        informer.add_handler(self._changed)
+        informer.add_handler(self._on_change)
         self._informers[str(resource)] = informer
         self._tasks[str(resource)] = asyncio.create_task(informer.run())
 
-    def _changed(self, change: Change) -> None:
-        if change.old is not None and (change.new is None or uid_of(change.old) != uid_of(change.new)):
+    def _on_change(self, change: Change) -> None:
+        # An informer that missed a deletion reports the new object of the same name as a change.
+        if change.old is not None and (
+            change.new is None or uid_of(change.old) != uid_of(change.new)
+        ):
             self._forget(change.old)
         if change.new is None:
             return
+
         uid = uid_of(change.new)
         self._objects[uid] = (change.resource, change.new)
         if change.resource is NAMESPACES:
             self._namespace_uids[change.key.name] = uid
+
         owners = _owners(change.new)
         for owner in owners:
             self._dependents.setdefault(owner["uid"], set()).add(uid)
@@ -117,9 +128,11 @@ class GarbageCollector:
         self._objects.pop(uid, None)
         for owner in _owners(obj):
             self._dependents.get(owner["uid"], set()).discard(uid)
-            self._controller.enqueue(Key("", owner["uid"]))  # it may wait for this deletion
+            # The foreground deletion of the owner may wait for this object.
+            self._controller.enqueue(Key("", owner["uid"]))
         for dependent in self._dependents.pop(uid, ()):
             self._controller.enqueue(Key("", dependent))
+
         namespace = self._namespace_uids.get(obj["metadata"].get("namespace", ""))
         if namespace:
             self._controller.enqueue(Key("", namespace))
@@ -130,65 +143,98 @@ class GarbageCollector:
         resource, obj = self._objects.get(key.name, (NAMESPACES, None))
         if obj is None:
             return
+
         if not being_deleted(obj):
-            owners = _owners(obj)
-            left = [owner for owner in owners if not await self._is_deleted(owner, obj)]
-            if owners and not left:
-                log.info("deleting %s %s with its owner", resource.kind, key_of(obj))
-                await self._delete(resource, obj)
-            elif len(left) < len(owners):
-                await self._patch_owners(resource, obj, left)
+            await self._collect(resource, obj)
         elif resource is NAMESPACES:
             await self._finish_namespace(obj)
         elif FOREGROUND in (obj["metadata"].get("finalizers") or ()):
             await self._finish_foreground(resource, obj)
 
+    async def _collect(self, resource: Resource, obj: Obj) -> None:
+        """Delete an object whose owners were all deleted, or remove references to deleted ones."""
+        owners = _owners(obj)
+        existing = [owner for owner in owners if not await self._is_deleted(owner, obj)]
+        if owners and not existing:
+            log.info("deleting %s %s with its owner", resource.kind, key_of(obj))
+            await self._delete(resource, obj)
+        elif len(existing) < len(owners):
+            # kube-controller-manager does so, too, and `clusterctl move` follows the references.
+            await self._patch_metadata(resource, obj, {"ownerReferences": existing})
+
     async def _is_deleted(self, owner: Obj, dependent: Obj) -> bool:
         group = owner["apiVersion"].rpartition("/")[0]
-        known = [i for i in self._informers.values() if (i.resource.group, i.resource.kind) == (group, owner["kind"])]
-        if owner["uid"] in self._objects or not known:
+        resources = [
+            informer.resource
+            for informer in self._informers.values()
+            if (informer.resource.group, informer.resource.kind) == (group, owner["kind"])
+        ]
+        if owner["uid"] in self._objects or not resources:
             return False
-        resource = known[0].resource
+
+        # Ask the server, because the informer of the kind may be out of date.
+        resource = resources[0]
         namespace = dependent["metadata"].get("namespace", "") if resource.namespaced else ""
         try:
-            return uid_of(await self._client.get(resource, owner["name"], namespace)) != owner["uid"]
+            live = await self._client.get(resource, owner["name"], namespace)
         except NotFound:
             return True
+        return uid_of(live) != owner["uid"]
 
     async def _finish_namespace(self, namespace: Obj) -> None:
         name = namespace["metadata"]["name"]
-        inside = [entry for entry in self._objects.values() if entry[1]["metadata"].get("namespace") == name]
-        refused = None
-        for resource, obj in inside:
+        contents = [
+            (resource, obj)
+            for resource, obj in self._objects.values()
+            if obj["metadata"].get("namespace") == name
+        ]
+
+        refusal = None
+        for resource, obj in contents:
             if not being_deleted(obj):
                 try:
                     await self._delete(resource, obj)
-                except Invalid as error:  # possibly until others are deleted, like a claim in use by a VM
-                    refused = error
-        if refused:
-            raise refused
-        if not inside:
-            body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {"finalizers": []}}
+                except Invalid as error:
+                    # Another object may use this one, like a VM its claim. Delete the other
+                    # objects first, and then let the controller retry.
+                    refusal = error
+        if refusal:
+            raise refusal
+
+        if not contents:
+            # The finalizer of a namespace is in its spec, which only this subresource changes.
+            body = {
+                "apiVersion": "v1",
+                "kind": "Namespace",
+                "metadata": {"name": name},
+                "spec": {"finalizers": []},
+            }
             with contextlib.suppress(NotFound):
-                await self._client.request("PUT", NAMESPACES.path("", name, "finalize"), resource=NAMESPACES, body=body)
+                await self._client.request(
+                    "PUT", NAMESPACES.path("", name, "finalize"), resource=NAMESPACES, body=body
+                )
 
     async def _finish_foreground(self, resource: Resource, obj: Obj) -> None:
-        dependents = [self._objects[uid] for uid in self._dependents.get(uid_of(obj), ()) if uid in self._objects]
+        dependents = [
+            self._objects[uid]
+            for uid in self._dependents.get(uid_of(obj), ())
+            if uid in self._objects
+        ]
         for dependent in dependents:
             if not being_deleted(dependent[1]):
                 await self._delete(*dependent)
-        if not dependents:
-            left = [name for name in obj["metadata"]["finalizers"] if name != FOREGROUND]
-            patch = {"metadata": {"finalizers": left, "resourceVersion": obj["metadata"]["resourceVersion"]}}
-            with contextlib.suppress(NotFound):
-                key = key_of(obj)
-                await self._client.patch(resource, key.name, key.namespace, patch)
 
-    async def _patch_owners(self, resource: Resource, obj: Obj, owners: list[Obj]) -> None:
-        """Remove references to deleted owners, as kube-controller-manager does: `clusterctl move` follows them."""
-        key, version = key_of(obj), obj["metadata"]["resourceVersion"]
+        if not dependents:
+            finalizers = [name for name in obj["metadata"]["finalizers"] if name != FOREGROUND]
+            await self._patch_metadata(resource, obj, {"finalizers": finalizers})
+
+    async def _patch_metadata(self, resource: Resource, obj: Obj, metadata: Obj) -> None:
+        # Name the version, because a list in a merge patch replaces entries that were added
+        # meanwhile.
+        version = obj["metadata"]["resourceVersion"]
+        patch = {"metadata": {**metadata, "resourceVersion": version}}
+        key = key_of(obj)
         with contextlib.suppress(NotFound):
-            patch = {"metadata": {"ownerReferences": owners, "resourceVersion": version}}
             await self._client.patch(resource, key.name, key.namespace, patch)
 
     async def _delete(self, resource: Resource, obj: Obj) -> None:
@@ -202,5 +248,8 @@ def _owners(obj: Obj) -> list[Obj]:
 
 
 def _without_schema(crd: Obj) -> Obj:
-    versions = [{"name": version["name"], "storage": version["storage"]} for version in crd["spec"]["versions"]]
+    versions = [
+        {"name": version["name"], "storage": version["storage"]}
+        for version in crd["spec"]["versions"]
+    ]
     return {"metadata": crd["metadata"], "spec": {**crd["spec"], "versions": versions}}

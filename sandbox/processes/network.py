@@ -1,7 +1,8 @@
 """A loopback network for each sandbox, so that its virtual machines have reachable addresses.
 
-On Linux all of 127.0.0.0/8 is loopback: `127.<n>.0.0/16` belongs to the sandbox whose etcd holds a socket bound in it.
-The kernel releases the socket with the process, so a killed sandbox never keeps a network.
+On Linux, all of 127.0.0.0/8 is loopback. The network `127.<n>.0.0/16` belongs to the sandbox whose
+etcd holds a socket that is bound in it. The kernel releases the socket with the process, so a
+killed sandbox never keeps a network.
 """
 
 import contextlib
@@ -19,24 +20,34 @@ class NoNetworkError(Exception):
 
 @contextlib.contextmanager
 def claim() -> Iterator[tuple[ipaddress.IPv4Network, socket.socket]]:
-    """Lend a free network and the socket that claims it, for as long as any process has the socket open."""
+    """Lend a free network and the socket that claims it.
+
+    The network stays claimed for as long as any process has the socket open.
+    """
     for octet in SECOND_OCTETS:
         with socket.socket() as holder:
             try:
+                # Bind the last address but one. No VM gets it, so its port stays free for the
+                # claim.
                 holder.bind((f"127.{octet}.255.254", CLAIM_PORT))
             except OSError:
                 continue
             yield ipaddress.IPv4Network(f"127.{octet}.0.0/16"), holder
             return
+
     raise NoNetworkError(
-        f"no loopback network 127.{SECOND_OCTETS.start}.0.0/16 to 127.{SECOND_OCTETS.stop - 1}.0.0/16 is free: stop "
-        f"other sandboxes or the process that listens on port {CLAIM_PORT} of all addresses"
+        f"no loopback network 127.{SECOND_OCTETS.start}.0.0/16 to "
+        f"127.{SECOND_OCTETS.stop - 1}.0.0/16 is free: stop other sandboxes or the process that "
+        f"listens on port {CLAIM_PORT} of all addresses"
     )
 
 
 @contextlib.contextmanager
 def reclaim(network: str) -> Iterator[socket.socket]:
-    """Lend the socket that claims a given network again. Raises NoNetworkError if another sandbox has it by now."""
+    """Lend the socket that claims a given network again.
+
+    Raises NoNetworkError if another sandbox has claimed it meanwhile.
+    """
     with socket.socket() as holder:
         try:
             holder.bind((str(ipaddress.IPv4Network(network).broadcast_address - 1), CLAIM_PORT))

@@ -1,6 +1,6 @@
-"""Certificates of a sandbox. Each API server has its own CA, so that credentials work in one sandbox only.
+"""Certificates of a sandbox. Each API server has its own CA, so no other accepts its credentials.
 
-All keys are P-256: generating one takes under a millisecond, an RSA key a hundred.
+All keys are P-256, because a new P-256 key takes less than a millisecond, and an RSA key a hundred.
 """
 
 import base64
@@ -36,52 +36,65 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class CA:
-    """A certificate authority; `pair` may come from elsewhere, for example from a workload cluster's CA Secret."""
+    """A certificate authority. `pair` may come from the CA Secret of a workload cluster."""
 
     pair: KeyPair
 
     @classmethod
     def create(cls, common_name: str) -> "CA":
-        """Make a new self-signed CA."""
+        """Create a self-signed CA."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name(common_name, ())
         builder = _builder(name, name, key.public_key())
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        builder = builder.add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
         builder = builder.add_extension(_usage(ca=True), critical=True)
-        return cls(_pair(builder, key, key))
+        return cls(_sign(builder, key, key))
 
     @property
     def certificate(self) -> bytes:
-        """The CA's certificate, PEM."""
+        """Return the CA's certificate, PEM."""
         return self.pair.certificate
 
     def server(self, names: Sequence[str], *, common_name: str = "") -> KeyPair:
-        """Sign a server certificate for host names and IP addresses; its CN is `common_name`, or the first of them."""
-        return self._named(names, common_name or names[0], ExtendedKeyUsageOID.SERVER_AUTH)
+        """Sign a server certificate for host names and IP addresses.
+
+        Its CN is `common_name`, or the first name.
+        """
+        return self._sign_for_names(names, common_name or names[0], ExtendedKeyUsageOID.SERVER_AUTH)
 
     def peer(self, names: Sequence[str]) -> KeyPair:
-        """Sign a certificate for a server that is also a client of its peers, such as a member of etcd."""
-        return self._named(names, names[0], ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+        """Sign a certificate for a server that is a client of its peers, such as an etcd member."""
+        return self._sign_for_names(
+            names, names[0], ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+        )
 
     def client(self, user: str, groups: Sequence[str] = ()) -> KeyPair:
-        """Sign a client certificate; kube-apiserver takes `user` from its CN and `groups` from its organisations."""
+        """Sign a client certificate for a user."""
+        # kube-apiserver reads the user from the CN and the groups from the organisations.
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._leaf(_name(user, groups), key, ExtendedKeyUsageOID.CLIENT_AUTH)
-        return _pair(builder, key, self._key())
+        return _sign(builder, key, self._key())
 
-    def _named(self, names: Sequence[str], common_name: str, *usages: x509.ObjectIdentifier) -> KeyPair:
+    def _sign_for_names(
+        self, names: Sequence[str], common_name: str, *usages: x509.ObjectIdentifier
+    ) -> KeyPair:
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._leaf(_name(common_name, ()), key, *usages)
         alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names])
-        return _pair(builder.add_extension(alternatives, critical=False), key, self._key())
+        return _sign(builder.add_extension(alternatives, critical=False), key, self._key())
 
     def _leaf(
         self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *usages: x509.ObjectIdentifier
     ) -> x509.CertificateBuilder:
         issuer = load_certificate(self.pair.certificate)
         authority = _authority_key_identifier(issuer)
+
         builder = _builder(subject, issuer.subject, key.public_key())
-        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(
+            x509.BasicConstraints(ca=False, path_length=None), critical=True
+        )
         builder = builder.add_extension(_usage(ca=False), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         return builder.add_extension(authority, critical=False)
@@ -91,29 +104,34 @@ class CA:
 
 
 def _authority_key_identifier(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifier:
-    """Return the identifier that the issuer gives its key: CAs made by Go 1.25 and later do not use SHA-1 for it."""
+    """Return the identifier that the issuer gives its key."""
+    # Read the identifier if it exists, because CAs made by Go 1.25 and later do not compute it with
+    # SHA-1.
     try:
         identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     except x509.ExtensionNotFound:
-        return x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key())  # type: ignore[arg-type]
+        key = issuer.public_key()
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)  # type: ignore[arg-type]
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier)
 
 
-def trusting(ca: bytes) -> ssl.SSLContext:
-    """TLS for clients that trust a CA (PEM) as Go's do: those that Cluster API makes have the serial number 0."""
+def client_context(ca: bytes) -> ssl.SSLContext:
+    """Return TLS settings for clients that trust a CA (PEM) in the same way as Go's clients."""
+    # Strict verification refuses CAs of Cluster API, because they have the serial number 0.
     context = ssl.create_default_context(cadata=ca.decode())
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 
 
 def load_certificate(certificate: bytes) -> x509.Certificate:
-    """Read a certificate (PEM), without a warning of one of Cluster API."""
+    """Parse a certificate (PEM)."""
+    # cryptography warns about the serial number 0, which CAs of Cluster API have.
     with warnings.catch_warnings(category=CryptographyDeprecationWarning, action="ignore"):
         return x509.load_pem_x509_certificate(certificate)
 
 
-def signing_key() -> bytes:
-    """Make a key for service account tokens (ES256), PEM."""
+def create_signing_key() -> bytes:
+    """Create a key for service account tokens (ES256), PEM."""
     return _pem(ec.generate_private_key(ec.SECP256R1()))
 
 
@@ -125,7 +143,12 @@ def kubeconfig(server: str, ca: bytes, *, name: str, user: str, credentials: Obj
     return {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": name, "cluster": {"server": server, "certificate-authority-data": _base64(ca)}}],
+        "clusters": [
+            {
+                "name": name,
+                "cluster": {"server": server, "certificate-authority-data": _base64(ca)},
+            }
+        ],
         "users": [{"name": user, "user": credentials}],
         "contexts": [{"name": name, "context": {"cluster": name, "user": user}}],
         "current-context": name,
@@ -133,13 +156,16 @@ def kubeconfig(server: str, ca: bytes, *, name: str, user: str, credentials: Obj
 
 
 def to_yaml(config: Obj) -> bytes:
-    """Serialise a kubeconfig for a file."""
+    """Format a kubeconfig for a file."""
     return yaml.safe_dump(config, sort_keys=False).encode()
 
 
 def certificate_user(pair: KeyPair) -> Obj:
     """Build the user entry of a kubeconfig from a client certificate."""
-    return {"client-certificate-data": _base64(pair.certificate), "client-key-data": _base64(pair.key)}
+    return {
+        "client-certificate-data": _base64(pair.certificate),
+        "client-key-data": _base64(pair.key),
+    }
 
 
 def _name(common_name: str, organizations: Sequence[str]) -> x509.Name:
@@ -147,11 +173,13 @@ def _name(common_name: str, organizations: Sequence[str]) -> x509.Name:
     return x509.Name([*attributes, x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    time = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key)
     builder = builder.serial_number(x509.random_serial_number())
-    builder = builder.not_valid_before(now - BACKDATE).not_valid_after(now + LIFETIME)
+    builder = builder.not_valid_before(time - BACKDATE).not_valid_after(time + LIFETIME)
     return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
 
 
@@ -176,17 +204,22 @@ def _alternative(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def _pair(
-    builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, signer: CertificateIssuerPrivateKeyTypes
+def _sign(
+    builder: x509.CertificateBuilder,
+    key: ec.EllipticCurvePrivateKey,
+    signer: CertificateIssuerPrivateKeyTypes,
 ) -> KeyPair:
     certificate = builder.sign(signer, hashes.SHA256())
     return KeyPair(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    # Not PKCS 8: kube-apiserver only reads EC keys of service accounts in this form.
+    # Use this form instead of PKCS 8, because kube-apiserver reads EC keys of service accounts only
+    # in this form.
     return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
     )
 
 

@@ -1,4 +1,4 @@
-"""A TCP proxy: the data path of load balancers, and of guests to their API server."""
+"""A TCP proxy for the traffic of load balancers, and of guests to their API server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Endpoint = tuple[str, int]
 class TcpProxy:
     """Listens on one address and distributes connections over backends round robin.
 
-    Without backends, connections are accepted and closed at once. Connections to a removed backend are aborted, as if
-    its machine had died.
+    Without backends, connections are accepted and closed at once. Connections to a removed backend
+    are aborted, as if its machine had died.
     """
 
     def __init__(self, listen: Endpoint, backends: Iterable[Endpoint] = ()) -> None:
@@ -47,14 +47,16 @@ class TcpProxy:
             connection.abort()
 
     def next_backend(self) -> Endpoint | None:
-        """The backend for the next connection."""
-        return self._backends[next(self._turn) % len(self._backends)] if self._backends else None
+        """Return the backend for the next connection, None without backends."""
+        if not self._backends:
+            return None
+        return self._backends[next(self._turn) % len(self._backends)]
 
-    def opened(self, connection: _Inbound) -> None:
-        """Track a new connection."""
+    def add_connection(self, connection: _Inbound) -> None:
+        """Remember a new connection, which is aborted when its backend is removed."""
         self._connections.add(connection)
 
-    def closed(self, connection: _Inbound) -> None:
+    def remove_connection(self, connection: _Inbound) -> None:
         """Forget a closed connection."""
         self._connections.discard(connection)
 
@@ -87,7 +89,8 @@ class _Outbound(_Half):
         self.peer = inbound
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not subclasses of asyncio.Transport, so this cannot be an assertion.
+        # uvloop's transports are not subclasses of asyncio.Transport, so this cannot be an
+        # assertion.
         self.transport = cast("asyncio.Transport", transport)
 
 
@@ -99,21 +102,23 @@ class _Inbound(_Half):
         self.backend: Endpoint | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not subclasses of asyncio.Transport, so this cannot be an assertion.
+        # uvloop's transports are not subclasses of asyncio.Transport, so this cannot be an
+        # assertion.
         self.transport = cast("asyncio.Transport", transport)
         self.backend = self._proxy.next_backend()
-        self._proxy.opened(self)
+        self._proxy.add_connection(self)
         self._connect = asyncio.get_running_loop().create_task(self._open())
 
     def data_received(self, data: bytes) -> None:
-        # Clients often send before the backend is connected; uvloop ignores a pause that early.
+        # Clients often send before the backend is connected, and uvloop ignores a pause at that
+        # time.
         if self.peer is None:
             self._early.append(data)
         else:
             super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._proxy.closed(self)
+        self._proxy.remove_connection(self)
         if self._connect:
             self._connect.cancel()
         super().connection_lost(exc)
@@ -128,10 +133,14 @@ class _Inbound(_Half):
         try:
             if self.backend is None:
                 raise ConnectionRefusedError
-            _, self.peer = await asyncio.get_running_loop().create_connection(lambda: _Outbound(self), *self.backend)
+            _, self.peer = await asyncio.get_running_loop().create_connection(
+                lambda: _Outbound(self), *self.backend
+            )
         except OSError:
             self.transport.close()
             return
+
+        # Forward the data that arrived before the backend was connected.
         for data in self._early:
             super().data_received(data)
         self._early.clear()

@@ -1,8 +1,9 @@
-"""The timer slack of processes: how late their timers may expire.
+"""The timer slack of processes, by which their timers may expire late.
 
-Servers written in Go wake up some 150 times a second while they have nothing to do: for the timers of watch caches, the
-ticks of Raft, and the Go runtime's monitor, which naps for 20 µs at a time. With more slack the kernel lets
-several timers expire together (prctl(2), PR_SET_TIMERSLACK), so that an idle server takes half as much CPU time.
+Idle servers written in Go wake up some 150 times a second, for the timers of watch caches, the
+ticks of Raft, and the Go runtime's monitor, which sleeps for 20 µs at a time. With more slack, the
+kernel lets several timers expire together (prctl(2), PR_SET_TIMERSLACK), so that an idle server
+takes half as much CPU time.
 """
 
 import contextlib
@@ -15,14 +16,16 @@ RESET = 0
 
 
 @contextlib.contextmanager
-def inherited(seconds: float) -> Iterator[None]:
-    """Let the timers of programs that this thread starts in the block expire up to `seconds` late; 0: as usual.
+def set_for_children(seconds: float) -> Iterator[None]:
+    """Let timers of programs that this thread starts in the block expire up to `seconds` late.
 
-    Only on Linux; elsewhere it has no effect.
+    The value 0 changes nothing. Only Linux has this setting. Elsewhere the block runs without it.
     """
     if not seconds or sys.platform != "linux":
         yield
         return
+
+    # A child inherits the slack of the thread that forks it.
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(round(seconds * 1e9)), 0, 0, 0)
     try:

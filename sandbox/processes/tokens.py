@@ -1,7 +1,8 @@
 """The service account token controller, for API servers without kube-controller-manager.
 
-It fills Secrets of type `kubernetes.io/service-account-token` and deletes those of deleted accounts. The real
-controller signs a token that never expires; this one requests a token bound to the Secret that is valid for years.
+It fills Secrets of type `kubernetes.io/service-account-token`, and deletes the Secrets of deleted
+accounts. The real controller signs a token that never expires. This controller requests a token
+that is bound to the Secret and valid for years.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import base64
 import contextlib
 
-from caphv.api.object import SECRETS, SERVICE_ACCOUNTS, Key, Obj, annotations_of, uid_of
+from caphv.api.object import SECRETS, SERVICE_ACCOUNTS, Key, Obj, annotations_of, at, uid_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
@@ -23,30 +24,36 @@ LIFETIME_SECONDS = 10 * 365 * 24 * 3600
 
 
 class TokenController:
-    """The controller for one API server; `ca` (PEM) goes into the Secrets."""
+    """The controller for one API server. It writes `ca` (PEM) into the Secrets."""
 
     def __init__(self, client: ApiClient, ca: str) -> None:
         self._client = client
         self._ca = base64.b64encode(ca.encode()).decode()
         self._accounts = Informer(client, SERVICE_ACCOUNTS, max_backoff=2)
         self._secrets = Informer(
-            client, SECRETS, field_selector=f"type={SECRET_TYPE}", indexes={"account": _account_of}, max_backoff=2
+            client,
+            SECRETS,
+            field_selector=f"type={SECRET_TYPE}",
+            indexes={"account": _account_of},
+            max_backoff=2,
         )
         self._controller = Controller("tokens", self._reconcile, concurrency=2)
 
     async def run(self) -> None:
         """Run until cancelled."""
-        informers = [asyncio.ensure_future(informer.run()) for informer in (self._accounts, self._secrets)]
+        informers = [
+            asyncio.ensure_future(informer.run()) for informer in (self._accounts, self._secrets)
+        ]
         try:
             await asyncio.gather(self._accounts.wait_synced(), self._secrets.wait_synced())
             self._secrets.add_handler(lambda change: self._controller.enqueue(change.key))
-            self._accounts.add_handler(self._account_changed)
+            self._accounts.add_handler(self._on_account_change)
             await self._controller.run()
         finally:
             for informer in informers:
                 informer.cancel()
 
-    def _account_changed(self, change: Change) -> None:
+    def _on_account_change(self, change: Change) -> None:
         for secret in self._secrets.store.by_index("account", str(change.key)):
             self._controller.enqueue(Key(change.key.namespace, secret["metadata"]["name"]))
 
@@ -54,17 +61,20 @@ class TokenController:
         secret = self._secrets.get(*key)
         if secret is None:
             return
+
         name = annotations_of(secret).get(ACCOUNT, "")
         account = self._accounts.get(key.namespace, name)
-        known = annotations_of(secret).get(ACCOUNT_UID)
-        if known and (account is None or uid_of(account) != known):
+        account_uid = annotations_of(secret).get(ACCOUNT_UID)
+        # An account of the same name that was created later must not inherit the token.
+        if account_uid and (account is None or uid_of(account) != account_uid):
             with contextlib.suppress(NotFound):
                 await self._client.delete(SECRETS, key.name, key.namespace, uid=uid_of(secret))
-        elif account is not None and not (secret.get("data") or {}).get("token"):
+        elif account is not None and not at(secret, "data", "token"):
             await self._fill(secret, account)
 
     async def _fill(self, secret: Obj, account: Obj) -> None:
         namespace, name = secret["metadata"]["namespace"], secret["metadata"]["name"]
+        # The server accepts the token only while this Secret exists.
         bound = {"apiVersion": "v1", "kind": "Secret", "name": name, "uid": uid_of(secret)}
         request = {
             "apiVersion": "authentication.k8s.io/v1",
@@ -73,9 +83,15 @@ class TokenController:
         }
         path = SERVICE_ACCOUNTS.path(namespace, account["metadata"]["name"], "token")
         answer = await self._client.request("POST", path, resource=SERVICE_ACCOUNTS, body=request)
+
         values = {"token": answer["status"]["token"], "namespace": namespace}
         data = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
-        patch = {"metadata": {"annotations": {ACCOUNT_UID: uid_of(account)}}, "data": {**data, "ca.crt": self._ca}}
+        patch = {
+            "metadata": {"annotations": {ACCOUNT_UID: uid_of(account)}},
+            "data": {**data, "ca.crt": self._ca},
+        }
+
+        # Cache the answer, because a reconcile with the old Secret would request another token.
         with contextlib.suppress(NotFound):
             self._secrets.observe(await self._client.patch(SECRETS, name, namespace, patch))
 

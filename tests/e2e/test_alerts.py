@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from caphv.api.object import Obj
-from release import components
 from tests.support.promtool import promtool, written
+from tools.release import components
 
 pytestmark = pytest.mark.e2e
 

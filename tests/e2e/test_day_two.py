@@ -164,7 +164,7 @@ def _a_new_version(cluster: Obj) -> None:
 
 def _a_copy_of_the_class(cluster: Obj) -> list[Obj]:
     found = clusterclass.objects(cluster["metadata"]["namespace"], clusterclass.HARVESTER_RKE2)
-    copied = clusterclass.renamed(found, clusterclass.HARVESTER_RKE2, "own")
+    copied = clusterclass.rename(found, clusterclass.HARVESTER_RKE2, "own")
     cluster["spec"]["topology"]["classRef"] = {"name": "own", "namespace": cluster["metadata"]["namespace"]}
     return copied
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from release import lock
 from tests.support.image import controller, stages
 from tests.support.pods import require_namespaces
+from tools.release import lock
 
 pytestmark = pytest.mark.e2e
 
@@ -42,7 +42,7 @@ def test_every_package_of_the_lock_is_in_it(checkout: Path, prefix: Path) -> Non
     """Also those that the Python which runs pip has already."""
     (packages,) = prefix.glob("lib/python*/site-packages")
     present = {path.name.partition("-")[0].lower().replace("_", "-") for path in packages.glob("*.dist-info")}
-    assert present == {"caphv", *(package.name for package in lock.at_run_time(checkout))}
+    assert present == {"caphv", *(package.name for package in lock.run_time_packages(checkout))}
 
 
 def test_nothing_of_tests_and_build_is_in_it(prefix: Path) -> None:
@@ -87,7 +87,7 @@ def test_bill_of_materials_lists_python_debian_and_the_interpreter(checkout: Pat
     root = controller(prefix)
     bill = json.loads((root / "usr/share/caphv/sbom.cdx.json").read_text())
     listed = {component["purl"].partition("@")[0] for component in bill["components"]}
-    assert {f"pkg:pypi/{package.name}" for package in lock.at_run_time(checkout)} | {"pkg:pypi/caphv"} <= listed
+    assert {f"pkg:pypi/{package.name}" for package in lock.run_time_packages(checkout)} | {"pkg:pypi/caphv"} <= listed
     assert {"pkg:generic/python", "pkg:deb/debian/libc6", "pkg:deb/debian/ca-certificates"} <= listed
     assert not [
         purl for purl in listed if purl.endswith(("/git", "/openssh-client", "/bash", "/dash", "/apt", "/dpkg"))

@@ -22,8 +22,8 @@ from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS as CRDS
 from caphv.api.object import DEPLOYMENTS, NAMESPACES, SECRETS, SERVICES, Obj, Resource, annotations_of, uid_of
 from caphv.api.resources import HARVESTER_CLUSTERS
 from caphv.runtime.client import ApiClient
+from caphv.runtime.clientconfig import own_configuration
 from caphv.runtime.errors import ApiError, NotFound
-from caphv.runtime.kubeconfig import own_configuration
 from reconciler.harvester.identityaccount import identity_secret
 from sandbox import manifests
 from sandbox.environment import Sandbox

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 DEPLOYMENT = "deployment/caphv-controller-manager"
 # What the release is made from.
-SOURCES = ("caphv", "clusterclass", "deploy", "release")
+SOURCES = ("caphv", "clusterclass", "deploy", "tools")
 FILES = ("Makefile", "LICENSE", "pyproject.toml", "requirements.lock")
 # Not ours, and checked by nothing here.
 STAND_INS = [

@@ -2,7 +2,6 @@
 
 import base64
 import os
-import shutil
 import ssl
 import subprocess
 from pathlib import Path
@@ -12,10 +11,9 @@ import yaml
 from cryptography import x509
 
 from caphv.api.object import Obj
-from release.__main__ import contents
 from sandbox import manifests
 from sandbox.processes import binaries
-from tests.support.paths import CHECKOUT
+from tools.release.__main__ import contents
 
 pytestmark = pytest.mark.e2e
 
@@ -34,7 +32,6 @@ SELF_SIGNED: Obj = {"webhooks": {"certificate": "self-signed"}}
 WITHOUT_WEBHOOKS: Obj = {"webhooks": {"enabled": False}, "networkPolicy": {"enabled": True}}
 CLASSES: Obj = {"clusterClasses": {"names": ["harvester-rke2"], "namespaces": ["team-a", "team-b"]}}
 PACKAGER: Obj = {"packager": {"enabled": True, "repository": "https://git.example.com/fleet.git"}}
-EARLIER_VALUES = CHECKOUT / "tests" / "support" / "chart-values-0.11.yaml"
 PRODUCTION: Obj = {
     "replicas": 2,
     "topologySpreadConstraints": [SPREAD],
@@ -137,6 +134,28 @@ def test_components_give_what_values_of_the_chart_give(helm: Path, chart: Path, 
         assert obj == theirs[key], key
 
 
+def test_component_of_updates_in_place_is_the_value_of_the_chart(
+    helm: Path, chart: Path, checkout: Path, tmp_path: Path
+) -> None:
+    folder = checkout / "deploy" / "kustomize"
+    places = [os.path.relpath(folder / name, tmp_path) for name in ("overlays/production", "components/in-place")]
+    kustomization = {"kind": "Kustomization", "resources": places[:1], "components": places[1:]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    theirs = parsed(call(binaries.binary("kustomize"), "build", tmp_path))
+    ours = parsed(template(helm, chart, tmp_path, {**PRODUCTION, "inPlaceUpdates": {"enabled": True}}))
+    assert ("ExtensionConfig", "", "caphv") in ours
+    assert ours.keys() == theirs.keys()
+    for key, obj in ours.items():
+        assert obj == theirs[key], key
+
+    values = {**SELF_SIGNED, "inPlaceUpdates": {"enabled": True, "policy": "Only"}}
+    config = parsed(template(helm, chart, tmp_path, values, namespace="capi"))["ExtensionConfig", "", "caphv"]
+    secret = config["metadata"]["annotations"]["runtime.cluster.x-k8s.io/inject-ca-from-secret"]
+    assert secret == "capi/caphv-webhook-self-signed"
+    assert config["spec"]["clientConfig"]["service"]["namespace"] == "capi"
+    assert config["spec"]["settings"] == {"policy": "Only"}
+
+
 def test_overlay_without_cert_manager_has_nothing_of_it(checkout: Path) -> None:
     built = call(binaries.binary("kustomize"), "build", checkout / "deploy" / "kustomize" / "overlays" / "self-signed")
     assert "cert-manager" not in built
@@ -176,10 +195,8 @@ def test_packager_of_the_chart_is_that_of_the_kustomization(
     [
         ({}, "ghcr.io/rancher-sandbox/cluster-api-provider-harvester:VERSION-packager"),
         ({"image": {"repository": "mirror.example.com/caphv"}}, "mirror.example.com/caphv:VERSION-packager"),
-        # Values from before 0.12, with one image for both.
+        # One tag for both.
         ({"image": {"tag": "mine"}}, "ghcr.io/rancher-sandbox/cluster-api-provider-harvester:mine"),
-        # What --reuse-values leaves.
-        ({"packager": {"image": None}}, "ghcr.io/rancher-sandbox/cluster-api-provider-harvester:VERSION-packager"),
         (
             {"image": {"tag": "x"}, "packager": {"image": {"tag": "v2", "repository": "example.com/p"}}},
             "example.com/p:v2",
@@ -197,17 +214,6 @@ def test_image_of_the_packager(helm: Path, chart: Path, tmp_path: Path, values: 
     ]
     assert not manager["image"].endswith("-packager")
     assert manager["image"].rpartition(":")[2] == values.get("image", {}).get("tag", version)
-
-
-@pytest.mark.parametrize("values", [{}, {**PRODUCTION, **PACKAGER}])
-def test_reused_values_of_an_earlier_release_have_the_defaults_of_new_ones(
-    helm: Path, chart: Path, tmp_path: Path, values: Obj
-) -> None:
-    """With `helm upgrade --reuse-values`, the values of the previous release take the place of `values.yaml`."""
-    reused = tmp_path / "chart"
-    shutil.copytree(chart, reused)
-    shutil.copy(EARLIER_VALUES, reused / "values.yaml")
-    assert parsed(template(helm, reused, tmp_path, values)) == parsed(template(helm, chart, tmp_path, values))
 
 
 def test_values_reach_the_packager(helm: Path, chart: Path, tmp_path: Path) -> None:
@@ -233,6 +239,25 @@ def test_values_reach_the_packager(helm: Path, chart: Path, tmp_path: Path) -> N
     assert "--namespace=team-a" in container["args"]
     assert {"name": "NO_PROXY", "value": "git.example.com"} in container["env"]
     assert "other" in [volume.get("secret", {}).get("secretName") for volume in pod["volumes"]]
+
+
+@pytest.mark.parametrize("name", ["", "release-keys"])
+def test_signers_are_mounted_where_their_variable_says(helm: Path, chart: Path, tmp_path: Path, name: str) -> None:
+    settings = {"CAPHV_SOURCE_REPO": "https://git.example.com/definitions.git"}
+    values = {"packager": {**PACKAGER["packager"], "settings": settings, "signersSecret": name}}
+    objects = parsed(template(helm, chart, tmp_path, values, namespace="elsewhere"))
+    variables = objects["ConfigMap", "elsewhere", "caphv-packager"]["data"]
+    pod = objects["Deployment", "elsewhere", "caphv-packager"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "signers"]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "signers"]
+    assert mount["readOnly"] is True
+    assert {"configMapRef": {"name": "caphv-packager"}} in container["envFrom"]
+    if name:
+        assert volume["secret"] == {"secretName": name}, "a missing Secret must keep the Pod from starting"
+        assert variables["CAPHV_SOURCE_SIGNERS"] == mount["mountPath"]
+    else:
+        assert "CAPHV_SOURCE_SIGNERS" not in variables
 
 
 def test_release_for_kubectl_is_the_base(checkout: Path) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +10,14 @@ import pytest
 import yaml
 
 from caphv.api.object import Obj
-from release.__main__ import contents
 from sandbox import manifests
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
 from tests.support import doccommands
 from tests.support.e2e import crd
 from tests.support.predecessor import crds
+from tests.support.shell import Shell
+from tools.release.__main__ import contents
 
 pytestmark = pytest.mark.e2e
 
@@ -47,38 +45,6 @@ UNANSWERED = ("kubectl rollout status", "kubectl logs", "helm uninstall")
 COLLECTED = " --cascade=foreground"
 
 
-class Shell:
-    """A person at a management cluster, who has kubectl."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        programs = folder / "programs"
-        programs.mkdir()
-        (programs / "kubectl").symlink_to(binaries.binary("kubectl"))
-        own = {
-            "PATH": f"{programs}:{os.environ['PATH']}",
-            "KUBECONFIG": str(folder / "kubeconfig"),
-            "HOME": str(folder),
-        }
-        self._environment = {**os.environ, **own}
-
-    def __call__(self, script: str, text: str = "") -> str:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script],
-            cwd=self.folder, env=self._environment, input=text, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    def refuses(self, script: str, why: str) -> None:
-        with pytest.raises(AssertionError, match=why):
-            self(script)
-
-    def read(self, arguments: str) -> Obj:
-        """What `kubectl get` answers."""
-        return dict(json.loads(self(f"kubectl get {arguments} -o json")))
-
-
 @pytest.fixture
 def at(tmp_path: Path) -> Iterator[Shell]:
     """Where the Go provider's manifests were applied, with an object of an early release."""
@@ -99,7 +65,7 @@ def at(tmp_path: Path) -> Iterator[Shell]:
         (tmp_path / "out").mkdir()
         for name, content in contents().items():
             (tmp_path / "out" / name).write_bytes(content)
-        yield Shell(tmp_path)
+        yield Shell(tmp_path, "kubectl")
     finally:
         asyncio.run(children.stop_all(tmp_path))
 

@@ -26,7 +26,6 @@ import yaml
 from caphv.api.object import CONFIG_MAPS, DEPLOYMENTS, NAMESPACES, SECRETS, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
-from release.__main__ import contents
 from sandbox import manifests
 from sandbox.processes import binaries, children, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
@@ -40,6 +39,7 @@ from tests.support.packager.repositories import Origin
 from tests.support.pods import Pod, require_namespaces
 from tests.support.reconciler.environment import core_crds
 from tests.support.waiting import until
+from tools.release.__main__ import contents
 from webhooks.configuration import NAMES, RESOURCES
 from webhooks.handler import WEBHOOKS
 

@@ -12,8 +12,8 @@ import yaml
 
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Obj, Resource
 from caphv.runtime.client import ApiClient
+from caphv.runtime.clientconfig import own_configuration
 from caphv.runtime.errors import NotFound
-from caphv.runtime.kubeconfig import own_configuration
 from sandbox import manifests
 from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
@@ -79,7 +79,8 @@ async def scenario(box: Sandbox, objects: list[Obj]) -> None:
             *objects,
         ],
     )
-    await until(machines_are_ready)
+    # The core takes up to a minute to create workers after the control plane is there.
+    await until(machines_are_ready, seconds=180)
     await the_whole_cluster_can_be_moved(box)
     await management.delete(CLUSTERS, "first", NAMESPACE)
     await until(cluster_is_deleted)

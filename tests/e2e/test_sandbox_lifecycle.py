@@ -15,13 +15,14 @@ from click.testing import CliRunner
 
 from caphv.api.object import NAMESPACES, NODES, Obj, Resource
 from caphv.runtime.client import ApiClient
+from caphv.runtime.clientconfig import own_configuration
 from caphv.runtime.errors import Forbidden, Invalid, NotFound
-from caphv.runtime.kubeconfig import own_configuration, parse_kubeconfig
+from caphv.runtime.kubeconfig import parse_kubeconfig
 from commands.sandbox.group import sandbox
 from sandbox.environment import Sandbox
 from sandbox.processes import binaries, children
 from sandbox.processes.apiserver import ApiServer, Etcd
-from sandbox.restart import record
+from sandbox.restart import process_record
 from sandbox.state import SandboxSettings, State
 
 pytestmark = pytest.mark.e2e
@@ -88,7 +89,7 @@ async def former_sandbox(box: Sandbox) -> list[psutil.Process]:
     await server.start()
     async with server.client() as client:
         await client.create(NAMESPACES, PRECIOUS)
-    parts = {process.name: record(process) for process in (etcd.process, server.process) if process}
+    parts = {process.name: process_record(process) for process in (etcd.process, server.process) if process}
     State(SETTINGS, ready=True, processes=parts).save(box.folder)
     return children.find(box.folder)
 

@@ -13,7 +13,7 @@ from tests.support import wheels
 pytestmark = pytest.mark.e2e
 
 # Below caphv/_packages in the wheel, at the top of a checkout.
-PARTS = ("commands", "reconciler", "webhooks", "packager", "overview", "sandbox")
+PARTS = ("commands", "reconciler", "webhooks", "packager", "operations", "sandbox")
 PACKAGES = ("caphv", *PARTS)
 # Prints where a data folder was found and what is in it.
 LIST_FOLDER = """

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from caphv.runtime.client import ApiClient
-from caphv.runtime.transport import Connection
+from caphv.runtime.connection import Connection
 
 Handler = Callable[[Any], Awaitable[web.StreamResponse]]
 # The server speaks HTTP: reading the certificates of the system for each client would take longer than its requests.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
@@ -13,11 +13,11 @@ import yaml
 from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS as CRDS
 from caphv.api.object import Resource
 from caphv.runtime.client import ApiClient
-from release.__main__ import contents
 from sandbox import manifests
 from sandbox.capi import core, manager
 from sandbox.processes import binaries
 from tests.support.e2e import CLUSTERCTL, crd
+from tools.release.__main__ import contents
 
 INVENTORY = Resource(CLUSTERCTL, "v1alpha3", "providers", "Provider")
 
@@ -50,6 +50,7 @@ class Clusterctl:
 
     folder: Path
     kubeconfig: Path
+    environment: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, *arguments: str | Path) -> str:
         environment = {
@@ -58,6 +59,7 @@ class Clusterctl:
             "CLUSTERCTL_DISABLE_VERSIONCHECK": "true",
             "XDG_CONFIG_HOME": str(self.folder / "config"),
             "KUBECONFIG": str(self.kubeconfig),
+            **self.environment,
         }
         command = [binaries.binary("clusterctl"), f"--config={self.folder / 'clusterctl.yaml'}", *arguments]
         done = subprocess.run(

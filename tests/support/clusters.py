@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from caphv.api.object import Obj
-from overview.objects import ManagementObjects
+from operations.read.objects import ManagementObjects
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 VERSION = "v1.36.2+rke2r1"

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from caphv.runtime import client as client_module
-from caphv.runtime import kubeconfig as kubeconfig_module
+from caphv.runtime import clientconfig
 from caphv.runtime.kubeconfig import Kubeconfig
 from commands.main import cli
 from tests.support.clusters import Builder
@@ -33,7 +33,7 @@ class Servers:
         self.kubeconfig = folder / "kubeconfig"
         self.kubeconfig.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config"}))
         self._folder = folder
-        monkeypatch.setattr(kubeconfig_module, "own_configuration", self._configuration)
+        monkeypatch.setattr(clientconfig, "own_configuration", self._configuration)
         monkeypatch.setattr(client_module, "ApiClient", self._client)
         monkeypatch.setattr(Kubeconfig, "client", lambda *_, **__: self.harvester)
         monkeypatch.chdir(folder)

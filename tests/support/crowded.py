@@ -20,7 +20,7 @@ from caphv.api import names
 from caphv.api.object import Obj
 from sandbox.processes import children
 from tests.support.paths import CHECKOUT
-from tests.support.waiting import until
+from tests.support.waiting import listens, until
 
 VERSION = 1_000_000
 CHANGES_A_SECOND = 100
@@ -148,16 +148,8 @@ async def crowded(folder: Path, vms: int) -> AsyncIterator[str]:
     command = [sys.executable, "-P", "-m", "tests.support.crowded", str(port), str(vms)]
     process = children.start(folder, "crowded", command, env={"PYTHONPATH": str(CHECKOUT)})
 
-    async def listens() -> bool:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            return False
-        writer.close()
-        return True
-
     try:
-        await until(listens, "the crowded Harvester listens")
+        await until(lambda: listens(port), "the crowded Harvester listens")
         yield f"http://127.0.0.1:{port}"
     finally:
         await children.end(process, grace=0)

@@ -15,11 +15,13 @@ from caphv.api.object import NAMESPACES, Obj, Resource, labels_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery
-from sandbox import manifests
+from caphv.runtime.kubeconfig import parse_kubeconfig
+from sandbox import chaos, clusterclass, manifests
 from sandbox.capi import providers
 from sandbox.capi.core import CORE_VARIABLE
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
+from sandbox.harvester.faults import Faults
 from sandbox.harvester.guestbalancers import CLUSTER, CLUSTER_OF_BALANCER, CLUSTER_OF_VM
 from sandbox.harvester.releases import NEWEST_STABLE, RELEASES
 from sandbox.processes import binaries, children
@@ -36,6 +38,8 @@ SHORT_AND_WHOLE = pytest.mark.parametrize(
 )
 # Releases of Harvester: the newest for `make test`, all for `make test-long`.
 HARVESTERS = [pytest.param(name, marks=[] if name == NEWEST_STABLE else pytest.mark.long) for name in sorted(RELEASES)]
+# A seed of all faults but cut-before within 15 s, with two kills of the provider.
+MOST_FAULTS = 472
 HEALTH_CHECKS = Resource("cluster.x-k8s.io", "v1beta2", "machinehealthchecks", "MachineHealthCheck")
 
 
@@ -162,6 +166,23 @@ async def services_of_the_guest_get_addresses(scenario: Scenario) -> None:
 
 
 @asynccontextmanager
+async def storm(box: Sandbox, seed: int, seconds: float) -> AsyncIterator[None]:
+    """Faults of Harvester and kills of the provider during the block, whose end waits for their end.
+
+    The provider of a sandbox has the shipped, least-privilege roles.
+    """
+    client = parse_kubeconfig(box.kubeconfig("harvester-direct").read_bytes()).client(name="harvester")
+    faults = asyncio.create_task(chaos.run(box, Faults(client), chaos.schedule(seed, seconds), print))
+    try:
+        yield
+        await faults
+    finally:
+        faults.cancel()
+        await asyncio.gather(faults, return_exceptions=True)
+        await client.close()
+
+
+@asynccontextmanager
 async def our_provider(folder: Path, kubeconfig: Path) -> AsyncIterator[None]:
     """`caphv run` on a management cluster for as long as the block lasts; its log is in the folder."""
     options = (f"--kubeconfig={kubeconfig}", "--metrics-bind-address=0", "--leader-elect", LOOPBACK)
@@ -172,3 +193,17 @@ async def our_provider(folder: Path, kubeconfig: Path) -> AsyncIterator[None]:
         yield
     finally:
         await children.end(process)
+
+
+async def create_class_without_surge(scenario: Scenario) -> None:
+    """Create the class of kubeadm with `maxSurge: 0`.
+
+    The class has it, because the topology sets the default again where a user changes the control plane.
+    """
+    namespace = scenario.spec.namespace
+    objects = clusterclass.objects(namespace, clusterclass.HARVESTER_KUBEADM)
+    (template,) = (obj for obj in objects if obj["kind"] == "KubeadmControlPlaneTemplate")
+    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0}}
+    template["spec"]["template"]["spec"]["rollout"] = {"strategy": strategy}
+    space = kinds.typed(NAMESPACES, {"metadata": {"name": namespace}})
+    await manifests.apply(scenario.management, [space, *objects])

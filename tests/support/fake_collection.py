@@ -20,8 +20,8 @@ Event = tuple[str, Obj]
 class Collection:
     """Stands for the `ApiClient` of an informer. `failures` are raised by the next requests, one each.
 
-    While `hangs` is set, a list waits so many seconds and then gets no answer. A client whose reader is limited `rests`
-    so many seconds before it reads an event that has arrived.
+    While `hangs` is set, a list waits so many seconds and then gets no answer. While `withheld` is set, watches do not
+    hear what happens.
     """
 
     name = "fake"
@@ -36,7 +36,8 @@ class Collection:
         self.lists = 0
         self.watched_from: list[int] = []
         self.page = 2
-        self.hangs = self.rests = 0.0
+        self.hangs = 0.0
+        self.withheld = False
         self.between_pages: Callable[[], object] = lambda: None
         self.open_watches: set[asyncio.Queue[Event | Exception | None]] = set()
         self._history: list[tuple[int, Event]] = []
@@ -92,13 +93,24 @@ class Collection:
 
     def _tell(self, kind: str, obj: Obj) -> None:
         self._history.append((self.version, (kind, obj)))
-        for queue in self.open_watches:
+        for queue in () if self.withheld else self.open_watches:
             queue.put_nowait((kind, copy(obj)))
 
     # What the informer asks for
 
-    async def list(self, _resource: Resource, _namespace: str = "", *, continue_token: str = "", **_: Any) -> Obj:
+    async def list(
+        self,
+        _resource: Resource,
+        _namespace: str = "",
+        *,
+        continue_token: str = "",
+        field_selector: str = "",
+        **_: Any,
+    ) -> Obj:
         self._attempt()
+        if field_selector:
+            named = [obj for key, obj in self.objects.items() if field_selector == f"metadata.name={key.name}"]
+            return {"metadata": {"resourceVersion": str(self.version)}, "items": [copy(obj) for obj in named]}
         if self.hangs:
             await asyncio.sleep(self.hangs)
             raise Unreachable("timed out")
@@ -124,7 +136,6 @@ class Collection:
         *,
         resource_version: str,
         on_open: Callable[[], None],
-        on_wait: Callable[[bool], None],
         **_: Any,
     ) -> AsyncGenerator[Event, None]:
         self._attempt()
@@ -140,13 +151,9 @@ class Collection:
         try:
             on_open()
             while True:
-                on_wait(True)
                 item = await queue.get()
-                on_wait(False)
                 if item is None:
                     return
-                if self.rests:
-                    await asyncio.sleep(self.rests)
                 if isinstance(item, Exception):
                     raise item
                 yield item

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from caphv.runtime import largebuffers
 
+SECONDS, MEMORY = 0.05, 16 * 1024 * 1024
 _PAUSE = 0.001
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # What resets the peak of the memory.
@@ -57,6 +58,18 @@ async def measure(work: Callable[[], Awaitable[object]]) -> Cost:
         heart.cancel()
         await asyncio.gather(heart, return_exceptions=True)
     return Cost(longest, _status("VmHWM") - before)
+
+
+async def fault(work: Callable[[], Awaitable[object]]) -> str:
+    """Say if the work holds up the loop, or takes too much memory; empty if neither."""
+    costs = [await measure(work)]
+    while (costs[-1].seconds > SECONDS or costs[-1].memory > MEMORY) and len(costs) < 4:
+        # Again: another process may have had the processor's caches, and the first buffer of its size is fresh memory.
+        costs.append(await measure(work))
+    seconds, memory = min(cost.seconds for cost in costs), min(cost.memory for cost in costs)
+    slow = [f"{seconds:.3f} s"] if seconds > SECONDS else []
+    large = [f"{memory / 1024 / 1024:.1f} MiB"] if memory > MEMORY else []
+    return ", ".join(slow + large)
 
 
 def _resident() -> int:

@@ -21,7 +21,7 @@ from aiohttp import web
 from sandbox.processes import children, pki
 from sandbox.processes.apiserver import private_file
 from tests.support.paths import CHECKOUT
-from tests.support.waiting import until
+from tests.support.waiting import listens, until
 
 Attack = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
 MIB = 1024 * 1024
@@ -162,16 +162,8 @@ async def hostile(folder: Path, *attacks: str, ca: pki.CA | None = None) -> Asyn
     command = [sys.executable, "-P", "-m", "tests.support.hostile", str(port), str(folder), *attacks]
     process = children.start(folder, "hostile", command, env={"PYTHONPATH": str(CHECKOUT)})
 
-    async def listens() -> bool:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            return False
-        writer.close()
-        return True
-
     try:
-        await until(listens, "the attacker's Harvester listens")
+        await until(lambda: listens(port), "the attacker's Harvester listens")
         yield f"{'https' if ca else 'http'}://127.0.0.1:{port}", process.pid
     finally:
         # It would wait for answers that never end; SIGKILL ends it while it is stopped, too.

@@ -42,7 +42,7 @@ async def install_again(box: Sandbox) -> ApiClient:
     client = parse_kubeconfig(box.kubeconfig("management").read_bytes()).client(name="management", untrusted=False)
     older = state.settings.older_versions
     kinds = [obj if older else manager.stored_version_only(obj) for obj in _kinds()]
-    await manifests.apply(client, [*kinds, *rights.of_provider()])
+    await manifests.apply(client, [*kinds, *rights.provider_objects()])
     (port,) = (word.partition("=")[2] for word in state.processes["core"].command if "--webhook-port=" in word)
     authority = pki.CA.create("caphv-sandbox-webhooks")
     url = f"https://127.0.0.1:{port}"
@@ -54,7 +54,7 @@ async def install_again(box: Sandbox) -> ApiClient:
 
 def _kinds() -> list[Obj]:
     ours: list[Path] = sorted(data.folder("deploy/crds").glob("*.yaml"))
-    return manifests.movable([*manifests.read(ours), *providers.custom_resource_definitions()])
+    return manifests.with_move_label([*manifests.read(ours), *providers.custom_resource_definitions()])
 
 
 def _state(box: Sandbox) -> State:

@@ -126,7 +126,6 @@ class MemoryServer:
         namespace: str = "",
         *,
         on_open: Callable[[], None],
-        on_wait: Callable[[bool], None],
         **_: Any,
     ) -> AsyncGenerator[tuple[str, Obj], None]:
         self._meet("watch", resource.kind)
@@ -134,9 +133,7 @@ class MemoryServer:
         self._watches[resource.group, resource.kind].append(queue)
         on_open()
         while True:
-            on_wait(True)
             event, obj = await queue.get()
-            on_wait(False)
             if namespace in ("", key_of(obj).namespace):
                 yield event, obj
 
@@ -170,16 +167,28 @@ class MemoryServer:
         self._stored(resource, *reversed(key_of(obj)))
         return self._store(resource, obj, dry_run=False)
 
-    async def delete(self, resource: Resource, name: str, namespace: str = "", *, uid: str = "", **_: Any) -> None:
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        namespace: str = "",
+        *,
+        uid: str = "",
+        resource_version: str = "",
+        **_: Any,
+    ) -> Obj | None:
         self._change("delete", resource, name, dry_run=False)
         stored = self._stored(resource, name, namespace)
         if uid and uid != stored["metadata"]["uid"]:
             raise NotFound(404, "NotFound", name)
+        if resource_version not in ("", stored["metadata"]["resourceVersion"]):
+            raise Conflict(409, "Conflict", "the object has been modified")
         if stored["metadata"].get("finalizers"):
             stored["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-            return
+            return self._answer(stored)
         del self._objs[resource.group, resource.kind][key_of(stored)]
         self._tell("DELETED", resource.group, stored)
+        return None
 
     async def close(self) -> None:
         self.closed = True

@@ -1,32 +1,62 @@
-"""Finds every function of the product that takes nothing but text, and texts that make a careless one slow.
+"""Finds the functions and methods of the product that take text, and texts that make a careless one slow.
 
 Not only regular expressions take quadratic time: so do `+=` in a loop, `in` a growing list, suggestions for a misspelt
 word, and numbers of a million digits. Which of these functions read text of others changes with each commit, so all of
-them are tried.
+them are tried. What else they need gets a stand-in: an empty object, list or number. Methods are called on an object
+that is made of stand-ins, too.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
+from caphv.api.object import Key
+from caphv.runtime.text import Limits
 from tests.support.regexes import product_modules
 
 TEXTS = frozenset({"str", "bytes", "bytearray"})
-# Whose texts are the process's own: names of files and modules, patterns of schemas, templates of operators.
+LISTS_OF_TEXTS = frozenset(
+    f"{name}[{inner}]"
+    for name in ("list", "Sequence", "Iterable", "Collection")
+    for inner in ("str", "bytes", "Any", "object")
+) | {"tuple[str, ...]"}
+# What a parameter of another type gets; of a type that is not listed, a function is not called.
+STAND_INS: dict[str, Callable[[], Any]] = {
+    **dict.fromkeys(("Obj", "dict[str, Any]", "dict[Any, Any]", "Mapping[str, Any]", "Mapping[str, object]"), dict),
+    **dict.fromkeys(("dict[str, str]", "Mapping[str, str]", "Mapping[str, bytes]", "dict[str, Obj]", "Tree"), dict),
+    **dict.fromkeys(("list[Obj]", "Sequence[Obj]", "Iterable[Obj]", "FieldPath", "set[str]", "set[int]"), tuple),
+    "Any": dict,
+    "object": dict,
+    "bool": bool,
+    "int": lambda: 1,
+    "float": lambda: 1.0,
+    "datetime": lambda: datetime(2026, 1, 1, tzinfo=UTC),
+    "Key": lambda: Key("a", "a"),
+    "Limits": Limits,
+    "None": lambda: None,
+}
+# Whose texts are those of process and operator: names of files and modules, patterns, templates, passphrases.
 OWN_TEXTS = frozenset(
     {
         "caphv.data",
-        "caphv.runtime.kubernetespackage",
         "caphv.runtime.user_kubeconfig",
-        "caphv.validation.schema._compiled",
+        "caphv.validation.schema._compile",
+        # These walk the folders of the machine that runs the test.
+        "caphv.validation.yaml.loader._each_once",
+        "caphv.validation.yaml.loader.files",
+        "caphv.validation.yaml.yaml_rules._rule",
+        "operations.backup.sealing.Sealer.__init__",
+        "packager.addons.services._rule",
         "packager.git.history",
         "packager.rendering.gitrepo._check_helm",
-        "packager.rendering.templates._parsed",
+        "packager.rendering.templates._parse",
     }
 )
 # Parameters that name files of the process.
@@ -35,11 +65,17 @@ FILES = frozenset({"folder", "kubeconfig", "where", "file"})
 
 @dataclass(frozen=True)
 class TextFunction:
-    """A function, and which of its parameters take bytes instead of text."""
+    """A function or method, how to make each required argument from a text, and which of them are made of the text.
+
+    `owner` makes the object of a method.
+    """
 
     place: str
     function: Callable[..., Any]
-    takes_bytes: tuple[bool, ...]
+    arguments: tuple[Callable[[str], Any], ...]
+    texts: tuple[int, ...]
+    keywords: tuple[str, ...] = ()
+    owner: Callable[[], Any] | None = None
 
     def __str__(self) -> str:
         return self.place
@@ -49,30 +85,30 @@ class TextFunction:
 
         Errors are fine, except for those that no caller expects.
         """
-        longest = 0.0
-        count = len(self.takes_bytes)
-        for place in range(count if count == 1 else count + 1):
-            arguments = [
-                (value.encode() if is_bytes else value)
-                for number, is_bytes in enumerate(self.takes_bytes)
-                for value in [text if place in (number, count) else "a"]
-            ]
-            started = time.thread_time()
-            try:
-                made = self.function(*arguments)
-                if isinstance(made, Iterator):
-                    for _ in made:
-                        pass
-            except (RecursionError, MemoryError):
-                raise
-            except Exception:
-                pass  # most texts are not what the function takes
-            longest = max(longest, time.thread_time() - started)
-        return longest
+        tries = [{place} for place in self.texts]
+        if len(tries) > 1:
+            tries.append(set(self.texts))
+        return max(self._seconds(dict.fromkeys(places, text)) for places in tries)
+
+    def _seconds(self, texts: dict[int, str]) -> float:
+        made = [make(texts.get(place, "a")) for place, make in enumerate(self.arguments)]
+        count = len(made) - len(self.keywords)
+        first = [self.owner()] if self.owner else []
+        started = time.thread_time()
+        try:
+            result = self.function(*first, *made[:count], **dict(zip(self.keywords, made[count:], strict=True)))
+            if isinstance(result, Iterator):
+                for _ in result:
+                    pass
+        except (RecursionError, MemoryError):
+            raise
+        except Exception:
+            pass  # most texts are not what the function takes
+        return time.thread_time() - started
 
 
 def find_all() -> list[TextFunction]:
-    """Return each function at the top of a module whose required parameters are all text; commands are operators'."""
+    """Return what takes text; commands are operators'."""
     modules = (module for module in product_modules() if not module.__name__.startswith("commands"))
     functions = (found for module in modules if module.__name__ not in OWN_TEXTS for found in _of_module(module))
     return [function for function in functions if function.place not in OWN_TEXTS]
@@ -82,22 +118,76 @@ def _of_module(module: Any) -> Iterator[TextFunction]:
     with open(module.__file__ or "", encoding="utf-8") as file:
         tree = ast.parse(file.read())
     for node in tree.body:
-        if not isinstance(node, ast.FunctionDef):
-            continue
-        required = node.args.args[: len(node.args.args) - len(node.args.defaults)]
-        if not required or any(default is None for default in node.args.kw_defaults):
-            continue
-        kinds = [_kinds(argument) for argument in required]
-        if all(kinds) and not FILES & {argument.arg for argument in required}:
-            function = inspect.unwrap(getattr(module, node.name))
-            takes_bytes = tuple("str" not in names for names in kinds)
-            yield TextFunction(f"{module.__name__}.{node.name}", function, takes_bytes)
+        if isinstance(node, ast.FunctionDef):
+            yield from _text_function(f"{module.__name__}.{node.name}", getattr(module, node.name), node.args)
+        elif isinstance(node, ast.ClassDef):
+            yield from _methods(f"{module.__name__}.{node.name}", getattr(module, node.name), node)
 
 
-def _kinds(argument: ast.arg) -> frozenset[str]:
-    """Return the types of a parameter if all of them are text, else none."""
-    named = frozenset(ast.unparse(argument.annotation).split(" | ")) if argument.annotation else frozenset()
-    return named if named <= TEXTS else frozenset()
+def _methods(place: str, owner: Any, node: ast.ClassDef) -> Iterator[TextFunction]:
+    """Yield the methods of a class; those of an instance only if stand-ins can make one."""
+    instance: Callable[[], Any] | None = functools.partial(_instance, owner)
+    try:
+        _instance(owner)
+    except Exception:
+        instance = None
+    for member in node.body:
+        if not isinstance(member, ast.FunctionDef):
+            continue
+        static = {"staticmethod", "classmethod"} & {ast.unparse(decorator) for decorator in member.decorator_list}
+        if static:
+            skipped = 1 if "classmethod" in static else 0
+            yield from _text_function(f"{place}.{member.name}", getattr(owner, member.name), member.args, skipped)
+        elif instance:
+            function = owner.__dict__[member.name]
+            yield from _text_function(f"{place}.{member.name}", function, member.args, 1, instance)
+
+
+def _instance(owner: Any) -> Any:
+    """Return an object of a class, made of stand-ins. Raises for one that needs more."""
+    parameters = inspect.signature(owner).parameters.values()
+    required = [one for one in parameters if one.default is one.empty and one.kind.name not in ("VAR_KEYWORD",)]
+    named = {one.name: _maker(str(one.annotation)) for one in required}
+    positional = [named[one.name]("a") for one in required if one.kind is not one.KEYWORD_ONLY]  # type: ignore[misc]
+    keywords = {one.name: named[one.name]("a") for one in required if one.kind is one.KEYWORD_ONLY}  # type: ignore[misc]
+    return owner(*positional, **keywords)
+
+
+def _text_function(
+    place: str, function: Any, arguments: ast.arguments, skipped: int = 0, owner: Callable[[], Any] | None = None
+) -> Iterator[TextFunction]:
+    positional = [*arguments.posonlyargs, *arguments.args]
+    required = positional[: len(positional) - len(arguments.defaults)][skipped:]
+    keywords = [
+        each for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None
+    ]
+    required += keywords
+    if not required or FILES & {argument.arg for argument in required}:
+        return
+    annotations = [ast.unparse(each.annotation) if each.annotation else "" for each in required]
+    makers = [_maker(annotation) for annotation in annotations]
+    texts = tuple(number for number, annotation in enumerate(annotations) if _is_text(annotation))
+    if texts and all(makers):
+        made = tuple(maker for maker in makers if maker)
+        yield TextFunction(place, inspect.unwrap(function), made, texts, tuple(each.arg for each in keywords), owner)
+
+
+def _is_text(annotation: str) -> bool:
+    return bool(TEXTS & set(annotation.split(" | "))) or annotation in LISTS_OF_TEXTS
+
+
+def _maker(annotation: str) -> Callable[[str], Any] | None:
+    """Return what makes an argument of a type from a text; None for a type without a stand-in."""
+    kinds = annotation.split(" | ")
+    if "str" in kinds:
+        return str
+    if TEXTS & set(kinds):
+        return str.encode if "bytes" in kinds else lambda text: bytearray(text.encode())
+    if annotation in LISTS_OF_TEXTS:
+        kind = tuple if annotation.startswith("tuple") else list
+        return lambda text: kind([text.encode() if "bytes" in annotation else text] * 2)
+    stand_in = next((STAND_INS[kind] for kind in kinds if kind in STAND_INS), None)
+    return (lambda _: stand_in()) if stand_in else None
 
 
 _PUMPS = (

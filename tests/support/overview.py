@@ -14,7 +14,7 @@ from caphv.api import names, resources
 from caphv.api.object import NAMESPACES, Obj, Resource
 from caphv.runtime.client import ApiClient
 from commands.main import cli
-from overview.objects import ManagementObjects
+from operations.read.objects import ManagementObjects
 from sandbox.processes import pki
 from sandbox.processes.apiserver import ApiServer, private_file
 

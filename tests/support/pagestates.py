@@ -1,6 +1,6 @@
 """States of the live page, made of the objects that a management cluster and a Harvester would have.
 
-Tests check them in a browser, and `website.livepage` takes pictures of them. All times are relative to `NOW`.
+Tests check them in a browser, and `tools.website.livepage` takes pictures of them. All times are relative to `NOW`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from caphv.api.object import Key, Obj
-from overview.assembly import overview_of
-from overview.details import with_details
-from overview.healthchecks import replacements_of
-from overview.model import Provider
-from overview.objects import HarvesterObjects, ManagementObjects
-from overview.page.content import content_of
+from operations.read.objects import HarvesterObjects, ManagementObjects
+from operations.status.assembly import overview_of
+from operations.status.details import with_details
+from operations.status.healthchecks import replacements_of
+from operations.status.model import Provider
+from operations.status.page.content import content_of
 from tests.support.clusters import NOW, Builder, ago, condition, counts
 
 NEWER = "v1.36.3+rke2r1"

@@ -26,7 +26,7 @@ CAPHV = Path(sys.executable).parent
 
 # What the fields of commands are filled with: a word, several words, or a further option.
 _WORD = r"[^\s,;]+?"
-_FIELDS = {"clusters": rf"{_WORD}(?: {_WORD})*?", "pools": r"(?: --[a-z-]+)?"}
+_FIELDS = {"clusters": rf"{_WORD}(?: {_WORD})*?", "pools": r"(?: --[a-z-]+)?", "scope": r"(?: -n \S+)?"}
 
 
 @dataclass

@@ -33,6 +33,7 @@ class Caphv:
         self.metrics_port, self.health_port = children.free_ports(2)
         self.own: list[str] = []
         self.environment: dict[str, str] = {}
+        self.module = "caphv"
         self.process: Process | None = None
 
     def run_as(self, server: ApiServer, user: str, *groups: str) -> None:
@@ -60,7 +61,7 @@ class Caphv:
             *([LOOPBACK] if self.command == ("run",) else []),
             *self.options,
         ]
-        command = [sys.executable, "-P", "-m", "caphv", *self.command, *arguments]
+        command = [sys.executable, "-P", "-m", self.module, *self.command, *arguments]
         environment = {"PYTHONPATH": str(CHECKOUT), **self.environment}
         self.process = children.start(self.folder, self.name, command, env=environment)
         return self.process

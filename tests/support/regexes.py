@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.support.paths import CHECKOUT
 
-PACKAGES = ("caphv", "commands", "overview", "packager", "reconciler", "webhooks")
+PACKAGES = ("caphv", "commands", "operations", "packager", "reconciler", "webhooks")
 # Modules that build patterns: of escaped text, or of schemas, whose patterns `find_all` reads itself. What an operator
 # passes as a pattern for Fleet is only compiled.
 BUILT_IN_FUNCTIONS = frozenset(

@@ -268,7 +268,7 @@ async def notices_a_vm_that_is_lost(run: Run) -> None:
 
 
 async def runs_all_machines_again(run: Run) -> None:
-    await run.scenario.wait_replaced(run.lost)
+    await run.scenario.wait_for_replacement(run.lost)
     assert len(await run.nodes()) == len(run.scenario.view.running())
 
 

@@ -33,6 +33,7 @@ FOREIGN = (
     "LICENSE",
     "requirements.lock",
     "sandbox/crds/",
+    "tests/support/rancher-crds.yaml",
     "tests/vocabulary",
     "tests/support/vocabulary.py",
     "tests/unit/project/test_vocabulary.py",

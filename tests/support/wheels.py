@@ -13,9 +13,9 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from release import lock
 from sandbox.processes import binaries
 from tests.support.paths import CHECKOUT
+from tools.release import lock
 
 # What builds the wheel of caphv in the image.
 BUILD = {"build", "hatchling"}
@@ -23,8 +23,8 @@ BUILD = {"build", "hatchling"}
 
 def folder() -> Path:
     """The folder with all wheels, downloaded if it does not exist yet."""
-    pinned = lock.packages((CHECKOUT / "requirements.lock").read_text(encoding="utf-8"))
-    names = {package.name for package in [*lock.at_run_time(CHECKOUT), *lock.needed(pinned, BUILD)]}
+    pinned = lock.parse_lock((CHECKOUT / "requirements.lock").read_text(encoding="utf-8"))
+    names = {package.name for package in [*lock.run_time_packages(CHECKOUT), *lock.select(pinned, BUILD)]}
     text = "".join(f"{package.requirement}\n" for package in pinned if package.name in names)
     key = hashlib.sha256(f"{sysconfig.get_platform()} {sys.version} {text}".encode()).hexdigest()[:12]
     target = binaries.cache_folder() / f"wheels-{key}"

@@ -1,6 +1,7 @@
-"""The rule set of this provider's objects, without an API server: each by the webhook's rules, and all together.
+"""Check objects without an API server, each by the webhook's rules, and all of them together.
 
-What depends on other objects cannot be refused at admission, which sees one object at a time. Files come as a whole.
+Admission sees one object at a time, so it cannot refuse faults that depend on several objects. A
+set of files has all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ from caphv.validation import schema
 from caphv.validation.finding import Fault, Finding, LocatedFinding, did_you_mean, in_order
 from caphv.validation.rule import Rule
 from webhooks.admission import KINDS, RULES, Review, validate
-from webhooks.crossobject import bootstrap, machines, networks, objects, references, rendered, topology
+from webhooks.crossobject import (
+    bootstrap,
+    machines,
+    networks,
+    objects,
+    references,
+    rendered,
+    topology,
+)
 from webhooks.crossobject.model import BOOTSTRAP_GROUP, CONTROL_PLANE_GROUP, Inventory, locate
 
 CROSS_OBJECT_RULES: tuple[Rule, ...] = (
@@ -29,45 +38,52 @@ CROSS_OBJECT_RULES: tuple[Rule, ...] = (
 
 
 def concerns(obj: Obj) -> bool:
-    """Whether an object is one that rules here are about: of this provider, or of Cluster API's own groups."""
+    """Return whether the object is in a group of this provider or Cluster API, which have rules."""
     return _group(obj) in (GROUP, CLUSTER_API_GROUP, CONTROL_PLANE_GROUP, BOOTSTRAP_GROUP)
 
 
 def check(obj: Obj) -> list[Finding]:
-    """Return what the webhook and the CRD would report when the object is created; nothing for kinds of other groups.
+    """Return the findings of webhook and CRD on creation. Kinds of other groups have none.
 
     An unknown kind or version of this provider's group is a finding.
     """
     if _group(obj) != GROUP:
         return []
+
     kind, version = obj.get("kind"), str(obj["apiVersion"]).partition("/")[2]
     if not isinstance(kind, str) or kind not in KINDS:
-        detail = f"group {GROUP} of this provider has no such kind{did_you_mean(str(kind), KINDS)}"
+        suggestion = did_you_mean(str(kind), KINDS)
+        detail = f"group {GROUP} of this provider has no such kind{suggestion}"
         return [Finding(("kind",), Fault.UNSUPPORTED, detail, "kind", kind)]
     if version not in VERSIONS:
-        detail = f"must be {' or '.join(f'{GROUP}/{served}' for served in reversed(VERSIONS))}"
-        return [Finding(("apiVersion",), Fault.UNSUPPORTED, detail, "api-version", obj["apiVersion"])]
+        served = " or ".join(f"{GROUP}/{served}" for served in reversed(VERSIONS))
+        path, value = ("apiVersion",), obj["apiVersion"]
+        return [Finding(path, Fault.UNSUPPORTED, f"must be {served}", "api-version", value)]
+
     # The webhook never sees unknown fields, because the API server drops them before.
     strict = schema.load(KINDS[kind].schema).findings(obj, version=version)
     unknown = [finding for finding in strict if finding.fault is Fault.UNKNOWN]
-    # The webhook lets pass what is being deleted. A file cannot be: it was printed from a cluster.
+    # The webhook skips objects that are being deleted. An object in a file is not being deleted,
+    # but may have been printed from a cluster in this state.
     verdict = validate(Review("CREATE", kind, version, _without_deletion(obj)))
     return in_order([*verdict.errors, *verdict.warnings, *unknown])
 
 
 def check_together(objs: Sequence[Obj]) -> list[LocatedFinding[int]]:
-    """Return what is wrong among objects, and with objects of Cluster API as far as this provider is concerned."""
+    """Return findings about references and conflicts between objects, including Cluster API's."""
     inventory = Inventory(objs)
+    # Drop repetitions, because rules that follow references check an object once per reference.
     unique: dict[tuple[int, str, str, str], LocatedFinding[int]] = {}
     for rule in CROSS_OBJECT_RULES:
-        for found in locate(rule, inventory):
-            finding = found.finding
-            unique.setdefault((found.place, finding.field, finding.rule, finding.detail), found)
+        for located in locate(rule, inventory):
+            finding = located.finding
+            key = (located.place, finding.field, finding.rule, finding.detail)
+            unique.setdefault(key, located)
     return [unique[key] for key in sorted(unique)]
 
 
 def rules() -> Sequence[Rule]:
-    """Return the rules about one object and those about several."""
+    """Return the rules about single objects, and the rules about several objects."""
     return (*RULES.values(), *CROSS_OBJECT_RULES)
 
 
@@ -75,7 +91,8 @@ def _without_deletion(obj: Obj) -> Obj:
     metadata = obj.get("metadata")
     if not isinstance(metadata, dict) or "deletionTimestamp" not in metadata:
         return obj
-    return obj | {"metadata": {key: value for key, value in metadata.items() if key != "deletionTimestamp"}}
+    kept = {key: value for key, value in metadata.items() if key != "deletionTimestamp"}
+    return {**obj, "metadata": kept}
 
 
 def _group(obj: Obj) -> str:

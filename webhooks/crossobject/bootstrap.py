@@ -1,4 +1,4 @@
-"""Bootstrap settings that a provider cannot use, and reports in its log only."""
+"""Rules about bootstrap settings that a provider cannot use, and reports only in its log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from caphv.api import rke2
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, LocatedFinding
 from caphv.validation.rule import Rules
-from webhooks.crossobject.model import BOOTSTRAP_GROUP, CONTROL_PLANE_GROUP, Entry, Inventory, Located
+from webhooks.crossobject.model import (
+    BOOTSTRAP_GROUP,
+    CONTROL_PLANE_GROUP,
+    Entry,
+    Inventory,
+    Located,
+)
 from webhooks.rules.model import Field
 
 RULES = Rules()
@@ -23,8 +29,11 @@ _KINDS = (
 @RULES.rule(
     "rke2-bootstrap-unusable",
     tuple(kind for kind, _, _ in _KINDS),
-    "RKE2's provider must be able to use bootstrap settings: otherwise machines wait, and only its log says why.",
-    example="`tls: {insecureSkipVerify: true}` of a registry without `tlsConfigSecret`: name a Secret",
+    "RKE2's provider must be able to use bootstrap settings: otherwise machines wait, and only its "
+    "log says why.",
+    example=(
+        "`tls: {insecureSkipVerify: true}` of a registry without `tlsConfigSecret`: name a Secret"
+    ),
 )
 def _unusable(inventory: Inventory) -> Iterator[Located]:
     for entry, spec, problem in _problems(inventory):
@@ -36,7 +45,8 @@ def _unusable(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "rke2-registries-lost",
     tuple(kind for kind, _, _ in _KINDS),
-    "`privateRegistriesConfig.configs` must have one registry: of several, RKE2's provider keeps any one.",
+    "`privateRegistriesConfig.configs` must have one registry: of several, RKE2's provider keeps "
+    "any one.",
     example="`configs` with credentials for two registries: keep one",
     advice=True,
 )
@@ -47,16 +57,18 @@ def _lost(inventory: Inventory) -> Iterator[Located]:
 
 
 def _problems(inventory: Inventory) -> Iterator[tuple[Entry, Field, rke2.Problem]]:
+    """Yield the object, its spec, and a problem of its bootstrap settings."""
     for kind, group, path in _KINDS:
         for entry in inventory.of_kind(kind, group):
             spec = entry.field.at(*path)
+            # Control planes have a version, whereas machines have the version of worker templates.
             version = spec.at("version").text or _version(inventory, entry)
             for problem in rke2.problems(spec.mapping, version):
                 yield entry, spec, problem
 
 
 def _version(inventory: Inventory, template: Entry) -> str:
-    """Kubernetes version of the machines that a template of bootstrap objects is for; empty if that is not known."""
+    """Return the Kubernetes version of machines with a bootstrap template, empty if unknown."""
     for entry in inventory.of_kind("MachineDeployment", CLUSTER_API_GROUP):
         machine = entry.field.at("spec", "template", "spec")
         ref = machine.at("bootstrap", "configRef")

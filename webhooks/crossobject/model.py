@@ -1,4 +1,4 @@
-"""The objects of several files as one set: who is who, and what a check over all of them is."""
+"""The inventory of all objects in a set of files, and the findings of rules about several."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from caphv.api.object import Obj
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import LocatedFinding, did_you_mean
 from caphv.validation.rule import Rule
-from webhooks.rules.model import Field
+from webhooks.rules.model import MACHINE_TEMPLATE, Field
 
-BOOTSTRAP_GROUP, CONTROL_PLANE_GROUP = "bootstrap.cluster.x-k8s.io", "controlplane.cluster.x-k8s.io"
+BOOTSTRAP_GROUP = "bootstrap.cluster.x-k8s.io"
+CONTROL_PLANE_GROUP = "controlplane.cluster.x-k8s.io"
 POOL_GROUP = "loadbalancer.harvesterhci.io"
 STORAGE_GROUP = "storage.k8s.io"
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One object of the set; `index` is its place in the list that was given."""
+    """One object of the set; `index` is its place in the given list."""
 
     index: int
     obj: Obj
@@ -32,8 +33,15 @@ class Entry:
         return Field(self.obj, ())
 
     @cached_property
+    def spec(self) -> Field:
+        """The spec of the object, or of its machines for a HarvesterMachineTemplate."""
+        path = ("spec", "template", "spec") if self.kind == MACHINE_TEMPLATE else ("spec",)
+        return self.field.at(*path)
+
+    @cached_property
     def api(self) -> tuple[str, str]:
         """Group and version, both empty when the object has none."""
+        # The core group has neither name nor slash: `v1`.
         group, _, version = self.field.at("apiVersion").text.rpartition("/")
         return group, version
 
@@ -49,32 +57,34 @@ class Entry:
 
     @cached_property
     def name(self) -> str:
-        """Name, empty for one that is still to be generated."""
+        """Name, empty if the API server generates it."""
         return self.field.at("metadata", "name").text
 
     @cached_property
     def namespace(self) -> str:
-        """Namespace, empty when the file leaves it to the user who applies it."""
+        """Namespace, empty if the user who applies the file chooses it."""
         return self.field.at("metadata", "namespace").text
 
     @cached_property
     def cluster_name(self) -> str:
-        """Name of the Cluster it belongs to: a Cluster's own, else by field or label."""
+        """Name of the Cluster of this object, by its own name, a field or a label."""
         if (self.group, self.kind) == (CLUSTER_API_GROUP, "Cluster"):
             return self.name
+        # Cluster API sets the label on all objects of a cluster.
         labels = self.field.at("metadata", "labels").mapping
         return self.field.at("spec", "clusterName").text or str(labels.get(CLUSTER_NAME_LABEL, ""))
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.namespace}/{self.name}" if self.namespace else f"{self.kind} {self.name}"
+        name = f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return f"{self.kind} {name}"
 
 
 Located = LocatedFinding[Entry]
-"""What a check over several objects yields: the object, what is wrong with it, and the other object it is about."""
+"""Result of a check over several objects: an object, its finding, and the other object."""
 
 
 class Inventory:
-    """All objects, to be looked up as references look them up."""
+    """All objects, with the lookups that references need."""
 
     def __init__(self, objects: Sequence[Obj]) -> None:
         self.entries = [Entry(index, obj) for index, obj in enumerate(objects)]
@@ -85,46 +95,60 @@ class Inventory:
             self._named[entry.group, entry.kind, entry.name].append(entry)
 
     def of_kind(self, kind: str, group: str = GROUP) -> list[Entry]:
-        """All objects of a kind."""
+        """Return all objects of a kind."""
         return self._of_kind.get((group, kind), [])
 
     def find(self, kind: str, namespace: str, name: str, group: str = GROUP) -> Entry | None:
-        """The object of a name. A namespace that a file leaves open fits any, but one that is set fits better."""
+        """Return the object with a name, None if it is not in the inventory.
+
+        An object without a namespace matches any namespace, but the same namespace matches better.
+        """
         named = self._named.get((group, kind, name), [])
         exact = (entry for entry in named if entry.namespace == namespace)
         loose = (entry for entry in named if not entry.namespace or not namespace)
         return next(exact, None) or next(loose, None)
 
     def near(self, kind: str, name: str, group: str = GROUP) -> str:
-        """A sentence about an object whose name is nearly this one; empty when there is none."""
+        """Suggest the object with the most similar name. Return an empty text for none."""
         return did_you_mean(name, (entry.name for entry in self.of_kind(kind, group)))
 
     @cached_property
     def clusters(self) -> list[tuple[Entry, Entry]]:
         """Each Cluster on Harvester, with its HarvesterCluster."""
-        found = []
+        pairs = []
         for cluster in self.of_kind("Cluster", CLUSTER_API_GROUP):
             ref = cluster.field.at("spec", "infrastructureRef")
-            if ref.at("kind").text == "HarvesterCluster":
-                namespace = ref.at("namespace").text or cluster.namespace
-                if infrastructure := self.find("HarvesterCluster", namespace, ref.at("name").text):
-                    found.append((cluster, infrastructure))
-        return found
+            if ref.at("kind").text != "HarvesterCluster":
+                continue
+
+            namespace = ref.at("namespace").text or cluster.namespace
+            if infrastructure := self.find("HarvesterCluster", namespace, ref.at("name").text):
+                pairs.append((cluster, infrastructure))
+        return pairs
 
     @cached_property
     def _by_cluster(self) -> dict[tuple[str, str], Entry]:
-        found = {(entry.namespace, entry.cluster_name): entry for entry in self.of_kind("HarvesterCluster")}
-        return found | {(cluster.namespace, cluster.name): entry for cluster, entry in self.clusters}
+        by_cluster = {}
+        for infrastructure in self.of_kind("HarvesterCluster"):
+            by_cluster[infrastructure.namespace, infrastructure.cluster_name] = infrastructure
+        # The reference of a Cluster takes precedence over a label.
+        for cluster, infrastructure in self.clusters:
+            by_cluster[cluster.namespace, cluster.name] = infrastructure
+        return by_cluster
 
     def infrastructure(self, entry: Entry) -> Entry | None:
-        """The HarvesterCluster of the cluster that an object belongs to, as far as it is among the objects."""
-        return self._by_cluster.get((entry.namespace, entry.cluster_name)) if entry.cluster_name else None
+        """Return the HarvesterCluster of an object's cluster, None if it is not known."""
+        if not entry.cluster_name:
+            return None
+        return self._by_cluster.get((entry.namespace, entry.cluster_name))
 
 
 def locate(rule: Rule, inventory: Inventory) -> Iterator[LocatedFinding[int]]:
-    """Run a rule over all objects; yield its findings by the places of the objects."""
-    if rule.check is not None:
-        for found in rule.check(inventory):
-            # An object of ours that is not among those given has no place.
-            other = found.other.index if found.other and found.other.index >= 0 else None
-            yield LocatedFinding(found.place.index, rule.signed(found.finding), other)
+    """Run a rule over all objects, and yield its findings with the places of the objects."""
+    if rule.check is None:
+        return
+    for located in rule.check(inventory):
+        # A ClusterClass that caphv ships is not among the objects, so it has no place.
+        has_place = located.other is not None and located.other.index >= 0
+        other = located.other.index if has_place else None
+        yield LocatedFinding(located.place.index, rule.sign(located.finding), other)

@@ -1,4 +1,4 @@
-"""Addresses that meet: CIDRs of Pods and Services with the network of the machines, pools with pools and machines."""
+"""Rules about overlapping addresses: CIDRs of Pods and Services, pools, and static addresses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from webhooks.rules.model import CLUSTER, MACHINE, MACHINE_TEMPLATE, Field
 
 RULES = Rules()
 
-# Of a static address, unless machine or cluster say another (contract).
+# Prefix length of a static address, unless machine or cluster set another mask (contract).
 _DEFAULT_PREFIX = 16
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def network(text: str) -> Network | None:
-    """The network of a CIDR, host bits cut off as Kubernetes does; None for what is none."""
+    """Return the network of a CIDR without its host bits, None for an invalid CIDR.
+
+    Kubernetes drops the host bits, too.
+    """
     try:
         return ipaddress.ip_network(text, strict=False) if "/" in text else None
     except ValueError:
@@ -32,7 +35,7 @@ def network(text: str) -> Network | None:
 
 
 def address(text: str) -> ipaddress.IPv4Address | None:
-    """An IPv4 address; None for what is none."""
+    """Return an IPv4 address, None for any other text."""
     try:
         return ipaddress.IPv4Address(text)
     except ValueError:
@@ -40,63 +43,79 @@ def address(text: str) -> ipaddress.IPv4Address | None:
 
 
 def _blocks(cluster: Entry) -> list[Field]:
+    """Return the CIDR blocks of Pods and Services."""
     networks = cluster.field.at("spec", "clusterNetwork")
-    return [block for part in ("pods", "services") for block in networks.at(part, "cidrBlocks").each()]
+    return [
+        *networks.at("pods", "cidrBlocks").each(),
+        *networks.at("services", "cidrBlocks").each(),
+    ]
 
 
 @RULES.rule(
     "cluster-network",
     ("Cluster",),
     "CIDR blocks of Pods and Services must be CIDRs that do not overlap.",
-    example="`pods.cidrBlocks: [10.42.0.0/15]` with `services.cidrBlocks: [10.43.0.0/16]`: choose separate ones",
+    example=(
+        "`pods.cidrBlocks: [10.42.0.0/15]` with `services.cidrBlocks: [10.43.0.0/16]`: choose "
+        "separate ones"
+    ),
 )
 def _cluster_network(inventory: Inventory) -> Iterator[Located]:
     for cluster in inventory.of_kind("Cluster", CLUSTER_API_GROUP):
         blocks = _blocks(cluster)
         for block in blocks:
             if network(block.text) is None:
-                yield LocatedFinding(cluster, block.invalid('must be a CIDR, for example "10.42.0.0/16"'))
-        for one, two in combinations(blocks, 2):
-            if _overlap(network(one.text), network(two.text)):
-                yield LocatedFinding(cluster, two.invalid(f"overlaps {one.text}, another block of this cluster"))
+                detail = 'must be a CIDR, for example "10.42.0.0/16"'
+                yield LocatedFinding(cluster, block.invalid(detail))
+
+        for earlier, later in combinations(blocks, 2):
+            if _overlap(network(earlier.text), network(later.text)):
+                detail = f"overlaps {earlier.text}, another block of this cluster"
+                yield LocatedFinding(cluster, later.invalid(detail))
 
 
-def _overlap(one: Network | None, two: Network | None) -> bool:
-    return one is not None and two is not None and one.version == two.version and one.overlaps(two)
+def _overlap(first: Network | None, second: Network | None) -> bool:
+    if first is None or second is None or first.version != second.version:
+        return False
+    return first.overlaps(second)
 
 
 @RULES.rule(
     "cluster-network-overlap",
     ("Cluster",),
-    "CIDR blocks of Pods and Services must not overlap the networks of the cluster's machines and load balancer, or "
-    "machines cannot reach each other.",
-    example="`pods.cidrBlocks: [172.17.0.0/16]` with machines in 172.17.1.0/24: choose another block",
+    "CIDR blocks of Pods and Services must not overlap the networks of the cluster's machines and "
+    "load balancer, or machines cannot reach each other.",
+    example=(
+        "`pods.cidrBlocks: [172.17.0.0/16]` with machines in 172.17.1.0/24: choose another block"
+    ),
 )
 def _machines_network(inventory: Inventory) -> Iterator[Located]:
     for cluster, infrastructure in inventory.clusters:
-        used = [(found, infrastructure) for found in _networks(infrastructure.field.at("spec"))]
-        for template in machine_templates(inventory, cluster):
-            used += [(found, template) for found in _networks(template.field.at("spec", "template", "spec"))]
+        entries = [infrastructure, *machine_templates(inventory, cluster)]
+        used = [(entry, subnet) for entry in entries for subnet in _networks(entry.spec)]
+
         for block in _blocks(cluster):
-            for found, entry in used:
-                if _overlap(network(block.text), found):
-                    yield LocatedFinding(cluster, block.invalid(f"overlaps {found}, a network of {entry}"), entry)
+            for entry, used_network in used:
+                if _overlap(network(block.text), used_network):
+                    detail = f"overlaps {used_network}, a network of {entry}"
+                    yield LocatedFinding(cluster, block.invalid(detail), entry)
                     break
 
 
 def _networks(spec: Field) -> Iterator[Network]:
-    """Networks that the spec of a HarvesterCluster or HarvesterMachine names."""
+    """Yield the networks in the spec of a HarvesterCluster or HarvesterMachine."""
     for pool in (spec.at("loadBalancerConfig", "ipPool"), spec.at("vmNetworkConfig", "ipPool")):
-        if found := network(pool.at("subnet").text):
-            yield found
+        if pool_network := network(pool.at("subnet").text):
+            yield pool_network
+
     for config in (spec.at("vmNetworkConfig"), spec.at("networkConfig")):
         gateway, mask = config.at("gateway").text, config.at("subnetMask").text
-        if gateway and mask and (found := network(f"{gateway}/{mask}")):
-            yield found
+        if gateway and mask and (gateway_network := network(f"{gateway}/{mask}")):
+            yield gateway_network
 
 
 class _Range(NamedTuple):
-    """Addresses that a pool gives out; `where` is its Harvester, empty if unknown, and its VM network."""
+    """Addresses of a pool. `where` is its Harvester, empty if unknown, and its VM network."""
 
     entry: Entry
     field: Field
@@ -106,31 +125,34 @@ class _Range(NamedTuple):
 
 
 def harvester(infrastructure: Entry) -> str:
-    """By what two HarvesterClusters are known to use the same Harvester: the same identity Secret."""
+    """Return the identity Secret, because HarvesterClusters with the same one share a Harvester."""
     secret = infrastructure.field.at("spec", "identitySecret")
     return f"{secret.at('namespace').text}/{secret.at('name').text}"
 
 
-def qualified(vm_network: str, infrastructure: Entry | None) -> str:
-    """A VM network as `namespace/name`."""
+def qualify(vm_network: str, infrastructure: Entry | None) -> str:
+    """Return a VM network as `namespace/name` if its namespace is known, else unchanged."""
     if "/" in vm_network or infrastructure is None:
         return vm_network
-    return f"{infrastructure.field.at('spec', 'targetNamespace').text}/{vm_network}"
+    return f"{infrastructure.spec.at('targetNamespace').text}/{vm_network}"
 
 
 def _ranges(inventory: Inventory) -> Iterator[_Range]:
+    """Yield the address ranges of all pools that clusters describe, and of all IPPools."""
     for entry in inventory.of_kind(CLUSTER):
-        spec = entry.field.at("spec")
-        for pool in (spec.at("loadBalancerConfig", "ipPool"), spec.at("vmNetworkConfig", "ipPool")):
-            where = (harvester(entry), qualified(pool.at("vmNetwork").text, entry))
+        for config in ("loadBalancerConfig", "vmNetworkConfig"):
+            pool = entry.spec.at(config, "ipPool")
+            where = (harvester(entry), qualify(pool.at("vmNetwork").text, entry))
             yield from _range(entry, pool, where)
+
     for entry in inventory.of_kind("IPPool", POOL_GROUP):
-        vm_network = entry.field.at("spec", "selector", "network").text
-        for part in entry.field.at("spec", "ranges").each():
+        vm_network = entry.spec.at("selector", "network").text
+        for part in entry.spec.at("ranges").each():
             yield from _range(entry, part, ("", vm_network))
 
 
 def _range(entry: Entry, field: Field, where: tuple[str, str]) -> Iterator[_Range]:
+    """Yield the addresses of a pool, unless its subnet is invalid."""
     subnet = network(field.at("subnet").text)
     if not isinstance(subnet, ipaddress.IPv4Network):
         return
@@ -139,60 +161,90 @@ def _range(entry: Entry, field: Field, where: tuple[str, str]) -> Iterator[_Rang
     yield _Range(entry, field, where, first, last)
 
 
-def _same_network(one: tuple[str, str], two: tuple[str, str]) -> bool:
-    # Of IPPools it is not known which Harvester they are for: files usually are about one.
-    return bool(one[1]) and one[1] == two[1] and (one[0] == two[0] or not one[0] or not two[0])
+def _share_network(first: tuple[str, str], second: tuple[str, str]) -> bool:
+    # An IPPool does not name its Harvester, but the files usually describe only one.
+    first_harvester, first_network = first
+    second_harvester, second_network = second
+    may_share_harvester = (
+        first_harvester == second_harvester or not first_harvester or not second_harvester
+    )
+    return bool(first_network) and first_network == second_network and may_share_harvester
 
 
-def _exclusive(one: tuple[str, str], two: tuple[str, str]) -> bool:
-    """Whether pools need separate ranges: on one Harvester always, otherwise if they may share a VM network."""
-    return bool(one[0] and one[0] == two[0]) or _same_network(one, two)
+def _need_separate_ranges(first: tuple[str, str], second: tuple[str, str]) -> bool:
+    """Return whether two pools share a Harvester or may share a VM network."""
+    share_harvester = bool(first[0]) and first[0] == second[0]
+    return share_harvester or _share_network(first, second)
 
 
 @RULES.rule(
     "pool-overlap",
     (CLUSTER, "IPPool"),
-    "Address ranges of pools on one Harvester, or on one VM network, must not overlap, even for different clusters: "
-    "Harvester refuses the second pool.",
-    example="HarvesterClusters `a` and `b` with pools 172.17.1.50-100 and 172.17.1.90-120: separate the ranges",
+    "Address ranges of pools on one Harvester, or on one VM network, must not overlap, even for "
+    "different clusters: Harvester refuses the second pool.",
+    example=(
+        "HarvesterClusters `a` and `b` with pools 172.17.1.50-100 and 172.17.1.90-120: separate "
+        "the ranges"
+    ),
 )
 def _pool_overlap(inventory: Inventory) -> Iterator[Located]:
-    widest: list[_Range] = []
-    for two in sorted(_ranges(inventory), key=lambda given: (given.first, given.entry.index)):
-        # Pools of one object are compared by the rules about that object.
-        widest = [wide for wide in widest if wide.last >= two.first]
-        meets = (wide for wide in widest if wide.entry is not two.entry and _exclusive(wide.where, two.where))
-        if one := next(meets, None):
-            start = two.field.at("rangeStart") if two.field.at("rangeStart").present else two.field.at("subnet")
-            detail = f"range {two.first}-{two.last} overlaps {one.first}-{one.last} of {one.entry}: separate them"
-            yield LocatedFinding(two.entry, start.invalid(detail), one.entry)
-        else:
-            widest.append(two)
+    # Sort by the first address, so that a range can only overlap ranges that are still open.
+    ordered = sorted(_ranges(inventory), key=lambda pool: (pool.first, pool.entry.index))
+    open_pools: list[_Range] = []
+    for pool in ordered:
+        open_pools = [other for other in open_pools if other.last >= pool.first]
+        other = _conflicting(pool, open_pools)
+        # A pool that overlaps stays open, too, because a later one may overlap only this pool.
+        open_pools.append(pool)
+        if other is None:
+            continue
+
+        start = pool.field.at("rangeStart")
+        start = start if start.present else pool.field.at("subnet")
+        detail = (
+            f"range {pool.first}-{pool.last} overlaps {other.first}-{other.last} of "
+            f"{other.entry}: separate them"
+        )
+        yield LocatedFinding(pool.entry, start.invalid(detail), other.entry)
+
+
+def _conflicting(pool: _Range, others: list[_Range]) -> _Range | None:
+    """Return the first pool that needs a separate range.
+
+    Other rules compare the pools of the same object.
+    """
+    for other in others:
+        if other.entry is not pool.entry and _need_separate_ranges(other.where, pool.where):
+            return other
+    return None
 
 
 @RULES.rule(
     "pool-subnet",
     (CLUSTER, MACHINE, MACHINE_TEMPLATE),
-    "Gateway and mask of `vmNetworkConfig` must be those of a subnet of the IPPools that it names: machines with "
-    "others never report their address.",
+    "Gateway and mask of `vmNetworkConfig` must be those of a subnet of the IPPools that it names: "
+    "machines with others never report their address.",
     example="`subnetMask: 255.255.0.0` with IPPool `machines` in 172.16.0.0/17: 255.255.128.0",
 )
 def _pool_subnet(inventory: Inventory) -> Iterator[Located]:
-    # Nothing can refer to a pool without a name, whatever else it lacks.
+    # Skip pools without a name, because nothing can reference them.
     pools = {pool.name: pool for pool in inventory.of_kind("IPPool", POOL_GROUP) if pool.name}
     for kind in (CLUSTER, MACHINE, MACHINE_TEMPLATE):
         for entry in inventory.of_kind(kind):
-            root = ("spec", "template", "spec") if kind == MACHINE_TEMPLATE else ("spec",)
-            config = entry.field.at(*root, "vmNetworkConfig")
+            config = entry.spec.at("vmNetworkConfig")
+            gateway, mask = config.at("gateway").text, config.at("subnetMask").text
+
             for name in config.at("ipPoolRefs").each() or [config.at("ipPoolRef")]:
                 pool = pools.get(name.text.rpartition("/")[2])
-                values = (config.at("gateway").text, config.at("subnetMask").text)
-                problems = contradictions(pool.obj, *values) if pool else {}
+                problems = contradictions(pool.obj, gateway, mask) if pool else {}
                 for field, problem in problems.items():
-                    yield LocatedFinding(entry, config.at(field).invalid(f"{problem}: correct it"), pool)
+                    detail = f"{problem}: correct it"
+                    yield LocatedFinding(entry, config.at(field).invalid(detail), pool)
 
 
 class _Static(NamedTuple):
+    """The static address of a machine. `_Range` explains `where`."""
+
     entry: Entry
     field: Field
     where: tuple[str, str]
@@ -200,13 +252,19 @@ class _Static(NamedTuple):
 
 
 def _statics(inventory: Inventory) -> Iterator[_Static]:
+    """Yield the static addresses of machines whose VM network is known."""
     for entry in inventory.of_kind(MACHINE):
-        spec = entry.field.at("spec")
-        field, networks = spec.at("networkConfig", "address"), spec.at("networks").each()
-        if (given := address(field.text)) and networks:
+        field = entry.spec.at("networkConfig", "address")
+        networks = entry.spec.at("networks").each()
+        static_address = address(field.text)
+        if static_address and networks:
             infrastructure = inventory.infrastructure(entry)
-            where = (harvester(infrastructure) if infrastructure else "", qualified(networks[0].text, infrastructure))
-            yield _Static(entry, field, where, given)
+            where = (
+                harvester(infrastructure) if infrastructure else "",
+                # The first interface has the static address.
+                qualify(networks[0].text, infrastructure),
+            )
+            yield _Static(entry, field, where, static_address)
 
 
 @RULES.rule(
@@ -216,28 +274,43 @@ def _statics(inventory: Inventory) -> Iterator[_Static]:
     example="two HarvesterMachines with `networkConfig.address: 172.17.1.60`: give each its own",
 )
 def _static_duplicate(inventory: Inventory) -> Iterator[Located]:
-    first: dict[ipaddress.IPv4Address, list[_Static]] = {}
+    by_address: dict[ipaddress.IPv4Address, list[_Static]] = {}
     for static in _statics(inventory):
-        known = first.setdefault(static.address, [])
-        if other := next((one for one in known if _same_network(one.where, static.where)), None):
-            detail = f"{other.entry} has this address on VM network {static.where[1]}, too: give each its own"
-            yield LocatedFinding(static.entry, static.field.problem(Fault.DUPLICATE, detail), other.entry)
-        known.append(static)
+        others = by_address.setdefault(static.address, [])
+        for other in others:
+            if _share_network(other.where, static.where):
+                vm_network = static.where[1]
+                detail = (
+                    f"{other.entry} has this address on VM network {vm_network}, too: give each "
+                    "its own"
+                )
+                finding = static.field.problem(Fault.DUPLICATE, detail)
+                yield LocatedFinding(static.entry, finding, other.entry)
+                break
+        others.append(static)
 
 
 @RULES.rule(
     "static-address-in-pool",
     (MACHINE,),
-    "A static address must be outside the ranges of pools on its VM network: a pool would give it to another machine.",
-    example="`networkConfig.address: 172.17.1.60` and a pool 172.17.1.50-100: take an address outside of the range",
+    "A static address must be outside the ranges of pools on its VM network: a pool would give it "
+    "to another machine.",
+    example=(
+        "`networkConfig.address: 172.17.1.60` and a pool 172.17.1.50-100: take an address outside "
+        "of the range"
+    ),
     advice=True,
 )
 def _static_in_pool(inventory: Inventory) -> Iterator[Located]:
-    ranges = list(_ranges(inventory))
+    pools = list(_ranges(inventory))
     for static in _statics(inventory):
-        for pool in ranges:
-            if _same_network(pool.where, static.where) and pool.first <= static.address <= pool.last:
-                detail = f"lies in range {pool.first}-{pool.last} of {pool.entry}: take an address outside of it"
+        for pool in pools:
+            is_inside = pool.first <= static.address <= pool.last
+            if is_inside and _share_network(pool.where, static.where):
+                detail = (
+                    f"lies in range {pool.first}-{pool.last} of {pool.entry}: take an address "
+                    "outside of it"
+                )
                 yield LocatedFinding(static.entry, static.field.invalid(detail), pool.entry)
                 break
 
@@ -250,38 +323,50 @@ def _static_in_pool(inventory: Inventory) -> Iterator[Located]:
 )
 def _static_template(inventory: Inventory) -> Iterator[Located]:
     for template, owner, replicas in users(inventory):
-        field = template.field.at("spec", "template", "spec", "networkConfig", "address")
+        field = template.spec.at("networkConfig", "address")
         if field.text and replicas.number is not None and replicas.number > 1:
-            detail = f"{owner} makes {replicas.number} machines of this template, all with this address: use a pool"
+            detail = (
+                f"{owner} makes {replicas.number} machines of this template, all with this "
+                "address: use a pool"
+            )
             yield LocatedFinding(template, field.invalid(detail), owner)
 
 
 @RULES.rule(
     "static-address-network",
     (MACHINE, MACHINE_TEMPLATE),
-    "A static address without a mask of its own must be in one network with its gateway by the mask of its cluster.",
-    example="`networkConfig: {address: 172.17.1.60, gateway: 172.17.2.1}` in a cluster with mask 255.255.255.0:"
-    " correct the gateway",
+    "A static address without a mask of its own must be in one network with its gateway by the "
+    "mask of its cluster.",
+    example=(
+        "`networkConfig: {address: 172.17.1.60, gateway: 172.17.2.1}` in a cluster with mask "
+        "255.255.255.0: correct the gateway"
+    ),
 )
 def _static_network(inventory: Inventory) -> Iterator[Located]:
     for machine in inventory.of_kind(MACHINE):
         if infrastructure := inventory.infrastructure(machine):
-            yield from _unreachable(machine, machine.field.at("spec", "networkConfig"), infrastructure)
+            yield from _check_gateway(machine, infrastructure)
     for cluster, infrastructure in inventory.clusters:
         for template in machine_templates(inventory, cluster):
-            static = template.field.at("spec", "template", "spec", "networkConfig")
-            yield from _unreachable(template, static, infrastructure)
+            yield from _check_gateway(template, infrastructure)
 
 
-def _unreachable(entry: Entry, static: Field, infrastructure: Entry) -> Iterator[Located]:
-    own, gateway = address(static.at("address").text), address(static.at("gateway").text)
-    mask = infrastructure.field.at("spec", "vmNetworkConfig", "subnetMask").text
-    if own is None or gateway is None or not mask or static.at("subnetMask").present:
+def _check_gateway(entry: Entry, infrastructure: Entry) -> Iterator[Located]:
+    """Report a static gateway outside of the machine's network by the mask of its cluster."""
+    static = entry.spec.at("networkConfig")
+    host, gateway = address(static.at("address").text), address(static.at("gateway").text)
+    mask = infrastructure.spec.at("vmNetworkConfig", "subnetMask").text
+    # The rules about one object check a machine with its own mask.
+    if host is None or gateway is None or not mask or static.at("subnetMask").present:
         return
-    within, default = network(f"{own}/{mask}"), network(f"{own}/{_DEFAULT_PREFIX}")
-    # What is beyond the mask that a machine gets without a cluster's is reported by the rules about that machine.
-    if within and default and gateway in default and gateway not in within:
-        detail = f"is not in the machine's network {within} by the mask of {infrastructure}"
-        yield LocatedFinding(
-            entry, static.at("gateway").invalid(f"{detail}: correct it, or set subnetMask"), infrastructure
+
+    by_cluster, by_default = network(f"{host}/{mask}"), network(f"{host}/{_DEFAULT_PREFIX}")
+    if by_cluster is None or by_default is None:
+        return
+    # The rules about a machine report a gateway beyond the default mask.
+    if gateway in by_default and gateway not in by_cluster:
+        detail = (
+            f"is not in the machine's network {by_cluster} by the mask of {infrastructure}: "
+            "correct it, or set subnetMask"
         )
+        yield LocatedFinding(entry, static.at("gateway").invalid(detail), infrastructure)

@@ -1,4 +1,4 @@
-"""Who makes machines of which template: control planes, MachineDeployments and MachineSets, and topologies."""
+"""Find the control planes and MachineDeployments that create machines from a template."""
 
 from __future__ import annotations
 
@@ -14,28 +14,35 @@ _MAKERS = frozenset({"MachineDeployment", "MachineSet"})
 
 
 def is_control_plane(entry: Entry) -> bool:
-    """Whether it is the control plane of a cluster, of whichever provider."""
+    """Return whether an object is the control plane of a cluster, of any provider."""
     return entry.group == CONTROL_PLANE_GROUP and entry.kind.endswith("ControlPlane")
 
 
 @lru_cache(maxsize=1)
 def users(inventory: Inventory) -> tuple[tuple[Entry, Entry, Field], ...]:
-    """Return template, its user, and the user's `spec.replicas`, for all templates among the objects."""
+    """Return each template with an object that uses it, and `spec.replicas` of this object."""
     return tuple(_users(inventory))
 
 
 def _users(inventory: Inventory) -> Iterator[tuple[Entry, Entry, Field]]:
     for owner, ref in references(inventory):
-        if ref.at("kind").text == MACHINE_TEMPLATE and (owner.kind in _MAKERS or is_control_plane(owner)):
-            namespace = ref.at("namespace").text or owner.namespace
-            if template := inventory.find(MACHINE_TEMPLATE, namespace, ref.at("name").text):
-                yield template, owner, owner.field.at("spec", "replicas")
+        is_user = owner.kind in _MAKERS or is_control_plane(owner)
+        if ref.at("kind").text != MACHINE_TEMPLATE or not is_user:
+            continue
+
+        namespace = ref.at("namespace").text or owner.namespace
+        if template := inventory.find(MACHINE_TEMPLATE, namespace, ref.at("name").text):
+            yield template, owner, owner.field.at("spec", "replicas")
 
 
 def cluster_of(inventory: Inventory, owner: Entry) -> Entry | None:
-    """The Cluster of a user: by its name or label, and of a control plane by the Cluster's reference to it."""
+    """Return the Cluster of a template's user, None if it is not in the inventory.
+
+    The user names the Cluster or has its label, or the Cluster references its control plane.
+    """
     if owner.cluster_name:
         return inventory.find("Cluster", owner.namespace, owner.cluster_name, CLUSTER_API_GROUP)
+
     for cluster in inventory.of_kind("Cluster", CLUSTER_API_GROUP):
         ref = cluster.field.at("spec", "controlPlaneRef")
         if (ref.at("kind").text, ref.at("name").text) == (owner.kind, owner.name):
@@ -45,13 +52,14 @@ def cluster_of(inventory: Inventory, owner: Entry) -> Entry | None:
 
 @lru_cache(maxsize=1)
 def _templates(inventory: Inventory) -> dict[int, dict[int, Entry]]:
-    found: dict[int, dict[int, Entry]] = {}
+    """Return machine templates by index, grouped by the index of the Cluster that uses them."""
+    templates: dict[int, dict[int, Entry]] = {}
     for template, owner, _ in users(inventory):
         if cluster := cluster_of(inventory, owner):
-            found.setdefault(cluster.index, {})[template.index] = template
-    return found
+            templates.setdefault(cluster.index, {})[template.index] = template
+    return templates
 
 
 def machine_templates(inventory: Inventory, cluster: Entry) -> list[Entry]:
-    """Templates of which machines of a cluster are made, each once."""
+    """Return the templates from which machines of a cluster are created, each once."""
     return list(_templates(inventory).get(cluster.index, {}).values())

@@ -1,4 +1,7 @@
-"""What a ClusterClass makes of a Cluster: the schema of a variable allows more than the objects made of it."""
+"""Check the objects that a ClusterClass creates for a Cluster.
+
+The schema of a variable allows values that the created objects do not allow.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from caphv import data
 from caphv.api.names import GROUP, VERSIONS
 from caphv.api.object import Obj
 from caphv.api.objectid import ObjectId, id_of
-from caphv.clusterclass.templates import Class, Part, patched, template_refs, variables_of
+from caphv.clusterclass.templates import Class, Part, apply_patches, template_refs, variables_of
 from caphv.runtime.text import load_yaml_all
 from caphv.validation.finding import FieldPath, Finding, LocatedFinding
 from caphv.validation.rule import Rules
@@ -21,9 +24,10 @@ from webhooks.crossobject.model import Entry, Inventory, Located
 from webhooks.rules.model import CLUSTER, MACHINE_TEMPLATE, Field
 
 RULES = Rules()
-# A ClusterClass of another form raises them: Cluster API refuses it, and patches by extensions cannot be predicted.
-_UNKNOWN = (ValueError, KeyError, IndexError, TypeError, AttributeError)
-# Of a Cluster whose name the API server generates.
+# A ClusterClass of another form raises one of these errors. Either Cluster API refuses it, or
+# extensions create its patches, which cannot be predicted.
+_UNPREDICTABLE = (ValueError, KeyError, IndexError, TypeError, AttributeError)
+# For a Cluster whose name the API server generates.
 _ANY_NAME = "cluster"
 _CONTROL_PLANE = f"the {MACHINE_TEMPLATE} of the control plane"
 
@@ -31,37 +35,38 @@ _CONTROL_PLANE = f"the {MACHINE_TEMPLATE} of the control plane"
 @RULES.rule(
     "topology-objects",
     ("Cluster",),
-    "The HarvesterCluster and the HarvesterMachineTemplates that the ClusterClass makes of a Cluster must follow their "
-    "rules. The finding is at the variable whose value breaks one; at `variables` if a missing one may be why. Objects "
-    "whose patches need what only Cluster API knows, such as the UID of the Cluster, are not checked.",
+    "The HarvesterCluster and the HarvesterMachineTemplates that the ClusterClass makes of a "
+    "Cluster must follow their rules. The finding is at the variable whose value breaks one; at "
+    "`variables` if a missing one may be why. Objects whose patches need what only Cluster API "
+    "knows, such as the UID of the Cluster, are not checked.",
     example="variable `ipPoolRef` without `gateway`: machines with addresses of a pool need both",
 )
 def _objects(inventory: Inventory) -> Iterator[Located]:
-    located = [
-        LocatedFinding(cluster, finding, found)
-        for cluster, found in topology.clusters_with_class(inventory)
-        for finding in _findings_of(inventory, cluster, found)
-    ]
-    if located:
-        # Other rules say already what is wrong with these Clusters.
-        refused = {found.place.index for rule in topology.RULES if rule.check for found in rule.check(inventory)}
-        yield from (each for each in located if each.place.index not in refused)
-
-
-def _findings_of(inventory: Inventory, cluster: Entry, found: Entry) -> Iterator[Finding]:
-    try:
-        templates = _templates(inventory, found)
-    except _UNKNOWN:
+    located: list[Located] = []
+    for cluster, cluster_class in topology.clusters_with_class(inventory):
+        findings = _findings(inventory, cluster, cluster_class)
+        located += [LocatedFinding(cluster, finding, cluster_class) for finding in findings]
+    if not located:
         return
-    yield from _findings(cluster, found, templates)
+
+    # Skip Clusters with a faulty topology, which other rules report.
+    reported: set[int] = set()
+    for rule in topology.RULES:
+        if rule.check:
+            reported.update(other.place.index for other in rule.check(inventory))
+    yield from (finding for finding in located if finding.place.index not in reported)
 
 
 def _templates(inventory: Inventory, cluster_class: Entry) -> dict[ObjectId, Obj]:
+    """Return the templates of a ClusterClass that are in the inventory or that caphv ships."""
     if cluster_class.index < 0:
         return _shipped_templates(cluster_class.name)
-    wanted = template_refs(cluster_class.obj)
-    found = {each: inventory.find(each.kind, each.namespace, each.name, each.group) for each in wanted}
-    return {identity: entry.obj for identity, entry in found.items() if entry}
+
+    templates = {}
+    for ref in template_refs(cluster_class.obj):
+        if entry := inventory.find(ref.kind, ref.namespace, ref.name, ref.group):
+            templates[ref] = entry.obj
+    return templates
 
 
 @cache
@@ -71,8 +76,11 @@ def _shipped_templates(name: str) -> dict[ObjectId, Obj]:
 
 
 @dataclass(frozen=True)
-class _Made:
-    """One object that a class makes. Of `given`, the variables of the Cluster for it, the last of a name counts."""
+class _PlannedObject:
+    """An object that a ClusterClass creates for a Cluster.
+
+    `given` are the Cluster's variables for this object. The last one with a name counts.
+    """
 
     title: str
     kind: str
@@ -83,30 +91,61 @@ class _Made:
     builtin: Obj
 
     def findings(self, *, without: Field | None = None) -> Sequence[Finding]:
-        """What is wrong with it, also if a variable were not given."""
-        # Null, unless there is another value: a patch that copies a variable without any cannot be applied.
-        none = [{**without.mapping, "value": None}] if without else []
-        given = none + [one.mapping for one in self.given if one != without]
+        """Return the findings about the object, optionally without one of the variables."""
+        variables = [variable.mapping for variable in self.given if variable != without]
+        if without:
+            # Use null unless there is another value, because a patch cannot copy a missing
+            # variable.
+            variables.insert(0, {**without.mapping, "value": None})
+
         part = self.part()
-        return self._of(part, patched(self.cluster_class.obj, part, self._variables(given)))
+        spec = apply_patches(self.cluster_class.obj, part, self._variables(variables))
+        return self._validate(part, spec)
+
+    def unpatched_findings(self) -> Sequence[Finding]:
+        """Return the findings about the template itself, which other rules report."""
+        part = self.part()
+        return self._validate(part, part.spec)
+
+    def cause(self, finding: Finding) -> Field | None:
+        """Return the value of the variable that causes a finding, None if no variable does.
+
+        If there are several, returns the one whose value the finding shows.
+        """
+        causes = []
+        for variable, findings in self._findings_without:
+            if finding not in findings:
+                causes.append(variable.at("value"))
+
+        if finding.value is not None:
+            for cause in causes:
+                if place := _place(cause, finding.value):
+                    return place
+        return _missing(causes[0], finding.path) if causes else None
+
+    def may_lack(self, finding: Finding) -> bool:
+        """Return whether a field may have no value because a variable has none."""
+        if finding.value is not None:
+            return False
+        definitions = self.cluster_class.obj["spec"].get("variables") or ()
+        names = {definition.get("name") for definition in definitions}
+        set_names = self._variables([variable.mapping for variable in self.given])
+        return not names <= set(set_names)
 
     def _variables(self, given: Sequence[Obj]) -> Obj:
         variables = variables_of(self.cluster_class.obj, self.cluster, given)
         if self.title != _CONTROL_PLANE:
-            # Cluster API gives these to the templates of the control plane only.
+            # Cluster API provides these only for templates of the control plane.
             variables["builtin"].pop("controlPlane")
         variables["builtin"] |= self.builtin
         return variables
 
-    def unpatched(self) -> Sequence[Finding]:
-        """What is wrong with the template itself, which other rules report."""
-        part = self.part()
-        return self._of(part, part.spec)
-
-    def _of(self, part: Part, spec: Obj) -> Sequence[Finding]:
+    def _validate(self, part: Part, spec: Obj) -> Sequence[Finding]:
+        """Return the findings about the spec, none for an object of another provider."""
         group, _, version = str(part.template.get("apiVersion")).partition("/")
         if group != GROUP or version not in VERSIONS:
             return ()
+
         obj = {
             "apiVersion": f"{group}/{version}",
             "kind": self.kind,
@@ -114,111 +153,143 @@ class _Made:
             "spec": spec if self.kind == CLUSTER else {"template": {"spec": spec}},
         }
         verdict = validate(Review("CREATE", self.kind, version, obj))
-        return [one for one in (*verdict.errors, *verdict.warnings) if one.path[0] == "spec"]
-
-    def cause(self, finding: Finding) -> Field | None:
-        """The value of the variable without which there would not be this finding; of several, the one that has it."""
-        causes = [one.at("value") for one, findings in self._without_each if finding not in findings]
-        places = (place for one in causes if finding.value is not None and (place := _place(one, finding.value)))
-        return next(places, None) or next((_missing(one, finding.path) for one in causes), None)
-
-    def may_lack(self, finding: Finding) -> bool:
-        """Whether a variable that has no value may be why a field has none."""
-        names = {each.get("name") for each in self.cluster_class.obj["spec"].get("variables") or ()}
-        return finding.value is None and bool(names - set(self._variables([one.mapping for one in self.given])))
+        findings = [*verdict.errors, *verdict.warnings]
+        return [finding for finding in findings if finding.path[0] == "spec"]
 
     @cached_property
-    def _without_each(self) -> Sequence[tuple[Field, Sequence[Finding]]]:
-        return [(one, self._without(one)) for one in self.given]
-
-    def _without(self, variable: Field) -> Sequence[Finding]:
-        try:
-            return self.findings(without=variable)
-        except _UNKNOWN:
-            return ()
-
-
-def _place(given: Field, wanted: Any) -> Field | None:
-    """Where a value stands in another; None if it does not."""
-    if given.value == wanted:
-        return given
-    below = given.each() or [given.at(name) for name in given.mapping]
-    return next((found for one in below if (found := _place(one, wanted))), None)
+    def _findings_without(self) -> Sequence[tuple[Field, Sequence[Finding]]]:
+        """Findings about the object without each of its variables."""
+        pairs = []
+        for variable in self.given:
+            try:
+                pairs.append((variable, self.findings(without=variable)))
+            except _UNPREDICTABLE:
+                pairs.append((variable, ()))
+        return pairs
 
 
-def _missing(given: Field, path: FieldPath) -> Field:
-    """Where a field is missing in a value that was copied to the end of a path; the value if it was not copied."""
+def _place(field: Field, value: Any) -> Field | None:
+    """Return the first field with a value among this one and all below it, None for none."""
+    if field.value == value:
+        return field
+    for below in field.each() or [field.at(name) for name in field.mapping]:
+        if place := _place(below, value):
+            return place
+    return None
+
+
+def _missing(value: Field, path: FieldPath) -> Field:
+    """Return the place of a missing field in a value that was copied to the end of a path.
+
+    Returns the value itself if it was not copied.
+    """
     for start in range(1, len(path) - 1):
         *parents, last = path[start:]
-        found: Field | None = given
+        parent: Field | None = value
         for part in parents:
-            found = _below(found, part) if found else None
-        if found and found.mapping and isinstance(last, str):
-            return found.at(last)
-    return given
+            parent = _below(parent, part) if parent else None
+        if parent and parent.mapping and isinstance(last, str):
+            return parent.at(last)
+    return value
 
 
-def _below(given: Field, part: str | int) -> Field | None:
+def _below(field: Field, part: str | int) -> Field | None:
+    """Return the member of a mapping or list with a name or index, None if there is none."""
     if isinstance(part, str):
-        return given.at(part) if part in given.mapping else None
-    return given.each()[part] if part < len(given.each()) else None
+        return field.at(part) if part in field.mapping else None
+    return field.each()[part] if part < len(field.each()) else None
 
 
-def _findings(cluster: Entry, found: Entry, templates: dict[ObjectId, Obj]) -> Iterator[Finding]:
+def _findings(inventory: Inventory, cluster: Entry, cluster_class: Entry) -> Iterator[Finding]:
+    """Yield the findings about the objects that a ClusterClass creates for a Cluster.
+
+    A finding is at the variable that causes it, or at all variables if a missing one may cause it.
+    """
+    try:
+        templates = _templates(inventory, cluster_class)
+    except _UNPREDICTABLE:
+        return
+
     reported = set()
-    for made in _made(cluster, found, Class(found.obj, templates)):
+    for planned in _planned_objects(cluster, cluster_class, Class(cluster_class.obj, templates)):
         try:
-            findings, before = made.findings(), made.unpatched()
-        except _UNKNOWN:
+            findings, unpatched = planned.findings(), planned.unpatched_findings()
+        except _UNPREDICTABLE:
             continue
+
         for finding in findings:
-            cause = made.cause(finding)
-            # Otherwise it is a fault of the class, or of what is predicted here.
-            if cause is None and (finding in before or not made.may_lack(finding)):
+            cause = planned.cause(finding)
+            # Skip findings without a cause, which are faults of the class or of the prediction.
+            if cause is None and (finding in unpatched or not planned.may_lack(finding)):
                 continue
+
             path = cause.path if cause else ("spec", "topology", "variables")
-            # Machines share variables: the first of them is enough.
+            # Report only the first of several machines that share a variable.
             key = path, finding.path, finding.detail
             if key not in reported:
                 reported.add(key)
-                yield replace(finding, path=path, detail=f"{finding.detail} ({finding.field} of {made.title})")
+                detail = f"{finding.detail} ({finding.field} of {planned.title})"
+                yield replace(finding, path=path, detail=detail)
 
 
-def _made(cluster: Entry, found: Entry, cluster_class: Class) -> Iterator[_Made]:
-    wanted, spec = cluster.field.at("spec", "topology"), found.field.at("spec")
-    common, control_plane = wanted.at("variables").each(), wanted.at("controlPlane")
+def _planned_objects(
+    cluster: Entry, class_entry: Entry, cluster_class: Class
+) -> Iterator[_PlannedObject]:
+    """Yield the HarvesterCluster and the machine templates of a topology."""
+    topology_field = cluster.field.at("spec", "topology")
+    spec = class_entry.field.at("spec")
+    version = topology_field.at("version").text
+    control_plane = topology_field.at("controlPlane")
     replicas = control_plane.at("replicas").number
-    known = {
+    topology_facts = {"version": version, "controlPlane": {"replicas": replicas}}
+    cluster_facts = {
         "metadata": {"namespace": cluster.namespace, "name": cluster.name or _ANY_NAME},
-        "spec": {"topology": {"version": wanted.at("version").text, "controlPlane": {"replicas": replicas}}},
+        "spec": {"topology": topology_facts},
     }
 
-    def made(title: str, kind: str, place: Field, given: Sequence[Field], worker: str = "", **builtin: Any) -> _Made:
+    def plan(
+        title: str,
+        kind: str,
+        place: Field,
+        given: Sequence[Field],
+        worker: str = "",
+        **builtin: Any,
+    ) -> _PlannedObject:
+        """Return an object from the template at a place of the class."""
         role = "infrastructure" if kind == CLUSTER else "machine"
-        return _Made(
-            title, kind, lambda: cluster_class.part(role, place.mapping, worker), cluster_class, known, given, builtin
-        )
 
-    yield made("the HarvesterCluster", CLUSTER, spec.at("infrastructure"), common)
+        def part() -> Part:
+            return cluster_class.part(role, place.mapping, worker)
+
+        return _PlannedObject(title, kind, part, cluster_class, cluster_facts, given, builtin)
+
+    common = topology_field.at("variables").each()
+    yield plan("the HarvesterCluster", CLUSTER, spec.at("infrastructure"), common)
+
     place = spec.at("controlPlane", "machineInfrastructure")
-    yield made(_CONTROL_PLANE, MACHINE_TEMPLATE, place, [*common, *_overrides(control_plane)])
-    places = {one.at("class").text: one for one in spec.at("workers", "machineDeployments").each()}
-    for entry in wanted.at("workers", "machineDeployments").each():
-        worker, name = entry.at("class").text, entry.at("name").text
-        title = f"the {MACHINE_TEMPLATE} of MachineDeployment {name}"
-        given = [*common, *_overrides(entry)]
+    yield plan(_CONTROL_PLANE, MACHINE_TEMPLATE, place, [*common, *_overrides(control_plane)])
+
+    worker_classes = {
+        worker_class.at("class").text: worker_class
+        for worker_class in spec.at("workers", "machineDeployments").each()
+    }
+    for deployment in topology_field.at("workers", "machineDeployments").each():
+        worker, name = deployment.at("class").text, deployment.at("name").text
         builtin = {
             "class": worker,
             "topologyName": name,
-            "version": wanted.at("version").text,
-            "replicas": entry.at("replicas").number,
+            "version": version,
+            "replicas": deployment.at("replicas").number,
         }
-        place = places.get(worker, Field(None, ()))
-        # v1beta1 has the templates one level deeper.
-        place = (
-            place.at("infrastructure") if place.at("infrastructure").present else place.at("template", "infrastructure")
-        )
-        yield made(title, MACHINE_TEMPLATE, place, given, worker, machineDeployment=builtin)
+        worker_class = worker_classes.get(worker, Field(None, ()))
+        place = worker_class.at("infrastructure")
+        if not place.present:
+            # v1beta1 has the templates one level deeper.
+            place = worker_class.at("template", "infrastructure")
+
+        title = f"the {MACHINE_TEMPLATE} of MachineDeployment {name}"
+        given = [*common, *_overrides(deployment)]
+        yield plan(title, MACHINE_TEMPLATE, place, given, worker, machineDeployment=builtin)
 
 
 def _overrides(place: Field) -> Sequence[Field]:

@@ -1,4 +1,4 @@
-"""Clusters made by a ClusterClass that is among the objects: classes of machines and variables as it knows them."""
+"""Rules about Clusters with a known ClusterClass, for its classes and variables."""
 
 from __future__ import annotations
 
@@ -25,116 +25,157 @@ _TOPOLOGIES = ("machineDeployments", "machinePools")
 
 
 def clusters_with_class(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
-    """Clusters with their ClusterClass, where that creates them on Harvester."""
-    classes = {owner.index for owner, _ in references(inventory) if owner.kind == "ClusterClass"}
+    """Yield Clusters with a ClusterClass that creates them on Harvester, and this class."""
+    on_harvester = {
+        owner.index for owner, _ in references(inventory) if owner.kind == "ClusterClass"
+    }
     for cluster in inventory.of_kind("Cluster", CLUSTER_API_GROUP):
-        found = topology_class(inventory, cluster)
-        if found is None:
-            found = shipped_class(topology_class_name(cluster))
-            if found:
-                yield cluster, found
-        elif found.index in classes:
-            yield cluster, found
+        cluster_class = topology_class(inventory, cluster)
+        if cluster_class is None:
+            shipped = shipped_class(topology_class_name(cluster))
+            if shipped:
+                yield cluster, shipped
+        elif cluster_class.index in on_harvester:
+            yield cluster, cluster_class
 
 
 @cache
 def shipped_class(name: str) -> Entry | None:
-    """The ClusterClass of this name that comes with caphv: most clusters use one, and few users copy it."""
+    """Return the ClusterClass with this name that caphv ships, None if there is none.
+
+    Most clusters use one of these, and few users copy it into their files.
+    """
     folder = data.folder("clusterclass")
-    if name not in (path.name for path in folder.iterdir() if path.is_dir()):
+    # Check the name before it becomes part of a path, because users choose it.
+    if name not in [path.name for path in folder.iterdir() if path.is_dir()]:
         return None
-    objs = load_yaml_all((folder / name / "clusterclass.yaml").read_bytes())
-    return next((Entry(-1, obj) for obj in objs if obj.get("kind") == "ClusterClass"), None)
+
+    for obj in load_yaml_all((folder / name / "clusterclass.yaml").read_bytes()):
+        if obj.get("kind") == "ClusterClass":
+            # The index is negative, because the class has no place among the given objects.
+            return Entry(-1, obj)
+    return None
 
 
 @RULES.rule(
     "topology-class",
     ("Cluster",),
     "Classes of machines in `spec.topology` must be classes of the ClusterClass.",
-    example="`workers.machineDeployments[0].class: worker` with a ClusterClass whose class is `default-worker`",
+    example=(
+        "`workers.machineDeployments[0].class: worker` with a ClusterClass whose class is "
+        "`default-worker`"
+    ),
 )
 def _classes(inventory: Inventory) -> Iterator[Located]:
-    for cluster, found in clusters_with_class(inventory):
+    for cluster, cluster_class in clusters_with_class(inventory):
         for part in _TOPOLOGIES:
-            known = {one.at("class").text for one in found.field.at("spec", "workers", part).each()}
-            for one in cluster.field.at("spec", "topology", "workers", part).each():
-                name = one.at("class")
-                if name.text and name.text not in known:
-                    detail = f"{found} has no such class{did_you_mean(name.text, known)}"
-                    yield LocatedFinding(cluster, name.problem(Fault.UNSUPPORTED, detail), found)
+            classes = cluster_class.field.at("spec", "workers", part).each()
+            names = {worker_class.at("class").text for worker_class in classes}
+
+            for topology in cluster.field.at("spec", "topology", "workers", part).each():
+                name = topology.at("class")
+                if name.text and name.text not in names:
+                    detail = f"{cluster_class} has no such class{did_you_mean(name.text, names)}"
+                    finding = name.problem(Fault.UNSUPPORTED, detail)
+                    yield LocatedFinding(cluster, finding, cluster_class)
 
 
 @RULES.rule(
     "topology-variable",
     ("Cluster",),
-    "Variables in `spec.topology` must be variables of the ClusterClass with values that it allows, and required "
-    "variables must be set.",
+    "Variables in `spec.topology` must be variables of the ClusterClass with values that it "
+    "allows, and required variables must be set.",
     example="`{name: vmCPU, value: four}` where the ClusterClass wants an integer",
 )
 def _variables(inventory: Inventory) -> Iterator[Located]:
-    for cluster, found in clusters_with_class(inventory):
-        schemas = {one.at("name").text: one for one in found.field.at("spec", "variables").each()}
-        topology = cluster.field.at("spec", "topology")
-        given = topology.at("variables")
-        yield from (LocatedFinding(cluster, problem, found) for problem in _missing(given, schemas))
-        for variable in (*given.each(), *_overrides(topology)):
-            yield from (LocatedFinding(cluster, problem, found) for problem in _problems(variable, schemas))
+    for cluster, cluster_class in clusters_with_class(inventory):
+        definitions = {
+            definition.at("name").text: definition
+            for definition in cluster_class.field.at("spec", "variables").each()
+        }
+        for finding in _check_variables(cluster.field.at("spec", "topology"), definitions):
+            yield LocatedFinding(cluster, finding, cluster_class)
 
 
-def _overrides(topology: Field) -> Iterator[Field]:
-    parts = [one for part in _TOPOLOGIES for one in topology.at("workers", part).each()]
-    for part in (topology.at("controlPlane"), *parts):
-        yield from part.at("variables", "overrides").each()
+def _check_variables(topology: Field, definitions: dict[str, Field]) -> Iterator[Finding]:
+    """Report missing and invalid variables of a topology, and invalid overrides for machines."""
+    variables = topology.at("variables")
+    yield from _report_missing(variables, definitions)
+    for variable in variables.each():
+        yield from _check_variable(variable, definitions)
+
+    machines = [topology.at("controlPlane")]
+    for part in _TOPOLOGIES:
+        machines += topology.at("workers", part).each()
+    for place in machines:
+        for variable in place.at("variables", "overrides").each():
+            yield from _check_variable(variable, definitions)
 
 
-def _missing(given: Field, schemas: dict[str, Field]) -> Iterator[Finding]:
-    names = {one.at("name").text for one in given.each()}
-    for name, schema in schemas.items():
-        default = "default" in schema.at("schema", "openAPIV3Schema").mapping
-        if schema.at("required").value is True and not default and name not in names:
-            yield given.required(f"variable {name} must be set: the ClusterClass requires it and has no default")
+def _report_missing(variables: Field, definitions: dict[str, Field]) -> Iterator[Finding]:
+    names = {variable.at("name").text for variable in variables.each()}
+    for name, definition in definitions.items():
+        has_default = "default" in definition.at("schema", "openAPIV3Schema").mapping
+        is_required = definition.at("required").value is True and not has_default
+        if is_required and name not in names:
+            yield variables.required(
+                f"variable {name} must be set: the ClusterClass requires it and has no default"
+            )
 
 
-def _problems(variable: Field, schemas: dict[str, Field]) -> Iterator[Finding]:
+def _check_variable(variable: Field, definitions: dict[str, Field]) -> Iterator[Finding]:
     name, value = variable.at("name"), variable.at("value")
-    if name.text not in schemas:
+    if name.text not in definitions:
         if name.text:
-            detail = f"the ClusterClass has no such variable{did_you_mean(name.text, schemas)}"
+            suggestion = did_you_mean(name.text, definitions)
+            detail = f"the ClusterClass has no such variable{suggestion}"
             yield name.problem(Fault.UNSUPPORTED, detail)
         return
-    schema = schemas[name.text].at("schema", "openAPIV3Schema").mapping
+
+    schema = definitions[name.text].at("schema", "openAPIV3Schema").mapping
     try:
         for error in Draft4Validator(schema).iter_errors(value.value):
             yield from _violations(error, value)
     except SchemaError:
-        # A ClusterClass that is wrong itself is for Cluster API to refuse.
+        # Cluster API refuses a ClusterClass whose own schema is invalid.
         return
-    yield from _unknown(value, schema)
+    yield from _report_unknown(value, schema)
 
 
 def _violations(error: ValidationError, value: Field) -> Iterator[Finding]:
+    """Yield the findings for an error of a schema, one for each missing field."""
     path = (*value.path, *error.absolute_path)
-    if error.validator == "required":
-        place = Field(error.schema, ()).at("properties")
-        for name in (one.text for one in Field(error.validator_value, ()).each()):
-            # The core fills defaults in before it validates.
-            if name not in Field(error.instance, ()).mapping and "default" not in place.at(name).mapping:
-                yield Finding((*path, name), Fault.REQUIRED, "must be set: the ClusterClass requires it")
+    if error.validator != "required":
+        detail = f"the ClusterClass requires that it {_requirement(error)}"
+        yield Finding(path, Fault.INVALID, detail, value=error.instance)
         return
-    yield Finding(path, Fault.INVALID, f"the ClusterClass requires that it {_wanted(error)}", value=error.instance)
+
+    present = Field(error.instance, ()).mapping
+    properties = Field(error.schema, ()).at("properties")
+    for required in Field(error.validator_value, ()).each():
+        name = required.text
+        # Cluster API fills in defaults before it validates.
+        has_default = "default" in properties.at(name).mapping
+        if name not in present and not has_default:
+            detail = "must be set: the ClusterClass requires it"
+            yield Finding((*path, name), Fault.REQUIRED, detail)
 
 
-def _wanted(error: ValidationError) -> str:
-    wanted = error.validator_value
+def _requirement(error: ValidationError) -> str:
+    """Return the requirement of a schema, as the end of a sentence with "requires that it"."""
+    limit = error.validator_value
     if error.validator == "pattern":
-        examples = Field(error.schema, ()).at("examples").each() or [Field(error.schema, ()).at("example")]
-        shown = f", as for example {json.dumps(examples[0].value)}" if examples[0].present else ""
+        schema = Field(error.schema, ())
+        examples = schema.at("examples").each()
+        example = examples[0] if examples else schema.at("example")
+        shown = f", as for example {json.dumps(example.value)}" if example.present else ""
         return f"have another form{shown}: read the variable's description in the ClusterClass"
-    if error.validator == "enum" and isinstance(wanted, list):
-        return f"be one of {', '.join(map(json.dumps, wanted))}"
+
+    if error.validator == "enum" and isinstance(limit, list):
+        return f"be one of {', '.join(map(json.dumps, limit))}"
     if error.validator == "type":
-        return f"be of type {wanted}"
-    return _LIMITS.get(str(error.validator), "fit its schema").format(wanted)
+        return f"be of type {limit}"
+    return _LIMITS.get(str(error.validator), "fit its schema").format(limit)
 
 
 _LIMITS = {
@@ -148,18 +189,21 @@ _LIMITS = {
 }
 
 
-def _unknown(value: Field, schema: Any) -> Iterator[Finding]:
-    """Fields that the schema of a variable does not name: the core refuses them unless the schema preserves them."""
+def _report_unknown(value: Field, schema: Any) -> Iterator[Finding]:
+    """Report fields that the schema of a variable lacks, unless it preserves unknown fields."""
     if not isinstance(schema, dict) or schema.get("x-kubernetes-preserve-unknown-fields"):
         return
+
     for item in value.each():
-        yield from _unknown(item, schema.get("items"))
+        yield from _report_unknown(item, schema.get("items"))
+
     properties, others = schema.get("properties", {}), schema.get("additionalProperties")
     for key in value.mapping:
         if key in properties:
-            yield from _unknown(value.at(key), properties[key])
+            yield from _report_unknown(value.at(key), properties[key])
+        # `additionalProperties` is the schema of all other fields.
         elif others:
-            yield from _unknown(value.at(key), others)
+            yield from _report_unknown(value.at(key), others)
         elif properties:
             detail = f"the ClusterClass has no such field{did_you_mean(str(key), properties)}"
             yield value.at(key).problem(Fault.UNKNOWN, detail)

@@ -1,1 +1,1 @@
-"""The admission rules: what is wrong with an object beyond its schema, by theme."""
+"""The admission rules about objects beyond their schema, by theme."""

@@ -24,8 +24,9 @@ from webhooks.rules.values import (
 RULES = Rules()
 
 _NO_ADDRESS = "must be an IPv4 address, for example 172.17.1.1"
-# Of a static address, unless machine or cluster say another (contract).
+# Prefix length of a static address, unless machine or cluster set another mask (contract).
 _DEFAULT_PREFIX = 16
+# Machines of the sandbox have addresses in other parts of 127.0.0.0/8.
 _LOOPBACK = IPv4Network("127.0.0.0/16")
 
 
@@ -40,7 +41,7 @@ _LOOPBACK = IPv4Network("127.0.0.0/16")
 )
 def _vm_network_address(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
-    yield from _no_addresses(config.at("gateway"), config.at("subnetMask"))
+    yield from _check_addresses(config.at("gateway"), config.at("subnetMask"))
 
 
 @RULES.rule(
@@ -60,25 +61,34 @@ def _static_gateway_address(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "ipv4-address",
     KINDS,
-    "Addresses of machines and pools must be IPv4 addresses in dotted decimal form, without a prefix.",
+    "Addresses of machines and pools must be IPv4 addresses in dotted decimal form, without a "
+    "prefix.",
     "networkConfig.*",
     "vmNetworkConfig.gateway",
     "vmNetworkConfig.subnetMask",
     "vmNetworkConfig.ipPool.*",
     "loadBalancerConfig.ipPool.*",
-    example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, ipPool: {subnet: 172.17.1.0/24, "
-    "gateway: 172.17.1.1/24, vmNetwork: default/production}}",
+    example=(
+        "vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, ipPool: {subnet: "
+        "172.17.1.0/24, gateway: 172.17.1.1/24, vmNetwork: default/production}}"
+    ),
 )
 def _ipv4_address(subject: Subject) -> Iterator[Finding]:
     for pool in pools(subject):
-        yield from _no_addresses(pool.at("gateway"))
-        yield from _no_addresses(*(pool.at(key) for key in ("rangeStart", "rangeEnd") if pool.at(key).present))
+        ends = [pool.at("rangeStart"), pool.at("rangeEnd")]
+        # An empty end of a range means the end of the subnet.
+        yield from _check_addresses(pool.at("gateway"), *(end for end in ends if end.present))
+
     if subject.kind in MACHINES:
-        config, static = subject.spec.at("vmNetworkConfig"), subject.spec.at("networkConfig")
-        yield from _no_addresses(config.at("gateway"), config.at("subnetMask"))
-        yield from _no_addresses(*(static.at(key) for key in ("address", "subnetMask") if static.at(key).present))
+        config = subject.spec.at("vmNetworkConfig")
+        yield from _check_addresses(config.at("gateway"), config.at("subnetMask"))
+
+        static = subject.spec.at("networkConfig")
+        optional = [static.at("address"), static.at("subnetMask")]
+        yield from _check_addresses(*(field for field in optional if field.present))
+        # Another rule reports a gateway that is no IP address at all.
         if is_ip(static.at("gateway").text):
-            yield from _no_addresses(static.at("gateway"))
+            yield from _check_addresses(static.at("gateway"))
 
 
 @RULES.rule(
@@ -90,10 +100,13 @@ def _ipv4_address(subject: Subject) -> Iterator[Finding]:
     example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.0.255.0, ipPoolRef: vm-pool}",
 )
 def _subnet_mask(subject: Subject) -> Iterator[Finding]:
-    for mask in (subject.spec.at("vmNetworkConfig", "subnetMask"), subject.spec.at("networkConfig", "subnetMask")):
+    for config in ("vmNetworkConfig", "networkConfig"):
+        mask = subject.spec.at(config, "subnetMask")
         dotted = address(mask)
         if dotted is not None and prefix_of(dotted) in (None, 0, 31, 32):
-            yield mask.invalid("must be a subnet mask with room for hosts, for example 255.255.255.0")
+            yield mask.invalid(
+                "must be a subnet mask with room for hosts, for example 255.255.255.0"
+            )
 
 
 @RULES.rule(
@@ -102,24 +115,28 @@ def _subnet_mask(subject: Subject) -> Iterator[Finding]:
     "A gateway must be the address of a host: not a network, broadcast or multicast address.",
     "vmNetworkConfig.gateway",
     "networkConfig.gateway",
-    example="vmNetworkConfig: {gateway: 172.17.1.255, subnetMask: 255.255.255.0, ipPoolRef: vm-pool}",
+    example=(
+        "vmNetworkConfig: {gateway: 172.17.1.255, subnetMask: 255.255.255.0, ipPoolRef: vm-pool}"
+    ),
 )
 def _gateway_usable(subject: Subject) -> Iterator[Finding]:
-    for config, default in ((subject.spec.at("vmNetworkConfig"), False), (subject.spec.at("networkConfig"), True)):
-        yield from _unusable(config.at("gateway"), config.at("subnetMask"), default=default)
+    config, static = subject.spec.at("vmNetworkConfig"), subject.spec.at("networkConfig")
+    yield from _check_host(config.at("gateway"), config.at("subnetMask"), default=False)
+    yield from _check_host(static.at("gateway"), static.at("subnetMask"), default=True)
 
 
 @RULES.rule(
     "static-address-usable",
     MACHINES,
-    "A static address must be the address of a host: not a network, broadcast or multicast address.",
+    "A static address must be the address of a host: not a network, broadcast or multicast "
+    "address.",
     "networkConfig.address",
     "networkConfig.subnetMask",
     example="networkConfig: {address: 172.17.1.0, gateway: 172.17.1.1, subnetMask: 255.255.255.0}",
 )
 def _static_address_usable(subject: Subject) -> Iterator[Finding]:
     static = subject.spec.at("networkConfig")
-    yield from _unusable(static.at("address"), static.at("subnetMask"), default=True)
+    yield from _check_host(static.at("address"), static.at("subnetMask"), default=True)
 
 
 @RULES.rule(
@@ -132,16 +149,17 @@ def _static_address_usable(subject: Subject) -> Iterator[Finding]:
 )
 def _static_gateway_differs(subject: Subject) -> Iterator[Finding]:
     static = subject.spec.at("networkConfig")
-    own = address(static.at("address"))
-    if own is not None and own == address(static.at("gateway")):
+    host, gateway = address(static.at("address")), address(static.at("gateway"))
+    if host is not None and host == gateway:
         yield static.at("address").invalid("is the gateway's address: give the machine another")
 
 
 @RULES.rule(
     "static-gateway-reachable",
     MACHINES,
-    "Static address and gateway must be in one network: by the mask next to them, else by 255.255.0.0, which a machine "
-    "gets when its cluster sets no other. Where the cluster's mask is wider, the machine must repeat it.",
+    "Static address and gateway must be in one network: by the mask next to them, else by "
+    "255.255.0.0, which a machine gets when its cluster sets no other. Where the cluster's mask "
+    "is wider, the machine must repeat it.",
     "networkConfig.gateway",
     "networkConfig.address",
     "networkConfig.subnetMask",
@@ -149,29 +167,36 @@ def _static_gateway_differs(subject: Subject) -> Iterator[Finding]:
 )
 def _static_gateway_reachable(subject: Subject) -> Iterator[Finding]:
     static = subject.spec.at("networkConfig")
-    own, gateway = address(static.at("address")), address(static.at("gateway"))
-    within = _network_of(own, static.at("subnetMask"), default=True)
-    if within is not None and gateway is not None and gateway not in within:
+    host, gateway = address(static.at("address")), address(static.at("gateway"))
+    if host is None or gateway is None:
+        return
+
+    machine_network = _host_network(host, static.at("subnetMask"), default=True)
+    if machine_network is not None and gateway not in machine_network:
         yield static.at("gateway").invalid(
-            f"is not in the machine's network {within}: correct address or gateway, or set the subnetMask"
+            f"is not in the machine's network {machine_network}: correct address or gateway, or "
+            "set the subnetMask"
         )
 
 
 @RULES.rule(
     "network-config-exclusive",
     MACHINES,
-    "A machine must have either a static address (`networkConfig`) or addresses from pools (`vmNetworkConfig`).",
+    "A machine must have either a static address (`networkConfig`) or addresses from pools "
+    "(`vmNetworkConfig`).",
     "networkConfig",
     "vmNetworkConfig",
     example=(
-        "{networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1}, vmNetworkConfig: {gateway: 172.17.1.1, "
-        "subnetMask: 255.255.255.0, ipPoolRef: vm-pool}}"
+        "{networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1}, vmNetworkConfig: {gateway: "
+        "172.17.1.1, subnetMask: 255.255.255.0, ipPoolRef: vm-pool}}"
     ),
 )
 def _network_config_exclusive(subject: Subject) -> Iterator[Finding]:
     pooled = subject.spec.at("vmNetworkConfig")
     if pooled.mapping and subject.spec.at("networkConfig").mapping:
-        yield pooled.forbidden("networkConfig gives this machine a static address: remove one of the two")
+        yield pooled.forbidden(
+            "networkConfig gives this machine a static address: remove one of the two"
+        )
 
 
 @RULES.rule(
@@ -180,7 +205,9 @@ def _network_config_exclusive(subject: Subject) -> Iterator[Finding]:
     "DNS servers must be IP addresses.",
     "vmNetworkConfig.dnsServers[]",
     "networkConfig.dnsServers[]",
-    example="networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1, dnsServers: [dns.example.com]}",
+    example=(
+        "networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1, dnsServers: [dns.example.com]}"
+    ),
 )
 def _dns_servers(subject: Subject) -> Iterator[Finding]:
     for config in (subject.spec.at("vmNetworkConfig"), subject.spec.at("networkConfig")):
@@ -200,39 +227,47 @@ def _dns_servers(subject: Subject) -> Iterator[Finding]:
 def _dns_search(subject: Subject) -> Iterator[Finding]:
     for config in (subject.spec.at("vmNetworkConfig"), subject.spec.at("networkConfig")):
         for domain in config.at("dnsSearch").each():
-            if isinstance(domain.value, str) and not is_subdomain(domain.text.lower().removesuffix(".")):
+            if isinstance(domain.value, str) and not is_subdomain(
+                domain.text.lower().removesuffix(".")
+            ):
                 yield domain.invalid("must be a domain name, for example example.com")
 
 
-def _no_addresses(*fields: Field) -> Iterator[Finding]:
+def _check_addresses(*fields: Field) -> Iterator[Finding]:
     for field in fields:
         if isinstance(field.value, str) and address(field) is None:
             yield field.invalid(_NO_ADDRESS)
 
 
-def _unusable(field: Field, mask: Field, *, default: bool) -> Iterator[Finding]:
-    """What is wrong with a host, by its mask where that is known."""
+def _check_host(field: Field, mask: Field, *, default: bool) -> Iterator[Finding]:
+    """Report an address that no host in the network of the mask, or no host at all, can have."""
     host = address(field)
     if host is None:
         return
-    within = _network_of(host, mask, default=default)
-    if _special(host):
+
+    host_network = _host_network(host, mask, default=default)
+    if _is_special(host):
         yield field.invalid("is no address of a host: correct it")
-    elif within is not None and is_end(host, within):
-        yield field.invalid(f"is the network or broadcast address of {within}: use one between them")
+    elif host_network is not None and is_end(host, host_network):
+        yield field.invalid(
+            f"is the network or broadcast address of {host_network}: use one between them"
+        )
 
 
-def _network_of(host: IPv4 | None, mask: Field, *, default: bool) -> IPv4Network | None:
-    """Network of a host by its mask; with `default`, by the one of the contract where there is none."""
-    if host is None:
-        return None
+def _host_network(host: IPv4, mask: Field, *, default: bool) -> IPv4Network | None:
+    """Return the network of a host by its mask, None if the mask is unknown.
+
+    With `default`, an absent mask means the mask of the contract.
+    """
     if default and not mask.present:
         return network_of(host, _DEFAULT_PREFIX)
     return network(host, mask)
 
 
 @lru_cache(maxsize=256)
-def _special(host: IPv4) -> bool:
-    # Of loopback addresses only these are everywhere those of the machine itself; a sandbox has networks in the others.
-    is_itself = host in _LOOPBACK
-    return host.is_unspecified or is_itself or host.is_multicast or host == IPv4("255.255.255.255")
+def _is_special(host: IPv4) -> bool:
+    # Only these loopback addresses always lead to the machine itself, because a sandbox has
+    # networks in the others.
+    is_loopback = host in _LOOPBACK
+    is_broadcast = host == IPv4("255.255.255.255")
+    return host.is_unspecified or is_loopback or host.is_multicast or is_broadcast

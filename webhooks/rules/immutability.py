@@ -1,6 +1,6 @@
-"""Rules about what must not change any more.
+"""Rules about fields that must not change.
 
-They compare with the object before the change, so they find nothing in one that is new.
+They compare an object with its state before the change, so they report nothing about a new object.
 """
 
 from __future__ import annotations
@@ -12,16 +12,27 @@ from caphv.api import names
 from caphv.api.quantity import quantity
 from caphv.validation.finding import Finding
 from caphv.validation.rule import Rules
-from webhooks.rules.cluster import API_PORT, UNSET_HOST
-from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE, Field, Subject, as_advice
+from webhooks.rules.cluster import API_PORT, UNSET_HOST, has_external_endpoint
+from webhooks.rules.model import (
+    CLUSTER,
+    CLUSTER_TEMPLATE,
+    MACHINE,
+    MACHINE_TEMPLATE,
+    Field,
+    Subject,
+    as_advice,
+)
 
 RULES = Rules()
 
-# Server side apply of Cluster API's topology controller asks by such a request whether a template has to be replaced.
+# By a request with this annotation, Cluster API's topology controller asks whether a template has
+# to be replaced.
 _TOPOLOGY_DRY_RUN = "topology.cluster.x-k8s.io/dry-run"
 _LIVE_FIELDS = (
     "cpu",
+    "cpuMax",
     "memory",
+    "memoryMax",
     "volumes",
     "networks",
     "networkConfig",
@@ -35,10 +46,12 @@ _LIVE_FIELDS = (
     "sshKeyPair",
     "guestConfig",
 )
-# How the message of condition VMUpToDate names the fields; what it cannot name has no entry.
+# Names of fields in the message of condition VMUpToDate, without fields that it never names.
 _DRIFT = {
     "cpu": ("cores is ", "CPU limit is "),
-    "memory": ("memory limit is ",),
+    "cpuMax": ("CPU limit is ",),
+    "memory": ("memory limit is ", "guest memory is "),
+    "memoryMax": ("memory limit is ",),
     "volumes": ("disks is ",),
     "networks": ("networks is ", "interfaces is "),
     "firmware": ("firmware is ",),
@@ -48,13 +61,14 @@ _DRIFT = {
     "workloadAffinity": ("podAffinity lacks rules",),
 }
 _INVALID_SPEC = "the machine's spec is not valid"
-_QUANTITIES = frozenset({"memory", "volumeSize"})
+_QUANTITIES = frozenset({"memory", "memoryMax", "volumeSize"})
 
 
 @RULES.rule(
     "template-immutable",
     (CLUSTER_TEMPLATE, MACHINE_TEMPLATE),
-    "Templates must not change: a change would not reach existing machines. Create a new template and reference it.",
+    "Templates must not change: a change would not reach existing machines. Create a new template "
+    "and reference it.",
     "spec.template.spec",
     before="cpu: 4",
     example="cpu: 8",
@@ -77,32 +91,38 @@ def _template_immutable(subject: Subject) -> Iterator[Finding]:
 def _target_namespace_immutable(subject: Subject) -> Iterator[Finding]:
     if subject.old is None:
         return
-    now, before = subject.spec.at("targetNamespace"), subject.old.spec.at("targetNamespace")
-    if before.text and now.value != before.value:
-        yield now.forbidden(f"is immutable: the cluster's VMs are in {before.text}")
+
+    new, old = subject.spec.at("targetNamespace"), subject.old.spec.at("targetNamespace")
+    if old.text and new.value != old.value:
+        yield new.forbidden(f"is immutable: the cluster's VMs are in {old.text}")
 
 
 @RULES.rule(
     "endpoint-immutable",
     (CLUSTER,),
-    "The endpoint of a provisioned cluster must not change: certificates, kubeconfigs and nodes use it.",
+    "The endpoint of a provisioned cluster must not change: certificates, kubeconfigs and nodes "
+    "use it.",
     "controlPlaneEndpoint",
     before="{controlPlaneEndpoint: {host: 172.17.1.50, port: 6443}, status: {ready: true}}",
     example="controlPlaneEndpoint: {host: 172.17.1.60, port: 6443}",
 )
 def _endpoint_immutable(subject: Subject) -> Iterator[Finding]:
-    if subject.old is None or not _provisioned(subject.old):
+    if subject.old is None or not _is_provisioned(subject.old):
         return
-    now, before = subject.spec.at("controlPlaneEndpoint"), subject.old.spec.at("controlPlaneEndpoint")
-    if before.at("host").text not in ("", UNSET_HOST) and _endpoint(now) != _endpoint(before):
-        yield now.forbidden("is immutable once the cluster is provisioned: nodes and kubeconfigs use it")
+
+    new, old = subject.spec.at("controlPlaneEndpoint"), subject.old.spec.at("controlPlaneEndpoint")
+    is_set = old.at("host").text not in ("", UNSET_HOST)
+    if is_set and _endpoint(new) != _endpoint(old):
+        yield new.forbidden(
+            "is immutable once the cluster is provisioned: nodes and kubeconfigs use it"
+        )
 
 
 @RULES.rule(
     "load-balancer-address-source",
     (CLUSTER,),
-    "`ipamType` and IPPool of the load balancer must not change once the cluster is provisioned: its address does not "
-    "move, so the change is not applied.",
+    "`ipamType` and IPPool of the load balancer must not change once the cluster is provisioned: "
+    "its address does not move, so the change is not applied.",
     "loadBalancerConfig.ipamType",
     "loadBalancerConfig.ipPoolRef",
     "vmNetworkConfig",
@@ -112,24 +132,60 @@ def _endpoint_immutable(subject: Subject) -> Iterator[Finding]:
 )
 def _load_balancer_address_source(subject: Subject) -> Iterator[Finding]:
     old = subject.old
-    if old is None or not _provisioned(old) or _has_unused_source(old):
+    if old is None or not _is_provisioned(old) or _has_unused_source(old):
         return
-    now, before = _address_source(subject.spec), _address_source(old.spec)
-    ipam, known = (spec.at("loadBalancerConfig", "ipamType") for spec in (subject.spec, old.spec))
-    detail = "is not applied: the control plane address does not move; set it back, or create a new cluster"
-    if ipam.value != known.value:
-        yield ipam.invalid(detail)
-    # The controller itself writes the name of a pool that it has created.
-    elif ipam.text == "pool" and before.text and now.text.rpartition("/")[2] != before.text.rpartition("/")[2]:
-        yield now.invalid(detail)
+    detail = (
+        "is not applied: the control plane address does not move; set it back, or create a new "
+        "cluster"
+    )
+
+    # Rule external-endpoint-immutable refuses such a change.
+    if has_external_endpoint(subject.spec) or has_external_endpoint(old.spec):
+        return
+    ipam_type = subject.spec.at("loadBalancerConfig", "ipamType")
+    if ipam_type.value != old.spec.at("loadBalancerConfig", "ipamType").value:
+        yield ipam_type.invalid(detail)
+        return
+
+    # Setting an empty name is allowed, because the controller itself writes the name of a pool that
+    # it has created.
+    new_pool, old_pool = _address_source(subject.spec), _address_source(old.spec)
+    is_changed = new_pool.text.rpartition("/")[2] != old_pool.text.rpartition("/")[2]
+    if ipam_type.text == "pool" and old_pool.text and is_changed:
+        yield new_pool.invalid(detail)
+
+
+@RULES.rule(
+    "external-endpoint-immutable",
+    (CLUSTER,),
+    "`ipamType` must not change from or to `none` once the cluster is provisioned: the endpoint "
+    "does not move between a load balancer on Harvester and another one.",
+    "loadBalancerConfig.ipamType",
+    before="{loadBalancerConfig: {ipamType: dhcp}, controlPlaneEndpoint: {host: 172.17.1.50, port: "
+    "6443}, status: {ready: true}}",
+    example=(
+        "{loadBalancerConfig: {ipamType: none}, controlPlaneEndpoint: {host: 172.17.1.50, port: "
+        "6443}}"
+    ),
+)
+def _external_endpoint_immutable(subject: Subject) -> Iterator[Finding]:
+    old = subject.old
+    if old is None or not _is_provisioned(old):
+        return
+    if has_external_endpoint(subject.spec) != has_external_endpoint(old.spec):
+        ipam_type = old.spec.at("loadBalancerConfig", "ipamType")
+        yield subject.spec.at("loadBalancerConfig", "ipamType").forbidden(
+            f"must not change from {ipam_type.text} once the cluster is provisioned, because the "
+            "control plane address does not move: set it back, or create a new cluster"
+        )
 
 
 @RULES.rule(
     "provider-id-immutable",
     (MACHINE,),
-    "`providerID` must not change once it is set: Machine and Node carry it, too. The ID that the controller derived "
-    "from the VM's UID may be replaced by that of the Node. Annotation `caphv.io/adopt`, which assigns another VM to "
-    "a machine, allows a change.",
+    "`providerID` must not change once it is set: Machine and Node carry it, too. The ID that the "
+    "controller derived from the VM's UID may be replaced by that of the Node. Annotation "
+    "`caphv.io/adopt`, which assigns another VM to a machine, allows a change.",
     "providerID",
     before='providerID: "harvester://a"',
     example='providerID: "harvester://b"',
@@ -137,96 +193,126 @@ def _load_balancer_address_source(subject: Subject) -> Iterator[Finding]:
 def _provider_id_immutable(subject: Subject) -> Iterator[Finding]:
     if subject.old is None or names.ADOPT_ANNOTATION in subject.annotations:
         return
-    now, before = subject.spec.at("providerID"), subject.old.spec.at("providerID")
-    vm = subject.old.obj.at("status", "virtualMachine", "uid").text
-    # A cloud provider in the workload cluster may name the Node in its own way after the controller named the VM.
-    renamed = now.text and vm and before.text == f"{names.PROVIDER_ID_PREFIX}{vm}"
-    if before.text and now.value != before.value and not renamed:
-        yield now.forbidden("is immutable once it is set: Machine and Node carry it as well")
+
+    new, old = subject.spec.at("providerID"), subject.old.spec.at("providerID")
+    # After the controller has derived an ID from the VM's UID, the cloud provider in the workload
+    # cluster may give the Node another ID.
+    vm_uid = subject.old.obj.at("status", "virtualMachine", "uid").text
+    is_replaced = new.text and vm_uid and old.text == f"{names.PROVIDER_ID_PREFIX}{vm_uid}"
+
+    if old.text and new.value != old.value and not is_replaced:
+        yield new.forbidden("is immutable once it is set: Machine and Node carry it as well")
 
 
 @RULES.rule(
     "machine-immutable",
     (MACHINE,),
-    "Fields of a machine whose VM exists must not change: nothing would apply the change. Annotation "
-    "`caphv.io/adopt`, which assigns another VM to a machine, allows it. A change of a field that "
-    "condition `VMUpToDate` names as different is a warning, so that the spec can be made equal to the VM again.",
+    "Fields of a machine whose VM exists must not change: nothing would apply the change. "
+    "Annotation `caphv.io/adopt`, which assigns another VM to a machine, allows it, and so does "
+    "`in-place-updates.internal.cluster.x-k8s.io/update-in-progress`, which Cluster API sets while "
+    "a runtime extension updates the machine in place. A dry run is answered with a warning: "
+    "control plane providers ask by one whether a machine has to be replaced. A change of a field "
+    "that condition `VMUpToDate` names as different is a warning, so that the spec can be made "
+    "equal to the VM again.",
     *_LIVE_FIELDS,
     before="{cpu: 2, status: {ready: true}}",
     example="cpu: 4",
 )
 def _machine_immutable(subject: Subject) -> Iterator[Finding]:
     old = subject.old
-    if old is None or names.ADOPT_ANNOTATION in subject.annotations:
+    exempting = {names.ADOPT_ANNOTATION, names.UPDATE_IN_PROGRESS_ANNOTATION}
+    if old is None or exempting & subject.annotations.keys():
         return
-    if not (old.spec.at("providerID").text or _provisioned(old) or _has_vm(old)):
+    if not (old.spec.at("providerID").text or _is_provisioned(old) or _has_vm(old)):
         return
+
     for name in _LIVE_FIELDS:
-        now, before = subject.spec.at(name), old.spec.at(name)
-        if not (now.present or before.present) or _same(now.value, before.value, name):
+        new_field, old_field = subject.spec.at(name), old.spec.at(name)
+        is_set = new_field.present or old_field.present
+        # Empty and missing values mean the same (see `present`).
+        if not is_set or _same(new_field.value, old_field.value, name):
             continue
-        if _differs(old, name):
-            detail = (
-                "is not applied to the VM: set what the VM has, as condition VMUpToDate says, or make a new machine"
+
+        # A spec that differs from the VM may be made equal to it again.
+        if _differs_from_vm(old, name):
+            finding = new_field.forbidden(
+                "is not applied to the VM: set what the VM has, as condition VMUpToDate says, or "
+                "make a new machine"
             )
-            yield as_advice(now.forbidden(detail))
+            yield as_advice(finding)
         else:
-            yield now.forbidden("cannot be changed on a VM that exists: make a new machine, by a new template")
+            finding = new_field.forbidden(
+                "cannot be changed on a VM that exists: make a new machine, by a new template"
+            )
+            # The RKE2 control plane provider treats a refusal as an error, and its rollout stops.
+            yield as_advice(finding) if subject.dry_run else finding
 
 
-def _differs(subject: Subject, name: str) -> bool:
-    """Whether condition VMUpToDate says that the VM has another value of a field, or that the spec is not valid."""
-    if _condition(subject, names.ConditionType.VM_UP_TO_DATE) != "False":
+def _differs_from_vm(subject: Subject, name: str) -> bool:
+    """Return whether condition VMUpToDate reports a different field or an invalid spec."""
+    condition = _condition(subject, names.ConditionType.VM_UP_TO_DATE)
+    if condition.at("status").text != "False":
         return False
-    message = _condition(subject, names.ConditionType.VM_UP_TO_DATE, "message")
-    return message.startswith(_INVALID_SPEC) or any(each in message for each in _DRIFT.get(name, ()))
+
+    message = condition.at("message").text
+    return message.startswith(_INVALID_SPEC) or any(
+        part in message for part in _DRIFT.get(name, ())
+    )
 
 
 def _endpoint(field: Field) -> dict[str, Any]:
-    """An endpoint with the port that admission fills in: the Go provider stored some without."""
+    """Return an endpoint with the default port, because the Go provider stored none."""
     return {"port": API_PORT, **field.mapping}
 
 
 def _address_source(spec: Field) -> Field:
-    """The name of the IPPool for the load balancer: its own, else the first of the machines."""
-    balancer, machines = spec.at("loadBalancerConfig"), spec.at("vmNetworkConfig")
+    """Return the load balancer's reference to an IPPool, or the first one of the machines."""
+    balancer = spec.at("loadBalancerConfig")
+    machines = spec.at("vmNetworkConfig")
     if balancer.at("ipPoolRef").present or balancer.at("ipPool").present:
         return balancer.at("ipPoolRef")
-    return next(iter(machines.at("ipPoolRefs").each()), machines.at("ipPoolRef"))
+    references = machines.at("ipPoolRefs").each()
+    return references[0] if references else machines.at("ipPoolRef")
 
 
 def _has_unused_source(subject: Subject) -> bool:
-    """Whether the controller reports such a change already: the next one may set it back."""
-    conditions = subject.obj.at("status", "conditions").each()
-    ready = [each for each in conditions if each.at("type").text == names.ConditionType.LOAD_BALANCER_READY]
-    return any(each.at("status").text == "True" and each.at("message").present for each in ready)
+    """Return whether the controller reports such a change already, which the next may revert."""
+    ready = _condition(subject, names.ConditionType.LOAD_BALANCER_READY)
+    return ready.at("status").text == "True" and ready.at("message").present
 
 
 def _has_vm(subject: Subject) -> bool:
-    """Whether the VM of a machine has been created; it may not run yet."""
-    created = _condition(subject, names.ConditionType.MACHINE_CREATED) == "True"
-    return created or bool(subject.obj.at("status", "virtualMachine", "uid").text)
+    """Return whether the VM of a machine was created, even if it does not run yet."""
+    created = _condition(subject, names.ConditionType.MACHINE_CREATED)
+    vm_uid = subject.obj.at("status", "virtualMachine", "uid")
+    return created.at("status").text == "True" or bool(vm_uid.text)
 
 
-def _condition(subject: Subject, wanted: str, member: str = "status") -> str:
-    """The status of a condition, or another member, empty for none."""
-    conditions = subject.obj.at("status", "conditions").each()
-    return next((each.at(member).text for each in conditions if each.at("type").text == wanted), "")
+def _condition(subject: Subject, condition_type: str) -> Field:
+    """Return a condition by its type. All its fields are absent if there is none."""
+    for condition in subject.obj.at("status", "conditions").each():
+        if condition.at("type").text == condition_type:
+            return condition
+    return Field(None, ())
 
 
-def _provisioned(subject: Subject) -> bool:
+def _is_provisioned(subject: Subject) -> bool:
     status = subject.obj.at("status")
-    return status.at("initialization", "provisioned").value is True or status.at("ready").value is True
+    # Contract v1beta2 has the first field, contract v1beta1 the second one.
+    provisioned = status.at("initialization", "provisioned")
+    ready = status.at("ready")
+    return provisioned.value is True or ready.value is True
 
 
-def _same(now: Any, before: Any, name: str = "") -> bool:
-    """Whether two values mean the same; `4096Mi` is `4Gi`."""
-    if now == before:
+def _same(new: Any, old: Any, name: str = "") -> bool:
+    """Return whether two values of the field with this name are equal, like `4096Mi` and `4Gi`."""
+    if new == old:
         return True
-    if name in _QUANTITIES and (size := quantity(now)) is not None:
-        return size == quantity(before)
-    if isinstance(now, dict) and isinstance(before, dict):
-        return now.keys() == before.keys() and all(_same(now[key], before[key], key) for key in now)
-    if isinstance(now, list) and isinstance(before, list):
-        return len(now) == len(before) and all(_same(one, other) for one, other in zip(now, before, strict=True))
+
+    if name in _QUANTITIES and (size := quantity(new)) is not None:
+        return size == quantity(old)
+    if isinstance(new, dict) and isinstance(old, dict):
+        return new.keys() == old.keys() and all(_same(new[key], old[key], key) for key in new)
+    if isinstance(new, list) and isinstance(old, list):
+        return len(new) == len(old) and all(map(_same, new, old))
     return False

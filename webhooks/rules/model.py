@@ -1,7 +1,7 @@
-"""What a rule is, and how it reads an object of whatever shape.
+"""Read objects of any shape for rules.
 
-Anything may arrive in a review, so rules read through `Field`, which answers with nothing where there is nothing of the
-wanted type: whatever is of the wrong type is reported by the schema.
+Anything may arrive in a review, so rules read objects through `Field`, which returns an empty value
+if there is no value of the expected type. The schema reports values of the wrong type.
 """
 
 from __future__ import annotations
@@ -13,40 +13,45 @@ from typing import Any
 from caphv.api.object import Obj
 from caphv.validation.finding import Fault, FieldPath, Finding
 
-CLUSTER, CLUSTER_TEMPLATE = "HarvesterCluster", "HarvesterClusterTemplate"
-MACHINE, MACHINE_TEMPLATE = "HarvesterMachine", "HarvesterMachineTemplate"
-CLUSTERS, MACHINES = (CLUSTER, CLUSTER_TEMPLATE), (MACHINE, MACHINE_TEMPLATE)
+CLUSTER = "HarvesterCluster"
+CLUSTER_TEMPLATE = "HarvesterClusterTemplate"
+MACHINE = "HarvesterMachine"
+MACHINE_TEMPLATE = "HarvesterMachineTemplate"
+CLUSTERS = (CLUSTER, CLUSTER_TEMPLATE)
+MACHINES = (MACHINE, MACHINE_TEMPLATE)
 KINDS = (CLUSTER, CLUSTER_TEMPLATE, MACHINE, MACHINE_TEMPLATE)
 
 
 class Field:
-    """A value and its path; `value` is None where the object has nothing there.
+    """A value and its path; `value` is None if the object has no value there.
 
-    Dozens of rules read the same fields of an object, so a field keeps those below it. The object must not change.
+    Dozens of rules read the same fields of an object, so a field keeps the fields below it. The
+    object must not change.
     """
 
     __slots__ = ("_below", "_items", "path", "value")
 
     def __init__(self, value: Any, path: FieldPath) -> None:
-        self.value, self.path = value, path
+        self.value = value
+        self.path = path
         self._below: dict[str, Field] | None = None
         self._items: Sequence[Field] | None = None
 
     def at(self, *keys: str) -> Field:
-        """Field below this one."""
-        found = self
+        """Return the field at a path below this one, whether or not it has a value."""
+        field = self
         for key in keys:
-            if found._below is None:
-                found._below = {}
-            below = found._below.get(key)
+            if field._below is None:
+                field._below = {}
+            below = field._below.get(key)
             if below is None:
-                value = found.value.get(key) if isinstance(found.value, dict) else None
-                below = found._below[key] = Field(value, (*found.path, key))
-            found = below
-        return found
+                value = field.value.get(key) if isinstance(field.value, dict) else None
+                below = field._below[key] = Field(value, (*field.path, key))
+            field = below
+        return field
 
     def each(self) -> Sequence[Field]:
-        """Items of a list, none for anything else."""
+        """Return the items of a list, none for anything else."""
         if self._items is None:
             items = self.value if isinstance(self.value, list) else ()
             self._items = [Field(value, (*self.path, index)) for index, value in enumerate(items)]
@@ -59,10 +64,13 @@ class Field:
 
     @property
     def number(self) -> int | None:
-        """The integer, None for none; JSON writes large ones as fractions."""
+        """The integer, None for none. JSON may have large integers as fractions."""
         if isinstance(self.value, float) and self.value.is_integer():
             return int(self.value)
-        return self.value if isinstance(self.value, int) and not isinstance(self.value, bool) else None
+        # In Python, True is an integer, too.
+        if isinstance(self.value, int) and not isinstance(self.value, bool):
+            return self.value
+        return None
 
     @property
     def mapping(self) -> Obj:
@@ -71,31 +79,32 @@ class Field:
 
     @property
     def present(self) -> bool:
-        """Whether there is something; the Go provider takes empty strings, lists and objects for nothing."""
+        """Whether the field is set. Empty values count as unset, as with the Go provider."""
         return self.value not in (None, "", [], {})
 
     def problem(self, fault: Fault, detail: str) -> Finding:
-        """Something wrong with this field."""
-        return Finding(self.path, fault, detail, value=self.value if fault is not Fault.REQUIRED else None)
+        """Return a finding about this field, which shows its value unless it is missing."""
+        value = None if fault is Fault.REQUIRED else self.value
+        return Finding(self.path, fault, detail, value=value)
 
     def invalid(self, detail: str) -> Finding:
-        """A value that cannot be used."""
+        """Return a finding about a value that cannot be used."""
         return self.problem(Fault.INVALID, detail)
 
     def required(self, detail: str) -> Finding:
-        """A value that has to be there."""
+        """Return a finding about a value that is missing."""
         return self.problem(Fault.REQUIRED, detail)
 
     def forbidden(self, detail: str) -> Finding:
-        """A field that must not be set as things are."""
+        """Return a finding about a field that must not be set, whatever its value."""
         return self.problem(Fault.FORBIDDEN, detail)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An object as rules see it: `spec` is that of the cluster or machine, also where it stands in a template.
+    """An object as rules see it. `spec` is the spec of the cluster or machine, also in a template.
 
-    `old` is the object before the change, None for one that is new.
+    `old` is the object before the change, None for a new object.
     """
 
     kind: str
@@ -106,16 +115,17 @@ class Subject:
 
     @classmethod
     def of(cls, kind: str, obj: Obj, *, old: Obj | None = None, dry_run: bool = False) -> Subject:
-        """Subject for an object of a kind."""
+        """Return the subject for an object of a kind."""
         whole = Field(obj, ())
-        spec = (
-            whole.at("spec", "template", "spec") if kind in (CLUSTER_TEMPLATE, MACHINE_TEMPLATE) else whole.at("spec")
-        )
-        return cls(kind, whole, spec, cls.of(kind, old) if old is not None else None, dry_run)
+        spec = whole.at("spec")
+        if kind in (CLUSTER_TEMPLATE, MACHINE_TEMPLATE):
+            spec = whole.at("spec", "template", "spec")
+        old_subject = cls.of(kind, old) if old is not None else None
+        return cls(kind, whole, spec, old_subject, dry_run)
 
     @property
     def is_template(self) -> bool:
-        """Whether it is a template."""
+        """Whether the object is a template."""
         return self.kind in (CLUSTER_TEMPLATE, MACHINE_TEMPLATE)
 
     @property

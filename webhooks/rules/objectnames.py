@@ -1,4 +1,4 @@
-"""Rules about names: of the machine itself, which its VM gets, and of what the objects refer to."""
+"""Rules about names of machines, which their VMs get, and of objects that a spec references."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from caphv.validation.finding import Fault, Finding
 from caphv.validation.rule import Rules
-from webhooks.rules.model import CLUSTER_TEMPLATE, CLUSTERS, KINDS, MACHINE, MACHINE_TEMPLATE, MACHINES, Field, Subject
+from webhooks.rules.model import (
+    CLUSTER_TEMPLATE,
+    CLUSTERS,
+    KINDS,
+    MACHINE,
+    MACHINE_TEMPLATE,
+    MACHINES,
+    Field,
+    Subject,
+)
 from webhooks.rules.values import (
     LABEL_LENGTH,
     is_label,
@@ -20,25 +29,32 @@ RULES = Rules()
 
 _REFERENCE = "must be namespace/name, or a bare name in the target namespace"
 _MOST_LABELS = 64
-# What an API server appends to metadata.generateName, and what it stands for in a check.
+# Example of the suffix that an API server appends to metadata.generateName.
 _GENERATED = "xxxxx"
 
 
 @RULES.rule(
     "machine-name",
     (MACHINE,),
-    "The name of a machine must be at most 63 lower-case letters, digits and `-`: the VM and its guest have that name.",
+    "The name of a machine must be at most 63 lower-case letters, digits and `-`: the VM and its "
+    "guest have that name.",
     "metadata.name",
     example="metadata: {name: demo.worker.1}",
 )
 def _machine_name(subject: Subject) -> Iterator[Finding]:
-    name, prefix = subject.obj.at("metadata", "name"), subject.obj.at("metadata", "generateName")
-    reported = name if name.text else prefix
-    full = name.text or (prefix.text[: LABEL_LENGTH - len(_GENERATED)] + _GENERATED if prefix.text else "")
-    if len(full) > LABEL_LENGTH:
-        yield reported.problem(Fault.TOO_LONG, f"the VM's host name is made of it: at most {LABEL_LENGTH} characters")
-    elif full and not is_label(full):
-        yield reported.invalid("the VM's host name is made of it: use lower case letters, digits and '-' only")
+    metadata = subject.obj.at("metadata")
+    reported = metadata.at("name") if metadata.at("name").text else metadata.at("generateName")
+    full_name = metadata.at("name").text
+    if not full_name and reported.text:
+        full_name = reported.text[: LABEL_LENGTH - len(_GENERATED)] + _GENERATED
+
+    if len(full_name) > LABEL_LENGTH:
+        detail = f"the VM's host name is made of it: at most {LABEL_LENGTH} characters"
+        yield reported.problem(Fault.TOO_LONG, detail)
+    elif full_name and not is_label(full_name):
+        yield reported.invalid(
+            "the VM's host name is made of it: use lower case letters, digits and '-' only"
+        )
 
 
 @RULES.rule(
@@ -50,7 +66,7 @@ def _machine_name(subject: Subject) -> Iterator[Finding]:
 )
 def _network_reference(subject: Subject) -> Iterator[Finding]:
     for network in subject.spec.at("networks").each():
-        yield from _no_reference(network)
+        yield from _check_reference(network)
 
 
 @RULES.rule(
@@ -63,13 +79,14 @@ def _network_reference(subject: Subject) -> Iterator[Finding]:
 def _ssh_key_pair_reference(subject: Subject) -> Iterator[Finding]:
     pair = subject.spec.at("sshKeyPair")
     if pair.text:
-        yield from _no_reference(pair)
+        yield from _check_reference(pair)
 
 
 @RULES.rule(
     "image-reference",
     MACHINES,
-    "An image must be `namespace/name`, or a bare name in the target namespace. The name may be its display name.",
+    "An image must be `namespace/name`, or a bare name in the target namespace. The name may be "
+    "its display name.",
     "volumes[].imageName",
     example="volumes: [{volumeType: image, imageName: /opensuse, volumeSize: 40Gi}]",
 )
@@ -77,9 +94,10 @@ def _image_reference(subject: Subject) -> Iterator[Finding]:
     for volume in subject.spec.at("volumes").each():
         image = volume.at("imageName")
         namespace, slash, name = image.text.rpartition("/")
-        # A display name may hold nearly everything.
-        named = name.strip() == name and name.isprintable() and name != ""
-        if image.text and not (named and (not slash or is_label(namespace))):
+        # A display name may have nearly every character.
+        is_name = name.strip() == name and name.isprintable() and name != ""
+        is_qualified = not slash or is_label(namespace)
+        if image.text and not (is_name and is_qualified):
             yield image.invalid(_REFERENCE)
 
 
@@ -88,13 +106,18 @@ def _image_reference(subject: Subject) -> Iterator[Finding]:
     MACHINES,
     "A StorageClass must be named without a namespace.",
     "volumes[].storageClass",
-    example=("volumes: [{volumeType: storageClass, storageClass: default/harvester-longhorn, volumeSize: 40Gi}]"),
+    example=(
+        "volumes: [{volumeType: storageClass, storageClass: default/harvester-longhorn, "
+        "volumeSize: 40Gi}]"
+    ),
 )
 def _storage_class_name(subject: Subject) -> Iterator[Finding]:
     for volume in subject.spec.at("volumes").each():
         storage_class = volume.at("storageClass")
         if storage_class.text and not is_subdomain(storage_class.text):
-            yield storage_class.invalid("must be the name of a StorageClass, for example harvester-longhorn")
+            yield storage_class.invalid(
+                "must be the name of a StorageClass, for example harvester-longhorn"
+            )
 
 
 @RULES.rule(
@@ -103,14 +126,22 @@ def _storage_class_name(subject: Subject) -> Iterator[Finding]:
     "A reference to a pool must be a name. A namespace before it has no effect.",
     "vmNetworkConfig.ipPoolRef",
     "vmNetworkConfig.ipPoolRefs[]",
-    example="vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, ipPoolRef: 172.17.1.0/24/a}",
+    example=(
+        "vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, ipPoolRef: "
+        "172.17.1.0/24/a}"
+    ),
 )
 def _pool_reference(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
-    optional = [config.at("ipPoolRef")] if config.at("ipPoolRef").present else []
-    for reference in [*optional, *config.at("ipPoolRefs").each()]:
+    references = list(config.at("ipPoolRefs").each())
+    if config.at("ipPoolRef").present:
+        references.insert(0, config.at("ipPoolRef"))
+
+    for reference in references:
         if isinstance(reference.value, str) and not is_reference(reference.text):
-            yield reference.invalid("must be the name of an IPPool on Harvester, for example vm-pool")
+            yield reference.invalid(
+                "must be the name of an IPPool on Harvester, for example vm-pool"
+            )
 
 
 @RULES.rule(
@@ -126,7 +157,7 @@ def _pool_reference(subject: Subject) -> Iterator[Finding]:
 )
 def _pool_network_reference(subject: Subject) -> Iterator[Finding]:
     for config in ("loadBalancerConfig", "vmNetworkConfig"):
-        yield from _no_reference(subject.spec.at(config, "ipPool", "vmNetwork"))
+        yield from _check_reference(subject.spec.at(config, "ipPool", "vmNetwork"))
 
 
 @RULES.rule(
@@ -142,11 +173,15 @@ def _template_labels(subject: Subject) -> Iterator[Finding]:
         yield Finding(labels.path, Fault.TOO_MANY, f"must have at most {_MOST_LABELS} labels")
     for key, value in labels.mapping.items():
         if not is_label_key(key):
-            yield labels.at(key).invalid("must have a name with an optional domain as its key: example.com/tier")
+            yield labels.at(key).invalid(
+                "must have a name with an optional domain as its key: example.com/tier"
+            )
         elif isinstance(value, str) and not is_label_value(value):
-            yield labels.at(key).invalid("must be at most 63 letters, digits, '-', '_' or '.', or empty")
+            yield labels.at(key).invalid(
+                "must be at most 63 letters, digits, '-', '_' or '.', or empty"
+            )
 
 
-def _no_reference(field: Field) -> Iterator[Finding]:
+def _check_reference(field: Field) -> Iterator[Finding]:
     if isinstance(field.value, str) and not is_reference(field.text):
         yield field.invalid(f"{_REFERENCE}, for example default/production")

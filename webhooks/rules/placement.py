@@ -1,4 +1,4 @@
-"""Rules about the affinities of a machine, which KubeVirt would refuse with the VM."""
+"""Rules about the affinities of a machine. KubeVirt would refuse invalid ones with the VM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ RULES = Rules()
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 _SELECTOR_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
+# Selectors of Pods do not compare numbers.
 _NODE_OPERATORS = (*_SELECTOR_OPERATORS, "Gt", "Lt")
+# A failure domain is the value of one of these labels.
 _TOPOLOGY = (names.ZONE_LABEL, "kubernetes.io/hostname")
 _INTEGER = re.compile(r"-?[0-9]+")
 
@@ -29,7 +31,8 @@ _INTEGER = re.compile(r"-?[0-9]+")
     "workloadAffinity",
     example=(
         "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
-        "[{matchExpressions: [{key: kubernetes.io/hostname, operator: Equals, values: [host-1]}]}]}}"
+        "[{matchExpressions: [{key: kubernetes.io/hostname, operator: Equals, values: "
+        "[host-1]}]}]}}"
     ),
 )
 def _affinity_operator(subject: Subject) -> Iterator[Finding]:
@@ -42,7 +45,8 @@ def _affinity_operator(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "affinity-values",
     MACHINES,
-    "`In` and `NotIn` must have values, `Exists` and `DoesNotExist` none, `Gt` and `Lt` one integer.",
+    "`In` and `NotIn` must have values, `Exists` and `DoesNotExist` none, `Gt` and `Lt` one "
+    "integer.",
     "nodeAffinity",
     "workloadAffinity",
     example=(
@@ -54,6 +58,8 @@ def _affinity_values(subject: Subject) -> Iterator[Finding]:
     for demand, _ in _demands(subject):
         operator, values = demand.at("operator").text, demand.at("values")
         texts = [value.text for value in values.each()]
+
+        # ValidateNodeSelectorRequirement of Kubernetes has the same checks.
         if operator in ("In", "NotIn") and not texts:
             yield values.required(f"operator {operator} compares with values: name at least one")
         if operator in ("Exists", "DoesNotExist") and texts:
@@ -75,17 +81,21 @@ def _affinity_values(subject: Subject) -> Iterator[Finding]:
 )
 def _affinity_labels(subject: Subject) -> Iterator[Finding]:
     for demand, _ in _demands(subject):
-        if isinstance(demand.at("key").value, str) and not is_label_key(demand.at("key").text):
-            yield demand.at("key").invalid("must be the key of a label, for example topology.kubernetes.io/zone")
+        key = demand.at("key")
+        if isinstance(key.value, str) and not is_label_key(key.text):
+            yield key.invalid("must be the key of a label, for example topology.kubernetes.io/zone")
         for value in demand.at("values").each():
             if isinstance(value.value, str) and not is_label_value(value.text):
-                yield value.invalid("must be the value of a label: at most 63 letters, digits, '-', '_' or '.'")
-    for term in _pod_terms(subject):
-        for selector in (term.at("labelSelector"), term.at("namespaceSelector")):
-            for key, value in selector.at("matchLabels").mapping.items():
-                field = selector.at("matchLabels", key)
-                if not is_label_key(key) or (isinstance(value, str) and not is_label_value(value)):
-                    yield field.invalid("must be key and value of a label")
+                yield value.invalid(
+                    "must be the value of a label: at most 63 letters, digits, '-', '_' or '.'"
+                )
+
+    for selector in _pod_selectors(subject):
+        labels = selector.at("matchLabels")
+        for name, text in labels.mapping.items():
+            is_valid_value = not isinstance(text, str) or is_label_value(text)
+            if not is_label_key(name) or not is_valid_value:
+                yield labels.at(name).invalid("must be key and value of a label")
 
 
 @RULES.rule(
@@ -103,6 +113,7 @@ def _affinity_weight(subject: Subject) -> Iterator[Finding]:
     for field in ("nodeAffinity", "workloadAffinity"):
         for wish in subject.spec.at(field, _PREFERRED).each():
             weight = wish.at("weight")
+            # ValidatePreferredSchedulingTerms of Kubernetes has the same check.
             if weight.number is not None and not 1 <= weight.number <= 100:
                 yield weight.invalid("must be from 1 to 100")
 
@@ -112,7 +123,9 @@ def _affinity_weight(subject: Subject) -> Iterator[Finding]:
     MACHINES,
     "A required node affinity must have terms.",
     f"nodeAffinity.{_REQUIRED}.nodeSelectorTerms",
-    example="nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: []}}",
+    example=(
+        "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: []}}"
+    ),
 )
 def _node_affinity_terms(subject: Subject) -> Iterator[Finding]:
     terms = subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms")
@@ -125,39 +138,64 @@ def _node_affinity_terms(subject: Subject) -> Iterator[Finding]:
     MACHINES,
     "A node selector term must not be empty: it would match no host.",
     f"nodeAffinity.{_REQUIRED}.nodeSelectorTerms[]",
-    example="nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{}]}}",
+    example=(
+        "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{}]}}"
+    ),
     advice=True,
 )
 def _node_affinity_empty_term(subject: Subject) -> Iterator[Finding]:
     for term in subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms").each():
-        if isinstance(term.value, dict) and not any(
-            term.at(key).present for key in ("matchExpressions", "matchFields")
-        ):
+        has_demands = term.at("matchExpressions").present or term.at("matchFields").present
+        if isinstance(term.value, dict) and not has_demands:
             yield term.invalid("matches no host: give it demands, or remove it")
 
 
 @RULES.rule(
     "node-affinity-dropped",
     MACHINES,
-    "A required node affinity must not demand what Harvester removes from VMs: keys that begin with "
-    "`network.harvesterhci.io`, key `cpumanager`, and terms without `matchExpressions`.",
+    "A required node affinity must not demand what Harvester removes from VMs: keys that begin "
+    "with `network.harvesterhci.io`, and terms without `matchExpressions`.",
     f"nodeAffinity.{_REQUIRED}.nodeSelectorTerms[]",
     example=(
-        "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchFields: "
-        "[{key: metadata.name, operator: In, values: [host-1]}]}]}}"
+        "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
+        "[{matchFields: [{key: metadata.name, operator: In, values: [host-1]}]}]}}"
     ),
 )
-def _node_affinity_dropped(subject: Subject) -> Iterator[Finding]:
+def _ineffective_node_affinity(subject: Subject) -> Iterator[Finding]:
     for term in subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms").each():
         if term.at("matchFields").each() and not term.at("matchExpressions").each():
             yield term.at("matchExpressions").required(
-                "Harvester removes a term without it from the VM: demand a label of hosts, for example "
-                "kubernetes.io/hostname"
+                "Harvester removes a term without it from the VM: demand a label of hosts, for "
+                "example kubernetes.io/hostname"
             )
+
         for demand in term.at("matchExpressions").each():
-            key = demand.at("key").text
-            if key == names.CPU_MANAGER_LABEL or key.startswith(names.NETWORK_LABELS_PREFIX):
-                yield demand.at("key").forbidden("Harvester sets demands on this label itself and removes yours")
+            if demand.at("key").text.startswith(names.NETWORK_LABELS_PREFIX):
+                yield demand.at("key").forbidden(
+                    "Harvester sets demands on this label itself and removes yours"
+                )
+
+
+@RULES.rule(
+    "node-affinity-cpumanager",
+    MACHINES,
+    "A required node affinity must not demand label `cpumanager` of Harvester before 1.9, which "
+    "removes that from VMs.",
+    f"nodeAffinity.{_REQUIRED}.nodeSelectorTerms[]",
+    example=(
+        "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
+        "[{matchExpressions: [{key: cpumanager, operator: Exists}]}]}}"
+    ),
+    advice=True,
+)
+def _node_affinity_cpu_manager(subject: Subject) -> Iterator[Finding]:
+    # This is only advice, because the release of Harvester is not known here.
+    for term in subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms").each():
+        for demand in term.at("matchExpressions").each():
+            if demand.at("key").text == names.CPU_MANAGER_LABEL:
+                yield demand.at("key").invalid(
+                    "Harvester before 1.9 removes this demand: use a label of your own"
+                )
 
 
 @RULES.rule(
@@ -166,19 +204,21 @@ def _node_affinity_dropped(subject: Subject) -> Iterator[Finding]:
     "A node selector must use no field other than `metadata.name`, with one value.",
     "nodeAffinity",
     example=(
-        "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchFields: "
-        "[{key: metadata.namespace, operator: In, values: [default]}]}]}}"
+        "nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: "
+        "[{matchFields: [{key: metadata.namespace, operator: In, values: [default]}]}]}}"
     ),
 )
 def _node_affinity_fields(subject: Subject) -> Iterator[Finding]:
     for term in _node_terms(subject):
         for demand in term.at("matchFields").each():
-            if isinstance(demand.at("key").value, str) and demand.at("key").text != "metadata.name":
-                yield demand.at("key").problem(Fault.UNSUPPORTED, "must be metadata.name")
-            if demand.at("operator").text not in ("", "In", "NotIn"):
-                yield demand.at("operator").problem(Fault.UNSUPPORTED, "must be In or NotIn")
-            elif demand.at("operator").text and len(demand.at("values").each()) != 1:
-                yield demand.at("values").invalid("must be exactly one name of a host")
+            key, operator, values = demand.at("key"), demand.at("operator"), demand.at("values")
+            # `nodeFieldSelectorValidators` in validation.go of Kubernetes has only this entry.
+            if isinstance(key.value, str) and key.text != "metadata.name":
+                yield key.problem(Fault.UNSUPPORTED, "must be metadata.name")
+            if operator.text not in ("", "In", "NotIn"):
+                yield operator.problem(Fault.UNSUPPORTED, "must be In or NotIn")
+            elif operator.text and len(values.each()) != 1:
+                yield values.invalid("must be exactly one name of a host")
 
 
 @RULES.rule(
@@ -186,13 +226,17 @@ def _node_affinity_fields(subject: Subject) -> Iterator[Finding]:
     MACHINES,
     "`topologyKey` must be the key of a label of hosts.",
     "workloadAffinity",
-    example='workloadAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: ""}]}',
+    example=(
+        'workloadAffinity: {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: ""}]}'
+    ),
 )
 def _workload_affinity_topology(subject: Subject) -> Iterator[Finding]:
     for term in _pod_terms(subject):
         key = term.at("topologyKey")
         if isinstance(key.value, str) and not is_label_key(key.text):
-            yield key.invalid("must be the key of a label of hosts, for example kubernetes.io/hostname")
+            yield key.invalid(
+                "must be the key of a label of hosts, for example kubernetes.io/hostname"
+            )
         for namespace in term.at("namespaces").each():
             if isinstance(namespace.value, str) and not is_label(namespace.text):
                 yield namespace.invalid("must be the name of a namespace")
@@ -219,39 +263,43 @@ def _failure_domain(subject: Subject) -> Iterator[Finding]:
     "nodeAffinity",
     example=(
         "{failureDomain: zone-a, nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: "
-        "{nodeSelectorTerms: [{matchExpressions: [{key: topology.kubernetes.io/zone, operator: In, values: "
-        "[zone-b]}]}]}}}"
+        "{nodeSelectorTerms: [{matchExpressions: [{key: topology.kubernetes.io/zone, operator: "
+        "In, values: [zone-b]}]}]}}}"
     ),
     advice=True,
 )
 def _failure_domain_affinity(subject: Subject) -> Iterator[Finding]:
-    # Only advice: whether a failure domain is a zone or a host is known on Harvester.
+    # It is advice, because only Harvester knows whether a failure domain is a zone or a host.
     domain = subject.spec.at("failureDomain")
     terms = subject.spec.at("nodeAffinity", _REQUIRED, "nodeSelectorTerms").each()
-    if domain.text and terms and all(_elsewhere(term, domain.text) for term in terms):
-        yield domain.invalid("no term of nodeAffinity allows it, so the VM would find no host: correct one of the two")
+    if domain.text and terms and all(_excludes(term, domain.text) for term in terms):
+        yield domain.invalid(
+            "no term of nodeAffinity allows it, so the VM would find no host: correct one of "
+            "the two"
+        )
 
 
-def _elsewhere(term: Field, domain: str) -> bool:
-    """Whether a term demands another zone, or another host, than one of this name."""
+def _excludes(term: Field, domain: str) -> bool:
+    """Return whether a term of a node affinity excludes the zone or host with this name."""
     for demand in term.at("matchExpressions").each():
-        values = [value.text for value in demand.at("values").each()]
-        if demand.at("key").text in _TOPOLOGY and demand.at("operator").text == "In" and domain not in values:
-            return True
-        if demand.at("key").text in _TOPOLOGY and demand.at("operator").text == "NotIn" and domain in values:
+        if demand.at("key").text not in _TOPOLOGY:
+            continue
+
+        operator = demand.at("operator").text
+        is_listed = domain in [value.text for value in demand.at("values").each()]
+        if (operator == "In" and not is_listed) or (operator == "NotIn" and is_listed):
             return True
     return False
 
 
 def _demands(subject: Subject) -> Iterator[tuple[Field, tuple[str, ...]]]:
-    """Every demand on labels, with the operators it may have."""
+    """Yield every demand on labels, with the operators that it may have."""
     for term in _node_terms(subject):
         for demand in term.at("matchExpressions").each():
             yield demand, _NODE_OPERATORS
-    for term in _pod_terms(subject):
-        for selector in (term.at("labelSelector"), term.at("namespaceSelector")):
-            for demand in selector.at("matchExpressions").each():
-                yield demand, _SELECTOR_OPERATORS
+    for selector in _pod_selectors(subject):
+        for demand in selector.at("matchExpressions").each():
+            yield demand, _SELECTOR_OPERATORS
 
 
 def _node_terms(subject: Subject) -> Iterator[Field]:
@@ -266,3 +314,9 @@ def _pod_terms(subject: Subject) -> Iterator[Field]:
     yield from affinity.at(_REQUIRED).each()
     for wish in affinity.at(_PREFERRED).each():
         yield wish.at("podAffinityTerm")
+
+
+def _pod_selectors(subject: Subject) -> Iterator[Field]:
+    for term in _pod_terms(subject):
+        yield term.at("labelSelector")
+        yield term.at("namespaceSelector")

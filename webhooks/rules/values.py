@@ -1,4 +1,4 @@
-"""Values that rules have to understand: quantities, IPv4 addresses and networks, names, references."""
+"""Parse values that rules must understand: IPv4 addresses, networks, names, references."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ KI, MI, GI, TI = (1024**power for power in (1, 2, 3, 4))
 LABEL_LENGTH = 63
 NO_QUANTITY = "must be a number with or without a suffix such as Ki, Mi or Gi, for example 4Gi"
 
+# Patterns as in pkg/util/validation of apimachinery.
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 _SUBDOMAIN_LENGTH = 253
-# Of IPv6 with an IPv4 address at its end.
+# Length of an IPv6 address with an IPv4 address at its end.
 _LONGEST_ADDRESS = 45
 _REMEMBERED = 256
 
@@ -31,7 +32,8 @@ def address(field: Field) -> IPv4 | None:
     return _ipv4(field.text) if 0 < len(field.text) <= _LONGEST_ADDRESS else None
 
 
-# Several rules read each address, and the machines of a cluster have most of them in common.
+# Results are cached, because several rules read each address, and the machines of a cluster share
+# most addresses.
 @lru_cache(maxsize=_REMEMBERED)
 def _ipv4(text: str) -> IPv4 | None:
     try:
@@ -41,7 +43,7 @@ def _ipv4(text: str) -> IPv4 | None:
 
 
 def is_ip(text: str) -> bool:
-    """Whether a text is an IPv4 or IPv6 address."""
+    """Return whether a text is an IPv4 or IPv6 address."""
     return len(text) <= _LONGEST_ADDRESS and _is_ip(text)
 
 
@@ -51,11 +53,16 @@ def _is_ip(text: str) -> bool:
         ipaddress.ip_address(text)
     except ValueError:
         return False
+    # A zone, as in fe80::1%eth0, has a meaning only on one machine.
     return "%" not in text
 
 
 def subnet(field: Field) -> IPv4Network | None:
-    """Return the IPv4 subnet in a field (`172.17.1.0/24`, also with bits of a host), None when it has none."""
+    """Return the IPv4 subnet in a field, None when it has none.
+
+    `172.17.1.5/24` is a subnet, too, because its host bits are dropped.
+    """
+    # Require a number, because `ipaddress` would also accept a mask instead of the length.
     if not field.text.rpartition("/")[2].isdecimal() or "/" not in field.text:
         return None
     try:
@@ -65,9 +72,11 @@ def subnet(field: Field) -> IPv4Network | None:
 
 
 def network(host: IPv4, mask: Field) -> IPv4Network | None:
-    """Return the network of a host by a dotted mask in a field, None without a mask that can be one."""
+    """Return the network of a host by the dotted mask in a field, None for an invalid mask."""
     dotted = address(mask)
-    prefix = None if dotted is None else prefix_of(dotted)
+    if dotted is None:
+        return None
+    prefix = prefix_of(dotted)
     return None if prefix is None else network_of(host, prefix)
 
 
@@ -78,13 +87,15 @@ def network_of(host: IPv4, prefix: int) -> IPv4Network:
 
 
 def prefix_of(mask: IPv4) -> int | None:
-    """Return the length of the prefix that a dotted mask stands for, None for one with gaps."""
+    """Return the prefix length of a dotted mask, None for a mask with gaps."""
     inverse = int(mask) ^ 0xFFFFFFFF
-    return None if inverse & (inverse + 1) else 32 - inverse.bit_length()
+    # Without gaps, the inverse has ones only at its end, and adding 1 carries through all of them.
+    has_gaps = inverse & (inverse + 1)
+    return None if has_gaps else 32 - inverse.bit_length()
 
 
 def is_end(host: IPv4, within: IPv4Network) -> bool:
-    """Whether a host has the network or broadcast address of a network that has these."""
+    """Return whether a host has the network or broadcast address of a network."""
     return within.prefixlen < 31 and host in (within.network_address, within.broadcast_address)
 
 
@@ -96,10 +107,12 @@ class Range(NamedTuple):
 
 
 def pool_range(pool: Field) -> Range | None:
-    """Return what an `ipPool` gives out, None when its fields do not say that."""
+    """Return the addresses that an `ipPool` allocates, None if its fields are invalid."""
     whole = subnet(pool.at("subnet"))
     if whole is None:
         return None
+
+    # Smaller networks have neither network nor broadcast address (RFC 3021).
     margin = 1 if whole.prefixlen < 31 else 0
     start, end = pool.at("rangeStart"), pool.at("rangeEnd")
     first = address(start) if start.present else whole.network_address + margin
@@ -108,27 +121,27 @@ def pool_range(pool: Field) -> Range | None:
 
 
 def is_label(text: str) -> bool:
-    """Whether a text can be a host name or a namespace (RFC 1123 label)."""
+    """Return whether a text can be a host name or a namespace (RFC 1123 label)."""
     return len(text) <= LABEL_LENGTH and _LABEL.fullmatch(text) is not None
 
 
 def is_subdomain(text: str) -> bool:
-    """Whether a text can be the name of most objects (RFC 1123 subdomain)."""
+    """Return whether a text can be the name of most objects (RFC 1123 subdomain)."""
     return len(text) <= _SUBDOMAIN_LENGTH and _SUBDOMAIN.fullmatch(text) is not None
 
 
 def is_label_value(text: str) -> bool:
-    """Whether a text can be the value of a label."""
+    """Return whether a text can be the value of a label."""
     return _LABEL_VALUE.fullmatch(text) is not None
 
 
 def is_label_key(text: str) -> bool:
-    """Whether a text can be the key of a label, with or without a prefix."""
+    """Return whether a text can be the key of a label, with or without a prefix."""
     prefix, slash, name = text.rpartition("/")
     return _LABEL_NAME.fullmatch(name) is not None and (not slash or is_subdomain(prefix))
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text is `namespace/name` or a bare name of an object."""
+    """Return whether a text is `namespace/name` or a bare name of an object."""
     namespace, slash, name = text.rpartition("/")
     return is_subdomain(name) and (not slash or is_label(namespace))

@@ -12,8 +12,11 @@ from webhooks.rules.values import MI, NO_QUANTITY, TI
 
 RULES = Rules()
 
-IMAGE, STORAGE_CLASS = "image", "storageClass"
-_MIN, _MAX = 10 * MI, 100 * TI
+IMAGE = "image"
+STORAGE_CLASS = "storageClass"
+_MIN = 10 * MI
+_MAX = 100 * TI
+# 20G in decimal units are a little less than 20Gi, and enough.
 _BOOT_DISK = 20 * 1000**3
 
 
@@ -45,7 +48,9 @@ def _volume_image(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
         name = volume.at("imageName")
         if volume.at("volumeType").value == IMAGE and not name.present:
-            yield name.required("a disk of type image needs one, for example default/opensuse-leap-micro")
+            yield name.required(
+                "a disk of type image needs one, for example default/opensuse-leap-micro"
+            )
 
 
 @RULES.rule(
@@ -61,7 +66,9 @@ def _volume_storage_class(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
         name = volume.at("storageClass")
         if volume.at("volumeType").value == STORAGE_CLASS and not name.present:
-            yield name.required("a disk of type storageClass needs one, for example harvester-longhorn")
+            yield name.required(
+                "a disk of type storageClass needs one, for example harvester-longhorn"
+            )
 
 
 @RULES.rule(
@@ -71,17 +78,22 @@ def _volume_storage_class(subject: Subject) -> Iterator[Finding]:
     "volumes[].imageName",
     "volumes[].storageClass",
     example=(
-        "volumes: [{volumeType: storageClass, storageClass: harvester-longhorn, imageName: default/opensuse, "
-        "volumeSize: 40Gi}]"
+        "volumes: [{volumeType: storageClass, storageClass: harvester-longhorn, imageName: "
+        "default/opensuse, volumeSize: 40Gi}]"
     ),
 )
 def _volume_source(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
-        kind, image, storage_class = (volume.at(key) for key in ("volumeType", "imageName", "storageClass"))
-        if kind.value == STORAGE_CLASS and image.present:
-            yield image.forbidden("a disk of type storageClass is empty: use type image, or remove the image")
-        if kind.value == IMAGE and storage_class.present:
-            yield storage_class.forbidden("a disk of type image gets the StorageClass of its image: remove it")
+        kind = volume.at("volumeType").value
+        image, storage_class = volume.at("imageName"), volume.at("storageClass")
+        if kind == STORAGE_CLASS and image.present:
+            yield image.forbidden(
+                "a disk of type storageClass is empty: use type image, or remove the image"
+            )
+        if kind == IMAGE and storage_class.present:
+            yield storage_class.forbidden(
+                "a disk of type image gets the StorageClass of its image: remove it"
+            )
 
 
 @RULES.rule(
@@ -97,12 +109,14 @@ def _volume_size(subject: Subject) -> Iterator[Finding]:
         if size.value in (None, ""):
             yield size.required("say how large the disk is, for example 40Gi")
             continue
+
         number = quantity(size.value)
         if number is None and size.text:
             yield size.invalid(NO_QUANTITY)
         elif number is not None and not _MIN <= number <= _MAX:
             yield size.invalid(
-                "must be from 10Mi to 100Ti; without a suffix it counts bytes, so write for example 40Gi"
+                "must be from 10Mi to 100Ti; without a suffix it counts bytes, so write for "
+                "example 40Gi"
             )
 
 
@@ -111,7 +125,10 @@ def _volume_size(subject: Subject) -> Iterator[Finding]:
     MACHINES,
     "`bootOrder` must be at least 1. The Go provider's ClusterClass writes 0 for none.",
     "volumes[].bootOrder",
-    example="volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, bootOrder: -1}]",
+    example=(
+        "volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, bootOrder: "
+        "-1}]"
+    ),
 )
 def _boot_order_positive(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
@@ -126,18 +143,22 @@ def _boot_order_positive(subject: Subject) -> Iterator[Finding]:
     "`bootOrder` must be unique among the disks of a machine.",
     "volumes[].bootOrder",
     example=(
-        "volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, bootOrder: 1}, "
-        "{volumeType: storageClass, storageClass: harvester-longhorn, volumeSize: 40Gi, bootOrder: 1}]"
+        "volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, bootOrder: "
+        "1}, {volumeType: storageClass, storageClass: harvester-longhorn, volumeSize: 40Gi, "
+        "bootOrder: 1}]"
     ),
 )
 def _boot_order_unique(subject: Subject) -> Iterator[Finding]:
     seen: set[int] = set()
     for volume in _volumes(subject):
         order = volume.at("bootOrder")
+        # The Go provider's ClusterClass writes 0 for none.
         if not order.number:
             continue
         if order.number in seen:
-            yield order.problem(Fault.DUPLICATE, "another disk has this rank: give each disk one of its own")
+            yield order.problem(
+                Fault.DUPLICATE, "another disk has this rank: give each disk one of its own"
+            )
         seen.add(order.number)
 
 
@@ -146,31 +167,41 @@ def _boot_order_unique(subject: Subject) -> Iterator[Finding]:
     MACHINES,
     "The disk that a VM boots from must have an image, and at least 20Gi.",
     "volumes[]",
-    example="volumes: [{volumeType: storageClass, storageClass: harvester-longhorn, volumeSize: 40Gi}]",
+    example=(
+        "volumes: [{volumeType: storageClass, storageClass: harvester-longhorn, volumeSize: 40Gi}]"
+    ),
     advice=True,
 )
 def _boot_disk(subject: Subject) -> Iterator[Finding]:
     volumes = _volumes(subject)
     if not volumes:
         return
-    first = min(volumes, key=lambda volume: (volume.at("bootOrder").number or len(volumes) + 2**31, volume.path[-1]))
+
+    # Disks without a rank come after all others, and disks with the same rank keep their order.
+    last_rank = len(volumes) + 2**31
+    first = min(volumes, key=lambda volume: volume.at("bootOrder").number or last_rank)
+
     if first.at("volumeType").value == STORAGE_CLASS:
-        yield Finding(
-            first.path, Fault.INVALID, "the VM boots from this disk first, and it is empty: rank an image first"
-        )
+        detail = "the VM boots from this disk first, and it is empty: rank an image first"
+        yield Finding(first.path, Fault.INVALID, detail)
         return
+
     size = quantity(first.at("volumeSize").value)
     if size is not None and _MIN <= size < _BOOT_DISK:
-        yield first.at("volumeSize").invalid("a node needs 20Gi or more for its system, container images and logs")
+        yield first.at("volumeSize").invalid(
+            "a node needs 20Gi or more for its system, container images and logs"
+        )
 
 
 @RULES.rule(
     "volume-not-migratable",
     MACHINES,
-    "All disks must be ReadWriteMany for a VM to migrate: with others, it stops when its host is drained.",
+    "All disks must be ReadWriteMany for a VM to migrate: with others, it stops when its host is "
+    "drained.",
     "volumes[].accessMode",
     example=(
-        "volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, accessMode: ReadWriteOnce}]"
+        "volumes: [{volumeType: image, imageName: default/opensuse, volumeSize: 40Gi, accessMode: "
+        "ReadWriteOnce}]"
     ),
     advice=True,
 )
@@ -178,7 +209,8 @@ def _volume_not_migratable(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
         if volume.at("accessMode").text == "ReadWriteOnce":
             yield volume.at("accessMode").invalid(
-                "the VM cannot migrate, and stops when its host is drained: use ReadWriteMany if the class has it"
+                "the VM cannot migrate, and stops when its host is drained: use ReadWriteMany if "
+                "the class has it"
             )
 
 

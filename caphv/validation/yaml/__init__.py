@@ -1,1 +1,1 @@
-"""YAML and JSON as people write them: read as kubectl reads them, with the line of everything and traps by name."""
+"""Read YAML and JSON as kubectl does, with the line of every value."""

@@ -1,4 +1,4 @@
-"""Finds files and reads them, bounded: what cannot be read is reported and never stops the rest."""
+"""Find files and read them within bounds. Report unreadable files, and continue with others."""
 
 import itertools
 import os
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from caphv.validation.finding import LocatedFinding
-from caphv.validation.yaml.documents import LINE_BREAK, MOST_VALUES, decoded, documents
+from caphv.validation.yaml.documents import Bounds, decode, documents
+from caphv.validation.yaml.syntax import LINE_BREAK
 from caphv.validation.yaml.tree import Document
 from caphv.validation.yaml.yaml_rules import TextFinding
 
@@ -22,14 +23,14 @@ _SECRET = re.compile(r"""["']?kind["']?\s*:\s*["']?Secret\b""")
 
 
 class Unreadable(Exception):
-    """A file or folder cannot be read; the message names it and says why."""
+    """A file or folder cannot be read. The message names it and the reason."""
 
 
 @dataclass(slots=True)
 class Source:
-    """One file with its documents; `problems` are of documents that cannot be read.
+    """One file with its documents, and the problems of documents that cannot be read.
 
-    `named` tells a file that was asked for from one that was found in a folder.
+    `named` is whether a path names the file itself, and not a folder in which it was found.
     """
 
     name: str
@@ -40,62 +41,73 @@ class Source:
     _secret: list[range] = field(default_factory=list)
 
     def excerpt(self, line: int) -> str:
-        """The text of a line, counted from 1; empty when its document holds a Secret, which is not to be shown."""
+        """Return the text of a line, counted from 1, or empty if its document holds a Secret."""
         if any(line in part for part in self._secret) or not 1 <= line <= len(self.lines):
             return ""
         return self.lines[line - 1]
 
 
 def files(paths: Iterable[str], *, skip_others: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield file names of files and, sorted, of all YAML and JSON files below folders; True for those named as such.
+    """Yield the files, and all YAML and JSON files below the folders, sorted.
 
-    Hidden files and folders are left out. With `skip_others`, files count as found in a folder, and not as named.
+    Yields with each file whether a path names the file itself. Skips hidden files and folders. With
+    `skip_others`, named files count as found in a folder.
 
     Raises:
         Unreadable: there is no such file or folder, or a folder holds none of these files.
     """
     for path in paths:
-        if path == STDIN or not os.path.isdir(path):
-            if path == STDIN or not skip_others:
-                yield path, True
-            elif _is_chosen(os.path.basename(path)) and not _is_hidden(path):
-                yield path, False
-            continue
-        found = [(name, False) for name in _below(path)]
-        if not found:
-            msg = f"{path}: no file ends in {', '.join(SUFFIXES)}"
-            raise Unreadable(msg)
-        yield from found
+        if path != STDIN and os.path.isdir(path):
+            names = _below(path)
+            if not names:
+                msg = f"{path}: no file ends in {', '.join(SUFFIXES)}"
+                raise Unreadable(msg)
+            for name in names:
+                yield name, False
+        elif path == STDIN or not skip_others:
+            yield path, True
+        elif _is_chosen(os.path.basename(path)) and not _is_hidden(path):
+            yield path, False
 
 
 def _below(folder: str) -> list[str]:
-    found = []
+    """Return the files below a folder. Raises `Unreadable`."""
 
     def refuse(error: OSError) -> None:
         raise Unreadable(f"{error.filename}: {error.strerror}") from error
 
-    root = _root_of(folder)
+    paths = []
     for directory, folders, names in os.walk(folder, onerror=refuse):
+        # os.walk descends only into folders that remain in this list.
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [os.path.join(directory, name) for name in sorted(filter(_is_chosen, names))]
-    for name in found:
-        # The author of a commit must not have others read a file that only they may, or one without an end.
-        target = Path(os.path.realpath(name))
-        if os.path.islink(name) and (not target.is_relative_to(root) or ".git" in target.parts):
-            msg = f"{name}: leads out of {root}: put the file itself there, or remove the link"
+        paths += [os.path.join(directory, name) for name in sorted(filter(_is_chosen, names))]
+
+    root = _checkout_root(folder)
+    for path in paths:
+        # The author of a commit must not have the reader read a file that only the reader may read,
+        # or an endless file.
+        target = Path(os.path.realpath(path))
+        leads_out = not target.is_relative_to(root) or ".git" in target.parts
+        if os.path.islink(path) and leads_out:
+            msg = f"{path}: leads out of {root}: put the file itself there, or remove the link"
             raise Unreadable(msg)
-    return found
+    return paths
 
 
-def _root_of(folder: str) -> Path:
-    """The checkout that a folder is in, else the folder."""
+def _checkout_root(folder: str) -> Path:
+    """Return the root of the checkout that contains a folder, else the folder."""
     path = Path(folder).resolve()
-    return next((parent for parent in (path, *path.parents) if (parent / ".git").exists()), path)
+    for parent in (path, *path.parents):
+        if (parent / ".git").exists():
+            return parent
+    return path
 
 
 def _is_hidden(path: str) -> bool:
-    """Whether a file is in a hidden folder below the working directory."""
-    return not os.path.isabs(path) and any(part.startswith(".") and part != ".." for part in Path(path).parts)
+    """Return whether a file is hidden, or in a hidden folder below the working directory."""
+    if os.path.isabs(path):
+        return False
+    return any(part.startswith(".") and part != ".." for part in Path(path).parts)
 
 
 def _is_chosen(name: str) -> bool:
@@ -103,7 +115,7 @@ def _is_chosen(name: str) -> bool:
 
 
 def read(name: str, stdin: BinaryIO, *, named: bool = True) -> Source:
-    """Read one file, `-` for the stream, and parse it.
+    """Read and parse one file, or the stream for `-`.
 
     Raises:
         Unreadable: the file is absent, forbidden, or larger than `LARGEST_FILE`.
@@ -117,10 +129,11 @@ def read(name: str, stdin: BinaryIO, *, named: bool = True) -> Source:
     except OSError as error:
         msg = f"{name}: {error.strerror}"
         raise Unreadable(msg) from error
+
     if len(data) > LARGEST_FILE:
         msg = f"{name}: larger than {LARGEST_FILE // 1024**2} MiB: split it"
         raise Unreadable(msg)
-    return parsed("<stdin>" if name == STDIN else name, data, named=named)
+    return parse("<stdin>" if name == STDIN else name, data, named=named)
 
 
 def read_all(
@@ -130,9 +143,10 @@ def read_all(
     *,
     skip_others: bool = False,
 ) -> tuple[list[Source], list[str]]:
-    """Read all files that the paths name, each once; return them, and why files and folders cannot be read.
+    """Read all files of the paths, each once. Return them, and messages about unreadable paths.
 
-    `before_file` is called with the name of each file before it is read; `skip_others` is that of `files`.
+    `before_file` is called with the name of each file before it is read. `files` explains
+    `skip_others`.
     """
     sources: list[Source] = []
     unreadable: list[str] = []
@@ -145,26 +159,45 @@ def read_all(
     return sources, unreadable
 
 
-def _each_once(paths: Iterable[str], unreadable: list[str], skip_others: bool) -> Iterator[tuple[str, bool]]:
-    """Yield what `files` does, no file twice; why a path has none is added to `unreadable`."""
-    seen: set[str] = set()
+def _each_once(
+    paths: Iterable[str], unreadable: list[str], skip_others: bool
+) -> Iterator[tuple[str, bool]]:
+    """Yield the result of `files`, but no file twice. Add messages about paths to `unreadable`."""
+    real_paths: set[str] = set()
     for path in paths:
         try:
             for name, named in files([path], skip_others=skip_others):
-                same = os.path.realpath(name) if name != STDIN else name
-                if same not in seen:
-                    seen.add(same)
+                real_path = os.path.realpath(name) if name != STDIN else name
+                if real_path not in real_paths:
+                    real_paths.add(real_path)
                     yield name, named
         except Unreadable as error:
             unreadable.append(str(error))
 
 
-def parsed(name: str, data: bytes, *, named: bool = True, most_values: int = MOST_VALUES) -> Source:
-    """Return a file's content with its documents, and the problems of what cannot be read of it."""
-    text, problems = decoded(data)
-    source = Source(name, named, problems=problems, lines=LINE_BREAK.split(text))
-    source._secret = list(_secret_parts(source.lines))
-    for document in documents(text, most_values):
+def parse(
+    name: str,
+    data: bytes,
+    *,
+    named: bool = True,
+    bounds: Bounds = Bounds(),  # noqa: B008 - frozen
+    excerpts: bool = True,
+) -> Source:
+    """Parse the content of a file to its documents and problems.
+
+    :param name: name of the file, for reports
+    :param data: content of the file
+    :param named: whether a path names the file itself
+    :param bounds: bounds of all its documents
+    :param excerpts: whether the source keeps its lines, which take 50 bytes each
+    """
+    text, problems = decode(data)
+    source = Source(name, named, problems=problems)
+    if excerpts:
+        source.lines = LINE_BREAK.split(text)
+        source._secret = list(_secret_parts(source.lines))
+
+    for document in documents(text, bounds):
         if isinstance(document, LocatedFinding):
             source.problems.append(document)
         else:
@@ -173,8 +206,8 @@ def parsed(name: str, data: bytes, *, named: bool = True, most_values: int = MOS
 
 
 def _secret_parts(lines: list[str]) -> Iterator[range]:
-    """Lines, counted from 1, of the documents that hold a Secret, whether or not they can be parsed."""
-    borders = [0, *(index for index, line in enumerate(lines) if line.startswith("---")), len(lines)]
-    for start, end in itertools.pairwise(borders):
+    """Yield the lines, counted from 1, of each document with a Secret, even if it is broken."""
+    separators = [index for index, line in enumerate(lines) if line.startswith("---")]
+    for start, end in itertools.pairwise([0, *separators, len(lines)]):
         if any(_SECRET.search(line) for line in lines[start:end]):
             yield range(start + 1, end + 1)

@@ -1,4 +1,4 @@
-"""The tree of one YAML document: values together with the places they come from."""
+"""The tree of one YAML document, with values and their places in the text."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,10 @@ FieldPath = tuple[str | int, ...]
 
 
 class Node:
-    """A value and its place. `keys` holds the places of a mapping's keys, `plain` the text of an unquoted scalar."""
+    """A value and its place.
+
+    `keys` holds the places of a mapping's keys, `plain` the text of an unquoted scalar.
+    """
 
     __slots__ = ("children", "keys", "plain", "position", "size", "value")
 
@@ -19,21 +22,21 @@ class Node:
         self.plain = plain
         self.children: dict[str, Node] | list[Node] | None = None
         self.keys: dict[str, Position] = {}
-        # How many values it stands for, with all aliases in it written out.
+        # Number of values in this node with all aliases expanded.
         self.size = 1
 
     def child(self, part: str | int) -> "Node | None":
-        """The value below a key or index; None when there is none."""
+        """Return the value below a key or index, None when there is none."""
         if isinstance(self.children, dict) and isinstance(part, str):
             return self.children.get(part)
-        if isinstance(self.children, list) and isinstance(part, int) and 0 <= part < len(self.children):
-            return self.children[part]
+        if isinstance(self.children, list) and isinstance(part, int):
+            return self.children[part] if 0 <= part < len(self.children) else None
         return None
 
 
 @dataclass(slots=True)
 class Document:
-    """One document of a stream: `root.value` is the plain value; `problems` are what was noticed on the way."""
+    """A document of a stream. `root.value` is its plain value, `problems` arose in parsing."""
 
     root: Node
     problems: list[TextFinding] = field(default_factory=list)
@@ -44,21 +47,24 @@ class Document:
         return self.root.value
 
     def position(self, path: FieldPath) -> Position:
-        """Where a field stands; of one that is absent, where the nearest thing around it stands.
+        """Return the place of a field, or of the nearest value around an absent field.
 
-        That is the value when it begins on the line of its key, else the key.
+        This is the place of the value if it begins on the line of its key, else the place of the
+        key.
         """
-        node, at = self.root, self.root.position
+        node, position = self.root, self.root.position
         for part in path:
             below = node.child(part)
             if below is None:
                 break
-            at = below.position
+
+            position = below.position
             if isinstance(part, str):
-                key = node.keys[part]
-                at = key if below.children is not None or at.line != key.line else at
+                key_position = node.keys[part]
+                if below.children is not None or position.line != key_position.line:
+                    position = key_position
             node = below
-        return at
+        return position
 
     def key_position(self, path: FieldPath) -> Position:
         """Return the position of a field's key, for findings about the key itself."""
@@ -67,7 +73,7 @@ class Document:
         return key or self.position(path)
 
     def node(self, path: FieldPath) -> Node | None:
-        """The node of a field; None when there is none."""
+        """Return the node of a field, None when there is none."""
         node: Node | None = self.root
         for part in path:
             node = node.child(part) if node else None

@@ -1,18 +1,24 @@
-"""What a plain scalar means to kubectl, which reads YAML 1.1 in Go's way, and not in PyYAML's.
+"""Resolve plain scalars as kubectl does, which reads YAML 1.1 in Go's way, and not in PyYAML's.
 
-PyYAML would make the number 45017 of `12:30:17`, and a date of `2026-11-21`; kubectl takes both for text.
+PyYAML would read `12:30:17` as the number 45017, and `2026-11-21` as a date. kubectl reads both as
+text.
 """
 
 import re
 from typing import Any
 
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOLEAN_WORDS = {"y": True, "yes": True, "true": True, "on": True}
+_BOOLEAN_WORDS |= {"n": False, "no": False, "false": False, "off": False}
 _BOOLEANS = {
-    **{text: True for word in ("y", "yes", "true", "on") for text in (word, word.capitalize(), word.upper())},
-    **{text: False for word in ("n", "no", "false", "off") for text in (word, word.capitalize(), word.upper())},
+    text: value
+    for word, value in _BOOLEAN_WORDS.items()
+    for text in (word, word.capitalize(), word.upper())
 }
 _INTEGER = re.compile(
-    r"(?P<sign>[-+]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|0[bB](?P<bin>[01]+)|0[oO]?(?P<oct>[0-7]+)|(?P<dec>0|[1-9][0-9]*))"
+    r"(?P<sign>[-+]?)"
+    r"(?:0[xX](?P<hex>[0-9a-fA-F]+)|0[bB](?P<bin>[01]+)"
+    r"|0[oO]?(?P<oct>[0-7]+)|(?P<dec>0|[1-9][0-9]*))"
 )
 _BASES = {"hex": 16, "bin": 2, "oct": 8, "dec": 10}
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -21,10 +27,10 @@ _OCTAL = re.compile(r"[-+]?0(?=[0_]*[1-7])[0-7_]+")
 _FIRST_OF_NUMBERS = frozenset("+-.0123456789")
 
 
-def resolved(text: str) -> Any:
+def resolve(text: str) -> Any:
     """Return the value of a plain scalar: None, bool, int, float or the text itself.
 
-    Whole numbers are integers however they are written, as on their way through JSON.
+    Whole numbers become integers however they are written, as after a conversion to JSON.
 
     Raises:
         ValueError: JSON has no such number (`.inf`, `.nan`, or too large); the message says so.
@@ -37,22 +43,25 @@ def resolved(text: str) -> Any:
 
 
 def looks_octal(text: str) -> bool:
-    """Whether a plain scalar is read as another number than the same digits without the leading zero."""
+    """Return whether a leading zero makes a plain scalar an octal number."""
     return len(text.lstrip("+-0")) > 1 and bool(_OCTAL.fullmatch(text))
 
 
 def _number(text: str) -> Any:
+    """Parse a text as a number, or return the text if it is none. Raises `ValueError`."""
     if _NOT_IN_JSON.fullmatch(text):
         msg = f"{text} is not a number that JSON can hold"
         raise ValueError(msg)
     plain = text.replace("_", "")
     if len(plain) > _LONGEST_NUMBER:
         return text
+
     if match := _INTEGER.fullmatch(plain):
-        digits, base = next((match[name], base) for name, base in _BASES.items() if match[name])
-        value = int(digits, base) * (-1 if match["sign"] == "-" else 1)
+        form = next(name for name in _BASES if match[name])
+        value = int(match[form], _BASES[form]) * (-1 if match["sign"] == "-" else 1)
         if -(2**63) <= value < 2**64:
             return value
+
     if not _FLOAT.fullmatch(plain):
         return text
     number = float(plain)
@@ -62,6 +71,6 @@ def _number(text: str) -> Any:
     return int(number) if number.is_integer() and abs(number) < _LARGEST_WHOLE else number
 
 
-# Nothing calculates with longer numbers, and converting them costs time.
+# Longer numbers stay text, because nothing calculates with them, and converting costs time.
 _LONGEST_NUMBER = 400
 _LARGEST_WHOLE = 1e21

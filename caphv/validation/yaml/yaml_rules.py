@@ -13,7 +13,9 @@ def _rule(name: str, description: str, example: str, *, advice: bool = False) ->
 
 
 SYNTAX = _rule("yaml-syntax", "The text must be YAML or JSON.", "spec: {cpu: 4")
-TAB = _rule("yaml-tab", "Lines must be indented by spaces: YAML allows no tab there.", "spec:\n\tcpu: 4")
+TAB = _rule(
+    "yaml-tab", "Lines must be indented by spaces: YAML allows no tab there.", "spec:\n\tcpu: 4"
+)
 DUPLICATE_KEY = _rule(
     "yaml-duplicate-key",
     "A key must be unique in its mapping. Of two equal keys, most programs silently use the last.",
@@ -21,8 +23,8 @@ DUPLICATE_KEY = _rule(
 )
 ALIAS = _rule(
     "yaml-alias",
-    "An alias must name an anchor before it that does not contain it, and all aliases of a document together must stand"
-    " for at most 100,000 values.",
+    "An alias must name an anchor before it that does not contain it, and all aliases of a "
+    "document together must stand for at most 100,000 values.",
     "spec:\n  networks: *shared",
 )
 DEPTH = _rule("yaml-depth", "Mappings and lists must be nested at most 100 deep.", "[[[[[[…]]]]]]")
@@ -32,20 +34,26 @@ KEY = _rule(
     "metadata:\n  labels:\n    on: x",
 )
 TAG = _rule(
-    "yaml-tag", "Values must have no tags but those of JSON's types (`!!str`, `!!int` …).", "spec: !!python/object x"
+    "yaml-tag",
+    "Values must have no tags but those of JSON's types (`!!str`, `!!int` …).",
+    "spec: !!python/object x",
 )
 NUMBER = _rule("yaml-number", "A number must be one that JSON can hold.", "spec:\n  cpu: .inf")
 OCTAL = _rule(
     "yaml-octal",
-    "A whole number must have no leading zero, since it is read as octal. Drop the zero, or quote the value when text"
-    " is meant.",
+    "A whole number must have no leading zero, since it is read as octal. Drop the zero, or quote "
+    "the value when text is meant.",
     "spec:\n  cpu: 010",
     advice=True,
 )
-ENCODING = _rule("yaml-encoding", "Files must be UTF-8, with or without byte order mark.", "(bytes of Latin-1)")
+ENCODING = _rule(
+    "yaml-encoding", "Files must be UTF-8, with or without byte order mark.", "(bytes of Latin-1)"
+)
 CHARACTER = _rule("yaml-character", "Text must not contain control characters.", "(a NUL byte)")
 DOCUMENT = _rule(
-    "yaml-document", "Each document must be one object: a mapping with `apiVersion` and `kind`.", "- first\n- second"
+    "yaml-document",
+    "Each document must be one object: a mapping with `apiVersion` and `kind`.",
+    "- first\n- second",
 )
 
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from caphv.api.clusterapi import infrastructure_ref
-from caphv.api.object import NAMESPACES, NODES, SECRETS, Obj, Resource, labels_of, uid_of
+from caphv.api.object import NAMESPACES, NODES, SECRETS, Obj, Resource
 from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import parse_kubeconfig
@@ -32,7 +30,6 @@ from sandbox.guest.cloudinit import parse_user_data
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
 from tests.support.e2e import HEALTH_CHECKS, SHORT_AND_WHOLE, holds, seen
-from tests.support.packager import earlier_release
 from tests.support.waiting import ended
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -44,9 +41,6 @@ TEMPLATES = Resource(
 CLASSES = Resource("cluster.x-k8s.io", "v1beta2", "clusterclasses", "ClusterClass")
 MACHINE_DEPLOYMENTS = Resource("cluster.x-k8s.io", "v1beta2", "machinedeployments", "MachineDeployment")
 CONFIG_TEMPLATES = Resource("bootstrap.cluster.x-k8s.io", "v1beta2", "rke2configtemplates", "RKE2ConfigTemplate")
-K3S_CONFIG_TEMPLATES = Resource(
-    "bootstrap.cluster.x-k8s.io", "v1beta2", "kthreesconfigtemplates", "KThreesConfigTemplate"
-)
 EVERY_VARIABLE: dict[str, Any] = {
     "failureDomains": ["zone-1", "zone-3"],
     "nodeAffinity": {
@@ -120,10 +114,9 @@ async def test_a_cluster_of_rke2_lives_through_all_changes_of_its_topology(box: 
     suffix = "-whole" if whole else ""
     scenario = scenario_of(box, clusterclass.HARVESTER_RKE2, suffix, class_namespace=f"rke2{suffix}")
     async with scenario.watching():
-        await the_class_of_0_11_is_there(scenario)
+        await a_class_of_its_own_is_there(scenario)
         await scenario.create()
         await scenario.bring_up()
-        await the_class_of_this_release_replaces_nothing(scenario)
         await the_class_is_what_stands(scenario)
         await workers_of_another_class_have_their_own_size(scenario)
         if whole:
@@ -152,6 +145,7 @@ async def test_a_cluster_of_another_distribution_lives_through_all_changes_of_it
     suffix = "-whole" if whole else ""
     scenario = scenario_of(box, cluster_class, suffix, load_balancer="", machines=(), variables=variables)
     async with scenario.watching():
+        await a_class_of_its_own_is_there(scenario)
         await scenario.create()
         await scenario.bring_up()
         await the_class_is_what_stands(scenario)
@@ -178,7 +172,7 @@ async def test_nodes_of_k3s_without_a_cni_wait_for_another_one(box: Sandbox) -> 
     bare = replace(spec, name="bare", namespace="bare", target_namespace="bare", class_namespace="bare")
     scenario = Scenario(box.folder, bare, timeout=PATIENCE)
     async with scenario.watching():
-        await the_class_of_0_11_is_there(scenario)
+        await a_class_of_its_own_is_there(scenario)
         await scenario.create()
         async with workload(scenario) as client:
             node = await seen(client, "", NODES, lambda _: True)
@@ -191,7 +185,6 @@ async def test_nodes_of_k3s_without_a_cni_wait_for_another_one(box: Sandbox) -> 
             await scenario.bring_up()
             await seen(scenario.management, scenario.spec.namespace, CLUSTERS, lambda obj: holds(obj, "Available"))
             await ended(cni)
-        await the_class_of_this_release_replaces_nothing(scenario)
         await scenario.delete()
         assert await scenario.leftovers() == []
 
@@ -344,51 +337,17 @@ def the_spec(template: Obj) -> Obj:
     return spec
 
 
-async def the_class_of_0_11_is_there(scenario: Scenario) -> None:
-    """As release 0.11 wrote it, in the namespace of the cluster."""
-    name, namespace = scenario.spec.cluster_class, scenario.spec.namespace
-    with tempfile.TemporaryDirectory() as folder:
-        _, repository = earlier_release.extract(Path(folder))
-        objects = manifests.read([repository / "namespaces" / "team-a" / name / "objects.yaml"])
-    for obj in objects:
-        obj["metadata"]["namespace"] = namespace
-    space = kinds.typed(NAMESPACES, {"metadata": {"name": namespace}})
-    await manifests.apply(scenario.management, [space, *objects])
-
-
-async def the_class_of_this_release_replaces_nothing(scenario: Scenario) -> None:
-    """The core has reconciled the cluster with the new class when it follows another change of its topology."""
+async def a_class_of_its_own_is_there(scenario: Scenario) -> None:
+    """In the namespace of the cluster, so that a test can change it."""
     spec = scenario.spec
-    place = (scenario.management, spec.namespace)
-    before = await templates_and_machines(scenario)
-    objects = clusterclass.objects(spec.class_namespace, spec.cluster_class)
-    await manifests.apply(scenario.management, objects)
-    await seen(*place, CLASSES, lambda obj: "fipsRequired" in str(obj["spec"]["variables"]) and is_observed(obj))
-    metadata = {"labels": {"example.com/after": "upgrade"}}
-    patch = [{"op": "add", "path": "/spec/topology/workers/machineDeployments/0/metadata", "value": metadata}]
-    await scenario.management.patch(CLUSTERS, spec.name, spec.namespace, patch, patch_type="json")
-    await seen(*place, MACHINE_DEPLOYMENTS, lambda obj: "example.com/after" in labels_of(obj))
-    await seen(*place, CLUSTERS, lambda obj: holds(obj, "TopologyReconciled"))
-    assert await templates_and_machines(scenario) == before
-
-
-def is_observed(obj: Obj) -> bool:
-    return (obj.get("status") or {}).get("observedGeneration") == obj["metadata"]["generation"]
-
-
-async def templates_and_machines(scenario: Scenario) -> set[str]:
-    """Uids of all objects of the cluster that another content would replace."""
-    found = {uid_of(machine) for machine in scenario.view.machines.store}
-    configs = {"harvester-rke2": CONFIG_TEMPLATES, "harvester-k3s": K3S_CONFIG_TEMPLATES}[scenario.spec.cluster_class]
-    for resource in (TEMPLATES, configs):
-        found |= {uid_of(obj) for obj in (await scenario.management.list(resource, scenario.spec.namespace))["items"]}
-    return found
+    space = kinds.typed(NAMESPACES, {"metadata": {"name": spec.class_namespace}})
+    await manifests.apply(scenario.management, [space, *clusterclass.objects(spec.class_namespace, spec.cluster_class)])
 
 
 async def the_next_version_of_the_class_is_taken(scenario: Scenario) -> None:
     """As a release would bring it: another name, and templates that say more."""
     name, new_name = scenario.spec.cluster_class, f"{scenario.spec.cluster_class}-next"
-    objects = clusterclass.renamed(clusterclass.objects(scenario.spec.class_namespace, name), name, new_name)
+    objects = clusterclass.rename(clusterclass.objects(scenario.spec.class_namespace, name), name, new_name)
     for obj in objects:
         if obj["kind"] == "HarvesterMachineTemplate":
             obj["spec"]["template"]["spec"]["guestConfig"] = {"disableFstrimTimer": True}

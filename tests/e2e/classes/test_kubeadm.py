@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource
+from caphv.api.object import SECRETS, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.etcd import ETCDCTL_KUBEADM, find_pods, list_members
 from caphv.runtime.exec import ExecError
 from caphv.runtime.kubeconfig import parse_kubeconfig
-from sandbox import clusterclass, manifests
+from sandbox import clusterclass
 from sandbox.cluster import EARLIER_VERSION, KUBERNETES_VERSION, ClusterSpec
 from sandbox.environment import Sandbox
-from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
-from tests.support.e2e import SHORT_AND_WHOLE, holds
+from tests.support.e2e import SHORT_AND_WHOLE, create_class_without_surge, holds
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -65,7 +64,7 @@ async def test_etcd_has_a_member_for_each_machine(box: Sandbox, whole: bool) -> 
     scenario = Scenario(box.folder, in_network(spec, box.status()["network"]), timeout=PATIENCE)
     async with scenario.watching():
         if whole:
-            await a_class_without_surge_is_there(scenario)
+            await create_class_without_surge(scenario)
         await scenario.create()
         await scenario.bring_up()
         secret = await scenario.management.get(SECRETS, f"{name}-kubeconfig", name)
@@ -88,17 +87,6 @@ async def etcd_follows_machines(scenario: Scenario, client: ApiClient) -> None:
     await until(they_agree, "etcd has a member for each machine", PATIENCE)
     await scenario.replace_lost(scenario.view.control_planes()[0])
     await until(they_agree, "etcd has a member for each machine after a replacement", PATIENCE)
-
-
-async def a_class_without_surge_is_there(scenario: Scenario) -> None:
-    """In the class, because the topology sets the default again where a user changes the control plane."""
-    namespace = scenario.spec.namespace
-    objects = clusterclass.objects(namespace, clusterclass.HARVESTER_KUBEADM)
-    (template,) = (obj for obj in objects if obj["kind"] == "KubeadmControlPlaneTemplate")
-    strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0}}
-    template["spec"]["template"]["spec"]["rollout"] = {"strategy": strategy}
-    space = kinds.typed(NAMESPACES, {"metadata": {"name": namespace}})
-    await manifests.apply(scenario.management, [space, *objects])
 
 
 async def a_rollout_without_surge_keeps_the_quorum(scenario: Scenario, client: ApiClient) -> None:

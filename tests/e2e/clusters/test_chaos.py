@@ -15,16 +15,15 @@ import pytest
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import chaos, clusterclass
 from sandbox.cluster import ClusterSpec
-from sandbox.consistency import wait_consistent
 from sandbox.environment import Sandbox
 from sandbox.harvester.faults import Faults
 from sandbox.scenario.lifecycle import Scenario, in_network
+from tests.support.consistency import wait_consistent
+from tests.support.e2e import MOST_FAULTS
 
 pytestmark = pytest.mark.e2e
 
 CONVERGED_SECONDS = 240.0
-# All faults but cut-before within 15 s, and two kills.
-MOST_FAULTS = 472
 SPEC = ClusterSpec(
     cluster_class=clusterclass.HARVESTER_RKE2,
     control_planes=1,

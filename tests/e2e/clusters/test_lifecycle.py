@@ -12,13 +12,13 @@ from caphv.api.object import EVENTS, SECRETS, Obj, labels_of
 from caphv.runtime.cache import Change
 from packager.definitions.files import management_git_repo
 from packager.rendering.gitrepo import GitRepoOptions
-from sandbox.addons.fleet import FleetCluster
-from sandbox.addons.helm import Helm
 from sandbox.capi.distribution import RKE2
 from sandbox.capi.resources import CLUSTERS
 from sandbox.cluster import CNI_FILE, CONTROL_PLANE_LABEL, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.scenario.lifecycle import Scenario, in_network
+from tests.support.addons.fleet import FleetCluster
+from tests.support.addons.helm import Helm
 from tests.support.e2e import SHORT_AND_WHOLE, services_of_the_guest_get_addresses
 from tests.support.packager.repositories import Origin
 
@@ -118,7 +118,7 @@ def the_cluster_is_up(scenario: Scenario) -> None:
     """What stands after creation: Nodes in zones, addresses of two pools, conditions that all say so."""
     assert scenario.view.zones() == {"zone-1", "zone-2", "zone-3"}
     # The first pool has four addresses for five machines.
-    assert scenario.view.pools_used() == {"machines-a", "machines-b"}
+    assert scenario.view.used_pools() == {"machines-a", "machines-b"}
     (cluster,), (infrastructure,) = scenario.view.clusters.store, scenario.view.harvester_clusters.store
     assert condition(cluster, "InfrastructureReady") == ("True", "Ready")
     assert condition(cluster, "ControlPlaneInitialized")[0] == "True"

@@ -9,7 +9,7 @@ import pytest
 from caphv.api.object import uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.kubeconfig import parse_kubeconfig
-from overview.objects import condition_of
+from operations.read.objects import condition_of
 from reconciler.memory import GRACE_SECONDS
 from sandbox.cluster import ClusterSpec
 from sandbox.environment import Sandbox

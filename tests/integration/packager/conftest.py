@@ -12,6 +12,9 @@ from tests.support.fixtures import entered
 from tests.support.packager.cleanup import Contents
 from tests.support.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, MACHINES, Case, install, opened
 from tests.support.packager.repositories import Origin
+from tests.support.packager.tables import two_releases
+
+__all__ = ["two_releases"]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,17 @@ import pytest
 
 from caphv.api.object import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS
 from caphv.api.resources import HELM_CHART_CONFIGS, HELM_CHARTS
-from packager.bundler import Bundler
 from packager.git.directory import Directory
 from packager.git.prune import Pruning
-from packager.planner import ManagementState, Planner, publish
-from packager.rendering.renderer import Rendered
+from packager.planning.planner import Planner
+from packager.planning.publish import publish
+from packager.planning.state import ManagementState
+from packager.rendering.bundler import Bundler
+from packager.rendering.rendered import Rendered
 from packager.tree import CLUSTERS
-from sandbox.addons.helm import Helm
 from sandbox.processes.apiserver import ApiServer
 from tests.support.packager.examples import cluster
-from tests.support.packager.guest import GIT_REPO, WITH_HELM_CONTROLLER, Guest
+from tests.support.packager.guest import GIT_REPO, WITH_HELM_CONTROLLER, Guest, new_guest
 from tests.support.packager.stand_in_charts import SNAPSHOT_CLASSES
 from tests.support.packager.tables import older_table
 
@@ -34,9 +36,20 @@ VERSIONS = {"rke2": "v1.36.3+rke2r1", "k3s": "v1.36.3+k3s1", "kubeadm": "v1.36.1
 SHORT = {("rke2", "calico"), ("k3s", "cilium"), ("talos", "calico")}
 CSI = "harvester-csi-driver"
 CASES = [
-    pytest.param(distribution, cni, marks=() if (distribution, cni) in SHORT else pytest.mark.long)
+    pytest.param(
+        distribution,
+        cni,
+        False,
+        marks=() if (distribution, cni) in SHORT else pytest.mark.long,
+        id=f"{distribution}-{cni}",
+    )
     for distribution, cnis in CNIS.items()
     for cni in cnis
+]
+WITH_REAL_CONTROLLER = [
+    pytest.param(distribution, cni, True, marks=pytest.mark.long, id=f"{distribution}-{cni}-real")
+    for distribution, cni in sorted(SHORT)
+    if distribution in WITH_HELM_CONTROLLER
 ]
 
 
@@ -108,14 +121,23 @@ async def fail_once(guest: Guest, files: dict[str, bytes]) -> None:
     assert guest.errors
 
 
-@pytest.mark.parametrize(("distribution", "cni"), CASES)
+@pytest.mark.parametrize(("distribution", "cni", "real"), CASES + WITH_REAL_CONTROLLER)
 async def test_add_ons_from_nothing_to_their_end(
-    empty_api_server: ApiServer, tmp_path: Path, distribution: str, cni: str
+    empty_api_server: ApiServer,
+    new_api_server: Callable[..., Awaitable[ApiServer]],
+    tmp_path: Path,
+    distribution: str,
+    cni: str,
+    real: bool,
 ) -> None:
     older, newest = Planner(Bundler(versions=older_table(tmp_path))), Planner(Bundler())
     repository = Repository(tmp_path / "repository", distribution, cni)
-    async with empty_api_server.client() as client:
-        guest = Guest(client, Helm(empty_api_server.kubeconfig()), distribution, cni, tmp_path / "servers")
+    # HelmCharts of the real controller have finalizers, which nothing removes once it has ended.
+    server = await new_api_server() if real else empty_api_server
+    async with (
+        server.client() as client,
+        new_guest(server, client, distribution, cni, tmp_path / "guest", real=real) as guest,
+    ):
 
         async def settled(version: str, mtu: int) -> None:
             assert await guest.sync(repository.files) == set()

@@ -12,20 +12,23 @@ import pytest
 from caphv.api.object import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
 from caphv.api.resources import HELM_CHART_CONFIGS
 from packager.addons.versions import table
-from packager.bundler import Bundler
 from packager.git.directory import Directory
 from packager.git.prune import Pruning
-from packager.planner import ManagementState, Planner, publish
+from packager.planning.planner import Planner
+from packager.planning.publish import publish
+from packager.planning.state import ManagementState
+from packager.rendering.bundler import Bundler
 from packager.rendering.nodefiles import node_files
-from packager.rendering.renderer import Rendered, Renderer
+from packager.rendering.rendered import Rendered
+from packager.rendering.renderer import Renderer
 from packager.tree import CLUSTERS
 from sandbox import manifests
-from sandbox.addons.charts import Charts
-from sandbox.addons.fleet import FleetCluster
-from sandbox.addons.helm import Helm
-from sandbox.addons.manifests import Addon, DeployController
 from sandbox.processes import binaries
 from sandbox.processes.apiserver import ApiServer
+from tests.support.addons.charts import Charts
+from tests.support.addons.fleet import FleetCluster
+from tests.support.addons.helm import Helm
+from tests.support.addons.manifests import Addon, DeployController
 from tests.support.packager.environment import crd
 from tests.support.packager.examples import cluster
 from tests.support.packager.stand_in_charts import SNAPSHOT_CLASSES, chart

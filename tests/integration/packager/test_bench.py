@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import definitions, packager
+from tools.bench import definitions, packager
 
 pytestmark = pytest.mark.integration
 

@@ -65,7 +65,7 @@ def test_cilium_serves_each_family_of_the_pods(clusters: Path, charts: Path, pod
     status, found, content = check(clusters, "--charts", charts)
     assert (status, found) == (0, [])
     assert "rke2-cilium" in {row["name"] for row in content["clusters"][0]["charts"] if row["rendered"]}
-    # As the templates of 0.11 did.
+    # As a user's templates may.
     values = {"global": {"clusterCIDRv4": None, "clusterCIDRv6": None}}
     write(clusters, manifest("a", {"distribution": "k3s", "cni": {**cni, "values": values}}))
     status, found, _ = check(clusters, "--charts", charts)
@@ -184,7 +184,7 @@ async def test_tables_are_those_of_a_real_api_server(management: ApiServer) -> N
         for version in listed:
             answer = await client.request("GET", f"/apis/{version}" if "/" in version else f"/api/{version}")
             there |= {(version, row["kind"]) for row in answer["resources"] if "/" not in row["name"]}
-    known = kinds.served("kubeadm", "v1.36.3")
+    known = kinds.served_kinds("kubeadm", "v1.36.3")
     assert known - there == set()
     # The rest is of requests that store nothing, of groups with a flag, and of CRDs of other tests.
     missing = {kind for kind in there - known if "beta" not in kind[0] and "alpha" not in kind[0]}

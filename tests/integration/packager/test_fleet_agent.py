@@ -12,10 +12,10 @@ from caphv.api.resources import HELM_CHART_CONFIGS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, TooManyRequests
 from sandbox import manifests
-from sandbox.addons.bundles import Bundle
-from sandbox.addons.fleet import FleetCluster
-from sandbox.addons.helm import Helm
 from sandbox.processes.apiserver import ApiServer
+from tests.support.addons.bundles import Bundle
+from tests.support.addons.fleet import FleetCluster
+from tests.support.addons.helm import Helm
 from tests.support.observed import Record, records
 from tests.support.packager.agent_steps import BUNDLE, NAMESPACE, play
 from tests.support.packager.environment import GIT_REPOS, crd

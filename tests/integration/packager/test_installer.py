@@ -13,10 +13,10 @@ from packager.rendering.renderer import Renderer
 from packager.rendering.vendored import ROOT, VendoredChart, folder_of
 from packager.tree import Tree
 from sandbox import manifests
-from sandbox.addons.fleet import FleetCluster
-from sandbox.addons.helm import Helm
-from sandbox.addons.helmcontroller import HelmController
 from sandbox.processes.apiserver import ApiServer
+from tests.support.addons.fleet import FleetCluster
+from tests.support.addons.helm import Helm
+from tests.support.addons.helmcontroller import HelmController
 from tests.support.packager.environment import crd
 from tests.support.packager.examples import cluster
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import asyncssh
 import pytest
 
+from packager.contents.folders import compare_folders
 from packager.git.commit import Identity, Reason
 from packager.git.credentials import Credentials
 from packager.git.errors import GitError, MissingBranch, UnmanagedFiles, UnusableContent
 from packager.git.prune import Plan, Pruning
-from packager.git.publish import changes
 from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.git.snapshot import Snapshot
@@ -216,7 +216,7 @@ def test_a_removed_cluster_returns_to_the_review_as_it_was(origin: Origin, cache
     def planned(snapshot: Snapshot) -> Plan:
         pinned = snapshot.read("clusters/a/one/cni/fleet.yaml") is not None
         one = wanted("a/one", mtu=1500 if pinned else 9000)
-        return changes(snapshot, {CLUSTERS: {**one, **wanted("a/two", mtu=9000)}}, SYNCED)
+        return compare_folders(snapshot, {CLUSTERS: {**one, **wanted("a/two", mtu=9000)}}, SYNCED)
 
     with Repository(review(origin), cache / "review") as repository:
         put(repository, wanted("a/two"))

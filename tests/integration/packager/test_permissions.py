@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from caphv.api import names
-from caphv.api.object import EVENTS, LEASES, Obj, Resource
+from caphv.api.object import EVENTS, Obj, Resource
 from caphv.runtime.errors import Forbidden
-from release.components import objects
+from packager.upgrade import request as upgrade_request
 from sandbox import manifests
 from sandbox.processes.apiserver import ApiServer
 from tests.support.metrics import scrape, token
@@ -31,6 +30,7 @@ from tests.support.packager.repositories import Origin
 from tests.support.paths import CHECKOUT
 from tests.support.permissions import GROUPS, asked, granted, in_namespace
 from tests.support.waiting import until
+from tools.release.components import objects
 
 pytestmark = pytest.mark.integration
 
@@ -77,7 +77,7 @@ async def test_shipped_rules_are_enough_in_one_namespace_and_none_is_too_many(
 
 async def live(case: Case) -> None:
     """A cluster of each distribution, a problem that is reported twice, and the end."""
-    packager = case.packager("--leader-elect", "--metrics-secure")
+    packager = case.packager("--leader-elect", "--metrics-secure", "--interval=1")
     packager.run_as(case.server, ACCOUNT, *GROUPS)
     packager.environment["POD_NAMESPACE"] = "caphv-system"
     await packager.start()
@@ -94,8 +94,7 @@ async def live(case: Case) -> None:
         await case.until_condition("one", "False", reason)
     await case.delete("one")
     # The Lease is in the packager's own namespace.
-    request = {"metadata": {"annotations": {names.UPGRADE_ANNOTATION: "nonsense"}}}
-    await case.client.patch(LEASES, f"{case.namespace}.{names.PACKAGER_LEASE}", "caphv-system", request)
+    case.origin.push({upgrade_request.file_of(case.namespace): "nonsense"})
     await until(partial(has_event, case), "no Event of the upgrade")
     await packager.stop()
 

@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 from reconciler.harvester.identityaccount import identity_secret
-from release import krew
-from release.__main__ import project_version
 from tests.support.packager.definitions import definition
 from tests.support.packager.repositories import Origin
 from tests.support.paths import CHECKOUT
+from tools.release import krew
+from tools.release.__main__ import project_version
 
 pytestmark = pytest.mark.integration
 

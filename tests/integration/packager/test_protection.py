@@ -14,9 +14,9 @@ from caphv.runtime.errors import NotFound
 from commands.main import cli
 from packager.definitions.files import management_git_repo
 from packager.rendering.gitrepo import GitRepoOptions
-from sandbox.addons.fleet import FleetCluster
-from sandbox.addons.helm import Helm
 from sandbox.processes.apiserver import ApiServer
+from tests.support.addons.fleet import FleetCluster
+from tests.support.addons.helm import Helm
 from tests.support.packager.definitions import definition
 from tests.support.packager.environment import CLUSTERS, install_kinds_of
 from tests.support.packager.repositories import Origin

@@ -14,14 +14,14 @@ from click.testing import CliRunner
 
 from caphv.api.object import Key, Obj
 from commands.main import cli
-from packager.addons.gather import ClusterFacts
+from packager.addons.facts import ClusterFacts
 from packager.controller import condition, definition_source
 from packager.controller.open_repository import RepositoryConfig
 from packager.controller.publisher import Published, Publisher, PublisherOptions
-from packager.definitions import builder, source
+from packager.definitions import builder, sourcefile
 from packager.git.errors import GitError
 from packager.git.remote import Remote
-from packager.planner import ManagementState
+from packager.planning.state import ManagementState
 from packager.rendering.gitrepo import GitRepoOptions
 from tests.support.packager.definitions import definition
 from tests.support.packager.repositories import Origin, git
@@ -352,7 +352,7 @@ def test_a_source_without_its_branch_is_no_source_without_definitions(case: Case
 
 
 def test_a_large_file_is_refused_and_others_are_not_read(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "_LARGEST", 4000)
+    monkeypatch.setattr(sourcefile, "_LARGEST", 4000)
     case.define(calico(1450))
     case.source.push({"large.yaml": "a: " + "x" * 5000, "picture.png": "x" * 5000, ".hidden.yaml": "kind: ["})
     published = case.publish()
@@ -385,9 +385,9 @@ def test_nothing_new_is_not_read(case: Case, monkeypatch: pytest.MonkeyPatch) ->
 
         return called
 
-    monkeypatch.setattr("packager.definitions.source.parsed", refuse("parsed"))
+    monkeypatch.setattr("packager.definitions.sourcefile.parse", refuse("parse"))
     monkeypatch.setattr("packager.definitions.builder.build", refuse("build"))
-    monkeypatch.setattr("packager.planner.applied", refuse("applied"))
+    monkeypatch.setattr("packager.planning.appliedclusters.apply_manifest", refuse("applied"))
     monkeypatch.setattr("packager.rendering.renderer.Renderer._render", refuse("_render"))
     case.publish(live)
     assert read == []

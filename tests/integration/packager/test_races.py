@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from packager.contents.folders import compare_folders
 from packager.git import repository as module
 from packager.git.commit import Reason
 from packager.git.errors import MissingBranch, PushConflict
 from packager.git.prune import Plan, Pruning
-from packager.git.publish import changes
 from packager.git.remote import Remote
 from packager.git.repository import Repository
 from packager.git.snapshot import Snapshot
@@ -64,7 +64,7 @@ def test_a_lost_race_is_decided_again_on_what_is_there(origin: Origin, cache: Pa
         if len(seen) < 3:
             origin.push({"mtu": f"{9000 + len(seen)}"})
         mtu = int(seen[-1] or 1500)
-        return changes(snapshot, {CLUSTERS: wanted("a/one", mtu=mtu)}, SYNCED)
+        return compare_folders(snapshot, {CLUSTERS: wanted("a/one", mtu=mtu)}, SYNCED)
 
     with Repository(Remote(origin.url), cache) as repository:
         result = repository.commit(decide, Reason("a test"))
@@ -86,7 +86,7 @@ def test_a_branch_that_is_taken_away_while_it_is_decided(history: str, origin: O
                 origin.push({"README.md": "another history"}, replace=True)
                 if history == "deleted":
                     (origin.folder / "refs" / "heads" / "main").unlink()
-            return changes(snapshot, {CLUSTERS: wanted("a/one", mtu=9000)}, SYNCED)
+            return compare_folders(snapshot, {CLUSTERS: wanted("a/one", mtu=9000)}, SYNCED)
 
         if history == "deleted":
             with pytest.raises(MissingBranch, match=old):
@@ -105,7 +105,7 @@ def test_it_gives_up_after_many_lost_races(origin: Origin, cache: Path, monkeypa
 
     def decide(snapshot: Snapshot) -> Plan:
         origin.push({"other": snapshot.commit})
-        return changes(snapshot, {CLUSTERS: wanted("a/one")}, SYNCED)
+        return compare_folders(snapshot, {CLUSTERS: wanted("a/one")}, SYNCED)
 
     with Repository(Remote(origin.url), cache) as repository, pytest.raises(PushConflict, match="3 times"):
         repository.commit(decide, Reason("a test"))

@@ -172,7 +172,7 @@ def test_forced_branches(origin: Origin, cache: Path) -> None:
 def test_a_deleted_branch_continues_only_when_asked_for(origin: Origin, cache: Path, now: str) -> None:
     """Its files of others and the versions of its clusters are nowhere else, and no longer where Fleet looks."""
     origin.push({"README.md": "x"})
-    before = origin.push({"README.md": "y", "caphv-branches.yaml": "groups: []"})
+    before = origin.push({"README.md": "y", "OWNERS": "z"})
     with Repository(Remote(origin.url), cache) as repository:
         assert repository.sync().commit == before
     if now == "recreated":
@@ -193,7 +193,7 @@ def test_a_deleted_branch_continues_only_when_asked_for(origin: Origin, cache: P
         assert repository.sync().read("README.md") == b"y"
         put(repository, wanted("a/one"))
         put(repository, wanted("a/one", mtu=9000))
-    assert set(origin.files()) == paths("a/one") | {"README.md", "caphv-branches.yaml"}
+    assert set(origin.files()) == paths("a/one") | {"README.md", "OWNERS"}
     # The clone has no history; the repository has, if another branch holds it.
     assert origin.count() == (4 if now == "renamed" else 3)
     if now != "renamed":

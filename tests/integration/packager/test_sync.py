@@ -11,12 +11,11 @@ import yaml
 from caphv.api.object import Obj, uid_of
 from caphv.api.resources import HELM_CHART_CONFIGS
 from caphv.validation.yaml.loader import files
-from packager.definitions.protection import is_protected, unprotected
-from packager.rendering import yaml as yamltext
-from sandbox.addons.fleet import FleetCluster
-from sandbox.addons.helm import Helm
+from packager.definitions.protection import is_protected, unprotect
 from sandbox.manifests import apply
 from sandbox.processes.apiserver import ApiServer
+from tests.support.addons.fleet import FleetCluster
+from tests.support.addons.helm import Helm
 from tests.support.packager.definitions import definition, k3s
 from tests.support.packager.environment import crd
 from tests.support.packager.repositories import Origin, git
@@ -145,34 +144,13 @@ def test_a_class_that_is_there_stays_as_it_is(source: Path, origin: Origin) -> N
     assert origin.files()[path] == older
 
 
-def test_what_an_earlier_release_wrote_gets_protection_and_no_other_change(source: Path, origin: Origin) -> None:
-    put(source, definition("a"), k3s("edge"))
-    done(sync(source, origin))
-    now = origin.files()
-
-    def written_by_011(text: str) -> str:
-        return yamltext.dump_all(unprotected([*yaml.safe_load_all(text)]))
-
-    roots = ("manifests/", "namespaces/", "gitrepos/")
-    older = {
-        path: written_by_011(text)
-        for path, text in now.items()
-        if path.startswith(roots) and path.endswith(".yaml") and not path.endswith("fleet.yaml")
-    }
-    origin.push(older)
-    assert all("resource-policy" not in text for text in origin.files().values())
-    done(sync(source, origin))
-    assert origin.files() == now
-    assert not [path for path in changed(origin) if path.startswith("clusters/")]
-
-
 def test_plain_manifests_are_taken_as_they_are(source: Path, origin: Origin, checkout: Path) -> None:
     (source / "production.yaml").write_text((checkout / "examples" / "rke2-pools.yaml").read_text())
     done(sync(source, origin))
     found = origin.files()
     written = list(yaml.safe_load_all(found["manifests/team-a/production/cluster/cluster.yaml"]))
     given = list(yaml.safe_load_all((source / "production.yaml").read_text()))
-    assert sorted(unprotected(written), key=str) == sorted(given, key=str)
+    assert sorted(unprotect(written), key=str) == sorted(given, key=str)
     assert {obj["kind"] for obj in written if not is_protected(obj)} == {"MachineHealthCheck"}
     assert "clusters/team-a/production/cni/helmchartconfig.yaml" in found
 

@@ -63,7 +63,7 @@ async def test_bare_network_is_one_of_the_target_namespace(case: Case) -> None:
     assert found["multus"] == {"networkName": f"{case.target}/own"}
     pool = await case.harvester.get(kinds.IP_POOLS, machine["status"]["allocatedPoolRef"])
     assert pool["spec"]["selector"] == {"network": f"{case.target}/own"}
-    # As 0.11 wrote it: the same network, and no difference.
+    # As the Go provider wrote it: the same network, and no difference.
     bare = {"spec": {"template": {"spec": {"networks": [{**found, "multus": {"networkName": "own"}}]}}}}
     await case.patch(kinds.VIRTUAL_MACHINES, "one", bare)
     await case.patch(HARVESTER_MACHINES, "one", {"spec": {"cpu": 4}})
@@ -160,6 +160,16 @@ async def test_address_of_a_vm_without_an_entry_goes_to_no_new_machine(case: Cas
     await case.delete_machine("one")
     three = await case.until(HARVESTER_MACHINES, "three", is_ready)
     assert three["status"]["allocatedIPAddress"] == address
+
+
+async def test_machine_that_waits_for_bootstrap_data_leaves_its_address_to_others(case: Case) -> None:
+    pool = await case.pool("pool", 1, 1)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    for name, bootstrap in (("unnamed", None), ("absent", "later")):
+        await case.create_machine(name, bootstrap=bootstrap)
+        await case.until(HARVESTER_MACHINES, name, is_false("Ready", "InfrastructureProvisioningInProgress"))
+    assert await case.allocated(pool) == {}
+    assert (await case.ready_machine("one"))["status"]["allocatedIPAddress"] == f"{case.subnet}.1"
 
 
 async def test_static_address_inside_a_pool_goes_to_no_other_machine(case: Case) -> None:

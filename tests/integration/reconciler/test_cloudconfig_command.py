@@ -40,6 +40,9 @@ def outside(case: Case, tmp_path: Path, runner: asyncio.Runner) -> Iterator[Case
             await case.harvester.create(CLUSTER_ROLES, {"metadata": {"name": CLUSTER_ROLE}, "rules": RULES})
         for name, server in (("harvester", case.environment.harvester), ("workload", case.environment.workload)):
             private_file(tmp_path / f"{name}.yaml", pki.to_yaml(server.kubeconfig()))
+        # The workload cluster is shared: another test may have left its Secret there.
+        with contextlib.suppress(NotFound):
+            await case.workload.delete(SECRETS, "harvester-cloud-config", "kube-system")
 
     runner.run(prepare())
     yield case

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.object import EVENTS, PERSISTENT_VOLUME_CLAIMS, SECRETS
-from reconciler.machine.volumes import without
+from reconciler.machine.vmclaims import without
 from sandbox.harvester import kinds
 from sandbox.harvester.faults import Fault, Faults
 from tests.support import harvesterui
@@ -185,8 +185,12 @@ async def test_address_is_released_by_its_holder_only(case: Case) -> None:
 async def test_machine_that_never_had_a_vm_gives_its_address_back(case: Case) -> None:
     pool = await case.pool("pool", 1, 5)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
-    await case.create_machine("one", bootstrap=None)
-    await case.until(HARVESTER_MACHINES, "one", lambda obj: "dataSecretName" in str(obj.get("status")))
+    await case.write_secret("unusable", {"value": "#!/bin/sh\n"})
+    await case.create_machine("one", bootstrap="unusable")
+    await case.until(
+        HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "VMProvisioningFailed", "a shell script")
+    )
+    assert [*(await case.allocated(pool)).values()] == [f"{case.name}/one"]
     await case.delete_machine("one")
     assert await case.allocated(pool) == {}
 

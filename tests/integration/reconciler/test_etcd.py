@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from caphv.api import remedies
@@ -17,7 +16,6 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.etcd import ETCDCTL
 from caphv.runtime.exec import ExecError, pod_exec
-from caphv.runtime.kubeconfig import parse_kubeconfig
 from commands.main import cli
 from sandbox.harvester import kinds
 from sandbox.processes import pki
@@ -25,46 +23,11 @@ from sandbox.processes.apiserver import private_file
 from tests.support.printed import printed_in
 from tests.support.reconciler.case import CLUSTER_LABEL, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.conditions import condition_of
-from tests.support.simulation import joining
-from tests.support.waiting import until
+from tests.support.reconciler.servers import control_plane, machines_of
 
 pytestmark = pytest.mark.integration
 
-TOKEN = "workload-token"
 REMOVALS, FAILURES = "caphv_etcd_member_remove_total", "caphv_etcd_member_remove_errors_total"
-
-
-def machines_of(*names: str) -> dict[str, str]:
-    """Names of Machines by those of their HarvesterMachines: each has that of another one, to confuse who mixes them.
-
-    VM, Node and member have the name of the HarvesterMachine.
-    """
-    return dict(zip(names, (*names[1:], names[0]), strict=True))
-
-
-async def control_plane(case: Case, *names: str) -> ApiClient:
-    """A cluster whose control plane machines really serve an API; answers a client of it."""
-    found = await case.ready_cluster()
-    server = f"https://{found['spec']['controlPlaneEndpoint']['host']}:6443"
-    authority = pki.CA.create(case.name)
-    data = "#cloud-config\n" + yaml.safe_dump(joining("control-plane", server, authority, TOKEN))
-    await case.write_secret("bootstrap-control-plane", {"value": data})
-    config = pki.kubeconfig(server, authority.certificate, name=case.name, user="admin", credentials={"token": TOKEN})
-    text = pki.to_yaml(config).decode()
-    for name, machine in machines_of(*names).items():
-        await case.create_machine(name, control_plane=True, bootstrap="bootstrap-control-plane", machine_name=machine)
-    await case.write_secret(f"{case.name}-kubeconfig", {"value": text})
-    client = parse_kubeconfig(text).client(name="test", timeout=5)
-    await until(lambda: initialized(client, *names), lambda: "the nodes are not initialized", seconds=90)
-    return client
-
-
-async def initialized(client: ApiClient, *names: str) -> bool:
-    try:
-        nodes = [await client.get(NODES, name) for name in names]
-    except (ApiError, Unreachable):
-        return False
-    return all(node["spec"].get("providerID") for node in nodes)
 
 
 async def etcdctl(client: ApiClient, node: str, *arguments: str) -> bytes:

@@ -17,9 +17,9 @@ from caphv.api.object import (
 )
 from caphv.api.resources import FLEET_CLUSTERS, MANAGED_CLUSTERS, RANCHER_CLUSTERS
 from caphv.runtime.errors import NotFound
-from sandbox.capi.caapf import Caapf, Naming
-from sandbox.capi.rancher import AUTO_IMPORT, Rancher, install, managed_name
 from sandbox.processes import children
+from tests.support.caapf import Caapf, Naming
+from tests.support.rancher import AUTO_IMPORT, Rancher, install, managed_name
 from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, Case
 from tests.support.reconciler.conditions import is_false, is_true
 from tests.support.reconciler.fleet import LABELS

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
-
 import pytest
 
-from caphv.api.object import Obj, uid_of
+from caphv.api.object import uid_of
 from sandbox.harvester import kinds
-from sandbox.harvester.config import SimulatorConfig
-from sandbox.processes import network
-from sandbox.processes.apiserver import ApiServer, Token
-from tests.support.reconciler.case import Case
-from tests.support.reconciler.environment import IDENTITY_TOKEN, TIMES, Environment
-from tests.support.simulation import Place, simulation
+from tests.support.reconciler.environment import Environment
+from tests.support.reconciler.guestparts import allocated, pool_of_guests, remove, service
+from tests.support.reconciler.ownharvester import on_harvester
 
 pytestmark = pytest.mark.integration
 
@@ -27,73 +19,9 @@ RELEASES = [
 ]
 
 
-@asynccontextmanager
-async def on_release(environment: Environment, release: str) -> AsyncIterator[Case]:
-    """A case on a Harvester of its own; at the end nothing of it may be left there."""
-    name = f"on-{release.replace('.', '-')}"
-    identity = Token(IDENTITY_TOKEN, "caphv", ("system:masters",))
-    server = ApiServer(environment.folder, name, audit=True, tokens=[identity], service_range="10.54.0.0/16")
-    await server.start()
-    try:
-        with network.claim() as (claimed, _):
-            settings = {**TIMES, "harvester": release}
-            async with simulation(Place(server, str(claimed)), "unused", **settings):
-                world = SimulatorConfig.from_settings(str(claimed), settings)
-                case = Case(dataclasses.replace(environment, harvester=server, world=world), 1, name)
-                await case.open()
-                try:
-                    yield case
-                    assert await case.remove() == []
-                finally:
-                    await case.close()
-    finally:
-        await server.stop()
-
-
-async def pool_of_guests(case: Case, number: int, selected: str) -> str:
-    """An IPPool for guests of the target namespace, with a network or none."""
-    prefix = case.environment.world.network.removesuffix(".0.0/16")
-    name = f"{case.name}-guests-{number}"
-    ranges = {
-        "subnet": f"{prefix}.0.0/17",
-        "rangeStart": f"{prefix}.110.{number}0",
-        "rangeEnd": f"{prefix}.110.{number}9",
-    }
-    scope = {"namespace": case.target, "project": "*", "guestCluster": "*"}
-    spec = {"ranges": [ranges], "selector": {"network": selected, "scope": [scope]}}
-    status = {"total": 10, "available": 10, "lastAllocated": ""}
-    await case.harvester.create(
-        kinds.IP_POOLS, kinds.typed(kinds.IP_POOLS, {"metadata": {"name": name}, "spec": spec, "status": status})
-    )
-    return name
-
-
-async def service(case: Case, name: str, **spec: Any) -> Obj:
-    """The LoadBalancer that a cloud provider in the guest creates for a Service, with its outcome."""
-    metadata = {
-        "name": name,
-        "namespace": case.target,
-        "labels": {"cloudprovider.harvesterhci.io/cluster": case.name},
-        "annotations": {"loadbalancer.harvesterhci.io/cluster": case.name},
-    }
-    balancer = {"metadata": metadata, "spec": {"workloadType": "cluster", "ipam": "pool", **spec}}
-    await case.harvester.create(kinds.LOAD_BALANCERS, kinds.typed(kinds.LOAD_BALANCERS, balancer))
-    return await case.until(kinds.LOAD_BALANCERS, name, lambda obj: (obj.get("status") or {}).get("conditions"))
-
-
-async def remove(case: Case, name: str) -> None:
-    await case.ask_deletion(kinds.LOAD_BALANCERS, name)
-    await case.until_gone(kinds.LOAD_BALANCERS, name)
-
-
-def allocated(balancer: Obj) -> Obj:
-    found: Obj = balancer["status"].get("allocatedAddress") or {}
-    return found
-
-
 @pytest.mark.parametrize("release", RELEASES)
 async def test_services_of_a_guest_get_addresses(environment: Environment, release: str) -> None:
-    async with on_release(environment, release) as case:
+    async with on_harvester(environment, f"on-{release.replace('.', '-')}", harvester=release) as case:
         await case.ready_cluster()
         name = f"{case.name}-worker"
         await case.ready_machine(name)

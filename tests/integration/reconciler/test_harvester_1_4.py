@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import pytest
 
 from caphv.api.object import Obj
 from sandbox.harvester import kinds
-from sandbox.harvester.config import SimulatorConfig
-from sandbox.processes import network
-from sandbox.processes.apiserver import ApiServer, Token
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, Case
 from tests.support.reconciler.conditions import is_false, is_ready
-from tests.support.reconciler.environment import IDENTITY_TOKEN, TIMES, Environment
-from tests.support.simulation import Place, simulation
+from tests.support.reconciler.environment import Environment
+from tests.support.reconciler.ownharvester import on_harvester
 
 pytestmark = pytest.mark.integration
-
-
-@asynccontextmanager
-async def on_harvester_1_4(environment: Environment) -> AsyncIterator[Case]:
-    """A case on a Harvester of its own; at the end nothing of it may be left there."""
-    identity = Token(IDENTITY_TOKEN, "caphv", ("system:masters",))
-    server = ApiServer(environment.folder, "harvester-1-4", audit=True, tokens=[identity], service_range="10.54.0.0/16")
-    await server.start()
-    try:
-        with network.claim() as (claimed, _):
-            settings = {**TIMES, "releases_duplicates": False}
-            async with simulation(Place(server, str(claimed)), "unused", **settings):
-                world = SimulatorConfig.from_settings(str(claimed), settings)
-                case = Case(dataclasses.replace(environment, harvester=server, world=world), 1, "on-1-4")
-                await case.open()
-                try:
-                    yield case
-                    assert await case.remove() == []
-                finally:
-                    await case.close()
-    finally:
-        await server.stop()
 
 
 async def with_backends(case: Case, address: str) -> Obj:
@@ -53,7 +24,7 @@ async def with_backends(case: Case, address: str) -> Obj:
 
 
 async def test_load_balancer_gets_backends_at_the_reserved_address(environment: Environment) -> None:
-    async with on_harvester_1_4(environment) as case:
+    async with on_harvester(environment, "on-1-4", releases_duplicates=False) as case:
         found = await case.ready_cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": "load-balancers"})
         address, holder = found["spec"]["controlPlaneEndpoint"]["host"], f"{case.target}/{case.balancer}"
         await case.ready_machine("first", control_plane=True)
@@ -78,7 +49,7 @@ async def test_load_balancer_gets_backends_at_the_reserved_address(environment: 
 
 
 async def test_address_that_another_took_is_reported_and_not_replaced(environment: Environment) -> None:
-    async with on_harvester_1_4(environment) as case:
+    async with on_harvester(environment, "on-1-4", releases_duplicates=False) as case:
         found = await case.ready_cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": "load-balancers"})
         address = found["spec"]["controlPlaneEndpoint"]["host"]
         await case.reserve("load-balancers", address, "another/owner")

@@ -11,7 +11,7 @@ from caphv.api.names import HEARTBEAT_LEASE
 from caphv.api.object import LEASES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.heartbeat import Heartbeat
-from overview.provider import SILENT_SECONDS, provider_of, read_provider
+from operations.status.provider import SILENT_SECONDS, provider_of, read_provider
 from tests.support.reconciler.case import Case
 from tests.support.reconciler.environment import Provider
 from tests.support.waiting import ended, until

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
 
 from caphv.api.object import DEPLOYMENTS, NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Resource
+from caphv.runtime.errors import NotFound
 from reconciler.harvester import identityaccount
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import AT_ONCE, HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
@@ -146,7 +148,13 @@ async def test_machine_and_cluster_whose_account_has_lost_its_rights_can_be_dele
     await force_deleted(case, HARVESTER_CLUSTERS, case.name, "TargetNamespaceReady")
     # They are left, as the Events say.
     assert await case.names(kinds.VIRTUAL_MACHINES) == ["one"]
-    for resource in (kinds.VIRTUAL_MACHINES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES):
-        (name,) = await case.names(resource)
-        await case.ask_deletion(resource, name)
+    remaining = {
+        resource: await case.names(resource)
+        for resource in (kinds.VIRTUAL_MACHINES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES)
+    }
+    assert [len(found) for found in remaining.values()] == [1, 1, 1, 1]
+    for resource, (name,) in remaining.items():
+        # The claim may go with its VM.
+        with contextlib.suppress(NotFound):
+            await case.ask_deletion(resource, name)
         await case.until_gone(resource, name)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from caphv.api.names import UPDATE_IN_PROGRESS_ANNOTATION
 from caphv.api.object import LEASES, NODES, Obj, being_deleted, uid_of
 from caphv.runtime.errors import ApiError, Conflict
 from sandbox.harvester import kinds
@@ -16,7 +17,7 @@ from sandbox.harvester.faults import Fault, Faults
 from tests.support.e2e import SHORT_AND_WHOLE
 from tests.support.reconciler import inprocess
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, UNINITIALIZED, Case
-from tests.support.reconciler.conditions import is_ready
+from tests.support.reconciler.conditions import condition_of, is_ready
 from tests.support.reconciler.environment import Environment
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("runner", "alone")]
@@ -71,6 +72,7 @@ async def live(environment: Environment, hooks: Sequence[inprocess.StopAtWrite])
         try:
             await create(case, first)
             await scale_and_migrate(case, first, second)
+            await grow(case, first)
             left = await case.remove()
         except AssertionError as error:
             raise AssertionError(f"{stops()}: {error}") from error
@@ -83,7 +85,7 @@ async def create(case: Case, name: str) -> None:
     balancer = {"ipamType": "pool", "ipPoolRef": front}
     await case.ready_cluster(loadBalancerConfig=balancer, vmNetworkConfig=case.vm_network(pool))
     await case.connect_workload()
-    await case.create_machine(name, control_plane=True)
+    await case.create_machine(name, control_plane=True, cpu=2, cpuMax=4)
     await case.vm(name, lambda vm: (vm.get("status") or {}).get("ready"))
     await case.register_node(name)
     machine = await case.until(HARVESTER_MACHINES, name, is_ready)
@@ -113,6 +115,22 @@ async def scale_and_migrate(case: Case, first: str, second: str) -> None:
     assert await case.names(kinds.VIRTUAL_MACHINES) == [first]
     assert uid_of(await case.vm(first)) == uid_of(vm)
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+
+
+async def grow(case: Case, name: str) -> None:
+    """Cluster API updates the machine in place."""
+    before = await case.get(kinds.INSTANCES, name)
+    progress = {"metadata": {"annotations": {UPDATE_IN_PROGRESS_ANNOTATION: ""}}, "spec": {"cpu": 4}}
+    await case.patch(HARVESTER_MACHINES, name, progress)
+
+    def has_grown(machine: Obj) -> bool:
+        condition = condition_of(machine, "VMUpToDate")
+        return condition["status"] == "True" and "has 4 CPUs" in condition.get("message", "")
+
+    await case.until(HARVESTER_MACHINES, name, has_grown)
+    instance = await case.get(kinds.INSTANCES, name)
+    assert instance["status"]["currentCPUTopology"]["sockets"] == 4
+    assert uid_of(instance) == uid_of(before)
 
 
 async def held(case: Case, suffix: str) -> list[str]:

@@ -19,7 +19,7 @@ LIMITS, REACHED = "WithinLimits", "LimitReached"
 @pytest.mark.parametrize(
     ("attack", "limit"),
     [
-        ("endless", "is larger than 4194304 bytes"),
+        ("endless", "is larger than 3145728 bytes"),
         ("events", "its objects take more than the 32 MiB they may take"),
         ("garbage", "does not answer like a Kubernetes API server"),
     ],

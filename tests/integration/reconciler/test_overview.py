@@ -185,6 +185,7 @@ async def test_a_deletion_that_harvester_blocks_is_explained_and_forced(case: Ca
     for resource in (kinds.VIRTUAL_MACHINES, PERSISTENT_VOLUME_CLAIMS, SECRETS):
         for name in await case.names(resource) if resource != SECRETS else ("blocked-cloud-init",):
             await case.harvester.delete(resource, name, case.target)
+    await case.until_gone(kinds.VIRTUAL_MACHINES, "blocked")
 
 
 async def test_a_support_bundle_has_everything_but_secrets(case: Case, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ async def test_a_cluster_whose_harvester_is_lost_is_deleted(
     case: Case, person: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if the deletion had waited for a quarter of an hour.
-    monkeypatch.setattr("overview.deletionreport.PATIENCE", timedelta(0))
+    monkeypatch.setattr("operations.change.deletionreport.PATIENCE", timedelta(0))
     await case.ready_cluster()
     await case.identity(case.environment.identity("no-such-token"))
     refused = is_false("HarvesterConnectionReady", "HarvesterAuthenticationFailed")

@@ -55,11 +55,15 @@ async def test_restart_midway_continues_with_the_same_vm_and_address(case: Case)
 async def test_restart_between_reservation_and_vm_uses_the_reserved_address(case: Case) -> None:
     pool = await case.pool("pool", 1, 5)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
-    await case.create_machine("one", bootstrap="later")
-    await case.until(HARVESTER_MACHINES, "one", is_false("Ready", "InfrastructureProvisioningInProgress", "later"))
+    # With this data, the address is reserved and no VM can be created.
+    await case.write_secret("unusable", {"value": "#!/bin/sh\n"})
+    await case.create_machine("one", bootstrap="unusable")
+    await case.until(
+        HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "VMProvisioningFailed", "a shell script")
+    )
     held = await case.allocated(pool)
     await case.environment.provider.stop()
-    await case.write_secret("later", {"value": "#cloud-config\n"})
+    await case.write_secret("unusable", {"value": "#cloud-config\n"})
     await case.environment.provider.start()
     machine = await case.until(HARVESTER_MACHINES, "one", is_ready)
     assert await case.allocated(pool) == held == {machine["status"]["allocatedIPAddress"]: f"{case.name}/one"}
@@ -126,7 +130,7 @@ def requests(metrics: Metrics) -> float:
         for (name, labels), count in metrics.items()
         if name == "caphv_api_requests_total"
         and ("verb", "watch") not in labels
-        and ("resource", "leases") not in labels
+        and ("resource", "leases.coordination.k8s.io") not in labels
     )
 
 

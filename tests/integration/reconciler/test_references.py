@@ -49,24 +49,18 @@ async def test_refusal_does_not_say_whether_the_secret_exists(case: Case, other:
     await case.until(HARVESTER_CLUSTERS, case.name, refused)
 
 
-async def test_reference_of_an_earlier_version_is_warned_about_and_a_new_one_is_refused(
-    case: Case, other: Case
-) -> None:
+async def test_reference_of_the_go_providers_cluster_needs_permission_too(case: Case, other: Case) -> None:
     await other.identity()
-    await other.identity(name="another")
     await case.write_secret("bootstrap", {"value": ""})
     await case.create_cluster(paused=True, identitySecret=identity_of(other))
-    # As a version without the rule has left it.
+    # As the Go provider, which has no such rule, has left it.
     status = {"status": {"ready": True, "initialization": {"provisioned": True}}}
     await case.management.patch(HARVESTER_CLUSTERS, case.name, case.name, status, subresource="status")
     await case.pause(False)
-    warned = is_false(CONDITION, "CrossNamespaceReference", f"Secret {other.name}/identity: ")
-    await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: warned(obj) and is_ready(obj))
-    await case.until_event(case.name, "Warning", "CrossNamespaceReference")
-    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"identitySecret": identity_of(other, "another")}})
-    refused = is_false("HarvesterConnectionReady", "HarvesterConnectionFailed", f"{other.name}/another")
+    refused = is_false("HarvesterConnectionReady", "HarvesterConnectionFailed", ALLOWED_NAMESPACES_ANNOTATION)
     await case.until(HARVESTER_CLUSTERS, case.name, refused)
-    await allow(other, SECRETS, "another", case.name)
+    await case.until_event(case.name, "Warning", "ReferenceNotAllowed")
+    await allow(other, SECRETS, "identity", case.name)
     await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: is_true(CONDITION)(obj) and is_ready(obj))
     await case.delete()  # before the namespace of its identity
 

@@ -10,7 +10,7 @@ import pytest
 from caphv.api.names import ADOPT_ANNOTATION, OWNER_ANNOTATION, OWNER_UID_ANNOTATION
 from caphv.api.object import NAMESPACES, SECRETS, SERVICE_ACCOUNTS, SERVICES, Obj, uid_of
 from reconciler.cluster import cloudaccount, cloudconfig
-from reconciler.machine import create
+from reconciler.machine import bootstrap
 from sandbox.harvester import kinds
 from tests.support.reconciler import inprocess
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case
@@ -28,7 +28,7 @@ CONFIG = "CloudProviderConfigReady"
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     """What no watch reports is read again after a minute or ten: here, after half a second."""
     inprocess.install(monkeypatch)
-    for module in (create, cloudaccount):
+    for module in (bootstrap, cloudaccount):
         monkeypatch.setattr(module, "_UNWATCHED", 0.5)
     monkeypatch.setattr(cloudconfig, "_ACCOUNT_CHECK", 0.5)
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from caphv.api import names
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Obj, annotations_of, key_of, uid_of
 from sandbox.harvester import kinds
 from sandbox.processes.apiserver import ApiServer
 from tests.support.overview import Management
 from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
-from tests.support.reconciler.conditions import is_ready
+from tests.support.reconciler.conditions import condition_of, is_ready, is_true
 from tests.support.reconciler.environment import Environment, elsewhere
 from tests.support.reconciler.ownership import CLUSTER
 
@@ -58,8 +59,9 @@ async def test_a_lost_management_cluster_is_restored_elsewhere_and_no_vm_restart
     await old.ready_cluster(vmNetworkConfig=old.vm_network(pool))
     for name in MACHINES_UP:
         await old.ready_machine(name, control_plane=name == "cp")
-    # With a problem: `clusterctl move` refuses one with a machine that waits for its bootstrap data.
-    await old.create_machine("stuck", bootstrap=None)
+    # With a problem: `clusterctl move` refuses one with a machine that has no VM.
+    await old.write_secret("unusable", {"value": "#!/bin/sh\n"})
+    await old.create_machine("stuck", bootstrap="unusable")
     # Its address is reserved; the status says so a moment later.
     await old.until(HARVESTER_MACHINES, "stuck", _has_address)
     before, addresses = await _on_harvester(old), await _addresses(old, pool)
@@ -106,6 +108,66 @@ async def test_a_lost_management_cluster_is_restored_elsewhere_and_no_vm_restart
         assert (await new.get(CLUSTERS, new.name))["spec"].get("paused") in (None, False)
         # No VM was created: the age of those that are adopted would raise an alert about slow creation.
         assert await there.provider.value("caphv_machine_creation_duration_seconds_count") == 0
+        assert await new.remove() == []
+    finally:
+        await new.close()
+
+
+async def test_a_cluster_that_was_parked_is_restored_as_it_was_and_can_be_resumed(
+    environment: Environment, sides: tuple[Environment, Environment], tmp_path: Path
+) -> None:
+    lost, there = sides
+    folder = str(tmp_path / "backup")
+    old = Case(lost, environment.next_case())
+    await old.open()
+    await old.ready_cluster()
+    for name in ("cp", "worker"):
+        await old.ready_machine(name, control_plane=name == "cp")
+    await old.patch(CLUSTERS, old.name, {"metadata": {"annotations": {names.PARK_ANNOTATION: "true"}}})
+    await old.until(HARVESTER_CLUSTERS, old.name, is_true("Parked"), timeout=60)
+    before = await _on_harvester(old)
+    assert not [name for name in before if name.startswith("VirtualMachineInstance ")]
+
+    def caphv(server: ApiServer, *arguments: str) -> tuple[int, str]:
+        result = Management(server, tmp_path).caphv(*arguments)
+        return result.exit_code, result.output
+
+    status, output = await asyncio.to_thread(
+        caphv, lost.management, "backup", f"{old.name}/{old.name}", folder, "--unencrypted"
+    )
+    assert (status, "a restore keeps it parked" in output) == (0, True), output
+    await old.close()
+    await lost.provider.kill()
+    await lost.management.stop()
+
+    since = there.audit_position(there.harvester)
+    restore = ("restore", folder, "--unencrypted", "--yes")
+    status, output = await asyncio.to_thread(caphv, there.management, *restore)
+    assert (status, "stay paused" in output) == (1, True), output
+    await there.provider.start()
+    new = old.on(there)
+    await new.open(create_namespace=False)
+    try:
+        await new.until(HARVESTER_CLUSTERS, new.name, lambda obj: condition_of(obj, "Parked"))
+        assert await new.writes(since) == [], "the old management cluster may still run"
+        status, output = await asyncio.to_thread(caphv, there.management, *restore, "--old-management-cluster-stopped")
+        assert status == 0, output
+        await new.until(HARVESTER_CLUSTERS, new.name, is_true("Parked"), timeout=60)
+        ours = uid_of(await new.management.get(NAMESPACES, "kube-system"))
+        for name in ("cp", "worker"):
+            annotations = annotations_of(await new.vm(name))
+            lost_uid = annotations_of(before[f"VirtualMachine {old.target}/{name}"])[CLUSTER]
+            assert (annotations[CLUSTER], annotations[names.FORMER_CLUSTERS_ANNOTATION]) == (ours, lost_uid)
+        assert await new.names(kinds.INSTANCES) == []
+
+        await new.patch(CLUSTERS, new.name, {"metadata": {"annotations": {names.PARK_ANNOTATION: None}}})
+        await new.until(CLUSTERS, new.name, lambda obj: not obj["spec"].get("paused"), timeout=60)
+        await new.ready()  # the core's part
+        for name in ("cp", "worker"):
+            await new.until(HARVESTER_MACHINES, name, is_ready)
+        after = await _on_harvester(new)
+        vms = [name for name in before if name.startswith("VirtualMachine ")]
+        assert {name: uid_of(after[name]) for name in vms} == {name: uid_of(before[name]) for name in vms}
         assert await new.remove() == []
     finally:
         await new.close()

@@ -80,7 +80,14 @@ async def test_preconditions_protect_objects_of_others(client: ApiClient) -> Non
     patch = {"metadata": {"resourceVersion": version}, "data": {"a": "3"}}
     with pytest.raises(Conflict):
         await client.patch(CONFIG_MAPS, "precious", "runtime-client", patch)
+    with pytest.raises(Conflict):
+        await client.delete(CONFIG_MAPS, "precious", "runtime-client", uid=uid_of(created), resource_version=version)
     assert (await client.get(CONFIG_MAPS, "precious", "runtime-client"))["data"] == {"a": "2"}
+    precious = await client.get(CONFIG_MAPS, "precious", "runtime-client")
+    version = precious["metadata"]["resourceVersion"]
+    await client.delete(CONFIG_MAPS, "precious", "runtime-client", resource_version=version)
+    with pytest.raises(NotFound):
+        await client.get(CONFIG_MAPS, "precious", "runtime-client")
 
 
 async def test_dry_run_leaves_nothing_behind(client: ApiClient) -> None:

@@ -115,7 +115,7 @@ async def forwarded(address: str, port: int, sent: bytes) -> dict[str, bytes]:
 
     encoder, decoder = Encoder(), Decoder()
     for stream, kind in ((1, "error"), (3, "data")):
-        writer.write(encoder.opened(stream, {"streamType": kind, "port": str(port), "requestID": "0"}))
+        writer.write(encoder.open(stream, {"streamType": kind, "port": str(port), "requestID": "0"}))
     writer.write(encoder.data(1, fin=True) + encoder.data(3, sent))
 
     received = {1: b"", 3: b""}

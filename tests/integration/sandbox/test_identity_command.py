@@ -42,7 +42,7 @@ def server(runner: asyncio.Runner, api_server: ApiServer, tmp_path: Path) -> Ite
 
     async def furnish() -> None:
         async with api_server.client() as client:
-            await apply(client, [obj for obj in rights.of_identity() if obj["kind"] == "Namespace"])
+            await apply(client, [obj for obj in rights.identity_objects() if obj["kind"] == "Namespace"])
 
     (tmp_path / "admin.yaml").write_bytes(pki.to_yaml(api_server.kubeconfig()))
     runner.run(furnish())
@@ -79,12 +79,10 @@ async def test_each_call_issues_a_new_token_that_expires(server: ApiServer, tmp_
     await account.close()
 
 
-@pytest.mark.parametrize("role", ["caphv-account-namespace", "caphv-identity-namespace"])
-async def test_account_keeps_its_limits_when_it_gets_more_rights(server: ApiServer, tmp_path: Path, role: str) -> None:
-    """Its target namespaces, also those of 0.11, and that it has no lasting token."""
+async def test_account_keeps_its_limits_when_it_gets_more_rights(server: ApiServer, tmp_path: Path) -> None:
+    """Its target namespaces, and that it has no lasting token."""
     await create(tmp_path, "--target-namespace", "team-a", "--expires-in", "30")
     async with server.client() as client:
-        await rename(client, role)
         result = await create(tmp_path, "--create-ip-pools")
         assert "keeps its target namespaces (team-a)" in result.stderr
         assert "no lasting token" in result.stderr
@@ -138,15 +136,6 @@ async def fill(server: ApiServer, client: ApiClient, name: str) -> str:
     data = {"token": token, "ca.crt": server.ca.certificate.decode()}
     await client.patch(SECRETS, name, "caphv-system", {"stringData": data})
     return token
-
-
-async def rename(client: ApiClient, role: str) -> None:
-    """Bind the account in its target namespace under the name of a role; versions have different names."""
-    name = "caphv-account-namespace:caphv-system:caphv"
-    binding = await client.get(ROLE_BINDINGS, name, "team-a")
-    await client.delete(ROLE_BINDINGS, name, "team-a")
-    binding["metadata"] = {"name": name.replace("caphv-account-namespace", role), "namespace": "team-a"}
-    await client.create(ROLE_BINDINGS, binding)
 
 
 async def everywhere(client: ApiClient) -> set[str]:

@@ -144,3 +144,33 @@ async def test_drain_stays_open_for_strategies_that_kubevirt_does_not_migrate(si
     await asyncio.sleep(0.5)
     assert maintenance.DRAIN_REQUESTED in annotations_of(await sim.client.get(NODES, host))
     await maintenance.disable(sim.client, host)
+
+
+@pytest.mark.parametrize("kind", ["forced", "upgrade"])
+async def test_what_cannot_migrate_is_halted_and_not_started_again(sim: Simulation, kind: str) -> None:
+    local = await running(sim, "local", eviction_strategy="LiveMigrateIfPossible", access_mode="ReadWriteOnce")
+    host = local["status"]["nodeName"]
+    here = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [host]}]}
+    preferred = [{"weight": 100, "preference": here}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+    before = await running(sim, "moving", eviction_strategy="LiveMigrateIfPossible", affinity=affinity)
+    assert before["status"]["nodeName"] == host
+
+    if kind == "forced":
+        await maintenance.enable(sim.client, host, force=True)
+    else:
+        await maintenance.begin_upgrade(sim.client, host)
+    try:
+        await sim.until_gone(kinds.INSTANCES, "local")
+        vm = await sim.client.get(kinds.VIRTUAL_MACHINES, "local", sim.namespace)
+        assert vm["spec"]["runStrategy"] == "Halted"
+        after = await sim.until(kinds.INSTANCES, "moving", lambda vmi: vmi["status"]["nodeName"] == other(host))
+        assert uid_of(after) == uid_of(before)
+        if kind == "forced":
+            await sim.until(NODES, host, lambda node: annotations_of(node).get(maintenance.STATUS) == "completed")
+    finally:
+        await maintenance.disable(sim.client, host)
+        await maintenance.end_upgrade(sim.client, host)
+    assert maintenance.DRAIN_TAINT not in (await sim.client.get(NODES, host))["spec"].get("taints", [])
+    vm = await sim.client.get(kinds.VIRTUAL_MACHINES, "local", sim.namespace)
+    assert vm["spec"]["runStrategy"] == "Halted", "Harvester starts it neither way"

@@ -16,12 +16,12 @@ from typing import Any, cast
 import pytest
 
 from caphv.api.object import SERVICES, Obj, annotations_of
+from caphv.api.ownership import Owner, record
 from caphv.runtime.errors import AlreadyExists
 from reconciler.cluster.endpoint import placeholder_service
 from reconciler.cluster.loadbalancer import load_balancer_spec
 from reconciler.cluster.scope import ClusterScope
-from reconciler.harvester import ipam
-from reconciler.harvester.ownership import Owner, record
+from reconciler.harvester import addressplan
 from sandbox.harvester import kinds
 from sandbox.processes import network
 from sandbox.processes.apiserver import ApiServer
@@ -70,8 +70,10 @@ class Provider:
         if self._mode == "pool":
             pool = await self._client.get(kinds.IP_POOLS, self._running.pool)
             holder = f"{self._namespace}/lb"
-            request = ipam.AddressRequest(holder, (self._running.pool,), self._host, cluster="mgmt", load_balancer=True)
-            plan = ipam.plan_allocations({self._running.pool: pool}, [request])
+            request = addressplan.AddressRequest(
+                holder, (self._running.pool,), self._host, cluster="mgmt", load_balancer=True
+            )
+            plan = addressplan.plan_allocations({self._running.pool: pool}, [request])
             self._host = plan.grants[holder].address
             for name, patch in plan.patches.items():
                 await self._client.patch(kinds.IP_POOLS, name, "", patch)

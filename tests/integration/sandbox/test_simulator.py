@@ -325,7 +325,7 @@ async def test_load_balancer_of_another_pool_gets_another_address(place: Place) 
         made = {
             "metadata": {"name": other},
             "spec": {"ranges": [span]},
-            "status": ippools.recount({"spec": {"ranges": [span]}}),
+            "status": ippools.recounted_status({"spec": {"ranges": [span]}}),
         }
         await sim.client.create(kinds.IP_POOLS, kinds.typed(kinds.IP_POOLS, made))
         try:

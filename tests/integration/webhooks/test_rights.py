@@ -93,7 +93,6 @@ async def _registration(server: ApiServer, user: str, folder: Path) -> AsyncIter
     ("user", "rule", "expected"),
     [
         ("by-name", {"verbs": ["create", "patch"], "resourceNames": OWN_NAMES}, True),
-        ("role-of-0.11", {"verbs": ["create"]}, True),
         ("without-create", {"verbs": ["patch"], "resourceNames": OWN_NAMES}, False),
         ("another-name", {"verbs": ["create", "patch"], "resourceNames": ["other"]}, False),
     ],

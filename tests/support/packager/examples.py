@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from caphv.api.object import Obj
-from packager.addons.settings import ClusterFacts
+from packager.addons.facts import ClusterFacts
 from packager.rendering import yaml
 from packager.rendering.gitrepo import GitRepoOptions, git_repos
 from packager.rendering.nodefiles import node_files
-from packager.rendering.renderer import Rendered, Renderer, RenderOptions
+from packager.rendering.options import RenderOptions
+from packager.rendering.rendered import Rendered
+from packager.rendering.renderer import Renderer
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import yaml
 
 from caphv.api.object import CONFIG_MAPS, Obj
-from caphv.api.resources import HELM_CHART_CONFIGS, HELM_CHARTS
+from caphv.api.resources import HELM_CHARTS
 from caphv.api.supported import support
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from packager.rendering.nodefiles import node_files
-from packager.rendering.renderer import Rendered
-from sandbox import manifests
-from sandbox.addons.fleet import FleetCluster
-from sandbox.addons.helm import Helm
-from sandbox.addons.helmcontroller import HelmController
-from sandbox.addons.manifests import Addon, DeployController
-from tests.support.packager.environment import crd
+from packager.rendering.rendered import Rendered
+from sandbox.processes.apiserver import ApiServer
+from tests.support.addons.fleet import FleetCluster
+from tests.support.addons.helm import Helm
+from tests.support.addons.helmcontroller import HelmController
+from tests.support.addons.manifests import Addon, DeployController
+from tests.support.addons.realhelmcontroller import RealHelmController, real_helm_controller
 from tests.support.packager.stand_in_charts import Charts
 
 GIT_REPO: Obj = {"spec": {"paths": ["clusters/*/*/*"]}}
@@ -35,23 +36,44 @@ def system_charts(cni: str) -> list[str]:
     return [*network, "rke2-snapshot-controller-crd", "rke2-snapshot-controller"]
 
 
-class Guest:
-    """A cluster of a distribution. `servers` are its servers; each has a folder of manifests."""
+@asynccontextmanager
+async def new_guest(
+    server: ApiServer, client: ApiClient, distribution: str, cni: str, folder: Path, *, real: bool = False
+) -> AsyncIterator[Guest]:
+    """Lend a cluster on an empty API server. With `real`, the real Helm controller runs in it."""
+    helm, charts = Helm(server.kubeconfig()), Charts()
+    if not real:
+        yield Guest(client, helm, distribution, cni, folder, charts, HelmController(client, helm, charts))
+        return
+    async with real_helm_controller(server, client, folder, charts.write) as controller:
+        yield Guest(client, helm, distribution, cni, folder, charts, controller)
 
-    def __init__(self, client: ApiClient, helm: Helm, distribution: str, cni: str, folder: Path) -> None:
+
+class Guest:
+    """A cluster of a distribution. `servers` are its servers; each has a folder of manifests below `folder`."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        helm: Helm,
+        distribution: str,
+        cni: str,
+        folder: Path,
+        charts: Charts,
+        controller: HelmController | RealHelmController,
+    ) -> None:
         self.client, self.distribution, self.cni = client, distribution, cni
         self._folder = folder
         self._addons: dict[str, Addon] = {}
         self.servers: list[DeployController] = []
-        self.charts = Charts()
-        self.helm = HelmController(client, helm, self.charts)
+        self.charts, self.helm = charts, controller
         self.fleet = FleetCluster(client, helm, self.charts)
 
     async def add_server(self, rendered: Rendered) -> None:
         """Boot a server with the files of its machine. One that joins skips ours, as its systemd unit has it."""
         if self.distribution not in WITH_HELM_CONTROLLER:
             return
-        await manifests.apply(self.client, [crd(HELM_CHARTS), crd(HELM_CHART_CONFIGS)])
+        await self.helm.start()
         folder = self._folder / f"server-{len(self.servers)}"
         folder.mkdir(parents=True)
         for path, content in node_files(rendered).server_files.items():
@@ -61,7 +83,7 @@ class Guest:
                     (folder / f"{Path(path).name}.skip").touch()
         for name in system_charts(self.cni) if self.distribution == "rke2" else ():
             version = rendered.settings.kubernetes_version if rendered.settings else ""
-            (folder / f"{name}.yaml").write_text(yaml.safe_dump(_helm_chart(name, version)))
+            (folder / f"{name}.yaml").write_text(yaml.safe_dump(self._helm_chart(name, version)))
         server = DeployController(self.client, folder, self._addons)
         self.servers.append(server)
         await server.start()
@@ -89,8 +111,8 @@ class Guest:
     @property
     def errors(self) -> set[str]:
         """What Helm says of failed releases."""
-        releases = (*self.fleet.releases.values(), *self.helm.releases.values())
-        return {release.error for release in releases if release.error}
+        by_fleet = {release.error for release in self.fleet.releases.values() if release.error}
+        return by_fleet | set(self.helm.errors.values())
 
     async def installed(self, name: str) -> Obj | None:
         """Return version and values of an installed chart, None if it is not installed."""
@@ -100,11 +122,11 @@ class Guest:
             return None
         return {"version": found["data"]["version"], "values": yaml.safe_load(found["data"]["values"])}
 
-
-def _helm_chart(name: str, version: str) -> Obj:
-    """Return what RKE2 writes for a chart of its own: where Helm may force conflicts, it does."""
-    spec: Obj = {"bootstrap": True, "chart": name, "targetNamespace": "kube-system"}
-    if support().helm_controller(version).force_conflicts:
-        spec |= {"failurePolicy": "retry", "forceConflicts": True}
-    kind = {"apiVersion": HELM_CHARTS.api_version, "kind": HELM_CHARTS.kind}
-    return {**kind, "metadata": {"name": name, "namespace": "kube-system"}, "spec": spec}
+    def _helm_chart(self, name: str, version: str) -> Obj:
+        """Return what RKE2 writes for a chart of its own: where Helm may force conflicts, it does."""
+        content = {"chart": name, "chartContent": self.charts.archive(name)}
+        spec: Obj = {"bootstrap": True, "targetNamespace": "kube-system", **content}
+        if support().helm_controller(version).force_conflicts:
+            spec |= {"failurePolicy": "retry", "forceConflicts": True}
+        kind = {"apiVersion": HELM_CHARTS.api_version, "kind": HELM_CHARTS.kind}
+        return {**kind, "metadata": {"name": name, "namespace": "kube-system"}, "spec": spec}

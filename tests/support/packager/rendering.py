@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from packager.addons.settings import ClusterFacts
-from packager.rendering.renderer import Renderer, RenderOptions
+from packager.addons.facts import ClusterFacts
+from packager.rendering.options import RenderOptions
+from packager.rendering.renderer import Renderer
 
 
 def files(facts: ClusterFacts, previous: Mapping[str, bytes] | None = None, **options: Any) -> dict[str, bytes]:

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from packager.contents.folders import Wanted, compare_folders
 from packager.git.commit import Reason
 from packager.git.folder import Folder
 from packager.git.prune import Pruning
-from packager.git.publish import Wanted, publish
 from packager.git.repository import Repository
 from packager.git.result import Result
+from packager.planning.publish import log_result
 from packager.tree import CLUSTER_ROOT
 
 CLUSTERS = CLUSTER_ROOT
@@ -118,7 +119,7 @@ def put(
     repository: Repository, folders: Mapping[str, Folder], pruning: Pruning = SYNCED, why: str = "a test"
 ) -> Result:
     everything: Wanted = {CLUSTERS: folders}
-    return publish(repository, lambda _: everything, pruning, Reason(why))
+    return log_result(repository.commit(lambda snapshot: compare_folders(snapshot, everything, pruning), Reason(why)))
 
 
 def paths(*clusters: str) -> set[str]:

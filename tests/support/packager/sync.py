@@ -11,9 +11,9 @@ import yaml
 from click.testing import CliRunner, Result
 
 from caphv.api.object import Obj
+from commands.errors import InputError
 from commands.main import cli
-from commands.options.clusters import InputError
-from packager.apply import ApplyFailure, describe
+from packager.definitions.apply import ApplyFailure, describe
 from tests.support.packager.repositories import Origin, git
 
 STATUS = "caphv-status.yaml"

@@ -15,6 +15,7 @@ from caphv.runtime.cache import Change
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler.harvester.session import Session, SessionEvents
 from reconciler.harvester.sessions import Sessions
+from tests.support.waiting import until
 
 
 class Server:
@@ -125,6 +126,12 @@ class Opened:
         access = Kubeconfig(server=server.url, token=token, **options)  # type: ignore[arg-type]
         session = await self.sessions.assign(Key("ns", token), access, namespace, identity=token)
         session.watch_namespace(namespace)
+        return session
+
+    async def open_filled(self, server: Server, token: str) -> Session:
+        """Open a session, and wait for its caches."""
+        session = await self.open(server, token)
+        await until(lambda: filled(session))
         return session
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sandbox.capi.rancher import AUTO_IMPORT
+from tests.support.rancher import AUTO_IMPORT
 
 LABELS = {AUTO_IMPORT: "true", "cni": "calico", "csi": "harvester", "cloud-config": "secret"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from caphv.api import resources
+from caphv.api.conditions import rfc3339
 from caphv.api.object import Obj
 from tests.support.ippools import pool
 from tests.support.reconciler.memorycase import MemoryCase
@@ -52,9 +54,12 @@ def give_address(case: MemoryCase) -> None:
     )
 
 
-async def delete(case: MemoryCase, times: int = 6) -> None:
-    """Delete the HarvesterCluster, and reconcile until nothing is to be done."""
+async def delete(case: MemoryCase, times: int = 6, seconds_ago: float = 0.0) -> None:
+    """Delete the HarvesterCluster some time ago, and reconcile until nothing is to be done."""
     await case.management.delete(resources.HARVESTER_CLUSTERS, "demo", "team")
+    if obj := case.management.find("HarvesterCluster", "demo", "team"):
+        deleted_at = rfc3339(datetime.now(UTC) - timedelta(seconds=seconds_ago))
+        case.management.put({**obj, "metadata": {**obj["metadata"], "deletionTimestamp": deleted_at}})
     for _ in range(times):
         if case.management.find("HarvesterCluster", "demo", "team"):
             await case.reconcile()

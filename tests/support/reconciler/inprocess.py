@@ -67,6 +67,18 @@ class StopAtWrite(Hook):
         return None
 
 
+class DiesAfterWrite(StopAtWrite):
+    """A provider that dies after its first write; what says that it runs does not count."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    async def asked(self, method: str, path: str, options: Mapping[str, Any], send: Send) -> Any:
+        if "/leases" in path:
+            return await send()
+        return await super().asked(method, path, options, send)
+
+
 class Delay(Hook):
     """Keeps the first write to a path under way: `late` is that request, for a test to send too late."""
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from caphv.api.object import Key, Obj
-from reconciler.harvester.ownership import Owner
-from reconciler.machine.vm import (
-    ResolvedImage,
-    VirtualMachineInputs,
-)
+from caphv.api.ownership import Owner
+from reconciler.machine.images import ResolvedImage
+from reconciler.machine.vm import VirtualMachineInputs
 
 OWNER = Owner("HarvesterMachine", "ns", "node-1", "uid-1", "mgmt")
 

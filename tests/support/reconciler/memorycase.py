@@ -13,7 +13,18 @@ import pytest
 
 from caphv.api import resources
 from caphv.api.conditions import get_condition
-from caphv.api.object import CONFIG_MAPS, NODES, SECRETS, SERVICES, Key, Obj, Resource, key_of
+from caphv.api.object import (
+    CONFIG_MAPS,
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    SECRETS,
+    SERVICES,
+    Key,
+    Obj,
+    Resource,
+    key_of,
+)
 from caphv.runtime.store import IndexFunction, Store
 from reconciler.cluster import identity
 from reconciler.cluster.controller import ClusterReconciler
@@ -23,6 +34,7 @@ from reconciler.harvester.allocator import AddressAllocator
 from reconciler.harvester.harvester import collections_of
 from reconciler.memory import Memory
 from reconciler.queues import Queues
+from reconciler.remote.guestvolumes import reclaim_policies
 from reconciler.status import StatusDraft
 from reconciler.triggers import Topics
 from tests.support.memoryserver import MemoryServer
@@ -35,10 +47,11 @@ TARGET = "vms"
 
 
 class Cached:
-    """What an `Informer` offers readers, straight from a server."""
+    """What an `Informer` offers readers, straight from a server. Of kinds in `lags`, it has no objects yet."""
 
     synced = current = True
     last_error = None
+    lags: frozenset[str] = frozenset()
 
     def __init__(
         self, server: MemoryServer, resource: Resource, indexes: Mapping[str, IndexFunction] | None = None
@@ -53,6 +66,9 @@ class Cached:
         return store
 
     def get(self, namespace: str, name: str) -> Obj | None:
+        return None if self.resource.kind in self.lags else self.store.get(namespace, name)
+
+    async def read(self, namespace: str, name: str) -> Obj | None:
         return self.store.get(namespace, name)
 
     def observe(self, _obj: Obj) -> None:
@@ -61,7 +77,7 @@ class Cached:
     def forget(self, _namespace: str, _name: str) -> None:
         """Nothing: the cache is the server."""
 
-    def deleted(self, namespace: str, name: str, _answer: Obj | None) -> bool:
+    def observe_deletion(self, namespace: str, name: str, _answer: Obj | None) -> bool:
         return self.get(namespace, name) is None
 
 
@@ -149,11 +165,12 @@ class MemoryCase:
 
     def _session(self) -> Any:
         server = self.harvester
-        vms, *_ = collections_of(TARGET, "")
+        vms, _, _, balancers = collections_of(TARGET, "")
         views = {
             "vms": Cached(server, resources.VIRTUAL_MACHINES, vms.options["indexes"]),
             "instances": Cached(server, resources.VIRTUAL_MACHINE_INSTANCES),
-            "load_balancers": Cached(server, resources.LOAD_BALANCERS),
+            "claims": Cached(server, PERSISTENT_VOLUME_CLAIMS),
+            "load_balancers": Cached(server, resources.LOAD_BALANCERS, balancers.options["indexes"]),
         }
         self.namespace = SimpleNamespace(**views, synced=True, current=True, sync_error="")
         pools = Cached(server, resources.IP_POOLS)
@@ -165,17 +182,17 @@ class MemoryCase:
             ca="CA",
             uid="harvester-uid",
             error=None,
-            unauthorized=False,
-            settled=True,
+            is_unauthorized=False,
+            is_settled=True,
             synced=True,
             sync_error="",
             missing_kind="",
             available=True,
-            deployed=True,
-            any_address=False,
+            deployment_object=True,
             pools=pools,
             services=Cached(server, SERVICES),
             hosts=Cached(server, NODES),
+            namespaces={TARGET: self.namespace},
             watch_namespace=lambda _: self.namespace,
             refusal=lambda *_: "",
             probe=lambda: self.events.append(("", "probed")),
@@ -188,18 +205,21 @@ class MemoryCase:
             harvester_machines=Cached(self.management, resources.HARVESTER_MACHINES),
             secrets=Cached(self.management, SECRETS),
             machines=SimpleNamespace(get=lambda *_: None),
+            clusters=Cached(self.management, resources.clusters("v1beta2")),
             cluster_of=lambda _: self.cluster,
             machines_of=lambda _: self.machines,
-            failure_domains_published=True,
+            publishes_failure_domains=True,
         )
         events = SimpleNamespace(
-            event=lambda _about, kind, reason, _message: self.events.append((kind, reason)), limited=lambda _: False
+            event=lambda _about, kind, reason, _message: self.events.append((kind, reason)), is_limited=lambda _: False
         )
         workloads = SimpleNamespace(
             ensure=self._nothing,
+            forget=lambda _: None,
             client=lambda _: self.workload if self.guests_answer else None,
-            reached=lambda _: self.guests_answer,
+            has_answered=lambda _: self.guests_answer,
             nodes=lambda _: self.workload.stored(NODES),
+            reclaim_policies=lambda _: self._reclaim_policies(),
         )
         watches = SimpleNamespace(ensure=self._watch, forget=self._nothing, known=self._known)
         return Context(
@@ -217,6 +237,9 @@ class MemoryCase:
             topics=Topics(),
             memory=Memory(),
         )
+
+    def _reclaim_policies(self) -> dict[str, str] | None:
+        return reclaim_policies(self.workload.stored(PERSISTENT_VOLUMES)) if self.guests_answer else None
 
     async def _nothing(self, *_: object) -> None:
         return None

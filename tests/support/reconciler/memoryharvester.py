@@ -123,7 +123,6 @@ class AccountClient:
         namespace: str = "",
         *,
         on_open: Callable[[], None],
-        on_wait: Callable[[bool], None],
         **_: Any,
     ) -> AsyncGenerator[Event, None]:
         await self._ask("watch", resource.plural)
@@ -134,10 +133,10 @@ class AccountClient:
         try:
             on_open()
             while True:
-                on_wait(True)
                 event = await queue.get()
-                on_wait(False)
                 if event is None:
+                    if self.closed:
+                        raise Unreachable("the client has been closed")
                     return
                 yield event
         finally:
@@ -154,6 +153,9 @@ class AccountClient:
 
     async def close(self) -> None:
         self.closed = True
+        for (token, _), queues in self._harvester.queues.items():
+            for queue in queues if token == self._token else ():
+                queue.put_nowait(None)
 
     async def _ask(self, verb: str, plural: str) -> None:
         server = self._harvester

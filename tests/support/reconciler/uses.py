@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-from caphv.api.names import ENDPOINT_HOOK, identity_finalizer
+from caphv.api.names import ENDPOINT_HOOK, PARK_ANNOTATION, identity_finalizer
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, annotations_of, uid_of
 from caphv.api.resources import FLEET_CLUSTERS
 from caphv.runtime.errors import NotFound
 from reconciler.harvester import identityaccount
-from sandbox.capi import rancher
 from sandbox.harvester import kinds
+from tests.support import rancher
 from tests.support.metrics import bind, scrape, token
 from tests.support.reconciler.case import (
     CLUSTER_LABEL,
@@ -25,7 +25,7 @@ from tests.support.reconciler.case import (
     machine_spec,
 )
 from tests.support.reconciler.cloudconfig import ACCOUNTS, BINDINGS, config_map, connect, until_workload_secret
-from tests.support.reconciler.conditions import is_false, is_ready, is_true
+from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
 from tests.support.reconciler.fleet import LABELS
 from tests.support.reconciler.loadbalancer import place
 from tests.support.reconciler.ownership import left_behind, recorded
@@ -63,6 +63,7 @@ async def live(case: Case) -> None:
     await case.until(HARVESTER_CLUSTERS, case.name, is_true("InitMachineCreated"))
     await handed_over(case)
     await repaired(case)
+    await parked(case)
     await rotated(case)
 
 
@@ -73,6 +74,14 @@ async def handed_over(case: Case) -> None:
     await case.until(MACHINES, "cp", lambda obj: ENDPOINT_HOOK in annotations_of(obj))
     await case.delete_machine("cp2")
     await case.until(MACHINES, "cp", lambda obj: ENDPOINT_HOOK not in annotations_of(obj))
+
+
+async def parked(case: Case) -> None:
+    """The cluster is parked, which pauses it, and resumed."""
+    await case.patch(CLUSTERS, case.name, {"metadata": {"annotations": {PARK_ANNOTATION: "true"}}})
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("Parked"))
+    await case.patch(CLUSTERS, case.name, {"metadata": {"annotations": {PARK_ANNOTATION: None}}})
+    await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: not condition_of(obj, "Parked") and is_ready(obj))
 
 
 async def rotated(case: Case) -> None:

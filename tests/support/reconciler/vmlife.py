@@ -9,9 +9,9 @@ import pytest
 
 from caphv.api import conditions
 from caphv.api.object import Key, Obj
+from caphv.api.ownership import Owner
 from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
-from reconciler.harvester.ownership import Owner
 from reconciler.machine import controller, running
 from reconciler.memory import Memory
 from reconciler.status import StatusDraft
@@ -129,7 +129,7 @@ class VmLife:
             machines=SimpleNamespace(get=lambda *_: {"metadata": {}}),
             cluster_of=lambda _: cluster,
             harvester_cluster_of=lambda _: cluster,
-            failure_domains_published=True,
+            publishes_failure_domains=True,
         )
         workloads = SimpleNamespace(node=lambda *_: self.node, hint=lambda _: None)
         return SimpleNamespace(
@@ -157,7 +157,7 @@ class VmLife:
             if before.get(entry["type"]) != entry["status"]:
                 self.transitions.append((entry["type"], entry["status"]))
         self.obj = {**self.obj, "status": draft.fields}
-        draft.written(self.obj)
+        draft.confirm(self.obj)
 
 
 def vm_of(word: str, strategy: str) -> Obj:

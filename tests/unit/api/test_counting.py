@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caphv.api.counting import counted
+from caphv.api.counting import counted, name_some
 
 pytestmark = pytest.mark.unit
 
@@ -22,3 +22,11 @@ pytestmark = pytest.mark.unit
 )
 def test_a_noun_has_the_form_that_its_number_needs(number: int, noun: str, plural: str, text: str) -> None:
     assert counted(number, noun, plural) == text
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [([], ""), (["a"], "a"), (["a", "b"], "a; b"), (["a", "b", "c"], "a; b and 1 more")],
+)
+def test_the_first_are_named_and_the_others_counted(names: list[str], text: str) -> None:
+    assert name_some(names, 2, "; ") == text

@@ -131,6 +131,8 @@ def test_pool_of_any_content_is_read_or_invalid(hostile: Obj) -> None:
             count(hostile)
     ippool.serves(hostile, ["vms/net"])
     for address, holder in ippool.allocated(hostile).items():
-        assert set(ippool.held(hostile, holder, "")) <= set(ippool.allocated(hostile))
+        held = ippool.held(hostile, holder, "")
+        assert set(held) <= set(ippool.allocated(hostile))
+        assert ippool.holds(hostile, address, holder, "") is (address in held)
         assert isinstance(ippool.mark(hostile, address), str)
     assert all(isinstance(holder, str) for holder in ippool.allocated_before(hostile).values())

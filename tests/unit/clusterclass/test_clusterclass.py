@@ -14,13 +14,15 @@ import yaml
 
 from caphv import data
 from caphv.api.object import Obj
-from release import clusterclasses
+from caphv.clusterclass.templates import Part, apply_patches, variables_of
 from sandbox.capi import crds as providers
 from tests.support import observed
 from tests.support.clusterclasses import objects, problems, strict, templates
+from tools.generate import clusterclasses
 
 pytestmark = pytest.mark.unit
 
+FIELDS = ("guestConfig", "nodeAffinity", "workloadAffinity")
 CLASSES = ("harvester-k3s", "harvester-kubeadm", "harvester-rke2")
 
 
@@ -61,14 +63,38 @@ def crds_of_the_sandbox() -> dict[tuple[str, str], Obj]:
 
 
 def test_the_files_are_what_their_sources_say(checkout: Path) -> None:
-    assert clusterclasses.stale(checkout) == []
+    assert clusterclasses.stale_files(checkout) == []
 
 
 def test_a_changed_or_missing_file_is_reported(tmp_path: Path, checkout: Path) -> None:
     shutil.copytree(checkout / "clusterclass", tmp_path / "clusterclass")
     (tmp_path / "clusterclass" / "harvester-k3s" / "templates.yaml").write_text("")
     (tmp_path / "clusterclass" / "variables.md").unlink()
-    assert clusterclasses.stale(tmp_path) == ["clusterclass/harvester-k3s/templates.yaml", "clusterclass/variables.md"]
+    assert clusterclasses.stale_files(tmp_path) == [
+        "clusterclass/harvester-k3s/templates.yaml",
+        "clusterclass/variables.md",
+    ]
+
+
+def test_a_variable_has_the_rules_of_its_machine_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = {"rule": "self.size() < 9", "message": "must be shorter"}
+    names = {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}}
+    field = {"type": "object", "properties": {"names": {**names, "x-kubernetes-validations": [rule]}}}
+    monkeypatch.setattr(clusterclasses, "_machine_fields", lambda: dict.fromkeys(FIELDS, field))
+    files = clusterclasses.render(clusterclasses.CHECKOUT / "clusterclass")
+    (cluster_class,) = (
+        obj for obj in yaml.safe_load_all(files["clusterclass/harvester-rke2/clusterclass.yaml"]) if obj
+    )
+    (schema,) = (
+        variable["schema"]["openAPIV3Schema"]
+        for variable in cluster_class["spec"]["variables"]
+        if variable["name"] == "guestConfig"
+    )
+    assert schema["properties"]["names"] == {
+        "type": "array",
+        "items": {"type": "string"},
+        "x-kubernetes-validations": [rule],
+    }
 
 
 def test_each_folder_is_a_class() -> None:
@@ -91,6 +117,7 @@ def test_variables_of_0_12_are_optional_and_have_no_default_so_that_the_class_ch
     new = {
         *("guestConfig", "nodeAffinity", "workloadAffinity", "fipsRequired"),
         *("cisProfile", "stig", "imageRegistry", "registries"),
+        *("cpuMax", "memoryMax"),
     }
     found = [variable for name in CLASSES for variable in the_class(name)["spec"]["variables"]]
     checked = [variable for variable in found if variable["name"] in new]
@@ -158,7 +185,7 @@ def test_each_replacement_finds_what_it_replaces_and_each_addition_its_parent(na
                 parent = template
                 for part in path[:-1]:
                     parent = parent[part]
-                assert (path[-1] in parent) is (patch["op"] == "replace"), patch
+                assert (path[-1] in parent) is (patch["op"] != "add"), patch
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -304,3 +331,27 @@ def test_the_class_refuses_what_stops_or_loses_bootstrap_data(file: str, name: s
     schema = next(each["schema"]["openAPIV3Schema"] for each in variables if each["name"] == variable)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(value, schema)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ({"host": "api.example.com"}, {"host": "api.example.com", "port": 6443}),
+        ({"host": "172.16.0.5", "port": 443}, {"host": "172.16.0.5", "port": 443}),
+    ],
+)
+def test_an_external_endpoint_replaces_the_load_balancer(name: str, endpoint: Obj, expected: Obj) -> None:
+    (template,) = (obj for _, obj in templates(name) if obj["kind"] == "HarvesterClusterTemplate")
+    values = {
+        "loadBalancer": {"ipamType": "none", "endpoint": endpoint},
+        "identitySecretName": "identity",
+        "targetNamespace": "demo",
+    }
+    topology = {"variables": [{"name": name, "value": value} for name, value in values.items()]}
+    cluster = {"metadata": {"name": "demo", "namespace": "team"}, "spec": {"topology": topology}}
+    variables = variables_of(the_class(name), cluster)
+    spec = apply_patches(the_class(name), Part("infrastructure", template), variables)
+    assert spec["controlPlaneEndpoint"] == expected
+    # CRD and webhook refuse listeners and pools with an external endpoint.
+    assert spec["loadBalancerConfig"] == {"ipamType": "none"}

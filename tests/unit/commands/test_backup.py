@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from caphv.api import parking
 from caphv.api.objectid import id_of
 from commands import backup as command
 from commands.main import cli
-from overview.backup import reading
-from overview.backup.files import Backup, Origin
+from operations.backup import reading
+from operations.backup.files import Backup, Origin
 from tests.support import doccommands
 from tests.support.backup import whole_cluster
 from tests.support.paths import CHECKOUT
@@ -115,3 +116,10 @@ def test_a_backup_needs_clusters_and_a_directory() -> None:
     result = CliRunner().invoke(cli, ["backup", "shop"], prog_name="caphv")
     assert result.exit_code == 2
     assert "caphv backup shop DIR" in result.output
+
+
+def test_a_backup_names_a_cluster_that_is_parked(saved: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "parked" not in saved("today", "--unencrypted").output
+    monkeypatch.setattr(parking, "concerns", lambda _: True)
+    output = saved("tomorrow", "--unencrypted").output
+    assert "parked: team/shop: a restore keeps it parked; to have it run, then caphv resume team/shop" in output

@@ -10,7 +10,7 @@ import yaml
 
 from caphv.api.object import Key
 from caphv.validation.finding import Fault, Finding, LocatedFinding
-from commands.output.checks import CHECKED, IMAGES
+from commands.output.bundle_checks import CHECKED, IMAGES
 from commands.output.trace import TRACED
 from packager.checks.check import Checked, CheckedChart
 from packager.checks.contents import ChartRef

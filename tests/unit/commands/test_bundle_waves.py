@@ -1,8 +1,11 @@
-"""`caphv bundles upgrade` with a management cluster in memory in which a test plays Fleet."""
+"""`caphv bundles upgrade` with a management cluster in memory in which a test plays the packager."""
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,15 @@ import pytest
 import yaml
 from click.testing import Result
 
-from caphv.api.object import Obj, Resource
-from caphv.api.resources import FLEET_BUNDLES
-from caphv.runtime.errors import Forbidden
+from caphv.api.object import Key, Obj
+from packager.addons.versions import Versions
+from packager.git.errors import AccessDenied, GitError, Unreachable
+from packager.git.repository import Repository
+from packager.git.snapshot import Snapshot
+from packager.upgrade import request as upgrade_request
+from packager.upgrade import rolloutfile
+from packager.upgrade.request import Request
+from packager.upgrade.rollout import Rollout, State
 from tests.support.commandservers import Servers
 from tests.support.packager.commands import manifest
 from tests.support.packager.repositories import Origin
@@ -20,41 +29,24 @@ from tests.support.packager.repositories import Origin
 pytestmark = pytest.mark.unit
 
 OLDER = "2026.11"
+REQUEST = Request(("canary", "10%", "rest"), 600.0, OLDER)
+OPTIONS = "--waves", "canary,10%,rest", "--gate", "ready=10m", "--release", OLDER
+A, B = Key("team", "a"), Key("team", "b")
 
 
-class Fleet:
-    """Bundles of Fleet as if it had applied the head of the branch to all clusters but those in `stuck`."""
+@dataclass
+class Clock:
+    """Time that passes while a command waits; the packager then does its next step."""
 
-    def __init__(self, servers: Servers, origin: Origin) -> None:
-        self.origin = origin
-        self.stuck: set[str] = set()
-        self.error: Forbidden | None = None
-        self._list = servers.management.list
-        servers.management.list = self.list  # type: ignore[method-assign]
+    now: float
+    steps: Iterator[Callable[[], None]] = field(default_factory=lambda: iter(()))
 
-    async def list(self, resource: Resource, namespace: str = "", **options: Any) -> Obj:
-        if resource is not FLEET_BUNDLES:
-            return await self._list(resource, namespace, **options)
-        if self.error:
-            raise self.error
-        files = self.origin.files()
-        paths = [path for path in files if path.startswith("clusters/") and path.endswith("/fleet.yaml")]
-        return {"metadata": {}, "items": [self._bundle(path, yaml.safe_load(files[path])) for path in paths]}
+    def monotonic(self) -> float:
+        return self.now
 
-    def _bundle(self, path: str, fleet_yaml: Obj) -> Obj:
-        _, namespace, cluster, *_ = path.split("/")
-        labels = {**fleet_yaml["labels"], "fleet.cattle.io/commit": self.origin.head()}
-        metadata = {"name": fleet_yaml["name"], "namespace": namespace, "uid": path, "resourceVersion": "1"}
-        summary: Obj = {"desiredReady": 1, "ready": 1, "nonReadyResources": []}
-        if cluster in self.stuck:
-            summary |= {"ready": 0, "nonReadyResources": [{"message": "image cannot be pulled"}]}
-        return {
-            "apiVersion": FLEET_BUNDLES.api_version,
-            "kind": FLEET_BUNDLES.kind,
-            "metadata": {**metadata, "labels": labels, "generation": 1},
-            "spec": {},
-            "status": {"observedGeneration": 1, "summary": summary},
-        }
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        next(self.steps, lambda: None)()
 
 
 class Case:
@@ -62,9 +54,9 @@ class Case:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        monkeypatch.setattr("packager.waves._INTERVAL", 0.01)
         self.servers, self.origin = Servers(monkeypatch, folder), Origin.make(folder / "origin.git")
-        self.fleet = Fleet(self.servers, self.origin)
+        self.clock = Clock(time.monotonic())
+        monkeypatch.setattr("commands.bundles.waves.time", self.clock)
         self.servers.management.serve("cluster.x-k8s.io/v1beta2", "ClusterClass")
         self.servers.management.serve("infrastructure.cluster.x-k8s.io/v1beta1", "HarvesterCluster")
         self.put("a", **{"caphv.io/wave": "canary"})
@@ -81,8 +73,23 @@ class Case:
     def bundles(self, command: str, *more: str) -> Result:
         return self.servers.caphv("bundles", command, *more, "--repo", self.origin.url)
 
-    def upgrade(self, waves: str, *more: str, release: str = OLDER, gate: str = "60s") -> Result:
-        return self.bundles("upgrade", "--waves", waves, "--gate", f"ready={gate}", "--release", release, *more)
+    def upgrade(self, *more: str) -> Result:
+        return self.bundles("upgrade", *more)
+
+    def request(self, file: str = "caphv-upgrade.yaml", branch: str = "main") -> Request | None:
+        """The request in the repository."""
+        content = self.origin.files(branch).get(file)
+        return upgrade_request.parse_file(content.encode()) if content else None
+
+    def packager_steps(self, *states: Rollout) -> None:
+        """Have the packager write one state after the other, and remove the request with the last."""
+
+        def write(state: Rollout) -> None:
+            if not state.is_active:
+                self.origin.remove("caphv-upgrade.yaml")
+            self.origin.push({"caphv-upgrade.status.yaml": rolloutfile.serialize(state).decode()})
+
+        self.clock.steps = iter([lambda state=state: write(state) for state in states])  # type: ignore[misc]
 
     def releases(self) -> dict[str, str]:
         """Releases of the clusters' bundles in the repository."""
@@ -97,62 +104,151 @@ def case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Case:
     return Case(monkeypatch, tmp_path)
 
 
+def state(of: State, wave: int = 1, **fields: Any) -> Rollout:
+    waves = ("canary", (A,)), ("rest", (B,))
+    before = {A: Versions("2", "v2", {})} if of is State.PROGRESSING else {}
+    return Rollout(OLDER, REQUEST, waves, of, wave, 1_800_000_000.0, before, **fields)
+
+
 def test_a_dry_run_shows_the_waves_and_commits_nothing(case: Case) -> None:
-    shown = json.loads(case.upgrade("canary,50%,rest", "--dry-run", "-o", "json").stdout)
+    shown = json.loads(case.upgrade("--waves=canary,50%,rest", *OPTIONS[2:], "--dry-run", "-o", "json").stdout)
     assert [wave["clusters"] for wave in shown["waves"]] == [["team/a"], ["team/b", "team/c"]]
+    shown = json.loads(case.upgrade(*OPTIONS, "-l", "caphv.io/wave", "--dry-run", "-o", "json").stdout)
+    assert [wave["clusters"] for wave in shown["waves"]] == [["team/a"]]
     assert case.origin.count() == 1
-    nothing = case.upgrade("canary,rest", release=case.newest)
+
+
+def test_an_upgrade_in_waves_is_requested_by_one_file_and_changes_no_cluster(case: Case) -> None:
+    before = case.origin.files()
+    done = case.upgrade(*OPTIONS, "-l", "tier=edge", "--message", "For CVE-1", "--author", "Ann <a@example.com>")
+    assert (done.exit_code, case.origin.count()) == (0, 2), done.output
+    after = case.origin.files()
+    assert {path for path in after if after[path] != before.get(path)} == {"caphv-upgrade.yaml"}
+    assert case.request() == Request(REQUEST.waves, REQUEST.gate, OLDER, "tier=edge")
+    assert case.origin.message() == "Upgrade add-ons in waves: canary, 10%, rest\n\nFor CVE-1"
+    # The same again is the same request.
+    again = case.upgrade(*OPTIONS, "-l", "tier=edge")
+    assert (again.exit_code, case.origin.count()) == (0, 2)
+    assert "nothing changed" in again.stdout
+
+
+def test_a_request_can_be_reviewed_and_is_for_one_of_several_packagers(case: Case) -> None:
+    done = case.upgrade(*OPTIONS, "--packager", "blue-team-a", "--review", "caphv/upgrade")
+    assert done.exit_code == 0, done.output
+    file = "caphv-upgrade-blue-team-a.yaml"
+    assert (case.request(file), case.request(file, "caphv/upgrade")) == (None, REQUEST)
+
+
+def test_a_request_is_written_into_a_checkout(case: Case, tmp_path: Path) -> None:
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    done = case.servers.caphv("bundles", "upgrade", *OPTIONS, "--folder", str(folder))
+    assert done.exit_code == 0, done.output
+    assert upgrade_request.parse_file((folder / "caphv-upgrade.yaml").read_bytes()) == REQUEST
+    assert case.servers.caphv("bundles", "upgrade", "--stop", "--folder", str(folder)).exit_code == 0
+    assert not (folder / "caphv-upgrade.yaml").exists()
+
+
+def test_a_stop_removes_the_request(case: Case) -> None:
+    nothing = case.upgrade("--stop")
     assert (nothing.exit_code, case.origin.count()) == (0, 1)
+    case.upgrade(*OPTIONS)
+    assert case.upgrade("--stop", "--message", "Too slow").exit_code == 0
+    assert case.request() is None
+    assert case.origin.message() == "Stop the upgrade of add-ons\n\nToo slow"
 
 
-def test_each_wave_is_a_commit_that_follows_a_ready_one(case: Case) -> None:
-    result = case.upgrade("canary,1,rest", "-o", "json")
-    assert result.exit_code == 0, result.output
-    report = json.loads(result.stdout)
-    assert [(wave["clusters"], wave["state"]) for wave in report["waves"]] == [
-        (["team/a"], "ready"),
-        (["team/b"], "ready"),
-        (["team/c"], "ready"),
-    ]
-    assert report["waves"][-1]["commit"] == case.origin.head()
-    assert (case.origin.count(), set(case.releases().values())) == (4, {OLDER})
+@pytest.mark.parametrize(
+    ("end", "status", "texts"),
+    [
+        (state(State.COMPLETE, 2), 0, ["Complete: release 2026.11, wave 2 of 2 (rest)"]),
+        (
+            state(State.COMPLETE, 2, left_out={B: ("cni.mtu: 1",)}, kept={B: "2"}),
+            1,
+            ["Complete: release 2026.11", "left out  team/b: cni.mtu: 1"],
+        ),
+        (
+            state(State.REVERTED, problems={A: ("image cannot be pulled",)}),
+            1,
+            ["Reverted: release 2026.11, wave 1 of 2 (canary)", "not ready  team/a: image cannot be pulled"],
+        ),
+        (state(State.STOPPED), 1, ["Stopped: release 2026.11"]),
+    ],
+)
+def test_a_command_that_waits_reports_the_end(case: Case, end: Rollout, status: int, texts: list[str]) -> None:
+    case.packager_steps(state(State.PROGRESSING), end)
+    done = case.upgrade(*OPTIONS, "--wait")
+    assert done.exit_code == status, done.output
+    assert [text for text in texts if text not in done.stdout] == []
+
+    # The end of an earlier upgrade is not that of the next one, which has the same request.
+    case.packager_steps(state(State.PROGRESSING), state(State.COMPLETE, 2))
+    done = case.upgrade(*OPTIONS, "--wait", "-o", "json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == yaml.safe_load(case.origin.files()["caphv-upgrade.status.yaml"])
 
 
-def test_a_wave_that_is_not_ready_is_reverted_and_ends_the_upgrade(case: Case) -> None:
-    case.fleet.stuck = {"b"}
-    result = case.upgrade("canary,1,rest", "-o", "json", gate="1s")
-    assert result.exit_code == 1
-    ready, reverted = json.loads(result.stdout)["waves"]
-    assert (ready["state"], ready["problems"], "revert" in ready) == ("ready", {}, False)
-    assert (reverted["state"], reverted["revert"]) == ("reverted", case.origin.head())
-    assert "image cannot be pulled" in str(reverted["problems"]["team/b"])
-    assert case.releases() == {"a": OLDER, "b": case.newest, "c": case.newest}
-
-    # The same command continues once the cause is fixed.
-    case.fleet.stuck = set()
-    again = case.upgrade("canary,1,rest")
-    assert again.exit_code == 0, again.output
-    assert len(again.stdout.splitlines()) == 2
-    assert set(case.releases().values()) == {OLDER}
+def test_a_command_does_not_wait_forever(case: Case) -> None:
+    done = case.upgrade(*OPTIONS, "--wait", "--timeout", "10m")
+    assert done.exit_code == 1
+    assert "not done in time: the packager has not started the upgrade" in done.stderr
+    case.packager_steps(state(State.PROGRESSING))
+    done = case.upgrade(*OPTIONS, "--wait", "--timeout", "10m")
+    assert done.exit_code == 1
+    assert "not done in time: wave 1 of 2 (canary), 1 cluster; it continues" in done.stderr
+    assert case.request() == REQUEST
 
 
-def test_a_cluster_that_cannot_be_upgraded_is_left_out(case: Case) -> None:
-    case.put("b", {"cni": {"mtu": 1}})
-    result = case.upgrade("canary,rest", "-o", "json")
-    assert result.exit_code == 1
-    report = json.loads(result.stdout)
-    assert [wave["clusters"] for wave in report["waves"]] == [["team/a"], ["team/c"]]
-    (row,) = report["leftOut"]
-    assert (row["cluster"], "mtu" in row["messages"][0]) == ("team/b", True)
-    assert "cluster team/b: left out: " in result.stderr
-    assert case.releases() == {"a": OLDER, "b": case.newest, "c": OLDER}
+def test_a_command_says_why_it_cannot_see_the_upgrade(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[GitError] = [Unreachable("git.example.com: no answer")] * 1000
+    sync = Repository.sync
+
+    def fail(repository: Repository) -> Snapshot:
+        # The request is pushed before the host stops answering.
+        return sync(repository) if case.request() is None else raise_(failures.pop())
+
+    monkeypatch.setattr(Repository, "sync", fail)
+    done = case.upgrade(*OPTIONS, "--wait", "--timeout", "10m")
+    assert done.exit_code == 1
+    assert "the repository cannot be read: git.example.com: no answer" in done.stderr
+    assert "it continues" not in done.stderr
+
+    failures[:] = [AccessDenied("git.example.com: access denied")]
+    done = case.upgrade(*OPTIONS, "--wait", "--timeout", "10m")
+    assert done.exit_code == 2
+    assert "access denied" in done.stderr
+    assert failures == []
 
 
-def test_nothing_is_committed_while_fleet_cannot_be_asked(case: Case) -> None:
-    case.fleet.error = Forbidden(403, "Forbidden", "cannot list bundles")
-    result = case.upgrade("canary,rest")
-    assert (result.exit_code, "cannot be read in the management cluster" in result.output) == (2, True)
-    assert case.origin.count() == 1
+def raise_(error: Exception) -> Snapshot:
+    raise error
+
+
+def test_a_command_does_not_wait_for_another_upgrade(case: Case) -> None:
+    other = upgrade_request.serialize(Request(("rest",), 60.0)).decode()
+    case.clock.steps = iter([lambda: case.origin.push({"caphv-upgrade.yaml": other}) and None])
+    done = case.upgrade(*OPTIONS, "--wait")
+    assert done.exit_code == 1
+    assert "asks for another upgrade now" in done.stderr
+
+
+@pytest.mark.parametrize("former", [None, replace(state(State.COMPLETE, 2), request=Request(("rest",), 60.0))])
+def test_a_command_does_not_wait_for_an_upgrade_that_was_stopped_before_it_started(
+    case: Case, former: Rollout | None
+) -> None:
+    if former:
+        case.origin.push({"caphv-upgrade.status.yaml": rolloutfile.serialize(former).decode()})
+    case.clock.steps = iter([lambda: None, lambda: case.origin.remove("caphv-upgrade.yaml") and None])
+    done = case.upgrade(*OPTIONS, "--wait")
+    assert done.exit_code == 1
+    assert "caphv-upgrade.yaml was removed before the packager started the upgrade" in done.stderr
+
+
+def test_a_damaged_status_ends_the_wait(case: Case) -> None:
+    case.clock.steps = iter([lambda: case.origin.push({"caphv-upgrade.status.yaml": "waves: ["}) and None])
+    done = case.upgrade(*OPTIONS, "--wait")
+    assert done.exit_code == 2
+    assert "caphv-upgrade.status.yaml is damaged" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -164,7 +260,19 @@ def test_nothing_is_committed_while_fleet_cannot_be_asked(case: Case) -> None:
         ["--waves", "canary,rest", "--gate", "done=1m"],
         ["--waves", "canary", "--gate", "ready=1m"],
         ["--waves", "canary,rest", "--gate", "ready=1m", "--count", "1"],
-        ["--waves", "canary,rest", "--gate", "ready=1m", "--review", "x"],
+        ["--waves", "canary,rest", "--gate", "ready=1m", "--all"],
+        ["--waves", "canary,rest", "--gate", "ready=1m", "-n", "team"],
+        ["--waves", "canary,rest", "--gate", "ready=1m", "a.yaml"],
+        ["--waves", "canary,rest", "--gate", "ready=1m", "--stop"],
+        ["--waves", "canary,rest", "--gate", "ready=1m", "--wait", "--review", "caphv/x"],
+        ["--waves", "canary,rest", "--gate", "ready=1m", "--wait", "--dry-run"],
+        ["--waves", "canary,rest", "--gate", "ready=1m", "--release", "none"],
+        ["--waves", "canary,rest", "--gate", "ready=1m", "-l", "a in"],
+        ["--waves", "canary,rest", "--gate", "ready=200h"],
+        ["--waves", "canary,rest", "--gate", "ready=1m", "--packager", "../x"],
+        ["--all", "--wait"],
+        ["--all", "--packager", "team"],
+        ["--stop", "--release", OLDER],
         ["--all", "--release", "none"],
     ],
 )

@@ -8,14 +8,15 @@ import pytest
 import yaml
 
 from caphv.api.object import Obj
-from packager.addons.settings import ClusterFacts
-from packager.bundler import Bundler
+from packager.addons.facts import ClusterFacts
 from packager.git.directory import Directory
 from packager.git.prune import Pruning
 from packager.git.remote import Remote
 from packager.git.repository import Repository
-from packager.planner import ManagementState, Planner
-from packager.planner import publish as publish_bundles
+from packager.planning.planner import Planner
+from packager.planning.publish import publish as publish_bundles
+from packager.planning.state import ManagementState
+from packager.rendering.bundler import Bundler
 from tests.support.packager.commands import call, manifest, write
 from tests.support.packager.examples import cluster
 from tests.support.packager.repositories import Origin
@@ -150,6 +151,7 @@ def test_a_changed_setting_is_one_small_commit(clusters: Path, origin: Origin) -
     write(clusters, manifest("a"), manifest("b"))
     assert call("verify", clusters, "--repo", origin.url).exit_code == 1
     assert call("push", clusters, "--repo", origin.url, "--message", "first").exit_code == 0
+    assert origin.message().split("\n\n")[1] == "first"
     assert call("verify", clusters, "--repo", origin.url).exit_code == 0
     assert call("diff", clusters, "--repo", origin.url).output == ""
     again = call("push", clusters, "--repo", origin.url)
@@ -172,7 +174,8 @@ def test_a_changed_setting_is_one_small_commit(clusters: Path, origin: Origin) -
         "written": ["clusters/team/a/caphv.yaml", "clusters/team/a/cni/helmchartconfig.yaml"],
         "removed": [],
     }
-    assert origin.message().startswith("team/a: mtu none→1400\n")
+    subject, reason, *_ = origin.message().split("\n\n")
+    assert (subject, reason) == ("team/a: mtu none→1400", "Bundles follow the settings of their clusters.")
 
 
 def test_an_invalid_cluster_is_reported_and_loses_nothing(clusters: Path, origin: Origin) -> None:

@@ -16,7 +16,7 @@ from tests.support.packager.commands import call, manifest, write
 
 pytestmark = pytest.mark.unit
 
-SHIPPED = data.folder("fleet-bundles") / "v2"
+SHIPPED = data.folder("fleet-bundles")
 DASHBOARD = """name: {{ bundle_name("dashboard") }}
 defaultNamespace: dashboard
 helm: {releaseName: dashboard, chart: dashboard, version: 1.0.0, disablePreProcess: true}

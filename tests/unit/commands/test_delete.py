@@ -4,47 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner, Result
 
 from caphv.api import resources
-from caphv.api.object import Obj, Resource
-from caphv.runtime.errors import Forbidden, NotFound
+from caphv.api.object import Resource
 from commands.main import cli
-from overview.assembly import overview_of
-from overview.harvester import Harvesters
-from overview.objects import ManagementObjects
-from overview.query import Answer
+from operations.read.harvester import Harvesters
+from operations.read.objects import ManagementObjects
+from operations.status.assembly import overview_of
+from operations.status.query import Answer
 from tests.support.clusters import Builder, ago, condition
+from tests.support.deletionserver import Server
 
 pytestmark = pytest.mark.unit
-
-
-@dataclass
-class Server:
-    """Stands in for the management cluster: its objects, and every write."""
-
-    builder: Builder
-    writes: list[str] = field(default_factory=list)
-    refuses: bool = False
-    absent: str = ""
-
-    async def patch(self, kind: Resource, name: str, _namespace: str, body: Obj) -> None:
-        assert body == {"metadata": {"annotations": {"caphv.io/force-delete": "true"}}}
-        if name == self.absent:
-            raise NotFound(404, "NotFound", "no such object")
-        self.writes.append(f"annotate {kind.kind} {name}")
-
-    async def delete(self, kind: Resource, name: str, _namespace: str, *, uid: str) -> None:
-        if self.refuses:
-            raise Forbidden(403, "Forbidden", f"no right to delete {uid}")
-        self.writes.append(f"delete {kind.kind} {name}")
 
 
 @pytest.fixture
@@ -64,7 +41,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
 
     monkeypatch.setattr("commands.delete.management_client", client)
     monkeypatch.setattr("commands.delete.read_overview", read)
-    monkeypatch.setattr("overview.reader.kinds_of", kinds)
+    monkeypatch.setattr("operations.read.management.kinds_of", kinds)
     monkeypatch.chdir(tmp_path)
     return found
 
@@ -81,38 +58,22 @@ def test_the_cluster_is_deleted_before_anything_is_forced(server: Server) -> Non
     assert server.writes == ["delete Cluster shop", *ANNOTATED]
 
 
+def test_the_list_of_what_may_remain_goes_to_the_named_file(server: Server, tmp_path: Path) -> None:
+    result = force("--save", str(tmp_path / "left.yaml"))
+    assert (result.exit_code, f"saved what may remain on Harvester to {tmp_path / 'left.yaml'}" in result.output) == (
+        0,
+        True,
+    )
+    assert "cluster: team/shop" in (tmp_path / "left.yaml").read_text()
+    assert force().exit_code == 0
+    assert (tmp_path / "team-shop-leftovers.yaml").exists()
+
+
 def test_nothing_is_forced_in_a_cluster_that_may_not_be_deleted(server: Server) -> None:
     server.refuses = True
     result = force()
     assert (result.exit_code, "your account may not do that" in result.output) == (2, True)
     assert server.writes == []
-
-
-def test_a_deletion_that_was_requested_before_is_forced(server: Server) -> None:
-    server.builder.cluster["metadata"]["deletionTimestamp"] = ago(hours=1)
-    server.absent = "cp-1"
-    assert force().exit_code == 0
-    assert server.writes == ANNOTATED[1:]
-
-
-def test_a_second_run_keeps_the_list_of_the_first(server: Server, tmp_path: Path) -> None:
-    assert force().exit_code == 0
-    server.builder.machines.pop("worker-1")
-    server.builder.harvester_machines.pop("worker-1")
-    assert force().exit_code == 0
-    file = tmp_path / "team-shop-leftovers.yaml"
-    first, second = yaml.safe_load_all(file.read_text())
-    vm = {"kind": "VirtualMachine", "name": "worker-1", "namespace": "vms"}
-    assert (vm in first["objects"], vm in second["objects"]) == (True, False)
-    assert file.stat().st_mode & 0o777 == 0o600
-
-
-def test_other_content_of_the_named_file_stays(server: Server, tmp_path: Path) -> None:
-    file = tmp_path / "notes.yaml"
-    file.write_text("mine: true")
-    assert force("--save", str(file)).exit_code == 0
-    first, second = yaml.safe_load_all(file.read_text())
-    assert (first, second["cluster"]) == ({"mine": True}, "team/shop")
 
 
 def run(*more: str) -> Result:
@@ -124,7 +85,7 @@ def remains(monkeypatch: pytest.MonkeyPatch, server: Server) -> Server:
     async def read(*_: object) -> ManagementObjects:
         return server.builder.objects()
 
-    monkeypatch.setattr("overview.reader.read_management", read)
+    monkeypatch.setattr("operations.read.management.read_management", read)
     return server
 
 

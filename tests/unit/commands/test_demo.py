@@ -1,5 +1,6 @@
 """The tree of `caphv sandbox demo`, from the first frame on, on a terminal of 80 columns."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,33 @@ def rendered(*rows: MachineRow, endpoint: str = "", steps: tuple[Step, ...] = ()
     with console.capture() as capture:
         console.print(tree(SimpleNamespace(spec=ClusterSpec(), view=view)))  # type: ignore[arg-type]
     return capture.get().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("state", "colour"),
+    [
+        ("Running", "32"),
+        ("Provisioning", "33"),
+        ("Failed", "31"),
+        ("deleted on Harvester", "31"),
+    ],
+)
+def test_the_state_of_a_machine_has_a_colour(state: str, colour: str) -> None:
+    row = MachineRow("demo-1", True, "v1.36.2+rke2r1", "127.10.8.1", "zone-1", "harvester-1", state)
+    view = SimpleNamespace(
+        steps=(), harvester_cluster=lambda: None, endpoint=lambda: "", machine_rows=lambda: [row, replace(row)]
+    )
+    console = Console(width=120, force_terminal=True, color_system="standard")
+    with console.capture() as capture:
+        console.print(tree(SimpleNamespace(spec=ClusterSpec(), view=view)))  # type: ignore[arg-type]
+    assert capture.get().count(f"\x1b[{colour}m{state}") == 2
+
+
+def test_a_row_that_is_too_wide_stays_one_line() -> None:
+    row = MachineRow("demo-" + "x" * 90, True, "v1.36.2", "127.10.8.1", "zone-1", "harvester-1", "Running")
+    lines = rendered(row)
+    assert len([line for line in lines if "demo-" in line or "xxx" in line]) == 1
+    assert len([line for line in lines if "…" in line]) == 1
 
 
 def test_the_first_frame_has_no_invented_endpoint() -> None:

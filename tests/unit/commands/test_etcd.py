@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from caphv.api import resources
 from commands.main import cli
-from overview.assembly import overview_of
-from overview.harvester import Harvesters
-from overview.objects import Unseen
-from overview.query import Answer
+from operations.read.harvester import Harvesters
+from operations.read.objects import Unseen
+from operations.status.assembly import overview_of
+from operations.status.query import Answer
 from tests.support.clusters import Builder
 
 pytestmark = pytest.mark.unit
@@ -37,7 +37,7 @@ def test_members_are_not_called_stale_because_machines_may_not_be_read(
         return Answer(overview_of(objects, datetime.now(UTC)), objects, Harvesters())
 
     monkeypatch.setattr("commands.etcd.management_client", client)
-    monkeypatch.setattr("overview.query.ask", ask)
+    monkeypatch.setattr("operations.status.query.ask", ask)
     result = CliRunner().invoke(cli, ["etcd", command, "team/shop"])
     assert (result.exit_code, f"machines of the cluster cannot be read: {kind}: forbidden" in result.output) == (
         2,

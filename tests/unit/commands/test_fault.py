@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from commands.main import cli
 from commands.sandbox import fault as command
+from sandbox import chaos
 from sandbox.harvester.faults import KINDS, Fault
 
 pytestmark = pytest.mark.unit
@@ -39,9 +40,10 @@ class Faults:
 def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     found = Faults()
 
-    def call(_ctx: object, work: Callable[[Faults], Awaitable[Any]]) -> Any:
+    def call(_box: object, work: Callable[[Faults], Awaitable[Any]]) -> Any:
         return work(found)
 
+    monkeypatch.setattr(command, "_sandbox", lambda *_: "sandbox")
     monkeypatch.setattr(command, "_with_faults", call)
     return found
 
@@ -62,6 +64,19 @@ def test_a_fault_takes_a_target_where_it_has_one(faults: Faults, name: str) -> N
         assert fault(name).exit_code == 2
     assert (fault(name, *targets, "--share", "0.5").exit_code == 0) is KINDS[name].in_transport
     assert (fault(name, *targets, "--delay", "1").exit_code == 0) is (name == "slow")
+
+
+def test_chaos_runs_its_schedule(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[tuple[object, list[object]]] = []
+    monkeypatch.setattr(chaos, "run", lambda _box, target, steps, _report: runs.append((target, steps)))
+    result = fault("chaos", "--seed", "7", "--seconds", "300", "--no-kills")
+    assert result.exit_code == 0, result.output
+    steps = chaos.schedule(7, 300.0, kills=False)
+    assert runs == [(faults, steps)]
+    assert f"{len(steps)} steps done; no fault is active" in result.stdout
+    fault("chaos")
+    assert runs[1][1] == chaos.schedule(1, 60.0, kills=True)
+    assert fault("chaos", "--seconds", "0").exit_code == 2
 
 
 def test_faults_are_listed_and_cleared(faults: Faults) -> None:

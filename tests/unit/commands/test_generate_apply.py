@@ -14,9 +14,9 @@ from caphv.api.object import Obj, key_of
 from caphv.runtime.errors import Invalid, Unreachable
 from commands import generate_harvester
 from commands.main import cli
-from overview.capacity import CapacityObjects
-from overview.objects import HarvesterObjects, Unseen
-from overview.surroundings import Surroundings
+from operations.capacity.free import CapacityObjects
+from operations.capacity.surroundings import Surroundings
+from operations.read.objects import HarvesterObjects, Unseen
 from packager.definitions.flags import FLAGS
 from tests.support import kubeconfigs
 from tests.support.commandservers import Servers

@@ -15,8 +15,9 @@ from click.testing import CliRunner, Result
 
 from caphv.runtime import logs
 from commands.main import COMMANDS, cli
+from commands.options.groups import pick
 from commands.run import run
-from commands.webhook import client_config
+from commands.webhook import WebhookOptions, client_config
 from reconciler import manager
 from sandbox import webhooks
 from sandbox.environment import Sandbox
@@ -41,6 +42,36 @@ def test_help_names_all_commands_without_importing_them() -> None:
     )
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"
+
+
+OFFLINE = {
+    "help": ["--help"],
+    "help of a command": ["run", "--help"],
+    "completion": ["completion", "bash"],
+    "schema": ["schema", "path"],
+    "validate": ["validate", str(CHECKOUT / "examples" / "rke2-dhcp.yaml")],
+    "generate": [
+        *("generate", "--name", "production", "--namespace", "team-a", "--identity-secret", "harvester-identity"),
+        *("--image", "default/sles-15-sp7", "--ssh-keypair", "default/admin", "--network", "default/production"),
+        *("--ip-pool", "machines", "--gateway", "172.16.0.1", "--subnet-mask", "255.255.0.0"),
+        *("--target-namespace", "team-a", "--no-rancher-auto-import"),
+    ],
+}
+
+
+@pytest.mark.parametrize("arguments", OFFLINE.values(), ids=OFFLINE)
+def test_command_that_makes_no_request_imports_no_client(arguments: list[str]) -> None:
+    script = f"""
+import sys
+from caphv.__main__ import main
+sys.argv = ["caphv", *{arguments!r}]
+try:
+    main()
+finally:
+    print([name for name in ("aiohttp", "kubernetes") if name in sys.modules], file=sys.stderr)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stderr.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -204,7 +235,9 @@ def test_a_sandbox_with_webhooks_has_a_provider_that_serves_them(
     with run.make_context("caphv run", webhooks.provider_options(tmp_path)) as context:
         flags_of_run = context.params
     assert flags_of_run["enable_webhooks"]
-    assert client_config(flags_of_run) == {"url": f"https://{flags_of_run['webhook_bind_address']}"}
+    assert client_config(pick(WebhookOptions, flags_of_run)) == {
+        "url": f"https://{flags_of_run['webhook_bind_address']}"
+    }
     assert {path.name for path in Path(flags_of_run["webhook_cert_dir"]).iterdir()} == {"tls.crt", "tls.key", "ca.crt"}
 
 

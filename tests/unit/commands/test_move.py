@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
+from click.testing import Result as Outcome
 
-from caphv.api.object import Key, Resource
-from caphv.api.objectid import id_of
+from caphv.api.object import Key
 from caphv.runtime.errors import ApiError, Forbidden, ServerFault, Unreachable
 from commands import move as command
 from commands.main import cli
-from overview.backup import adoption, dryrun, moving, preflight, reading, writing
-from overview.backup.adoption import VirtualMachines
-from overview.backup.dryrun import DryRun
-from overview.backup.files import Backup, Origin
-from overview.backup.writing import Restore
-from tests.support.backup import whole_cluster
+from operations.backup import dryrun, moving, preflight, reading
+from operations.backup.dryrun import DryRun
+from operations.backup.files import Backup, Origin
+from operations.change import move as protocol
+from operations.status.check import Check, Result
+from tests.support.movesides import Sides, replace_steps, vms
 
 pytestmark = pytest.mark.unit
 
@@ -31,60 +29,17 @@ REFUSED = Forbidden(403, "Forbidden", "may not do that")
 PAUSED = "The clusters are paused on the source, where nothing was lost. Correct it and run this again."
 
 
-@dataclass
-class Sides:
-    """Both management clusters. `failures` are raised by the steps of these names, one for each call from the pause."""
-
-    failures: dict[str, list[BaseException]] = field(default_factory=dict)
-    steps: list[str] = field(default_factory=list)
-
-    async def step(self, name: str) -> None:
-        self.steps.append(name)
-        if "pause" in self.steps and (left := self.failures.get(name)):
-            error = left.pop(0)
-            if isinstance(error, KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)  # cancels the main task
-                await asyncio.sleep(60)
-            raise error
-
-
 @pytest.fixture
 def sides(monkeypatch: pytest.MonkeyPatch) -> Sides:
-    both = Sides()
-    objects = {id_of(obj): obj for obj in whole_cluster()}
-    backup = Backup(Origin("b", "", "https://source", "source"), ("team/shop",), objects)
-    kinds = {("cluster.x-k8s.io", "Cluster"): Resource("cluster.x-k8s.io", "v1beta2", "clusters", "Cluster")}
-    vms = VirtualMachines()
-
     @asynccontextmanager
     async def client(*_: object) -> AsyncIterator[None]:
         yield
 
-    def answer(name: str, value: Any) -> Any:
-        async def called(*_: object) -> Any:
-            await both.step(name)
-            return value
-
-        return called
-
     monkeypatch.setattr(command, "management_client", client)
-    monkeypatch.setattr(command, "_POLL_SECONDS", 0.001)
-    monkeypatch.setattr(command, "_PAUSE_SECONDS", 10.0)
-    monkeypatch.setattr(reading, "read_backup", answer("read", backup))
-    monkeypatch.setattr(writing, "prepare", answer("prepare", Restore(backup, "https://target", "target", kinds)))
-    for name in ("create", "verify", "unpause"):
-        monkeypatch.setattr(writing, name, answer(name, []))
-    monkeypatch.setattr(moving, "pause", answer("pause", None))
-    monkeypatch.setattr(moving, "not_paused_yet", lambda _: [])
-    monkeypatch.setattr(moving, "absent_on", lambda _: [])
-    monkeypatch.setattr(moving, "delete_source", answer("delete", []))
-    monkeypatch.setattr(adoption, "read_vms", answer("vms", vms))
-    monkeypatch.setattr(preflight, "checks", lambda *_: [])
-    monkeypatch.setattr(dryrun, "try_creation", answer("try", DryRun()))
-    return both
+    return replace_steps(monkeypatch)
 
 
-def move(*options: str) -> Result:
+def move(*options: str) -> Outcome:
     words = ["move", "team/shop", "--to-context", "new", "--yes", *options]
     return CliRunner().invoke(cli, words, env={"KUBECONFIG": "/nowhere"}, prog_name="caphv")
 
@@ -127,13 +82,6 @@ def test_an_interrupt_after_the_pause_says_so(step: str, sides: Sides) -> None:
     assert PAUSED in result.output
 
 
-@pytest.mark.parametrize("step", ["read", "vms"])
-def test_a_server_that_does_not_answer_is_asked_again(step: str, sides: Sides) -> None:
-    sides.failures = {step: [AWAY, ServerFault(503, "", "starting"), AWAY]}
-    result = move()
-    assert result.exit_code == 0, result.output
-
-
 def test_a_server_that_stays_away_is_named(sides: Sides) -> None:
     sides.failures = {"vms": [AWAY] * 10_000}
     result = move("--timeout", "1s")
@@ -157,11 +105,11 @@ def test_before_the_pause_no_pause_is_reported(sides: Sides, monkeypatch: pytest
 def test_a_cluster_that_an_interrupted_move_has_moved_is_found_there(
     sides: Sides, monkeypatch: pytest.MonkeyPatch, is_there: bool, status: int
 ) -> None:
-    async def moved_before(_client: object, _clusters: object, absent: list[Key]) -> set[Key]:
+    async def find_moved(_client: object, _clusters: object, absent: list[Key]) -> set[Key]:
         assert absent == [Key("team", "stage")]
         return set(absent) if is_there else set()
 
-    monkeypatch.setattr(moving, "moved_before", moved_before)
+    monkeypatch.setattr(moving, "find_moved", find_moved)
     result = move("team/stage")
     assert result.exit_code == status, result.output
     assert ("pause" in sides.steps) is is_there
@@ -177,4 +125,62 @@ def test_a_refused_dry_run_stops_the_move_before_the_pause(sides: Sides, monkeyp
     assert "Machine team/shop-0: exceeded quota" in result.output
     assert "override it with --force" in result.output
     assert "pause" not in sides.steps
+    assert move("--force").exit_code == 0
+
+
+def test_without_another_management_cluster_it_is_wrong_usage(sides: Sides) -> None:
+    result = CliRunner().invoke(cli, ["move", "team/shop", "--yes"], env={"KUBECONFIG": "/nowhere"})
+    assert (result.exit_code, "--to-kubeconfig or --to-context" in result.output) == (2, True)
+    assert sides.steps == []
+
+
+def test_a_plan_counts_what_is_moved_and_changes_nothing(sides: Sides) -> None:
+    sides.vms = [vms("source")]
+    text = move("--dry-run")
+    assert (text.exit_code, "pause" in sides.steps) == (0, False)
+    assert "moves team/shop to https://target:" in text.stdout
+    assert "      1  Cluster" in text.stdout.splitlines()
+    assert "on the source afterwards; 1 VM keeps running" in text.stdout
+    data = json.loads(move("--dry-run", "-o", "json").stdout)
+    assert (data["clusters"], data["target"], data["checks"]) == (["team/shop"], "https://target", [])
+    assert data["objects"]["Cluster"] == 1
+
+
+def test_a_check_that_fails_ends_a_plan_with_status_1(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Check("vms", "Move", Result.ERROR, "a VM is absent", "restore it")
+    monkeypatch.setattr(preflight, "checks", lambda *_: [wrong])
+    result = move("--dry-run")
+    assert (result.exit_code, "a VM is absent" in result.stdout) == (1, True)
+    result = move()
+    assert (result.exit_code, "Not changed: a check failed." in result.stderr) == (1, True)
+    assert "pause" not in sides.steps
+
+
+def test_with_data_on_standard_output_progress_is_on_standard_error(sides: Sides) -> None:
+    result = move("-o", "json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["clusters"] == ["team/shop"]
+    assert "paused on the source" in result.stderr
+    assert "paused on the source" in move().stdout
+
+
+def test_an_empty_namespace_is_no_move(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: object) -> Backup:
+        return Backup(Origin("b", "", "https://source", "source"), (), {})
+
+    monkeypatch.setattr(reading, "read_backup", nothing)
+    words = ["move", "-n", "empty", "--to-context", "new", "--yes"]
+    result = CliRunner().invoke(cli, words, env={"KUBECONFIG": "/nowhere"}, prog_name="caphv")
+    assert (result.exit_code, "no clusters in namespace empty; all namespaces: -A" in result.output) == (2, True)
+    assert "no such cluster on Harvester: team/shop" in move().output
+
+
+def test_a_pause_that_is_not_confirmed_stops_the_move_unless_it_is_forced(
+    sides: Sides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(moving, "unpaused_objects", lambda _: [f"HarvesterMachine team/{n}" for n in range(4)])
+    result = move()
+    assert (result.exit_code, "create" in sides.steps) == (1, False)
+    assert "HarvesterMachine team/0, HarvesterMachine team/1, HarvesterMachine team/2: does it run?" in result.output
     assert move("--force").exit_code == 0

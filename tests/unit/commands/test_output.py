@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import click
 import pytest
@@ -11,22 +12,25 @@ from hypothesis import strategies as st
 
 from caphv.api.counting import counted
 from caphv.api.object import Key
-from commands.output import capacity, changes, doctor, etcd, identities, plan
-from commands.output.bundles import table, wave_line
+from caphv.validation.yaml.yaml_rules import Position
+from commands.output import capacity, changes, doctor, etcd, identities, plan, validate
+from commands.output.bundles import UPGRADED, table
 from commands.output.overview import console
 from commands.output.pools import show, show_plan
-from overview.assembly import overview_of
-from overview.capacity import Capacity, Quota, Room, Storage
-from overview.changes import Change, Patch, Plan
-from overview.doctor.model import Check, Result
-from overview.etcd import EtcdMember
-from overview.identities import Identity
-from overview.model import Pool, Problem, Severity
-from overview.plan.machinechanges import Action, Field, PoolEffect
-from overview.plan.model import ClusterPlan, ObjectPlan
-from overview.plan.model import Plan as ClustersPlan
-from overview.plan.needs import Need
-from overview.pools import Entry, PoolReport, Verdict
+from operations.capacity.addresspools import Entry, PoolReport, Verdict
+from operations.capacity.free import Capacity, Quota, Room, Storage
+from operations.capacity.machinechanges import Action, Field, PoolEffect
+from operations.capacity.needs import Need
+from operations.change.changes import Change, Patch, Plan
+from operations.change.etcd import EtcdMember
+from operations.change.plan.model import ClusterPlan, ObjectPlan
+from operations.change.plan.model import Plan as ClustersPlan
+from operations.status.assembly import overview_of
+from operations.status.check import Check, Result
+from operations.status.identities import Identity
+from operations.status.model import AddressPool, Problem, Severity
+from packager.upgrade.request import Request
+from packager.upgrade.rollout import Rollout, State
 from tests.support.clusters import NOW, Builder, ago
 
 pytestmark = pytest.mark.unit
@@ -64,7 +68,7 @@ def test_amounts_have_the_unit_that_people_read(value: float, unit: str, text: s
 def test_an_amount_of_bytes_is_short_and_nearly_right(value: int) -> None:
     number, unit = capacity.amount(value, "B").split()
     size = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB", "PiB").index(unit)
-    assert abs(float(number) * size - value) <= size / 20
+    assert abs(float(number) * size - value) <= size / 20 * (1 + 1e-9)
     assert len(number) <= 6
 
 
@@ -82,15 +86,20 @@ def test_cell_of_a_table_sends_no_escape_sequence_but_a_colour() -> None:
     assert "\x1b" not in table(("A",), [("\x1b[2Ja b",)])
 
 
-def test_a_wave_names_its_commits_and_why_it_was_reverted() -> None:
-    ready = {"wave": "canary", "clusters": ["team/a"], "commit": "0123456789abcdef", "state": "ready", "problems": {}}
-    assert click.unstyle(wave_line(ready)) == "ready canary: 1 cluster, commit 0123456789ab"
-    problems = {"team/b": ["not ready", "late"], "team/a": ["late"]}
-    reverted = {**ready, "state": "reverted", "problems": problems, "revert": "fedcba9876543210"}
-    lines = click.unstyle(wave_line(reverted)).splitlines()
-    assert lines[1:3] == ["  team/a: late", "  team/b: not ready; late"]
-    assert lines[3].startswith("  commit fedcba987654 gives")
-    assert "commit" not in wave_line({**ready, "commit": ""})
+def test_an_upgrade_names_clusters_that_were_not_ready_or_left_out() -> None:
+    waves = ("canary", (Key("team", "a"),)), ("rest", (Key("team", "b"), Key("team", "c")))
+    request = Request(("canary", "rest"), 600.0)
+    upgrade = Rollout("2026.12", request, waves, State.REVERTED, wave=1)
+    upgrade = replace(upgrade, problems={Key("team", "a"): ("late", "not ready")}, left_out={Key("team", "b"): ("x",)})
+    lines = click.unstyle(UPGRADED["table"](upgrade)).splitlines()
+    assert lines[:3] == [
+        "Reverted: release 2026.12, wave 1 of 2 (canary)",
+        "  not ready  team/a: late; not ready",
+        "  left out  team/b: x",
+    ]
+    assert lines[3].startswith("  the wave has its former versions; correct the cause")
+    complete = replace(upgrade, state=State.COMPLETE, problems={}, left_out={})
+    assert len(UPGRADED["table"](complete).splitlines()) == 1
 
 
 @pytest.mark.parametrize("to_stderr", [False, True])
@@ -112,7 +121,7 @@ CAPACITY = Capacity(
     Room("all hosts", 2, 8.0, 0.0, 64 * GIB, 32 * GIB),
     hosts=(Room("host-1", 1, 4.0, 0.0, 32 * GIB, 16 * GIB, "zone-1"), Room("host-2", 1, 4.0, 0.0, 32 * GIB, 16 * GIB)),
     zones=(Room("zone-1", 1, 4.0, 0.0, 32 * GIB, 16 * GIB),),
-    pools=(Pool("h", "machines", 10, 3), Pool("h", "others", 5, None)),
+    pools=(AddressPool("h", "machines", 10, 3), AddressPool("h", "others", 5, None)),
     quotas=(
         Quota("vms", "default", "limits.memory", 8.0 * GIB, 2.0 * GIB),
         Quota("vms", "default", "limits.cpu", 8.0, 9.0),
@@ -297,9 +306,9 @@ def test_progress_names_what_it_waits_for_at_the_end_only(capsys: pytest.Capture
     cluster = replace(cluster, problems=(problem,))
     progress = changes.Progress(to_stderr=False)
     progress.problems(cluster)
-    progress.stopped(None)
+    progress.name_obstacles(None)
     assert capsys.readouterr().out == ""
-    progress.stopped(cluster)
+    progress.name_obstacles(cluster)
     assert lines(capsys) == ["… Machine/worker-1: the VM is created", "  → Wait"]
 
 
@@ -317,6 +326,24 @@ def test_doctor_groups_checks_by_subject_and_counts_what_is_ok(capsys: pytest.Ca
     ]
     doctor.show([other], everything=True)
     assert lines(capsys) == ["✓ Harvester", f"  ✓ {Result.OK}: text", f"1 {Result.OK}"]
+
+
+# Manifests
+
+
+def test_a_summary_counts_what_was_read_and_found() -> None:
+    def summary(**fields: Any) -> str:
+        return validate.FORMATS["text"](validate.Report(**fields)).splitlines()[-1]
+
+    error, warning = (validate.Line("a.yaml", Position(1, 1), each, "rule", "text") for each in ("error", "warning"))
+    assert summary(files=["a.yaml"], objects=1) == "1 object in 1 file: valid"
+    assert summary(files=["a.yaml"], objects=2, passed_over=1).startswith("2 objects in 1 file, 1 of them of other")
+    unread = "0 objects in 0 files: nothing was found in what could be read"
+    assert summary(unreadable=["a.yaml: no such file"]) == unread
+    assert summary(files=["a", "b"], objects=1, lines=[error], unreadable=["c"]).endswith(
+        "2 files: 1 error, 0 warnings"
+    )
+    assert summary(files=["a"], objects=1, lines=[error, error, warning]).endswith(": 2 errors, 1 warning")
 
 
 # etcd

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from commands import cloud_config, identity, main, support_bundle
+from commands import cloud_config, identity_create, main, support_bundle
 from commands.options.outputfile import OutputFile, write_private
 
 pytestmark = pytest.mark.unit
@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(
         (tmp_path / name).touch()
     for module in (support_bundle, cloud_config):
         monkeypatch.setattr(module, "run", never)
-    monkeypatch.setattr(identity, "_create", never)
+    monkeypatch.setattr(identity_create, "_create", never)
     result = CliRunner().invoke(main.cli, [*COMMANDS[command], "--file", file])
     assert (result.exit_code, reason in result.output) == (2, True), result.output
 
@@ -61,11 +61,11 @@ def test_a_file_with_content_is_not_replaced_without_being_asked(
     (tmp_path / "harvester.yaml").touch()
     for module in (support_bundle, cloud_config):
         monkeypatch.setattr(module, "run", never)
-    monkeypatch.setattr(identity, "_create", never)
+    monkeypatch.setattr(identity_create, "_create", never)
     result = CliRunner().invoke(main.cli, [*COMMANDS[command], "--file", "there"])
     assert (result.exit_code, "add --overwrite" in result.output) == (2, True), result.output
-    result = CliRunner().invoke(main.cli, [*COMMANDS[command], "--file", "there", "--overwrite"])
-    assert isinstance(result.exception, AssertionError), "the work begins"
+    with pytest.raises(AssertionError, match="the work was done"):
+        CliRunner().invoke(main.cli, [*COMMANDS[command], "--file", "there", "--overwrite"])
     assert (tmp_path / "there").read_text() == "something"
 
 

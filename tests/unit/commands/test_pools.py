@@ -14,11 +14,12 @@ from caphv.api import resources
 from caphv.api.object import NAMESPACES, Obj, Resource
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, Unreachable
 from commands import pools
+from commands.access.management import run
 from commands.main import cli
-from commands.options.harvesters import HarvesterClient
-from commands.options.management import run
-from overview.objects import Unseen
-from overview.poolreader import Machines, apply_repair, read_machines
+from operations.capacity.poolreader import apply_repair
+from operations.read.harvesterclient import HarvesterClient
+from operations.read.objects import Unseen
+from operations.read.owners import OwnerObjects, read_owners
 
 pytestmark = pytest.mark.unit
 
@@ -199,10 +200,10 @@ class OneNamespace(Server):
 @pytest.mark.parametrize(("holder", "released"), [("team/gone", True), ("team/team-shop-lb", False)])
 async def test_rights_in_one_namespace_release_addresses_of_its_machines_only(holder: str, released: bool) -> None:
     management: Any = OneNamespace("https://management:6443")
-    machines = Machines(US, {}, frozenset({"team"}))
+    machines = OwnerObjects(US, {}, frozenset({"team"}))
     pool = leaking("a", holder)
     other: Any = harvester(1, pool)
-    report = await apply_repair(management, other, "a", machines, frozenset())
+    report = await apply_repair(management, HarvesterClient(other, frozenset()), "a", machines)
     assert ((report is not None), pool["status"]["allocated"]) == (released, {} if released else {"10.0.0.10": holder})
 
 
@@ -210,5 +211,29 @@ async def test_what_an_account_for_one_namespace_reads_suffices() -> None:
     management: Any = OneNamespace(
         "https://management:6443", {NAMESPACES.kind: [{"metadata": {"name": "kube-system", "uid": US}}]}
     )
-    machines = await read_machines(management, "team")
+    machines = await read_owners(management, "team")
     assert (machines.management_cluster, machines.namespaces, len(machines.unseen)) == (US, frozenset({"team"}), 1)
+
+
+@pytest.mark.parametrize("kind", ["HarvesterMachine", "HarvesterCluster"])
+async def test_an_owner_that_was_created_after_the_audit_keeps_its_address(kind: str) -> None:
+    obj = {"metadata": {"name": "shop", "namespace": "team"}, "spec": {"targetNamespace": "vms"}}
+    management: Any = Server("https://management:6443", {kind: [obj]})
+    pool = leaking("a", "team/shop" if kind == "HarvesterMachine" else "vms/team-shop-lb")
+    other: Any = harvester(1, pool)
+    with pytest.raises(Conflict, match="was created meanwhile: run the audit again"):
+        await apply_repair(management, HarvesterClient(other, frozenset()), "a", OwnerObjects(US, {}, None))
+    assert len(pool["status"]["allocated"]) == 1
+
+
+async def test_a_pool_that_is_in_order_or_absent_is_not_written() -> None:
+    management: Any = Server("https://management:6443")
+    fine = leaking("a")
+    fine["status"] = {"allocated": {}, "available": 10, "total": 10}
+    fine["metadata"]["annotations"] = {}
+    other: Any = harvester(1, fine)
+    for name in ("a", "absent"):
+        assert (
+            await apply_repair(management, HarvesterClient(other, frozenset()), name, OwnerObjects(US, {}, None))
+            is None
+        )

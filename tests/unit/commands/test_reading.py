@@ -18,6 +18,7 @@ from caphv.runtime.errors import Forbidden, Unreachable
 from tests.support import kubeconfigs
 from tests.support.clusters import Builder
 from tests.support.commandservers import Servers
+from tests.support.overview import KINDS
 
 pytestmark = pytest.mark.unit
 
@@ -161,6 +162,20 @@ def test_clusters_of_one_namespace_have_no_column_for_it(servers: Servers) -> No
     assert servers.caphv("status", "-A").stdout.split()[0] == "NAMESPACE"
 
 
+def test_clusters_of_several_namespaces_are_read_together(servers: Servers) -> None:
+    other = Builder("other", prefix="other-")
+    for obj in (other.cluster, other.harvester_cluster, other.control_plane, other.deployment):
+        obj["metadata"]["namespace"] = "second"
+    for obj in (*other.machines.values(), *other.harvester_machines.values()):
+        obj["metadata"]["namespace"] = "second"
+    servers.put(other)
+    found = json.loads(servers.caphv("status", "team/shop", "second/other", "--no-deep", "-o", "json").stdout)
+    assert {(cluster["namespace"], cluster["name"]) for cluster in found["clusters"]} == {
+        ("team", "shop"),
+        ("second", "other"),
+    }
+
+
 def test_an_empty_namespace_names_the_way_to_all(servers: Servers) -> None:
     result = servers.caphv("status", "-n", "empty")
     assert (result.exit_code, "in namespace empty; all namespaces: -A" in result.stderr) == (0, True)
@@ -188,6 +203,13 @@ def test_a_harvester_that_cannot_be_read_is_named_and_none_is_no_answer(servers:
     assert (result.exit_code, "no Harvester can be read" in result.output) == (2, True)
     assert "https://harvester:6443: no answer" in result.output
     assert servers.harvester.closed
+
+
+def test_capacity_of_all_namespaces_is_the_default(servers: Servers) -> None:
+    assert servers.data("capacity", "-A") == servers.data("capacity")
+    assert servers.caphv("capacity", "-n", "empty").exit_code == 2
+    result = servers.caphv("capacity", "-A", "-n", "team")
+    assert (result.exit_code, "exclude each other" in result.output) == (2, True)
 
 
 def test_identities_of_one_harvester_are_one(servers: Servers) -> None:
@@ -250,7 +272,26 @@ def test_doctor_names_what_is_wrong_and_fails(servers: Servers) -> None:
 
 def test_doctor_of_a_cluster_that_does_not_exist_is_an_error(servers: Servers) -> None:
     result = servers.caphv("doctor", "team/gone")
-    assert (result.exit_code, "no such cluster on Harvester: team/gone" in result.output) == (2, True)
+    assert (result.exit_code, "team/gone" in result.output) == (2, True)
+
+
+def test_doctor_says_when_there_was_no_cluster_to_check(servers: Servers) -> None:
+    def messages(*words: str) -> list[str]:
+        return [check["message"] for check in servers.data("doctor", *words) if check["subject"] == "Clusters"]
+
+    (message,) = messages("-n", "empty")
+    assert message.endswith("there is none on Harvester in namespace empty; all namespaces: -A")
+    assert messages("-n", "team") == []
+    assert messages("-n", "empty", "--harvester", "team/identity") == []
+    assert messages("-A") == []
+
+
+def test_doctor_of_an_empty_management_cluster_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    servers = Servers(monkeypatch, tmp_path)
+    for kind, resource in KINDS.items():
+        servers.management.serve(resource.api_version, kind)
+    result = servers.caphv("doctor", "-A")
+    assert "no cluster was checked: there is none on Harvester in any namespace" in result.stdout
 
 
 def test_doctor_may_be_asked_about_one_harvester(servers: Servers) -> None:
@@ -294,6 +335,11 @@ def _first(builder: Builder) -> str:
 
 
 def test_a_support_bundle_is_private_and_has_no_secret(servers: Servers, tmp_path: Path) -> None:
+    for namespace in ("team", "caphv-system", "other"):
+        metadata = {"name": "event", "namespace": namespace}
+        servers.management.put(
+            {"apiVersion": "v1", "kind": "Event", "metadata": metadata, "message": f"message in {namespace}"}
+        )
     result = servers.caphv("support-bundle", "team/shop", "--file", "bundle.tar.gz")
     assert result.exit_code == 0, result.output
     file = tmp_path / "bundle.tar.gz"
@@ -303,6 +349,10 @@ def test_a_support_bundle_is_private_and_has_no_secret(servers: Servers, tmp_pat
         content = b"".join(archive.extractfile(name).read() for name in archive.getnames())  # type: ignore[union-attr]
     assert {"overview.json", "doctor.json", "events.txt"} <= names
     assert any(name.startswith("logs/") for name in names)
+    assert {"management/cluster/team/shop.yaml", "harvester-1/server.txt"} <= names
+    assert b"message in team" in content
+    assert b"message in caphv-system" in content
+    assert b"message in other" not in content
     assert f"wrote {len(names)} files to bundle.tar.gz" in result.stdout
     assert kubeconfigs.CANARY.encode() not in content
     missing = servers.caphv("support-bundle", "team/gone", "--file", "other.tar.gz")

@@ -20,23 +20,23 @@ ROOT = Path(__file__).parents[3]
 FILES = {
     "commands/options/outputfile.py": "refuses a file with content without --overwrite",
     "commands/generate_output.py": "compares, and refuses different files without --overwrite",
-    "commands/delete.py": "appends to the list of what may remain",
-    "overview/backup/files.py": "needs a new or empty directory",
+    "operations/change/deletion.py": "appends to the list of what may remain",
+    "operations/backup/files.py": "needs a new or empty directory",
 }
 # Server-side apply replaces the fields that it names; each call of it, by module.
 APPLIED = {
-    "commands/cloud_config.py": "refuses the Secret of another account",
+    "commands/cloud_config_account.py": "refuses the Secret of another account",
     "commands/packager/sync.py": "of definitions in Git, with --apply; ClusterClasses that exist stay",
     "commands/packager/management.py": "by the above",
     "commands/generate_output.py": "keeps an identity without --replace-identity, and ClusterClasses that exist",
-    "overview/plan/reading.py": "a dry run",
-    "packager/apply.py": "by the above",
+    "operations/change/plan/reading.py": "a dry run",
+    "packager/definitions/apply.py": "by the above",
 }
 _WRITERS = {"write_text", "write_bytes"}
 # Commands that can only be tried (`--dry-run`), and what protects what exists.
 UNASKED = {
     "backup": "needs a new or empty directory",
-    "bundles upgrade": "a commit, and a wave that fails is reverted",
+    "bundles upgrade": "a commit; the packager reverts a wave that fails",
     "packager sync": "a commit, with --max-prune",
 }
 
@@ -57,13 +57,13 @@ def writes(node: ast.Call) -> bool:
 
 
 def test_files_are_written_where_nothing_is_lost() -> None:
-    found = {module for folder in ("commands", "overview") for module, node in calls(folder) if writes(node)}
+    found = {module for folder in ("commands", "operations") for module, node in calls(folder) if writes(node)}
     assert {module for module in found if not module.startswith("commands/sandbox/")} == set(FILES)
 
 
 def test_objects_are_applied_where_nothing_is_lost() -> None:
     found = set()
-    for folder in ("commands", "overview", "packager"):
+    for folder in ("commands", "operations", "packager"):
         for module, node in calls(folder):
             if isinstance(node.func, ast.Attribute) and node.func.attr == "apply":
                 found.add(module)

@@ -1,131 +1,42 @@
-"""`caphv identity rotate`: whatever fails, the message says which token is in use."""
+"""`caphv identity rotate`: what it plans, says and returns."""
 
 from __future__ import annotations
 
-import base64
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner, Result
 
-from caphv.api.object import NAMESPACES, SECRETS, Obj, Resource
+from caphv.api.object import SECRETS, Obj, Resource
 from caphv.api.resources import HARVESTER_CLUSTERS
-from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, ServerFault, Unreachable
-from caphv.runtime.kubeconfig import Kubeconfig
-from commands import rotate as command
+from caphv.runtime.errors import Forbidden, Unreachable
+from commands import identity_rotate as command
 from commands.main import cli
-from overview.doctor import rights
-from tests.support import kubeconfigs
+from tests.support.rotationserver import Server, failing, identity, replace_servers
 
 pytestmark = pytest.mark.unit
 
 FORBIDDEN = Forbidden(403, "Forbidden", "may not do that")
 SILENT = Unreachable("https://server: no answer")
-BROKEN = ServerFault(500, "InternalError", "the leader changed")
-FORMER = "the former token stays in use"
-STILL = "the new token is in use, and the former one is still valid"
-MAYBE = "the new token is in use, and the former one may still be valid"
-
-
-def token(secret: str) -> str:
-    claims = {"sub": "system:serviceaccount:caphv-system:caphv", "kubernetes.io/serviceaccount/secret.name": secret}
-    parts = [base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in ({}, claims)]
-    return ".".join([*parts, "c2ln"])
-
-
-def identity() -> Obj:
-    config = kubeconfigs.valid()
-    config["users"][0]["user"]["token"] = token("caphv-token")
-    content = base64.b64encode(yaml.safe_dump(config).encode()).decode()
-    metadata = {"name": "identity", "namespace": "team-a", "resourceVersion": "1"}
-    return {"kind": "Secret", "metadata": metadata, "data": {"kubeconfig": content}}
-
-
-class Server:
-    """A management cluster and a Harvester in one; `fail` raises what a request meets."""
-
-    server = "https://harvester.example.com:6443"
-    budget = None
-
-    def __init__(self) -> None:
-        condition = {"type": "HarvesterConnectionReady", "status": "True"}
-        self.cluster: Obj = {
-            "kind": "HarvesterCluster",
-            "metadata": {"name": "shop", "namespace": "team-a"},
-            "spec": {"identitySecret": {"namespace": "team-a", "name": "identity"}, "targetNamespace": "shop"},
-            "status": {"conditions": [condition]},
-        }
-        self.identity = identity()
-        self.deleted: list[str] = []
-        self.uid = "u"
-        self.fail: Callable[[str, Resource, str], None] = lambda *_: None
-
-    async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
-        self.fail("get", resource, name)
-        if resource is SECRETS and namespace == "team-a":
-            return self.identity
-        if resource is SECRETS:
-            note = {"kubernetes.io/service-account.name": "caphv"}
-            value = base64.b64encode(token(name).encode()).decode()
-            metadata = {"name": name, "namespace": namespace, "uid": name, "annotations": note}
-            data = {"token": value, "ca.crt": value}
-            return {"metadata": metadata, "type": "kubernetes.io/service-account-token", "data": data}
-        return self.cluster if resource is HARVESTER_CLUSTERS else {"metadata": {"name": name, "uid": self.uid}}
-
-    async def list(self, resource: Resource, *_: object, **__: object) -> Obj:
-        return {"metadata": {}, "items": [self.cluster] if resource is HARVESTER_CLUSTERS else []}
-
-    async def create(self, resource: Resource, obj: Obj) -> Obj:
-        self.fail("create", resource, obj["metadata"]["name"])
-        return obj
-
-    async def patch(self, resource: Resource, name: str, _namespace: str, patch: Obj) -> Obj:
-        self.fail("write" if "data" in patch else "note", resource, name)
-        annotations = self.identity["metadata"].get("annotations", {}) | patch["metadata"]["annotations"]
-        self.identity["metadata"]["annotations"] = {key: value for key, value in annotations.items() if value}
-        self.identity["data"] |= patch.get("data", {})
-        return self.identity
-
-    async def delete(self, resource: Resource, name: str, *_: object, **__: object) -> None:
-        self.fail("delete", resource, name)
-        self.deleted.append(name)
-
-    async def close(self) -> None:
-        pass
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    both = Server()
+    both = replace_servers(monkeypatch)
 
     @asynccontextmanager
     async def client(*_: object, **__: object) -> AsyncIterator[Any]:
         yield both
 
-    async def nothing(*_: object) -> list[object]:
-        return []
-
     monkeypatch.setattr(command, "management_client", client)
-    monkeypatch.setattr(command, "_SETTLE_SECONDS", 0)
-    monkeypatch.setattr(Kubeconfig, "client", lambda *_, **__: both)
-    monkeypatch.setattr(rights, "denied", nothing)
     return both
 
 
-def rotate() -> Result:
-    return CliRunner().invoke(cli, ["identity", "rotate", "team-a/identity", "--yes"], prog_name="caphv")
-
-
-def failing(verb: str, resource: Resource, error: Exception, name: str = "") -> Callable[[str, Resource, str], None]:
-    def fail(asked: str, of: Resource, named: str) -> None:
-        if (asked, of) == (verb, resource) and name in ("", named):
-            raise error
-
-    return fail
+def rotate(*options: str) -> Result:
+    return CliRunner().invoke(cli, ["identity", "rotate", "team-a/identity", "--yes", *options], prog_name="caphv")
 
 
 def test_a_rotation_without_an_error(server: Server) -> None:
@@ -133,46 +44,6 @@ def test_a_rotation_without_an_error(server: Server) -> None:
     assert result.exit_code == 0, result.output
     assert server.deleted == ["caphv-token"]
     assert server.identity["metadata"]["annotations"] == {}
-
-
-@pytest.mark.parametrize(
-    ("verb", "resource", "error", "expected"),
-    [
-        ("create", SECRETS, FORBIDDEN, f"{FORMER}: Harvester: may not do that; an administrator can"),
-        ("get", NAMESPACES, SILENT, f"{FORMER}: Harvester: https://server: no answer"),
-        ("write", SECRETS, FORBIDDEN, f"{FORMER}: Secret team-a/identity cannot be written on the management cluster"),
-        ("write", SECRETS, Conflict(409, "Conflict", "changed"), f"{FORMER}: Secret team-a/identity was changed"),
-        ("write", SECRETS, SILENT, "the Secret has the new token or the former one; both are valid"),
-        ("write", SECRETS, BROKEN, "the Secret has the new token or the former one; both are valid"),
-        ("delete", SECRETS, FORBIDDEN, f"{STILL}: Harvester: may not do that. Run this again; an administrator can"),
-        ("delete", SECRETS, SILENT, f"{MAYBE}: Harvester: https://server: no answer. Run this again"),
-        ("note", SECRETS, FORBIDDEN, "the new token is in use, and the former one is deleted"),
-        ("note", SECRETS, SILENT, "the new token is in use, and the former one is deleted"),
-    ],
-)
-def test_each_stage_says_which_token_is_in_use(
-    verb: str, resource: Resource, error: ApiError | Unreachable, expected: str, server: Server
-) -> None:
-    server.fail = failing(verb, resource, error)
-    result = rotate()
-    assert result.exit_code == 1
-    assert expected in result.output
-    assert "administrator" not in result.output or "Harvester: " in result.output
-
-
-def test_an_error_after_the_secret_was_written_says_so(server: Server) -> None:
-    server.fail = failing("get", HARVESTER_CLUSTERS, SILENT)
-    result = rotate()
-    assert result.exit_code == 1
-    assert f"{STILL}: management cluster: https://server: no answer. Run this again" in result.output
-    assert server.deleted == []
-
-
-def test_a_cluster_that_was_deleted_meanwhile_needs_no_token(server: Server) -> None:
-    server.fail = failing("get", HARVESTER_CLUSTERS, NotFound(404, "NotFound", "no such cluster"))
-    result = rotate()
-    assert result.exit_code == 0, result.output
-    assert server.deleted == ["caphv-token"]
 
 
 def test_a_lost_answer_to_the_write_is_completed_by_the_next_call(server: Server) -> None:
@@ -183,7 +54,8 @@ def test_a_lost_answer_to_the_write_is_completed_by_the_next_call(server: Server
         raise SILENT
 
     server.patch = patched  # type: ignore[method-assign]
-    assert "Run this again" in rotate().output
+    interrupted = rotate()
+    assert (interrupted.exit_code, "Run this again" in interrupted.output) == (1, True)
     server.patch = patch  # type: ignore[method-assign]
     result = rotate()
     assert result.exit_code == 0, result.output
@@ -191,39 +63,130 @@ def test_a_lost_answer_to_the_write_is_completed_by_the_next_call(server: Server
     assert server.deleted == ["caphv-token"]
 
 
-def test_the_second_call_of_an_interrupted_rotation_knows_that_the_new_token_is_in_use(server: Server) -> None:
-    server.fail = failing("delete", SECRETS, FORBIDDEN)
-    assert rotate().exit_code == 1
-    server.fail = failing("get", NAMESPACES, SILENT)
-    assert f"{STILL}: Harvester: https://server: no answer" in rotate().output
-
-
-def test_token_of_another_harvester_is_not_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = Server()
-    other.uid = "another"
-    clients = [server, other]
-    # The first client issues the token, the second one tests it.
-    monkeypatch.setattr(Kubeconfig, "client", lambda *_, **__: clients.pop(0))
-    before = server.identity["data"]["kubeconfig"]
-    result = rotate()
-    assert (result.exit_code, clients) == (1, [])
-    assert server.identity["data"]["kubeconfig"] == before
-    assert server.deleted == []
-
-
-def test_token_with_fewer_rights_is_not_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def denied(*_: object) -> list[object]:
-        return rights.needed([server.cluster])[:1]
-
-    monkeypatch.setattr(rights, "denied", denied)
-    before = server.identity["data"]["kubeconfig"]
-    assert rotate().exit_code == 1
-    assert server.identity["data"]["kubeconfig"] == before
-    assert server.deleted == []
-
-
 def test_a_token_is_not_replaced_without_a_confirmation(server: Server) -> None:
     before = server.identity["data"]["kubeconfig"]
     result = CliRunner().invoke(cli, ["identity", "rotate", "team-a/identity"], prog_name="caphv")
     assert (result.exit_code, server.deleted) == (2, [])
     assert server.identity["data"]["kubeconfig"] == before
+
+
+# What is planned
+
+
+def planned(*options: str) -> dict[str, Any]:
+    result = rotate("--dry-run", "-o", "json", *options)
+    assert result.exit_code == 0, result.output
+    plan: dict[str, Any] = json.loads(result.stdout)
+    assert plan["applied"] is False
+    return {"seconds": 0, "deletes": "", "kept": "", **plan}
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would_be(server: Server) -> None:
+    before = server.identity["data"]["kubeconfig"]
+    plan = planned()
+    assert (plan["secret"], plan["account"], plan["clusters"]) == (
+        "team-a/identity",
+        "caphv-system/caphv",
+        ["team-a/shop"],
+    )
+    assert (plan["issues"], plan["seconds"], plan["deletes"], plan["kept"]) == (True, 0, "caphv-token", "")
+    text = rotate("--dry-run").stdout
+    assert "used by 1 cluster: team-a/shop" in text
+    assert "issues a new token, which lasts as long as its Secret there, and tests it" in text
+    assert "deletes the former token, Secret caphv-token" in text
+    assert (server.identity["data"]["kubeconfig"], server.deleted) == (before, [])
+
+
+def test_a_rotation_prints_what_it_did_as_data(server: Server) -> None:
+    result = rotate("-o", "json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["applied"] is True
+    assert "wrote Secret team-a/identity" in result.stderr
+    assert "deleted the former token, Secret caphv-token" in result.stderr
+
+
+def test_the_former_token_stays_valid_on_request(server: Server) -> None:
+    assert (planned("--keep-old")["deletes"], planned("--keep-old")["kept"]) == ("", "--keep-old was given")
+    result = rotate("--keep-old")
+    assert (result.exit_code, server.deleted) == (0, [])
+    assert "the former token stays valid: --keep-old was given" in result.stdout
+    assert server.identity["metadata"].get("annotations", {}) == {}
+
+
+def test_a_token_that_another_identity_has_stays_valid(server: Server) -> None:
+    server.others = {"second": identity()}
+    assert planned()["kept"] == "Secret team-a/second has the same token: rotate it, too"
+    assert (rotate().exit_code, server.deleted) == (0, [])
+
+
+def test_a_token_that_an_unread_identity_may_have_stays_valid(server: Server) -> None:
+    server.others = {"second": identity()}
+    server.fail = failing("get", SECRETS, FORBIDDEN, "second")
+    assert planned()["kept"] == "Secret team-a/second cannot be read, and may have the same token"
+    assert (rotate().exit_code, server.deleted) == (0, [])
+
+
+def test_an_identity_with_another_token_is_no_reason_to_keep_it(server: Server) -> None:
+    server.others = {"second": identity("another-token")}
+    assert planned()["kept"] == ""
+
+
+@pytest.mark.parametrize(
+    ("claims", "options", "seconds", "text"),
+    [
+        ({}, (), 0, "which lasts as long as its Secret there"),
+        ({}, ("--expires-in", "90"), 90 * 86400, "valid for 90 days"),
+        ({"iat": 0, "exp": 3600}, (), 3600, "valid for 3600 seconds"),
+        ({"iat": 0, "exp": 86400}, (), 86400, "valid for 1 day"),
+        ({"iat": 0, "exp": 3600}, ("--expires-in", "1"), 86400, "valid for 1 day"),
+    ],
+)
+def test_the_new_token_lives_as_long_as_the_former_one_by_default(
+    server: Server, claims: dict[str, int], options: tuple[str, ...], seconds: int, text: str
+) -> None:
+    server.identity = identity("" if claims else "caphv-token", **claims)
+    assert planned(*options)["seconds"] == seconds
+    assert f"issues a new token, {text}, and tests it" in rotate("--dry-run", *options).stdout
+
+
+def test_a_token_without_a_secret_expires_by_itself(server: Server) -> None:
+    server.identity = identity("", iat=0, exp=3600)
+    text = rotate("--dry-run").stdout
+    assert "the former token stays valid: no Secret holds it, it expires by itself" in text
+
+
+def test_a_cluster_that_loses_its_connection_keeps_the_former_token_valid(server: Server) -> None:
+    get = server.get
+
+    async def changing(resource: Resource, name: str, namespace: str = "") -> Obj:
+        answer = await get(resource, name, namespace)
+        if resource is not HARVESTER_CLUSTERS:
+            return answer
+        return answer | {"status": {"conditions": [{"type": "HarvesterConnectionReady", "status": "False"}]}}
+
+    server.get = changing  # type: ignore[method-assign]
+    result = rotate()
+    assert (result.exit_code, server.deleted) == (1, [])
+    assert "The former token stays valid: team-a/shop lost the connection" in result.stderr
+
+
+def test_a_secret_without_a_token_of_an_account_is_named(server: Server) -> None:
+    server.identity = identity(sub="alice")
+    result = rotate()
+    assert (result.exit_code, "has no token of a ServiceAccount" in result.output) == (2, True)
+    server.identity = {**identity(), "data": {"kubeconfig": "e30="}}
+    result = rotate()
+    assert (result.exit_code, "Secret team-a/identity, key kubeconfig: " in result.output) == (2, True)
+
+
+def test_clusters_of_one_namespace_are_enough_for_an_account_of_one_namespace(server: Server) -> None:
+    list_ = server.list
+
+    async def listed(resource: Resource, namespace: str = "", **options: Any) -> Obj:
+        if not namespace:
+            raise FORBIDDEN
+        assert namespace == "team-a"
+        return await list_(resource, namespace, **options)
+
+    server.list = listed  # type: ignore[method-assign]
+    assert planned()["clusters"] == ["team-a/shop"]

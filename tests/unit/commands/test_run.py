@@ -1,11 +1,21 @@
-"""The switches of `caphv run` in the notation of Go: their values are those of Go's `strconv.ParseBool`."""
+"""`caphv run`: its switches in the notation of Go, what they mean, and its exit status.
+
+Their values are those of Go's `strconv.ParseBool`.
+"""
+
+from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from caphv.runtime import logs
+from caphv.runtime.errors import ApiError
+from caphv.runtime.kubeconfig import KubeconfigError
+from caphv.runtime.manager import LeaseLost
 from commands.main import cli
 from reconciler import manager
+from tools.release.__main__ import contents
 
 pytestmark = pytest.mark.unit
 
@@ -95,3 +105,93 @@ def test_an_unknown_level_of_the_go_provider_is_named_and_does_not_stop_the_star
     assert (result.exit_code, len(started)) == (0, 1)
     assert "--zap-log-level 'warn' is none of debug, info, error, panic and no number" in result.output
     assert "zap" not in call("--zap-log-level=error").output
+
+
+def test_components_that_kubectl_has_applied_start_it_with_their_defaults(
+    monkeypatch: pytest.MonkeyPatch, started: list[manager.ProviderOptions]
+) -> None:
+    """clusterctl and Turtles fill in the variables, `kubectl apply` leaves them."""
+    levels: list[str] = []
+    monkeypatch.setattr(logs, "configure", lambda level, _format: levels.append(level))
+    components = contents()["infrastructure-components.yaml"].decode().split("\n---\n")
+    deployment = yaml.safe_load(next(text for text in components if "\nkind: Deployment\n" in text))
+    command, *arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert {"--log-level=${CAPHV_LOG_LEVEL:=info}", "--concurrency=${CAPHV_CONCURRENCY:=32}"} <= set(arguments)
+    result = CliRunner().invoke(cli, [command, *arguments])
+    assert result.exit_code == 0, result.output
+    assert (levels, [options.concurrency for options in started]) == (["info"], [32])
+
+
+@pytest.mark.parametrize("argument", ["--concurrency=${CAPHV_CONCURRENCY}", "--concurrency=${CAPHV_CONCURRENCY:=many}"])
+def test_a_variable_without_a_fitting_default_is_a_usage_error(
+    argument: str, started: list[manager.ProviderOptions]
+) -> None:
+    assert (call(argument).exit_code, started) == (2, [])
+
+
+# Its options and its end
+
+
+def test_every_option_reaches_the_provider(started: list[manager.ProviderOptions]) -> None:
+    assert call().exit_code == 0
+    words = "--kubeconfig k --namespace n --watch-filter w --concurrency 7 --harvester-cache-size 64 --leader-elect"
+    more = "--metrics-secure --metrics-cert-dir certs --metrics-bind-address :1 --health-probe-bind-address :2"
+    result = call(*words.split(), *more.split(), "--allow-harvester-cidr", "127.0.0.0/8", "--no-cross-namespace-refs")
+    assert result.exit_code == 0, result.output
+    default, given = started
+    assert (default.kubeconfig, default.namespace, default.watch_filter, default.leader_elect) == ("", "", "", False)
+    assert (default.concurrency, default.harvester_cache_mib, default.cross_namespace_refs) == (32, 32, True)
+    assert (default.secure_metrics, default.metrics_certificate) == (False, None)
+    assert default.allow_insecure_identities is False
+    assert (given.kubeconfig, given.namespace, given.watch_filter, given.leader_elect) == ("k", "n", "w", True)
+    assert (given.concurrency, given.harvester_cache_mib, given.cross_namespace_refs) == (7, 64, False)
+    assert (given.secure_metrics, given.metrics_certificate) == (True, Path("certs"))
+    assert default.address_policy != given.address_policy
+    assert (default.addresses.metrics, given.addresses.metrics, given.addresses.health) == (":8080", ":1", ":2")
+
+
+def test_a_certificate_without_guarded_metrics_is_wrong_usage(started: list[manager.ProviderOptions]) -> None:
+    result = call("--metrics-cert-dir", "certs")
+    assert (result.exit_code, "has no effect without --metrics-secure" in result.output) == (2, True)
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (LeaseLost("lost"), 3),
+        (KubeconfigError("no kubeconfig"), 1),
+        (ApiError(500, "", "broken"), 1),
+        (OSError("the address is in use"), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_its_exit_status_says_why_it_ended(error: Exception, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(manager, "run", fail)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
+    assert call().exit_code == status
+
+
+@pytest.mark.parametrize(
+    ("arguments", "log_format"),
+    [
+        ([], "auto"),
+        (["--log-format", "text"], "text"),
+        (["--zap-encoder=json"], "json"),
+        (["--zap-encoder=console"], "text"),
+        (["--log-format", "text", "--zap-encoder=json"], "json"),
+    ],
+)
+def test_the_encoder_of_the_go_provider_sets_the_format(
+    arguments: list[str],
+    log_format: str,
+    monkeypatch: pytest.MonkeyPatch,
+    started: list[manager.ProviderOptions],
+) -> None:
+    formats: list[str] = []
+    monkeypatch.setattr(logs, "configure", lambda _level, log_format: formats.append(log_format))
+    assert call(*arguments).exit_code == 0
+    assert (len(started), formats) == (1, [log_format])

@@ -9,13 +9,13 @@ import click
 import pytest
 from rich.console import Console
 
-from commands.options.management import run
+from commands.access.management import run
 from commands.output import identities, pools, tree
 from commands.output import overview as lines
-from overview.assembly import overview_of
-from overview.identities import Identity
-from overview.model import Condition, Overview
-from overview.pools import Entry, PoolReport, Verdict
+from operations.capacity.addresspools import Entry, PoolReport, Verdict
+from operations.status.assembly import overview_of
+from operations.status.identities import Identity
+from operations.status.model import Condition, Overview, Severity
 from tests.support.clusters import NOW, Builder
 
 MESSAGE = "the VirtualMachine does not exist on Harvester, and this text is far too long for one line of a terminal"
@@ -101,7 +101,7 @@ def test_an_upgrade_shows_from_which_version_to_which() -> None:
 def test_many_objects_of_one_problem_are_counted() -> None:
     (problem,) = broken().clusters[0].problems
     many = replace(problem, objects=tuple(f"Machine/m{n}" for n in range(9)))
-    assert lines.who(many) == "Machine/m0, Machine/m1, Machine/m2 and 6 more"
+    assert lines.affected(many) == "Machine/m0, Machine/m1, Machine/m2 and 6 more"
 
 
 @pytest.mark.parametrize(
@@ -159,3 +159,33 @@ def test_an_answer_is_not_written_as_text_when_a_command_ends() -> None:
 
     assert isinstance(run(read()), Answer)
     assert written == []
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("severity", Severity)
+def test_what_only_waits_needs_no_next_step(severity: Severity, terminal: bool) -> None:
+    overview = broken()
+    (problem,) = overview.clusters[0].problems
+    problem = replace(problem, severity=severity, since="", next_step="do this")
+    found = shown(
+        replace(overview, clusters=(replace(overview.clusters[0], problems=(problem,)),)), 160, terminal=terminal
+    )
+    (cause,) = (line for line in found if MESSAGE in line)
+    assert cause.endswith(MESSAGE), "without an age"
+    assert any(line.endswith("do this") for line in found) is (severity is not Severity.WAITING)
+    assert any("→" in line for line in found) is (terminal and severity is not Severity.WAITING)
+
+
+def test_clusters_are_counted_below_them_on_a_terminal() -> None:
+    overview = broken()
+    two = replace(overview, clusters=overview.clusters * 2)
+    assert shown(two)[-1].startswith("2 clusters: 2 degraded")
+    assert not any("2 clusters" in line for line in shown(two, 10_000, terminal=False))
+    assert not any("1 cluster:" in line for line in shown(overview))
+
+
+def test_a_wide_terminal_shows_the_endpoint() -> None:
+    overview = broken()
+    assert "ENDPOINT" in shown(overview, 110)[0]
+    assert "ENDPOINT" not in shown(overview, 109)[0]
+    assert "ENDPOINT" not in shown(overview, 10_000, terminal=False)[0]

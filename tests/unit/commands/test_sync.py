@@ -194,3 +194,28 @@ def test_an_interval_syncs_new_commits_and_survives_an_unreachable_host(
     assert commits == [1, 1, 1, 2, 2]
     assert result.stdout.count("pushed") == 2
     assert result.stderr.count("error: ") == 1
+
+
+def test_a_commit_on_top_of_our_own_push_is_synced_at_the_next_interval(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definitions = Origin.make(tmp_path / "definitions.git")
+    definitions.push({"a.yaml": yaml.safe_dump(definition("a"))})
+    manifest = "manifests/team-a/a/cluster/cluster.yaml"
+    commits: list[int] = []
+
+    def print_result(*_: object) -> None:
+        # Another client pushes after ours, before the command polls again.
+        if origin.count() == 1:
+            origin.push({manifest: "overwritten: true"})
+
+    def sleep(_seconds: float) -> None:
+        commits.append(origin.count())
+        if len(commits) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("commands.packager.sync.print_result", print_result)
+    monkeypatch.setattr("commands.packager.sync.time", SimpleNamespace(sleep=sleep))
+    call("sync", "--source-repo", definitions.url, "--repo", origin.url, "--interval", 5)
+    assert commits == [2, 3, 3]
+    assert "overwritten" not in origin.files()[manifest]

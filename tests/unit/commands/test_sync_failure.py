@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Key
-from commands.options.clusters import InputError
+from commands.errors import InputError
+from commands.options.management import ManagementOptions
 from commands.packager import management
-from commands.packager import sync as command
-from packager.apply import ApplyFailure
-from packager.bundler import Batch
+from commands.packager.sync_push import push
+from packager.definitions.apply import ApplyFailure
 from packager.definitions.source import Source
 from packager.git.commit import Reason
 from packager.git.errors import GitError
 from packager.git.prune import Plan, Removal
-from packager.planner import Planned
+from packager.planning.state import Planned
+from packager.rendering.bundler import Batch
 
 pytestmark = pytest.mark.unit
 
@@ -44,10 +45,10 @@ def test_clusters_are_named_while_it_is_unknown_whether_their_removal_was_pushed
     asked: list[bool] = []
     monkeypatch.setattr(management, "delete", lambda _flags, _names, *, dry_run=False: asked.append(dry_run) or [])
     monkeypatch.setattr(management, "drop", lambda _flags, plan, _snapshot: (plan, []))
-    flags = {"confirmed": (), "message": "", "dry_run": False, "applied": True}
+    options = SimpleNamespace(confirmed=(), message="", dry_run=False, applied=True)
     store, planner = Store(), Planner()
     with pytest.raises(InputError) as failed:
-        command._synced(Source(), Reason("x"), store, planner, flags)  # type: ignore[arg-type]
+        push(Source(), Reason("x"), store, planner, options)  # type: ignore[arg-type]
     first, second = failed.value.message.split("\n")
     assert first == "pushing: connection reset"
     assert second.startswith("Cluster team-a/old: whether its removal was pushed is unknown")
@@ -66,7 +67,7 @@ def test_clusters_whose_removal_was_pushed_are_deleted(monkeypatch: pytest.Monke
         return [ApplyFailure({"kind": "Cluster", "metadata": metadata}, "forbidden")]
 
     monkeypatch.setattr(management, "delete", delete)
-    lines = management.after_failure({}, store, ["team-a/kept", "team-a/gone", "team-a/refused"])
+    lines = management.after_failure(ManagementOptions(), store, ["team-a/kept", "team-a/gone", "team-a/refused"])
     assert asked == [["team-a/gone", "team-a/refused"]]
     assert lines[0] == "asked for the deletion of Clusters team-a/gone"
     assert "team-a/refused" in lines[1]
@@ -82,4 +83,4 @@ def test_a_commit_names_no_change_that_was_held_back(monkeypatch: pytest.MonkeyP
     refused = {Key("team-a", "a"): [ApplyFailure({"kind": "MachineHealthCheck", "metadata": {}}, "forbidden")]}
     monkeypatch.setattr(management, "on_cluster", lambda *_: refused)
     snapshot: Any = SimpleNamespace(read={path: b"---\n".join([cluster + b"\n", check])}.get)
-    assert management.drop({}, plan, snapshot) == (Plan(), refused[Key("team-a", "a")])
+    assert management.drop(ManagementOptions(), plan, snapshot) == (Plan(), refused[Key("team-a", "a")])

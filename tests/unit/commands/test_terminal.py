@@ -21,31 +21,34 @@ from caphv.api.object import Key
 from caphv.api.plaintext import one_line, printable
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, Unreachable
 from caphv.runtime.kubeconfig import KubeconfigError
+from commands.access.changes import apply_plan
+from commands.access.management import run
+from commands.errors import CommandError, InputError
 from commands.generate_answers import Interview
-from commands.options.changes import apply_plan
-from commands.options.clusters import CommandError, InputError
-from commands.options.management import run
+from commands.options.management import ManagementOptions
 from commands.output import bundles, capacity, changes, doctor, etcd, identities, overview, plan, pools, tree
 from commands.output.data import data_text
 from commands.output.echo import echo
 from commands.output.text import Text
-from overview.assembly import overview_of
-from overview.capacity import Capacity, CapacityObjects, Quota, Room
-from overview.changes import Change, Patch
-from overview.changes import Plan as ChangePlan
-from overview.doctor.model import Check, Result
-from overview.etcd import EtcdMember
-from overview.identities import Identity
-from overview.model import Cluster, Disk, Overview, Pool, VirtualMachine
-from overview.objects import HarvesterObjects, Unseen
-from overview.plan.machinechanges import Action, Field, PoolEffect
-from overview.plan.model import ClusterPlan, ObjectPlan, Shortcoming
-from overview.plan.model import Plan as ManifestPlan
-from overview.plan.needs import Need
-from overview.pools import Entry, PoolReport, Verdict
-from overview.reader import NoClusterApiError
-from overview.surroundings import Surroundings
+from operations.capacity.addresspools import Entry, PoolReport, Verdict
+from operations.capacity.free import Capacity, CapacityObjects, Quota, Room
+from operations.capacity.machinechanges import Action, Field, PoolEffect
+from operations.capacity.needs import Need
+from operations.capacity.surroundings import Surroundings
+from operations.change.changes import Change, Patch
+from operations.change.changes import Plan as ChangePlan
+from operations.change.etcd import EtcdMember
+from operations.change.plan.model import ClusterPlan, ObjectPlan, Shortcoming
+from operations.change.plan.model import Plan as ManifestPlan
+from operations.read.management import NoClusterApiError
+from operations.read.objects import HarvesterObjects, Unseen
+from operations.status.assembly import overview_of
+from operations.status.check import Check, Result
+from operations.status.identities import Identity
+from operations.status.model import AddressPool, Cluster, Disk, Overview, VirtualMachine
 from packager.definitions.flags import FLAGS
+from packager.upgrade.request import Request
+from packager.upgrade.rollout import Rollout, State
 from tests.support.clusters import NOW, Builder
 
 pytestmark = pytest.mark.unit
@@ -87,12 +90,12 @@ def progress() -> None:
     shown = changes.Progress(to_stderr=False)
     shown.say(f"x{HOSTILE}")
     shown.problems(the_cluster())
-    shown.stopped(the_cluster())
+    shown.name_obstacles(the_cluster())
 
 
 CHECKS = [hostile(Check("id", "Cluster", result, "message", "remedy")) for result in Result]
 CHANGE = hostile(Change("Cluster", "spec.version", "v1", "v2"))
-PATCH = Patch("v1", "Cluster", Key("team", "shop"), {}, {}, (CHANGE,))
+PATCH = Patch("v1", "Cluster", Key("team", "shop"), {}, (CHANGE,))
 FIELD = Field("spec", "a", "b")
 CLUSTER_PLAN = ClusterPlan(
     "team/shop",
@@ -116,7 +119,9 @@ REPORT = dataclasses.replace(
 )
 ROOM = Room("host", "zone", 1, 1, 2, 1, 2)
 CAPACITY = hostile(
-    Capacity("https://harvester", ROOM, (ROOM,), (ROOM,), (Pool("h", "pool", 2, 1),), (Quota("ns", "q", "cpu", 1, 0),))
+    Capacity(
+        "https://harvester", ROOM, (ROOM,), (ROOM,), (AddressPool("h", "pool", 2, 1),), (Quota("ns", "q", "cpu", 1, 0),)
+    )
 )
 
 SHOWN: dict[str, Callable[[], object]] = {
@@ -216,10 +221,12 @@ def test_a_conflict_stays_in_the_line_of_its_error(monkeypatch: pytest.MonkeyPat
     async def client(_flags: dict[str, Any]) -> AsyncIterator[None]:
         yield
 
-    monkeypatch.setattr("commands.options.changes.management_client", client)
-    monkeypatch.setattr("overview.patchwriter.apply", lambda *_: fails(Conflict(409, "Conflict", HOSTILE)))
+    monkeypatch.setattr("commands.access.changes.management_client", client)
+    monkeypatch.setattr(
+        "operations.change.patchwriter.write_patches", lambda *_: fails(Conflict(409, "Conflict", HOSTILE))
+    )
     with pytest.raises(click.ClickException) as caught:
-        apply_plan(ChangePlan(Key("team", "shop"), (PATCH,), ()), {})
+        apply_plan(ChangePlan(Key("team", "shop"), (PATCH,), ()), ManagementOptions())
     assert (caught.value.exit_code, "was changed meanwhile" in caught.value.format_message()) == (1, True)
     assert caught.value.format_message().isprintable()
 
@@ -232,8 +239,10 @@ def test_every_error_of_a_command_is_harmless() -> None:
 
 
 def test_lines_of_bundles_are_harmless() -> None:
-    outcome = {"state": "failed", "wave": HOSTILE, "commit": "", "clusters": [], "problems": {HOSTILE: [HOSTILE]}}
-    assert_harmless(bundles.wave_line(outcome))
+    cluster = Key(HOSTILE, HOSTILE)
+    upgrade = Rollout(HOSTILE, Request((HOSTILE,), 60.0), ((HOSTILE, (cluster,)),), State.REVERTED, wave=1)
+    upgrade = dataclasses.replace(upgrade, problems={cluster: (HOSTILE,)}, left_out={cluster: (HOSTILE,)})
+    assert_harmless(bundles.UPGRADED["table"](upgrade))
 
 
 def test_data_has_escapes_of_its_own_form() -> None:

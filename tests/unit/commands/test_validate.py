@@ -21,8 +21,9 @@ from caphv.api.names import API_VERSION
 from caphv.validation.yaml.loader import LARGEST_FILE
 from commands.main import cli
 from commands.output import validate
-from commands.schema import combined
+from commands.schema import combine_schemas
 from commands.validate import examine
+from tests.support.packager.definitions import k3s
 
 pytestmark = pytest.mark.unit
 
@@ -287,6 +288,19 @@ def test_a_large_file_is_announced_on_a_terminal(tmp_path: Path, monkeypatch: py
         assert (f"reading {file}, 0.0 MiB" in stream.getvalue()) is announced
 
 
+def test_a_definition_is_checked_for_the_release_of_fleet() -> None:
+    definition = json.dumps(k3s())
+
+    def rules(*arguments: str) -> set[str]:
+        found = json.loads(call("-", "-o", "json", *arguments, stdin=definition).stdout)
+        return {finding["rule"] for finding in found["findings"]}
+
+    assert "bundles-fleet" not in rules()
+    assert "bundles-fleet" in rules("--fleet-version", "v0.15.0")
+    refused = call("-", "--fleet-version", "newest", stdin=definition)
+    assert (refused.exit_code, "'newest' is not a release of Fleet" in refused.stderr) == (2, True)
+
+
 def test_warnings_fail_on_request_only() -> None:
     discouraged = CLUSTER.replace("targetNamespace: demo", "targetNamespace: harvester-system")
     assert call("-", stdin=discouraged).exit_code == 0
@@ -422,8 +436,8 @@ def test_the_schema_for_editors_accepts_examples_and_refuses_unknown_fields(kind
 
 
 def test_the_schema_for_editors_needs_no_network() -> None:
-    assert "$ref" not in json.dumps(combined())
-    assert API_VERSION in json.dumps(combined())
+    assert "$ref" not in json.dumps(combine_schemas())
+    assert API_VERSION in json.dumps(combine_schemas())
 
 
 def test_schema_path_leads_to_a_file_a_kind() -> None:
@@ -442,9 +456,9 @@ def test_a_cluster_definition_is_checked_by_schema_rules_and_add_ons() -> None:
     definition["spec"]["addons"] = {"cni": {"name": "canal", "encapsulation": "IPIP"}}
     (found,) = findings(yaml.safe_dump(definition, sort_keys=False))
     assert (found["field"], found["rule"]) == ("spec.addons.cni.encapsulation", "cni-encapsulation")
-    assert Draft7Validator(combined()).is_valid(definition)
+    assert Draft7Validator(combine_schemas()).is_valid(definition)
     definition["spec"]["colour"] = "blue"
-    assert not Draft7Validator(combined()).is_valid(definition)
+    assert not Draft7Validator(combine_schemas()).is_valid(definition)
     assert [line["rule"] for line in findings(yaml.safe_dump_all([definition, definition]))].count(
         "definition-twice"
     ) == 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from caphv.runtime import client, kubeconfig, manager
+from caphv.runtime import client, clientconfig, manager
 from commands.main import cli
 from tests.support.memoryserver import MemoryServer
 
@@ -24,6 +24,7 @@ class Started:
         self.kubeconfigs: list[str] = []
         self.runnables: list[str] = []
         self.secured: list[bool] = []
+        self.certificates: list[Path | None] = []
         self.client = MemoryServer()
         self.failure: Exception | None = None
 
@@ -35,6 +36,10 @@ class Started:
         self.secured.append(options["metrics_auth"] is not None)
         return SimpleNamespace(add_runnable=lambda each: self.runnables.append(type(each).__name__), run=self._run)
 
+    def guard(self, _client: object, folder: Path | None) -> object:
+        self.certificates.append(folder)
+        return object()
+
     async def _run(self, _stop: object) -> None:
         if self.failure:
             raise self.failure
@@ -43,10 +48,11 @@ class Started:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     found = Started()
-    monkeypatch.setattr(kubeconfig, "process_configuration", found.configuration)
+    monkeypatch.setattr(clientconfig, "process_configuration", found.configuration)
     monkeypatch.setattr(manager, "Manager", found.manager)
     monkeypatch.setattr(client, "ApiClient", lambda *_, **__: found.client)
     monkeypatch.setattr("caphv.runtime.logs.configure", lambda *_: None)
+    monkeypatch.setattr("caphv.runtime.metrics_auth.MetricsAuth", found.guard)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     return found
 
@@ -77,7 +83,7 @@ def test_where_api_servers_find_it_is_registered(
 def test_in_a_pod_it_registers_its_service_unless_a_kubeconfig_is_given(
     webhook: Callable[..., Result], started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubeconfig, "own_namespace", lambda: "caphv-system")
+    monkeypatch.setattr(clientconfig, "own_namespace", lambda: "caphv-system")
     assert webhook(KUBERNETES_SERVICE_HOST="10.43.0.1").exit_code == 0
     assert started.runnables == ["WebhookServer", "Registration"]
     started.runnables.clear()
@@ -90,6 +96,8 @@ def test_guarded_metrics_need_a_client_but_no_registration(webhook: Callable[...
     assert (started.runnables, started.secured, started.client.closed) == (["WebhookServer"], [True], True)
     assert webhook("--webhook-url", "https://10.0.0.7").exit_code == 0
     assert started.secured == [True, False]
+    assert webhook("--metrics-secure", "--metrics-cert-dir", "certs").exit_code == 0
+    assert started.certificates == [None, Path("certs")]
 
 
 @pytest.mark.parametrize(

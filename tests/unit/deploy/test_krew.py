@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from release.__main__ import contents
-from release.krew import NAME, launcher
+from tools.release.__main__ import contents
+from tools.release.krew import NAME, launcher
 
 pytestmark = pytest.mark.unit
 

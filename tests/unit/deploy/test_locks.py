@@ -5,28 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from release import krew, lock
-from release.__main__ import project_version
+from tools.release import krew, lock
+from tools.release.__main__ import project_version
 
 pytestmark = pytest.mark.unit
 
 LOCKS = {
     "requirements.lock": None,
-    "website/requirements.lock": "website/requirements.in",
-    "release/uv.lock": "release/uv.in",
+    "tools/website/requirements.lock": "tools/website/requirements.in",
+    "tools/release/uv.lock": "tools/release/uv.in",
 }
 
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_pin_has_a_hash(checkout: Path, name: str) -> None:
-    pins = lock.packages((checkout / name).read_text())
+    pins = lock.parse_lock((checkout / name).read_text())
     assert pins
     assert [pin.name for pin in pins if not pin.hashes] == []
 
 
 @pytest.mark.parametrize(("name", "source"), [(name, source) for name, source in LOCKS.items() if source])
 def test_locks_have_what_is_asked_for(checkout: Path, name: str, source: str) -> None:
-    pins = {f"{pin.name}=={pin.version}" for pin in lock.packages((checkout / name).read_text())}
+    pins = {f"{pin.name}=={pin.version}" for pin in lock.parse_lock((checkout / name).read_text())}
     assert set((checkout / source).read_text().split()) <= pins
 
 

@@ -15,9 +15,9 @@ from caphv.api.object import Obj
 from caphv.runtime import metrics as runtime_metrics
 from packager.controller import metrics as packager_metrics
 from reconciler import metrics as provider_metrics
-from release import components
-from release.__main__ import contents
 from tests.support.docpages import METRICS
+from tools.release import components
+from tools.release.__main__ import contents
 from webhooks import metrics as webhook_metrics
 
 pytestmark = pytest.mark.unit

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from release import components
-from release.__main__ import project_version
-from release.publish import main
 from tests.support.image import stages
+from tools.release import components
+from tools.release.__main__ import project_version
+from tools.release.publish import main
 
 pytestmark = pytest.mark.unit
 
@@ -161,7 +161,7 @@ def test_workflow_publishes_tags_with_an_identity_to_sign_with(checkout: Path) -
     assert workflow["permissions"] == {"contents": "read"}
     assert job["permissions"]["id-token"] == "write"
     steps = [step.get("run", step.get("uses", "")) for step in job["steps"]]
-    (publishing,) = [number for number, step in enumerate(steps) if "release.publish" in step]
+    (publishing,) = [number for number, step in enumerate(steps) if "tools.release.publish" in step]
     assert "--dry-run" not in steps[publishing]
     (provenance,) = [number for number, step in enumerate(steps) if "attest-build-provenance" in step]
     assert provenance > publishing

@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from commands.webhook import CERT_DIR
-from release import components, lock, webhooks
-from release.__main__ import contents
 from tests.support.permissions import granted
+from tools.generate import webhooks
+from tools.release import components, lock
+from tools.release.__main__ import contents
 from webhooks.configuration import INJECT_ANNOTATION
 
 pytestmark = pytest.mark.unit
@@ -105,7 +106,7 @@ def test_all_files_name_the_version_of_the_project(checkout: Path, version: str)
     ("images", "provider", "packager"),
     [
         ((), "IMAGE:vVERSION", "IMAGE:vVERSION-packager"),
-        # One image for both, as before 0.12.
+        # One image for both.
         (("registry.example.com/caphv:x",), "registry.example.com/caphv:x", "registry.example.com/caphv:x"),
         (("registry.example.com/caphv:x", "example.com/p:y"), "registry.example.com/caphv:x", "example.com/p:y"),
     ],
@@ -202,7 +203,7 @@ def test_every_crd_is_in_the_kustomization(checkout: Path) -> None:
 
 
 def test_pins_are_read_with_hashes_markers_and_reasons() -> None:
-    alpha, beta, gamma = lock.packages(LOCK)
+    alpha, beta, gamma = lock.parse_lock(LOCK)
     assert alpha.hashes == ("a" * 64, "b" * 64)
     assert alpha.needed_by == ("caphv", "gamma")
     assert (beta.marker, beta.needed_by) == ("sys_platform != 'win32'", ("alpha",))
@@ -211,18 +212,18 @@ def test_pins_are_read_with_hashes_markers_and_reasons() -> None:
 
 
 def test_what_is_needed_follows_the_reasons() -> None:
-    assert [package.name for package in lock.needed(lock.packages(LOCK), {"alpha"})] == ["alpha", "beta"]
-    assert [package.name for package in lock.needed(lock.packages(LOCK), {"gamma"})] == ["alpha", "beta", "gamma"]
+    assert [package.name for package in lock.select(lock.parse_lock(LOCK), {"alpha"})] == ["alpha", "beta"]
+    assert [package.name for package in lock.select(lock.parse_lock(LOCK), {"gamma"})] == ["alpha", "beta", "gamma"]
 
 
 def test_a_root_without_a_pin_is_named() -> None:
     with pytest.raises(ValueError, match=r"does not pin delta: run `make lock`"):
-        lock.needed(lock.packages(LOCK), {"delta"})
+        lock.select(lock.parse_lock(LOCK), {"delta"})
 
 
 def test_a_strange_line_is_reported() -> None:
     with pytest.raises(ValueError, match="line 2 of the lock file"):
-        lock.packages("# comment\n--index-url https://example.com\n")
+        lock.parse_lock("# comment\n--index-url https://example.com\n")
 
 
 def test_bill_of_materials_is_what_runs_and_not_what_tests(files: dict[str, bytes], version: str) -> None:

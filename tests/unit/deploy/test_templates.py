@@ -11,9 +11,9 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from caphv import data
-from release import components
 from tests.support.docpages import unknown_fields
 from tests.support.openapi import object_schema
+from tools.release import components
 
 pytestmark = pytest.mark.unit
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from caphv import data
-from release import components
+from tools.release import components
 
 pytestmark = pytest.mark.unit
 

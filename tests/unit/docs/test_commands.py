@@ -18,8 +18,8 @@ import yaml
 from click.testing import CliRunner
 
 from commands.main import cli
-from release.__main__ import contents
 from tests.support import doccommands
+from tools.release.__main__ import contents
 
 pytestmark = pytest.mark.unit
 
@@ -30,7 +30,7 @@ PROGRAMS = {
     *("kubectl", "kubectl-harvester", "clusterctl", "helm", "make", "caphv", "git", "docker", "curl", "jq", "base64"),
     *("python", ".venv/bin/python", "export", "alias", "for", "done", "true", "cd", ".", "mkdir", "rm", "cat", "ls"),
     *("sed", "grep", "tar", "date", "etcdctl", "rke2", "lsmod", "modprobe", "openssl", "cosign", "sha256sum"),
-    *("cut", "kill", "head", "xargs", "set"),
+    *("cut", "kill", "head", "xargs", "set", "cp", ".venv/bin/caphv"),
 }
 VERBS = {
     *("annotate", "api-resources", "apply", "create", "delete", "describe", "edit", "exec", "explain", "get", "label"),
@@ -151,9 +151,10 @@ def test_commands_of_the_generator_do_what_they_say(
     definition = re.search(r"```yaml\n(apiVersion: caphv\.io/.*?)```", page, re.DOTALL)
     assert definition
     (tmp_path / "production.yaml").write_text(definition[1])
-    found = [words for page, words in COMMANDS if page.name == "gitops.md" and words[:2] == ["caphv", "generate"]]
-    offline = [[word for word in words[1:] if word != "--apply"] for words in found if "--interactive" not in words]
-    assert len(offline) >= 2
+    found = [words for _, words in COMMANDS if words[:2] == ["caphv", "generate"] and "--interactive" not in words]
+    offline = [list(itertools.takewhile(lambda word: word != ">", words[1:])) for words in found]
+    offline = [[word for word in words if word != "--apply"] for words in offline]
+    assert len(offline) >= 4
     for arguments in offline:
         done = CliRunner().invoke(cli, arguments)
         assert done.exit_code == 0, f"{' '.join(arguments)}\n{done.output}"

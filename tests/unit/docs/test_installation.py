@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from release import krew
-from release.__main__ import contents, project_version
 from tests.support import doccommands
+from tools.release import krew
+from tools.release.__main__ import contents, project_version
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.support.paths import CHECKOUT
-from website.recording import LAST, Terminal, drawn
+from tools.website.recording import LAST_FRAME_SECONDS, Terminal, draw
 
 pytestmark = pytest.mark.unit
 
@@ -42,11 +42,11 @@ def test_a_line_of_several_frames_is_drawn_once_and_the_last_frame_stays() -> No
     for second, text in enumerate(("$ run\r\n", "<one>\r\n", "two\r\n")):
         terminal.write(text)
         frames.append((float(second), terminal.screen()))
-    picture = drawn(frames, speed=1)
+    picture = draw(frames, speed=1)
     root = ElementTree.fromstring(picture)
     assert [text.findtext(f"{SVG}tspan") for text in root.iter(f"{SVG}text")] == ["$ run", "<one>", "two"]
     assert [len(list(frame)) for frame in root.iter(f"{SVG}g") if frame.get("id")] == [1, 2, 2]
-    assert f"f2 {2 + LAST:.2f}s" in picture
+    assert f"f2 {2 + LAST_FRAME_SECONDS:.2f}s" in picture
 
 
 def test_the_recorded_demo_shows_all_of_it() -> None:

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from caphv.api import reference
 from caphv.validation import documentation
 from caphv.validation.yaml import yaml_rules
 from packager.addons import validation as addons
 from packager.definitions import validation as definitions
-from release import ruletables
 from tests import corpus
+from tools.generate import reference, ruletables
 from webhooks import crossobject
 from webhooks.admission import RULES
 
@@ -20,12 +19,12 @@ pytestmark = pytest.mark.unit
 
 
 def test_reference_is_fresh(checkout: Path) -> None:
-    assert reference.stale(checkout / "docs" / "reference") == []
+    assert reference.stale_pages(checkout / "docs" / "reference") == []
     assert reference.main(["--check"]) == 0
 
 
 def test_reference_names_nested_fields_with_limits_versions_and_examples() -> None:
-    pages = reference.rendered()
+    pages = reference.render()
     machine, template = pages["harvestermachine.md"], pages["harvestermachinetemplate.md"]
     assert "| `spec.volumes[].volumeType` | string" in machine
     assert "In v1alpha1:" in machine
@@ -35,12 +34,12 @@ def test_reference_names_nested_fields_with_limits_versions_and_examples() -> No
 
 
 def test_stale_pages_are_noticed(tmp_path: Path) -> None:
-    for name, text in reference.rendered().items():
+    for name, text in reference.render().items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "README.md").write_text("old")
     (tmp_path / "obsolete.md").write_text(f"old\n{reference.MARK}\n")
     (tmp_path / "metrics.md").write_text("written by hand")
-    assert reference.stale(tmp_path) == ["README.md", "obsolete.md"]
+    assert reference.stale_pages(tmp_path) == ["README.md", "obsolete.md"]
 
 
 def test_lists_of_rules_are_fresh() -> None:
@@ -49,6 +48,7 @@ def test_lists_of_rules_are_fresh() -> None:
 
 def test_every_rule_is_listed_on_a_page(checkout: Path) -> None:
     pages = "".join(path.read_text(encoding="utf-8") for path in (checkout / "docs").glob("*.md"))
+    pages += ruletables.site_page()
     every = [
         rule.name
         for rules_of_set in (yaml_rules.RULES, crossobject.rules(), definitions.rules(), addons.rules())
@@ -65,18 +65,29 @@ def test_rules_say_what_must_hold() -> None:
     assert [rule.name for rules_of_set in sets for rule in rules_of_set if " must " not in rule.description] == []
 
 
-def test_every_example_breaks_its_rule_and_the_page_shows_the_message(checkout: Path) -> None:
-    page = (checkout / "docs" / "validation.md").read_text(encoding="utf-8")
+def test_every_example_breaks_its_rule_and_the_page_shows_the_message() -> None:
+    page = ruletables.site_page()
     for rule in RULES.values():
         findings = ruletables.findings_of_example(rule)
         assert findings, rule.name
         assert all(f"\n{finding}\n" in page for finding in findings), rule.name
 
 
-def test_the_page_has_an_example_of_each_keyword_of_the_schemas(checkout: Path) -> None:
-    page = (checkout / "docs" / "validation.md").read_text(encoding="utf-8")
+def test_the_page_has_an_example_of_each_keyword_of_the_schemas() -> None:
+    page = ruletables.site_page()
     keywords = {rule for case in corpus.invalid() for _, rule in case.errors if rule.startswith("schema-")}
     assert [keyword for keyword in sorted(keywords) if f"[{keyword}]" not in page] == []
+
+
+def test_the_site_has_a_heading_for_each_rule_and_no_text_of_the_repository(checkout: Path, tmp_path: Path) -> None:
+    assert ruletables.main(["--site", str(tmp_path)]) == 0
+    page = (tmp_path / "docs" / "validation.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^### (.+)$", page, re.MULTILINE)
+    assert {*RULES, *(rule.name for rule in yaml_rules.RULES)} <= set(headings)
+    assert "make docs" not in page
+    committed = (checkout / "docs" / "validation.md").read_text(encoding="utf-8")
+    assert committed.count("`make docs` writes the list") == len(ruletables.SITE_PARTS)
+    assert not set(headings) & set(re.findall(r"^### (.+)$", committed, re.MULTILINE))
 
 
 PARTS = {"some": lambda: ["| a |"]}

@@ -49,3 +49,9 @@ def test_every_alert_has_a_heading() -> None:
         if "alert" in rule
     ]
     assert set(found) <= HEADINGS
+
+
+def test_the_index_leads_to_every_section() -> None:
+    sections = re.findall(r"^### (.+)$", PAGE.split("## The provider")[1].split("\n## Alerts")[0], re.MULTILINE)
+    assert len(sections) > 20
+    assert [section for section in sections if f"[{section}](#" not in PAGE] == []

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.unit
 
 
 def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("versions", CHECKOUT / "website" / "versions.py")
+    spec = importlib.util.spec_from_file_location("versions", CHECKOUT / "tools" / "website" / "versions.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -21,15 +21,15 @@ def load() -> ModuleType:
 
 
 def test_examples_use_the_versions_of_the_file() -> None:
-    assert load().others() == []
+    assert load().find_other_versions() == []
 
 
 def test_the_versions_are_used() -> None:
     versions = load()
-    text = "".join(path.read_text(encoding="utf-8") for path in versions.covered())
-    assert len(versions.covered()) > 20
-    assert [version for version in versions.current().values() if version not in text] == []
+    text = "".join(path.read_text(encoding="utf-8") for path in versions.files())
+    assert len(versions.files()) > 20
+    assert [version for version in versions.read_versions().values() if version not in text] == []
 
 
 def test_new_clusters_get_the_version_of_the_examples() -> None:
-    assert load().current()["kubernetes"] == KUBERNETES_VERSION
+    assert load().read_versions()["kubernetes"] == KUBERNETES_VERSION

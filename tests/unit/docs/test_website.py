@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from tests.support.paths import CHECKOUT
+from tools.generate import ruletables
 
 pytestmark = pytest.mark.unit
 
-SITE = yaml.safe_load((CHECKOUT / "website" / "mkdocs.yml").read_text(encoding="utf-8"))
+SITE = yaml.safe_load((CHECKOUT / "tools" / "website" / "mkdocs.yml").read_text(encoding="utf-8"))
 PAGES = {
     path.relative_to(CHECKOUT).as_posix(): path.read_text(encoding="utf-8")
     for pattern in ("*.md", "clusterclass/*.md", "examples/*.md", "docs/**/*.md")
@@ -51,18 +52,42 @@ def test_links_lead_to_headings() -> None:
     assert missing == []
 
 
+def linked_from(page: str) -> set[str]:
+    """The pages that a page links to."""
+    folder = posixpath.dirname(page)
+    targets = re.findall(r"\]\(([^):#]+\.md)(?:#[^)]*)?\)", PAGES[page])
+    return {posixpath.normpath(posixpath.join(folder, target)) for target in targets} & PAGES.keys()
+
+
+def test_two_clicks_lead_from_the_readme_to_every_page() -> None:
+    first = linked_from("README.md")
+    second = {target for page in first for target in linked_from(page)}
+    assert PAGES.keys() - {"README.md"} - first - second == set()
+
+
+# Pages about the project, and those whose claims name the tests that hold them.
+ABOUT_TESTS = re.compile(
+    r"[A-Z]+\.md|docs/(adr/.*|architecture|development|live-tests|migration|performance|security|simulators|reference/support)\.md"
+)
+
+
+@pytest.mark.parametrize("page", sorted(page for page in PAGES if not ABOUT_TESTS.fullmatch(page)))
+def test_pages_for_users_do_not_say_how_the_project_is_tested(page: str) -> None:
+    assert re.findall(r"\btests/[\w/]+|make test-?\w*|pytest", PAGES[page]) == []
+
+
 def test_nothing_is_loaded_from_elsewhere() -> None:
     """`make docs` checks the built pages; fonts come from the system, and the theme does not ask GitHub."""
     assert SITE["theme"]["font"] is False
     assert SITE["plugins"] == ["search"]
-    folder = CHECKOUT / "website"
+    folder = CHECKOUT / "tools" / "website"
     own = [folder / "style.css", *(folder / "overrides").rglob("*.html")]
     assert [path.name for path in own if "http" in path.read_text(encoding="utf-8")] == []
     assert "data-md-component" not in (folder / "overrides" / "partials" / "source.html").read_text(encoding="utf-8")
 
 
 def test_landing_page_leads_to_pages_that_exist() -> None:
-    text = (CHECKOUT / "website" / "overrides" / "home.html").read_text(encoding="utf-8")
+    text = (CHECKOUT / "tools" / "website" / "overrides" / "home.html").read_text(encoding="utf-8")
     links = re.findall(r"href=\"([^\"]+)\.html\"", text)
     assert len(links) == 3
     assert [link for link in links if f"{link}.md" not in PAGES] == []
@@ -70,5 +95,6 @@ def test_landing_page_leads_to_pages_that_exist() -> None:
 
 def test_pages_show_the_same_on_the_site_and_in_the_repository() -> None:
     # The site draws no mermaid, and keeps the backslash of an escaped pipe in code.
-    found = [page for page, text in PAGES.items() if "```mermaid" in text or re.search(r"`[^`\n]*\\\|[^`\n]*`", text)]
+    shown = {**PAGES, "docs/validation.md": ruletables.site_page()}
+    found = [page for page, text in shown.items() if "```mermaid" in text or re.search(r"`[^`\n]*\\\|[^`\n]*`", text)]
     assert found == []

@@ -13,7 +13,9 @@ from packager.addons.gather import gather
 from packager.git.directory import Directory
 from packager.git.snapshot import Snapshot
 from packager.rendering.bundles import bundle_name
-from packager.rendering.renderer import Rendered, Renderer, RenderOptions
+from packager.rendering.options import RenderOptions
+from packager.rendering.rendered import Rendered
+from packager.rendering.renderer import Renderer
 from packager.rendering.vendored import ROOT, VendoredChart, folder_of
 from packager.trace import BranchState, LiveState, Trace, bundles_of, manifests, setting_stage, trace
 from packager.tree import CLUSTERS
@@ -25,7 +27,7 @@ FACTS = cluster("demo", {"cni": {"name": "cilium", "mtu": 1400}}, spec=K3S, name
 NAME = bundle_name(FACTS.key, "cni")
 CHART = b"{apiVersion: v2, name: harvester-cloud-provider, version: 0.2.15}\n"
 COMMIT = "b" * 40
-BRANCH = BranchState("main", COMMIT)
+BRANCH = BranchState(COMMIT)
 
 
 @pytest.fixture
@@ -148,9 +150,8 @@ def test_the_path_of_the_repository_is_part_of_what_gitrepos_read(rendered: Rend
     assert detail == "none in this namespace has a path for add-ons/clusters/team-a/demo/*; create one"
 
 
-def test_a_folder_has_no_commit_to_compare(rendered: Rendered, snapshot: Snapshot, tmp_path: Path) -> None:
-    name, head = Directory(tmp_path, names=(CLUSTERS,)).branch_of("")
-    found = trace(rendered, "cni", snapshot, live(rendered), BranchState(name, head))
+def test_a_folder_has_no_commit_to_compare(rendered: Rendered, snapshot: Snapshot) -> None:
+    found = trace(rendered, "cni", snapshot, live(rendered), BranchState())
     assert found.stopped is None
     assert [stage.detail for stage in found.stages[1:3]] == ["the folder", f"commit {COMMIT[:12]}"]
 

@@ -1,7 +1,6 @@
 """The checks of test reports find what they are there for."""
 
 import ast
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -25,17 +24,10 @@ REPORT = """<testsuites><testsuite>
 UNLISTED = '<testcase classname="tests.unit.test_b.TestB" name="test_other"><skipped message="too slow"/></testcase>'
 
 
-SLOW = """<testsuites><testsuite>
-<testcase classname="tests.e2e.test_a" name="test_quick" time="59.9"/>
-<testcase classname="tests.e2e.test_a" name="test_life[k3s]" time="61"/>
-<testcase classname="tests.e2e.test_a" name="test_life[rke2]" time="5"/>
-</testsuite></testsuites>"""
-
-
 def check(checkout: Path, folder: Path, *, report: str, allowed: str) -> subprocess.CompletedProcess[str]:
     (folder / "report.xml").write_text(report)
     (folder / "allowed").write_text(allowed)
-    command = [sys.executable, checkout / ".ci" / "skips.py", "allowed", "report.xml"]
+    command = [sys.executable, checkout / "tools" / "ci" / "skips.py", "allowed", "report.xml"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -79,31 +71,9 @@ def test_every_test_that_a_machine_may_lack_something_for_is_listed(checkout: Pa
     assert [name for name in conditional if name not in listed] == []
 
 
-def durations(checkout: Path, folder: Path, listed: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    (folder / "report.xml").write_text(SLOW)
-    (folder / "slow-tests").write_text(listed)
-    command = [sys.executable, checkout / ".ci" / "slow.py", "slow-tests", "report.xml"]
-    # The limit of the run that this test is part of is not the one that is tested.
-    inherited = {name: value for name, value in os.environ.items() if name != "CAPHV_TEST_SLOW_SECONDS"}
-    return subprocess.run(command, cwd=folder, env=inherited | environ, capture_output=True, text=True, check=False)
-
-
-def test_a_test_above_a_minute_fails_unless_it_is_listed(checkout: Path, tmp_path: Path) -> None:
-    done = durations(checkout, tmp_path, "")
-    assert (done.returncode, done.stderr.partition(":")[0]) == (1, "tests.e2e.test_a.test_life took 61 s")
-    assert durations(checkout, tmp_path, "# why\ntests.e2e.test_a.test_life 61\n").returncode == 0
-    assert durations(checkout, tmp_path, "", CAPHV_TEST_SLOW_SECONDS="120").returncode == 0
-
-
-def test_stale_name_on_the_list_of_slow_tests_fails(checkout: Path, tmp_path: Path) -> None:
-    done = durations(checkout, tmp_path, "tests.e2e.test_a.test_life 61\ntests.e2e.test_a.test_gone 90\n")
-    assert done.returncode == 1
-    assert "tests.e2e.test_a.test_gone is on the list" in done.stderr
-
-
 def test_stages_are_named_and_timed_and_the_first_failure_ends_them(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "Makefile").write_text("one:\n\t@echo done\ntwo:\n\t@false\nthree:\n\t@echo never\n")
-    command = [sys.executable, checkout / ".ci" / "stages.py", "one", "two", "three"]
+    command = [sys.executable, checkout / "tools" / "ci" / "stages.py", "one", "two", "three"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "=== 1/3 one\ndone\n" in done.stdout
@@ -111,39 +81,12 @@ def test_stages_are_named_and_timed_and_the_first_failure_ends_them(checkout: Pa
     assert "never" not in done.stdout
 
 
-def test_slow_tests_are_tests(checkout: Path) -> None:
-    listed = [line.partition("#")[0].strip() for line in (checkout / ".ci" / "slow-tests").read_text().splitlines()]
-    assert any(listed)
-    for name in filter(None, listed):
-        module, _, test = name.rpartition(".")
-        text = (checkout / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
-        assert f"def {test}(" in text, f"{name} is no test: remove it from .ci/slow-tests"
-
-
-def test_modules_with_known_seconds_exist(checkout: Path) -> None:
-    listed = scheduling.seconds_of_modules()
-    assert listed
-    assert [module for module in listed if not (checkout / module).is_file()] == []
-
-
-def test_seconds_of_modules_are_written_from_a_report(checkout: Path, tmp_path: Path) -> None:
-    report = tmp_path / "report.xml"
-    cases = [("tests.e2e.test_a", 1.2), ("tests.e2e.test_b", 0.1), ("tests.e2e.test_a", 3.0)]
-    rows = "".join(f'<testcase classname="{name}" name="x" time="{seconds}"/>' for name, seconds in cases)
-    report.write_text(f"<testsuites><testsuite>{rows}</testsuite></testsuites>")
-    command = [sys.executable, checkout / ".ci" / "module_seconds.py", report]
-    written = tmp_path / "module-seconds"
-    written.write_text(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert scheduling.seconds_of_modules(written) == {"tests/e2e/test_a.py": 4.0, "tests/e2e/test_b.py": 1.0}
-
-
 def test_slowest_groups_come_first() -> None:
     image, pod = "tests/e2e/test_image.py", "tests/e2e/test_pod.py"
     life, quick = "tests/e2e/test_migration.py", "tests/integration/runtime/test_client.py"
-    nodeids = [f"{quick}::test_a", f"{image}::test_b", f"{pod}::test_c", f"{life}::test_d", f"{life}::test_e"]
-    listed = {image: 30.0, pod: 40.0, life: 60.0}
-    assert scheduling.seconds_of_groups(nodeids, listed) == {quick: 2.0, "image": 70.0, life: 60.0}
-    assert sorted(nodeids, key=scheduling.slowest_first(nodeids, listed)) == [*nodeids[1:], nodeids[0]]
+    nodeids = [f"{quick}::test_a", f"{quick}::test_b", f"{life}::test_c", f"{image}::test_d", f"{pod}::test_e"]
+    assert scheduling.seconds_of_groups(nodeids) == {quick: 4.0, life: 30.0, "image": 60.0}
+    assert sorted(nodeids, key=scheduling.slowest_first(nodeids)) == [*nodeids[3:], nodeids[2], *nodeids[:2]]
 
 
 def test_workers_stay_in_a_folder() -> None:
@@ -197,48 +140,3 @@ def test_workers_learn_of_their_next_group_when_they_begin_their_last_test() -> 
     assert not worker.shutting_down
     scheduler.mark_test_complete(worker, 2)
     assert worker.shutting_down
-
-
-SOMETIMES = """
-from pathlib import Path
-
-import pytest
-
-
-def test_steady():
-    pass
-
-
-@pytest.mark.parametrize("number", range({number}))
-def test_unsteady(number):
-    seen = Path(f"seen-{{number}}")
-    before = seen.exists()
-    seen.touch()
-    assert {holds}
-"""
-
-
-def rerun(checkout: Path, folder: Path, *more: str, number: int, holds: str) -> subprocess.CompletedProcess[str]:
-    (folder / "pytest.ini").write_text("[pytest]\n")
-    (folder / "test_sometimes.py").write_text(SOMETIMES.format(number=number, holds=holds))
-    command = [sys.executable, checkout / ".ci" / "rerun.py", "out/report.xml", "test_sometimes.py", *more]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
-def test_tests_that_pass_alone_are_flaky_and_named(checkout: Path, tmp_path: Path) -> None:
-    done = rerun(checkout, tmp_path, "-n2", number=2, holds="before")
-    assert done.returncode == 0
-    named = done.stdout.partition("FLAKY, fix them: ")[2].strip().split(", ")
-    assert sorted(named) == ["test_sometimes.test_unsteady[0]", "test_sometimes.test_unsteady[1]"]
-    assert "2 passed" in done.stdout
-    assert "2 failed, 1 passed" in done.stdout
-
-
-def test_a_test_that_fails_twice_fails_the_run(checkout: Path, tmp_path: Path) -> None:
-    done = rerun(checkout, tmp_path, number=1, holds="False")
-    assert (done.returncode, "running again" in done.stdout, "FLAKY" in done.stdout) == (1, True, False)
-
-
-def test_many_failures_are_not_repeated(checkout: Path, tmp_path: Path) -> None:
-    done = rerun(checkout, tmp_path, number=6, holds="before")
-    assert (done.returncode, "running again" in done.stdout) == (1, False)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
     ],
 )
 def test_subject(checkout: Path, subject: str, *, accepted: bool) -> None:
-    spec = importlib.util.spec_from_file_location("commit_message", checkout / ".ci" / "commit_message.py")
+    spec = importlib.util.spec_from_file_location("commit_message", checkout / "tools" / "ci" / "commit_message.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)

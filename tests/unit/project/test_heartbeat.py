@@ -16,6 +16,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -27,10 +28,14 @@ from caphv.api.object import NODES, Obj
 from caphv.runtime.cache import Informer
 from caphv.runtime.health import HealthServer
 from caphv.runtime.runnable import Runnable
-from overview.page.serving import Feed, PageServer
-from packager.controller import receiver
-from packager.controller.receiver import Receiver
+from caphv.runtime.transport import MAX_RESPONSE
+from operations.status.page.server import Feed, PageServer
+from packager.controller import pushevents
+from packager.controller.pushevents import Receiver
 from packager.definitions.source import Reader
+from reconciler.extension import server as extensionserver
+from reconciler.extension.hooks import paths
+from reconciler.extension.server import ExtensionServer
 from reconciler.harvester.harvester import collections_of
 from reconciler.harvester.sharedcache import Collection
 from reconciler.remote import workloadcluster
@@ -38,32 +43,21 @@ from sandbox.processes import pki
 from sandbox.processes.children import free_ports
 from tests.support import rawhttp
 from tests.support.answering import serving
-from tests.support.heartbeat import measure
+from tests.support.heartbeat import fault
 from tests.support.reviews import OVERSIZED, request, review
-from tests.support.waiting import until
+from tests.support.waiting import listens, until
+from tests.support.worstobjects import worst_objects
 from webhooks import crossobject, handler, server
 from webhooks.server import WebhookServer
 
 pytestmark = pytest.mark.unit
 
-SECONDS, MEMORY = 0.05, 16 * 1024 * 1024
 LARGEST_OBJECT = 1_500_000
+LARGEST_PAGE = MAX_RESPONSE
 SECRET = b"a secret of some length"
 SIGNATURE = "X-Hub-Signature-256"
 JSON = {"Content-Type": "application/json"}
 Send = Callable[[bytes], Awaitable[object]]
-
-
-async def fault(work: Callable[[], Awaitable[object]]) -> str:
-    """Say if the work holds up the loop, or takes too much memory; empty if neither."""
-    costs = [await measure(work)]
-    while costs[-1].seconds > SECONDS and len(costs) < 4:
-        # Again: another process may have had the processor's caches.
-        costs.append(await measure(work))
-    seconds, memory = min(cost.seconds for cost in costs), costs[0].memory
-    slow = [f"{seconds:.3f} s"] if seconds > SECONDS else []
-    large = [f"{memory / 1024 / 1024:.1f} MiB"] if memory > MEMORY else []
-    return ", ".join(slow + large)
 
 
 @contextlib.asynccontextmanager
@@ -89,13 +83,19 @@ async def webhook(folder: Path) -> AsyncIterator[Send]:
         yield partial(rawhttp.send, port, context=ssl.create_default_context(cadata=ca.certificate.decode()))
 
 
-async def listens(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionRefusedError:
-        return False
-    writer.close()
-    return True
+@contextlib.asynccontextmanager
+async def extension(folder: Path) -> AsyncIterator[Send]:
+    ca = pki.CA.create("extension")
+    pair = ca.server(["127.0.0.1"])
+    for name, content in (("tls.crt", pair.certificate), ("tls.key", pair.key)):
+        (folder / name).write_bytes(content)
+    (port,) = free_ports(1)
+    cache = SimpleNamespace(synced=True, store=[], get=lambda *_: None)
+    caches: Any = SimpleNamespace(machines=cache, harvester_machines=cache)
+    hooks = ExtensionServer(f"127.0.0.1:{port}", folder, caches)
+    async with running(hooks):
+        await until(lambda: not hooks.not_ready())
+        yield partial(rawhttp.send, port, context=ssl.create_default_context(cadata=ca.certificate.decode()))
 
 
 @contextlib.asynccontextmanager
@@ -126,7 +126,7 @@ def signature(body: bytes) -> dict[str, str]:
 
 
 PATH = handler.path_of("validate", "v1beta1", "HarvesterMachine")
-EVENT = b" " * receiver._LARGEST
+EVENT = b" " * pushevents._LARGEST
 PROOFS = {"no signature": {}, "wrong signature": {SIGNATURE: f"sha256={'0' * 64}"}, "right signature": signature(EVENT)}
 
 
@@ -140,15 +140,53 @@ def reviews() -> Iterable[tuple[str, bytes]]:
         yield f"only {text!r}", text * (handler.MAX_BODY // len(text))
 
 
-SERVERS = {"webhook": webhook, "receiver": push_receiver, "health": health, "page": live_page}
+HOOKS = {hook: path for path, hook in paths().items()}
+HOOK = HOOKS["CanUpdateMachineSet"]
+
+
+def set_request(part: Any) -> Obj:
+    template = {"kind": "HarvesterMachineTemplate", "spec": {"template": {"spec": part}}}
+    return {"current": {"infrastructureMachineTemplate": template}, "desired": {}}
+
+
+def machine_request(part: Any) -> Obj:
+    machine = {"kind": "HarvesterMachine", "metadata": {"namespace": "team", "name": "one"}}
+    desired = {"infrastructureMachine": {**machine, "spec": {"nodeAffinity": part}}}
+    return {"current": {"infrastructureMachine": {**machine, "spec": {}}}, "desired": desired}
+
+
+def hook_requests(request_of: Callable[[Any], Obj]) -> Iterable[tuple[str, bytes]]:
+    """Yield requests of nearly the largest size, and texts of it that are none."""
+    for name, make in OVERSIZED.items():
+        for count in (extensionserver._MAX_BODY // size for size in (12, 20, 30, 60)):
+            body = orjson.dumps(request_of(make(count)))
+            if len(body) <= extensionserver._MAX_BODY:
+                yield name, body
+                break
+    for text in (b"[", b"[1,", b" ", b'"\\"', b'{"a":', b"9"):
+        yield f"only {text!r}", text * (extensionserver._MAX_BODY // len(text))
+
+
+REQUEST_OF = {
+    "CanUpdateMachineSet": set_request,
+    "CanUpdateMachine": machine_request,
+    "UpdateMachine": machine_request,
+}
+SERVERS = {"webhook": webhook, "extension": extension, "receiver": push_receiver, "health": health, "page": live_page}
 REQUESTS = [
     *(("webhook", name, rawhttp.post(PATH, body, JSON)) for name, body in reviews()),
     *(("webhook", name, payload) for name, payload in rawhttp.attacks(PATH, JSON)),
-    *(("receiver", name, rawhttp.post(receiver.PATH, EVENT, proof)) for name, proof in PROOFS.items()),
+    *(
+        ("extension", f"{hook}, {name}", rawhttp.post(HOOKS[hook], body, JSON))
+        for hook, request_of in REQUEST_OF.items()
+        for name, body in hook_requests(request_of)
+    ),
+    *(("extension", name, payload) for name, payload in rawhttp.attacks(HOOK, JSON)),
+    *(("receiver", name, rawhttp.post(pushevents.PATH, EVENT, proof)) for name, proof in PROOFS.items()),
     *(
         ("receiver", f"{name}, {of_proof}", payload)
         for of_proof, proof in PROOFS.items()
-        for name, payload in rawhttp.attacks(receiver.PATH, proof)
+        for name, payload in rawhttp.attacks(pushevents.PATH, proof)
     ),
     *(("health", name, payload) for name, payload in rawhttp.attacks("/healthz")),
     *(
@@ -170,46 +208,6 @@ async def test_no_request_holds_up_a_server(
     async with SERVERS[entry](tmp_path) as send:
         faults = {name: await fault(partial(send, payload)) for of, name, payload in REQUESTS if of == entry}
     assert not {name: text for name, text in faults.items() if text}
-
-
-def texts(size: int) -> Iterable[str]:
-    """Yield texts of a size in JSON that are slow to read as an address, a name or a condition."""
-    for pump in ("a", "1", ":", "1:", "10.0.0.1/", "a/", "\x1b[", "\x1b]0;", "é", "\n", " ", "a=b,"):
-        yield pump * (size // len(orjson.dumps(pump)[1:-1]))
-
-
-def worst_objects(size: int) -> Iterable[Obj]:
-    """Yield objects whose fields that we read are as long, as many, or as deep as the API server takes."""
-    for text in texts(size // 12):
-        yield {
-            "metadata": {
-                "labels": {names.GUEST_CLUSTER_LABEL: text, names.MACHINE_TYPE_LABEL: text},
-                "annotations": {"caphv.io/x": text},
-            },
-            "spec": {
-                "providerID": text,
-                "template": {"spec": {"volumes": [{"persistentVolumeClaim": {"claimName": text}}]}},
-            },
-            "status": {
-                "address": text,
-                "nodeInfo": {"systemUUID": text},
-                "phase": text,
-                "conditions": [{"type": "Ready", "status": "False", "reason": text, "message": text}],
-                "interfaces": [{"name": "a", "ipAddress": text, "ipAddresses": [text]}],
-            },
-        }
-    count = size // 40
-    marks = {f"caphv.io/{number}": "a" for number in range(count)}
-    yield {"metadata": {"labels": marks}}
-    yield {"metadata": {"annotations": marks}}
-    yield {"spec": {"taints": [{"key": "a", "effect": "b"}] * count}}
-    yield {"status": {"interfaces": [{"ipAddress": "10.0.0.1", "name": "a"}] * count}}
-    yield {"status": {"interfaces": [{"ipAddresses": [f"10.0.{n >> 8 & 255}.{n & 255}" for n in range(size // 16)]}]}}
-    yield {"status": {"conditions": [{"type": "Ready", "status": "False"}] * count}}
-    yield {"spec": {"template": {"spec": {"volumes": [{"persistentVolumeClaim": {"claimName": "a"}}] * (size // 50)}}}}
-    yield {"spec": {"anything": [[]] * (size // 3)}}
-    yield {"spec": {"anything": [{}] * (size // 3)}}
-    yield {"spec": {"anything": {f"{number}": 1 for number in range(size // 10)}}}
 
 
 def event(obj: Obj, owner: str) -> bytes:
@@ -245,6 +243,57 @@ async def test_no_object_holds_up_the_provider(entry: str, caplog: pytest.LogCap
     assert not {obj: text for obj, text in faults.items() if text}
 
 
+@pytest.mark.parametrize("entry", INFORMERS)
+async def test_no_page_of_a_list_holds_up_the_provider(entry: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A Harvester or workload cluster sends 500 objects at once, as large as a page may be."""
+    caplog.set_level(logging.CRITICAL)
+    resource, options = INFORMERS[entry]
+    faults = {}
+    for obj, owner in itertools.product(worst_objects(LARGEST_PAGE // 500 - 1500), ("uid", "another")):
+        page = page_of(obj, owner)
+        assert len(page) <= LARGEST_PAGE
+        faults[f"{str(obj)[:150]} of {owner}"] = await fault(
+            partial(list_page, Collection(resource, "vms", options), page)
+        )
+    assert not {obj: text for obj, text in faults.items() if text}
+
+
+def page_of(obj: Obj, owner: str) -> bytes:
+    """Return the page of a list with 500 such objects."""
+    items = []
+    for number in range(500):
+        item = orjson.loads(event(obj, owner))["object"]
+        item["metadata"] |= {"name": f"one-{number}", "uid": str(number)}
+        items.append(item)
+    return orjson.dumps({"metadata": {"resourceVersion": "10"}, "items": items})
+
+
+async def list_page(collection: Collection, page: bytes) -> None:
+    """Let a cache of this collection read the page of a list."""
+    done = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        if request.query.get("watch"):
+            await response.prepare(request)
+            await done.wait()
+            return response
+        # In pieces: what this server itself would buffer is not the provider's.
+        response.content_type = "application/json"
+        await response.prepare(request)
+        for start in range(0, len(page), 65536):
+            await response.write(page[start : start + 65536])
+        return response
+
+    async with serving(answer, untrusted=True) as client:
+        informer = Informer(client, collection.resource, **collection.options)
+        task = informer.start()
+        await until(lambda: informer.store.get("vms", "one-0") or informer.last_error)
+        done.set()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def receive(collection: Collection, line: bytes) -> None:
     """Let a cache of this collection receive the line of a watch."""
     done = asyncio.Event()
@@ -267,14 +316,43 @@ async def receive(collection: Collection, line: bytes) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-DEFINITION = "apiVersion: caphv.io/v1beta1\nkind: ClusterDefinition\nmetadata: {name: good, namespace: team-a}\nspec: "
 _LARGEST_FILE = 2 * 1024 * 1024
+
+
+def filled(begin: str, repeated: str, end: str = "") -> str:
+    """Return a text of nearly the largest size of a file."""
+    return begin + repeated * ((_LARGEST_FILE - 300) // len(repeated)) + end
+
+
+DEFINITION = "apiVersion: caphv.io/v1beta1\nkind: ClusterDefinition\nmetadata: {name: good, namespace: team-a}\nspec: "
+MACHINES = (
+    "apiVersion: infrastructure.cluster.x-k8s.io/v1beta1\nkind: HarvesterMachineTemplate\n"
+    "metadata: {name: good, namespace: team-a}\nspec: "
+)
 DEFINITIONS = {
     "aliases": "a: &a [b]\nc: [" + "*a," * (_LARGEST_FILE // 3 - 10) + "]",
     "aliases of aliases": "a0: &a0 [b]\n"
     + "".join(f"a{number}: &a{number} [{f'*a{number - 1},' * 9}]\n" for number in range(1, 12)),
     "levels": DEFINITION + "[" * (_LARGEST_FILE - 300),
     "lines of 1 MB": DEFINITION + "{a: '" + "x" * 1_000_000 + "', b: '" + "y" * 1_000_000 + "'}",
+    "values": filled(DEFINITION + "[", "a,", "]"),
+    "lists": filled(DEFINITION + "[", "[],", "]"),
+    "mappings": filled(DEFINITION + "[", "{},", "]"),
+    "numbers to complain of": filled(DEFINITION + "[", "010,", "]"),
+    "one key again and again": filled(DEFINITION + "{", "a: 1,", "}"),
+    "unknown fields": DEFINITION + "{" + "".join(f"k{n}: 1," for n in range(180_000)) + "}",
+    "unknown fields of machines": MACHINES + "{" + "".join(f"k{n}: 1," for n in range(180_000)) + "}",
+    "volumes": filled(MACHINES + "{template: {spec: {volumes: [", "{},", "]}}}"),
+    "empty documents": filled(DEFINITION + "{}\n", "---\n"),
+    "documents of text": filled(DEFINITION + "{}\n", "--- a\n"),
+    "documents of objects": filled(DEFINITION + "{}\n", "--- {kind: a}\n"),
+    "broken documents": filled(DEFINITION + "{}\n", "--- {\n"),
+    "items of a list": filled("kind: List\nitems: [", "{kind: a},", "]"),
+    "lines": filled(DEFINITION + "{}", "\n"),
+    "lines of comments": filled(DEFINITION + "{}\n", "# \n"),
+    "lines of a text": filled(DEFINITION + "\n  a: |\n", "    x\n"),
+    "wide characters": filled(DEFINITION + "{a: '\U0001f600", "x", "'}"),
+    "JSON": filled('{"kind": "ClusterDefinition", "spec": [', '{"a":1},', "0]}"),
 }
 
 
@@ -282,4 +360,5 @@ DEFINITIONS = {
 async def test_no_file_of_definitions_holds_up_the_packager(name: str) -> None:
     """The packager reads the files of a commit in a thread."""
     files = {"a.yaml": DEFINITIONS[name].encode()}
+    assert len(files["a.yaml"]) <= _LARGEST_FILE, "a larger file is refused unread"
     assert not await fault(lambda: asyncio.to_thread(lambda: Reader(crossobject.check).read(files)))

@@ -74,3 +74,18 @@ def test_lock_file_holds_only_pins_with_hashes(checkout: Path) -> None:
     content = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
     pin, digest = re.compile(r"[a-z0-9-]+==\S+( ; .+)? \\"), re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
     assert [line for line in content if not pin.fullmatch(line) and not digest.fullmatch(line)] == []
+
+
+def test_modules_that_texts_tell_to_run_exist(checkout: Path) -> None:
+    """A stale file is reported with the command that writes it, which must outlive a move of its module."""
+    command = re.compile(r"python -m ((?:caphv|sandbox|tools)(?:\.\w+)*)")
+    names = {
+        name
+        for path in sources(checkout)
+        if path.suffix in (".py", ".md", ".yaml") or path.name in ("Makefile", "Dockerfile")
+        for name in command.findall(path.read_text(encoding="utf-8"))
+    }
+    places = {name: checkout.joinpath(*name.split(".")) for name in names}
+    missing = [name for name, place in places.items() if not place.with_suffix(".py").is_file()]
+    assert [name for name in missing if not (places[name] / "__main__.py").is_file()] == []
+    assert "tools.generate.reference" in names

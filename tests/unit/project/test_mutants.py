@@ -7,7 +7,6 @@ import importlib
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,8 @@ pytestmark = pytest.mark.unit
 
 
 @pytest.fixture(scope="module")
-def mutants() -> Iterator[Any]:
-    sys.path.insert(0, str(CHECKOUT / ".ci"))
-    try:
-        yield importlib.import_module("mutants")
-    finally:
-        sys.path.remove(str(CHECKOUT / ".ci"))
+def mutants() -> Any:
+    return importlib.import_module("tools.ci.mutants")
 
 
 def changes(mutants: Any, text: str) -> list[str]:
@@ -68,7 +63,7 @@ def test_changes_know_their_function(mutants: Any) -> None:
 
 
 def test_changed_code_is_valid_and_other_code(mutants: Any) -> None:
-    for path in random.Random(1).sample(sorted((CHECKOUT / "overview").rglob("*.py")), 8):
+    for path in random.Random(1).sample(sorted((CHECKOUT / "operations").rglob("*.py")), 8):
         source = path.read_bytes()
         found = mutants.mutations_of("a.py", source)
         before = ast.dump(ast.parse(source))
@@ -77,16 +72,16 @@ def test_changed_code_is_valid_and_other_code(mutants: Any) -> None:
 
 
 def test_sample_has_equally_many_of_each_package(mutants: Any) -> None:
-    found = list(mutants.read_mutations(CHECKOUT, ["overview/plan", "reconciler/cluster"]))
-    sample = mutants.draw(found, ["overview/plan", "reconciler/cluster"], 21, random.Random(1))
-    assert [mutation.path.rpartition("/")[0] for mutation in sample] == ["overview/plan"] * 10 + [
-        "reconciler/cluster"
+    found = list(mutants.read_mutations(CHECKOUT, ["operations/change/plan", "reconciler/machine"]))
+    sample = mutants.draw(found, ["operations/change/plan", "reconciler/machine"], 21, random.Random(1))
+    assert [mutation.path.rpartition("/")[0] for mutation in sample] == ["operations/change/plan"] * 10 + [
+        "reconciler/machine"
     ] * 11
 
 
 def test_accepted_changes_exist_and_have_a_reason(mutants: Any) -> None:
     accepted = mutants.read_accepted(mutants.ACCEPTED.read_text(encoding="utf-8"))
-    assert mutants.stale(CHECKOUT, accepted) == []
+    assert mutants.stale_names(CHECKOUT, accepted) == []
     assert all(len(reason) > 15 for reason in accepted.values())
 
 
@@ -99,14 +94,14 @@ def test_line_without_a_reason_is_refused(mutants: Any, line: str) -> None:
 def test_change_that_the_code_no_longer_has_is_stale(mutants: Any, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def f():\n    return 1\n")
     names = ["a.py | f | 1 | 2", "a.py | f | 1 | 3", "b.py | f | 1 | 2"]
-    assert mutants.stale(tmp_path, names) == names[1:]
+    assert mutants.stale_names(tmp_path, names) == names[1:]
 
 
 def test_tests_of_a_change_are_those_that_call_its_function(mutants: Any) -> None:
     source = b"X = 1\ndef f():\n    return 2\n"
-    outside, *inside = mutants.mutations_of("overview/a.py", source)
-    near, far = "tests/unit/overview/test_a.py::test_f", "tests/unit/commands/test_b.py::test_g"
-    calls = {"overview/a.py:f": [far, near], "overview/a.py:g": [far], "overview/b.py:f": ["other"]}
+    outside, *inside = mutants.mutations_of("operations/a.py", source)
+    near, far = "tests/unit/operations/test_a.py::test_f", "tests/unit/commands/test_b.py::test_g"
+    calls = {"operations/a.py:f": [far, near], "operations/a.py:g": [far], "operations/b.py:f": ["other"]}
     assert mutants.tests_of(inside[0], calls) == [near, far]
     assert mutants.tests_of(outside, calls) == [near, far]
     assert mutants.tests_of(inside[0], {}) == []
@@ -131,7 +126,7 @@ def test_recorder_notes_calls_of_each_test(tmp_path: Path) -> None:
         "from code_ import a\n".replace("code_", "code") + "\n\ndef test_f():\n    a.f()\n"
     )
     (tmp_path / "code" / "__init__.py").touch()
-    variables = {"PYTHONPATH": f"{tmp_path}:{CHECKOUT}/.ci", "PATH": "/usr/bin:/bin"}
+    variables = {"PYTHONPATH": f"{tmp_path}:{CHECKOUT}/tools/ci", "PATH": "/usr/bin:/bin"}
     variables |= {"CAPHV_RECORDED_FOLDERS": "code", "CAPHV_RECORDS": str(tmp_path / "records")}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "callrecorder", "-p", "no:cacheprovider", "test_a.py"]
     subprocess.run(command, cwd=tmp_path, env=variables, check=True, capture_output=True)

@@ -22,8 +22,8 @@ FIRST_USE = {
         f"{RECONCILER}/test_identity_protection.py::test_deleted_namespace_ends_and_leaves_nothing_on_harvester",
     ),
     "no command showed what is wrong, and tables showed no reason": (
-        "tests/integration/overview/test_status.py::test_a_line_a_cluster_with_cause_and_next_step",
-        "tests/integration/overview/test_columns.py::test_a_table_says_why_something_is_not_ready",
+        "tests/integration/operations/test_status.py::test_a_line_a_cluster_with_cause_and_next_step",
+        "tests/integration/operations/test_columns.py::test_a_table_says_why_something_is_not_ready",
     ),
     "commands of the quick start named objects that do not exist": ("tests/e2e/test_quick_start.py::test_quick_start",),
     "a lost worker of a small group was not replaced": (
@@ -78,7 +78,7 @@ FIRST_USE = {
         "tests/integration/sandbox/test_identity_command.py::test_each_call_issues_a_new_token_that_expires",
     ),
     "commits did not say what changed": (
-        "tests/unit/packager/test_commit_summary.py::test_changed_settings_are_the_subject",
+        "tests/unit/packager/planning/test_commit_summary.py::test_changed_settings_are_the_subject",
     ),
     "the demo and the sandbox showed wrong values, and faults missed the administrator": (
         "tests/unit/commands/test_demo.py::test_the_first_frame_has_no_invented_endpoint",

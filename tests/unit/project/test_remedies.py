@@ -16,9 +16,9 @@ from commands.main import cli
 
 pytestmark = pytest.mark.unit
 
-FOLDERS = ("caphv", "overview", "reconciler", "commands", "webhooks", "packager")
+FOLDERS = ("caphv", "operations", "reconciler", "commands", "webhooks", "packager")
 # What the sandbox prints about itself, the name of the program, and pages that are generated.
-ELSEWHERE = ("commands/sandbox/", "caphv/__main__.py", "caphv/api/remedies.py", "caphv/api/reference.py")
+ELSEWHERE = ("commands/sandbox/", "caphv/__main__.py", "caphv/api/remedies.py", "tools/generate/reference.py")
 # Texts of the command line itself, which tests of their own run.
 HELP = ("help", "short_help", "epilog")
 # Commands that are only named, because their arguments are the reader's to know.

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.unit
 
-PACKAGES = ("caphv", "reconciler", "packager", "webhooks", "overview", "commands", "sandbox")
+PACKAGES = ("caphv", "reconciler", "packager", "webhooks", "operations", "commands", "sandbox")
 SECRET = re.compile(
     r"(^|_)(token|password|passphrase|secret|credential|kubeconfig|private|key|user_?data|bootstrap)s?$"
 )
@@ -29,11 +29,23 @@ HARMLESS = {
     ("PackagerFlags", "helm_secret"),
     ("PackagerFlags", "kubeconfig"),
     ("PackagerFlags", "source_credentials"),
-    ("PackagerOptions", "kubeconfig"),
-    ("ProviderOptions", "kubeconfig"),
+    ("PackagerRunOptions", "client_secret"),
+    ("PackagerRunOptions", "helm_secret"),
+    ("PrintOptions", "client_secret"),
+    ("PrintOptions", "helm_secret"),
+    ("SyncOptions", "client_secret"),
+    ("SyncOptions", "helm_secret"),
     ("ServiceAccountToken", "secret"),
-    ("_Plan", "secret"),
+    ("RotationPlan", "secret"),
 }
+
+
+# Groups of options of commands have the paths of files.
+PATHS = re.compile(r"(^|_)kubeconfig$")
+
+
+def is_path_of_an_option(kind: type, field: str) -> bool:
+    return kind.__name__.endswith("Options") and PATHS.search(field) is not None
 
 
 def dataclasses_of_the_product() -> Iterator[type]:
@@ -53,6 +65,8 @@ def shown(kind: type) -> Iterator[tuple[str, str]]:
         return
     for field in dataclasses.fields(kind):
         if field.repr and SECRET.search(field.name) and TEXT.search(str(field.type)):
+            if is_path_of_an_option(kind, field.name):
+                continue
             yield kind.__name__, field.name
 
 

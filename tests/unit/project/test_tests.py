@@ -17,7 +17,7 @@ TESTS = CHECKOUT / "tests"
 MODULES = sorted(path for path in TESTS.rglob("*.py") if path.name != "__init__.py")
 # Folders below tests/unit whose tests are about no package: about pages, the repository, and other folders of it.
 NO_PACKAGES = {"docs", "project", "support", "deploy", "clusterclass"}
-PACKAGES = ("commands", "reconciler", "webhooks", "packager", "sandbox", "overview", "bench", "release")
+PACKAGES = ("commands", "reconciler", "webhooks", "packager", "sandbox", "operations", "tools")
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,12 @@ import pytest
 import yaml
 
 from caphv.api.object import Key, Obj
+from caphv.api.ownership import Owner
 from reconciler.cluster.loadbalancer import load_balancer_spec
 from reconciler.cluster.pools import pool_object
-from reconciler.harvester.ipam import AddressRequest, plan_allocations, plan_releases
-from reconciler.harvester.ownership import Owner
-from reconciler.machine.vm import ResolvedImage, VirtualMachineInputs, virtual_machine
+from reconciler.harvester.addressplan import AddressRequest, plan_allocations, plan_releases
+from reconciler.machine.images import ResolvedImage
+from reconciler.machine.vm import VirtualMachineInputs, virtual_machine
 from tests.support.foreign_crds import violations
 from tests.support.paths import SHARED_CRDS as CRDS
 

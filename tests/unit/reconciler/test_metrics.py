@@ -83,7 +83,7 @@ def answers(identity: str = NAME) -> float | None:
 
 
 def test_failures_and_refusals_of_harvester_count_and_what_the_work_expects_does_not() -> None:
-    reported = metrics.IdentityRequests(NAME).answered
+    reported = metrics.IdentityRequests(NAME).count
     for code in (200, 201, 404, 409, 410, 422):
         reported(code, 0.2)
     for code in (401, 403, 429, 500, 503):
@@ -93,7 +93,7 @@ def test_failures_and_refusals_of_harvester_count_and_what_the_work_expects_does
     assert answers() == 11
     assert [errors(code) for code in ("401", "403", "429", "500", "503", "none")] == [1, 1, 1, 1, 2, 1]
     assert [errors(code) for code in ("200", "404", "409", "410", "422")] == [None] * 5
-    metrics.IdentityRequests("team/other").answered(500, 0.1)
+    metrics.IdentityRequests("team/other").count(500, 0.1)
     metrics.forget_identity(NAME)
     assert (answers(), errors("503"), errors("500", "team/other")) == (None, None, 1)
     metrics.forget_identity("team/other")

@@ -25,7 +25,7 @@ FOLLOWED = {
     ("cluster/cloudaccount.py", "belongs to another owner"): "test_remedies.py::delete_accounts_of_another_owner",
     ("cluster/cloudaccount.py", "is not the token"): "test_remedies.py::delete_the_token_of_another_account",
     (
-        "cluster/cloudconfig.py",
+        "cluster/delivery.py",
         "was not created by",
     ): "test_cloudconfig.py::test_secret_of_another_client_is_left_alone",
     ("cluster/connection.py", "is not a Harvester"): "test_remedies.py::put_a_kubeconfig_of_harvester_into_the_secret",
@@ -38,6 +38,9 @@ FOLLOWED = {
     ("cluster/deletion.py", "deletion is blocked"): (
         "test_loadbalancer.py::test_deletion_without_harvester_waits_until_a_user_releases"
     ),
+    ("cluster/guestbalancers.py", "delete them there"): (
+        "test_guest_balancers.py::test_load_balancer_of_two_guests_with_one_name_is_kept"
+    ),
     ("cluster/identity.py", "credentials expire at"): (
         "test_expiry.py::test_token_that_ends_soon_is_reported_and_a_lasting_identity_recovers"
     ),
@@ -45,16 +48,16 @@ FOLLOWED = {
         "test_expiry.py::test_refused_credentials_are_reported_in_both_conditions"
     ),
     ("cluster/pools.py", "create it or"): "test_cluster.py::test_missing_pool_is_named_and_picked_up_when_it_comes",
-    ("cluster/references.py", "used without permission"): (
-        "test_references.py::test_reference_of_an_earlier_version_is_warned_about_and_a_new_one_is_refused"
+    ("cluster/pools.py", "delete them or give"): (
+        "test_guest_balancers.py::test_pool_in_use_names_its_holders_until_they_release_it"
     ),
     ("machine/adoption.py", "belongs to"): "test_adoption.py::test_foreign_vm_is_taken_over_on_request_once",
     ("machine/adoption.py", "did not create it"): "test_remedies.py::adopt_a_vm_made_by_hand",
     ("machine/adoption.py", "another one of its name"): (
         "test_vm_failures.py::test_another_vm_of_the_same_name_is_not_the_machines"
     ),
-    ("machine/create.py", "KeyPair"): "test_machine.py::test_key_pair_that_appears_later_unblocks",
-    ("machine/create.py", "delete it, or rename"): "test_remedies.py::delete_a_cloud_init_secret_of_another_owner",
+    ("machine/bootstrap.py", "KeyPair"): "test_machine.py::test_key_pair_that_appears_later_unblocks",
+    ("machine/bootstrap.py", "delete it, or rename"): "test_remedies.py::delete_a_cloud_init_secret_of_another_owner",
     ("machine/deletion.py", "deletion is blocked"): (
         "test_adoption.py::test_machine_is_released_on_request_while_harvester_is_unreachable"
     ),

@@ -62,3 +62,12 @@ async def test_requeues_are_spread_over_the_interval() -> None:
     machines = [obj(f"m{number}") for number in range(200)]
     resync.requeue(caches([], machines), queues, within=300)
     assert 60 <= len(await requeued(queues.machines, 150)) <= 140
+
+
+def test_cluster_that_is_parked_is_requeued_although_it_is_paused() -> None:
+    """A VM of it may have been started meanwhile."""
+    cluster: Obj = {"metadata": {"name": "owner"}, "spec": {"paused": True}}
+    parked = obj("parked", "True")
+    assert resync.has_converged(parked, cluster)
+    parked["status"]["conditions"].append({"type": "Parked", "status": "True"})
+    assert not resync.has_converged(parked, cluster)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from caphv.api import resources
 from caphv.api.object import Key, Obj
+from caphv.api.ownership import Owner
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller
 from caphv.runtime.errors import Conflict
@@ -22,7 +23,6 @@ from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
 from reconciler.eventhandlers import EventHandlers
 from reconciler.harvester.allocator import AddressAllocator
-from reconciler.harvester.ownership import Owner
 from reconciler.machine.ipaddress import ensure_address, release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked, StatusDraft

@@ -115,3 +115,20 @@ async def test_process_that_has_lost_its_lease_writes_to_no_workload_cluster() -
         async with client.websocket("/exec", (), protocol="v5"):
             pass
     await workloads.close()
+
+
+async def test_outage_of_a_workload_api_is_known_from_its_first_failure_until_it_answers() -> None:
+    management = Management()
+    workloads, changes = management.workloads(), list[Key]()
+    workloads.connect(lambda *_: None, lambda _: None, changes.append)
+    await workloads.ensure(CLUSTER)
+    nodes: Any = workloads._workloads[CLUSTER].nodes
+
+    assert (workloads.outage(CLUSTER), changes) == (None, [])
+    nodes.retries.report_failure(Unreachable("first"), 1, has_answered=False)
+    nodes.retries.report_failure(Unreachable("second"), 2, has_answered=False)
+    assert (str(workloads.outage(CLUSTER)), changes) == ("first", [CLUSTER])
+
+    nodes._reflector._note_contact()
+    assert (workloads.outage(CLUSTER), changes) == (None, [CLUSTER, CLUSTER])
+    await workloads.close()

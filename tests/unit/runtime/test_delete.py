@@ -33,7 +33,7 @@ def client(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any] | ApiError) ->
         ({"metadata": {"uid": "own"}}, Conflict),
         (Forbidden(403, "Forbidden", "cannot get persistentvolumeclaims"), Conflict),
     ],
-    ids=["recreated", "modified", "account with the roles of 0.11"],
+    ids=["recreated", "modified", "account without the right to get"],
 )
 async def test_conflict_of_a_deletion_is_distinguished_from_recreation(
     monkeypatch: pytest.MonkeyPatch, found: Any, error: type[ApiError]

@@ -10,7 +10,7 @@ from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import find_resource
 from caphv.runtime.errors import NotFound
-from overview.backup.reading import kinds_to_copy
+from operations.backup.reading import kinds_to_copy
 
 pytestmark = pytest.mark.unit
 

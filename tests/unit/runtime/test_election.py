@@ -46,7 +46,7 @@ class Wire:
         self.up = True
         self.requests = 0
 
-    def dedicated(self, *, timeout: float) -> "Wire":
+    def clone(self, *, timeout: float) -> "Wire":
         self.timeout = timeout
         return self
 
@@ -371,34 +371,4 @@ async def test_hanging_renewal_leaves_time_for_another_one() -> None:
     wire.up = True
     await asyncio.sleep(60)
     assert not holding.done()
-    await ended(holding)
-
-
-async def test_holder_reports_annotations_of_users_and_removes_those_that_it_handled() -> None:
-    server = LeaseServer()
-    elected = contender(Wire(server), "a")
-    seen: list[dict[str, str]] = []
-    elected.on_annotations = lambda found: seen.append(dict(found))
-    await elected.acquire()
-    holding = asyncio.create_task(elected.hold())
-
-    def annotate(value: str) -> None:
-        assert server.lease
-        server.write({**server.lease, "metadata": {**server.lease["metadata"], "annotations": {"x": value}}})
-
-    annotate("1")
-    await asyncio.sleep(5)
-    assert seen == [{"x": "1"}]
-    # Another value came first: it stays.
-    elected.remove_annotation("x", "1")
-    annotate("2")
-    await asyncio.sleep(5)
-    assert seen == [{"x": "1"}, {"x": "2"}]
-    elected.remove_annotation("x", "2")
-    await asyncio.sleep(5)
-    assert seen[2:] == [{}]
-    # The same value again is a new one.
-    annotate("2")
-    await asyncio.sleep(5)
-    assert seen[3:] == [{"x": "2"}]
     await ended(holding)

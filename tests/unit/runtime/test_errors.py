@@ -72,6 +72,26 @@ def test_each_answer_has_its_type(status: int, reason: str, expected: type[error
     assert (error.status, error.reason, str(error)) == (status, reason, "because")
 
 
+TERMINATING = {"causes": [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "details", "expected"),
+    [
+        (403, TERMINATING, errors.NamespaceTerminating),
+        (404, TERMINATING, errors.NotFound),
+        (403, {"causes": [{"reason": "Other"}, "NamespaceTerminating", None]}, errors.Forbidden),
+        (403, {"causes": {"reason": "NamespaceTerminating"}}, errors.Forbidden),
+        (403, {"causes": [{"reason": ["NamespaceTerminating"]}]}, errors.Forbidden),
+    ],
+)
+def test_a_namespace_that_ends_is_recognized_by_the_cause(
+    status: int, details: Any, expected: type[errors.ApiError]
+) -> None:
+    body = {"reason": "Forbidden", "message": "unable to create", "details": details}
+    assert type(error_from(status, body)) is expected
+
+
 @pytest.mark.parametrize("status", [409, 500, 503])
 @pytest.mark.parametrize("webhook", ["ippools.validator.harvesterhci.io", ""])
 def test_denial_of_a_webhook_is_invalid_whatever_status_it_chooses(status: int, webhook: str) -> None:

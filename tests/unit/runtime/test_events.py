@@ -131,10 +131,10 @@ async def test_flood_of_one_object_is_cut_to_a_burst_and_a_trickle_and_leaves_ot
     await events.flush()
     assert len(written.created) == 26
     assert dropped() - before == 75
-    assert events.limited(machine())
-    assert not events.limited(machine("other", "u2"))
+    assert events.is_limited(machine())
+    assert not events.is_limited(machine("other", "u2"))
     await asyncio.sleep(10 * 60)
-    assert not events.limited(machine())
+    assert not events.is_limited(machine())
     for number in range(100, 200):
         events.event(machine(), "Normal", "Flood", str(number))
     await events.flush()

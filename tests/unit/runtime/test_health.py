@@ -48,7 +48,7 @@ async def test_health_is_answered_before_anything_else_works() -> None:
 def test_readiness_names_the_cause_without_the_text_of_a_server(error: Exception | None, reason: str) -> None:
     manager = Manager(addresses=BindAddresses("0", "0"))
     informer = manager.add_informer(Informer(Collection(), THINGS))
-    informer.last_error = error
+    informer.retries.last_error = error
     assert manager.not_ready() == [f"cache of things.example.io is not in sync{reason}"]
 
 

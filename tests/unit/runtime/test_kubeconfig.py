@@ -16,9 +16,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from caphv.api.object import SECRETS
+from caphv.runtime.clientconfig import own_configuration
+from caphv.runtime.connection import Connection
 from caphv.runtime.errors import Unreachable
-from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, own_configuration, parse_kubeconfig
-from caphv.runtime.transport import Connection
+from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from tests.support.kubeconfigs import CA, CANARY, encoded, named, valid, with_cluster
 
 pytestmark = pytest.mark.unit
@@ -383,7 +384,7 @@ def test_own_kubeconfig_with_inline_credentials(tmp_path: Path, monkeypatch: pyt
 
 
 def test_service_account_of_the_pod_with_a_renewed_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caphv.runtime.kubeconfig._SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setattr("caphv.runtime.clientconfig._SERVICE_ACCOUNT", tmp_path)
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
@@ -399,7 +400,7 @@ def test_service_account_of_the_pod_with_a_renewed_token(tmp_path: Path, monkeyp
 
 
 def test_pod_without_its_service_account_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caphv.runtime.kubeconfig._SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setattr("caphv.runtime.clientconfig._SERVICE_ACCOUNT", tmp_path)
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     with pytest.raises(KubeconfigError, match=r"service account.*ca\.crt"):

@@ -11,7 +11,7 @@ from caphv.api.object import NODES, PODS, Obj
 from caphv.runtime.errors import TooLarge
 from caphv.runtime.etcd import find_pods
 from caphv.runtime.listing import list_pages
-from overview.reader import list_all
+from operations.read.management import list_all
 from tests.support.answering import serving
 
 pytestmark = pytest.mark.unit

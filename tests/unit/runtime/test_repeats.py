@@ -164,9 +164,9 @@ def test_different_failures_of_one_server_are_limited_and_those_of_others_are_no
 def test_server_whose_failures_are_left_out_is_known_until_its_ten_minutes_have_passed() -> None:
     log = Log()
     for number in range(MOST_OF_A_SERVER + 1):
-        assert not log.repeats.limited("https://hostile")
+        assert not log.repeats.is_limited("https://hostile")
         log.line(f"failure {number}", server="https://hostile")
-    assert log.repeats.limited("https://hostile")
-    assert not log.repeats.limited("https://healthy")
+    assert log.repeats.is_limited("https://hostile")
+    assert not log.repeats.is_limited("https://healthy")
     log.now = WINDOW_SECONDS
-    assert not log.repeats.limited("https://hostile")
+    assert not log.repeats.is_limited("https://hostile")

@@ -13,8 +13,8 @@ from aiohttp import web
 from caphv.api.object import NAMESPACES
 from caphv.runtime import resolver
 from caphv.runtime.client import ApiClient
+from caphv.runtime.connection import Connection
 from caphv.runtime.errors import Unreachable
-from caphv.runtime.transport import Connection
 from tests.support.answering import NO_TLS, serving
 
 pytestmark = pytest.mark.unit
@@ -52,7 +52,7 @@ async def client_of(server: str) -> Any:
 
 
 async def test_slow_names_of_some_servers_hold_up_no_others(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolver, "_SECONDS", 2.0)
+    monkeypatch.setattr(resolver, "_LOOKUP_SECONDS", 2.0)
 
     async def answer(_request: web.BaseRequest) -> web.StreamResponse:
         return web.json_response({"metadata": {"name": "kube-system"}})

@@ -38,6 +38,7 @@ def test_indexes_answer_what_a_search_through_all_objects_would(steps: list[tupl
         for value in ("red", "green", "blue"):
             found = [obj for key, obj in sorted(naive.items()) if value in labels(obj)]
             assert store.by_index("label", value) == found
+            assert store.count("label", value) == len(found)
             assert store.by_index("first", value) == [obj for obj in found if min(labels(obj)) == value]
 
 

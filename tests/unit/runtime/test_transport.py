@@ -13,8 +13,9 @@ from caphv.api.object import Obj, Resource
 from caphv.runtime import transport
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
+from caphv.runtime.connection import Connection
 from caphv.runtime.errors import ApiError, Fenced, TooLarge, Unreachable
-from caphv.runtime.transport import Connection
+from caphv.runtime.networkerrors import describe
 from tests.support.answering import NO_TLS, serving
 
 pytestmark = pytest.mark.unit
@@ -71,7 +72,7 @@ async def test_list_that_makes_no_progress_times_out() -> None:
 def test_a_certificate_that_is_refused_says_why(code: int, text: str) -> None:
     error = ssl.SSLCertVerificationError()
     error.verify_code, error.verify_message = code, "Missing Authority Key Identifier"
-    assert text in transport.describe(error)
+    assert text in describe(error)
 
 
 async def trickle(request: web.BaseRequest) -> web.StreamResponse:
@@ -153,30 +154,43 @@ async def test_watch_event_beyond_the_bounds_is_refused(part: bytes) -> None:
             await asyncio.wait_for(anext(client.watch(THINGS, resource_version="1")), 10)
 
 
-async def test_reader_of_a_watch_does_not_rest_while_it_waits_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def events(request: web.Request) -> web.StreamResponse:
+async def test_watch_ends_when_its_client_is_closed() -> None:
+    opened = asyncio.Event()
+
+    async def silent(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
-        for number in range(3):
-            event = orjson.dumps({"type": "ADDED", "object": thing(number)})
-            await response.write(event[:20])
-            await asyncio.sleep(0.01)
-            await response.write(event[20:] + b"\n")
+        await asyncio.sleep(30)
         return response
 
-    waits: list[bool] = []
-    rests: list[list[bool]] = []
+    async with serving(silent) as client:
+        events = client.watch(THINGS, resource_version="1", on_open=opened.set)
+        watching = asyncio.ensure_future(anext(events))
+        await opened.wait()
+        await client.close()
+        with pytest.raises(Unreachable, match="closed"):
+            await asyncio.wait_for(watching, 10)
 
-    async def rest() -> None:
-        rests.append(waits[-1:])
 
-    async with serving(events, untrusted=True) as client:
-        monkeypatch.setattr(client.time, "rest", rest)
-        found = [event async for event in client.watch(THINGS, resource_version="1", on_wait=waits.append)]
-    assert len(found) == 3
-    assert len(rests) > 6
-    assert [True] not in rests
-    assert waits == [True, False] * (len(waits) // 2)
+async def test_list_ends_when_its_client_is_closed() -> None:
+    begun = asyncio.Event()
+
+    async def stalling(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b'{"items": [')
+        begun.set()
+        await asyncio.sleep(30)
+        return response
+
+    async with serving(stalling) as client:
+        listing = asyncio.ensure_future(client.list(THINGS))
+        await begun.wait()
+        await asyncio.sleep(0.1)  # until the client reads the body
+        await client.close()
+        with pytest.raises(Unreachable, match="closed"):
+            async with asyncio.timeout(10):
+                await listing
 
 
 @pytest.mark.parametrize("items", [[], [thing(1)]], ids=["empty-pages", "the-same-page"])

@@ -12,7 +12,8 @@ from aiohttp import web
 
 from caphv.api.object import NODES
 from caphv.runtime.client import ApiClient
-from caphv.runtime.kubeconfig import KubeconfigError, own_configuration, process_configuration
+from caphv.runtime.clientconfig import own_configuration, process_configuration
+from caphv.runtime.kubeconfig import KubeconfigError
 from caphv.runtime.user_kubeconfig import context_namespace
 from tests.support.answering import serving
 from tests.support.kubeconfigs import CA, valid
@@ -118,7 +119,7 @@ def test_the_first_file_chooses_the_context_for_server_and_namespace(
 def test_in_a_pod_a_command_takes_kubeconfig_first_and_a_controller_the_service_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("caphv.runtime.kubeconfig._SERVICE_ACCOUNT", tmp_path)
+    monkeypatch.setattr("caphv.runtime.clientconfig._SERVICE_ACCOUNT", tmp_path)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.delenv("KUBERNETES_SERVICE_PORT", raising=False)
     monkeypatch.delenv("POD_NAMESPACE", raising=False)

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from sandbox.capi import core, manager
-from sandbox.capi.manager import Manager, of_config, usual_options
+from sandbox.capi.manager import Manager, read_config, usual_options
 from sandbox.environment import Sandbox, default_folder
 from sandbox.processes import children, network
 from sandbox.state import ProcessRecord, SandboxSettings, State
@@ -98,7 +98,7 @@ def test_core_objects_are_labelled_and_point_to_urls(tmp_path: Path) -> None:
     (tmp_path / "webhook" / "manifests.yaml").write_text(yaml.safe_dump(webhooks))
 
     of_core = Manager(
-        "core", core.NAMESPACE, Path("core"), of_config(tmp_path), usual_options, prefix="capi-", labels=core.LABELS
+        "core", core.NAMESPACE, Path("core"), read_config(tmp_path), usual_options, prefix="capi-", labels=core.LABELS
     )
     made = {obj["kind"]: obj for obj in manager.objects(of_core, "https://127.0.0.1:9", b"CA")}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,249 +16,11 @@ from hypothesis import strategies as st
 from caphv.api import names
 from caphv.api.object import Obj
 from tests import corpus
+from tests.support.admission import base, changed, create, spec_of, update
 from tests.support.reconciler.machines import machine_spec
-from webhooks.admission import CLONED_FROM_ANNOTATION, KINDS, RULES, Review, defaults, validate
+from webhooks.admission import CLONED_FROM_ANNOTATION, KINDS, Review, defaults, validate
 
 pytestmark = pytest.mark.unit
-
-ADVICE = {
-    "small-machine": ("HarvesterMachine", {"cpu": 1, "memory": "2Gi"}, {"spec.cpu", "spec.memory"}),
-    "ssh-user-root": ("HarvesterMachine", {"sshUser": "root"}, {"spec.sshUser"}),
-    "static-address-of-template": (
-        "HarvesterMachineTemplate",
-        {"networkConfig": {"address": "172.17.1.10", "gateway": "172.17.1.1"}},
-        {"spec.template.spec.networkConfig.address"},
-    ),
-    "boot-disk": (
-        "HarvesterMachine",
-        {"volumes": [{"volumeType": "storageClass", "storageClass": "longhorn", "volumeSize": "40Gi"}]},
-        {"spec.volumes[0]"},
-    ),
-    "volume-not-migratable": (
-        "HarvesterMachine",
-        {
-            "volumes": [
-                {"volumeType": "image", "imageName": "a/b", "volumeSize": "40Gi", "accessMode": "ReadWriteOnce"},
-            ]
-        },
-        {"spec.volumes[0].accessMode"},
-    ),
-    "user-data-secret": (
-        "HarvesterMachine",
-        {"guestConfig": {"userData": "password: swordfish"}},
-        {"spec.guestConfig.userData"},
-    ),
-    "node-affinity-empty-term": (
-        "HarvesterMachine",
-        {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}},
-        {"spec.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"},
-    ),
-    "pool-ref-unused": (
-        "HarvesterCluster",
-        {
-            "vmNetworkConfig": {
-                "gateway": "10.0.0.1",
-                "subnetMask": "255.0.0.0",
-                "ipPoolRef": "a",
-                "ipPoolRefs": ["b"],
-            }
-        },
-        {"spec.vmNetworkConfig.ipPoolRef"},
-    ),
-    "ip-pool-subnet-host": (
-        "HarvesterCluster",
-        {
-            "loadBalancerConfig": {
-                "ipamType": "pool",
-                "ipPool": {"subnet": "10.0.0.9/24", "gateway": "10.0.0.1", "vmNetwork": "default/production"},
-            }
-        },
-        {"spec.loadBalancerConfig.ipPool.subnet"},
-    ),
-    "target-namespace-system": (
-        "HarvesterCluster",
-        {"targetNamespace": "harvester-system"},
-        {"spec.targetNamespace"},
-    ),
-    "cloud-config-namespace": (
-        "HarvesterCluster",
-        {
-            "updateCloudProviderConfig": {
-                "manifestsConfigMapName": "ccm",
-                "manifestsConfigMapNamespace": "default",
-                "manifestsConfigMapKey": "ccm.yaml",
-                "cloudConfigCredentialsSecretName": "cloud-config",
-                "cloudConfigCredentialsSecretKey": "cloud-config",
-            }
-        },
-        {"spec.updateCloudProviderConfig.manifestsConfigMapNamespace"},
-    ),
-    "cross-namespace-reference": (
-        "HarvesterCluster",
-        {"identitySecret": {"name": "harvester-identity", "namespace": "team-b"}},
-        {"spec.identitySecret.namespace"},
-    ),
-    "failure-domain-affinity": (
-        "HarvesterMachine",
-        {
-            "failureDomain": "zone-a",
-            "nodeAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": {
-                    "nodeSelectorTerms": [
-                        {
-                            "matchExpressions": [
-                                {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["zone-b"]}
-                            ]
-                        },
-                        {
-                            "matchExpressions": [
-                                {"key": "topology.kubernetes.io/zone", "operator": "NotIn", "values": ["zone-a"]}
-                            ]
-                        },
-                    ]
-                }
-            },
-        },
-        {"spec.failureDomain"},
-    ),
-    "vm-network-like-pool": (
-        "HarvesterCluster",
-        {
-            "vmNetworkConfig": {
-                "gateway": "172.17.0.1",
-                "subnetMask": "255.255.0.0",
-                "ipPool": {"subnet": "172.17.3.0/24", "gateway": "172.17.3.1", "vmNetwork": "default/production"},
-            }
-        },
-        {"spec.vmNetworkConfig.gateway", "spec.vmNetworkConfig.subnetMask"},
-    ),
-    "endpoint-port": (
-        "HarvesterCluster",
-        {"controlPlaneEndpoint": {"host": "172.17.1.50", "port": 443}},
-        {"spec.controlPlaneEndpoint.port"},
-    ),
-    "endpoint-of-template": (
-        "HarvesterClusterTemplate",
-        {"controlPlaneEndpoint": {"host": "172.17.1.50", "port": 6443}},
-        {"spec.template.spec.controlPlaneEndpoint.host"},
-    ),
-}
-
-
-@cache
-def bases() -> dict[str, Obj]:
-    # The first of a kind: it has versions.
-    return {case.kind: case.object for case in reversed(corpus.valid()) if case.name.endswith(": base")}
-
-
-def base(kind: str) -> Obj:
-    return copy.deepcopy(bases()[kind])
-
-
-def spec_of(obj: Obj) -> Obj:
-    return obj["spec"]["template"]["spec"] if "template" in obj["spec"] else obj["spec"]
-
-
-def changed(kind: str, **spec: Any) -> Obj:
-    obj = base(kind)
-    spec_of(obj).update(spec)
-    return obj
-
-
-def create(obj: Obj) -> Review:
-    return Review("CREATE", obj["kind"], "v1beta1", obj)
-
-
-def update(old: Obj, new: Obj, **options: Any) -> Review:
-    return Review("UPDATE", new["kind"], "v1beta1", new, old, **options)
-
-
-# Warnings
-
-
-def test_every_advice_has_an_example() -> None:
-    # Rules about changes have tests of their own.
-    assert ADVICE.keys() == {name for name, rule in RULES.items() if rule.advice and not rule.before}
-
-
-@pytest.mark.parametrize("rule", ADVICE)
-def test_what_is_legal_and_discouraged_is_warned_about(rule: str) -> None:
-    kind, spec, fields = ADVICE[rule]
-    review = create(changed(kind, **spec))
-    assert validate(review).errors == ()
-    assert {finding.field for finding in validate(review).warnings if finding.rule == rule} == fields
-    assert rule not in {finding.rule for finding in validate(review, without={rule}).warnings}
-    assert rule not in {finding.rule for finding in validate(create(base(kind))).warnings}
-
-
-POOLS = {"gateway": "10.0.0.1", "subnetMask": "255.0.0.0"}
-DESCRIBED = {"subnet": "10.0.0.0/24", "gateway": "10.0.0.1", "vmNetwork": "default/production"}
-
-
-def source_warnings(old: Obj, new: Obj, status: Obj) -> list[str]:
-    """Fields with a warning that a changed source of the control plane address is not applied."""
-    before, after = changed("HarvesterCluster", **old), changed("HarvesterCluster", **new)
-    verdict = validate(update({**before, "status": status}, {**after, "status": status}))
-    assert verdict.errors == ()
-    return [found.field for found in verdict.warnings if found.rule == "load-balancer-address-source"]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "fields"),
-    [
-        pytest.param(
-            {"loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "a"}},
-            {"loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "b"}},
-            ["spec.loadBalancerConfig.ipPoolRef"],
-            id="another pool",
-        ),
-        pytest.param(
-            {"loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "a"}},
-            {"loadBalancerConfig": {"ipamType": "dhcp"}},
-            ["spec.loadBalancerConfig.ipamType"],
-            id="DHCP",
-        ),
-        pytest.param(
-            {"loadBalancerConfig": {"ipamType": "pool"}, "vmNetworkConfig": {**POOLS, "ipPoolRef": "a"}},
-            {"loadBalancerConfig": {"ipamType": "pool"}, "vmNetworkConfig": {**POOLS, "ipPoolRefs": ["b", "a"]}},
-            ["spec.vmNetworkConfig.ipPoolRefs[0]"],
-            id="new first pool of the machines",
-        ),
-        pytest.param(
-            {"loadBalancerConfig": {"ipamType": "pool"}, "vmNetworkConfig": {**POOLS, "ipPoolRef": "a"}},
-            {"loadBalancerConfig": {"ipamType": "pool"}, "vmNetworkConfig": {**POOLS, "ipPoolRefs": ["a", "b"]}},
-            [],
-            id="new last pool of the machines",
-        ),
-        pytest.param(
-            {"loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "default/a"}},
-            {"loadBalancerConfig": {"ipamType": "pool", "ipPoolRef": "a"}},
-            [],
-            id="the same pool",
-        ),
-        pytest.param(
-            {"loadBalancerConfig": {"ipamType": "pool", "ipPool": DESCRIBED}},
-            {"loadBalancerConfig": {"ipamType": "pool", "ipPool": DESCRIBED, "ipPoolRef": "clusters-demo-ippool"}},
-            [],
-            id="name of the created pool",
-        ),
-    ],
-)
-def test_changed_source_of_the_address_is_warned_about(old: Obj, new: Obj, fields: list[str]) -> None:
-    assert source_warnings(old, new, {"ready": True}) == fields
-    assert source_warnings(old, new, {}) == []
-    reported = {"type": "LoadBalancerReady", "status": "True", "message": "ipPoolRef: a is not applied"}
-    assert source_warnings(old, new, {"ready": True, "conditions": [reported]}) == []
-
-
-def test_secrets_are_not_repeated() -> None:
-    for data in ("password: swordfish", "#!swordfish", "- swordfish", "a: [swordfish"):
-        verdict = validate(create(changed("HarvesterMachine", guestConfig={"userData": data})))
-        assert verdict.errors or verdict.warnings
-        assert "swordfish" not in repr(verdict)
-
-
-# Upgrades never stop a cluster
 
 
 @pytest.fixture
@@ -353,9 +115,6 @@ def test_deletion_is_always_allowed(kind: str) -> None:
     assert validate(Review("DELETE", kind, "v1alpha1", None, {"spec": 1})).errors == ()
 
 
-# Defaults
-
-
 @pytest.mark.parametrize("kind", ["HarvesterCluster", "HarvesterClusterTemplate"])
 def test_the_port_of_an_endpoint_is_filled_in_once(kind: str) -> None:
     obj = changed(kind, controlPlaneEndpoint={"host": "0.0.0.0"})
@@ -407,15 +166,11 @@ def test_nothing_else_is_filled_in() -> None:
         assert bool(defaults(create(case.object))) == ("port" not in endpoint), case
 
 
-# Whatever arrives
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda children: st.lists(children, max_size=4) | st.dictionaries(st.text(max_size=8), children, max_size=4),
     max_leaves=12,
 )
-
-
 SAMPLE = corpus.invalid()[::5] + corpus.valid()[::5]
 
 
@@ -438,9 +193,6 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
         yield from places(item)
 
 
-# What this project itself applies is right
-
-
 def test_machines_of_the_integration_tests_are_right() -> None:
     assert validate(create(changed("HarvesterMachine", **machine_spec()))).errors == ()
 
@@ -454,3 +206,17 @@ def test_documents_show_right_objects(checkout: Path) -> None:
                     found += 1
                     assert validate(create(obj)).errors == (), page.name
     assert found
+
+
+def test_dry_run_of_another_machine_is_answered_with_a_warning() -> None:
+    """The provider of RKE2's control plane asks so, and takes a refusal for an error of its rollout."""
+    old = {**base("HarvesterMachine"), "status": {"ready": True}}
+    new = copy.deepcopy(old)
+    new["spec"]["cpu"] = 64
+    review = Review("UPDATE", "HarvesterMachine", "v1beta1", new, old, True)
+    verdict = validate(review)
+    assert not verdict.errors
+    assert ("machine-immutable", "spec.cpu") in {(finding.rule, finding.field) for finding in verdict.warnings}
+    assert "machine-immutable" in {
+        finding.rule for finding in validate(dataclasses.replace(review, dry_run=False)).errors
+    }

@@ -59,7 +59,8 @@ def test_deletions_and_what_is_being_deleted_are_never_sent() -> None:
             assert rule["operations"] == ["CREATE", "UPDATE"]
             assert "/" not in rule["resources"][0]
             assert webhook["matchConditions"][0]["expression"] == "!has(object.metadata.deletionTimestamp)"
-            assert (webhook["sideEffects"], webhook["failurePolicy"]) == ("None", "Fail")
+            policy = "Fail" if found["kind"].startswith("Validating") else "Ignore"
+            assert (webhook["sideEffects"], webhook["failurePolicy"]) == ("None", policy)
 
 
 @pytest.mark.parametrize(
@@ -86,15 +87,15 @@ def test_a_url_gets_the_path() -> None:
 
 def test_an_unchanged_one_is_left_alone() -> None:
     found = stored(validating(), encoded(OLD))
-    assert configuration.renewed(found, validating(), OLD, first=True) is None
-    assert configuration.renewed(found, validating(), b"", first=True) is None
+    assert configuration.repair(found, validating(), OLD, first=True) is None
+    assert configuration.repair(found, validating(), b"", first=True) is None
 
 
 def test_settings_of_an_operator_are_kept() -> None:
     found = stored(validating(), encoded(OLD))
     for webhook in found["webhooks"]:
         webhook |= {"timeoutSeconds": 20, "failurePolicy": "Ignore"}
-    assert configuration.renewed(found, validating(), OLD, first=True) is None
+    assert configuration.repair(found, validating(), OLD, first=True) is None
 
 
 @pytest.mark.parametrize("change", ["missing", "moved"])
@@ -104,8 +105,8 @@ def test_one_of_another_release_becomes_ours_once_and_keeps_its_bundle(change: s
         del found["webhooks"][1:]
     else:
         found["webhooks"][0]["clientConfig"]["service"]["name"] = "elsewhere"
-    assert configuration.renewed(found, validating(), OLD, first=False) is None
-    new = configuration.renewed(found, validating(), OLD, first=True)
+    assert configuration.repair(found, validating(), OLD, first=False) is None
+    new = configuration.repair(found, validating(), OLD, first=True)
     assert new is not None
     assert [webhook["name"] for webhook in new["webhooks"]] == [w["name"] for w in validating()["webhooks"]]
     assert bundles(new) == {encoded(OLD)}
@@ -114,31 +115,31 @@ def test_one_of_another_release_becomes_ours_once_and_keeps_its_bundle(change: s
 
 def test_a_new_authority_is_added_and_the_previous_one_stays() -> None:
     found = stored(validating(), encoded(OLD))
-    new = configuration.renewed(found, validating(), NEW, first=False)
+    new = configuration.repair(found, validating(), NEW, first=False)
     assert new is not None
     assert bundles(new) == {encoded(NEW, OLD)}
     # A replica that still has the previous one is content: the two do not fight.
-    assert configuration.renewed(new, validating(), OLD, first=False) is None
+    assert configuration.repair(new, validating(), OLD, first=False) is None
 
 
 def test_authorities_do_not_pile_up() -> None:
     found = stored(validating())
     for number in range(6):
-        found = configuration.renewed(found, validating(), pki.CA.create(str(number)).certificate, first=False) or found
+        found = configuration.repair(found, validating(), pki.CA.create(str(number)).certificate, first=False) or found
     (bundle,) = bundles(found)
     assert len(certwatcher.certificates_in(base64.b64decode(bundle))) == 3
 
 
 def test_the_bundle_is_cert_managers_where_it_injects() -> None:
     found = stored(validating(annotations={configuration.INJECT_ANNOTATION: "caphv-system/x"}), encoded(OLD))
-    assert configuration.renewed(found, validating(), NEW, first=True) is None
+    assert configuration.repair(found, validating(), NEW, first=True) is None
 
 
 def test_a_deleted_one_comes_back_as_it_was() -> None:
     annotation = {configuration.INJECT_ANNOTATION: "caphv-system/x"}
     last = stored(validating(annotations=annotation), encoded(OLD))
     last["webhooks"][0]["timeoutSeconds"] = 20
-    new = configuration.restored(last, validating(), NEW)
+    new = configuration.recreate(last, validating(), NEW)
     assert new["metadata"] == {"name": last["metadata"]["name"], "labels": last["metadata"]["labels"]} | {
         "annotations": annotation
     }
@@ -146,12 +147,12 @@ def test_a_deleted_one_comes_back_as_it_was() -> None:
 
 
 def test_one_that_was_never_seen_is_made_with_the_authority_of_the_folder() -> None:
-    assert bundles(configuration.restored(None, validating(), NEW)) == {encoded(NEW)}
-    assert bundles(configuration.restored(None, validating(), b"")) == {""}
+    assert bundles(configuration.recreate(None, validating(), NEW)) == {encoded(NEW)}
+    assert bundles(configuration.recreate(None, validating(), b"")) == {""}
 
 
 def test_a_bundle_that_is_none_is_replaced() -> None:
-    new = configuration.renewed(stored(validating(), "nonsense!"), validating(), NEW, first=False)
+    new = configuration.repair(stored(validating(), "nonsense!"), validating(), NEW, first=False)
     assert new is not None
     assert bundles(new) == {encoded(NEW)}
 

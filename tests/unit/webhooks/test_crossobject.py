@@ -153,6 +153,18 @@ WRONG: list[tuple[str, str, Obj, str]] = [
         {"spec.controlPlaneEndpoint": {"port": 443}},
         "spec.controlPlaneEndpoint.port",
     ),
+    (
+        "park-schedule",
+        "cluster",
+        {"metadata.annotations": {"caphv.io/park-schedule": "Mon-Fri 8pm-6am"}},
+        "metadata.annotations[caphv.io/park-schedule]",
+    ),
+    (
+        "park-schedule",
+        "cluster",
+        {"metadata.annotations": {"caphv.io/park-schedule": "Sat-Sun Europe/Brelin"}},
+        "metadata.annotations[caphv.io/park-schedule]",
+    ),
     ("reference-kind", "cluster", {f"spec.{REF}.kind": "HarvesterMachine"}, f"spec.{REF}.kind"),
     ("reference-kind", "workers", {f"{TEMPLATE}.{REF}.kind": "HarvesterMachine"}, f"{TEMPLATE}.{REF}.kind"),
     ("reference-kind", "workers", {"kind": "MachinePool"}, f"{TEMPLATE}.{REF}.kind"),
@@ -367,11 +379,42 @@ def test_two_clusters_apart(objects: dict[str, Obj]) -> None:
     assert findings(both) == set()
 
 
+def test_a_pool_that_overlaps_only_a_pool_with_an_overlap_is_reported(objects: dict[str, Obj]) -> None:
+    ranges = {"first": ("50", "60"), "second": ("55", "100"), "third": ("90", "120")}
+    pools = {}
+    for name, (start, end) in ranges.items():
+        pool = copy.deepcopy(objects["pool"])
+        pool["metadata"]["name"] = name
+        addresses = {"rangeStart": f"172.18.1.{start}", "rangeEnd": f"172.18.1.{end}"}
+        pool["spec"]["ranges"] = [{"subnet": "172.18.1.0/24", **addresses}]
+        pools[name] = pool
+    located = check_together(list(pools.values()))
+    assert [(finding.place, finding.other) for finding in located] == [(1, 0), (2, 1)]
+
+
 def test_an_endpoint_that_differs_from_the_infrastructure_is_reported(objects: dict[str, Obj]) -> None:
     changed(objects["cluster"], {"spec.controlPlaneEndpoint": {"host": "172.17.1.51", "port": 6443}})
     assert findings(objects) == set()
     changed(objects["infrastructure"], {"spec.controlPlaneEndpoint": {"host": "172.17.1.50"}})
     assert findings(objects) == {("cluster-endpoint-given", "spec.controlPlaneEndpoint.host")}
+
+
+def test_an_external_endpoint_may_have_another_port(objects: dict[str, Obj]) -> None:
+    external = {
+        "spec.loadBalancerConfig": {"ipamType": "none"},
+        "spec.controlPlaneEndpoint": {"host": "a", "port": 443},
+    }
+    changed(objects["infrastructure"], external)
+    changed(objects["cluster"], {"spec.controlPlaneEndpoint": {"host": "a", "port": 443}})
+    assert findings(objects) == set()
+    changed(objects["cluster"], {"spec.controlPlaneEndpoint": {"host": "a", "port": 6443}})
+    assert findings(objects) == {("cluster-endpoint-given", "spec.controlPlaneEndpoint.port")}
+
+
+def test_a_schedule_that_can_be_read_is_no_finding(objects: dict[str, Obj]) -> None:
+    schedule = {"caphv.io/park-schedule": "Mon-Fri 20:00-06:00 Europe/Berlin; Sat-Sun"}
+    changed(objects["cluster"], {"metadata.annotations": schedule})
+    assert findings(objects) == set()
 
 
 def test_a_name_that_is_nearly_one_is_suggested(objects: dict[str, Obj]) -> None:

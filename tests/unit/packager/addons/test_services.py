@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from caphv.api.object import Key
 from packager.addons.services import IPAM_ANNOTATION, PRIMARY_ANNOTATION, check_services
 
 pytestmark = pytest.mark.unit
@@ -17,8 +16,8 @@ def service(name: str, *ports: int, kind: str = "LoadBalancer", **notes: str) ->
     return {"metadata": {"name": name, "namespace": "ns", "annotations": annotations}, "spec": spec}
 
 
-def rules(*services: dict[str, Any], before: list[dict[str, Any]] | None = None) -> dict[str, list[str]]:
-    found = check_services(services, before or [])
+def rules(*services: dict[str, Any]) -> dict[str, list[str]]:
+    found = check_services(services)
     return {key.name: [finding.rule for finding in findings] for key, findings in found.items()}
 
 
@@ -54,11 +53,3 @@ def test_what_is_right_is_silent() -> None:
 )
 def test_faults(services: list[dict[str, Any]], wanted: dict[str, list[str]]) -> None:
     assert rules(*services) == wanted
-
-
-def test_the_way_of_an_address_stays() -> None:
-    before = [service("a", ipam="pool"), service("b", primary="a"), service("c")]
-    now = [service("a", ipam="dhcp"), service("b", ipam="pool"), service("c", ipam="pool")]
-    assert rules(*now, before=before) == {"a": ["service-ipam-changed"], "b": ["service-ipam-changed"]}
-    (finding,) = check_services([now[0]], [before[0]])[Key("ns", "a")]
-    assert finding.field == "metadata.annotations[cloudprovider.harvesterhci.io/ipam]"

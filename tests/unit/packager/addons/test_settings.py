@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from caphv.api import names
 from caphv.api.object import Obj
-from packager.addons.gather import FleetCluster
-from packager.addons.merge import merged
-from packager.addons.settings import AddonSettings, ClusterFacts, Packaging, settings_of
+from packager.addons.facts import ClusterFacts, FleetCluster
+from packager.addons.merge import merge
+from packager.addons.settings import AddonSettings, Packaging, settings_of
 from packager.rendering.bundles import targets, workspace
 from tests.support.packager.examples import KUBEADM, TALOS, cluster
 
@@ -306,6 +306,6 @@ LAYERS = st.fixed_dictionaries(
 @given(LAYERS, LAYERS, LAYERS)
 def test_merging_is_associative_and_later_wins(a: Obj, b: Obj, c: Obj) -> None:
     before = copy.deepcopy((a, b, c))
-    assert merged(merged(a, b), c) == merged(a, merged(b, c))
-    assert merged(merged(a, b), b) == merged(a, b)
+    assert merge(merge(a, b), c) == merge(a, merge(b, c))
+    assert merge(merge(a, b), b) == merge(a, b)
     assert (a, b, c) == before

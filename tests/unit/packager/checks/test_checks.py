@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from packager.checks import immutable, kinds
 from packager.checks.check import Checker
 from packager.checks.contents import ChartRef, bundles_of
-from packager.checks.podfamilies import unserved
+from packager.checks.podfamilies import check_pod_families
 from packager.checks.references import is_built_in, references
-from packager.checks.values import unknown_values, without
-from packager.rendering.renderer import Rendered, Renderer
+from packager.checks.values import copy_without, unknown_values
+from packager.rendering.rendered import Rendered
+from packager.rendering.renderer import Renderer
 from packager.tree import Tree
 from tests.support.packager.examples import KUBEADM, cluster
 
@@ -171,10 +172,11 @@ def test_frozen_objects_and_hooks() -> None:
 def test_kinds_by_version_and_distribution() -> None:
     policy = ("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy")
     snapshot = ("snapshot.storage.k8s.io/v1", "VolumeSnapshotClass")
-    assert policy in kinds.served("rke2", "v1.36.1+rke2r1")
-    assert policy not in kinds.served("rke2", "v1.35.9+rke2r1")
-    assert policy in kinds.served("rke2", "")
-    assert [snapshot in kinds.served(name, "") for name in ("rke2", "k3s", "kubeadm", "talos")] == [True, *[False] * 3]
+    assert policy in kinds.served_kinds("rke2", "v1.36.1+rke2r1")
+    assert policy not in kinds.served_kinds("rke2", "v1.35.9+rke2r1")
+    assert policy in kinds.served_kinds("rke2", "")
+    distributions = ("rke2", "k3s", "kubeadm", "talos")
+    assert [snapshot in kinds.served_kinds(name, "") for name in distributions] == [True, *[False] * 3]
 
 
 def test_values_that_have_no_effect_are_unknown() -> None:
@@ -201,7 +203,7 @@ def test_values_that_have_no_effect_are_unknown() -> None:
 def test_documented_values_are_never_unknown(values: Any) -> None:
     values = values if isinstance(values, dict) else {"a": values}
     assert unknown_values(values, values, lambda _: None, "x") == []
-    assert without(values, [(key,) for key in values]) == {}
+    assert copy_without(values, [(key,) for key in values]) == {}
 
 
 @pytest.mark.parametrize(
@@ -221,6 +223,6 @@ def test_documented_values_are_never_unknown(values: Any) -> None:
 )
 def test_families_that_cilium_turns_off(pods: list[str], data: Obj, wanted: list[tuple[str, bool]]) -> None:
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cilium-config"}, "data": data}
-    assert [(one.field, one.advice) for one in unserved(config, pods)] == wanted
+    assert [(one.field, one.advice) for one in check_pod_families(config, pods)] == wanted
     other = {**config, "metadata": {"name": "another"}}
-    assert list(unserved(other, pods)) == []
+    assert list(check_pod_families(other, pods)) == []

@@ -11,11 +11,12 @@ from caphv.api.names import Reason
 from caphv.api.object import Key, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
-from packager.controller import condition, fleet, loop
+from packager import fleet
+from packager.controller import condition, loop
 from packager.controller import state as view
 from packager.controller.condition import Outcome
 from packager.controller.debouncer import Debouncer
-from packager.controller.fleet import ExpectedBundles, Report
+from packager.fleet import ExpectedBundles, Report
 
 pytestmark = pytest.mark.unit
 
@@ -34,26 +35,26 @@ class Clock:
 def test_a_batch_waits_for_quiet_but_not_forever() -> None:
     clock = Clock()
     trigger = Debouncer(1.0, 15.0, clock)
-    assert trigger.due() == float("inf")
+    assert trigger.seconds_until_due() == float("inf")
     trigger.touch(ONE)
     for _ in range(30):
         clock.now += 0.5
-        if not trigger.due():
+        if not trigger.seconds_until_due():
             break
         trigger.touch(TWO)
     assert clock.now - 100 == 15.0
     assert trigger.take() == [ONE, TWO]
-    assert trigger.due() == float("inf")
+    assert trigger.seconds_until_due() == float("inf")
 
 
 def test_who_asks_for_it_does_not_wait() -> None:
     trigger = Debouncer(1.0, 15.0, Clock())
     trigger.touch(ONE, now=True)
-    assert trigger.due() == 0
+    assert trigger.seconds_until_due() == 0
     trigger.take()
-    trigger.done()
+    trigger.drop_taken()
     trigger.trigger_now()
-    assert (trigger.due(), trigger.take()) == (0, [])
+    assert (trigger.seconds_until_due(), trigger.take()) == (0, [])
 
 
 def test_a_failure_keeps_what_has_changed_and_since_when() -> None:
@@ -65,10 +66,10 @@ def test_a_failure_keeps_what_has_changed_and_since_when() -> None:
     trigger.touch(TWO)
     trigger.touch(ONE)
     assert trigger.lag == 5
-    trigger.failed()
+    trigger.put_back()
     clock.now += 1
     assert (trigger.lag, trigger.take()) == (6, [ONE, TWO])
-    trigger.done()
+    trigger.drop_taken()
     assert trigger.lag == 0
 
 
@@ -79,7 +80,7 @@ def test_a_change_during_a_push_is_not_taken_for_pushed() -> None:
     trigger.take()
     clock.now += 3
     trigger.touch(ONE)
-    trigger.done()
+    trigger.drop_taken()
     clock.now += 1
     assert (trigger.lag, trigger.take()) == (1, [ONE])
 
@@ -117,8 +118,8 @@ def test_only_what_a_user_has_to_do_something_about_is_a_warning(reason: Reason,
 
 
 def test_the_message_of_a_commit_says_why_in_one_line() -> None:
-    assert condition.why([]) == "Repository was out of sync."
-    many = condition.why(Key("team", f"c{number}") for number in range(7))
+    assert condition.commit_reason([]) == "Repository was out of sync."
+    many = condition.commit_reason(Key("team", f"c{number}") for number in range(7))
     assert many == "Changed on the management cluster: team/c0, team/c1, team/c2, team/c3, team/c4 and 2 more."
 
 
@@ -226,7 +227,7 @@ def test_what_fleet_says_of_a_bundle() -> None:
     ],
 )
 def test_why_a_bundle_is_not_ready_names_objects_and_fields_without_values(row: Obj, reason: str) -> None:
-    assert fleet.explained(row) == reason
+    assert fleet.explain(row) == reason
 
 
 def test_a_bundle_is_not_ready_by_the_summary_of_an_earlier_deployment() -> None:
@@ -264,8 +265,8 @@ def test_bundles_of_others_are_not_checked() -> None:
 
 @pytest.mark.parametrize("path", ["a/b", "a/b/*", "/a/b/", "a/b/**", "a", "a/*/*", "*/b"])
 def test_which_gitrepo_reads_a_folder(path: str) -> None:
-    assert fleet.reads(git_repo("else", path), "a/b")
-    assert not fleet.reads(git_repo(path), "c/d/e")
+    assert fleet.reads_folder(git_repo("else", path), "a/b")
+    assert not fleet.reads_folder(git_repo(path), "c/d/e")
 
 
 # Clusters
@@ -320,9 +321,9 @@ async def test_which_clusters_were_seen_to_be_deleted() -> None:
     observe("moved", "2", paused=True, **deleting)
     for name in ("deleted", "absent", "moved"):
         found.clusters.forget("team", name)
-    assert (found.deleted(), found.moved()) == ({Key("team", "deleted")}, {Key("team", "moved")})
+    assert (found.deleted_clusters(), found.moved_clusters()) == ({Key("team", "deleted")}, {Key("team", "moved")})
     observe("deleted", "3")
-    assert found.deleted() == set()
+    assert found.deleted_clusters() == set()
     await found.kinds.close()
 
 
@@ -342,7 +343,7 @@ def test_which_clusters_an_upgrade_awaits() -> None:
         if name != "unread":
             label = {"cluster.x-k8s.io/watch-filter": "green" if name == "others" else "blue"}
             found.harvester_clusters.observe({"metadata": {**common, "labels": label}})
-    assert found.present() == {Key("team", "own"), Key("team", "unread")}
+    assert found.present_clusters() == {Key("team", "own"), Key("team", "unread")}
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ from tests.support.packager.repositories import Origin, git
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Commands of Git that went to a remote."""
     found: list[str] = []
-    remotely = Clone.remotely
+    run_with_remote = Clone.run_with_remote
 
     def recorded(self: Clone, action: str, arguments: list[str]) -> bytes:
         found.append(arguments[0])
-        return remotely(self, action, arguments)
+        return run_with_remote(self, action, arguments)
 
-    monkeypatch.setattr(Clone, "remotely", recorded)
+    monkeypatch.setattr(Clone, "run_with_remote", recorded)
     return found
 
 

@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 
 from caphv.runtime import httpserver
-from packager.controller import receiver
-from packager.controller.receiver import Proof, Receiver, Refused, read_secret
+from packager.controller import pushevents
+from packager.controller.pushevents import Proof, Receiver, Refused, read_secret
 from sandbox.processes import children
 
 pytestmark = pytest.mark.unit
@@ -185,8 +185,8 @@ def resident_bytes() -> int:
 
 async def test_slow_headers_and_bodies_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(httpserver, "HEADER_SECONDS", 0.3)
-    monkeypatch.setattr(receiver, "_SECONDS", 0.3)
-    monkeypatch.setattr(receiver, "_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(pushevents, "_BODY_SECONDS", 0.3)
+    monkeypatch.setattr(pushevents, "_GRACE_SECONDS", 0.3)
     it = Served(tmp_path)
     async with it.running():
         for beginning, answer in (

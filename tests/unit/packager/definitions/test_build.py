@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,29 @@ def test_objects_of_a_class() -> None:
     (pool,) = one(found, "Cluster")["spec"]["topology"]["workers"]["machineDeployments"]
     assert pool["variables"]["overrides"][0]["value"]["memorySize"] == "16Gi"
     assert one(found, "Cluster")["spec"]["topology"]["version"] == "v1.36.2+rke2r1"
+
+
+def test_maxima_of_all_machines_and_of_a_pool() -> None:
+    workers = [{"name": "own", "cpuMax": 16}, {"name": "common"}]
+    grown = definition(machines={"cpuMax": 8, "memoryMax": "32Gi"}, workers=workers)
+    control_plane, own, common = {"cpuMax": 8, "memoryMax": "32Gi"}, {"cpuMax": 16, "memoryMax": "32Gi"}, {"cpuMax": 8}
+    topology = built(grown)
+    pools = one(topology, "Cluster")["spec"]["topology"]["workers"]["machineDeployments"]
+    assert control_plane.items() <= variables(topology)["controlPlane"].items()
+    assert own.items() <= pools[0]["variables"]["overrides"][0]["value"].items()
+    assert common.items() <= pools[1]["variables"]["overrides"][0]["value"].items()
+
+    single = built({**grown, "spec": {**grown["spec"], "individualObjects": True}})
+    templates = [obj for obj in single.objects if obj["kind"] == "HarvesterMachineTemplate"]
+    specs = [obj["spec"]["template"]["spec"] for obj in templates]
+    assert [spec["cpuMax"] for spec in specs] == [8, 16, 8]
+    assert {spec["memoryMax"] for spec in specs} == {"32Gi"}
+
+
+def test_machines_without_maxima_have_no_such_field() -> None:
+    found = built(CASES["individual"])
+    for obj in found.objects:
+        assert "cpuMax" not in json.dumps(obj)
 
 
 def test_the_guides_objects_with_cluster_resource_sets() -> None:
@@ -316,6 +340,19 @@ def test_the_load_balancer_has_the_health_check_of_the_definition(individual: bo
     if individual:
         spec = one(objs, "HarvesterCluster")["spec"]["loadBalancerConfig"]
         assert spec["healthCheck"] == balancer["healthCheck"]
+    else:
+        variables = one(objs, "Cluster")["spec"]["topology"]["variables"]
+        assert {"name": "loadBalancer", "value": balancer} in variables
+
+
+@pytest.mark.parametrize("individual", [False, True])
+def test_an_external_endpoint_leaves_no_load_balancer(individual: bool) -> None:
+    balancer = {"ipamType": "none", "endpoint": {"host": "api.example.com"}}
+    objs = built(definition(loadBalancer=balancer, individualObjects=individual))
+    if individual:
+        spec = one(objs, "HarvesterCluster")["spec"]
+        assert spec["loadBalancerConfig"] == {"ipamType": "none"}
+        assert spec["controlPlaneEndpoint"] == {"host": "api.example.com", "port": 6443}
     else:
         variables = one(objs, "Cluster")["spec"]["topology"]["variables"]
         assert {"name": "loadBalancer", "value": balancer} in variables

@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from caphv.api.object import Obj
-from packager.definitions.dropped import dropped, emptied, staying
+from packager.definitions.dropped import dropped_objects, empty_pools, staying_pools
 from packager.definitions.files import cluster_files
-from packager.definitions.protection import is_protected, protected
+from packager.definitions.protection import is_protected, protect
 from tests.support.packager.definitions import built, definition, one
 
 pytestmark = pytest.mark.unit
@@ -28,7 +28,7 @@ def names(objects: list[Obj]) -> list[tuple[str, str]]:
 
 
 def bare(objects: list[Obj]) -> set[str]:
-    return {obj["kind"] for obj in protected(objects) if not is_protected(obj)}
+    return {obj["kind"] for obj in protect(objects) if not is_protected(obj)}
 
 
 def test_objects_on_which_nothing_runs_are_not_protected() -> None:
@@ -37,7 +37,7 @@ def test_objects_on_which_nothing_runs_are_not_protected() -> None:
     assert bare(pools({**POOL, "replicas": 0})) == {"MachineHealthCheck"}
     sets = [*built(definition("a", addonDelivery="ClusterResourceSet")).objects]
     assert bare(sets) == {"MachineHealthCheck", "ClusterResourceSet", "ConfigMap"}
-    assert [obj["kind"] for obj in protected(sets) if is_protected(obj)] == ["Cluster"]
+    assert [obj["kind"] for obj in protect(sets) if is_protected(obj)] == ["Cluster"]
 
 
 def changed(obj: Obj, **spec: Any) -> Obj:
@@ -57,8 +57,8 @@ def test_objects_of_others_are_protected() -> None:
 
 
 def test_a_pool_with_machines_stays_with_its_templates_until_it_is_empty() -> None:
-    before, after = protected(pools(POOL, GPU)), pools(POOL)
-    kept = staying(before, after, "team-a")
+    before, after = protect(pools(POOL, GPU)), pools(POOL)
+    kept = staying_pools(before, after, "team-a")
     template = next(name for kind, name in names(before) if kind == "HarvesterMachineTemplate" and "-gpu-" in name)
     assert sorted(names(kept)) == [
         ("HarvesterMachineTemplate", template),
@@ -66,21 +66,21 @@ def test_a_pool_with_machines_stays_with_its_templates_until_it_is_empty() -> No
         ("RKE2ConfigTemplate", "a-gpu"),
     ]
     # The next sync finds them in the manifest.
-    assert staying([*after, *kept], after, "team-a") == kept
-    assert staying([*after, *kept], pools(POOL, GPU), "team-a") == []
-    assert emptied(before, after, "team-a") == []
-    empty = protected(pools(POOL, {**GPU, "replicas": 0}))
-    assert staying(empty, after, "team-a") == []
-    leaving = emptied(empty, after, "team-a")
+    assert staying_pools([*after, *kept], after, "team-a") == kept
+    assert staying_pools([*after, *kept], pools(POOL, GPU), "team-a") == []
+    assert empty_pools(before, after, "team-a") == []
+    empty = protect(pools(POOL, {**GPU, "replicas": 0}))
+    assert staying_pools(empty, after, "team-a") == []
+    leaving = empty_pools(empty, after, "team-a")
     assert sorted(names(leaving)) == sorted(names(kept))
     manifest = yaml.safe_load_all(cluster_files(after, "team-a", leaving[-1:])["cluster/cluster.yaml"])
     assert names([obj for obj in manifest if not is_protected(obj)])[1:] == [("MachineDeployment", "a-gpu")]
     limits = {"cluster.x-k8s.io/cluster-api-autoscaler-node-group-min-size": "0"}
     scaled = [{**obj, "metadata": {**obj["metadata"], "annotations": limits}} for obj in empty]
-    assert (emptied(scaled, after, "team-a"), sorted(names(staying(scaled, after, "team-a")))) == (
+    assert (empty_pools(scaled, after, "team-a"), sorted(names(staying_pools(scaled, after, "team-a")))) == (
         [],
         sorted(names(leaving)),
     )
     # A namespace that is not written is that of the cluster.
     unnamed = [{**obj, "metadata": {**obj["metadata"], "namespace": ""}} for obj in after]
-    assert dropped(unnamed, after, "team-a") == []
+    assert dropped_objects(unnamed, after, "team-a") == []

@@ -38,7 +38,8 @@ class Site:
             path.touch()
             manifest = self.folder / "manifests" / str(one.cluster) / "cluster" / "cluster.yaml"
             manifest.parent.mkdir(parents=True, exist_ok=True)
-            manifest.write_text(f"apiVersion: fleet.cattle.io/v1alpha1\nkind: {'GitRepo' if one.own else 'Other'}\n")
+            kind = "GitRepo" if one.has_repo else "Other"
+            manifest.write_text(f"apiVersion: fleet.cattle.io/v1alpha1\nkind: {kind}\n")
         found = folders(OPTIONS, members, Directory(self.folder, names=NAMES).sync())
         for place, folder in found.items():
             for name, content in folder.with_record.items():
@@ -63,17 +64,6 @@ def test_a_group_has_a_gitrepo_of_its_own(site: Site) -> None:
     assert site.write(member("a"), member("b", "production"), member("c", "production")) == {
         "fleet-default/caphv-production": ["clusters/team-a/b/*", "clusters/team-a/c/*"],
         "fleet-default/caphv-team-a": ["clusters/team-a/a/*"],
-    }
-
-
-def test_a_listed_group_and_a_listed_namespace_have_a_branch_each(site: Site) -> None:
-    (site.folder / "caphv-branches.yaml").write_text("groups: [production, team-a]\n")
-    site.write(member("a"), member("b", "production"), member("c", "test"))
-    texts = {path.parent.name: path.read_text() for path in site.folder.rglob("gitrepo.yaml")}
-    assert {name: yaml.safe_load(text)["spec"]["branch"] for name, text in texts.items()} == {
-        "caphv-production": "main-groups/fleet-default/production",
-        "caphv-team-a": "main-groups/fleet-default/team-a",
-        "caphv-test": "main",
     }
 
 

@@ -31,6 +31,56 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         "spec.loadBalancer.ipPoolRef",
         "definition-load-balancer",
     ),
+    "no external endpoint": (
+        definition(loadBalancer={"ipamType": "none"}),
+        "spec.loadBalancer.endpoint",
+        "definition-load-balancer",
+    ),
+    "needless external endpoint": (
+        definition(loadBalancer={"ipamType": "dhcp", "endpoint": {"host": "172.16.0.5"}}),
+        "spec.loadBalancer.endpoint",
+        "definition-load-balancer",
+    ),
+    "pool with an external endpoint": (
+        definition(loadBalancer={"ipamType": "none", "ipPoolRef": "x", "endpoint": {"host": "172.16.0.5"}}),
+        "spec.loadBalancer.ipPoolRef",
+        "definition-load-balancer",
+    ),
+    "description of an external endpoint": (
+        definition(loadBalancer={"ipamType": "none", "description": "x", "endpoint": {"host": "172.16.0.5"}}),
+        "spec.loadBalancer.description",
+        "definition-load-balancer",
+    ),
+    "external endpoint that is no address": (
+        definition(loadBalancer={"ipamType": "none", "endpoint": {"host": "172.16.0.500"}}),
+        "spec.loadBalancer.endpoint.host",
+        "definition-load-balancer",
+    ),
+    "URL as external endpoint": (
+        definition(loadBalancer={"ipamType": "none", "endpoint": {"host": "https://api.example.com"}}),
+        "spec.loadBalancer.endpoint.host",
+        "schema-pattern",
+    ),
+    "maximum of machines below a pool": (
+        definition(machines={"memoryMax": "16Gi"}, workers=[{"name": "w", "memory": "32Gi"}]),
+        "spec.workers[0].memoryMax",
+        "definition-maxima",
+    ),
+    "maximum of a pool below its size": (
+        definition(workers=[{"name": "a"}, {"name": "b", "cpu": 8, "cpuMax": 2}]),
+        "spec.workers[1].cpuMax",
+        "definition-maxima",
+    ),
+    "maximum of the control plane below the size of machines": (
+        definition(machines={"cpu": 8}, controlPlane={"cpuMax": 4}),
+        "spec.controlPlane.cpuMax",
+        "definition-maxima",
+    ),
+    "maximum of machines below the default": (
+        definition(machines={"cpuMax": 1}, controlPlane={"replicas": 1}, workers=[{"name": "w"}]),
+        "spec.machines.cpuMax",
+        "definition-maxima",
+    ),
     "secure boot": (
         definition(machines={"firmware": {"secureBoot": True}}),
         "spec.machines.firmware.efi",
@@ -163,6 +213,27 @@ def test_labels_that_come_from_the_spec_are_refused(name: str) -> None:
     assert (found.rule, found.path) == ("definition-reserved", ("metadata", "labels", name))
 
 
+def test_records_of_a_parked_cluster_are_refused() -> None:
+    """An exported Cluster has them, and Git would write them again whenever the provider removes them."""
+    obj = definition()
+    obj["metadata"]["annotations"] = {"caphv.io/parked-since": "x", "caphv.io/park": "true"}
+    (found,) = check(obj)
+    assert (found.rule, found.path) == ("definition-reserved", ("metadata", "annotations", "caphv.io/parked-since"))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"), [("weekends", "it has window weekends"), ("Sat Mars/Base", "Mars"), ("Sat", "")]
+)
+def test_a_park_schedule_has_to_be_readable(text: str, part: str) -> None:
+    obj = definition()
+    obj["metadata"]["annotations"] = {"caphv.io/park-schedule": text}
+    findings = check(obj)
+    assert [(found.rule, found.path) for found in findings] == (
+        [("definition-park-schedule", ("metadata", "annotations", "caphv.io/park-schedule"))] if part else []
+    )
+    assert all(part in f"{found.value} {found.detail}" for found in findings)
+
+
 def test_an_identity_is_never_taken_and_never_shown() -> None:
     token = "0123456789abcdef0123456789abcdef"
     kubeconfig = f"apiVersion: v1\nkind: Config\nusers:\n- name: admin\n  user:\n    token: {token}\n"
@@ -190,5 +261,8 @@ def test_validation_knows_definitions_and_that_two_make_one_cluster() -> None:
 
 
 def test_every_rule_is_described() -> None:
-    own = {rule for _, _, rule in CASES.values() if rule.startswith("definition-")} | {"definition-reserved"}
+    own = {rule for _, _, rule in CASES.values() if rule.startswith("definition-")} | {
+        "definition-reserved",
+        "definition-park-schedule",
+    }
     assert own | {"definition-twice", "definition-source", "no-secrets-in-git"} == {rule.name for rule in rules.RULES}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from packager.git.credentials import Credentials, handed_over
+from packager.git.credentials import Credentials, hand_over
 from packager.git.errors import InvalidRemote
 from packager.git.remote import Remote
 
@@ -65,7 +65,7 @@ def test_representation_shows_names_only() -> None:
 
 def test_files_are_private_and_go(tmp_path: Path) -> None:
     credentials = Credentials(username="u", password=CANARY, ca_bundle="PEM")
-    with handed_over(Remote("https://host:8443/a.git"), credentials, tmp_path) as (variables, settings):
+    with hand_over(Remote("https://host:8443/a.git"), credentials, tmp_path) as (variables, settings):
         files = [path for path in tmp_path.rglob("*") if path.is_file()]
         assert {path.name for path in files} == {"credentials", "ca.crt"}
         assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
@@ -78,20 +78,20 @@ def test_files_are_private_and_go(tmp_path: Path) -> None:
 
 def test_passwords_are_for_http_and_keys_for_ssh(tmp_path: Path) -> None:
     credentials = Credentials(password=CANARY, ssh_key="KEY", known_hosts="host key", proxy="http://proxy:3128")
-    with handed_over(Remote("ssh://git@host/a.git"), credentials, tmp_path) as (variables, settings):
+    with hand_over(Remote("ssh://git@host/a.git"), credentials, tmp_path) as (variables, settings):
         assert settings == []
         assert "StrictHostKeyChecking=yes" in variables["GIT_SSH_COMMAND"]
         assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"known_hosts", "key"}
-    with handed_over(Remote("git://host/a.git"), credentials, tmp_path) as (variables, settings):
+    with hand_over(Remote("git://host/a.git"), credentials, tmp_path) as (variables, settings):
         assert (variables, settings, len(list(tmp_path.rglob("*")))) == ({}, [], 1)
-    with handed_over(Remote("https://host/a.git"), credentials, tmp_path) as (variables, _):
+    with hand_over(Remote("https://host/a.git"), credentials, tmp_path) as (variables, _):
         assert variables == {"http_proxy": "http://proxy:3128", "https_proxy": "http://proxy:3128"}
 
 
 def test_ssh_needs_known_hosts(tmp_path: Path) -> None:
     with (
         pytest.raises(InvalidRemote, match="known_hosts"),
-        handed_over(Remote("git@host:a.git"), Credentials(ssh_key="KEY"), tmp_path),
+        hand_over(Remote("git@host:a.git"), Credentials(ssh_key="KEY"), tmp_path),
     ):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from packager.contents.folders import compare_folders
 from packager.git.commit import Reason
 from packager.git.directory import Directory
 from packager.git.errors import UnmanagedFiles
 from packager.git.folder import Folder
 from packager.git.prune import Plan, Pruning
-from packager.git.publish import changes
 from packager.tree import CLUSTER_ROOT
 
 pytestmark = pytest.mark.unit
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 
 def put(directory: Directory, folders: Mapping[str, Folder], budget: int = 99) -> Plan:
     pruning = Pruning(complete=True, budget=budget)
-    return directory.commit(lambda now: changes(now, {CLUSTER_ROOT: folders}, pruning), Reason("a test")).plan
+    return directory.commit(lambda now: compare_folders(now, {CLUSTER_ROOT: folders}, pruning), Reason("a test")).plan
 
 
 def files(folder: Path) -> dict[str, bytes]:

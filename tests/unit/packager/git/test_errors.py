@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packager.git import errors
-from packager.git.errors import Redactor, classified
+from packager.git.errors import Redactor, classify
 
 pytestmark = pytest.mark.unit
 
@@ -33,14 +33,14 @@ pytestmark = pytest.mark.unit
     ],
 )
 def test_what_a_remote_says(output: str, kind: type[errors.GitError]) -> None:
-    error = classified("pushing", output, local=False)
+    error = classify("pushing", output, local=False)
     assert type(error) is kind
     assert output in str(error)
 
 
 def test_what_the_clone_says() -> None:
-    assert type(classified("reading", "fatal: something else", local=True)) is errors.CorruptClone
-    assert type(classified("writing", "fatal: No space left on device", local=True)) is errors.DiskFull
+    assert type(classify("reading", "fatal: something else", local=True)) is errors.CorruptClone
+    assert type(classify("writing", "fatal: No space left on device", local=True)) is errors.DiskFull
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=6, max_size=30), st.text())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packager.git.folder import RECORD, Folder, blob_id, record, recorded, tree_id
+from packager.git.folder import RECORD, Folder, blob_id, parse_record, record, tree_id
 
 pytestmark = pytest.mark.unit
 SEGMENTS = st.text("abcAB.-_01", min_size=1, max_size=4).filter(lambda name: name.strip("."))
@@ -21,13 +21,13 @@ def test_ids_are_those_of_git() -> None:
 
 @given(st.sets(PATHS))
 def test_records_say_what_they_were_made_of(paths: set[str]) -> None:
-    assert recorded(record(paths)) == paths
+    assert parse_record(record(paths)) == paths
     assert record(sorted(paths)) == record(sorted(paths, reverse=True))
 
 
 def test_strange_records() -> None:
-    assert recorded(None) == frozenset()
-    assert recorded(b"# x\n../a\n/etc/passwd\n\n\xff\nok\n.git/config\n") == {"ok"}
+    assert parse_record(None) == frozenset()
+    assert parse_record(b"# x\n../a\n/etc/passwd\n\n\xff\nok\n.git/config\n") == {"ok"}
 
 
 @pytest.mark.parametrize("path", ["../a", "/a", "a/../../b", RECORD, ".git/config", "", "a\nb"])

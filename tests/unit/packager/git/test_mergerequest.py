@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from packager.git.mergerequest import announced, push_options, to_open
+from packager.git.mergerequest import find_merge_request, merge_request_to_open, push_options
 from packager.git.remote import Remote
 
 pytestmark = pytest.mark.unit
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.unit
     ],
 )
 def test_address_follows_from_the_name_of_the_host(url: str, address: str) -> None:
-    request = to_open(Remote(url, review="caphv/bundles"))
+    request = merge_request_to_open(Remote(url, review="caphv/bundles"))
     assert (request.address, request.is_open) == (address, False)
     assert str(request).startswith("open a merge request for branch caphv/bundles at ")
 
@@ -68,7 +68,7 @@ remote:   https://git.example.com/org/fleet/pulls/12
 )
 def test_what_the_host_prints_is_preferred(output: str, path: str, is_open: bool) -> None:
     remote = Remote("ssh://git@git.example.com/org/fleet.git", review="caphv/bundles")
-    request = announced(remote, f"To {remote.url}\n{output}Done\n")
+    request = find_merge_request(remote, f"To {remote.url}\n{output}Done\n")
     assert request
     assert (request.address, request.is_open) == (f"https://git.example.com/org/fleet{path}", is_open)
 
@@ -84,7 +84,7 @@ def test_what_the_host_prints_is_preferred(output: str, path: str, is_open: bool
     ],
 )
 def test_other_addresses_are_ignored(output: str) -> None:
-    assert announced(Remote("https://git.example.com/org/fleet.git", review="caphv/bundles"), output) is None
+    assert find_merge_request(Remote("https://git.example.com/org/fleet.git", review="caphv/bundles"), output) is None
 
 
 def test_the_title_is_set_once() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packager.git.folder import RECORD, Folder, blob_id, record, recorded
+from packager.git.folder import RECORD, Folder, blob_id, parse_record, record
 from packager.git.prune import Current, Plan, Pruning, difference
 
 pytestmark = pytest.mark.unit
@@ -59,7 +59,7 @@ def test_rules(before: dict[str, dict[str, bytes]], after: dict[str, dict[str, b
     # What is wanted is there.
     for folder, files in after.items():
         assert all(state[f"{folder}/{path}"] == content for path, content in files.items())
-        assert recorded(state[f"{folder}/{RECORD}"]) >= set(files)
+        assert parse_record(state[f"{folder}/{RECORD}"]) >= set(files)
     # Nothing is deleted that may not.
     gone = {path.rsplit("/", 1)[0] for path in flat(before).keys() - state.keys()}
     bundles = {bundle for bundle in gone if not any(path.startswith(f"{bundle}/") for path in state)}
@@ -78,7 +78,7 @@ def test_rules(before: dict[str, dict[str, bytes]], after: dict[str, dict[str, b
     for path, content in state.items():
         if path.endswith(RECORD):
             folder = path.removesuffix(f"/{RECORD}")
-            assert {f"{folder}/{name}" for name in recorded(content)} <= state.keys()
+            assert {f"{folder}/{name}" for name in parse_record(content)} <= state.keys()
     # The same again changes nothing, and what was held back is held back again.
     again = difference(
         {folder: found(state, folder) for folder in {*before, *after}}, wanted, rules, definitions(before)
@@ -90,7 +90,7 @@ def test_rules(before: dict[str, dict[str, bytes]], after: dict[str, dict[str, b
 def found(state: dict[str, bytes], folder: str) -> Current:
     files = {path[len(folder) + 1 :]: content for path, content in state.items() if path.startswith(f"{folder}/")}
     listed = files.pop(RECORD, None)
-    own = recorded(listed)
+    own = parse_record(listed)
     ids = {path: blob_id(content) for path, content in files.items()}
     owned = {path: id_ for path, id_ in ids.items() if path in own}
     return Current(

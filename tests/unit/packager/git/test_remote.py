@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packager.git.errors import InvalidRemote
-from packager.git.paths import checked, fault_of
+from packager.git.paths import check_path, fault_of
 from packager.git.remote import Remote
 
 pytestmark = pytest.mark.unit
@@ -100,7 +100,7 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
 )  # fmt: skip
 def test_paths_that_leave_their_folder_or_mean_something_to_git(path: str) -> None:
     with pytest.raises(ValueError, match="path"):
-        checked(path)
+        check_path(path)
 
 
 @given(st.text(max_size=40))

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from packager.addons.versions import table
 from packager.definitions.build import build
 from packager.rendering.gitrepo import GitRepoOptions, git_repos
 from packager.rendering.renderer import Renderer
@@ -20,10 +19,8 @@ SECRET = {"secretKeyRef": {"name": "values", "key": "a.yaml"}}
 CONFIG_MAP = {"configMapKeyRef": {"name": "values", "key": "a.yaml"}}
 
 
-def rules(addons: dict[str, Any], spec: Any = None, release: str = "") -> list[str]:
-    result = Renderer().render_one(
-        cluster("a", addons, spec=spec or {}), {}, table().release(release) if release else None
-    )
+def rules(addons: dict[str, Any], spec: Any = None) -> list[str]:
+    result = Renderer().render_one(cluster("a", addons, spec=spec or {}), {})
     return [finding.rule for finding in result.findings if not finding.advice]
 
 
@@ -46,14 +43,6 @@ def test_a_reference_names_one_object() -> None:
 @pytest.mark.parametrize("registry", ["https://registry.example.com", "user:pass@registry.example.com", "a b", ""])
 def test_odd_registries_are_refused(registry: str) -> None:
     assert rules({"imageRegistry": registry}) == ["schema-pattern"]
-
-
-@pytest.mark.parametrize(
-    "addons", [{"imageRegistry": REGISTRY}, {"charts": {"secretName": "x"}}, {"csi": {"valuesFrom": [SECRET]}}]
-)
-def test_the_templates_of_0_11_refuse_settings_that_they_do_not_know(addons: dict[str, Any]) -> None:
-    assert rules(addons, release="2026.11") == ["bundles-setting"]
-    assert rules(addons) == []
 
 
 def test_credentials_for_charts_name_their_repositories() -> None:

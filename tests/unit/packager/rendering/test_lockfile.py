@@ -10,7 +10,10 @@ import pytest
 
 from caphv import data
 from caphv.api.object import Obj
-from packager.git.folder import RECORD, record
+from packager.addons.facts import ClusterFacts
+from packager.addons.versions import Versions, shipped_templates
+from packager.git.folder import MARK, RECORD, record
+from packager.rendering import lockfile
 from packager.rendering.renderer import Renderer
 from tests.support.packager.examples import K3S, KUBEADM, cluster
 from tests.support.packager.rendering import files, rules
@@ -41,6 +44,60 @@ def test_versions_stay_until_an_upgrade_is_asked_for(tmp_path: Path) -> None:
     assert 'version: "9.9.9"' in upgraded.tree["clusters/clusters/a/ccm/fleet.yaml"].decode()
     assert [finding.rule for finding in upgraded.findings if finding.advice] == ["bundles-kubernetes"]
     assert upgraded.ok
+
+
+def by_other_templates(facts: ClusterFacts) -> tuple[dict[str, bytes], Versions]:
+    """The repository of a cluster that another release rendered, and the versions in its lockfile."""
+    tree = files(facts)
+    name = f"{FOLDER}/caphv.yaml"
+    tree[name] = tree[name].replace(shipped_templates().encode(), b"other")
+    tree[f"{FOLDER}/ccm/fleet.yaml"] += b"# of those templates\n"
+    tree[f"{FOLDER}/{RECORD}"] = record(path.removeprefix(f"{FOLDER}/") for path in tree)
+    return tree, lockfile.parse(tree[name]).versions
+
+
+def test_bundles_of_other_templates_stay_until_an_upgrade_is_asked_for() -> None:
+    before, versions = by_other_templates(cluster("a"))
+    assert versions.templates == "other"
+    for facts in (cluster("a"), cluster("a", {"cni": {"mtu": 1400}})):
+        kept = Renderer().render_one(facts, before)
+        assert {path: content for path, content in before.items() if not path.endswith(RECORD)} == kept.tree
+        (advice,) = kept.findings
+        assert (advice.rule, advice.advice, kept.versions) == ("bundles-templates", True, versions)
+        assert "caphv bundles upgrade, which shows the difference" in advice.detail
+
+    renderer = Renderer()
+    changed = cluster("a", {"cni": {"mtu": 1400}})
+    upgraded = renderer.render_one(changed, before, renderer.table.newest)
+    assert (upgraded.tree, upgraded.findings) == (files(changed), ())
+
+
+def test_marks_of_the_packager_are_no_files_of_bundles_of_other_templates() -> None:
+    before, _ = by_other_templates(cluster("a"))
+    folder = next(path.rpartition("/")[0] for path in before if path.endswith(f"/{lockfile.FILE}"))
+    names = [path.removeprefix(f"{folder}/") for path in before if not path.endswith(RECORD)]
+    marked = {
+        **before,
+        f"{folder}/{MARK}": b"moved",
+        f"{folder}/{RECORD}": record([*names, MARK, RECORD]),
+    }
+    kept = Renderer().render_one(cluster("a"), marked)
+    assert kept.ok
+    assert {path for path in kept.tree if path.endswith((MARK, RECORD))} == set()
+
+
+def test_a_refused_change_is_refused_for_bundles_of_other_templates_too() -> None:
+    before, _ = by_other_templates(cluster("a"))
+    assert "live-network" in rules(cluster("a", {"cni": {"name": "cilium"}}), before)
+
+
+def test_an_upgrade_to_other_templates_cannot_be_reverted_by_rendering() -> None:
+    before, versions = by_other_templates(cluster("a"))
+    result = Renderer().render_one(cluster("a"), files(cluster("a")), versions)
+    assert not result.ok
+    assert "revert the commit" in str(result.findings[0])
+    # The reverted commit has their files and their lockfile again, and those stay.
+    assert Renderer().render_one(cluster("a"), before).ok
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from caphv.api.object import Obj
-from packager.addons.settings import ClusterFacts
+from packager.addons.facts import ClusterFacts
 from packager.rendering.renderer import Renderer
 from tests.support.packager.examples import PODS, cluster
 

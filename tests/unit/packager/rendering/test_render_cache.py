@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caphv.api.object import Key
-from packager.addons.settings import ClusterFacts
+from packager.addons.facts import ClusterFacts
 from packager.rendering import render_cache
-from packager.rendering.renderer import Rendered, Renderer, RenderOptions
+from packager.rendering.options import RenderOptions
+from packager.rendering.rendered import Rendered
+from packager.rendering.renderer import Renderer
 from tests.support.packager.examples import EXAMPLES, cluster
 
 pytestmark = pytest.mark.unit
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.unit
 @cache
 def never_sharing(templates: Path | None) -> Renderer:
     renderer = Renderer(RenderOptions(templates))
-    renderer.shareable = {"v2": False}
+    renderer.shareable = False
     return renderer
 
 
@@ -37,7 +39,7 @@ def warm() -> Renderer:
     """A renderer that has the files of all examples in common."""
     renderer = Renderer()
     renderer.render(EXAMPLES, {})
-    assert renderer.shareable == {"v2": True}
+    assert renderer.shareable is True
     assert None not in renderer.common.values()
     return renderer
 
@@ -94,7 +96,7 @@ def test_templates_that_ask_for_a_name_are_rendered_for_each_cluster(tmp_path: P
         shared, own = renderer.render_one(cluster(name), {}), alone(cluster(name), templates=tmp_path)
         assert dict(shared.tree) == dict(own.tree)
         assert shared.findings == own.findings
-    assert renderer.shareable == {"v2": False}
+    assert renderer.shareable is False
 
 
 def test_a_name_in_the_place_of_a_credential_is_validated_for_each_cluster(tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ import pytest
 import yaml
 
 from packager.addons.versions import table
-from packager.rendering.renderer import Rendered, Renderer, render_options
+from packager.rendering.options import render_options
+from packager.rendering.rendered import Rendered
+from packager.rendering.renderer import Renderer
 from packager.rendering.sources import Sources
 from packager.tree import Tree
-from tests.support.packager.examples import K3S, KUBEADM, cluster
+from tests.support.packager.examples import cluster
 
 pytestmark = pytest.mark.unit
 
@@ -59,19 +61,6 @@ def test_a_forgotten_mirror_is_refused_with_the_remedy(mirror: str) -> None:
     }
     back = render(tree, mirror="default")
     assert back.tree == render({}).tree
-
-
-@pytest.mark.parametrize("mirror", [HTTPS, OCI])
-@pytest.mark.parametrize("spec", [{}, K3S, KUBEADM])
-def test_a_mirror_of_0_11_is_found_in_the_bundles(mirror: str, spec: Any) -> None:
-    tree = dict(render({}, mirror=mirror, spec=spec).tree)
-    old = record(tree)
-    del old["sources"]
-    tree[f"{PLACE}/caphv.yaml"] = yaml.safe_dump(old).encode()
-    assert faults(render(tree, spec=spec)) == ["sources.chartRepository"]
-    assert render(tree, mirror=mirror, spec=spec).ok
-    without_mirror = render({}, spec=spec).tree
-    assert render(without_mirror, spec=spec).ok
 
 
 def test_forgotten_templates_are_refused(own: Path) -> None:

@@ -10,7 +10,8 @@ import yaml
 
 from packager.checks.contents import ChartRef, bundles_of
 from packager.rendering.nodefiles import node_files
-from packager.rendering.renderer import Rendered, Renderer
+from packager.rendering.rendered import Rendered
+from packager.rendering.renderer import Renderer
 from packager.rendering.vendored import INDEX, ROOT, TOP, VendoredChart, folder_of, read
 from packager.tree import Tree, content_hash
 from tests.support.packager.charts import archived, shipped

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Obj
-from reconciler.cluster.addresssource import Source, unused, used_source, wanted_source
+from reconciler.cluster.addresssource import Source, requested_source, used_source, why_unused
 from reconciler.cluster.loadbalancer import drift, load_balancer_spec
 
 pytestmark = pytest.mark.unit
@@ -37,7 +37,7 @@ def used(*, allocated: Obj | None = None, pools: tuple[Obj, ...] = (), service: 
         load_balancer_name="team-demo-lb",
         obj={"spec": spec({"ipamType": "pool", "ipPoolRef": "lb-b"})},
         namespace=lambda: SimpleNamespace(load_balancers=SimpleNamespace(get=lambda *_: load_balancer)),
-        connected=lambda: SimpleNamespace(pools=SimpleNamespace(store=pools), services=services),
+        require_session=lambda: SimpleNamespace(pools=SimpleNamespace(store=pools), services=services),
         reservation=lambda name: f"vms/{name}",
     )
     return used_source(scope)  # type: ignore[arg-type]
@@ -104,8 +104,9 @@ def test_placeholder_by_dhcp() -> None:
     ],
 )
 def test_changed_source_is_reported_and_not_applied(wanted: Obj, now: Source, field: str, remedy: str) -> None:
-    message = unused(wanted, now)
-    assert message.startswith(f"{field} is not applied: control plane address {HOST} is from {now} and cannot change")
+    message = why_unused(wanted, now)
+    used = "IPPool lb-a" if now.pool else "DHCP"
+    assert message.startswith(f"{field} is not applied: control plane address {HOST} is from {used} and cannot change")
     assert f"set {remedy} in loadBalancerConfig" in message
     found = load_balancer_spec(wanted, SELECTOR, now)
     assert Source(found["ipam"], found.get("ipPool", "")) == now
@@ -122,9 +123,9 @@ def test_changed_source_is_reported_and_not_applied(wanted: Obj, now: Source, fi
     ],
 )
 def test_spec_that_is_applied_is_not_reported(wanted: Obj, now: Source | None) -> None:
-    assert unused(wanted, now) == ""
+    assert why_unused(wanted, now) == ""
 
 
 def test_without_an_address_the_spec_decides() -> None:
-    assert wanted_source(spec({"ipamType": "pool"}, vmNetworkConfig=MACHINES)) == Source("pool", "new")
+    assert requested_source(spec({"ipamType": "pool"}, vmNetworkConfig=MACHINES)) == Source("pool", "new")
     assert load_balancer_spec(spec({"ipamType": "pool", "ipPoolRef": "lb-b"}), SELECTOR)["ipPool"] == "lb-b"

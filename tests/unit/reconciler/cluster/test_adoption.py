@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Obj
+from caphv.api.ownership import Owner, record
 from reconciler.cluster.adoption import is_foreign
-from reconciler.harvester.ownership import Owner, record
 
 pytestmark = pytest.mark.unit
 

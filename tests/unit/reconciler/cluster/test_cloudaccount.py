@@ -10,12 +10,12 @@ import pytest
 
 from caphv.api.names import SERVICE_ACCOUNT_ANNOTATION, SERVICE_ACCOUNT_TOKEN_TYPE, ConditionType
 from caphv.api.object import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Key, Obj, Resource
+from caphv.api.ownership import Owner, record
 from caphv.runtime.errors import NotFound
 from reconciler.cluster import cloudaccount
 from reconciler.cluster.cloudconfig import ensure_cloud_config, renew_cloud_config
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import grant
-from reconciler.harvester.ownership import Owner, record
 from reconciler.memory import ClusterMemory
 from reconciler.status import Blocked, StatusDraft
 
@@ -77,7 +77,7 @@ def scope(harvester: Harvester) -> Any:
         owner=OURS,
         target_namespace="vms",
         cluster_key=SimpleNamespace(name="demo"),
-        connected=lambda: session,
+        require_session=lambda: session,
     )
 
 
@@ -167,6 +167,53 @@ def test_account_that_was_deleted_leaves_the_binding_of_its_namespace() -> None:
     assert (SECRETS, "demo-token") in harvester.objects
 
 
+def pair(owner: Owner) -> list[tuple[Resource, Obj]]:
+    """Account and binding `demo` of an owner."""
+    metadata = {"namespace": "vms", "name": "demo", "annotations": record(owner)}
+    binding = {"metadata": {**metadata, "uid": "2"}, **grant(Key("vms", "demo"))}
+    return [(SERVICE_ACCOUNTS, {"metadata": {**metadata, "uid": "1"}}), (CLUSTER_ROLE_BINDINGS, binding)]
+
+
+@pytest.mark.parametrize("half", [0, 1], ids=["account", "binding"])
+def test_half_an_account_is_deleted_with_its_token(half: int) -> None:
+    harvester = Writable(pair(OURS)[half], token("demo"))
+    asyncio.run(cloudaccount.delete_account(scope(harvester)))
+    assert harvester.objects == {}
+
+
+def test_binding_is_deleted_before_token_and_account() -> None:
+    deleted: list[Resource] = []
+
+    class Noting(Writable):
+        async def delete(self, resource: Resource, name: str, namespace: str, *, uid: str) -> None:
+            deleted.append(resource)
+            await super().delete(resource, name, namespace, uid=uid)
+
+    asyncio.run(cloudaccount.delete_account(scope(Noting(*pair(OURS), token("demo")))))
+    assert deleted == [CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS]
+
+
+def test_account_that_is_deleted_meanwhile_is_not_an_error() -> None:
+    class Late(Writable):
+        async def delete(self, resource: Resource, name: str, namespace: str, *, uid: str) -> None:
+            await super().delete(resource, name, namespace, uid=uid)
+            raise NotFound(404, "NotFound", name)
+
+    harvester = Late(*pair(OURS), token("demo"))
+    asyncio.run(cloudaccount.delete_account(scope(harvester)))
+    assert harvester.objects == {}
+
+
+def test_account_of_another_cluster_keeps_all_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cloudaccount, "may_adopt", lambda *_: False)
+    shared = {"metadata": {"name": "caphv-guests:vms", "resourceVersion": "1"}, **grant(Key("vms", "demo"))}
+    harvester = Writable(*pair(ANOTHER), token("demo"), (CLUSTER_ROLE_BINDINGS, shared))
+    before = dict(harvester.objects)
+    asyncio.run(cloudaccount.delete_account(scope(harvester)))
+    assert harvester.objects == before
+    assert shared["subjects"] == grant(Key("vms", "demo"))["subjects"]
+
+
 # Renewal and checks
 
 
@@ -184,7 +231,7 @@ class Renewed(Requeued):
         self.draft = StatusDraft(self.obj)
         self.cluster_key = Key("team", "demo")
         self.context.workloads = SimpleNamespace(
-            ensure=self._ensure, client=self._client, reached=lambda _: True, workload=workload
+            ensure=self._ensure, client=self._client, has_answered=lambda _: True, workload=workload
         )
         self.context.object_watches = SimpleNamespace(ensure=self._watch, known=lambda *_: None)
 

@@ -14,23 +14,17 @@ from caphv.api import names
 from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj
+from caphv.api.ownership import Owner, record
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from reconciler.cluster import cloudaccount
 from reconciler.cluster.cloudaccount import usable
-from reconciler.cluster.cloudconfig import (
-    TOKEN_SECONDS,
-    ensure_cloud_config,
-    expiry,
-    intact,
-    renewal,
-    secret_object,
-)
+from reconciler.cluster.cloudconfig import ensure_cloud_config
+from reconciler.cluster.guestsecret import TOKEN_SECONDS, expiry, intact, renewal, secret_object
 from reconciler.cluster.manifest import ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import LABEL
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
-from reconciler.harvester.ownership import Owner, record
 from reconciler.memory import Memory
 from reconciler.status import StatusDraft
 
@@ -171,12 +165,24 @@ def of_command(obj: dict[str, Any]) -> dict[str, Any]:
         (account(OTHER), None, False),
         (None, binding(OTHER), False),
         (account(), binding(roleRef={**ROLE, "name": "cluster-admin"}), False),
+        (account(), binding(subjects=None), False),
         (None, binding(subjects=[{**SUBJECT, "namespace": "elsewhere"}]), False),
         (of_command(account()), of_command(binding()), False),
         (of_command(account(OWNER)), of_command(binding(OWNER)), True),
     ],
     ids=[
-        *("free", "ours", "half made", "of Go", "alone", "foreign account", "foreign binding", "other role", "other"),
+        *(
+            "free",
+            "ours",
+            "half made",
+            "of Go",
+            "alone",
+            "foreign account",
+            "foreign binding",
+            "other role",
+            "no subject",
+            "other",
+        ),
         *("of caphv cloud-config", "of caphv cloud-config and adopted by an earlier version"),
     ],
 )
@@ -313,7 +319,7 @@ async def test_account_that_may_not_be_deleted_leaves_a_cluster_ready(monkeypatc
 @pytest.mark.parametrize(("server", "name"), [("workload", "the workload cluster"), ("management", "the management")])
 async def test_refusal_of_another_server_is_not_blamed_on_harvester(server: str, name: str) -> None:
     refused = Refused({"cloudConfig": {"delivery": "File"}})
-    refused.connected = lambda: (_ for _ in ()).throw(forbidden(server))
+    refused.require_session = lambda: (_ for _ in ()).throw(forbidden(server))
     await ensure_cloud_config(cast(ClusterScope, refused))
     message = refused.condition("CloudProviderConfigReady")["message"]
     assert f"refused by {name}" in message

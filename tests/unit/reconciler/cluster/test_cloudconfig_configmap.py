@@ -11,8 +11,7 @@ import yaml
 from caphv.api import names
 from caphv.api.object import CONFIG_MAPS, Obj
 from reconciler.cluster.identity import secret_of
-from reconciler.cluster.references import Decision, check_references
-from reconciler.memory import Memory
+from reconciler.cluster.references import refused_references
 from tests.support.reconciler.guests import READY, Guests, tokens
 from tests.support.reconciler.memorycase import MemoryCase
 
@@ -114,41 +113,20 @@ async def test_reference_that_is_never_read_opens_no_others(monkeypatch: pytest.
     async def unread(*_: object) -> None:
         return None
 
-    async def decided() -> Decision:
+    async def refused() -> list[str]:
         scope = case.scope()
-        decision = await check_references(scope, secret_of(scope.obj))
+        references = await refused_references(scope, secret_of(scope.obj))
         case.management.put({**case.obj, "status": scope.draft.fields})
-        return decision
+        return [str(reference) for reference in references]
 
     monkeypatch.setattr(case.context.object_watches, "ensure", unread)
-    own = case.obj["spec"]
-    for remembers in (True, False):
-        case.management.put({**case.obj, "spec": own, "status": {}})
-        await decided()
-        assert case.condition("ReferencesAllowed") == ("Unknown", "ReferencesChecking")
-        # What the process remembers is sufficient, and so is what it has written.
-        status = {"initialization": {"provisioned": True}, **({} if remembers else case.obj["status"])}
-        of_others = {**own, "identitySecret": {"namespace": "other", "name": "identity"}}
-        case.management.put({**case.obj, "spec": of_others, "status": status})
-        if not remembers:
-            case.context.memory = Memory()
-        decision = await decided()
-        assert "Secret other/identity" in map(str, decision.refused)
-        assert decision.tolerated == ()
-
-
-async def test_cluster_of_an_earlier_version_keeps_what_it_had_when_it_was_first_seen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its user changes it all the time, so that no condition is ever written."""
-    case = MemoryCase(monkeypatch, identitySecret={"namespace": "other", "name": "identity"})
-    case.management.put({**case.obj, "status": {"initialization": {"provisioned": True}}})
-    scope = case.scope()
-    assert [*map(str, (await check_references(scope, secret_of(scope.obj))).tolerated)] == ["Secret other/identity"]
-    spec = {**case.obj["spec"], "identitySecret": {"namespace": "third", "name": "identity"}}
-    case.management.put({**case.obj, "spec": spec})
-    scope = case.scope()
-    assert [*map(str, (await check_references(scope, secret_of(scope.obj))).refused)] == ["Secret third/identity"]
+    assert await refused() == ["ConfigMap other/manifests"]
+    assert case.condition("ReferencesAllowed") == ("Unknown", "ReferencesChecking")
+    of_others = {**case.obj["spec"], "identitySecret": {"namespace": "other", "name": "identity"}}
+    for status in (case.obj["status"], {}):
+        provisioned = {**status, "initialization": {"provisioned": True}}
+        case.management.put({**case.obj, "spec": of_others, "status": provisioned})
+        assert "Secret other/identity" in await refused()
 
 
 async def test_config_map_of_another_namespace_that_does_not_exist_is_refused_alike(

@@ -9,6 +9,7 @@ import pytest
 from caphv.api import names
 from caphv.api.object import CLUSTER_ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Obj
 from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
+from reconciler.memory import GRACE_SECONDS
 from tests.support.reconciler.guests import DAY, PLACE, READY, Guests, delivered, tokens
 
 pytestmark = pytest.mark.unit
@@ -81,8 +82,10 @@ async def test_secret_of_another_is_neither_replaced_nor_read(monkeypatch: pytes
     case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
     foreign = {"name": PLACE[1], "namespace": PLACE[2]}
     case.workload.put({"apiVersion": "v1", "kind": "Secret", "metadata": foreign, "data": {"cloud-config": "eA=="}})
-    await case.reconcile()
+    for _ in range(2):
+        await case.reconcile()
     assert case.condition(READY) == ("False", "CloudProviderConfigGenerationFailed")
+    assert case.events.count(("Warning", "CloudProviderConfigGenerationFailed")) == 1
     assert case.secret["data"] == {"cloud-config": "eA=="}
     assert case.harvester.issued == []
 
@@ -93,6 +96,33 @@ async def test_deleted_secret_is_written_again(monkeypatch: pytest.MonkeyPatch) 
     await case.workload.delete(SECRETS, PLACE[1], PLACE[2])
     await case.reconcile()
     assert tokens(case.secret) == {"expiring-2"}
+
+
+async def test_delivered_config_stays_known_while_the_workload_cluster_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await delivered(monkeypatch)
+    case.guests_answer = False
+    requeue_after = await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+    assert requeue_after is not None
+    assert 0 < requeue_after <= GRACE_SECONDS
+    case.clock[0] += GRACE_SECONDS + 1
+    await case.reconcile()
+    assert case.condition(READY) == ("False", "CloudProviderConfigGenerationInProgress")
+    case.guests_answer = True
+    await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+    # A token that cannot be renewed meanwhile is reported.
+    now = datetime.now(UTC)
+    case.note(names.RENEW_AT_ANNOTATION, (now - timedelta(days=2)).isoformat())
+    case.note(names.EXPIRES_AT_ANNOTATION, (now + timedelta(days=1)).isoformat())
+    case.guests_answer = False
+    await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+    case.clock[0] += GRACE_SECONDS + 1
+    await case.reconcile()
+    assert case.condition(READY) == ("False", names.Reason.CLOUD_PROVIDER_CONFIG_EXPIRING)
 
 
 @pytest.mark.parametrize("error", [Unreachable("no answer"), Unauthorized(401, "Unauthorized", "")])
@@ -125,7 +155,7 @@ async def test_token_that_cannot_be_renewed_is_reported_before_it_expires(monkey
     case = await delivered(monkeypatch)
     case.clock[0] += 1000
     case.harvester.errors["get ServiceAccount"] = Forbidden(403, "Forbidden", "no")
-    case.session.unauthorized = True
+    case.session.is_unauthorized = True
     now = datetime.now(UTC)
     requeue_after = await case.reconcile()
     assert requeue_after is not None
@@ -139,7 +169,7 @@ async def test_token_that_cannot_be_renewed_is_reported_before_it_expires(monkey
     assert case.events.count(("Warning", names.Reason.CLOUD_PROVIDER_CONFIG_EXPIRING)) == 1
     # Another reason is no further news.
     case.harvester.errors["get ServiceAccount"] = Forbidden(403, "Forbidden", "still no")
-    case.session.unauthorized = False
+    case.session.is_unauthorized = False
     case.session.error = Forbidden(403, "Forbidden", "may not even ask")
     await case.reconcile()
     assert case.condition(READY) == ("False", names.Reason.CLOUD_PROVIDER_CONFIG_EXPIRING)
@@ -188,6 +218,41 @@ async def test_token_that_harvester_does_not_fill_is_waited_for(monkeypatch: pyt
     case.harvester.fills = False
     assert await case.reconcile() == 0.5
     assert case.condition(READY) == ("False", "CloudProviderConfigGenerationInProgress")
+
+
+async def test_account_of_the_go_provider_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    place = {"name": "demo", "namespace": "vms", "annotations": {"example.com/keep": "x"}}
+    case.harvester.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": place})
+    case.harvester.put({**shared_binding(OWN), "metadata": {"name": "demo"}})
+    await case.reconcile()
+    (account,), (binding,) = case.harvester.stored(SERVICE_ACCOUNTS), case.harvester.stored(CLUSTER_ROLE_BINDINGS)
+    for obj in (account, binding):
+        assert obj["metadata"]["name"] == "demo"
+        assert obj["metadata"]["annotations"]["caphv.io/owner-uid"] == "demo-uid"
+    assert account["metadata"]["annotations"]["example.com/keep"] == "x"
+    assert binding["subjects"] == [OWN]
+
+
+async def test_binding_that_may_not_be_changed_is_replaced_by_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    case.harvester.put(shared_binding(OTHER))
+    case.harvester.errors["patch ClusterRoleBinding"] = Forbidden(403, "Forbidden", "cannot patch")
+    await case.reconcile()
+    assert case.condition(READY)[0] == "True"
+    own = case.harvester.find("ClusterRoleBinding", "demo")
+    assert own is not None
+    assert own["subjects"] == [OWN]
+
+
+async def test_binding_of_another_role_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    case.harvester.put({**shared_binding(OTHER), "roleRef": {"kind": "ClusterRole", "name": "cluster-admin"}})
+    await case.reconcile()
+    shared = case.harvester.find("ClusterRoleBinding", "caphv-guests:vms")
+    assert shared is not None
+    assert shared["subjects"] == [OTHER]
+    assert case.harvester.find("ClusterRoleBinding", "demo") is not None
 
 
 async def test_taken_name_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from caphv.api.names import CLUSTER_FINALIZER, ConditionType, Reason
 from caphv.api.object import Key, Obj
 from caphv.runtime.errors import ApiError, Forbidden, Invalid
 from caphv.runtime.queue import WorkQueue
-from reconciler.cluster import connection, deletion, identity, limits
+from reconciler.cluster import connection, deletion, guestbalancers, guestvolumes, identity, limits
 from reconciler.cluster.controller import ClusterReconciler
-from reconciler.cluster.deletion import advice, left_over, may_force_delete, never_provisioned
+from reconciler.cluster.deletion import advice, left_over, may_force_delete, was_never_provisioned
 from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.scope import ClusterScope
 from reconciler.memory import Memory
@@ -103,7 +103,13 @@ class Deleted:
         async def fails(_: object) -> None:
             raise error
 
-        for module, name in ((identity, "ensure_session"), (connection, "ensure_connection")):
+        steps = (
+            (identity, "ensure_session"),
+            (connection, "ensure_connection"),
+            (guestbalancers, "record_guest"),
+            (guestvolumes, "record_volumes"),
+        )
+        for module, name in steps:
             monkeypatch.setattr(module, name, passes)
         monkeypatch.setattr(limits, "report_limits", lambda _: None)
         monkeypatch.setattr(deletion, "delete_infrastructure", fails)
@@ -132,6 +138,7 @@ class Deleted:
             allow_insecure_identities=False,
             namespace="",
             sessions=SimpleNamespace(of=lambda _: None),
+            topics=Topics(),
         )
         await ClusterReconciler(context, cast(IdentityProtection, None)).reconcile(Key("clusters", "demo"))
 
@@ -279,14 +286,14 @@ def test_account_of_guests_may_be_left(field: str) -> None:
 
 def test_cluster_that_never_reached_harvester_can_be_deleted() -> None:
     never = cluster(controlPlaneEndpoint={"host": "0.0.0.0", "port": 6443})
-    assert never_provisioned({**never, "status": {"conditions": [{"type": "Ready", "status": "False"}]}})
+    assert was_never_provisioned({**never, "status": {"conditions": [{"type": "Ready", "status": "False"}]}})
     # The API server has dropped the status, or a version before conditions wrote it.
     for status in ({}, {"conditions": None}, {"ready": False}, None):
-        assert never_provisioned({**never, "status": status})
-    assert never_provisioned(never)
+        assert was_never_provisioned({**never, "status": status})
+    assert was_never_provisioned(never)
     # A described pool has a name once it was created, one that only has a name is another's.
     for config in ({"ipPool": {"subnet": "10.1.0.0/24"}}, {"ipPoolRef": "shared"}):
-        assert never_provisioned(cluster(vmNetworkConfig=config))
+        assert was_never_provisioned(cluster(vmNetworkConfig=config))
 
 
 @pytest.mark.parametrize(
@@ -309,4 +316,4 @@ def test_cluster_that_never_reached_harvester_can_be_deleted() -> None:
     ],
 )
 def test_cluster_that_may_have_something_on_harvester_is_not_simply_deleted(spec: Obj, status: Obj) -> None:
-    assert not never_provisioned({**cluster(**spec), "status": status})
+    assert not was_never_provisioned({**cluster(**spec), "status": status})

@@ -12,9 +12,9 @@ import pytest
 
 from caphv.api.names import ConditionType
 from caphv.api.object import Obj
+from caphv.api.ownership import Owner
 from reconciler.cluster import endpoint
-from reconciler.harvester import ipam
-from reconciler.harvester.ownership import Owner
+from reconciler.harvester import addressplan
 from reconciler.status import Blocked
 
 pytestmark = pytest.mark.unit
@@ -36,7 +36,7 @@ class Scope:
         }
         self.target_namespace, self.load_balancer_name = "vms", "team-demo-lb"
         self.owner = Owner("HarvesterCluster", "team", "demo", "u", "management")
-        self.requests: list[ipam.AddressRequest] = []
+        self.requests: list[addressplan.AddressRequest] = []
         self.created: list[Obj] = []
         metadata = {"namespace": "vms", "name": "team-demo-lb"}
         self.service = service_address and {
@@ -53,7 +53,7 @@ class Scope:
         )
         self.written: list[Obj] = []
 
-    def connected(self) -> Any:
+    def require_session(self) -> Any:
         return self.session
 
     def namespace(self) -> Any:
@@ -66,9 +66,9 @@ class Scope:
     def subscribe(self, *_topics: object) -> Iterator[None]:
         yield
 
-    async def allocate(self, request: ipam.AddressRequest) -> ipam.Grant:
+    async def allocate(self, request: addressplan.AddressRequest) -> addressplan.Grant:
         self.requests.append(request)
-        return ipam.Grant("pool", request.address or "192.0.2.99")
+        return addressplan.Grant("pool", request.address or "192.0.2.99")
 
     async def create(self, _resource: object, service: Obj) -> Obj:
         self.created.append(service)

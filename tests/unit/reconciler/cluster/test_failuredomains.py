@@ -116,9 +116,9 @@ def test_core_of_v1beta1_gets_no_list_which_it_could_not_read(wanted: Obj, statu
         cluster={},
         draft=StatusDraft({"metadata": {}, "status": before}),
         context=SimpleNamespace(
-            caches=SimpleNamespace(failure_domains_published=False, machines_of=lambda _cluster: [])
+            caches=SimpleNamespace(publishes_failure_domains=False, machines_of=lambda _cluster: [])
         ),
-        connected=lambda: SimpleNamespace(hosts=SimpleNamespace(store=[host("a", "zone-1")])),
+        require_session=lambda: SimpleNamespace(hosts=SimpleNamespace(store=[host("a", "zone-1")])),
     )
     ensure_failure_domains(cast(ClusterScope, scope))
     patch = scope.draft.patch() or {}

@@ -1,14 +1,17 @@
 """Whose managed cluster it is, and what the Fleet Cluster is reported."""
 
+import asyncio
 from typing import Any, cast
 
 import pytest
 
 from caphv.api import names, resources
+from caphv.api.conditions import get_condition
 from caphv.api.object import Key, Resource
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, ServerFault
 from reconciler.cluster.fleet import ensure_fleet_labels, fleet_labels, managed_cluster_name
 from reconciler.cluster.scope import ClusterScope
+from reconciler.memory import GRACE_SECONDS
 from reconciler.status import StatusDraft
 from tests.support.reconciler.memorycase import Cached, MemoryCase
 
@@ -54,7 +57,7 @@ class Rancher:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.case = MemoryCase(monkeypatch)
         self.case.cluster["metadata"]["labels"] = {names.AUTO_IMPORT_LABEL: "true", "cni": "calico"}
-        self.installed: bool | None = True
+        self.is_installed: bool | None = True
         self.synced, self.started = True, 0
         server = self.case.management
         kinds = (resources.MANAGED_CLUSTERS, resources.FLEET_CLUSTERS, resources.RANCHER_CLUSTERS)
@@ -162,13 +165,13 @@ async def test_management_cluster_without_fleet_needs_no_labels(rancher: Rancher
 async def test_what_was_known_stays_while_rancher_is_read(
     installed: bool | None, synced: bool, rancher: Rancher
 ) -> None:
-    rancher.installed, rancher.synced = installed, synced
+    rancher.is_installed, rancher.synced = installed, synced
     assert await rancher.ensure() == PROGRESS
-    rancher.installed, rancher.synced = True, True
+    rancher.is_installed, rancher.synced = True, True
     rancher.put_managed(**OWN)
     rancher.put_fleet()
     assert (await rancher.ensure())[0] == "True"
-    rancher.installed, rancher.synced = installed, synced
+    rancher.is_installed, rancher.synced = installed, synced
     assert (await rancher.ensure())[0] == "True"
     assert rancher.requeue_after is not None
 
@@ -184,3 +187,33 @@ async def test_refused_label_is_reported_once_and_tried_again(kind: type[ApiErro
     assert rancher.case.events == [("Warning", "FleetIntegrationFailed")]
     rancher.case.management.errors.clear()
     assert (await rancher.ensure())[0] == "True"
+
+
+@pytest.mark.virtual_time
+async def test_ready_cluster_says_in_the_end_that_rancher_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    rancher = Rancher(monkeypatch)
+    case = rancher.case
+
+    def message() -> str:
+        found = get_condition(case.obj["status"]["conditions"], "FleetIntegrationReady") or {}
+        return str(found.get("message"))
+
+    await case.reconcile()
+    case.assign("10.0.0.10")
+    await case.reconcile()
+    before = message()
+    assert before
+    for _ in range(2):
+        rancher.synced = False
+        await case.reconcile()
+        await asyncio.sleep(GRACE_SECONDS - 1)
+        requeue_after = await case.reconcile()
+        assert (message(), requeue_after) == (before, pytest.approx(1, abs=0.1))
+        # What was read in between begins a new grace period.
+        rancher.synced = True
+        await case.reconcile()
+    rancher.synced = False
+    await case.reconcile()
+    await asyncio.sleep(GRACE_SECONDS + 1)
+    await case.reconcile()
+    assert message() == "reading the clusters of Rancher"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from caphv.api.names import GUEST_CLUSTER_LABEL
@@ -14,10 +17,17 @@ pytestmark = pytest.mark.unit
 PROVISIONED = {"initialization": {"provisioned": True}}
 
 
-def add_other(case: MemoryCase, *, name: str = "demo", target: str = TARGET, status: Obj | None = None) -> None:
+def add_other(
+    case: MemoryCase,
+    *,
+    name: str = "demo",
+    target: str = TARGET,
+    status: Obj | None = None,
+    created: str = "2126-01-01T00:00:00Z",
+) -> None:
     owner = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "name": name, "uid": "other"}
     metadata = {"name": name, "namespace": "another", "uid": "other-uid", "ownerReferences": [owner]}
-    metadata["creationTimestamp"] = "2126-01-01T00:00:00Z"
+    metadata["creationTimestamp"] = created
     obj = {"apiVersion": INFRASTRUCTURE, "kind": "HarvesterCluster", "metadata": metadata}
     case.management.put({**obj, "spec": {"targetNamespace": target}, "status": status or {}})
 
@@ -36,6 +46,32 @@ async def test_name_of_a_cluster_that_has_run_is_refused(monkeypatch: pytest.Mon
     assert case.condition("Ready") == ("False", "ClusterNameTaken")
     assert case.harvester.stored(SERVICES) == []
     assert [reason for _, reason in case.events].count("ClusterNameTaken") == 1
+
+
+@pytest.mark.parametrize(
+    ("created", "taken"),
+    [("2026-01-01T00:00:00Z", True), ("2026-01-03T00:00:00Z", False), ("2026-01-02T00:00:00Z", True)],
+    ids=["older", "newer", "as old, and first by name"],
+)
+async def test_of_two_new_clusters_the_older_one_keeps_the_name(
+    monkeypatch: pytest.MonkeyPatch, created: str, taken: bool
+) -> None:
+    case = MemoryCase(monkeypatch)
+    metadata = {**case.obj["metadata"], "creationTimestamp": "2026-01-02T00:00:00Z"}
+    case.management.put({**case.obj, "metadata": metadata})
+    add_other(case, created=created)
+    await case.reconcile()
+    assert (case.condition("InfrastructureReady")[1] == "ClusterNameTaken") is taken
+
+
+@pytest.mark.parametrize("other", [None, SimpleNamespace(server="https://elsewhere")], ids=["none", "another"])
+async def test_name_is_free_on_another_harvester(monkeypatch: pytest.MonkeyPatch, other: Any) -> None:
+    case = MemoryCase(monkeypatch)
+    add_other(case, status=PROVISIONED)
+    sessions: Any = case.context.sessions
+    sessions.of = lambda key: other if key.namespace == "another" else case.session
+    await case.reconcile()
+    assert case.condition("InfrastructureReady")[1] != "ClusterNameTaken"
 
 
 async def test_name_of_a_vm_of_another_management_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

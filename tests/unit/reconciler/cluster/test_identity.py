@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION, Reason
 from caphv.api.object import Key
 from reconciler.cluster.identity import WARN_AHEAD, Identities, Identity, PermissionWithdrawn, expiry_of
-from reconciler.remote.workloadcluster import _access
+from reconciler.remote.workloadcluster import _load_kubeconfig
 from reconciler.status import Blocked
 from sandbox.processes import pki
 
@@ -173,7 +173,9 @@ def test_the_largest_secret_costs_the_event_loop_no_time(content: bytes) -> None
         started = time.thread_time()
         with pytest.raises(Blocked):
             await Identities(allow_insecure=False).read(secrets.scope())
-        assert await _access(Key("ns", "one"), {"data": {"value": secrets.secret["data"]["kubeconfig"]}}) is None
+        assert (
+            await _load_kubeconfig(Key("ns", "one"), {"data": {"value": secrets.secret["data"]["kubeconfig"]}}) is None
+        )
         return time.thread_time() - started
 
     assert asyncio.run(seconds()) < 0.05

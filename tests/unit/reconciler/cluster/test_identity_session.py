@@ -15,7 +15,7 @@ from caphv.api.object import Key, Obj
 from caphv.runtime.errors import AddressRefused, ServerFault, TooManyRequests, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
 from reconciler.cluster.connection import ensure_connection
-from reconciler.cluster.identity import Identities, ensure_session, open_session
+from reconciler.cluster.identity import Identities, ensure_session
 from reconciler.cluster.pools import used_pools
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked, StatusDraft
@@ -101,7 +101,7 @@ def condition(scope: ClusterScope, name: str) -> tuple[str, str, str]:
 
 async def test_the_session_of_the_identity_is_assigned(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(monkeypatch)
-    case.change(status={"harvester": {"uid": "uid-1", "addressChecked": True}})
+    case.change(status={"harvester": {"uid": "uid-1"}})
     scope = await case.ensure()
     ((cluster, access, namespace, name, uid),) = case.assignments.assigned
     assert (cluster, access.server, namespace, name, uid) == (KEY, SERVER, TARGET, "team/identity", "uid-1")
@@ -178,43 +178,6 @@ async def test_a_kubeconfig_that_cannot_be_used_names_its_secret(monkeypatch: py
 REFUSED = AddressRefused("https://harvester: its address is not allowed")
 
 
-@pytest.mark.parametrize(
-    ("status", "exempt"),
-    [
-        ({}, False),
-        ({"ready": True}, True),
-        ({"harvester": {"uid": "uid-1"}}, True),
-        ({"harvester": {"uid": "uid-1", "addressChecked": True}}, False),
-        ({"ready": True, "harvester": {"addressChecked": True}}, False),
-    ],
-)
-async def test_a_cluster_that_predates_the_check_of_addresses_keeps_its_harvester(
-    monkeypatch: pytest.MonkeyPatch, status: Obj, exempt: bool
-) -> None:
-    case = Case(monkeypatch)
-    case.change(status=status)
-    case.session.error = REFUSED
-    await open_session(case.unconnected(), case.identities)
-    assert [access.any_address for _, access, *_ in case.assignments.assigned] == [False, True][: 1 + exempt]
-    case.session.error = None
-    case.assignments.assigned.clear()
-    await open_session(case.unconnected(), case.identities)
-    assert [access.any_address for _, access, *_ in case.assignments.assigned] == [exempt]
-    # Other credentials are checked again.
-    case.management.put(secret(token="other"))
-    case.assignments.assigned.clear()
-    await open_session(case.unconnected(), case.identities)
-    assert [access.any_address for _, access, *_ in case.assignments.assigned] == [False]
-
-
-async def test_an_address_that_is_allowed_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(monkeypatch)
-    case.change(status={"ready": True})
-    case.session.error = Unreachable("https://harvester: no answer")
-    await open_session(case.unconnected(), case.identities)
-    assert len(case.assignments.assigned) == 1
-
-
 # The connection
 
 
@@ -247,7 +210,7 @@ async def test_why_harvester_cannot_be_used_has_a_reason_of_its_own(
 
 async def test_rejected_credentials_are_out_of_date(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(monkeypatch)
-    case.session.error, case.session.unauthorized = Unauthorized(401, "", "no"), True
+    case.session.error, case.session.is_unauthorized = Unauthorized(401, "", "no"), True
     scope = case.scope()
     with pytest.raises(Blocked) as blocked:
         await ensure_connection(scope)
@@ -270,11 +233,11 @@ async def test_an_outage_counts_what_was_ready(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("state", "text", "unknown"),
     [
-        ({"settled": False}, "connecting to", True),
+        ({"is_settled": False}, "connecting to", True),
         ({"synced": False, "missing_kind": "ippools"}, "is not a Harvester", False),
         ({"synced": False, "sync_error": "cannot list"}, "cannot be read: cannot list", False),
         ({"available": False}, "is not available", False),
-        ({"available": False, "deployed": None}, "does not exist on", False),
+        ({"available": False, "deployment_object": None}, "does not exist on", False),
     ],
 )
 async def test_what_is_missing_of_a_harvester_is_named(
@@ -297,7 +260,7 @@ async def test_another_harvester_is_refused_while_machines_would_seem_lost(monke
     assert str(blocked.value.reason) == "AnotherHarvester"
     case.machines.clear()
     scope = await connected(case)
-    assert scope.draft.fields["harvester"] == {"uid": "harvester-uid", "addressChecked": True}
+    assert scope.draft.fields["harvester"] == {"uid": "harvester-uid"}
     assert ("Warning", "HarvesterChanged") in case.events
     case.change(status={"harvester": {"uid": "former"}}, metadata={**case.obj["metadata"], "deletionTimestamp": "x"})
     with pytest.raises(Blocked):
@@ -310,17 +273,6 @@ async def test_a_uid_that_may_not_be_read_is_kept(monkeypatch: pytest.MonkeyPatc
     case.session.uid = ""
     scope = await connected(case)
     assert scope.draft.fields["harvester"]["uid"] == "former"
-
-
-async def test_an_exempt_address_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(monkeypatch)
-    case.session.any_address = True
-    scope = await connected(case)
-    assert condition(scope, "HarvesterConnectionReady")[0] == "True"
-    assert "addressChecked" not in scope.draft.fields["harvester"]
-    case.written(scope.draft)
-    await connected(case)
-    assert case.events.count(("Warning", "HarvesterAddressNotAllowed")) == 1
 
 
 # Pools whose free addresses are counted
@@ -337,3 +289,25 @@ async def test_pools_of_clusters_and_machines_are_those_that_are_used(monkeypatc
     assert found == ["machines", "own"]
     case.context.sessions = cast("Any", SimpleNamespace(of=lambda _: None))
     assert list(used_pools(case.context)) == []
+
+
+@pytest.mark.parametrize("used_by_another", [False, True])
+async def test_identity_that_a_cluster_no_longer_uses_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, used_by_another: bool
+) -> None:
+    case = Case(monkeypatch)
+    second = secret(token="another")
+    case.management.put({**second, "metadata": {**second["metadata"], "name": "second"}})
+    first = case.unconnected()
+    before = await case.identities.read(first)
+    if used_by_another:
+        other = case.unconnected()
+        other.obj = {**case.obj, "metadata": {**case.obj["metadata"], "name": "other"}}
+        assert await case.identities.read(other) is before
+    case.change(spec={**case.obj["spec"], "identitySecret": {"namespace": "team", "name": "second"}})
+    assert (await case.identities.read(case.unconnected())).access.token == "another"
+    # One that was forgotten is read again.
+    newcomer = ClusterScope(
+        case.context, {**first.obj, "metadata": {**first.obj["metadata"], "name": "third"}}, {}, first.draft
+    )
+    assert (await case.identities.read(newcomer) is before) is used_by_another

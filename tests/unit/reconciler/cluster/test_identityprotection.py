@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,13 @@ from caphv.api import names
 from caphv.api.names import identity_finalizer
 from caphv.api.object import Key, Obj
 from caphv.runtime.errors import ApiError, Forbidden, NotFound
-from reconciler.cluster.identityprotection import MISSING_RIGHT, RETRY_SECONDS, IdentityProtection, needed
+from reconciler.cluster.identityprotection import (
+    MISSING_RIGHT,
+    RETRY_SECONDS,
+    IdentityProtection,
+    is_needed,
+    secrets_with_finalizer,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -43,27 +49,27 @@ CLUSTERS = st.lists(
 @given(CLUSTERS, st.booleans())
 def test_credentials_stay_for_each_cluster_that_is_being_deleted(clusters: list[Any], terminating: bool) -> None:
     clusters.append(cluster(**DELETED, **HELD))
-    assert needed(secret(**DELETED), clusters, terminating=terminating)
+    assert is_needed(secret(**DELETED), clusters, terminating=terminating)
 
 
 @given(CLUSTERS)
 def test_deletion_of_a_secret_alone_waits_for_no_cluster_that_lives(clusters: list[Any]) -> None:
     living = [each for each in clusters if "deletionTimestamp" not in each["metadata"]]
-    assert not needed(secret(**DELETED), living, terminating=False)
+    assert not is_needed(secret(**DELETED), living, terminating=False)
 
 
 def test_deleted_namespace_waits_for_its_own_clusters_only() -> None:
-    assert needed(secret(**DELETED), [cluster()], terminating=True)
-    assert not needed(secret(**DELETED), [cluster("team-b")], terminating=True)
+    assert is_needed(secret(**DELETED), [cluster()], terminating=True)
+    assert not is_needed(secret(**DELETED), [cluster("team-b")], terminating=True)
 
 
 def test_cluster_that_other_finalizers_keep_needs_no_credentials() -> None:
-    assert not needed(secret(), [cluster(**DELETED, finalizers=["example.com/keep"])], terminating=False)
+    assert not is_needed(secret(), [cluster(**DELETED, finalizers=["example.com/keep"])], terminating=False)
 
 
 def test_secret_in_use_is_needed_and_one_without_clusters_is_not() -> None:
-    assert needed(secret(), [cluster("team-b")], terminating=False)
-    assert not needed(secret(), [], terminating=True)
+    assert is_needed(secret(), [cluster("team-b")], terminating=False)
+    assert not is_needed(secret(), [], terminating=True)
 
 
 FINALIZER = identity_finalizer()
@@ -140,23 +146,6 @@ async def test_cluster_of_another_namespace_that_may_not_use_the_secret_keeps_no
     assert await shared.reconcile() == [FINALIZER]
 
 
-async def test_cluster_that_used_the_secret_before_the_rule_keeps_its_finalizer() -> None:
-    before = user_of_the_secret("team-b")
-    message = "Secret team-a/identity: in another namespace, and used without permission"
-    condition = {
-        "type": "ReferencesAllowed",
-        "status": "False",
-        "reason": "CrossNamespaceReference",
-        "message": message,
-    }
-    before["status"] = {"initialization": {"provisioned": True}, "conditions": [condition]}
-    assert await Protected(before).reconcile() == [FINALIZER]
-    condition["message"] = "Secret team-a/another: in another namespace"
-    assert await Protected(before).reconcile() == []
-    before["status"] = {"initialization": {"provisioned": True}}
-    assert await Protected(before).reconcile() == [FINALIZER]
-
-
 @pytest.mark.parametrize(
     ("namespace", "left"),
     [
@@ -216,3 +205,21 @@ async def test_secret_that_is_deleted_meanwhile_needs_no_finalizer() -> None:
 
 def test_deployments_with_a_watch_filter_have_finalizers_of_their_own() -> None:
     assert identity_finalizer() != identity_finalizer("blue") != identity_finalizer("green")
+
+
+async def test_protected_secrets_are_read_page_by_page() -> None:
+    class Paged:
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        async def list(self, _resource: object, _namespace: str, *, continue_token: str, **_: object) -> Obj:
+            self.asked.append(continue_token)
+            finalizers = [] if continue_token == "2" else [identity_finalizer()]
+            item = {"metadata": {"name": f"page-{continue_token or 1}", "finalizers": finalizers}}
+            following = {"": {"continue": "2"}, "2": {"continue": "3"}, "3": {}}[continue_token]
+            return {"metadata": following, "items": [item]}
+
+    client = Paged()
+    found = await secrets_with_finalizer(cast("Any", client))
+    assert [secret["metadata"]["name"] for secret in found] == ["page-1", "page-3"]
+    assert client.asked == ["", "2", "3"]

@@ -34,7 +34,7 @@ async def ready(monkeypatch: pytest.MonkeyPatch, **spec: Any) -> MemoryCase:
 @pytest.mark.virtual_time
 async def test_a_ready_cluster_stays_ready_while_caches_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await ready(monkeypatch)
-    case.session.settled = False
+    case.session.is_settled = False
     requeue = await case.reconcile()
     assert requeue is not None
     assert 0 < requeue <= GRACE_SECONDS
@@ -50,12 +50,12 @@ async def test_a_connection_that_was_known_in_between_begins_a_new_grace_period(
 ) -> None:
     case = await ready(monkeypatch)
     for _ in range(2):
-        case.session.settled = False
+        case.session.is_settled = False
         await case.reconcile()
         await asyncio.sleep(GRACE_SECONDS - 1)
         await case.reconcile()
         assert case.condition("HarvesterConnectionReady")[0] == "True"
-        case.session.settled, case.session.available = True, False
+        case.session.is_settled, case.session.available = True, False
         await case.reconcile()
         assert case.condition("HarvesterConnectionReady")[0] == "False"
         case.session.available = True
@@ -65,7 +65,7 @@ async def test_a_connection_that_was_known_in_between_begins_a_new_grace_period(
 
 async def test_a_new_cluster_reports_at_once_that_it_is_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
     case = MemoryCase(monkeypatch)
-    case.session.settled = False
+    case.session.is_settled = False
     await case.reconcile()
     assert case.condition("HarvesterConnectionReady") == ("False", "HarvesterConnectionInProgress")
 

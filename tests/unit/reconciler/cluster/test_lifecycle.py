@@ -9,8 +9,8 @@ import pytest
 from caphv.api import resources
 from caphv.api.names import CLUSTER_FINALIZER, ConditionType
 from caphv.api.object import SERVICES
+from caphv.api.ownership import record
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
-from reconciler.harvester.ownership import record
 from tests.support.reconciler.infrastructure import (
     ADDRESS,
     BY_POOL,
@@ -348,11 +348,11 @@ async def test_deletion_on_another_harvester_would_delete_nothing(monkeypatch: p
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"unauthorized": True}, "HarvesterAuthenticationFailed"),
+        ({"is_unauthorized": True}, "HarvesterAuthenticationFailed"),
         ({"synced": False, "missing_kind": "VirtualMachine"}, "HarvesterConnectionFailed"),
         ({"synced": False, "sync_error": "cannot list"}, "HarvesterConnectionFailed"),
-        ({"available": False, "deployed": True}, "HarvesterConnectionFailed"),
-        ({"available": False, "deployed": False}, "HarvesterConnectionFailed"),
+        ({"available": False, "deployment_object": True}, "HarvesterConnectionFailed"),
+        ({"available": False, "deployment_object": False}, "HarvesterConnectionFailed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
@@ -372,18 +372,9 @@ async def test_machines_hear_of_a_changed_connection(monkeypatch: pytest.MonkeyP
     case.add_machine("cp-0")
     await case.reconcile()
     assert len(case.context.queues.machines) == 0
-    case.session.unauthorized = True
+    case.session.is_unauthorized = True
     await case.reconcile()
     assert len(case.context.queues.machines) == 1
-
-
-async def test_address_that_the_next_version_refuses_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = MemoryCase(monkeypatch)
-    case.session.any_address = True
-    for _ in range(2):
-        await case.reconcile()
-    assert case.events.count(("Warning", "HarvesterAddressNotAllowed")) == 1
-    assert case.condition("HarvesterConnectionReady")[0] == "True"
 
 
 @pytest.mark.parametrize("annotated", [True, False])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from caphv.api import resources
@@ -9,7 +11,7 @@ from caphv.api.names import CLUSTER_FINALIZER
 from caphv.api.object import SERVICES, Key
 from caphv.runtime.errors import Forbidden
 from tests.support.reconciler.infrastructure import BY_POOL, RANGE, delete, ready, with_load_balancer
-from tests.support.reconciler.memorycase import KEY, TARGET, of_kind
+from tests.support.reconciler.memorycase import KEY, TARGET, Cached, of_kind
 
 pytestmark = pytest.mark.unit
 
@@ -68,6 +70,15 @@ async def test_deletion_waits_for_each_object(monkeypatch: pytest.MonkeyPatch) -
     assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningInProgress")
 
 
+async def test_deletion_leaves_nothing_that_watches_have_not_delivered_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await with_load_balancer(monkeypatch, loadBalancerConfig=BY_POOL)
+    case.machines.clear()
+    monkeypatch.setattr(Cached, "lags", {"LoadBalancer", "Service"})
+    await delete(case)
+    assert case.management.find("HarvesterCluster", "demo", "team") is None
+    assert case.harvester.stored(resources.LOAD_BALANCERS) == case.harvester.stored(SERVICES) == []
+
+
 async def test_deletion_waits_for_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await with_load_balancer(monkeypatch)
     await delete(case)
@@ -95,3 +106,64 @@ async def test_pool_that_may_not_be_deleted_is_reported(monkeypatch: pytest.Monk
     case.harvester.errors.clear()
     await delete(case)
     assert case.harvester.stored(resources.IP_POOLS) == []
+
+
+async def test_address_of_a_shared_pool_stays_while_the_service_announces_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch, loadBalancerConfig=BY_POOL)
+    (service,) = case.harvester.stored(SERVICES)
+    service["metadata"]["finalizers"] = ["service.kubernetes.io/load-balancer-cleanup"]
+    case.harvester.put(service)
+    await delete(case)
+    (stored,) = case.harvester.stored(resources.IP_POOLS)
+    assert list(stored["status"]["allocated"]) == [service["spec"]["loadBalancerIP"]]
+    assert case.obj["metadata"]["finalizers"] == [CLUSTER_FINALIZER]
+
+
+async def test_address_leaves_a_pool_of_the_cluster_before_the_pool_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch, loadBalancerConfig={"ipamType": "pool", "ipPool": RANGE})
+    before = len(case.harvester.requests)
+    await delete(case)
+    assert list(of_kind(case.harvester.requests[before:], "IPPool")) == ["patch", "delete"]
+
+
+async def test_nothing_is_deleted_by_an_outdated_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it lacks may exist, and would be left behind."""
+    case = await with_load_balancer(monkeypatch, loadBalancerConfig=BY_POOL)
+    case.machines.clear()
+    case.namespace.current = False
+    before = list(case.harvester.requests)
+    await delete(case)
+    assert case.harvester.requests == before
+    assert case.obj["metadata"]["finalizers"] == [CLUSTER_FINALIZER]
+    case.namespace.current = True
+    await delete(case)
+    assert case.management.find("HarvesterCluster", "demo", "team") is None
+
+
+async def test_address_is_not_released_once_harvester_became_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch, loadBalancerConfig=BY_POOL)
+    case.machines.clear()
+    services = case.session.services
+    forgotten = services.observe_deletion
+
+    def observe(*what: Any) -> Any:
+        case.namespace.current = False
+        return forgotten(*what)
+
+    services.observe_deletion = observe
+    await delete(case)
+    (stored,) = case.harvester.stored(resources.IP_POOLS)
+    assert len(stored["status"]["allocated"]) == 1
+    case.namespace.current = True
+    await delete(case)
+    (stored,) = case.harvester.stored(resources.IP_POOLS)
+    assert stored["status"]["allocated"] == {}
+
+
+async def test_cluster_without_a_cloud_config_asks_for_no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its identity may lack the right, which must not keep it from being deleted."""
+    case = await ready(monkeypatch)
+    for kind in ("ServiceAccount", "ClusterRoleBinding", "Secret"):
+        case.harvester.errors[f"get {kind}"] = Forbidden(403, "Forbidden", "cannot get that")
+    await delete(case)
+    assert case.management.find("HarvesterCluster", "demo", "team") is None

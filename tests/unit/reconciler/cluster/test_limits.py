@@ -23,7 +23,7 @@ def reported(
     session: Any = SimpleNamespace(client=SimpleNamespace(limits=limits, server="https://harvester"))
     guest = SimpleNamespace(limits=list(workload), server="https://guest")
     context: Any = SimpleNamespace(
-        events=SimpleNamespace(limited=lambda _obj: events),
+        events=SimpleNamespace(is_limited=lambda _obj: events),
         workloads=SimpleNamespace(client=lambda _cluster: guest),
     )
     scope = ClusterScope(context, obj, obj, StatusDraft(obj), cast(Any, session))

@@ -126,16 +126,16 @@ ADDRESS = {"ip": "10.0.0.5", "ipPool": "balancers"}
 @pytest.mark.parametrize(
     ("status", "failure"),
     [
-        ({}, ""),
-        ({"conditions": []}, ""),
-        ({"conditions": [{"type": "Ready", "status": "True"}]}, ""),
+        ({}, None),
+        ({"conditions": []}, None),
+        ({"conditions": [{"type": "Ready", "status": "True"}]}, None),
         ({"conditions": FAILED}, "10.0.0.5 has been allocated to ns/lb"),
         ({"conditions": FAILED, "allocatedAddress": {}}, "10.0.0.5 has been allocated to ns/lb"),
-        ({"conditions": FAILED, "allocatedAddress": ADDRESS}, ""),
+        ({"conditions": FAILED, "allocatedAddress": ADDRESS}, None),
         ({"conditions": [{"type": "Ready", "status": "False"}]}, "no reason given"),
     ],
 )
-def test_only_a_load_balancer_without_an_address_fails(status: Obj, failure: str) -> None:
+def test_only_a_load_balancer_without_an_address_fails(status: Obj, failure: str | None) -> None:
     """One with an address is not ready while no VM passes its health check, as before the control plane starts."""
     assert address_failure({"status": status}) == failure
 
@@ -159,7 +159,7 @@ class Scope:
     def namespace(self) -> Any:
         return SimpleNamespace(load_balancers=SimpleNamespace(get=lambda *_: self.load_balancer))
 
-    def connected(self) -> Any:
+    def require_session(self) -> Any:
         pools = SimpleNamespace(get=lambda _namespace, name: self.pools.get(name))
         return SimpleNamespace(client=None, pools=pools, fingerprint="harvester")
 

@@ -11,7 +11,7 @@ import pytest
 
 from caphv.api.object import Obj
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, Invalid, ServerFault, TooManyRequests, Unreachable
-from reconciler.harvester import ipam
+from reconciler.harvester import addressplan
 from reconciler.harvester.allocator import AddressAllocator, AllocatorGroup
 
 pytestmark = pytest.mark.unit
@@ -75,15 +75,15 @@ def allocator(server: Server, cache: Copy | None = None) -> AddressAllocator:
     return AddressAllocator(server, lambda: cache, lambda _: False)  # type: ignore[arg-type, return-value]
 
 
-def request(number: int) -> ipam.AddressRequest:
-    return ipam.AddressRequest(f"ns/machine-{number}", ("pool",))
+def request(number: int) -> addressplan.AddressRequest:
+    return addressplan.AddressRequest(f"ns/machine-{number}", ("pool",))
 
 
 async def allocate_all(allocators: list[AddressAllocator], each: int) -> list[str]:
     numbered = enumerate(allocators)
     calls = [one.allocate(request(number * each + n)) for number, one in numbered for n in range(each)]
     answers = await asyncio.gather(*calls)
-    return [answer.address for answer in answers if isinstance(answer, ipam.Grant)]
+    return [answer.address for answer in answers if isinstance(answer, addressplan.Grant)]
 
 
 def test_accounts_that_share_the_cache_of_pools_do_not_conflict() -> None:
@@ -113,10 +113,10 @@ async def test_address_that_one_account_releases_is_free_for_the_other_at_once()
     one.join(group)
     other.join(group)
     first = await one.allocate(request(1))
-    assert isinstance(first, ipam.Grant)
-    assert isinstance(await other.allocate(request(2)), ipam.Refusal)
+    assert isinstance(first, addressplan.Grant)
+    assert isinstance(await other.allocate(request(2)), addressplan.Refusal)
     assert await one.release("pool", first.address, "ns/machine-1")
-    assert await other.allocate(request(2)) == ipam.Grant("pool", first.address)
+    assert await other.allocate(request(2)) == addressplan.Grant("pool", first.address)
     assert server.conflicts == 0
 
 
@@ -128,8 +128,8 @@ async def test_lie_of_one_server_decides_nothing_for_another() -> None:
     attacker.join(group)
     liar.obj["metadata"]["resourceVersion"] = "1000000"
     await attacker.allocate(request(1))
-    assert isinstance(await attacker.allocate(request(2)), ipam.Refusal)
-    assert isinstance(await victim.allocate(request(3)), ipam.Grant), "its own server has free addresses"
+    assert isinstance(await attacker.allocate(request(2)), addressplan.Refusal)
+    assert isinstance(await victim.allocate(request(3)), addressplan.Grant), "its own server has free addresses"
 
 
 async def test_account_without_the_right_to_write_is_neither_served_nor_serves() -> None:
@@ -142,7 +142,7 @@ async def test_account_without_the_right_to_write_is_neither_served_nor_serves()
     answers = await asyncio.gather(
         denied.allocate(request(1)), allowed.allocate(request(2)), denied.allocate(request(3)), return_exceptions=True
     )
-    assert [type(answer) for answer in answers] == [Forbidden, ipam.Grant, Forbidden]
+    assert [type(answer) for answer in answers] == [Forbidden, addressplan.Grant, Forbidden]
 
 
 async def test_account_that_has_lost_the_right_fails_alone() -> None:
@@ -153,7 +153,7 @@ async def test_account_that_has_lost_the_right_fails_alone() -> None:
         one.join(group)
         one.writes_for_others = True
     answers = await asyncio.gather(revoked.allocate(request(1)), allowed.allocate(request(2)), return_exceptions=True)
-    assert [type(answer) for answer in answers] == [Forbidden, ipam.Grant]
+    assert [type(answer) for answer in answers] == [Forbidden, addressplan.Grant]
 
 
 class Harvester:
@@ -171,7 +171,7 @@ class Harvester:
     def observe(self, obj: Obj) -> None:
         self.pools[obj["metadata"]["name"]] = obj
 
-    def reached(self, _limit: str) -> None:
+    def record_limit(self, _limit: str) -> None:
         pass
 
     async def get(self, *where: str) -> Obj:
@@ -202,13 +202,15 @@ async def test_pool_that_cannot_be_written_fails_only_requests_for_it(failure: E
         one.writes_for_others = True
     wanted = [(number, name) for number in range(4) for name in ("bad", "good")]
     answers = await asyncio.gather(
-        *(tenants[n % 2].allocate(ipam.AddressRequest(f"ns/{name}-{n}", (name,))) for n, name in wanted),
+        *(tenants[n % 2].allocate(addressplan.AddressRequest(f"ns/{name}-{n}", (name,))) for n, name in wanted),
         return_exceptions=True,
     )
     for one in tenants:
         await one.settle({"ns/good-0", "ns/without-a-pool"})  # writes nothing, whatever pool `bad` answers
     expected = type(failure) if failure else Unreachable
-    assert [type(answer) for answer in answers] == [expected if name == "bad" else ipam.Grant for _, name in wanted]
+    assert [type(answer) for answer in answers] == [
+        expected if name == "bad" else addressplan.Grant for _, name in wanted
+    ]
     assert group.allocations == []
 
 
@@ -217,12 +219,12 @@ async def test_conflict_about_one_pool_is_settled_while_another_hangs() -> None:
     it = Harvester(None)
     one = AddressAllocator(it, lambda: it, lambda _: False)  # type: ignore[arg-type, return-value]
     it.good.obj = {**it.good.obj, "metadata": {"name": "good", "resourceVersion": "7"}}
-    wanted = [ipam.AddressRequest("ns/bad", ("bad",)), ipam.AddressRequest("ns/good", ("good",))]
+    wanted = [addressplan.AddressRequest("ns/bad", ("bad",)), addressplan.AddressRequest("ns/good", ("good",))]
     async with one.group.lock:
         hanging, asked = (asyncio.create_task(one.allocate(each)) for each in wanted)
         await asyncio.sleep(0)
     started = asyncio.get_running_loop().time()
-    assert await asked == ipam.Grant("good", "10.0.1.2"), (
+    assert await asked == addressplan.Grant("good", "10.0.1.2"), (
         "the pools overlap, and the other request may get the first one"
     )
     assert asyncio.get_running_loop().time() - started < 1
@@ -249,7 +251,7 @@ async def test_account_whose_writes_hang_holds_up_the_others_for_a_bounded_time(
     started = loop.time()
     blocked = asyncio.create_task(hanging.allocate(request(1)))
     await asyncio.sleep(0)
-    assert isinstance(await other.allocate(request(2)), ipam.Grant)
+    assert isinstance(await other.allocate(request(2)), addressplan.Grant)
     assert loop.time() - started < 6
     with pytest.raises(Unreachable):
         await blocked
@@ -266,7 +268,7 @@ async def test_request_that_was_cancelled_while_it_waited_gets_no_address() -> N
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
-    assert isinstance(await one.allocate(request(2)), ipam.Grant)
+    assert isinstance(await one.allocate(request(2)), addressplan.Grant)
     assert list(server.obj["status"]["allocated"].values()) == ["ns/machine-2"]
     assert group.allocations == []
 
@@ -283,7 +285,7 @@ class LosingServer(Server):
         self.refusals = list(refusals)
         self.lost: asyncio.Task[Obj] | None = None
 
-    def reached(self, _limit: str) -> None:
+    def record_limit(self, _limit: str) -> None:
         pass
 
     async def patch(self, *arguments: Any) -> Obj:
@@ -390,9 +392,25 @@ class HangingServer(Server):
 
     limit = ""
 
-    def reached(self, limit: str) -> None:
+    def record_limit(self, limit: str) -> None:
         self.limit = limit
 
     async def patch(self, *_arguments: object) -> Obj:
         await asyncio.sleep(1000)
         raise Unreachable("timed out")
+
+
+@pytest.mark.parametrize("kind", [Forbidden, Invalid, TooManyRequests])
+async def test_refused_write_has_nothing_to_settle(kind: type[ApiError]) -> None:
+    class Refusing(Server):
+        async def patch(self, *_: Any) -> Obj:
+            self.writes += 1
+            raise kind(403, "", "no")
+
+    server = Refusing(pool(3))
+    one = allocator(server)
+    with pytest.raises(kind):
+        await one.allocate(request(1))
+    refused = server.writes
+    await one.settle({ID})
+    assert server.writes == refused

@@ -11,7 +11,7 @@ import pytest
 from caphv.api import resources
 from caphv.api.object import Obj, Resource
 from caphv.runtime.errors import Conflict, Unreachable
-from reconciler.harvester import ipam
+from reconciler.harvester import addressplan, addressuse
 from reconciler.harvester.allocator import AddressAllocator
 from tests.support.ippools import pool
 from tests.support.memoryserver import MemoryServer
@@ -19,7 +19,7 @@ from tests.support.memoryserver import MemoryServer
 pytestmark = [pytest.mark.unit, pytest.mark.virtual_time]
 
 ADDRESS, ID = "10.0.0.10", "team/machine"
-REQUEST = ipam.AddressRequest(ID, ("machines",))
+REQUEST = addressplan.AddressRequest(ID, ("machines",))
 
 
 class Pools:
@@ -76,7 +76,7 @@ async def test_an_address_that_another_has_got_meanwhile_is_not_released() -> No
 async def test_an_allocation_that_meets_another_write_is_planned_again() -> None:
     server, _, allocator = started(existing())
     server.put(existing(a10_0_0_10="team/other"))
-    assert await allocator.allocate(REQUEST) == ipam.Grant("machines", "10.0.0.11")
+    assert await allocator.allocate(REQUEST) == addressplan.Grant("machines", "10.0.0.11")
     assert allocated(server) == {ADDRESS: "team/other", "10.0.0.11": ID}
 
 
@@ -92,7 +92,7 @@ async def test_a_pool_that_others_write_all_the_time_is_given_up_after_some_atte
         await allocator.release("machines", "10.0.0.11", "team/held")
     assert len(server.requests) == 40
     server.errors.clear()
-    assert await allocator.allocate(REQUEST) == ipam.Grant("machines", ADDRESS)
+    assert await allocator.allocate(REQUEST) == addressplan.Grant("machines", ADDRESS)
 
 
 async def test_a_pool_that_was_deleted_holds_nothing() -> None:
@@ -103,15 +103,15 @@ async def test_a_pool_that_was_deleted_holds_nothing() -> None:
     assert pools.objs == {}
     assert not await allocator.release("machines", ADDRESS, ID)
     answer = await allocator.allocate(REQUEST)
-    assert isinstance(answer, ipam.Refusal)
-    assert answer.reason is ipam.RefusalReason.MISSING_POOL
+    assert isinstance(answer, addressplan.Refusal)
+    assert answer.reason is addressplan.RefusalReason.MISSING_POOL
 
 
 async def test_a_pool_that_is_deleted_while_it_is_written_is_missing() -> None:
     server, pools, allocator = started(existing())
     await server.delete(resources.IP_POOLS, "machines")
     answer = await allocator.allocate(REQUEST)
-    assert isinstance(answer, ipam.Refusal)
+    assert isinstance(answer, addressplan.Refusal)
     assert pools.objs == {}
     assert allocator.group.unanswered == {}
 
@@ -180,7 +180,7 @@ async def test_an_address_that_is_in_use_without_an_entry_is_not_given_out() -> 
     pools = Pools(server)
     used = {ADDRESS, "10.0.0.11"}
     allocator = AddressAllocator(cast("Any", server), lambda: cast("Any", pools), used.__contains__)
-    assert await allocator.allocate(REQUEST) == ipam.Grant("machines", "10.0.0.12")
+    assert await allocator.allocate(REQUEST) == addressplan.Grant("machines", "10.0.0.12")
 
 
 # What objects say about addresses
@@ -197,7 +197,7 @@ async def test_an_address_that_is_in_use_without_an_entry_is_not_given_out() -> 
     ],
 )
 async def test_a_machine_has_its_addresses_until_it_is_deleted(machine: Obj | None, addresses: set[str]) -> None:
-    assert ipam.machine_addresses(machine) == addresses
+    assert addressuse.machine_addresses(machine) == addresses
 
 
 @pytest.mark.parametrize(
@@ -211,17 +211,17 @@ async def test_a_machine_has_its_addresses_until_it_is_deleted(machine: Obj | No
     ],
 )
 async def test_a_load_balancer_has_the_addresses_that_it_has_or_asks_for(obj: Obj | None, addresses: set[str]) -> None:
-    assert ipam.balancer_addresses(obj) == addresses
+    assert addressuse.balancer_addresses(obj) == addresses
 
 
 async def test_who_holds_an_address_is_named() -> None:
     held = existing(a10_0_0_10="team/other")
     held["metadata"]["annotations"] = {f"addresses.caphv.io/{ADDRESS}": "cluster-2"}
-    plan = ipam.plan_allocations(
-        {"machines": held}, [ipam.AddressRequest(ID, ("machines",), ADDRESS, cluster="cluster-1")]
+    plan = addressplan.plan_allocations(
+        {"machines": held}, [addressplan.AddressRequest(ID, ("machines",), ADDRESS, cluster="cluster-1")]
     )
-    assert plan.refusals[ID].reason is ipam.RefusalReason.TAKEN
+    assert plan.refusals[ID].reason is addressplan.RefusalReason.TAKEN
     assert "held by team/other in IPPool machines" in plan.refusals[ID].message
-    same = ipam.AddressRequest("team/other", ("machines",), ADDRESS, cluster="cluster-1")
-    refusal = ipam.plan_allocations({"machines": held}, [same]).refusals["team/other"]
+    same = addressplan.AddressRequest("team/other", ("machines",), ADDRESS, cluster="cluster-1")
+    refusal = addressplan.plan_allocations({"machines": held}, [same]).refusals["team/other"]
     assert "held by team/other of management cluster cluster-2 in IPPool machines" in refusal.message

@@ -28,7 +28,7 @@ def session(identity: str = "team/a", error: Exception | None = None, *pools: di
         server=server,
         identity=identity,
         error=error,
-        unauthorized=isinstance(error, Unauthorized),
+        is_unauthorized=isinstance(error, Unauthorized),
         pools=SimpleNamespace(get=lambda _namespace, name: by_name.get(name)),
     )
 

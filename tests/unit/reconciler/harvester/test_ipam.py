@@ -7,15 +7,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from caphv.api.object import Obj
-from reconciler.harvester.ipam import (
+from reconciler.harvester.addressplan import (
     AddressRequest,
     Grant,
     RefusalReason,
-    instance_addresses,
-    machine_addresses,
     plan_allocations,
     plan_releases,
 )
+from reconciler.harvester.addressuse import instance_addresses, machine_addresses
 from sandbox.harvester import ippools
 from tests.support.ippools import merge, pool
 

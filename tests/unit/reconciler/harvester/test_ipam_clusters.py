@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.api.ippool import allocated, held, mark
+from caphv.api.ippool import allocated, held, holds, mark
 from caphv.api.object import Obj
-from reconciler.harvester.ipam import (
+from reconciler.harvester.addressplan import (
     AddressRequest,
     Grant,
     RefusalReason,
-    marking,
     plan_allocations,
     plan_releases,
 )
+from reconciler.harvester.poolpatch import mark_patch
 from tests.support.ippools import merge, pool
 
 pytestmark = pytest.mark.unit
@@ -41,6 +41,9 @@ class TestManagementClusters:
         assert mark(made, "10.0.0.10") == "one"
         assert held(made, "ns/a", "one") == {"10.0.0.10": True}
         assert held(made, "ns/a", "two") == {}
+        assert [holds(made, "10.0.0.10", "ns/a", name) for name in ("one", "two")] == [True, False]
+        assert not holds(made, "10.0.0.10", "ns/b", "one")
+        assert not holds(made, "10.0.0.11", "ns/a", "one")
 
     def test_machines_of_one_name_never_share_an_address(self) -> None:
         first = merge(pool(), plan_allocations({"p": pool()}, [asks("a", "one")]).patches["p"])
@@ -77,7 +80,7 @@ class TestManagementClusters:
 
     def test_entry_can_pass_to_another_management_cluster(self) -> None:
         made = merge(pool(), plan_allocations({"p": pool()}, [asks("a", "one")]).patches["p"])
-        moved = merge(made, marking(made, "10.0.0.10", "two"))
+        moved = merge(made, mark_patch(made, "10.0.0.10", "two"))
         assert held(moved, "ns/a", "two") == {"10.0.0.10": True}
         assert moved["status"] == made["status"]
 
@@ -90,7 +93,7 @@ class TestManagementClusters:
 
     @pytest.mark.parametrize("address", ["10.0.0.10", "fd00::a", "::1"])
     def test_name_of_a_mark_is_one_that_kubernetes_accepts(self, address: str) -> None:
-        (name,) = marking(pool(), address, "one")["metadata"]["annotations"]
+        (name,) = mark_patch(pool(), address, "one")["metadata"]["annotations"]
         assert re.fullmatch(r"[a-z0-9]([-._a-z0-9]{0,61}[a-z0-9])?", name.removeprefix(MARK))
 
 

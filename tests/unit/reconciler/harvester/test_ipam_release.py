@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.ippool import allocated
-from reconciler.harvester.ipam import plan_releases
+from reconciler.harvester.addressplan import plan_releases
 from tests.support.ippools import pool
 
 pytestmark = pytest.mark.unit

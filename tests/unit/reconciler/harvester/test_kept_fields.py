@@ -75,6 +75,17 @@ def test_instance_keeps_phase_host_addresses_and_conditions() -> None:
     assert slim.instance({"metadata": METADATA, "status": {"interfaces": [], "conditions": []}})["status"] == {}
 
 
+def test_size_is_kept_of_instances_with_marks_only() -> None:
+    sizes = {"currentCPUTopology": {"sockets": 4}, "memory": {"guestCurrent": "8Gi"}}
+    reported = {
+        "currentCPUTopology": {"sockets": 4, "cores": 1},
+        "memory": {"guestCurrent": "8Gi", "guestAtBoot": "4Gi"},
+    }
+    ours = {**METADATA, "labels": {"caphv.io/cluster": "a.b"}}
+    assert slim.instance({"metadata": ours, "status": reported})["status"] == sizes
+    assert slim.instance({"metadata": METADATA, "status": reported})["status"] == {}
+
+
 @pytest.mark.parametrize(
     ("status", "kept"),
     [({"phase": "Bound"}, None), ({"phase": "Pending", "x": 1}, {"phase": "Pending"}), ({}, {"phase": ""})],

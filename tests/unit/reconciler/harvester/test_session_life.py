@@ -51,7 +51,7 @@ async def test_a_harvester_that_does_not_answer_is_asked_less_and_less_often(mon
         assert len(waits) > 12
         assert len(server.requests) == len(waits) + 1, "nothing else is asked before"
         assert failure(session) is Unreachable
-        assert (session.unauthorized, session.synced) == (False, False)
+        assert (session.is_unauthorized, session.synced) == (False, False)
         assert it.health == ["a"], "not for each attempt"
 
         server.away = False
@@ -83,7 +83,7 @@ async def test_credentials_that_are_rejected_from_the_start_are_tried_again(monk
         session = await it.open(server, "a")
         await seconds(30)
         assert failure(session) is Unauthorized
-        assert session.unauthorized
+        assert session.is_unauthorized
         # The response that rejects them wakes the session, which must not ask in a tight loop.
         assert len(server.requests) < 20
         server.tokens = {"a"}
@@ -129,7 +129,7 @@ async def test_rejected_credentials_are_verified_every_few_seconds(monkeypatch: 
             with pytest.raises(Unauthorized):
                 await session.client.get(NAMESPACES, "kube-system")
         await seconds(0)
-        assert session.unauthorized
+        assert session.is_unauthorized
         assert it.health == ["a"], "the second refusal is no news"
         server.requests.clear()
         await seconds(41)
@@ -163,7 +163,7 @@ async def test_a_failure_that_is_no_success_does_not_prove_credentials(monkeypat
 
         server.away = False
         await seconds(5)
-        assert session.unauthorized
+        assert session.is_unauthorized
 
 
 # What it says of Harvester
@@ -188,7 +188,7 @@ async def test_harvester_is_available_if_its_deployment_is(
     async with sessions_on(server, monkeypatch=monkeypatch) as it:
         session = await it.open(server, "a")
         await seconds(5)
-        assert (session.deployed is not None, session.available) == (deployed, available)
+        assert (session.deployment_object is not None, session.available) == (deployed, available)
 
 
 async def test_a_server_without_a_kind_is_no_harvester(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,9 +198,9 @@ async def test_a_server_without_a_kind_is_no_harvester(monkeypatch: pytest.Monke
         session = await it.open(server, "a")
         assert "keypairs" in session.missing_kind
         assert isinstance(session.key_pairs.last_error, NotFound)
-        assert session.settled
+        assert session.is_settled
         assert not session.synced
-        assert (session.error, session.unauthorized) == (None, False)
+        assert (session.error, session.is_unauthorized) == (None, False)
         server.missing = set()
         await seconds(61)
         assert (session.missing_kind, session.synced) == ("", True)
@@ -335,6 +335,22 @@ async def test_a_namespace_that_is_left_is_not_read(monkeypatch: pytest.MonkeyPa
         await settle()
         assert server.watches() == before
         assert "other" not in session.namespaces
+
+
+async def test_a_cache_of_its_own_ends_with_its_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = MemoryHarvester()
+    async with sessions_on(server, monkeypatch=monkeypatch) as it:
+        reader, refused = await it.open(server, "a"), await it.open(server, "b")
+        await seconds(5)
+        server.denied = {("b", "virtualmachines")}
+        for session in (reader, refused):
+            session.watch_namespace("other")
+            await seconds(5)
+        await refused.unwatch_namespace("other")
+        server.denied = set()
+        before = server.watches()
+        await seconds(50)
+        assert server.watches() == before
 
 
 async def test_a_namespace_that_is_left_while_it_is_opened_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

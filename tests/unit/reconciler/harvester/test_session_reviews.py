@@ -184,4 +184,4 @@ async def test_the_first_account_needs_no_review_and_each_other_one(monkeypatch:
         assert second.hosts is not first.hosts
         assert "nodes" in second.sync_error
         assert not second.synced
-        assert second.settled
+        assert second.is_settled

@@ -18,8 +18,7 @@ async def test_account_that_may_not_list_a_collection_does_not_see_what_others_r
     server = Server()
     server.denied = {("b", "virtualmachineimages"), ("b", "virtualmachines")}
     async with serving(server), opened() as it:
-        first = await it.open(server, "a")
-        await until(lambda: filled(first))
+        first = await it.open_filled(server, "a")
         second = await it.open(server, "b")
         await until(lambda: second.images.last_error and second.watch_namespace("vms").vms.last_error)
         assert isinstance(second.images.last_error, Forbidden)
@@ -84,7 +83,7 @@ async def test_verdict_waits_for_the_answers_about_all_collections() -> None:
     server.missing = {"ippools", "virtualmachineimages"}
     async with serving(server), opened() as it:
         first = await it.open(server, "a")
-        await until(lambda: first.settled)
+        await until(lambda: first.is_settled)
         says = first.missing_kind
     first_asked = "ippools" if says.startswith("ippools") else "virtualmachineimages"
     server.held = {first_asked: asyncio.Event()}
@@ -92,19 +91,17 @@ async def test_verdict_waits_for_the_answers_about_all_collections() -> None:
         again = await it.open(server, "b")
         await until(lambda: again.missing_kind)
         assert again.missing_kind != says, "the other kind was refused first"
-        assert not again.settled
+        assert not again.is_settled
         server.held[first_asked].set()
-        await until(lambda: again.settled)
+        await until(lambda: again.is_settled)
         assert again.missing_kind == says
 
 
 async def test_next_account_reads_when_the_reader_loses_the_right() -> None:
     server = Server()
     async with serving(server), opened() as it:
-        first = await it.open(server, "a")
-        await until(lambda: filled(first))
-        second = await it.open(server, "b")
-        await until(lambda: filled(second))
+        first = await it.open_filled(server, "a")
+        second = await it.open_filled(server, "b")
         pools = second.pools
         server.denied = {("a", "ippools")}
         server.end_watches()
@@ -117,12 +114,11 @@ async def test_next_account_reads_when_the_reader_loses_the_right() -> None:
 
 
 async def test_right_that_comes_back_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions_module, "_REVIEW_AGAIN", 0.1)
+    monkeypatch.setattr(sessions_module, "_REVIEW_RETRY_SECONDS", 0.1)
     server = Server()
     server.denied = {("b", "nodes")}
     async with serving(server), opened() as it:
-        first = await it.open(server, "a")
-        await until(lambda: filled(first))
+        first = await it.open_filled(server, "a")
         second = await it.open(server, "b")
         await until(lambda: second.hosts.last_error)
         server.denied = set()
@@ -133,10 +129,8 @@ async def test_right_that_ends_without_a_request_is_noticed_by_a_review(monkeypa
     monkeypatch.setattr(sessions_module, "_REVIEW_SECONDS", 0.2)
     server = Server()
     async with serving(server), opened() as it:
-        first = await it.open(server, "a")
-        await until(lambda: filled(first))
-        second = await it.open(server, "b")
-        await until(lambda: filled(second))
+        first = await it.open_filled(server, "a")
+        second = await it.open_filled(server, "b")
         server.denied = {("b", "ippools")}
         await until(lambda: second.pools is not first.pools)
         assert len(second.pools.store) == 0
@@ -145,10 +139,8 @@ async def test_right_that_ends_without_a_request_is_noticed_by_a_review(monkeypa
 async def test_account_with_rejected_credentials_is_unauthorized_and_the_others_work_on() -> None:
     server = Server()
     async with serving(server), opened() as it:
-        first = await it.open(server, "a")
-        await until(lambda: filled(first))
-        second = await it.open(server, "b")
-        await until(lambda: filled(second))
+        first = await it.open_filled(server, "a")
+        second = await it.open_filled(server, "b")
         server.tokens = {"b"}
         server.end_watches()
         await until(lambda: isinstance(first.error, Unauthorized))

@@ -19,8 +19,7 @@ pytestmark = pytest.mark.unit
 async def test_accounts_on_one_harvester_read_each_collection_once() -> None:
     server = Server()
     async with serving(server), opened() as it:
-        first = await it.open(server, "a")
-        await until(lambda: filled(first))
+        first = await it.open_filled(server, "a")
         others = [await it.open(server, token) for token in "bc"]
         await until(lambda: all(map(filled, others)))
         assert set(server.lists.values()) == {1}
@@ -37,7 +36,7 @@ async def test_each_limit_is_reported_once() -> None:
     async with serving(server), opened() as it:
         session = await it.open(server, "a")
         for limit in ("first", "first", "second", "first"):
-            session.client.reached(limit)
+            session.client.record_limit(limit)
         assert it.limited == ["a", "a"]
 
 
@@ -63,14 +62,12 @@ async def test_namespace_that_is_not_needed_any_more_leaves_no_task_behind() -> 
 
 async def test_change_between_two_caches_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was deleted while an account left a cache and joined another is reported by neither of them."""
-    monkeypatch.setattr(sessions_module, "_REVIEW_AGAIN", 0.1)
+    monkeypatch.setattr(sessions_module, "_REVIEW_RETRY_SECONDS", 0.1)
     monkeypatch.setattr(sessions_module, "_REVIEW_SECONDS", 0.2)
     server = Server()
     async with serving(server), opened() as it:
-        first = await it.open(server, "a")
-        await until(lambda: filled(first))
-        second = await it.open(server, "b")
-        await until(lambda: filled(second))
+        first = await it.open_filled(server, "a")
+        second = await it.open_filled(server, "b")
         await asyncio.sleep(0.1)
         it.requeued.clear()
         server.reviewed_as_denied = {"ippools"}  # its list works: it fills a cache of its own
@@ -85,10 +82,8 @@ async def test_change_between_two_caches_is_not_lost(monkeypatch: pytest.MonkeyP
 async def test_reader_that_closes_hands_its_caches_to_the_next() -> None:
     server = Server()
     async with serving(server), opened() as it:
-        first = await it.open(server, "a")
-        await until(lambda: filled(first))
-        second = await it.open(server, "b")
-        await until(lambda: filled(second))
+        await it.open_filled(server, "a")
+        await it.open_filled(server, "b")
         await it.sessions.release(Key("ns", "a"))
         await until(lambda: server.readers("ippools") == server.readers("virtualmachines") == ["b"])
         assert server.lists["ippools"] == 1, "it resumes where the other one stood"
@@ -180,8 +175,7 @@ async def test_address_of_a_machine_is_in_use_on_its_harvester_only() -> None:
 async def test_address_of_a_vm_or_load_balancer_is_in_use() -> None:
     server = Server()
     async with serving(server), opened() as it:
-        session = await it.open(server, "a")
-        await until(lambda: filled(session))
+        session = await it.open_filled(server, "a")
         namespace = session.watch_namespace("vms")
         metadata = {"namespace": "vms", "name": "one", "uid": "u", "resourceVersion": "999"}
         nics = [{"name": "nic-1", "ipAddress": "10.0.0.5"}, {"interfaceName": "cni0", "ipAddress": "10.0.0.6"}]
@@ -228,7 +222,8 @@ async def test_namespace_without_clusters_is_not_watched_any_more() -> None:
         session = await it.sessions.assign(Key("ns", "c"), access, "vms", identity="a", harvester_uid="uid-1")
         await it.sessions.assign(Key("ns", "d"), access, "other", identity="a")
         for namespace in ("vms", "other"):
-            await until(lambda namespace=namespace: session.watch_namespace(namespace).synced)  # type: ignore[misc]
+            await until(lambda namespace=namespace: session.watch_namespace(namespace).current)  # type: ignore[misc]
+        await until(lambda: is_current(session))
         watches = server.open.total()
         await it.sessions.release(Key("ns", "d"))
         await until(lambda: server.open.total() < watches)

@@ -4,10 +4,10 @@ import pytest
 
 from caphv.api import names
 from caphv.api.object import Obj
+from caphv.api.virtualmachine import claims_of
 from caphv.runtime.budget import SHARED_CACHE_BYTES, memory_of
 from reconciler.harvester import slim
-from reconciler.harvester.ipam import instance_addresses
-from reconciler.machine.volumes import claims_of
+from reconciler.harvester.addressuse import instance_addresses
 from tests.support.crowded import foreign_claim, foreign_instance, foreign_vm, our_vm
 
 pytestmark = pytest.mark.unit
@@ -54,3 +54,23 @@ def test_vm_without_volumes_is_kept(spec: Obj) -> None:
 def test_addresses_of_instances_of_others_stay_known() -> None:
     vmi = foreign_instance(1)
     assert instance_addresses(slim.instance(vmi)) == instance_addresses(vmi)
+
+
+def test_of_thousands_of_addresses_those_of_nics_are_kept() -> None:
+    """kube-proxy in a guest gives one interface, which has no name, the addresses of all Services."""
+    services = {"interfaceName": "kube-ipvs0", "ipAddresses": [f"10.43.{n >> 8}.{n & 255}" for n in range(5000)]}
+    nic = {"name": "nic-1", "ipAddress": "10.0.0.1", "ipAddresses": ["10.0.0.1", "10.0.0.2"]}
+    vmi = {"metadata": {"name": "a"}, "status": {"interfaces": [services, nic]}}
+    interfaces = slim.instance(vmi)["status"]["interfaces"]
+    assert interfaces[0] == nic
+    assert len(interfaces[1]["ipAddresses"]) == 510
+
+
+def test_what_an_evacuation_reads_is_kept() -> None:
+    annotations = {names.EVACUATE_ANNOTATION: "true", "harvesterhci.io/maintain-status": "running", "other": "x"}
+    kept = slim.host({"metadata": {"name": "h", "annotations": annotations}, "spec": {}})
+    assert set(kept["metadata"]["annotations"]) == annotations.keys() - {"other"}
+    ours = {"metadata": {"name": "a", "labels": {"caphv.io/cluster": "x"}}, "spec": {"evictionStrategy": "External"}}
+    assert slim.instance(ours)["spec"]["evictionStrategy"] == "External"
+    ours["metadata"]["creationTimestamp"] = "2026-11-27T10:00:00Z"
+    assert slim.instance(ours)["metadata"]["creationTimestamp"] == "2026-11-27T10:00:00Z"

@@ -51,7 +51,7 @@ class Server:
 
 
 async def offered(profiles: StorageProfiles, server: Server, account: str = "a", name: str = "fast") -> Any:
-    return await profiles.offered(cast("Any", server), account, name)
+    return await profiles.modes_of(cast("Any", server), account, name)
 
 
 @pytest.mark.virtual_time

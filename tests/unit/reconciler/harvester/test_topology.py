@@ -31,6 +31,12 @@ def host(name: str, zone: str = "", *, cordoned: bool = False, maintenance: bool
     }
 
 
+def evacuated(name: str, value: str = "true") -> Obj:
+    obj = host(name)
+    obj["metadata"]["annotations"][names.EVACUATE_ANNOTATION] = value
+    return obj
+
+
 def domains(*hosts: Obj, **options: Any) -> dict[str, bool]:
     """Return whether each domain takes control plane machines."""
     return {each["name"]: each["controlPlane"] for each in failure_domains(hosts, **options)}
@@ -125,3 +131,12 @@ def test_host_belongs_to_the_domain_of_its_label() -> None:
     assert domain_of_host(hosts, bare) == "a.local"
     assert accepts_machines(bare)
     assert domain_of_host([{"name": "x"}, *zones], host("b", "x")) == "x"
+
+
+@pytest.mark.parametrize(("value", "accepts"), [("true", False), ("force", False), ("false", True), ("yes", True)])
+def test_a_host_that_is_evacuated_takes_no_machines(value: str, accepts: bool) -> None:
+    leaving = evacuated("a", value)
+    assert accepts_machines(leaving) is accepts
+    assert domains(leaving, host("b")) == {"a.local": accepts, "b.local": True}
+    (domain, _) = failure_domains([leaving, host("b")])
+    assert why_unavailable(domain, [leaving]) == ("" if accepts else "host a is being evacuated")

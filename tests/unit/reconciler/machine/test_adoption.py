@@ -9,9 +9,9 @@ import pytest
 
 from caphv.api import names
 from caphv.api.object import Obj
+from caphv.api.ownership import Owner, record
 from caphv.runtime.errors import Conflict
-from reconciler.harvester.ownership import Owner, Ownership, record
-from reconciler.machine.adoption import adopt_or_refuse, ensure_vm_proof, vm_ownership, vm_proof
+from reconciler.machine.adoption import VmOwner, adopt_or_refuse, ensure_vm_proof, owner_of_vm, vm_proof
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
 
@@ -100,11 +100,11 @@ def noted(uid: str, known: str = "") -> MachineScope:
 
 
 def test_annotation_proves_a_move_until_the_vm_was_the_machines() -> None:
-    assert vm_ownership(noted("vm"), VM) is Ownership.OURS
-    assert vm_ownership(noted("another"), VM) is Ownership.FOREIGN
-    assert vm_ownership(noted(""), VM) is Ownership.FOREIGN
+    assert owner_of_vm(noted("vm"), VM) is VmOwner.MACHINE
+    assert owner_of_vm(noted("another"), VM) is VmOwner.OTHER
+    assert owner_of_vm(noted(""), VM) is VmOwner.OTHER
     # Left behind on the former management cluster, the machine does not take its VM back.
-    assert vm_ownership(noted("vm", known="vm"), VM) is Ownership.FOREIGN
+    assert owner_of_vm(noted("vm", known="vm"), VM) is VmOwner.OTHER
 
 
 def test_annotation_is_written_where_the_provider_id_does_not_carry_the_uid() -> None:

@@ -70,20 +70,20 @@ async def test_profile_is_read_once_a_minute_for_each_account() -> None:
     client: Any = FakeClient({"status": {"claimPropertySets": sets}})
     profiles = StorageProfiles()
     for account in ("one", "one", "other"):
-        assert await profiles.offered(client, account, "local") == (ClaimModes("ReadWriteOnce", "Block"),)
+        assert await profiles.modes_of(client, account, "local") == (ClaimModes("ReadWriteOnce", "Block"),)
     assert client.requests == 2
 
 
 @pytest.mark.parametrize("error", [NotFound(404, "NotFound", "no CDI"), Forbidden(403, "Forbidden", "no right")])
 async def test_modes_are_unknown_without_cdi_or_the_right_to_read_it(error: Exception) -> None:
     client: Any = FakeClient(error)
-    assert await StorageProfiles().offered(client, "one", "local") == ()
+    assert await StorageProfiles().modes_of(client, "one", "local") == ()
 
 
 async def test_other_failures_are_for_a_retry() -> None:
     client: Any = FakeClient(ServerFault(500, "InternalError", "later"))
     profiles = StorageProfiles()
     with pytest.raises(ServerFault):
-        await profiles.offered(client, "one", "local")
+        await profiles.modes_of(client, "one", "local")
     client.answer = {"status": {}}
-    assert await profiles.offered(client, "one", "local") == ()
+    assert await profiles.modes_of(client, "one", "local") == ()

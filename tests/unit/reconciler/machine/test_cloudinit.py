@@ -6,8 +6,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.harvester.ownership import Owner
-from reconciler.machine.cloudinit import CloudInitError, cloud_init_secret, kubeconfig_file, networkdata, userdata
+from caphv.api.ownership import Owner
+from reconciler.machine.cloudinit import cloud_init_secret, kubeconfig_file, networkdata, userdata
+from reconciler.machine.cloudinityaml import CloudInitError
 from reconciler.machine.network import StaticAddress
 from tests.support.reconciler.cloudinit import AGENT, BASE_PACKAGES, KEY, documents, load, render
 

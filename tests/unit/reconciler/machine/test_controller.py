@@ -9,10 +9,10 @@ import pytest
 
 from caphv.api import conditions
 from caphv.api.object import Key, Obj
+from caphv.api.ownership import Owner
 from caphv.runtime.errors import ApiError, Forbidden, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
-from reconciler.harvester.ownership import Owner
 from reconciler.machine import controller
 from reconciler.memory import Memory
 from reconciler.status import StatusDraft

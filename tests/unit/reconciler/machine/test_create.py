@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from caphv.api.names import ConditionType
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from reconciler.machine import create
+from reconciler.machine.network import StaticAddress
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked
 from reconciler.triggers import Watched
@@ -40,12 +41,51 @@ async def test_vm_is_not_lost_while_the_watch_is_disconnected(proof: str) -> Non
     def disconnected() -> None:
         raise Blocked(ConditionType.VM_PROVISIONING_READY, "Reading", "", Watched.CONNECTION, unknown=True)
 
-    more: dict[str, Any] = {"spec": {"providerID": "harvester://uid"}}
+    async def absent() -> None:
+        """Harvester has no VM."""
+
+    more: dict[str, Any] = {"spec": {"providerID": "harvester://uid"}, "live_vm": absent}
     if proof == "condition":
-        more = {"draft": SimpleNamespace(is_true=lambda condition: condition == ConditionType.MACHINE_CREATED)}
+        created = SimpleNamespace(is_true=lambda condition: condition == ConditionType.MACHINE_CREATED)
+        more = {"draft": created, "live_vm": absent}
     with pytest.raises(Blocked) as unknown:
         await create.ensure_vm(scope_of(None, current_namespace=disconnected, **more))
     assert unknown.value.unknown
     with pytest.raises(Blocked) as lost:
         await create.ensure_vm(scope_of(None, current_namespace=lambda: None, **more))
     assert lost.value.reason == "MachineNotFound"
+
+
+async def test_vm_that_its_watch_has_not_delivered_yet_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    vm = {"metadata": {"name": "m0", "uid": "uid"}}
+
+    async def live() -> Obj:
+        return vm
+
+    async def same(_scope: Any, vm: Obj) -> Obj:
+        return vm
+
+    async def restored(_scope: Any) -> None:
+        """Its address is in its pool."""
+
+    monkeypatch.setattr(create, "adopt_or_refuse", same)
+    monkeypatch.setattr(create, "ensure_labels", same)
+    monkeypatch.setattr(create, "restore_address", restored)
+    spec = {"providerID": "harvester://uid"}
+    scope = scope_of(None, current_namespace=lambda: None, spec=spec, live_vm=live)
+    assert await create.ensure_vm(scope) == vm
+
+
+async def test_machine_that_waits_for_bootstrap_data_reserves_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    reserved = []
+
+    async def reserve(scope: Any) -> StaticAddress:
+        reserved.append(scope.name)
+        return StaticAddress("10.0.0.1", mask="255.255.255.0", gateway="10.0.0.254")
+
+    monkeypatch.setattr(create, "require_inputs", lambda _scope: None)
+    monkeypatch.setattr(create, "check_quota", lambda _scope: None)
+    monkeypatch.setattr(create, "ensure_address", reserve)
+    with pytest.raises(Blocked, match="waiting for the bootstrap provider"):
+        await create.ensure_vm(scope_of(None, machine={"spec": {"bootstrap": {}}}))
+    assert reserved == []

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api import names
+from caphv.api.names import EVACUATED_STRATEGY_ANNOTATION
 from caphv.api.object import Obj
+from reconciler.cluster.evacuation.targets import avoid
 from reconciler.machine.drift import drift
-from reconciler.machine.vm import VirtualMachineInputs, virtual_machine
-from sandbox.harvester.mutations import MutationSettings, mutated
+from reconciler.machine.placement import domain_requirement
+from reconciler.machine.vm import VirtualMachineInputs, can_grow, virtual_machine
+from sandbox.harvester.hotplug import denial_reason
+from sandbox.harvester.mutations import MutationSettings, mutate
+from sandbox.harvester.releases import release_named
 from tests.support.reconciler.machines import inputs
 from webhooks.admission import Review, validate
 
@@ -32,7 +38,7 @@ ZONES = {
 
 
 def on_harvester(vm: Obj, cpu: int = 1600, memory: int = 150) -> Obj:
-    return mutated(vm, None, MutationSettings(cpu, memory))
+    return mutate(vm, None, MutationSettings(cpu, memory))
 
 
 def spec_of(vm: Obj) -> Obj:
@@ -58,7 +64,7 @@ def test_mutations_of_harvester_are_no_drift(
     wanted = virtual_machine(replace(machine, control_plane=control_plane, failure_domain=domain))
     made = on_harvester(wanted, cpu, memory)
     assert drift(wanted, made) == ()
-    assert drift(wanted, mutated(made, made, MutationSettings(cpu, memory))) == ()
+    assert drift(wanted, mutate(made, made, MutationSettings(cpu, memory))) == ()
 
 
 def test_class_that_the_image_no_longer_has_is_no_drift() -> None:
@@ -102,6 +108,39 @@ def test_vm_of_the_go_provider_is_up_to_date() -> None:
     assert drift(*machine_of_go()) == ()
 
 
+@pytest.mark.parametrize("release", ["1.7", "1.8", "1.9"])
+@pytest.mark.parametrize("maxima", [{"cpuMax": 16}, {"memoryMax": "32Gi"}, {"cpuMax": 8, "memoryMax": "8Gi"}])
+def test_vm_that_can_grow_is_up_to_date(release: str, maxima: Obj) -> None:
+    settings = MutationSettings(release=release_named(release))
+    growing = replace(inputs(**maxima), hotplug=True)
+    wanted = virtual_machine(growing)
+    made = mutate(wanted, None, settings)
+    assert drift(wanted, made) == ()
+    assert denial_reason(spec_of(made)["domain"]) == ""
+
+    bigger = virtual_machine(
+        replace(growing, machine={**growing.machine, "spec": {**growing.machine["spec"], "cpu": 5}})
+    )
+    assert "cores is 4, not 5" in drift(bigger, made)
+    spec_of(made)["domain"]["memory"]["guest"] = "16Gi"
+    assert drift(wanted, made) == ("guest memory is 16Gi, not 8Gi",)
+
+
+def test_machine_with_maxima_takes_over_a_vm_of_the_go_provider_as_it_is() -> None:
+    """Only a restart could make the VM able to grow, so its topology is no difference."""
+    _, made = machine_of_go()
+    kept = replace(inputs(cpuMax=16, memoryMax="32Gi"), hotplug=can_grow(made))
+    assert spec_of(made)["domain"]["cpu"]["cores"] == 4
+    assert drift(virtual_machine(kept), made) == ()
+
+
+@pytest.mark.parametrize("made", [on_harvester(virtual_machine(inputs())), machine_of_go()[1]], ids=["own", "Go"])
+def test_vm_without_maxima_may_have_the_annotation_of_vms_that_grow(made: Obj) -> None:
+    annotated = copy.deepcopy(made)
+    annotated["metadata"]["annotations"][names.HOTPLUG_ANNOTATION] = "true"
+    assert drift(virtual_machine(inputs()), annotated) == ()
+
+
 def test_quantities_are_compared_as_numbers() -> None:
     wanted = virtual_machine(inputs(memory="4096Mi"))
     made = on_harvester(wanted)
@@ -140,6 +179,9 @@ def test_volume_of_a_csi_driver_is_no_drift() -> None:
         ({"runStrategy": "Halted"}, {}, True),
         ({"runStrategy": "Halted"}, {STRATEGY: "Halted"}, True),
         ({"running": False}, {}, True),
+        # It leaves a host that is evacuated, and starts again with the strategy that it had.
+        ({"runStrategy": "Halted"}, {EVACUATED_STRATEGY_ANNOTATION: "RerunOnFailure"}, False),
+        ({"runStrategy": "Halted"}, {EVACUATED_STRATEGY_ANNOTATION: "Manual"}, True),
     ],
 )
 def test_run_strategy(strategy: Obj, annotations: dict[str, str], drifts: bool) -> None:
@@ -149,6 +191,18 @@ def test_run_strategy(strategy: Obj, annotations: dict[str, str], drifts: bool) 
     made["spec"] |= strategy
     made["metadata"]["annotations"] |= annotations
     assert bool(drift(wanted, made)) is drifts
+
+
+@pytest.mark.parametrize("domain", ["", "host-1"])
+@pytest.mark.parametrize("affinity", [None, ZONES])
+def test_hosts_that_an_evacuation_keeps_a_vm_from_are_no_drift(domain: str, affinity: Obj | None) -> None:
+    wanted = virtual_machine(replace(inputs(nodeAffinity=affinity), failure_domain=domain))
+    made = on_harvester(wanted)
+    rules = spec_of(made)["affinity"].setdefault("nodeAffinity", {})
+    spec_of(made)["affinity"]["nodeAffinity"] = {**rules, **avoid(rules, [], ["host-1"])}
+    assert "NotIn" in str(spec_of(made))
+    requirement = domain_requirement(domain, ())
+    assert drift(wanted, mutate(made, made, MutationSettings()), requirement) == ()
 
 
 def resize(vm: Obj) -> None:

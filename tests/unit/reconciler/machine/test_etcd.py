@@ -18,7 +18,7 @@ from caphv.runtime.etcd import Member, members, members_of, pods_to_ask
 from caphv.runtime.exec import ExecError
 from reconciler import metrics
 from reconciler.machine import etcd
-from reconciler.machine.etcd import ensure_member_removed, removed_by_provider
+from reconciler.machine.etcd import remove_etcd_member, removed_by_provider
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked
 from reconciler.triggers import Trigger
@@ -173,16 +173,16 @@ def failures() -> float:
 def test_silence_is_waited_for() -> None:
     before, scope = failures(), scope_of(Silent(), seconds=1)
     with pytest.raises(Blocked) as blocked:
-        asyncio.run(ensure_member_removed(scope))
+        asyncio.run(remove_etcd_member(scope))
     assert blocked.value.requeue_after
     assert failures() == before + 1
     assert scope.warnings == []
 
 
 def test_silence_is_not_waited_for_forever() -> None:
-    scope = scope_of(Silent(), seconds=etcd.PATIENCE + 1)
-    asyncio.run(ensure_member_removed(scope))
-    asyncio.run(ensure_member_removed(scope))
+    scope = scope_of(Silent(), seconds=etcd.PATIENCE_SECONDS + 1)
+    asyncio.run(remove_etcd_member(scope))
+    asyncio.run(remove_etcd_member(scope))
     assert scope.warnings == ["EtcdMemberRemovalFailed"]
 
 
@@ -190,17 +190,17 @@ def test_patience_begins_when_the_deletion_is_first_seen() -> None:
     memory = MachineMemory("uid")
     scope = scope_of(Silent(), seconds=0, memory=memory)
     with pytest.raises(Blocked):
-        asyncio.run(ensure_member_removed(scope))
+        asyncio.run(remove_etcd_member(scope))
     assert memory.deletion_seen_at is not None
-    memory.deletion_seen_at -= etcd.PATIENCE
-    asyncio.run(ensure_member_removed(scope))
+    memory.deletion_seen_at -= etcd.PATIENCE_SECONDS
+    asyncio.run(remove_etcd_member(scope))
     assert scope.warnings == ["EtcdMemberRemovalFailed"]
 
 
 def test_for_rke2_a_member_that_may_be_left_is_reported_without_delay() -> None:
     """Its provider removes members itself, so nothing waits; metric and alert report what it could not do."""
     before, scope = failures(), scope_of(Silent(), seconds=0, machine=owned_by("RKE2ControlPlane"))
-    asyncio.run(ensure_member_removed(scope))
+    asyncio.run(remove_etcd_member(scope))
     assert scope.warnings == ["EtcdMemberRemovalFailed"]
     assert failures() == before + 1
 
@@ -221,7 +221,7 @@ def test_the_only_machine_of_a_control_plane_that_never_came_up_leaves_no_member
     client = Silent()
     scope = scope_of(client, seconds=0, machine=owned_by("RKE2ControlPlane"), cluster=cluster(initialized=initialized))
     scope.context.caches = caches(harvester_machine("own"), *others)
-    asyncio.run(ensure_member_removed(scope))
+    asyncio.run(remove_etcd_member(scope))
     assert bool(client.asked) is asked
     assert bool(scope.warnings) is asked
 
@@ -252,9 +252,9 @@ GOING = {"metadata": {"name": "x", "namespace": "x", "deletionTimestamp": "2026-
 )
 def test_no_member_is_asked_when_there_is_nothing_to_do(changes: dict[str, Any]) -> None:
     client = Silent()
-    asyncio.run(ensure_member_removed(scope_of(client, seconds=1, **changes)))
+    asyncio.run(remove_etcd_member(scope_of(client, seconds=1, **changes)))
     assert client.asked == 0
 
 
 def test_no_kubeconfig_means_no_etcd() -> None:
-    asyncio.run(ensure_member_removed(scope_of(None, seconds=1)))
+    asyncio.run(remove_etcd_member(scope_of(None, seconds=1)))

@@ -8,7 +8,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reconciler.machine.cloudinit import CloudInitError, userdata
+from reconciler.machine.cloudinit import userdata
+from reconciler.machine.cloudinityaml import CloudInitError
 from reconciler.machine.guest import guest_config
 from tests.support.reconciler.cloudinit import AGENT, BASE_PACKAGES, documents, load, render
 

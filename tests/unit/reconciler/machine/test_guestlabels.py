@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from caphv.api.guestpools import announces_network, pool_of_guest
 from caphv.api.object import Key, Obj
+from caphv.runtime.store import Store
+from reconciler.harvester.harvester import collections_of
+from reconciler.machine import labelling
 from reconciler.machine.guestlabels import first_network, guest_cluster_name, name_taken
 from reconciler.machine.vm import virtual_machine
 from tests.support.reconciler.machines import inputs
@@ -35,7 +41,7 @@ def named(name: str, obj: Obj) -> Obj:
 
 
 def holder(cluster: str) -> Obj:
-    return {"metadata": {"labels": {"caphv.io/cluster": cluster} if cluster else {}}}
+    return {"metadata": {"labels": {NAME: "prod", **({"caphv.io/cluster": cluster} if cluster else {})}}}
 
 
 class TestLabels:
@@ -73,6 +79,18 @@ class TestName:
     def test_of_two_that_have_it_one_gives_it_up(self) -> None:
         vms = [holder("a.prod"), holder("b.prod")]
         assert [name_taken(vms, Key(namespace, "prod")) for namespace in ("a", "b")] == [False, True]
+
+    @given(st.lists(st.sampled_from(["ns.prod", "a.prod", "z.prod", "", "unlabelled"]), max_size=5))
+    def test_index_of_the_cache_tells_the_same_as_all_vms(self, clusters: list[str]) -> None:
+        collection = collections_of("vms", "")[0]
+        store = Store(collection.options["indexes"])
+        for number, cluster in enumerate(clusters):
+            vm = holder(cluster) if cluster != "unlabelled" else {"metadata": {}}
+            store.put(Key("vms", f"vm-{number}"), vm)
+        namespace = SimpleNamespace(vms=SimpleNamespace(store=store))
+        scope: Any = SimpleNamespace(cluster_key=Key("ns", "prod"), namespace=lambda: namespace)
+        vms = [holder(cluster) for cluster in clusters if cluster != "unlabelled"]
+        assert labelling.name_taken(scope) is name_taken(vms, Key("ns", "prod"))
 
 
 class TestNetwork:

@@ -11,7 +11,7 @@ from caphv.api.names import ENDPOINT_HOOK
 from caphv.api.object import Key, Obj
 from caphv.runtime.errors import ApiError, Forbidden, NotFound
 from reconciler.machine import handover
-from reconciler.machine.handover import LONGEST_WAIT, keep_until_replaced
+from reconciler.machine.handover import LONGEST_WAIT_SECONDS, ensure_handover
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked
@@ -52,6 +52,7 @@ class Cluster:
         self.cluster: Obj = {"metadata": {"namespace": "team", "name": "demo"}}
         self.balancer, self.error = balancer, error
         self.unreachable = False
+        self.ipam_type = "dhcp"
         self.memory = MachineMemory("u")
         self.patches: list[Any] = []
         self.events: list[str] = []
@@ -61,7 +62,7 @@ class Cluster:
         """Run the step; return whether it sets the hook, or None if it writes nothing."""
         self.patches.clear()
         self.delays.clear()
-        await keep_until_replaced(cast(MachineScope, self._scope()))
+        await ensure_handover(cast(MachineScope, self._scope()))
         if not self.patches:
             return None
         (patch,) = self.patches
@@ -78,7 +79,7 @@ class Cluster:
             machine=self.machines.get("old"),
             obj=self.objs[0],
             cluster=self.cluster,
-            cluster_spec={"loadBalancerConfig": {"ipamType": "dhcp"}},
+            cluster_spec={"loadBalancerConfig": {"ipamType": self.ipam_type}},
             harvester_cluster={"metadata": {"namespace": "team", "name": "demo"}},
             control_plane=True,
             key=Key("team", "old-vm"),
@@ -175,7 +176,7 @@ async def test_deletion_waits_for_the_probe_of_the_newer_machine(clock: list[flo
 async def test_deletion_that_waits_for_a_load_balancer_ends(clock: list[float], found: Obj | None, reason: str) -> None:
     cluster = Cluster(machine("old", 1, held=True, deleting=True), machine("new", 2), balancer=found)
     assert await cluster.look() is None
-    clock[0] += PROBED + LONGEST_WAIT - 0.1
+    clock[0] += PROBED + LONGEST_WAIT_SECONDS - 0.1
     assert await cluster.look() is None
     assert cluster.delays == [1.0]
     clock[0] += 0.1
@@ -184,11 +185,22 @@ async def test_deletion_that_waits_for_a_load_balancer_ends(clock: list[float], 
     assert reason in cluster.events[1]
 
 
+async def test_external_load_balancer_gets_the_time_of_its_health_check(clock: list[float]) -> None:
+    cluster = Cluster(machine("old", 1, held=True, deleting=True), machine("new", 2))
+    cluster.ipam_type = "none"
+    assert await cluster.look() is None
+    clock[0] += PROBED - 0.1
+    assert await cluster.look() is None
+    clock[0] += 0.1
+    assert await cluster.look() is False
+    assert cluster.events == ["EndpointHandover"]
+
+
 async def test_deletion_ends_although_harvester_is_unreachable(clock: list[float]) -> None:
     cluster = Cluster(machine("old", 1, held=True, deleting=True), machine("new", 2))
     cluster.unreachable = True
     assert await cluster.look() is None
-    clock[0] += PROBED + LONGEST_WAIT
+    clock[0] += PROBED + LONGEST_WAIT_SECONDS
     assert await cluster.look() is False
     assert "Harvester is unreachable" in cluster.events[1]
 

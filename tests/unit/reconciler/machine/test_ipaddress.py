@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,11 +16,11 @@ import pytest
 from caphv.api.ippool import mark_name
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj
+from caphv.api.ownership import Owner
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, ServerFault, Unauthorized, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
-from reconciler.harvester import ipam
-from reconciler.harvester.ownership import Owner
+from reconciler.harvester import addressplan
 from reconciler.machine.ipaddress import ensure_address, release_address, restore_address
 from reconciler.machine.network import StaticAddress
 from reconciler.machine.scope import MachineScope
@@ -42,7 +43,7 @@ class Machine:
         self.pools = {obj["metadata"]["name"]: obj for obj in pools}
         self.configured, self.error = configured, error
         self.requeue_after: float | None = None
-        self.requests: list[ipam.AddressRequest] = []
+        self.requests: list[addressplan.AddressRequest] = []
         self.events: list[tuple[str, str]] = []
         self.memory = MachineMemory("u")
         self.queue: WorkQueue[Key] = WorkQueue("test")
@@ -51,10 +52,14 @@ class Machine:
         status = {"allocatedIPAddress": ADDRESS, "allocatedPoolRef": "p", "conditions": [condition]}
         self.obj: Obj = {"metadata": {"namespace": "team", "name": "one"}, "status": status}
 
-    def reconcile(self) -> StatusDraft:
-        """Restore the address; return the draft of the status, which the next reconcile finds written."""
+    def reconcile(self, requeue_after: float | None = None) -> StatusDraft:
+        """Restore the address; return the draft of the status, which the next reconcile finds written.
+
+        `requeue_after` are the seconds that an earlier step asked for.
+        """
         draft = StatusDraft(self.obj)
         scope = self._scope(draft)
+        scope.requeue_after = requeue_after
         asyncio.run(restore_address(scope))
         self.requeue_after = scope.requeue_after
         self.obj = {**self.obj, "status": draft.fields}
@@ -81,13 +86,14 @@ class Machine:
             event=lambda reason, _message: self.events.append(("Normal", reason)),
             warning_event=lambda reason, _message: self.events.append(("Warning", reason)),
         )
+        scope.requeue_in = partial(MachineScope.requeue_in, cast(MachineScope, scope))
         return cast(MachineScope, scope)
 
-    async def _allocate(self, request: ipam.AddressRequest) -> Any:
+    async def _allocate(self, request: addressplan.AddressRequest) -> Any:
         self.requests.append(request)
         if self.error:
             raise self.error
-        plan = ipam.plan_allocations(self.pools, [request])
+        plan = addressplan.plan_allocations(self.pools, [request])
         return plan.grants.get(ID) or plan.refusals[ID]
 
 
@@ -227,9 +233,9 @@ class New(Machine):
             raise self.namesakes
         return {"items": self.namesakes}
 
-    async def _allocate(self, request: ipam.AddressRequest) -> Any:
+    async def _allocate(self, request: addressplan.AddressRequest) -> Any:
         answer = await super()._allocate(request)
-        if isinstance(answer, ipam.Grant):
+        if isinstance(answer, addressplan.Grant):
             self.pools[answer.pool]["status"]["allocated"][answer.address] = request.id
         return answer
 
@@ -298,3 +304,9 @@ def test_unmarked_address_that_another_vm_may_use_is_not_released(
     machine.namesakes = namesakes
     machine.delete()
     assert (machine.holders() == {"p": {}}) is released
+
+
+def test_an_earlier_check_that_another_step_asked_for_stays() -> None:
+    machine = Machine(pool(), error=Forbidden(403, "Forbidden", "may not patch"))
+    machine.reconcile(requeue_after=1.0)
+    assert machine.requeue_after == 1.0

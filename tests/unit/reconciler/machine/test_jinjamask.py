@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reconciler.machine.cloudinit import CloudInitError, userdata
-from reconciler.machine.jinjamask import masked, unclosed
+from reconciler.machine.cloudinit import userdata
+from reconciler.machine.cloudinityaml import CloudInitError
+from reconciler.machine.jinjamask import first_unclosed_mark, mask
 
 pytestmark = pytest.mark.unit
 
@@ -30,7 +31,7 @@ def by_expressions(text: str) -> str:
     )
 )
 def test_the_mask_is_that_of_the_expressions(text: str) -> None:
-    assert masked(text) == by_expressions(text)
+    assert mask(text) == by_expressions(text)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_much_jinja_is_masked_in_linear_time(part: str) -> None:
     text = part * (SIZE // len(part))
     for worst in (text, text + "x", text + "%}x", text + "#}%}}}x"):
         started = time.process_time()
-        masked(worst)
+        mask(worst)
         # A regular expression takes six seconds or more.
         assert time.process_time() - started < 0.5
 
@@ -80,9 +81,9 @@ def test_hostile_bootstrap_data_is_refused_in_time() -> None:
     ],
 )
 def test_what_has_no_end_is_found(text: str, expected: tuple[int, str] | None) -> None:
-    assert unclosed(text) == expected
+    assert first_unclosed_mark(text) == expected
 
 
 def test_what_has_no_end_is_found_in_time_linear_to_the_text() -> None:
-    assert unclosed("{# #}" * 100_000 + "{{") == (1, "{{")
-    assert unclosed("{{ {# " * 100_000) == (1, "{{")
+    assert first_unclosed_mark("{# #}" * 100_000 + "{{") == (1, "{{")
+    assert first_unclosed_mark("{{ {# " * 100_000) == (1, "{{")

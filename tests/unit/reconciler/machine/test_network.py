@@ -73,13 +73,13 @@ def test_config_of_the_machine_replaces_the_clusters_as_a_whole() -> None:
         ({"ipPoolRef": "default/p"}, ("p",)),
         ({"ipPoolRefs": ["x/b", "a", "b"]}, ("b", "a")),
         ({"ipPoolRefs": ["b"], "ipPoolRef": "a"}, ("b",)),
-        ({"ipPool": {"subnet": "10.0.0.0/24"}}, ("made",)),
+        ({"ipPool": {"subnet": "10.0.0.0/24"}}, ()),
         ({"ipPool": {"subnet": "10.0.0.0/24"}, "ipPoolRef": "written"}, ("written",)),
         ({}, ()),
     ],
 )
 def test_pool_names(fields: Any, pools: tuple[str, ...]) -> None:
-    network = effective_network({}, pooled(**fields), created_pool="made")
+    network = effective_network({}, pooled(**fields))
     assert isinstance(network, PoolNetwork)
     assert network.pools == pools
 

@@ -67,7 +67,7 @@ class Workloads:
             raise self.error
         return self.found
 
-    def observe(self, _key: Key, _node: Obj) -> None:
+    def cache_node(self, _key: Key, _node: Obj) -> None:
         return
 
 

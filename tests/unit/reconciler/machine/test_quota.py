@@ -11,7 +11,7 @@ import pytest
 from caphv.api import names
 from caphv.api.object import Obj
 from caphv.runtime.errors import Forbidden
-from reconciler.machine.quota import start_halted, started_after_quota, vm_runs
+from reconciler.machine.quota import record_running_vm, start_halted_vm, started_after_quota
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory, QuotaGate
 from reconciler.status import Blocked
@@ -61,13 +61,13 @@ class Machine:
             namespace=lambda: namespace,
             event=lambda reason, _message: self.events.append(reason),
         )
-        scope.failed = lambda message, *sources: MachineScope.failed(cast(MachineScope, scope), message, *sources)
+        scope.failure = lambda *given, **warn: MachineScope.failure(cast(MachineScope, scope), *given, **warn)
         scope.in_progress = lambda *found: MachineScope.in_progress(cast(MachineScope, scope), *found)
         return cast(MachineScope, scope)
 
     async def reconcile(self) -> Blocked:
         try:
-            return await start_halted(self.scope, self.vm)
+            return await start_halted_vm(self.scope, self.vm)
         except Blocked as blocked:
             return blocked
 
@@ -112,7 +112,7 @@ async def test_all_start_soon_after_the_quota_was_raised() -> None:
 async def runs_after(machine: Machine) -> float:
     """Seconds until the VM of a machine runs, now that the quota has room."""
     seconds = await machine.started_after()
-    vm_runs(machine.scope)
+    record_running_vm(machine.scope)
     return seconds
 
 
@@ -120,7 +120,7 @@ async def test_good_start_holds_up_no_other_machine() -> None:
     first, second = Harvester().machines(2)
     for _ in range(4):
         await first.started_after()
-    vm_runs(first.scope)
+    record_running_vm(first.scope)
     assert first.memory.quota_starts == 0
     assert await second.started_after() == 0
 
@@ -142,5 +142,5 @@ async def test_vm_that_was_started_is_not_reported_as_stopped() -> None:
     await machine.started_after()
     assert started_after_quota(machine.scope, always)
     assert not started_after_quota(machine.scope, {"spec": {"runStrategy": "Manual"}})
-    vm_runs(machine.scope)
+    record_running_vm(machine.scope)
     assert not started_after_quota(machine.scope, always)

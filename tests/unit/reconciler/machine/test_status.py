@@ -9,7 +9,7 @@ import pytest
 
 from caphv.api.object import Obj
 from reconciler.machine.scope import MachineScope
-from reconciler.machine.status import observe
+from reconciler.machine.status import report_vm
 from reconciler.memory import MachineMemory
 from reconciler.status import StatusDraft
 
@@ -40,7 +40,7 @@ class Machine:
             warning_event=lambda reason, _message: self.events.append(reason),
         )
         vmi: Any = {"metadata": {"uid": instance}, "status": {"nodeName": host}}
-        observe(cast(MachineScope, scope), VM, vmi)
+        report_vm(cast(MachineScope, scope), VM, vmi)
         if write:
             self.obj = {**self.obj, "status": draft.fields}
         return self.events

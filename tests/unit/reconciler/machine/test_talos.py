@@ -2,7 +2,8 @@
 
 import pytest
 
-from reconciler.machine.cloudinit import CloudInitError, kubeconfig_file, userdata
+from reconciler.machine.cloudinit import kubeconfig_file, userdata
+from reconciler.machine.cloudinityaml import CloudInitError
 from reconciler.machine.guest import STANDARD, GuestConfig
 from reconciler.machine.talos import is_machine_config
 from reconciler.machine.talos import userdata as machine_config

@@ -7,16 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.labels import label_value
 from caphv.api.object import Key, Obj
-from reconciler.harvester.ownership import record
+from caphv.api.ownership import record
+from caphv.api.virtualmachine import is_machine_pvc
 from reconciler.machine.disks import pvc_name
-from reconciler.machine.placement import label_value
-from reconciler.machine.vm import (
-    InvalidSpecError,
-    control_plane_selector,
-    is_machine_pvc,
-    virtual_machine,
-)
+from reconciler.machine.placement import control_plane_selector
+from reconciler.machine.validation import InvalidSpecError
+from reconciler.machine.vm import virtual_machine
 from tests.support.reconciler.machines import OWNER, inputs
 
 pytestmark = pytest.mark.unit
@@ -120,6 +118,34 @@ class TestVirtualMachine:
         assert domain["memory"] == {"guest": "8Gi"}
         assert domain["resources"] == {"requests": {"memory": "8Gi"}, "limits": {"cpu": "4", "memory": "8Gi"}}
         assert domain["devices"]["inputs"] == [{"name": "tablet", "bus": "usb", "type": "tablet"}]
+
+    @pytest.mark.parametrize(
+        ("maxima", "cpu", "memory", "limits"),
+        [
+            ({"cpuMax": 16}, 16, {"guest": "8Gi"}, {"cpu": "16", "memory": "8Gi"}),
+            ({"memoryMax": "32Gi"}, 4, {"guest": "8Gi", "maxGuest": "32Gi"}, {"cpu": "4", "memory": "32Gi"}),
+            (
+                {"cpuMax": 16, "memoryMax": "32Gi"},
+                16,
+                {"guest": "8Gi", "maxGuest": "32Gi"},
+                {"cpu": "16", "memory": "32Gi"},
+            ),
+        ],
+    )
+    def test_vm_with_maxima_grows_by_sockets(self, maxima: Obj, cpu: int, memory: Obj, limits: Obj) -> None:
+        vm = virtual_machine(replace(inputs(**maxima), hotplug=True))
+        domain = template(vm)["spec"]["domain"]
+        assert vm["metadata"]["annotations"]["harvesterhci.io/enableCPUAndMemoryHotplug"] == "true"
+        assert domain["cpu"] == {"cores": 1, "sockets": 4, "threads": 1, "maxSockets": cpu}
+        assert domain["memory"] == memory
+        assert domain["resources"]["limits"] == limits
+
+    def test_maxima_change_nothing_where_vms_cannot_grow(self) -> None:
+        assert virtual_machine(inputs(cpuMax=16, memoryMax="32Gi")) == virtual_machine(inputs())
+
+    def test_vm_without_maxima_is_the_same_everywhere(self) -> None:
+        """So an upgrade of Harvester or of the provider changes no VM."""
+        assert virtual_machine(replace(inputs(), hotplug=True)) == virtual_machine(inputs())
 
     @pytest.mark.parametrize(
         ("firmware", "bootloader", "features"),

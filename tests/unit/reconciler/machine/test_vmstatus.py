@@ -9,6 +9,8 @@ from reconciler.machine.vmstatus import VmPhase, addresses, typed_addresses, vm_
 
 pytestmark = pytest.mark.unit
 
+LEAVING = {"caphv.io/evacuated-run-strategy": "RerunOnFailure"}
+
 
 def vmi(*interfaces: Obj, phase: str = "Running", **status: Any) -> Obj:
     return {"metadata": {}, "status": {"phase": phase, "nodeName": "host-1", "interfaces": list(interfaces), **status}}
@@ -102,6 +104,9 @@ class TestState:
             (runs(vm("Stopping"), "Halted"), vmi(), VmPhase.STOPPING),
             (runs(vm("Stopping"), "RerunOnFailure"), vmi(), VmPhase.RESTARTING),
             (runs(vm("Stopped"), "RerunOnFailure"), vmi(phase="Succeeded"), VmPhase.STOPPED),
+            # It leaves a host that is evacuated, and starts again elsewhere.
+            (runs(vm("Stopping", annotations=LEAVING), "Halted"), vmi(), VmPhase.RESTARTING),
+            (runs(vm("Stopped", annotations=LEAVING), "Halted"), None, VmPhase.STARTING),
             (vm("Paused"), vmi(), VmPhase.PAUSED),
             (vm("Running"), vmi(conditions=[{"type": "Paused", "status": "True"}]), VmPhase.PAUSED),
             (vm("Running"), vmi(conditions=[{"type": "Paused", "status": "False"}]), VmPhase.RUNNING),

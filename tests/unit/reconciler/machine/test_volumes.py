@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Obj
-from reconciler.harvester.ownership import Owner, record
+from caphv.api.ownership import Owner, record
+from caphv.api.virtualmachine import claims_of, deletion_list, listed_claims
 from reconciler.machine.disks import pvc_name
-from reconciler.machine.volumes import claims_of, deletion_list, listed_claims, own_claims, without
+from reconciler.machine.vmclaims import own_claims, without
 
 pytestmark = pytest.mark.unit
 

@@ -12,7 +12,7 @@ from caphv.api.object import Key, Obj, annotations_of, key_of, labels_of
 from sandbox.capi import bootstrapstatus, state
 from sandbox.capi.controlplane import registration_addresses
 from sandbox.capi.distribution import K3S, RKE2, Distribution
-from sandbox.capi.hooks import HookStep, next_hook_step, removal
+from sandbox.capi.hooks import HookStep, next_hook_step, removal_annotations
 from sandbox.capi.machineconditions import TYPES, conditions_of
 from sandbox.capi.nodeconfig import Node, Role, UnusableConfigError, registries, rke2_config
 from sandbox.capi.plan import Member, Wait
@@ -259,10 +259,10 @@ def test_values_that_cannot_be_used_are_in_the_log_only(record: observed.Record)
     if "log" in record.outcome:
         with pytest.raises(UnusableConfigError, match=f"^{re.escape(record.outcome['log'])}$"):
             use()
-        status = bootstrapstatus.failed(config, Role.FIRST, "v1beta2")
+        status = bootstrapstatus.failed_status(config, Role.FIRST, "v1beta2")
     else:
         use()
-        status = bootstrapstatus.done(config, Role.FIRST, "v1beta2")
+        status = bootstrapstatus.done_status(config, Role.FIRST, "v1beta2")
         assert sorted(status) == sorted(record.outcome["status"])
     assert statuses(status["conditions"]) == record.outcome["conditions"]
     if "machine" in record.outcome:
@@ -311,7 +311,7 @@ def test_a_hook_is_removed_in_the_order_of_the_real_provider(
     assert next_hook_step(machine, distribution, 1, False) is HookStep.REMOVE
     assert next_hook_step(awaiting(distribution, node=""), distribution, count, None) is HookStep.REMOVE
 
-    annotations = {name: value for name, value in removal(distribution).items() if value is not None}
+    annotations = {name: value for name, value in removal_annotations(distribution).items() if value is not None}
     assert annotations == record.outcome.get("annotations", {})
     if "message" in record.outcome:
         assert record.outcome["message"].endswith(f"(hooks: {distribution.hook})")
@@ -337,7 +337,7 @@ def test_a_deleted_cluster_of_rke2_leaves_the_excluding_annotations() -> None:
         for each in observed.records("rancher-cluster-api-provider-rke2/deletion.yaml")
         if each.name == "cluster-deleted"
     )
-    assert {name: value for name, value in removal(RKE2).items() if value} == record.outcome["annotations"]
+    assert {name: value for name, value in removal_annotations(RKE2).items() if value} == record.outcome["annotations"]
 
 
 def test_machines_of_rke2_register_at_the_observed_addresses() -> None:

@@ -9,13 +9,13 @@ import pytest
 from caphv.api.object import Key, Obj
 from sandbox import clusterclass
 from sandbox.capi import state, v1beta1
-from sandbox.capi.distribution import RKE2, in_version
+from sandbox.capi.distribution import RKE2, distributions_for
 from sandbox.capi.resources import condition
 from sandbox.cluster import ClusterSpec, manifest
 
 pytestmark = pytest.mark.unit
 
-SHIPPED = clusterclass.shipped("default", "v1beta1")
+SHIPPED = clusterclass.shipped_objects("default", "v1beta1")
 
 
 def versions(node: Any) -> set[str]:
@@ -57,7 +57,7 @@ def test_class_has_the_fields_of_v1beta1() -> None:
 
 
 def test_cluster_has_the_fields_of_v1beta1() -> None:
-    cluster = v1beta1.written(manifest(ClusterSpec()))
+    cluster = v1beta1.to_v1beta1(manifest(ClusterSpec()))
     topology = cluster["spec"]["topology"]
     assert cluster["apiVersion"] == "cluster.x-k8s.io/v1beta1"
     assert (topology["class"], topology["classNamespace"]) == ("harvester-rke2", "default")
@@ -74,14 +74,14 @@ def test_status_is_read_as_that_of_v1beta2() -> None:
             "v1beta2": {"conditions": [{"type": "ControlPlaneInitialized", "status": "True"}]},
         }
     }
-    found = v1beta1.read(old)
+    found = v1beta1.convert_status(old)
     assert found["status"]["initialization"] == {"infrastructureProvisioned": True}
     assert condition(found, "ControlPlaneInitialized") == "True"
-    assert v1beta1.read({})["status"]["initialization"] == {"infrastructureProvisioned": False}
+    assert v1beta1.convert_status({})["status"]["initialization"] == {"infrastructureProvisioned": False}
 
 
 def test_machine_refers_by_version_and_namespace() -> None:
-    (older, _) = in_version("v1beta1")
+    (older, _) = distributions_for("v1beta1")
     control_plane = {
         "apiVersion": older.control_planes.api_version,
         "kind": older.control_planes.kind,

@@ -10,13 +10,10 @@ import yaml
 
 from caphv.api.object import Obj
 from sandbox.guest.cloudinit import GuestError, Nic, parse_network_data, parse_user_data
-from sandbox.guest.join import CA_FILES, JOIN_FILE, check_nic, join_of
-from sandbox.processes import pki
 
 pytestmark = pytest.mark.unit
 
 PRODUCTION = ("127.10.0.0/17", "127.10.0.1")
-JOIN = {"role": "worker", "server": "https://127.10.10.1:6443", "token": "secret", "ca": "PEM", "version": "v1.36.3"}
 
 
 def user_data(config: Obj, header: str = "#cloud-config\n") -> str:
@@ -121,72 +118,3 @@ def test_prefix_length_and_network_wrapper() -> None:
 def test_broken_network_data_is_refused(text: str, message: str) -> None:
     with pytest.raises(GuestError, match=message):
         parse_network_data(text)
-
-
-@pytest.mark.parametrize(
-    ("nic", "message"),
-    [
-        (Nic("eth0", "127.11.9.1", "255.255.128.0", "127.10.0.1"), "is outside the network"),
-        (Nic("eth0", "127.10.9.1", "255.255.0.0", "127.10.0.1"), "mask 255.255.0.0 must be that of the network"),
-        (Nic("eth0", "127.10.9.1", "255.255.128.0", "127.10.0.2"), "gateway 127.10.0.2 must be that"),
-        (Nic("eth0", "127.10.0.1", "255.255.128.0", "127.10.0.1"), "is the gateway's"),
-    ],
-)
-def test_interface_that_does_not_fit_its_network(nic: Nic, message: str) -> None:
-    with pytest.raises(GuestError, match=message):
-        check_nic(nic, *PRODUCTION)
-
-
-def test_interface_that_fits() -> None:
-    check_nic(Nic("eth0", "127.10.9.1", "255.255.128.0", "127.10.0.1"), *PRODUCTION)
-    check_nic(Nic("eth0", "127.10.9.1", "255.255.128.0"), *PRODUCTION)
-
-
-def joining(join: Obj, *more: Obj) -> str:
-    return user_data({"write_files": [{"path": JOIN_FILE, "content": yaml.safe_dump(join)}, *more]})
-
-
-def test_worker_joins() -> None:
-    join = join_of(parse_user_data(joining(JOIN), "vm"))
-    assert join is not None
-    assert (join.role, join.server, join.version, join.cni, join.authority) == (
-        "worker",
-        "https://127.10.10.1:6443",
-        "v1.36.3",
-        True,
-        None,
-    )
-    assert "secret" not in repr(join)
-
-
-def test_control_plane_joins_with_its_ca() -> None:
-    ca = pki.CA.create("workload")
-    files = [
-        {"path": path, "content": content.decode()}
-        for path, content in zip(CA_FILES, (ca.certificate, ca.pair.key), strict=True)
-    ]
-    text = joining({**JOIN, "role": "control-plane", "certSANs": ["api.example.com"]}, *files)
-    join = join_of(parse_user_data(text, "vm"))
-    assert join is not None
-    assert join.authority == ca
-    assert join.sans == ("api.example.com", "127.10.10.1")
-
-
-def test_no_join_file_no_join() -> None:
-    assert join_of(parse_user_data(user_data({}), "vm")) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"role": "etcd"}, "role must be"),
-        ({"server": "http://127.10.10.1:6443"}, "server must be an https:// URL"),
-        ({"token": ""}, "token is missing"),
-        ({"cni": "yes"}, "field cni is unknown or has the wrong type"),
-        ({"tokn": "x"}, "field tokn is unknown"),
-        ({"role": "control-plane"}, "must have /etc/kubernetes/pki/ca.crt"),
-    ],
-)
-def test_broken_join_file_is_refused(change: Obj, message: str) -> None:
-    with pytest.raises(GuestError, match=message):
-        join_of(parse_user_data(joining({**JOIN, **change}), "vm"))

@@ -25,7 +25,7 @@ FRAMES = st.one_of(
 def encoded(encoder: Encoder, frame: Frame) -> bytes:
     match frame:
         case Opened(stream, headers, _):
-            return encoder.opened(stream, headers)
+            return encoder.open(stream, headers)
         case Data(stream, content, fin):
             return encoder.data(stream, content, fin=fin)
         case Ping(number):

@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from sandbox.harvester.addresses import Addresses
 from sandbox.harvester.config import Host, SimulatorConfig
 from sandbox.harvester.releases import NEWEST_STABLE, RELEASES
 from sandbox.processes.proxy import TcpProxy
@@ -14,27 +13,6 @@ from sandbox.processes.proxy import TcpProxy
 pytestmark = pytest.mark.unit
 
 DHCP = "127.10.32.1-127.10.32.3"
-
-
-def test_an_address_has_one_holder() -> None:
-    addresses = Addresses()
-    assert addresses.claim("127.10.9.1", "a") == ""
-    assert addresses.claim("127.10.9.1", "a") == ""
-    assert addresses.claim("127.10.9.1", "b") == "a"
-    addresses.release("a")
-    assert addresses.claim("127.10.9.1", "b") == ""
-
-
-def test_dhcp_leaves_out_addresses_in_use_and_remembers_its_leases() -> None:
-    addresses = Addresses()
-    addresses.claim("127.10.32.1", "static")
-    assert addresses.lease(DHCP, "a") == "127.10.32.2"
-    assert addresses.lease(DHCP, "b") == "127.10.32.3"
-    with pytest.raises(LookupError, match="no free address left"):
-        addresses.lease(DHCP, "c")
-    addresses.release("b")
-    addresses.release("static")
-    assert addresses.lease(DHCP, "b") == "127.10.32.3"
 
 
 def test_settings_replace_parts_of_the_world() -> None:
@@ -89,16 +67,3 @@ async def test_proxy_forwards_and_cuts_connections_of_a_lost_backend() -> None:
     with pytest.raises(OSError, match=r"refused|Connect"):
         await asyncio.open_connection(*listen)
     server.close()
-
-
-def test_expired_lease_is_followed_by_another_address() -> None:
-    addresses = Addresses()
-    first = addresses.lease("127.64.32.1-127.64.32.9", "one")
-    addresses.expire("one")
-    addresses.release("one")
-    second = addresses.lease("127.64.32.1-127.64.32.9", "one")
-    assert second != first
-    addresses.release("one")
-    assert addresses.lease("127.64.32.1-127.64.32.9", "one") == second
-    addresses.expire("unknown")
-    assert addresses.lease("127.64.32.1-127.64.32.9", "unknown") == first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reconciler.machine.vmstatus import addresses
-from sandbox.harvester.instances import without_agent
+from sandbox.harvester.instances import silent_agent_status
 from tests.support.observed import Record, records
 
 pytestmark = pytest.mark.unit
@@ -20,7 +20,7 @@ def test_interfaces_as_observed(record: Record) -> None:
     vmi = {"status": {"interfaces": record.input["before"]}}
     real = [{name: value for name, value in nic.items() if name not in IGNORED} for nic in record.outcome["interfaces"]]
     if record.input["before"] and not record.input["agent"]:
-        assert without_agent(vmi)["interfaces"] == real
+        assert silent_agent_status(vmi)["interfaces"] == real
 
     known = {entry["address"] for entry in addresses({"status": {"interfaces": record.outcome["interfaces"]}})}
     assert known == ({"10.0.0.5"} if record.input["agent"] else set())

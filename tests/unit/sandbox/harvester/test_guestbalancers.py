@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.object import Obj
-from sandbox.harvester import guestbalancers
+from sandbox.harvester import guestbalancers, poolselection
 from sandbox.harvester.releases import RELEASES
 from tests.support.observed import Record, records
 
@@ -54,11 +54,11 @@ def test_simulator_decides_as_the_real_programs_did(release: str, record: Record
 
     balancer["metadata"]["annotations"] = guestbalancers.mutated_annotations(balancer, vmis, simulated)
     found: Obj = {"network": balancer["metadata"]["annotations"]["loadbalancer.harvesterhci.io/network"]}
-    denial = guestbalancers.denial(balancer, vms, simulated)
+    denial = guestbalancers.denial_reason(balancer, vms, simulated)
     found["admitted"] = not denial
     if denial:
         found["denial"] = denial
     elif "pool" in outcome:
         by_pool = record.input["ipam"] == "pool"
-        found["pool"] = guestbalancers.select_pool(balancer, pools, simulated) if by_pool else ""
+        found["pool"] = poolselection.select_pool(balancer, pools, simulated) if by_pool else ""
     assert found == outcome

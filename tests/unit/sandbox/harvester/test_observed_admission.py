@@ -11,7 +11,7 @@ from caphv.api.object import Obj
 from caphv.api.quantity import quantity
 from sandbox.harvester import admission_rules
 from sandbox.harvester.informers import Informers
-from sandbox.harvester.mutations import MutationSettings, VmNetwork, interfaces_of, mutated
+from sandbox.harvester.mutations import MutationSettings, VmNetwork, interfaces_of, mutate
 from sandbox.harvester.releases import release_named
 from tests.support import observed, observedvms
 from tests.support.observed import Record
@@ -130,14 +130,14 @@ def test_virtual_machine_is_admitted_as_by_harvester(release: str, record: Recor
     informers, settings = FakeInformers(objects), settings_of(objects, release)
     vm, before = observedvms.given_vm(records, record), observedvms.vm_before(records, record)
 
-    denial = admission_rules.virtual_machine(vm, before, informers, settings)
+    denial = admission_rules.check_virtual_machine(vm, before, informers, settings)
     refused = record.outcome.get("refused")
     assert (denial and (denial.code, denial.reason)) == (refused and (refused["code"], refused["reason"]))
     if denial or vm["metadata"].get("deletionTimestamp"):
         return
 
     expected = observedvms.admitted_vm(records, record)
-    assert comparable(mutated(vm, before, settings)) == comparable(expected)
+    assert comparable(mutate(vm, before, settings)) == comparable(expected)
 
 
 @pytest.mark.parametrize("release", FILES)

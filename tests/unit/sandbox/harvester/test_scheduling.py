@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from caphv.api.object import Obj
-from sandbox.harvester.quantities import demand, number
-from sandbox.harvester.scheduling import Placed, place, selects
+from sandbox.harvester.quantities import demand, parse_quantity
+from sandbox.harvester.scheduling import Placement, choose_host, selects
 
 pytestmark = pytest.mark.unit
 
@@ -41,22 +43,22 @@ def anti_affinity(key: str, *, required: bool) -> Obj:
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": weighted}}
 
 
-def placed(name: str, *, memory: float = 1, namespace: str = "ns", **labels: str) -> Placed:
-    return Placed(name, namespace, labels, 1, memory * GIB)
+def placed(name: str, *, memory: float = 1, namespace: str = "ns", **labels: str) -> Placement:
+    return Placement(name, namespace, labels, 1, memory * GIB)
 
 
 def test_the_emptiest_host_is_taken() -> None:
-    assert place(vm(), [host("one"), host("two")], [placed("one")]) == "two"
+    assert choose_host(vm(), [host("one"), host("two")], [placed("one")]) == "two"
 
 
 @pytest.mark.parametrize("broken", [{"ready": "Unknown"}, {"unschedulable": True}])
 def test_host_that_is_not_ready_or_closed_is_left_out(broken: Obj) -> None:
-    assert place(vm(), [host("one", **broken)], []) == ""
+    assert choose_host(vm(), [host("one", **broken)], []) == ""
 
 
 @pytest.mark.parametrize(("memory", "cpu", "fits"), [("31Gi", "7", True), ("32Gi", "1", False), ("1Gi", "8", False)])
 def test_what_runs_already_takes_room(memory: str, cpu: str, fits: bool) -> None:
-    assert bool(place(vm(memory=memory, cpu=cpu), [host("one")], [placed("one")])) == fits
+    assert bool(choose_host(vm(memory=memory, cpu=cpu), [host("one")], [placed("one")])) == fits
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,7 @@ def test_what_runs_already_takes_room(memory: str, cpu: str, fits: bool) -> None
 )
 def test_required_node_affinity(term: Obj, chosen: str) -> None:
     hosts = [host("one", "a"), host("two", "b")]
-    assert place(vm(affinity=node_affinity(term)), hosts, []) == chosen
+    assert choose_host(vm(affinity=node_affinity(term)), hosts, []) == chosen
 
 
 def test_terms_are_alternatives_and_their_expressions_all_count() -> None:
@@ -80,29 +82,29 @@ def test_terms_are_alternatives_and_their_expressions_all_count() -> None:
     both = {
         "matchExpressions": [{"key": ZONE, "operator": "In", "values": ["b"]}, {"key": "disk", "operator": "Exists"}]
     }
-    assert place(vm(affinity=node_affinity(both)), hosts, []) == ""
-    assert place(vm(affinity=node_affinity(both, expression(ZONE, "In", "b"))), hosts, []) == "two"
+    assert choose_host(vm(affinity=node_affinity(both)), hosts, []) == ""
+    assert choose_host(vm(affinity=node_affinity(both, expression(ZONE, "In", "b"))), hosts, []) == "two"
 
 
 def test_node_selector() -> None:
-    assert place(vm(nodeSelector={HOSTNAME: "two"}), [host("one"), host("two")], []) == "two"
-    assert place(vm(nodeSelector={HOSTNAME: "three"}), [host("one"), host("two")], []) == ""
+    assert choose_host(vm(nodeSelector={HOSTNAME: "two"}), [host("one"), host("two")], []) == "two"
+    assert choose_host(vm(nodeSelector={HOSTNAME: "three"}), [host("one"), host("two")], []) == ""
 
 
 def test_required_anti_affinity_leaves_the_zone_of_a_match() -> None:
     hosts = [host("one", "a"), host("two", "a"), host("three", "b")]
     others = [placed("one", role="cp"), placed("three", memory=9)]
-    assert place(vm(affinity=anti_affinity(ZONE, required=True)), hosts, others) == "three"
-    assert place(vm(affinity=anti_affinity(ZONE, required=True)), hosts[:2], others) == ""
+    assert choose_host(vm(affinity=anti_affinity(ZONE, required=True)), hosts, others) == "three"
+    assert choose_host(vm(affinity=anti_affinity(ZONE, required=True)), hosts[:2], others) == ""
     elsewhere = [placed("one", namespace="other", role="cp")]
-    assert place(vm(affinity=anti_affinity(ZONE, required=True)), hosts[:1], elsewhere) == "one"
+    assert choose_host(vm(affinity=anti_affinity(ZONE, required=True)), hosts[:1], elsewhere) == "one"
 
 
 def test_preferred_anti_affinity_spreads_and_never_refuses() -> None:
     hosts = [host("one", "a"), host("two", "b")]
     wish = anti_affinity(HOSTNAME, required=False)
-    assert place(vm(affinity=wish), hosts, [placed("one", role="cp"), placed("two", memory=20)]) == "two"
-    assert place(vm(affinity=wish), hosts[:1], [placed("one", role="cp")]) == "one"
+    assert choose_host(vm(affinity=wish), hosts, [placed("one", role="cp"), placed("two", memory=20)]) == "two"
+    assert choose_host(vm(affinity=wish), hosts[:1], [placed("one", role="cp")]) == "one"
 
 
 def test_selector() -> None:
@@ -116,15 +118,28 @@ def test_selector() -> None:
     ("text", "value"), [("500m", 0.5), ("2", 2), (4, 4), ("4Gi", 4 * GIB), ("1k", 1000), (None, 0), ("1e3", 1000)]
 )
 def test_quantities(text: str | int | None, value: float) -> None:
-    assert number(text) == value
+    assert parse_quantity(text) == value
 
 
 def test_text_that_is_not_a_quantity() -> None:
     with pytest.raises(ValueError, match="'4 GB' is not a quantity"):
-        number("4 GB")
+        parse_quantity("4 GB")
 
 
 def test_demand_is_requests_then_limits_then_guest() -> None:
     assert demand({"domain": {"resources": {"limits": {"cpu": "4"}, "requests": {"cpu": "250m"}}}})[0] == 0.25
     assert demand({"domain": {"resources": {"limits": {"memory": "2Gi"}}}}) == (1, 2 * GIB)
     assert demand({"domain": {"cpu": {"cores": 3}, "memory": {"guest": "1Gi"}}}) == (3, GIB)
+
+
+@pytest.mark.parametrize(
+    ("free", "used", "requested", "chosen"),
+    [(1, 0, 1, "b"), (1, 1, 1, ""), (2, 1, 1, "b"), (1, 0, 2, ""), (0, 0, 0, "a")],
+)
+def test_a_vm_runs_where_its_devices_are_free(free: int, used: int, requested: int, chosen: str) -> None:
+    other = host("b")
+    other["status"]["allocatable"]["gpu"] = str(free)
+    new = vm()
+    new["spec"]["template"]["spec"]["domain"]["devices"] = {"hostDevices": [{"deviceName": "gpu"}] * requested}
+    taken = Placement("b", "ns", {}, 1, GIB, Counter(gpu=used))
+    assert choose_host(new, [host("a"), other], [taken]) == chosen

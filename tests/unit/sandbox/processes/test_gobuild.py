@@ -53,7 +53,7 @@ def test_every_core_keeps_its_webhook_server_on_loopback(recipe: gobuild.Recipe)
 
 def test_another_patch_is_another_program() -> None:
     recipes = (binaries.CLUSTER_API_CORE, dataclasses.replace(binaries.CLUSTER_API_CORE, patches=()))
-    assert len({binaries.in_cache(recipe) for recipe in recipes}) == 2
+    assert len({binaries.cached_path(recipe) for recipe in recipes}) == 2
 
 
 def test_a_patched_module_is_copied_without_its_tests(tmp_path: Path) -> None:
@@ -64,12 +64,12 @@ def test_a_patched_module_is_copied_without_its_tests(tmp_path: Path) -> None:
         (sources / file).chmod(0o444)
     patch = gobuild.Patch("internal/wait/wait.go", "wait = 5", "wait = 1")
     recipe = gobuild.Recipe("x", "1.0.0", "example.org/x", "example.org/x/cmd", patches=(patch,))
-    gobuild._write_patched(recipe, sources, copy)
+    gobuild._copy_and_patch(recipe, sources, copy)
     found = {path.relative_to(copy).as_posix(): path.read_text() for path in copy.rglob("*.go")}
     assert found == {"cmd/main.go": "const wait = 5\n", "cmd/internal/wait/wait.go": "const wait = 1\n"}
     wrong = dataclasses.replace(recipe, patches=(dataclasses.replace(patch, old="wait = 6"),))
     with pytest.raises(gobuild.BuildError, match=r"internal/wait/wait\.go must have 'wait = 6' once"):
-        gobuild._write_patched(wrong, sources, tmp_path / "other")
+        gobuild._copy_and_patch(wrong, sources, tmp_path / "other")
 
 
 def test_own_go_settings_win_over_inherited_ones() -> None:
@@ -93,15 +93,15 @@ def test_remaining_time_is_estimated_over_all_programs() -> None:
     now = 0.0
     estimate = binaries.Estimate(clock=lambda: now)
     estimate.add("etcd", 0, 0)
-    assert estimate.left == ""
+    assert estimate.remaining == ""
     estimate.add("etcd", 100, 400)
     estimate.add("kube-apiserver", 0, 1600)
     now = 30.0
-    assert estimate.left == "about 10 min left"
+    assert estimate.remaining == "about 10 min left"
     estimate.add("kube-apiserver", 1600, 1600)
-    assert estimate.left == "less than a minute left"
+    assert estimate.remaining == "less than a minute left"
     estimate.add("etcd", 400, 400)
-    assert estimate.left == ""
+    assert estimate.remaining == ""
 
 
 def test_folders_of_setup_envtest_come_newest_first(tmp_path: Path) -> None:

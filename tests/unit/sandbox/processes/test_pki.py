@@ -82,6 +82,6 @@ def test_private_keys_stay_out_of_representations() -> None:
 
 
 def test_service_account_key_is_in_the_form_that_kube_apiserver_reads() -> None:
-    key = pki.signing_key()
+    key = pki.create_signing_key()
     assert key.startswith(b"-----BEGIN EC PRIVATE KEY-----")
     load_pem_private_key(key, None)

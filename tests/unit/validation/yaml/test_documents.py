@@ -1,5 +1,6 @@
 """YAML is read as kubectl reads it, and each broken rule is reported with line and column."""
 
+import codecs
 import time
 from typing import Any
 
@@ -9,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.validation.yaml import yaml_rules
-from caphv.validation.yaml.documents import DEEPEST, MOST_ALIASED, MOST_BROKEN
-from caphv.validation.yaml.loader import parsed
+from caphv.validation.yaml.builder import DEEPEST, MOST_ALIASED
+from caphv.validation.yaml.documents import MOST_BROKEN
+from caphv.validation.yaml.loader import parse
 from caphv.validation.yaml.yaml_rules import Position, TextFinding
 
 pytestmark = pytest.mark.unit
@@ -49,12 +51,12 @@ WRONG = {
 
 
 def problems(text: str | bytes) -> list[TextFinding]:
-    source = parsed("file", text.encode() if isinstance(text, str) else text)
+    source = parse("file", text.encode() if isinstance(text, str) else text)
     return [*source.problems, *(problem for document in source.documents for problem in document.problems)]
 
 
 def values(text: str) -> list[Any]:
-    return [document.value for document in parsed("file", text.encode()).documents]
+    return [document.value for document in parse("file", text.encode()).documents]
 
 
 @pytest.mark.parametrize(("text", "name", "line", "column"), WRONG.values(), ids=WRONG)
@@ -71,9 +73,11 @@ def test_every_rule_is_tested() -> None:
     }
 
 
-def test_bytes_that_are_no_utf8_are_reported_at_their_place() -> None:
-    (problem,) = problems("a: 1\nb: gr\u00fcn\n".encode("latin-1"))
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8], ids=["", "byte order mark"])
+def test_bytes_that_are_no_utf8_are_reported_at_their_place(mark: bytes) -> None:
+    (problem,) = problems(mark + "a: 1\nb: gr\u00fcn\n".encode("latin-1"))
     assert (problem.finding.rule, problem.place) == (yaml_rules.ENCODING.name, Position(2, 6))
+    assert "0xfc" in problem.finding.detail
 
 
 def test_an_alias_bomb_costs_no_time() -> None:
@@ -128,7 +132,7 @@ def test_nothing_is_no_document_and_no_problem(text: str) -> None:
 
 
 def test_line_endings_and_byte_order_mark() -> None:
-    (document,) = parsed("file", "\ufeffa: 1\r\nb:\r\n  c: 2\r\n".encode()).documents
+    (document,) = parse("file", "\ufeffa: 1\r\nb:\r\n  c: 2\r\n".encode()).documents
     assert document.value == {"a": 1, "b": {"c": 2}}
     assert document.position(("b", "c")) == Position(3, 6)
 
@@ -138,7 +142,7 @@ def test_json_with_tabs() -> None:
 
 
 def test_a_broken_document_does_not_hide_the_others() -> None:
-    source = parsed("file", b"a: 1\n---\nb: [\n---\nc: 3\n---\nd: ]\n---\ne: 5\n")
+    source = parse("file", b"a: 1\n---\nb: [\n---\nc: 3\n---\nd: ]\n---\ne: 5\n")
     assert [document.value for document in source.documents] == [{"a": 1}, {"c": 3}, {"e": 5}]
     assert [problem.place.line for problem in source.problems] == [4, 7]
     assert source.documents[2].position(("e",)) == Position(9, 4)
@@ -164,18 +168,18 @@ def test_many_broken_documents_end() -> None:
 )
 def test_positions(path: tuple[str | int, ...], line: int, column: int) -> None:
     text = "spec:\n  cpu: 4\n  volumes:\n  - type: a\n  - type: b\n  text: |\n    x\n"
-    (document,) = parsed("file", text.encode()).documents
+    (document,) = parse("file", text.encode()).documents
     assert document.position(path) == Position(line, column)
 
 
 def test_position_of_a_key() -> None:
-    (document,) = parsed("file", b"spec:\n  zone: a\n").documents
+    (document,) = parse("file", b"spec:\n  zone: a\n").documents
     assert document.key_position(("spec", "zone")) == Position(2, 3)
 
 
 def test_lines_of_a_secret_are_not_shown() -> None:
     text = "kind: ConfigMap\na: b\n---\nkind: Secret\ndata: {a: geheim}\n---\nkind: ConfigMap\n"
-    source = parsed("file", text.encode())
+    source = parse("file", text.encode())
     assert [source.excerpt(line) for line in (2, 5, 7, 99)] == ["a: b", "", "kind: ConfigMap", ""]
 
 
@@ -197,7 +201,7 @@ def test_what_is_written_is_read(value: dict[str, Any]) -> None:
 
 @given(st.binary(max_size=200) | st.text(alphabet="ab:-[]{}&*!|>'\"#%@\t\n ,?<0x1", max_size=200).map(str.encode))
 def test_anything_can_be_read(data: bytes) -> None:
-    source = parsed("file", data)
+    source = parse("file", data)
     for problem in source.problems:
         assert 1 <= problem.place.line <= len(source.lines) + 1
         assert problem.place.column >= 1

@@ -1,1 +1,0 @@
-"""Benchmarks of the provider on a simulated Harvester: `make bench` or `python -m bench`."""

@@ -1,0 +1,222 @@
+"""When a Cluster is parked by schedule: windows of a week, in the local time of one zone.
+
+A schedule such as `Mon-Fri 20:00-06:00 Europe/Berlin; Sat-Sun` comes from an annotation, so
+anything may arrive: its length is bounded, and each part is matched by an expression that takes
+linear time. Pure functions, but for `load_zone`, which reads the time zone database.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from caphv.api.names import PARK_SCHEDULE_ANNOTATION
+from caphv.api.plaintext import one_line
+
+EXAMPLE = "Mon-Fri 20:00-06:00 Europe/Berlin; Sat-Sun"
+_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_LONGEST = 256
+_LONGEST_SHOWN = 60
+# The longest name in the database has half of that.
+_LONGEST_ZONE = 64
+_MIDNIGHT = 24 * 60
+
+_DAY = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
+_DAY_LIST = re.compile(rf"{_DAY}(?:-{_DAY})?(?:,{_DAY}(?:-{_DAY})?)*")
+_TIMES = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})")
+# Names of zones become paths in the database.
+_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,2}")
+# Only databases of operating systems have them, so a schedule would not be valid everywhere.
+_OF_SYSTEMS = ("localtime", "posixrules", "posix/", "right/")
+# Days around today whose windows decide: a change is at most two weeks ahead, namely if the clock
+# skips the only window of a week.
+_AROUND = range(-2, 17)
+_LONGEST_AHEAD = timedelta(days=14, hours=2)
+
+
+class ScheduleError(ValueError):
+    """A schedule cannot be used. The message has the value, and `detail` what to write instead."""
+
+    def __init__(self, subject: str, detail: str) -> None:
+        super().__init__(f"annotation {PARK_SCHEDULE_ANNOTATION} {subject}: {detail}")
+        self.detail = detail
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A time of the week in which a cluster is parked.
+
+    :param days: the weekdays on which it begins, Monday is 0
+    :param start: minutes after midnight
+    :param end: minutes after midnight, of the next day if it is not after the start
+    """
+
+    days: frozenset[int]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Windows of a week, in the local time of a zone of the IANA database."""
+
+    windows: tuple[Window, ...]
+    zone: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a schedule says of a time.
+
+    :param parked: whether the cluster is to be parked then
+    :param until: when that changes; None if it never does
+    """
+
+    parked: bool
+    until: datetime | None
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Return the schedule that an annotation has. Raises `ScheduleError`."""
+    if len(text) > _LONGEST:
+        raise _error(text, f"has {len(text)} characters, at most {_LONGEST} are read")
+
+    windows, zones = [], set()
+    for part in text.split(";"):
+        if not part.strip():
+            raise _error(text, "has an empty window")
+        window, zone = _parse_window(text, part.split())
+        windows.append(window)
+        zones |= {zone} - {""}
+    if len(zones) > 1:
+        raise _error(text, f"has several time zones, {' and '.join(sorted(zones))}: keep one")
+    return Schedule(tuple(windows), zones.pop() if zones else "UTC")
+
+
+def load_zone(name: str) -> tzinfo:
+    """Return a time zone by its name in the IANA database. Raises `ScheduleError`."""
+    if name == "UTC":
+        return UTC
+    if zone := _read_zone(name):
+        return zone
+
+    subject = f"names time zone {_shown(name)}"
+    if _read_zone("Etc/UTC") is None:
+        raise ScheduleError(
+            subject,
+            "this installation has no time zone database; install the Python package tzdata, or "
+            "write the times in UTC",
+        )
+    raise ScheduleError(
+        subject,
+        "the time zone database does not have it; write its name as in Europe/Berlin, or UTC",
+    )
+
+
+def _read_zone(name: str) -> ZoneInfo | None:
+    # A name becomes a path, or modules of package tzdata: no other text may reach them.
+    if len(name) > _LONGEST_ZONE or not _ZONE.fullmatch(name) or name.startswith(_OF_SYSTEMS):
+        return None
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return None
+
+
+def state_at(schedule: Schedule, zone: tzinfo, now: datetime) -> Moment:
+    """Return whether a schedule parks a cluster at a time, and when that changes.
+
+    A local time that the clock skips counts as if the clock had not changed yet, and of one that
+    occurs twice the first is meant.
+
+    :param schedule: the windows
+    :param zone: the zone of their times
+    :param now: the time, with a zone of its own
+    """
+    now = now.astimezone(UTC)
+    today = now.astimezone(zone).date()
+    spans = sorted(
+        span for days in _AROUND for span in _spans(schedule, zone, today + timedelta(days=days))
+    )
+    upcoming = [start for start, _ in spans if start > now]
+    ends = [end for start, end in spans if start <= now < end]
+    if not ends:
+        return Moment(False, min(upcoming, default=None))
+
+    # What begins before the end of another window continues it.
+    until = max(ends)
+    for start, end in spans:
+        if start <= until:
+            until = max(until, end)
+    is_endless = until - now > _LONGEST_AHEAD
+    return Moment(True, None if is_endless else until)
+
+
+def _parse_window(text: str, words: list[str]) -> tuple[Window, str]:
+    """Return a window and its time zone, which is empty if it names none."""
+    remaining = list(words)
+    days, start, end = frozenset(range(7)), 0, _MIDNIGHT
+    if _DAY_LIST.fullmatch(remaining[0]):
+        days = _parse_days(remaining.pop(0))
+    if remaining and (times := _TIMES.fullmatch(remaining[0])):
+        hours, minutes, end_hours, end_minutes = map(int, times.groups())
+        start, end = hours * 60 + minutes, end_hours * 60 + end_minutes
+        if max(minutes, end_minutes) > 59 or start >= _MIDNIGHT or end > _MIDNIGHT:
+            raise _error(text, f"has times {remaining[0]}, which do not exist")
+        if start == end:
+            raise _error(text, f"has times {remaining[0]}, of which the end is the start")
+        remaining.pop(0)
+    if len(remaining) == len(words):
+        raise _error(text, f"has window {_shown(' '.join(words))}, without days or times")
+
+    if late := next(filter(_DAY_LIST.fullmatch, remaining), ""):
+        raise _error(text, f"has days {_shown(late)} after the times: write them first")
+    zone = ""
+    if remaining and _ZONE.fullmatch(remaining[0]):
+        zone = remaining.pop(0)
+    if remaining:
+        raise _error(text, f"has {_shown(remaining[0])} in a window, which is not understood")
+    return Window(days, start, end), zone
+
+
+def _parse_days(text: str) -> frozenset[int]:
+    days: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        start, end = _DAYS.index(first), _DAYS.index(last or first)
+        # Fri-Mon is the weekend with the days around it.
+        days |= {day % 7 for day in range(start, end + (8 if end < start else 1))}
+    return frozenset(days)
+
+
+def _spans(schedule: Schedule, zone: tzinfo, day: date) -> Iterator[tuple[datetime, datetime]]:
+    """Yield start and end of the windows that begin on a day."""
+    for window in schedule.windows:
+        if day.weekday() not in window.days:
+            continue
+        following = day + timedelta(days=1) if window.end <= window.start else day
+        start, end = _instant(day, window.start, zone), _instant(following, window.end, zone)
+        if start < end:  # not if the clock skips all of it
+            yield start, end
+
+
+def _instant(day: date, minutes: int, zone: tzinfo) -> datetime:
+    days, minutes = divmod(minutes, _MIDNIGHT)
+    local = time(minutes // 60, minutes % 60)
+    return datetime.combine(day + timedelta(days=days), local, zone).astimezone(UTC)
+
+
+def _shown(text: str) -> str:
+    """Return a part of a schedule for a message, without line breaks and not too long."""
+    line = one_line(text)
+    return line if len(line) <= _LONGEST_SHOWN else f"{line[:_LONGEST_SHOWN]}…"
+
+
+def _error(text: str, what: str) -> ScheduleError:
+    subject = f"is {_shown(text)}" if text.strip() else "is empty"
+    return ScheduleError(
+        subject, f"it {what}; write days, times and a time zone, such as {EXAMPLE}"
+    )

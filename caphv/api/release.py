@@ -1,0 +1,44 @@
+"""The release of a Harvester, and what depends on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from caphv.api.object import Obj, at, labels_of
+
+_TAG = re.compile(r"/harvester:v(\d{1,3})\.(\d{1,3})(?!\d)")
+_ARCHITECTURE = "kubernetes.io/arch"
+# The first release that supports it.
+_HOTPLUG = (1, 7)
+
+
+def release_of(deployment: Obj | None) -> tuple[int, int] | None:
+    """Return the release of Harvester by the image of its Deployment; None if it is unknown.
+
+    :param deployment: Deployment `harvester-system/harvester`
+    """
+    for container in at(deployment, "spec", "template", "spec", "containers") or ():
+        match = _TAG.search(str(container.get("image") or ""))
+        if match:
+            return int(match[1]), int(match[2])
+    return None
+
+
+def hotplug_obstacle(deployment: Obj | None, hosts: Iterable[Obj]) -> str:
+    """Return why no VM can grow while it runs; empty if VMs can.
+
+    :param deployment: Deployment `harvester-system/harvester`
+    :param hosts: Nodes of Harvester
+    """
+    release = release_of(deployment)
+    if release is None:
+        return "the release of Harvester is unknown"
+    if release < _HOTPLUG:
+        return f"Harvester {release[0]}.{release[1]} does not support it, 1.7 and later do"
+
+    # KubeVirt refuses a VM with maxima on other architectures.
+    others = {labels_of(host).get(_ARCHITECTURE, "") for host in hosts} - {"amd64"}
+    if others:
+        return f"hosts are {', '.join(sorted(others)) or 'unknown'}, and only amd64 supports it"
+    return ""

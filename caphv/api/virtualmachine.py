@@ -1,0 +1,110 @@
+"""What a VM on Harvester uses: its PersistentVolumeClaims and its Secrets."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from caphv.api import names
+from caphv.api.object import Obj, annotations_of, at
+
+# The path of a VM's volumes.
+VOLUMES = ("spec", "template", "spec", "volumes")
+_CLOUD_INIT = ("cloudInitNoCloud", "cloudInitConfigDrive")
+_SECRET_REFERENCES = ("secretRef", "networkDataSecretRef")
+
+# Number and random end of the name of a disk.
+_DISK = re.compile(r"(0|[1-9][0-9]{0,8})-[a-z0-9]{5}")
+
+
+_DEVICES = ("hostDevices", "gpus")
+_MIGRATING = ("LiveMigrate", "LiveMigrateIfPossible")
+
+
+def devices_of(spec: Obj) -> Counter[str]:
+    """Return how many host devices of each kind the spec of an instance asks for."""
+    devices = at(spec, "domain", "devices") or {}
+    requests = (device for kind in _DEVICES for device in devices.get(kind) or ())
+    return Counter(str(device.get("deviceName") or "") for device in requests)
+
+
+def is_bound_to_host(instance: Obj) -> bool:
+    """Return whether KubeVirt says that it cannot migrate an instance."""
+    return any(
+        (condition.get("type"), condition.get("status")) == ("LiveMigratable", "False")
+        for condition in at(instance, "status", "conditions") or ()
+    )
+
+
+def migrates_when_evicted(instance: Obj) -> bool:
+    """Return whether a drain of its host migrates an instance that can; it stops any other one."""
+    return at(instance, "spec", "evictionStrategy") in _MIGRATING
+
+
+def claims_of(*vms: Obj) -> set[str]:
+    """Return the names of the claims that VMs use as volumes."""
+    return {source["claimName"] for vm in vms for source in claim_sources(vm)}
+
+
+def claim_sources(vm: Obj) -> Iterator[Obj]:
+    """Yield the claim sources of a VM's volumes."""
+    for volume in at(vm, *VOLUMES) or ():
+        source = claim_source(volume)
+        if source.get("claimName"):
+            yield source
+
+
+def claim_source(volume: Obj) -> Obj:
+    """Return the claim source of a volume, empty for a volume of another type.
+
+    The claim of a DataVolume has the name of the DataVolume.
+    """
+    data_volume = volume.get("dataVolume") or {}
+    if data_volume.get("name"):
+        return {**data_volume, "claimName": data_volume["name"]}
+    return volume.get("persistentVolumeClaim") or {}
+
+
+def is_machine_pvc(vm_name: str, claim_name: str, disks: int | None = None) -> bool:
+    """Return whether a claim has the name of a disk of this VM.
+
+    `a-disk-x-disk-0-abcde` is a disk of `a-disk-x`, not of `a`.
+
+    :param disks: number of disks that count; None for all
+    """
+    # This provider, the Go provider and Harvester's UI name disks like this. Disks that users add
+    # in the UI have higher numbers than the disks of the spec.
+    prefix = f"{vm_name}-disk-"
+    if not claim_name.startswith(prefix):
+        return False
+    match = _DISK.fullmatch(claim_name.removeprefix(prefix))
+    return match is not None and (disks is None or int(match[1]) < disks)
+
+
+def secrets_of(*vms: Obj) -> set[str]:
+    """Return the names of the Secrets from which VMs take their cloud-init data."""
+    return {
+        str(at(volume, source, reference, "name"))
+        for vm in vms
+        for volume in at(vm, *VOLUMES) or ()
+        for source in _CLOUD_INIT
+        for reference in _SECRET_REFERENCES
+        if at(volume, source, reference, "name")
+    }
+
+
+def cloud_init_secret_name(vm_name: str) -> str:
+    """Return the name of the Secret with the cloud-init data of a VM of ours."""
+    return f"{vm_name}-cloud-init"
+
+
+def listed_claims(vm: Obj) -> set[str]:
+    """Return the names of the claims that Harvester deletes with the VM."""
+    listed = annotations_of(vm).get(names.REMOVED_VOLUMES_ANNOTATION, "").split(",")
+    return {name.strip() for name in listed} - {""}
+
+
+def deletion_list(claims: Iterable[str]) -> Obj:
+    """Return metadata that has Harvester delete these claims with a VM, and keep all others."""
+    return {"annotations": {names.REMOVED_VOLUMES_ANNOTATION: ",".join(claims)}}

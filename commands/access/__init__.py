@@ -1,0 +1,1 @@
+"""Open what options name: clusters, Harvesters and repositories; and change it."""

@@ -1,0 +1,258 @@
+"""`caphv evacuate`: move guests that Harvester cannot migrate off one of its hosts."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from caphv.api import remedies
+from commands.access.changes import confirm, until_done
+from commands.access.harvesters import harvester_clients
+from commands.access.management import management_client, run
+from commands.errors import InputError
+from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
+from commands.options.groups import fill
+from commands.options.harvesters import (
+    HarvesterOptions,
+    harvester_namespace_options,
+    harvester_option,
+    insecure_option,
+)
+from commands.options.management import management_options
+from commands.output.data import print_data
+from commands.output.echo import echo
+from commands.output.progress import Step, patient_progress
+
+if TYPE_CHECKING:
+    from caphv.api.object import Obj
+    from operations.change.changes import Plan
+    from operations.change.evacuation import HostMachines
+    from operations.read.harvesterclient import HarvesterClient
+    from operations.read.objects import ManagementObjects
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvacuateOptions(HarvesterOptions, ChangeOptions, WaitOptions):
+    """Whether to empty a host or to end that, in spite of what, and how to ask and wait."""
+
+    force: bool
+    cancel: bool
+
+    @property
+    def value(self) -> str | None:
+        """The value of the annotation, None to remove it."""
+        if self.cancel:
+            return None
+        return "force" if self.force else "true"
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    plan: Plan
+    server: str
+    machines: tuple[HostMachines, ...]
+
+
+@click.command(
+    short_help="Move guests that Harvester cannot migrate off a host.",
+    epilog="""\b
+Examples:
+  caphv evacuate harvester-2 --harvester-kubeconfig harvester.yaml --wait
+  caphv evacuate harvester-2 --harvester-kubeconfig harvester.yaml --dry-run
+  caphv evacuate harvester-2 --harvester-kubeconfig harvester.yaml --cancel   after its maintenance
+
+\b
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid \
+usage or cannot be read.
+""",
+)
+@click.argument("host")
+@harvester_namespace_options
+@harvester_option
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also stop VMs whose Nodes cannot be drained within five minutes.",
+)
+@click.option("--cancel", is_flag=True, help="End it: the host takes machines again.")
+@wait_options("60m")
+@change_options
+@insecure_option
+@management_options
+@fill(options=EvacuateOptions)
+def evacuate(host: str, options: EvacuateOptions) -> None:
+    """Empty a host of Harvester before its maintenance or upgrade.
+
+    The provider drains the Nodes of machines with host devices, stops their VMs and starts them
+    on other hosts, one machine of a cluster at a time. Harvester migrates the others when its
+    maintenance begins, and VMs whose disks may be local to the host are named. It continues without
+    this command, which writes annotation caphv.io/evacuate on the host; that needs an
+    administrator's kubeconfig of Harvester.
+    """
+    if options.force and options.cancel:
+        raise click.UsageError("--force and --cancel exclude each other")
+    from operations.change.changes import ChangeError
+
+    try:
+        with patient_progress() as step:
+            prepared = run(_prepare(host, options, step))
+    except ChangeError as error:
+        raise InputError(*error.problems) from None
+    plan = prepared.plan
+    _show(prepared, options)
+    if plan.errors or options.dry_run or not plan.changes:
+        _report(prepared, options, applied=False)
+    if plan.errors:
+        echo("Not changed: a check failed.", err=True)
+        sys.exit(1)
+    if options.dry_run:
+        return
+
+    if plan.changes:
+        verb = "End the evacuation of" if options.cancel else "Evacuate"
+        confirm(options, f"{verb} host {host}?")
+        run(_write(prepared, options))
+        _report(prepared, options, applied=True)
+    if options.wait:
+        _wait(prepared, options)
+    elif plan.changes and options.is_text:
+        click.echo(f"The provider continues: {remedies.FOLLOW_ALL}")
+
+
+async def _prepare(host: str, options: EvacuateOptions, step: Step) -> _Prepared:
+    """Read the Harvester with this host, and plan the change. Raises `ChangeError`."""
+    from caphv.api.object import NAMESPACES, uid_of
+    from caphv.api.resources import VIRTUAL_MACHINE_INSTANCES
+    from operations.change.evacuation import clusters_on, find_host, machines_on, plan_evacuation
+    from operations.read.harvesterclient import list_everywhere
+    from operations.read.management import read_management
+    from operations.read.objects import Unseen, by_key
+
+    async with (
+        management_client(options) as management,
+        harvester_clients(management, options) as (harvesters, hidden),
+    ):
+        step(f"looking for host {host}")
+        harvester, hosts = await _harvester_of(host, harvesters, list(map(str, hidden)))
+        system = await harvester.client.get(NAMESPACES, "kube-system")
+        objects = await read_management(management, options.namespace, step)
+        clusters = clusters_on(objects.clusters, by_key(objects.harvester_clusters), uid_of(system))
+        unseen: list[Unseen] = []
+        instances, _ = await list_everywhere(harvester, VIRTUAL_MACHINE_INSTANCES, unseen)
+    machines = machines_on(host, clusters, instances)
+    plan = plan_evacuation(find_host(hosts, host), hosts, machines, options.value)
+    return _Prepared(plan, harvester.server, tuple(machines))
+
+
+async def _harvester_of(
+    host: str, harvesters: list[HarvesterClient], hidden: list[str]
+) -> tuple[HarvesterClient, list[Obj]]:
+    """Return the only Harvester with a host of this name, and its hosts. Raises `ChangeError`."""
+    from caphv.api.object import NODES, key_of
+    from caphv.runtime.errors import RequestError
+    from operations.change.changes import ChangeError
+    from operations.read.management import list_all
+
+    owners, known = [], set()
+    for harvester in harvesters:
+        try:
+            hosts = await list_all(harvester.client, NODES)
+        except RequestError as error:
+            hidden.append(f"{harvester.server}: {error}")
+            continue
+        names = {key_of(each).name for each in hosts}
+        known |= names
+        if host in names:
+            owners.append((harvester, hosts))
+    if len(owners) == 1:
+        return owners[0]
+    if owners:
+        servers = ", ".join(harvester.server for harvester, _ in owners)
+        raise ChangeError(
+            [
+                f"several Harvesters have a host {host}: choose one of {servers} with "
+                "--harvester-kubeconfig"
+            ]
+        )
+    hosts_known = f"; hosts: {', '.join(sorted(known))}" if known else ""
+    raise ChangeError([f"no Harvester has a host {host}{hosts_known}", *hidden])
+
+
+async def _write(prepared: _Prepared, options: EvacuateOptions) -> None:
+    """Write the annotation, with the client that has found the host."""
+    from caphv.api.object import NODES
+    from caphv.runtime.errors import Forbidden
+
+    async with (
+        management_client(options) as management,
+        harvester_clients(management, options) as (harvesters, _),
+    ):
+        client = next(each for each in harvesters if each.server == prepared.server).client
+        try:
+            for patch in prepared.plan.patches:
+                await client.patch(NODES, patch.key.name, "", patch.body)
+        except Forbidden as error:
+            raise InputError(
+                f"the account may not change hosts of Harvester: give --harvester-kubeconfig with "
+                f"an administrator's kubeconfig; {error}"
+            ) from None
+
+
+def _show(prepared: _Prepared, options: EvacuateOptions) -> None:
+    from commands.output import changes as out
+
+    if options.is_text:
+        out.show(prepared.plan, f"host {prepared.plan.cluster}")
+
+
+def _report(prepared: _Prepared, options: EvacuateOptions, *, applied: bool) -> None:
+    """Write the plan as data."""
+    from operations.status.model import as_json
+
+    if options.is_text:
+        return
+    plan = prepared.plan
+    content = {
+        "host": plan.cluster.name,
+        "harvester": prepared.server,
+        "changes": as_json(plan.changes),
+        "checks": as_json(plan.checks),
+        "machines": as_json(prepared.machines),
+        "applied": applied,
+    }
+    print_data(content, options.output)
+
+
+def _wait(prepared: _Prepared, options: EvacuateOptions) -> None:
+    """Show the progress until all clusters are done; end with status 1 when it is too late."""
+    from caphv.api.object import Key
+    from commands.output.clusterprogress import ClustersProgress
+    from operations.change.clusterparts import parts_and_deployments
+    from operations.change.evacuation import progress_of
+
+    host = prepared.plan.cluster.name
+    keys = [group.cluster for group in prepared.machines if not group.paused]
+    shown = ClustersProgress(keys, to_stderr=not options.is_text)
+
+    async def step(objects: ManagementObjects) -> bool:
+        for key in keys:
+            infrastructure = parts_and_deployments(objects, key)[0].harvester_cluster
+            shown.say(key, progress_of(infrastructure, host, cancel=options.cancel))
+        return shown.has_ended()
+
+    interrupted = "Interrupted. The provider continues without this command."
+    watched = Key(options.namespace, "")
+    in_time = not keys or run(until_done(options, watched, step, options.timeout), interrupted)
+    if not (in_time and shown.is_done()):
+        shown.explain(in_time=in_time)
+        sys.exit(1)
+
+    if options.is_text and not options.cancel:
+        echo(
+            f"No machine that the provider moves is left on host {host}. Begin its "
+            "maintenance, which names other VMs that keep it from that, and end with: "
+            f"{remedies.CANCEL_EVACUATION(host=host)}"
+        )

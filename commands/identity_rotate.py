@@ -1,0 +1,219 @@
+"""`caphv identity rotate`: another token for an identity, tested before the former one ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from caphv.api.counting import counted
+from caphv.api.object import Key
+from commands.access.changes import confirm
+from commands.access.management import management_client, run
+from commands.errors import CommandError, InputError
+from commands.options.changes import ChangeOptions, change_options
+from commands.options.groups import fill
+from commands.options.management import (
+    ManagementOptions,
+    context_namespace,
+    management_options,
+    object_key,
+)
+from commands.output.data import print_data
+from commands.output.echo import echo
+from commands.output.progress import patient_progress
+
+if TYPE_CHECKING:
+    from caphv.api.tokens import ServiceAccountToken
+    from caphv.runtime.client import ApiClient
+    from operations.change.rotation import RotatedIdentity, RotationPlan, TokenIssuer
+
+_DAY = 24 * 3600
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotateOptions(ManagementOptions, ChangeOptions):
+    """Options for the issuer and the lifetime of the new token, and for the former token."""
+
+    harvester_kubeconfig: str | None
+    expires_in: int | None
+    keep_old: bool
+
+
+@click.command(
+    "rotate",
+    short_help="Replace the token of an identity.",
+    epilog="""\b
+Examples:
+  caphv identity rotate team-a/harvester-identity --dry-run
+  caphv identity rotate team-a/harvester-identity --harvester-kubeconfig harvester.yaml
+  caphv identity rotate team-a/harvester-identity --expires-in 90 --yes
+
+\b
+Exit status: 0 done, 1 the new token does not work, or aborted, 2 a server or the Secret cannot \
+be read.
+""",
+)
+@click.argument("secret", metavar="[NAMESPACE/]SECRET")
+@click.option(
+    "--harvester-kubeconfig",
+    type=click.Path(exists=True, dir_okay=False),
+    help=(
+        "Administrator's kubeconfig for Harvester: for an expired token, or an account that may "
+        "not do it itself."
+    ),
+)
+@click.option(
+    "--expires-in",
+    type=click.IntRange(1, 3650),
+    metavar="DAYS",
+    help="Lifetime of the new token.  [default: that of the former one]",
+)
+@click.option("--keep-old", is_flag=True, help="Leave the former token valid.")
+@change_options
+@management_options
+@fill(options=RotateOptions)
+def rotate(secret: str, options: RotateOptions) -> None:
+    """Replace the token in an identity Secret by a new one of the same account on Harvester.
+
+    The new token is tested first: it has to lead to the same Harvester and to have all rights. Then
+    the Secret is written, and only when the clusters that use it are still connected, the former
+    token is deleted on Harvester. A token that no Secret on Harvester holds expires by itself. An
+    interrupted rotation is completed by the next call.
+    """
+    from operations.change.rotation import plan_rotation
+
+    key = object_key(secret, "SECRET", context_namespace(options))
+    with patient_progress() as step:
+        step("reading the identity")
+        identity = run(_read(options, key))
+    plan = plan_rotation(identity, expires_in=options.expires_in, keep_old=options.keep_old)
+    if options.is_text:
+        _show(plan)
+    if options.dry_run:
+        _report(plan, options, applied=False)
+        return
+
+    confirm(options, f"Replace the token in Secret {key}?")
+    run(_rotate(identity, plan, options))
+    _report(plan, options, applied=True)
+
+
+async def _read(options: RotateOptions, key: Key) -> RotatedIdentity:
+    from operations.change.rotation import IdentityError, read_identity
+
+    async with management_client(options) as client:
+        try:
+            return await read_identity(client, key)
+        except IdentityError as error:
+            raise InputError(str(error)) from None
+
+
+def _show(plan: RotationPlan) -> None:
+    echo(f"Secret {plan.secret}: ServiceAccount {plan.account} on Harvester {plan.harvester}")
+    echo(f"  used by {counted(len(plan.clusters), 'cluster')}: {', '.join(plan.clusters) or '-'}")
+
+    if plan.seconds >= _DAY:
+        lifetime = f"valid for {counted(plan.seconds // _DAY, 'day')}"
+    elif plan.seconds:
+        lifetime = f"valid for {plan.seconds} seconds"
+    else:
+        lifetime = "which lasts as long as its Secret there"
+
+    if plan.issues:
+        click.echo(f"  issues a new token, {lifetime}, and tests it")
+    else:
+        echo("  completes a rotation that was interrupted: the new token is tested again")
+    if plan.deletes:
+        echo(
+            f"  deletes the former token, Secret {plan.deletes}; other management clusters with it "
+            "lose access"
+        )
+    else:
+        echo(
+            "  the former token stays valid: "
+            f"{plan.kept or 'no Secret holds it, it expires by itself'}"
+        )
+
+
+def _report(plan: RotationPlan, change: ChangeOptions, *, applied: bool) -> None:
+    from operations.status.model import as_json
+
+    if not change.is_text:
+        print_data({**as_json(plan), "applied": applied}, change.output)
+
+
+async def _rotate(identity: RotatedIdentity, plan: RotationPlan, options: RotateOptions) -> None:
+    """Rotate the token. Raises `CommandError`, whose message says which token is in use."""
+    from operations.change.rotation import LostConnectionError, Rotation, RotationError
+
+    def report(text: str) -> None:
+        echo(text, err=not options.is_text)
+
+    async with (
+        _harvester_client(identity, plan, options) as harvester,
+        management_client(options) as management,
+    ):
+        is_administrator = bool(options.harvester_kubeconfig)
+        rotation = Rotation(
+            management, harvester, is_administrator, identity, plan, token_issuer(), report
+        )
+        try:
+            await rotation.run()
+        except RotationError as error:
+            raise CommandError(str(error)) from None
+        except LostConnectionError as error:
+            echo(str(error), err=True)
+            sys.exit(1)
+
+
+def token_issuer() -> TokenIssuer:
+    """Return the reconciler's functions for tokens, which operations do not import."""
+    from operations.change.rotation import TokenIssuer
+    from reconciler.harvester.rotation import delete_token
+
+    return TokenIssuer(_renew_token, delete_token)
+
+
+async def _renew_token(
+    client: ApiClient, kubeconfig: bytes, token: ServiceAccountToken, seconds: int
+) -> str:
+    """Return the kubeconfig with another token. Raises `TokenError`, `ApiError`, `Unreachable`."""
+    from operations.change.rotation import TokenError
+    from reconciler.harvester.identityaccount import AccountError
+    from reconciler.harvester.rotation import new_token, with_token
+
+    try:
+        return with_token(kubeconfig, await new_token(client, token, seconds))
+    except AccountError as error:
+        raise TokenError(str(error)) from None
+
+
+@asynccontextmanager
+async def _harvester_client(
+    identity: RotatedIdentity, plan: RotationPlan, options: RotateOptions
+) -> AsyncIterator[ApiClient]:
+    """Lend a client that may issue tokens: an administrator's client, or the identity's own."""
+    from caphv.runtime.client import ApiClient
+    from caphv.runtime.clientconfig import own_configuration
+    from caphv.runtime.kubeconfig import KubeconfigError
+    from operations.change.rotation import tokens_before_writing
+
+    try:
+        if options.harvester_kubeconfig:
+            connection = await own_configuration(options.harvester_kubeconfig)
+            client = ApiClient(connection, name="harvester")
+        else:
+            client = identity.access.client(name="harvester", user_agent="caphv-cli", timeout=15)
+    except KubeconfigError as error:
+        raise CommandError(
+            f"{tokens_before_writing(plan)}: kubeconfig of Harvester: {error}"
+        ) from None
+    try:
+        yield client
+    finally:
+        await client.close()

@@ -1,0 +1,273 @@
+"""`caphv park` and `caphv resume`: stop all machines of clusters, and start them again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from caphv.api import remedies
+from caphv.api.object import Key
+from commands.access.changes import apply_plan, confirm, until_done
+from commands.access.management import management_client, run
+from commands.errors import InputError
+from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
+from commands.options.groups import fill
+from commands.options.harvesters import insecure_option
+from commands.options.management import (
+    ScopeOptions,
+    Selection,
+    clusters_argument,
+    management_options,
+    namespace_option,
+    selection,
+)
+from commands.output.data import print_data
+from commands.output.echo import echo
+from commands.output.progress import Step, patient_progress
+
+if TYPE_CHECKING:
+    from operations.change.changes import Plan
+    from operations.read.objects import ManagementObjects
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_TARGETS = "name clusters, or a Harvester with --all-on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParkOptions(ScopeOptions, ChangeOptions, WaitOptions):
+    """Which clusters to park or resume, in spite of which checks, and how to ask and wait."""
+
+    all_on: str
+    force: bool
+
+
+def _park_options(command: _Command) -> _Command:
+    for add in (
+        management_options,
+        insecure_option,
+        change_options,
+        wait_options("30m"),
+        click.option("--force", is_flag=True, help="Do it although a check failed."),
+        click.option(
+            "--all-on",
+            default="",
+            metavar="HARVESTER",
+            help="All clusters on a Harvester: its host or URL, or NAMESPACE/NAME of an identity.",
+        ),
+        namespace_option("Namespace of the clusters.  [default: the context's, all with --all-on]"),
+        clusters_argument(),
+    ):
+        command = add(command)
+    return command
+
+
+@click.command(
+    short_help="Stop all machines of clusters, and keep all they have.",
+    epilog="""\b
+Examples:
+  caphv park team-a/staging --wait
+  caphv park --all-on harvester.example.com --wait     before its hosts are shut down
+  caphv park team-a/staging --dry-run                  only the checks
+
+\b
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid \
+usage or cannot be read.
+""",
+)
+@_park_options
+@fill(options=ParkOptions)
+def park(clusters: tuple[str, ...], options: ParkOptions) -> None:
+    """Stop all machines of clusters in the right order; disks, addresses and objects stay.
+
+    The provider pauses the Cluster, drains and stops the workers, then stops the control plane with
+    the leader of etcd last, and checks that the volumes are detached. It continues without this
+    command. With --all-on --wait, it ends with what remains to be done to shut the hosts down.
+
+    It sets annotation caphv.io/park, which overrides a schedule (caphv.io/park-schedule).
+    """
+    chosen, plans = _prepare(clusters, options, park=True)
+    _carry_out(chosen, plans, options, park=True)
+
+
+@click.command(
+    short_help="Start parked clusters again.",
+    epilog="""\b
+Examples:
+  caphv resume team-a/staging --wait
+  caphv resume --all-on harvester.example.com --wait   after its hosts were started
+
+\b
+Exit status: 0 done or nothing to do, 1 a check failed, aborted or not done in time, 2 invalid \
+usage or cannot be read.
+""",
+)
+@_park_options
+@fill(options=ParkOptions)
+def resume(clusters: tuple[str, ...], options: ParkOptions) -> None:
+    """Start parked clusters: control plane first, then workers, and end the pause at last.
+
+    Before that, the command checks that Harvester answers and that its hosts are ready. Nothing is
+    unpaused before the Nodes of all machines are ready, so that no health check replaces one.
+
+    A cluster that its schedule (caphv.io/park-schedule) would park now stays up until you remove
+    annotation caphv.io/park from it.
+    """
+    chosen, plans = _prepare(clusters, options, park=False)
+    _carry_out(chosen, plans, options, park=False)
+
+
+def _prepare(
+    clusters: Sequence[str], options: ParkOptions, *, park: bool
+) -> tuple[Selection, list[Plan]]:
+    """Read the clusters that are meant, and plan the change of each. Raises `InputError`."""
+    from operations.change.changes import ChangeError
+
+    if bool(clusters) is bool(options.all_on):
+        raise click.UsageError(_TARGETS)
+    chosen = Selection(options.namespace) if options.all_on else selection(clusters, options)
+    try:
+        with patient_progress() as step:
+            return run(_plan(chosen, options, step, park=park))
+    except ChangeError as error:
+        raise InputError(*error.problems) from None
+
+
+async def _plan(
+    chosen: Selection, options: ParkOptions, step: Step, *, park: bool
+) -> tuple[Selection, list[Plan]]:
+    """Return the clusters with their plans. Raises `ChangeError`."""
+    from dataclasses import replace
+
+    from caphv.api.object import being_deleted, key_of
+    from operations.change.parking import clusters_on, plan_park, plan_resume
+    from operations.read.accounts import identity_of, read_accounts
+    from operations.read.harvester import read_harvesters
+    from operations.read.management import read_management
+    from operations.status.assembly import parts_of
+
+    async with management_client(options) as client:
+        objects = await read_management(client, chosen.namespace, step)
+        if options.all_on:
+            accounts, _ = await read_accounts(client, objects.harvester_clusters)
+            keys = clusters_on(objects, accounts, options.all_on)
+            deleted = {key_of(obj) for obj in objects.clusters if being_deleted(obj)}
+            chosen = replace(chosen, keys=tuple(key for key in keys if key not in deleted))
+            for key in filter(deleted.__contains__, keys):
+                echo(f"{key} is being deleted, and left out", err=True)
+        parts = {each.key: each for each in parts_of(objects)}
+        chosen.require(set(parts), map(key_of, objects.clusters))
+        selected = [parts[key] for key in dict.fromkeys(chosen.keys)]
+        if park:
+            return chosen, [plan_park(each) for each in selected]
+
+        infrastructures = [each.harvester_cluster for each in selected if each.harvester_cluster]
+        harvesters = await read_harvesters(client, infrastructures, step)
+    plans = []
+    for each in selected:
+        infrastructure = each.harvester_cluster or {}
+        identity = str(identity_of(infrastructure))
+        why = "; ".join(str(unseen) for unseen in harvesters.unseen if identity in unseen.what)
+        plans.append(plan_resume(each, harvesters.of(infrastructure), why))
+    return chosen, plans
+
+
+def _carry_out(chosen: Selection, plans: list[Plan], options: ParkOptions, *, park: bool) -> None:
+    """Show the plans, ask, write them, and wait. Ends the command if a check forbids it."""
+    changed = [plan for plan in plans if plan.changes]
+    forbidden = any(plan.errors for plan in changed) and not options.force
+    _show(plans, options)
+
+    if forbidden or options.dry_run or not changed:
+        _report(plans, options, applied=False)
+    if forbidden:
+        echo(
+            "Not changed: a check failed. Correct it, or give --force to do it nevertheless.",
+            err=True,
+        )
+        sys.exit(1)
+    if options.dry_run:
+        return
+
+    if changed:
+        names = ", ".join(str(plan.cluster) for plan in changed)
+        confirm(options, f"{'Park' if park else 'Resume'} {names}?")
+        for plan in changed:
+            apply_plan(plan, options)
+        _report(plans, options, applied=True)
+    if options.wait:
+        _wait(chosen, options, park=park)
+    elif changed and options.is_text:
+        follow = (
+            remedies.FOLLOW(ref=changed[0].cluster) if len(changed) == 1 else remedies.FOLLOW_ALL
+        )
+        click.echo(f"{'Parking' if park else 'Resuming'}: {follow}")
+    if park and options.all_on and options.is_text:
+        if options.wait:
+            _show_checklist(chosen, options)
+        else:
+            click.echo("What remains to be done on the hosts follows: run it again with --wait.")
+
+
+def _show(plans: Sequence[Plan], options: ParkOptions) -> None:
+    from commands.output import changes as out
+
+    for plan in plans if options.is_text else ():
+        out.show(plan)
+
+
+def _report(plans: Sequence[Plan], options: ParkOptions, *, applied: bool) -> None:
+    """Write the plans as data."""
+    from operations.status.model import as_json
+
+    if options.is_text:
+        return
+    items = [
+        {
+            "cluster": str(plan.cluster),
+            "changes": as_json(plan.changes),
+            "checks": as_json(plan.checks),
+            "applied": applied and bool(plan.changes),
+        }
+        for plan in plans
+    ]
+    print_data({"clusters": items}, options.output)
+
+
+def _wait(chosen: Selection, options: ParkOptions, *, park: bool) -> None:
+    """Show the progress until all clusters are done; end with status 1 when it is too late."""
+    from commands.output.clusterprogress import ClustersProgress
+    from operations.change.clusterparts import parts_and_deployments
+    from operations.change.parking import progress_of
+
+    shown = ClustersProgress(chosen.keys, to_stderr=not options.is_text)
+
+    async def step(objects: ManagementObjects) -> bool:
+        for key in chosen.keys:
+            shown.say(key, progress_of(parts_and_deployments(objects, key)[0], park=park))
+        return shown.has_ended()
+
+    verb = "park" if park else "resume"
+    interrupted = f"Interrupted. The provider continues to {verb} without this command."
+    watched = Key(chosen.namespace, "")
+    in_time = run(until_done(options, watched, step, options.timeout), interrupted)
+    if in_time and shown.is_done():
+        return
+    shown.explain(in_time=in_time)
+    sys.exit(1)
+
+
+def _show_checklist(chosen: Selection, options: ParkOptions) -> None:
+    """Say what remains to be done to shut the hosts down."""
+    from operations.change.parking import host_checklist
+
+    scope = f" -n {options.namespace}" if options.namespace else ""
+    resume_command = remedies.RESUME_ALL(harvester=options.all_on, scope=scope)
+    echo("\nTo shut the hosts down:")
+    for number, line in enumerate(
+        host_checklist(options.all_on, chosen.keys, resume_command), start=1
+    ):
+        echo(f"{number:>3}. {line}")

@@ -1,0 +1,242 @@
+"""Predict the effect of changed objects on a cluster's machines, and their needs: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any
+
+from caphv.api.object import Key, Obj
+from caphv.api.quantity import quantity
+from operations.capacity.hosts import Size
+from operations.capacity.machinepools import DesiredState, Pool
+
+# More reasons do not help a reader.
+_MOST_REASONS = 6
+
+
+class Action(StrEnum):
+    """The effect of a change on an object, or on the machines of a pool."""
+
+    CREATE = "create"
+    CHANGE = "change in place"
+    REPLACE = "replace"
+    DELETE = "delete"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field whose value changes."""
+
+    path: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.before or '(none)'} → {self.after or '(none)'}"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEffect:
+    """The effect on the machines of a pool; `before` and `after` are its numbers of machines."""
+
+    pool: str
+    before: int
+    after: int
+    replaced: int = 0
+    surge: int = 0
+    reasons: tuple[Field, ...] = ()
+
+    @property
+    def created(self) -> int:
+        """VMs that are created."""
+        return self.replaced + max(0, self.after - self.before)
+
+    @property
+    def deleted(self) -> int:
+        """VMs that are deleted."""
+        return self.replaced + max(0, self.before - self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Numbers, CPUs and bytes that machines need at most during a change, beyond what they have."""
+
+    vms: int = 0
+    cpu: Decimal = Decimal(0)
+    memory: Decimal = Decimal(0)
+    storage: Decimal = Decimal(0)
+    addresses: int = 0
+    sizes: tuple[Size, ...] = ()
+    """Each VM that exists in addition at the same time."""
+
+    def __add__(self, other: Needs) -> Needs:
+        return Needs(
+            self.vms + other.vms,
+            self.cpu + other.cpu,
+            self.memory + other.memory,
+            self.storage + other.storage,
+            self.addresses + other.addresses,
+            self.sizes + other.sizes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterEffect:
+    """The effect on one cluster."""
+
+    cluster: Key
+    pools: tuple[PoolEffect, ...] = ()
+    infrastructure: tuple[Field, ...] = ()
+    """Fields of its HarvesterCluster that change in place."""
+    needs: Needs = Needs()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything happens."""
+        return bool(self.pools or self.infrastructure)
+
+
+def effect_of(
+    cluster: Key,
+    before: DesiredState,
+    after: DesiredState,
+    outdated: Mapping[str, int] | None = None,
+) -> ClusterEffect:
+    """Compare a cluster before and after.
+
+    :param cluster: namespace and name
+    :param before: the desired state of its objects now
+    :param after: their desired state after the change
+    :param outdated: by pool, the number of machines that a current rollout still has to replace
+    """
+    unknown = tuple(dict.fromkeys((*before.unknown, *after.unknown)))
+    if unknown:
+        return ClusterEffect(cluster, unknown=unknown)
+
+    effects, needs = [], Needs()
+    outdated = outdated or {}
+    for name in dict.fromkeys((*before.pools, *after.pools)):
+        old, new = before.pools.get(name, Pool(name, 0)), after.pools.get(name, Pool(name, 0))
+        # Another component, such as the autoscaler, decides on the number and does not change it.
+        if name in before.pools and not new.fixed:
+            new = replace(new, replicas=old.replicas)
+
+        effect = _pool_effect(old, new, outdated.get(name, 0))
+        if effect is not None:
+            effects.append(effect)
+            needs += _needs(old, new, effect, after.infrastructure)
+
+    # A new cluster has no fields that change.
+    infrastructure: tuple[Field, ...] = ()
+    if before.pools:
+        infrastructure = tuple(fields(before.infrastructure, after.infrastructure))
+    return ClusterEffect(cluster, tuple(effects), infrastructure, needs)
+
+
+def fields(before: Any, after: Any, path: str = "") -> Iterator[Field]:
+    """Yield the fields that differ, as deep in the structure as both values agree on it."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted({*before, *after}):
+            yield from fields(before.get(name), after.get(name), f"{path}.{name}" if path else name)
+    elif isinstance(before, list) and isinstance(after, list):
+        yield from _list_fields(before, after, path)
+    elif before != after and not (_is_empty(before) and _is_empty(after)):
+        yield Field(path, _format_short(before), _format_short(after))
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a value is the same as an absent field; False and 0 are settings."""
+    return not value and value is not False and value != 0
+
+
+def _list_fields(before: list[Any], after: list[Any], path: str) -> Iterator[Field]:
+    """Yield the fields that differ in two lists: by name, else by position, else as a whole."""
+    # An inserted entry must not make all following entries differ.
+    names = [_name(member) for member in (*before, *after)]
+    if all(names):
+        old = {_name(member): member for member in before}
+        new = {_name(member): member for member in after}
+        for name in dict.fromkeys(names):
+            yield from fields(old.get(name), new.get(name), f"{path}[{name}]")
+    elif len(before) == len(after):
+        for index, (old_member, new_member) in enumerate(zip(before, after, strict=True)):
+            yield from fields(old_member, new_member, f"{path}[{index}]")
+    elif before != after:
+        yield Field(path, _format_short(before), _format_short(after))
+
+
+def _pool_effect(before: Pool, after: Pool, outdated: int) -> PoolEffect | None:
+    """Return the effect on the machines of a pool, None if there is none."""
+    reasons: tuple[Field, ...] = ()
+    if before.inputs and after.inputs:
+        reasons = tuple(fields(dict(before.inputs), dict(after.inputs)))
+
+    # A current rollout replaces its outdated machines in any case.
+    kept = min(before.replicas, after.replicas)
+    replaced = kept if reasons else min(outdated, kept)
+    if not replaced and before.replicas == after.replicas:
+        return None
+
+    # Providers add a machine first whatever the strategy says, because etcd with one or two members
+    # does not survive the loss of a member.
+    surge = after.surge if replaced else 0
+    if replaced and after.name == "control plane" and after.replicas < 3:
+        surge = 1
+    return PoolEffect(
+        after.name, before.replicas, after.replicas, replaced, surge, reasons[:_MOST_REASONS]
+    )
+
+
+def _needs(before: Pool, after: Pool, effect: PoolEffect, infrastructure: Obj) -> Needs:
+    """Return the resources that the machines of a pool need at most while they change.
+
+    :param before: the pool as it is
+    :param after: the pool as it will be
+    :param effect: the effect on its machines
+    :param infrastructure: the coming spec of the HarvesterCluster
+    """
+    old, new = _size(before), _size(after)
+    additional = max(0, effect.after - effect.before) + effect.surge
+    total = effect.after + effect.surge
+
+    # First the additional machines exist next to the old ones. In the end all machines have the new
+    # size.
+    cpu = max(new.cpu * additional, new.cpu * total - old.cpu * effect.before)
+    memory = max(new.memory * additional, new.memory * total - old.memory * effect.before)
+    storage = max(
+        _storage(after) * additional,
+        _storage(after) * total - _storage(before) * effect.before,
+    )
+    # A machine with its own network configuration takes no address from a pool.
+    pooled = bool(infrastructure.get("vmNetworkConfig")) and not after.machine.get("networkConfig")
+    addresses = additional if pooled else 0
+    return Needs(additional, cpu, memory, storage, addresses, (new,) * additional)
+
+
+def _size(pool: Pool) -> Size:
+    return Size.of_machine(pool.machine)
+
+
+def _storage(pool: Pool) -> Decimal:
+    """Return the bytes of all disks of one machine."""
+    volumes: Iterable[Obj] = pool.machine.get("volumes") or ()
+    return sum((quantity(volume.get("volumeSize")) or Decimal(0) for volume in volumes), Decimal(0))
+
+
+def _name(value: Any) -> str:
+    """Return the name of an entry of a list; empty if it has none."""
+    return str(value.get("name") or "") if isinstance(value, dict) else ""
+
+
+def _format_short(value: Any) -> str:
+    """Format a value as one short line."""
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else str(value).replace("'", "")
+    text = " ".join(text.split())
+    return text if len(text) <= 60 else f"{text[:57]}…"

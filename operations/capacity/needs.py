@@ -1,0 +1,141 @@
+"""Compare the needs of a plan with the free capacity of a Harvester: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+
+from caphv.api.ippool import referenced_pools
+from caphv.api.names import generated_names
+from caphv.api.object import Obj, at
+from operations.capacity.free import Capacity, CapacityObjects, capacity_of
+from operations.capacity.hosts import Overcommit, Size, count_homeless, hosts_of, overcommit_of
+from operations.capacity.machinechanges import Needs
+from operations.status.model import AddressPool
+
+_FULL_SIZE = "counted without overcommit, which no VM shows"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The largest need of a resource, surge included, compared with its free amount.
+
+    `free` is None when it is unknown. `partial` says that others may use some of the resource
+    unseen, so that less may be free.
+    """
+
+    what: str
+    unit: str
+    needed: float
+    free: float | None
+    note: str = ""
+    partial: bool = False
+
+    @property
+    def short(self) -> bool:
+        """Whether the need exceeds the free amount."""
+        return self.free is not None and self.needed > self.free
+
+
+def needs_and_free(
+    needs: Needs, harvester_cluster: Obj, objects: CapacityObjects | None
+) -> tuple[Need, ...]:
+    """Compare the needs of a cluster's change with the free capacity of its Harvester.
+
+    :param needs: the needs of the change
+    :param harvester_cluster: the HarvesterCluster, which names the pools and the namespace
+    :param objects: objects of the Harvester, None if it cannot be read
+    """
+    return tuple(_needs(needs, harvester_cluster, objects)) if needs.vms else ()
+
+
+def _needs(needs: Needs, harvester_cluster: Obj, objects: CapacityObjects | None) -> Iterator[Need]:
+    # Harvester overcommits its hosts. Existing VMs show which share of its size a VM requests.
+    capacity = capacity_of(objects) if objects else None
+    share = overcommit_of(objects.harvester.instances) if objects else Overcommit()
+    requests = share.requests(Size(needs.cpu, needs.memory))
+
+    yield from _host_needs(needs, requests, share, objects, capacity)
+    storage = capacity.storage.free if capacity and capacity.storage else None
+    yield Need("storage", "B", float(needs.storage), storage, "for one replica")
+    if needs.addresses:
+        pools = capacity.pools if capacity else ()
+        yield _addresses_of_pools(needs.addresses, harvester_cluster, pools)
+
+    target = str(at(harvester_cluster, "spec", "targetNamespace") or "")
+    amounts = _quota_amounts(needs, requests)
+    for quota in capacity.quotas if capacity else ():
+        if quota.namespace == target and quota.resource in amounts:
+            unit = "" if quota.resource.endswith("cpu") else "B"
+            name = f"quota {quota.namespace}/{quota.name} {quota.resource}"
+            yield Need(name, unit, float(amounts[quota.resource]), quota.free)
+
+
+def _host_needs(
+    needs: Needs,
+    requests: Size,
+    share: Overcommit,
+    objects: CapacityObjects | None,
+    capacity: Capacity | None,
+) -> Iterator[Need]:
+    """Yield CPU and memory of hosts, which both sides count by requests, as the scheduler does.
+
+    :param needs: the needs of the change
+    :param requests: the requests of the change's VMs
+    :param share: the shares of their limits that VMs request
+    :param objects: objects of the Harvester
+    :param capacity: the free capacity of the Harvester
+    """
+    if objects is None or capacity is None or not capacity.total.hosts:
+        yield Need("CPU", "", float(requests.cpu), None)
+        yield Need("memory", "B", float(requests.memory), None)
+        return
+
+    partial = not capacity.all_vms
+
+    def join_notes(*, overcommit_known: bool) -> str:
+        notes = ["the account does not see VMs of other namespaces"] if partial else []
+        if not overcommit_known:
+            notes.append(_FULL_SIZE)
+        return "; ".join(notes)
+
+    cpu, memory = capacity.total.cpu_free, capacity.total.memory_free
+    cpu_note = join_notes(overcommit_known=share.cpu is not None)
+    memory_note = join_notes(overcommit_known=share.memory is not None)
+    yield Need("CPU", "", float(requests.cpu), cpu, cpu_note, partial)
+    yield Need("memory", "B", float(requests.memory), memory, memory_note, partial)
+
+    # The sum may fit although no host has room for one VM.
+    sizes = [share.requests(size) for size in needs.sizes]
+    homeless = count_homeless(hosts_of(objects.harvester), sizes)
+    if homeless:
+        fitting = needs.vms - homeless
+        vm_note = join_notes(overcommit_known=share.is_known)
+        yield Need("VMs that fit on a host", "", needs.vms, fitting, vm_note, partial)
+
+
+def _quota_amounts(needs: Needs, requests: Size) -> dict[str, Decimal]:
+    """Return the amounts that VMs take from a quota, by the name of its limit."""
+    # The Pod that runs a VM takes a little more than its VM.
+    return {
+        "limits.cpu": needs.cpu,
+        "limits.memory": needs.memory,
+        "requests.cpu": requests.cpu,
+        "cpu": requests.cpu,
+        "requests.memory": requests.memory,
+        "memory": requests.memory,
+        "requests.storage": needs.storage,
+    }
+
+
+def _addresses_of_pools(needed: int, harvester_cluster: Obj, pools: Iterable[AddressPool]) -> Need:
+    """Return the need for addresses from the pools of a cluster."""
+    network = at(harvester_cluster, "spec", "vmNetworkConfig") or {}
+    names = list(referenced_pools(network))
+    # The provider creates this pool, and derives its name from the HarvesterCluster.
+    if network.get("ipPool") and at(harvester_cluster, "metadata", "name"):
+        names.append(generated_names(harvester_cluster, "vm-ippool")[0])
+    visible = [pool for pool in pools if pool.name in names]
+    free = sum(pool.free or 0 for pool in visible) if visible else None
+    return Need("addresses", "", needed, free, f"IPPool {', '.join(names)}" if names else "")

@@ -1,0 +1,212 @@
+"""Check whether a Harvester has the objects that a new cluster names, and room for it: pure.
+
+Findings are about fields of a ClusterDefinition, so that a command can name the flag or the line
+that sets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from caphv.api import names
+from caphv.api.counting import counted
+from caphv.api.object import Key, annotations_of
+from caphv.validation.finding import Fault, FieldPath, Finding
+from operations.capacity.hosts import overcommit_of
+from operations.capacity.machinechanges import Needs, effect_of
+from operations.capacity.machinepools import DesiredState, Pool
+from operations.capacity.needs import Need, needs_and_free
+from operations.capacity.requirements import (
+    Requirements,
+    Value,
+    bare,
+    mapping,
+    shortcomings,
+    texts_at,
+)
+from operations.capacity.surroundings import Surroundings
+
+_MACHINES: FieldPath = ("spec", "machines")
+_ADDRESSES: FieldPath = ("spec", "addresses")
+_POOLS: FieldPath = (*_ADDRESSES, "ipPoolRefs")
+_LOAD_BALANCER: FieldPath = ("spec", "loadBalancer")
+_FITTING = "VMs that fit on a host"
+_DEFAULT_STORAGE_CLASS = "longhorn"
+
+
+@dataclass(frozen=True, slots=True)
+class NewCluster:
+    """A cluster that is to be created: its definition as it is written, and its machines by pool.
+
+    Without `pools` only names are checked, because the definition is not valid or complete yet.
+    """
+
+    definition: Mapping[str, Any]
+    pools: Sequence[Pool] = field(default=())
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name."""
+        metadata = mapping(self.definition.get("metadata"))
+        return Key(str(metadata.get("namespace") or ""), str(metadata.get("name") or ""))
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The spec of the definition, which may be invalid."""
+        return mapping(self.definition.get("spec"))
+
+    @property
+    def target_namespace(self) -> str:
+        """Namespace for its VMs."""
+        return str(self.spec.get("targetNamespace") or "default")
+
+    @property
+    def machines(self) -> int:
+        """The number of machines."""
+        return sum(pool.replicas for pool in self.pools)
+
+    @property
+    def pool_names(self) -> list[str]:
+        """IPPools for its machines, by bare name, because IPPools have no namespace."""
+        return [bare(value.text) for value in self.requirements.pools]
+
+    @property
+    def balancer_pool(self) -> str:
+        """IPPool for the address of its control plane, empty with DHCP."""
+        return bare(str(mapping(self.spec.get("loadBalancer")).get("ipPoolRef") or ""))
+
+    @property
+    def requirements(self) -> Requirements:
+        """The objects on Harvester that the definition names."""
+        machines = mapping(self.spec.get("machines"))
+        addresses = mapping(self.spec.get("addresses"))
+        balancer = mapping(self.spec.get("loadBalancer"))
+
+        image = _text_at(machines, _MACHINES, "image")
+        key_pair = _text_at(machines, _MACHINES, "sshKeyPair")
+        balancer_pool = _text_at(balancer, _LOAD_BALANCER, "ipPoolRef")
+        return Requirements(
+            self.target_namespace,
+            namespace=Value(("spec", "targetNamespace"), self.target_namespace),
+            images=[image] if image else [],
+            key_pairs=[key_pair] if key_pair else [],
+            networks=texts_at((*_MACHINES, "networks"), machines.get("networks")),
+            storage_classes=_storage_classes(machines.get("extraDisks")),
+            pools=texts_at(_POOLS, addresses.get("ipPoolRefs")),
+            balancer_pools=[balancer_pool] if balancer_pool else [],
+            gateway=_text_at(addresses, _ADDRESSES, "gateway"),
+            subnet_mask=_text_at(addresses, _ADDRESSES, "subnetMask"),
+        )
+
+
+def findings(cluster: NewCluster, harvester: Surroundings) -> list[Finding]:
+    """Return findings about absent objects and too little room on Harvester.
+
+    Findings are errors, or advice where the cluster can be created nevertheless.
+    """
+    absent = list(shortcomings(cluster.requirements, harvester))
+    if not cluster.pools or exists(cluster.key, harvester):
+        return absent
+    return [*absent, *_check_addresses(cluster, harvester), *_check_room(cluster, harvester)]
+
+
+def exists(cluster: Key, harvester: Surroundings) -> bool:
+    """Whether VMs of the cluster exist, so that it already has what it needs."""
+    record = f"HarvesterMachine/{cluster.namespace}/{cluster.name}-"
+    return any(
+        annotations_of(vm).get(names.OWNER_ANNOTATION, "").startswith(record)
+        for vm in harvester.capacity.harvester.vms
+    )
+
+
+def _check_addresses(cluster: NewCluster, harvester: Surroundings) -> Iterator[Finding]:
+    """Check whether pools have an address for each machine, and one for the control plane."""
+    existing, pools = harvester.pools, list(dict.fromkeys(cluster.pool_names))
+    balancer = cluster.balancer_pool
+    if existing is None or not existing.keys() >= {*pools, *filter(None, [balancer])}:
+        return
+
+    if balancer and balancer not in pools and harvester.free(balancer) == 0:
+        detail = "no address is free: add a range, or release leaked addresses (caphv pools audit)"
+        yield Finding(("spec", "loadBalancer", "ipPoolRef"), Fault.INVALID, detail, value=balancer)
+    if not pools:
+        return
+
+    # The address of the control plane may come from a pool of machines.
+    free = sum(harvester.free(name) or 0 for name in pools)
+    needed = cluster.machines + (balancer in pools)
+    numbers = f"{counted(free, 'address is', 'addresses are')} free, and the cluster needs {needed}"
+    if free < needed:
+        detail = (
+            f"{numbers}: add a range or another IPPool, or release leaked addresses (caphv pools "
+            "audit)"
+        )
+        yield Finding(_POOLS, Fault.INVALID, detail, value=pools)
+    elif free == needed:
+        detail = f"{numbers}: none is left for a rollout, which adds a machine for a time"
+        yield Finding(_POOLS, Fault.INVALID, detail, value=pools, advice=True)
+
+
+def _check_room(cluster: NewCluster, harvester: Surroundings) -> Iterator[Finding]:
+    """Check whether quotas allow the machines, and hosts and disks have room for them."""
+    # Harvester overcommits its hosts. Only existing VMs show which share of its size a VM requests.
+    overcommit_known = overcommit_of(harvester.capacity.harvester.instances).is_known
+
+    for need in _needs(cluster, harvester):
+        if not need.short or need.free is None:
+            continue
+
+        free = _format_amount(need.free, need.unit)
+        needed = _format_amount(need.needed, need.unit)
+        numbers = f"{free} free, and the cluster needs {needed}"
+        # A quota refuses VMs. Full hosts only make VMs wait, and full disks only replicas.
+        if need.what.startswith("quota "):
+            detail = (
+                f"{need.what} has {numbers}: raise the quota on Harvester, or use fewer or smaller "
+                "machines"
+            )
+            target = cluster.target_namespace
+            yield Finding(("spec", "targetNamespace"), Fault.INVALID, detail, value=target)
+        elif need.what == _FITTING and overcommit_known:
+            detail = (
+                f"hosts have room for {need.free:.0f} of {need.needed:.0f} VMs: use fewer or "
+                "smaller machines, or add hosts"
+            )
+            yield Finding(_MACHINES, Fault.INVALID, detail, advice=True)
+        elif need.what == "storage":
+            detail = f"Longhorn has {numbers} {need.note}: use smaller disks, or add storage"
+            yield Finding((*_MACHINES, "diskSize"), Fault.INVALID, detail, advice=True)
+
+
+def _needs(cluster: NewCluster, harvester: Surroundings) -> Sequence[Need]:
+    """Return the needs that the plan of a new cluster compares, without addresses."""
+    after = DesiredState(
+        {pool.name: pool for pool in cluster.pools if pool.replicas},
+        {"targetNamespace": cluster.target_namespace},
+    )
+    needs: Needs = effect_of(cluster.key, DesiredState(), after).needs
+    return needs_and_free(needs, {"spec": dict(after.infrastructure)}, harvester.capacity)
+
+
+def _text_at(values: Mapping[str, Any], path: FieldPath, name: str) -> Value | None:
+    """Return the text of a field with its path; None if it is empty or not a text."""
+    text = values.get(name)
+    return Value((*path, name), text) if isinstance(text, str) and text else None
+
+
+def _storage_classes(disks: object) -> list[Value]:
+    """Return the StorageClasses of additional disks, with their paths."""
+    classes = []
+    for index, disk in enumerate(disks if isinstance(disks, list) else ()):
+        name = str(mapping(disk).get("storageClass") or _DEFAULT_STORAGE_CLASS)
+        classes.append(Value((*_MACHINES, "extraDisks", index, "storageClass"), name))
+    return classes
+
+
+def _format_amount(value: float, unit: str) -> str:
+    """Format a number of CPUs, or of bytes in GiB."""
+    if unit == "B":
+        return f"{value / 1024**3:.1f} GiB".replace(".0 ", " ")
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,0 +1,169 @@
+"""Check before a change whether controllers will act on it, and whether it has room: pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from caphv.api import remedies
+from caphv.api.counting import counted
+from caphv.api.ippool import referenced_pools
+from caphv.api.names import generated_names
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, labels_of
+from operations.capacity.hosts import Size, count_homeless, hosts_of, overcommit_of, requests_of
+from operations.read.objects import HarvesterObjects, by_key
+from operations.status.check import Check, Result, ok, skipped
+from operations.status.details import pools_of
+from operations.status.model import Cluster, Severity
+from operations.status.parts import Parts, resume_commands
+
+# Tools that apply objects from Git, by an annotation or label that each leaves.
+_GITOPS = {
+    "objectset.rio.cattle.io/id": "Fleet",
+    "kustomize.toolkit.fluxcd.io/name": "Flux",
+    "helm.toolkit.fluxcd.io/name": "Flux",
+    "argocd.argoproj.io/tracking-id": "Argo CD",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Number and size of machines that exist in addition while a change is under way."""
+
+    machines: int
+    size: Size
+
+
+def check_controllers(parts: Parts) -> Iterator[Check]:
+    """Check whether controllers act on the cluster, and whether a change lasts."""
+    subject = f"Cluster {parts.key}"
+    if being_deleted(parts.cluster):
+        message = "the cluster is being deleted"
+        yield Check("deletion", subject, Result.ERROR, message, "Create another cluster")
+
+    if commands := resume_commands(parts):
+        message = "the cluster is paused: no controller would act on the change"
+        yield Check("paused", subject, Result.ERROR, message, f"Resume it: {commands}")
+
+    marks = labels_of(parts.cluster) | annotations_of(parts.cluster)
+    for mark, tool in _GITOPS.items():
+        if mark in marks:
+            message = f"{tool} applies this cluster from Git and would revert the change"
+            remedy = "Make the change in the repository"
+            yield Check("gitops", subject, Result.WARNING, message, remedy)
+            return
+
+
+def check_health(cluster: Cluster) -> Iterator[Check]:
+    """Report problems of the cluster, which would stop a rollout or become worse by it."""
+    subject = f"Cluster {cluster.key}"
+    problems = [problem for problem in cluster.problems if problem.severity.wrong]
+    for problem in problems:
+        result = Result.ERROR if problem.severity is Severity.ERROR else Result.WARNING
+        message = f"{problem.objects[0]}: {problem.cause}"
+        yield Check("health", subject, result, message, problem.next_step)
+
+    if not problems:
+        numbers = f"{cluster.control_plane} control plane, {cluster.workers} workers"
+        yield ok("health", subject, f"{cluster.state}; {numbers}")
+
+
+def check_room(parts: Parts, harvester: HarvesterObjects | None, demand: Demand) -> Iterator[Check]:
+    """Check whether Harvester has addresses and hosts for additional machines."""
+    if not demand.machines:
+        return
+    subject = f"Cluster {parts.key}"
+    if harvester is None:
+        yield skipped("addresses", subject, "Harvester cannot be read")
+        yield skipped("capacity", subject, "Harvester cannot be read")
+        return
+
+    yield from _check_addresses(parts, harvester, demand.machines)
+    yield _check_hosts(subject, harvester, demand)
+
+
+def _check_addresses(parts: Parts, harvester: HarvesterObjects, needed: int) -> Iterator[Check]:
+    """Check whether the cluster's IPPools have addresses for additional machines."""
+    harvester_cluster = parts.harvester_cluster or {}
+    network = at(harvester_cluster, "spec", "vmNetworkConfig") or {}
+    names = list(referenced_pools(network))
+    # The provider creates this pool, and derives its name from the HarvesterCluster.
+    if network.get("ipPool") and harvester_cluster:
+        names.append(generated_names(harvester_cluster, "vm-ippool")[0])
+    if not names:
+        return  # machines use DHCP
+
+    subject = f"Cluster {parts.key}"
+    pools = [pool for pool in pools_of(harvester) if pool.name in names]
+    if not pools:
+        yield skipped("addresses", subject, f"IPPool {', '.join(names)} cannot be read")
+        return
+
+    free = sum(pool.free or 0 for pool in pools)
+    message = (
+        f"free addresses in IPPool {', '.join(pool.name for pool in pools)}: {free}, needed: "
+        f"{needed}"
+    )
+    if free < needed:
+        command = remedies.AUDIT_POOLS(namespace=parts.key.namespace)
+        remedy = f"Find leaked addresses: {command}. Otherwise add a range or a pool to ipPoolRefs"
+        yield Check("addresses", subject, Result.ERROR, message, remedy)
+    else:
+        yield ok("addresses", subject, message)
+
+
+def _check_hosts(subject: str, harvester: HarvesterObjects, demand: Demand) -> Check:
+    """Check whether hosts have room for additional machines."""
+    hosts = hosts_of(harvester)
+    if not hosts:
+        return skipped("capacity", subject, "hosts cannot be read")
+    if not demand.size:
+        return skipped("capacity", subject, "the size of machines is not known")
+
+    # All additional machines exist at the same time, so that each takes room from the next one.
+    number = f"{counted(demand.machines, 'more VM')} of {demand.size}"
+    homeless = count_homeless(hosts, [demand.size] * demand.machines)
+    if homeless:
+        message = f"no host has room for {number}"
+        if homeless < demand.machines:
+            message = f"hosts have no room for {homeless} of {number}"
+        remedy = "Stop other VMs, end the maintenance of hosts, or add a host"
+        return Check("capacity", subject, Result.ERROR, message, remedy)
+
+    note = "" if all(host.all_pods for host in hosts) else ", by the VMs that the identity may see"
+    return ok("capacity", subject, f"hosts have room for {number}{note}")
+
+
+def surge_of(replicas: int, value: object) -> int:
+    """Return how many machines a rolling update may add.
+
+    `value` is a number, or a percentage of `replicas`, which is rounded up. The default is 1.
+    """
+    if isinstance(value, str) and value.endswith("%") and value[:-1].isdigit():
+        return math.ceil(replicas * int(value[:-1]) / 100)
+    if isinstance(value, int) or (isinstance(value, str) and value.isdigit()):
+        return int(value)
+    return 1
+
+
+def size_of(parts: Parts, machines: Iterable[Obj], harvester: HarvesterObjects | None) -> Size:
+    """Return the requests of the largest VM of some HarvesterMachines.
+
+    :param parts: the objects of the cluster
+    :param machines: HarvesterMachines
+    :param harvester: objects of the Harvester; None if it cannot be read
+    """
+    target = str(at(parts.harvester_cluster, "spec", "targetNamespace") or "")
+    instances = by_key(harvester.instances) if harvester else {}
+    share = overcommit_of(instances.values())
+
+    # Harvester overcommits its hosts, so that a VM requests less than its guest sees. Without an
+    # instance, the size in the spec counts, reduced by the same shares as other VMs.
+    sizes = []
+    for machine in machines:
+        instance = instances.get(Key(target, key_of(machine).name))
+        spec = machine.get("spec") or {}
+        size = requests_of(instance.get("spec") or {}) if instance else Size()
+        sizes.append(size or share.requests(Size.of_machine(spec)))
+    return max(sizes, default=Size())

@@ -1,0 +1,151 @@
+"""Read the free capacity of a Harvester, and the objects that clusters may name there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from caphv.api import resources
+from caphv.api.object import NAMESPACES, RESOURCE_QUOTAS, STORAGE_CLASSES, Obj, Resource
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, NotFound, RequestError
+from operations.capacity.free import CapacityObjects
+from operations.capacity.hosts import hosts_of
+from operations.capacity.surroundings import Surroundings
+from operations.read.harvester import join, read_harvester
+from operations.read.harvesterclient import HarvesterClient
+from operations.read.management import list_all, unseen
+from operations.read.objects import Unseen
+
+OTHER_VMS = "VMs of other namespaces"
+_LONGHORN = "longhorn-system"
+_OVER_PROVISIONING = "storage-over-provisioning-percentage"
+
+
+class NotAHarvesterError(Exception):
+    """An API server that does not serve Harvester's kinds."""
+
+
+async def read_capacity(
+    client: ApiClient, namespaces: Iterable[str], *, surroundings: bool = False
+) -> CapacityObjects:
+    """Read one Harvester, with the quotas of some namespaces.
+
+    `harvester.unseen` of the answer names what the account may not see. Raises `ApiError`,
+    `Unreachable` if the Harvester does not answer.
+
+    :param client: client of the Harvester
+    :param namespaces: the namespaces whose VMs and quotas are read
+    :param surroundings: as in `read_harvester`
+    """
+    objects = CapacityObjects(await read_harvester(client, namespaces, surroundings=surroundings))
+    await asyncio.gather(
+        _read_instances(client, objects),
+        *(
+            _read_quotas(client, objects, namespace)
+            for namespace in sorted(objects.harvester.namespaces)
+        ),
+    )
+    await _read_storage(client, objects)
+    return objects
+
+
+async def read_by_accounts(harvester: HarvesterClient) -> CapacityObjects:
+    """Read one Harvester by all accounts that lead to it, because each may see something else.
+
+    Raises the last error if no account is answered.
+    """
+    whole: CapacityObjects | None = None
+    hidden: list[Unseen] = []
+    failure: RequestError | None = None
+    for client, namespaces in harvester.shares():
+        try:
+            part = await read_capacity(client, namespaces)
+        except RequestError as error:
+            failure = error
+            where = f" for namespaces {', '.join(sorted(namespaces))}" if namespaces else ""
+            hidden.append(unseen(f"Harvester {harvester.server} by an identity{where}", error))
+            continue
+        whole = part if whole is None else _join(whole, part)
+
+    if whole is None:
+        assert failure is not None  # noqa: S101 - there is a first account
+        raise failure
+    whole.harvester.unseen += hidden
+    return whole
+
+
+def _join(first: CapacityObjects, second: CapacityObjects) -> CapacityObjects:
+    """Return the objects of one Harvester that either of two accounts sees."""
+    harvester = join(first.harvester, second.harvester)
+    all_vms = first.all_vms or second.all_vms
+    if all_vms:
+        harvester.unseen = [item for item in harvester.unseen if item.what != OTHER_VMS]
+    # Only one of them may read the setting of Longhorn together with its disks.
+    storage = first if first.disks else second
+    return CapacityObjects(
+        harvester,
+        [*first.quotas, *second.quotas],
+        storage.disks,
+        storage.over_provisioning,
+        all_vms=all_vms,
+    )
+
+
+async def read_surroundings(client: ApiClient, namespaces: Iterable[str]) -> Surroundings:
+    """Read the objects that a new cluster may use.
+
+    Raises `ApiError`, `Unreachable`, and `NotAHarvesterError` for another server.
+    """
+    capacity, existing_namespaces, classes = await asyncio.gather(
+        read_capacity(client, namespaces, surroundings=True),
+        _read_names(client, NAMESPACES),
+        _read_names(client, STORAGE_CLASSES),
+    )
+    # Any API server answers these requests, even if only to say that the kinds do not exist.
+    if str(resources.IMAGES) in capacity.harvester.unserved:
+        msg = f"{client.server} is not a Harvester: it does not serve {resources.IMAGES}"
+        raise NotAHarvesterError(msg)
+    return Surroundings(capacity, existing_namespaces, classes)
+
+
+async def _read_names(client: ApiClient, resource: Resource) -> list[str] | None:
+    """Return the names of all objects of a kind; None where they may not be listed."""
+    try:
+        return sorted(str(obj["metadata"]["name"]) for obj in await list_all(client, resource))
+    except ApiError:
+        return None
+
+
+async def _read_instances(client: ApiClient, objects: CapacityObjects) -> None:
+    """Replace the instances of some namespaces by those of all namespaces, if the account may."""
+    try:
+        objects.harvester.instances = await list_all(client, resources.VIRTUAL_MACHINE_INSTANCES)
+        objects.all_vms = True
+    except RequestError as error:
+        # Harvester's annotations of hosts count the VMs of others, too.
+        if not all(host.all_pods for host in hosts_of(objects.harvester)):
+            objects.harvester.unseen.append(unseen(OTHER_VMS, error))
+
+
+async def _read_quotas(client: ApiClient, objects: CapacityObjects, namespace: str) -> None:
+    try:
+        objects.quotas += await list_all(client, RESOURCE_QUOTAS, namespace)
+    except RequestError as error:
+        objects.harvester.unseen.append(unseen(f"quotas of namespace {namespace}", error))
+
+
+async def _read_storage(client: ApiClient, objects: CapacityObjects) -> None:
+    """Read Longhorn's disks, and by how many percent Longhorn overcommits them."""
+    try:
+        objects.disks = await list_all(client, resources.LONGHORN_NODES, _LONGHORN)
+        setting: Obj = await client.get(resources.LONGHORN_SETTINGS, _OVER_PROVISIONING, _LONGHORN)
+    except NotFound:
+        return  # without Longhorn, or with its default
+    except RequestError as error:
+        objects.harvester.unseen.append(unseen("storage of Longhorn", error))
+        return
+
+    value = str(setting.get("value") or "")
+    if value.isdecimal() and len(value) < 6:
+        objects.over_provisioning = int(value)

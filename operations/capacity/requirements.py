@@ -1,0 +1,328 @@
+"""Check whether a Harvester has the objects that clusters and machines name: pure.
+
+`generate`, `plan` and `doctor` turn their own objects into `Requirements`. The findings are about
+the fields that hold the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from caphv.api import ippool
+from caphv.api.object import Obj, at
+from caphv.validation.finding import Fault, FieldPath, Finding, did_you_mean
+from operations.capacity.surroundings import Surroundings
+from operations.read.objects import condition_of
+
+IMAGES, KEY_PAIRS, NETWORKS, STORAGE_CLASS = "images", "key-pairs", "networks", "storage-class"
+POOLS, SUBNET, NAMESPACE = "pools", "pool-subnet", "namespace"
+"""Rules of findings, which are the names of the doctor's checks, too."""
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The text of a field, and the path of the field."""
+
+    path: FieldPath
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """The objects on a Harvester that other objects name.
+
+    A name without a namespace is a name in the target namespace. `pools` give addresses to
+    machines. These are on `networks`, or on `networks_of_machines` where other objects name the
+    networks. `balancer_pools` give addresses to load balancers.
+    """
+
+    target_namespace: str
+    namespace: Value | None = None
+    images: Sequence[Value] = ()
+    key_pairs: Sequence[Value] = ()
+    networks: Sequence[Value] = ()
+    storage_classes: Sequence[Value] = ()
+    pools: Sequence[Value] = ()
+    balancer_pools: Sequence[Value] = ()
+    gateway: Value | None = None
+    subnet_mask: Value | None = None
+    networks_of_machines: Sequence[str] = ()
+
+
+def shortcomings(required: Requirements, harvester: Surroundings) -> Iterator[Finding]:
+    """Yield findings about absent or unfit objects, in the order in which a VM needs them."""
+    yield from _check_namespace(required, harvester)
+    yield from _check_images(required, harvester)
+
+    target = required.target_namespace
+    yield from _find_absent(required.key_pairs, harvester.key_pairs, "KeyPair", KEY_PAIRS, target)
+    yield from _find_absent(required.networks, harvester.networks, "VM network", NETWORKS, target)
+    # A StorageClass has no namespace.
+    yield from _find_absent(
+        required.storage_classes, harvester.storage_classes, "StorageClass", STORAGE_CLASS
+    )
+    yield from _check_pools(required, harvester)
+
+
+def machine_requirements(
+    spec: Mapping[str, Any], target_namespace: str, root: FieldPath = ()
+) -> Requirements:
+    """Return the objects that the spec of a HarvesterMachine names.
+
+    :param spec: the spec of a HarvesterMachine, or of the machines of a template
+    :param target_namespace: the namespace of its VM
+    :param root: the path of the spec in its object
+    """
+    # A spec may be invalid. The schema reports values of a wrong type, so that they are skipped.
+    images, classes = [], []
+    for index, volume in enumerate(_list(spec.get("volumes"))):
+        if not isinstance(volume, dict):
+            continue
+
+        path = (*root, "volumes", index)
+        if volume.get("imageName"):
+            images.append(Value((*path, "imageName"), str(volume["imageName"])))
+        if volume.get("storageClass"):
+            classes.append(Value((*path, "storageClass"), str(volume["storageClass"])))
+
+    key_pairs = []
+    key_pair = spec.get("sshKeyPair")
+    if isinstance(key_pair, str) and key_pair:
+        key_pairs.append(Value((*root, "sshKeyPair"), key_pair))
+
+    return Requirements(
+        target_namespace,
+        images=images,
+        key_pairs=key_pairs,
+        networks=texts_at((*root, "networks"), spec.get("networks")),
+        storage_classes=classes,
+        **_addresses(mapping(spec.get("vmNetworkConfig")), (*root, "vmNetworkConfig")),
+    )
+
+
+def cluster_requirements(
+    spec: Mapping[str, Any], networks: Iterable[str] = (), root: FieldPath = ()
+) -> Requirements:
+    """Return the objects that the spec of a HarvesterCluster names.
+
+    `networks` are the networks of its machines.
+    """
+    target = str(spec.get("targetNamespace") or "")
+    balancer = mapping(spec.get("loadBalancerConfig"))
+    return Requirements(
+        target,
+        namespace=Value((*root, "targetNamespace"), target) if target else None,
+        networks_of_machines=sorted(networks),
+        balancer_pools=_pool_values(balancer, (*root, "loadBalancerConfig")),
+        **_addresses(mapping(spec.get("vmNetworkConfig")), (*root, "vmNetworkConfig")),
+    )
+
+
+def texts_at(path: FieldPath, values: Any) -> list[Value]:
+    """Return the texts of a list with their paths; other checks report what is not a text."""
+    return [
+        Value((*path, index), text)
+        for index, text in enumerate(_list(values))
+        if isinstance(text, str) and text
+    ]
+
+
+def place_of(cluster: Obj | None, value: str) -> str:
+    """Name the variable of a cluster's topology that has a value; empty if none has it."""
+    topology = mapping(at(cluster, "spec", "topology"))
+    places = [
+        ("", topology.get("variables")),
+        (" of the control plane", at(topology, "controlPlane", "variables", "overrides")),
+    ]
+    places += [
+        (f" of pool {at(pool, 'name')}", at(pool, "variables", "overrides"))
+        for pool in _list(at(topology, "workers", "machineDeployments"))
+    ]
+
+    for where, variables in places:
+        for variable in _list(variables):
+            if _holds(mapping(variable).get("value"), value):
+                return f"variable {mapping(variable).get('name')}{where} of the topology"
+    return ""
+
+
+def _holds(content: Any, value: str) -> bool:
+    """Whether a text is the content of a variable, or anywhere in it."""
+    if isinstance(content, dict):
+        return any(_holds(part, value) for part in content.values())
+    if isinstance(content, list):
+        return any(_holds(part, value) for part in content)
+    return isinstance(content, str) and content == value
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping as it is, and an empty mapping for any other value."""
+    return value if isinstance(value, dict) else {}
+
+
+def _addresses(config: Mapping[str, Any], root: FieldPath) -> dict[str, Any]:
+    """Return the fields of `Requirements` that a `vmNetworkConfig` sets."""
+    gateway, mask = str(config.get("gateway") or ""), str(config.get("subnetMask") or "")
+    return {
+        "pools": _pool_values(config, root),
+        "gateway": Value((*root, "gateway"), gateway) if gateway else None,
+        "subnet_mask": Value((*root, "subnetMask"), mask) if mask else None,
+    }
+
+
+def _pool_values(config: Mapping[str, Any], root: FieldPath) -> list[Value]:
+    """Return references to IPPools as `ippool.referenced_pools` reads them, with their paths."""
+    if refs := texts_at((*root, "ipPoolRefs"), config.get("ipPoolRefs")):
+        return refs
+    ref = config.get("ipPoolRef")
+    return [Value((*root, "ipPoolRef"), ref)] if isinstance(ref, str) and ref else []
+
+
+def _check_namespace(required: Requirements, harvester: Surroundings) -> Iterator[Finding]:
+    """Check that the target namespace exists."""
+    value = required.namespace
+    if value and harvester.namespaces is not None and value.text not in harvester.namespaces:
+        detail = (
+            "the namespace does not exist on Harvester: the provider creates it, if its account may"
+        )
+        yield Finding(value.path, Fault.INVALID, detail, NAMESPACE, value.text, advice=True)
+
+
+def _check_images(required: Requirements, harvester: Surroundings) -> Iterator[Finding]:
+    """Check that images exist, and that Harvester has imported them."""
+    existing = harvester.images
+    if existing is None:
+        return
+    target = required.target_namespace
+    yield from _find_absent(required.images, existing, "VM image", IMAGES, target)
+
+    for value in required.images:
+        image = existing.get(_qualify(value.text, required.target_namespace))
+        imported = condition_of(image, "Imported")
+        if image is None or imported.get("status", "True") == "True":
+            continue
+
+        progress = str(imported.get("message") or f"{at(image, 'status', 'progress') or 0} %")
+        detail = (
+            f"the VM image is not imported yet ({progress}): wait for it, or import it again on "
+            "Harvester"
+        )
+        has_failed = imported.get("status") == "False"
+        yield Finding(value.path, Fault.INVALID, detail, IMAGES, value.text, advice=not has_failed)
+
+
+def _check_pools(required: Requirements, harvester: Surroundings) -> Iterator[Finding]:
+    """Check that IPPools exist, serve the networks of machines, and fit gateway and mask."""
+    existing = harvester.pools
+    if existing is None:
+        return
+
+    names = [value.text for value in required.networks] or required.networks_of_machines
+    networks = [_qualify(name, required.target_namespace) for name in names]
+
+    for value in required.pools:
+        pool = existing.get(bare(value.text))
+        if pool is None:
+            yield _missing_finding(value, "IPPool", POOLS, existing)
+            continue
+
+        if networks and not ippool.serves(pool, networks):
+            selected = at(pool, "spec", "selector", "network")
+            detail = (
+                f"the IPPool serves VM network {selected} only: name that network, or another "
+                "IPPool"
+            )
+            yield Finding(value.path, Fault.INVALID, detail, POOLS, value.text)
+        elif harvester.free(bare(value.text)) is None:
+            detail = "its ranges are invalid: correct spec.ranges of the IPPool on Harvester"
+            yield Finding(value.path, Fault.INVALID, detail, POOLS, value.text)
+        yield from _check_subnet(required, pool)
+
+    for value in required.balancer_pools:
+        if bare(value.text) not in existing:
+            yield _missing_finding(value, "IPPool", POOLS, existing)
+
+
+def _check_subnet(required: Requirements, pool: Obj) -> Iterator[Finding]:
+    """Check that gateway and mask match the pool, because machines report no address otherwise."""
+    gateway, mask = required.gateway, required.subnet_mask
+    problems = ippool.contradictions(
+        pool, gateway.text if gateway else "", mask.text if mask else ""
+    )
+    for value, name in ((mask, "subnetMask"), (gateway, "gateway")):
+        if value and name in problems:
+            detail = f"{problems[name]}: correct it, or VMs never report their address"
+            yield Finding(value.path, Fault.INVALID, detail, SUBNET, value.text)
+
+
+def _find_absent(
+    values: Iterable[Value],
+    existing: Iterable[str] | None,
+    kind: str,
+    rule: str,
+    namespace: str = "",
+) -> Iterator[Finding]:
+    """Yield findings about values that name nothing.
+
+    :param values: names of objects
+    :param existing: names of the objects that Harvester has, None where they could not be read
+    :param kind: the kind of the objects, for messages
+    :param rule: the rule of the findings
+    :param namespace: the namespace of names without one; empty where the provider decides on it
+    """
+    if existing is None:
+        return
+
+    existing_names = set(existing)
+    for value in values:
+        names = {_qualify(value.text, namespace)} if namespace else {value.text}
+        if not namespace and "/" not in value.text:
+            # Here it is not known in which namespace the provider searches.
+            names |= {name for name in existing_names if bare(name) == value.text}
+        if not names & existing_names:
+            yield _missing_finding(value, kind, rule, existing_names, namespace)
+
+
+def _missing_finding(
+    value: Value, kind: str, rule: str, existing: Iterable[str], namespace: str = ""
+) -> Finding:
+    """Return the finding about a value that names nothing, with a hint at what there is.
+
+    :param value: the name
+    :param kind: the kind of the object, for messages
+    :param rule: the rule of the finding
+    :param existing: names of the objects that Harvester has
+    :param namespace: the namespace of the object if its name does not say it
+    """
+    reference, names = value.text, sorted(existing)
+    has_namespace = "/" in reference
+    where = f" in namespace {namespace}" if namespace and not has_namespace else ""
+
+    # The same name in another namespace is a likelier mistake than a typo.
+    similar = [name for name in names if name != reference and bare(name) == bare(reference)]
+    hint = did_you_mean(reference, names)
+    if similar:
+        hint = f"; Harvester has {', '.join(similar[:_SHOWN])}"
+    if not hint and names and len(names) <= _SHOWN:
+        hint = f"; Harvester has {', '.join(names)}"
+
+    remedy = "upload it to Harvester" if kind == "VM image" else "create it on Harvester"
+    detail = f"{kind} does not exist{where}{hint}: {remedy}, or name another"
+    return Finding(value.path, Fault.INVALID, detail, rule, reference)
+
+
+def bare(reference: str) -> str:
+    """Return a name without its namespace, which has no meaning for an IPPool."""
+    return reference.rpartition("/")[2]
+
+
+def _qualify(reference: str, namespace: str) -> str:
+    return reference if "/" in reference else f"{namespace}/{reference}"
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -1,0 +1,67 @@
+"""The objects of a Harvester that clusters name, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from caphv.api.object import Obj, at, key_of
+from operations.capacity.free import CapacityObjects
+from operations.status.details import pools_of
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """Objects of a Harvester, by name; a kind that could not be read is None and not checked."""
+
+    capacity: CapacityObjects
+    namespaces: list[str] | None = None
+    storage_classes: list[str] | None = None
+
+    @property
+    def images(self) -> dict[str, Obj] | None:
+        """Images by namespace and display name, else by namespace and name."""
+        harvester = self.capacity.harvester
+        if not harvester.sees("virtualmachineimages.harvesterhci.io"):
+            return None
+        shown = {
+            f"{key_of(obj).namespace}/{_display_name(obj)}": obj
+            for obj in harvester.images
+            if _display_name(obj)
+        }
+        # The provider resolves a name in the same order: display names win.
+        return {str(key_of(obj)): obj for obj in harvester.images} | shown
+
+    @property
+    def networks(self) -> dict[str, Obj] | None:
+        """VM networks by namespace and name."""
+        harvester = self.capacity.harvester
+        if not harvester.sees("network-attachment-definitions.k8s.cni.cncf.io"):
+            return None
+        return {str(key_of(obj)): obj for obj in harvester.networks}
+
+    @property
+    def key_pairs(self) -> dict[str, Obj] | None:
+        """Key pairs by namespace and name."""
+        harvester = self.capacity.harvester
+        if not harvester.sees("keypairs.harvesterhci.io"):
+            return None
+        return {str(key_of(obj)): obj for obj in harvester.key_pairs}
+
+    @property
+    def pools(self) -> dict[str, Obj] | None:
+        """IPPools by name."""
+        harvester = self.capacity.harvester
+        if not harvester.sees("ippools.loadbalancer.harvesterhci.io"):
+            return None
+        return {str(obj["metadata"]["name"]): obj for obj in harvester.pools}
+
+    def free(self, pool: str) -> int | None:
+        """Return how many addresses of a pool are free; None when that is unknown."""
+        for entry in pools_of(self.capacity.harvester):
+            if entry.name == pool:
+                return entry.free
+        return None
+
+
+def _display_name(image: Obj) -> str:
+    return str(at(image, "spec", "displayName") or "")

@@ -1,0 +1,1 @@
+"""Changes of running clusters: plan, scale, upgrade, replace and delete."""

@@ -1,0 +1,74 @@
+"""Delete a cluster, with force also one whose Harvester does not answer."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import yaml
+
+from caphv.api import resources
+from caphv.api.names import FORCE_DELETE_ANNOTATION
+from caphv.api.object import Key, at, being_deleted, key_of, uid_of
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+from operations.change.deletionreport import forcible, leftovers_of, remains_of
+from operations.read import management
+from operations.status.model import as_json
+from operations.status.parts import Parts
+
+_FORCIBLE_KINDS = {
+    "HarvesterMachine": resources.HARVESTER_MACHINES,
+    "HarvesterCluster": resources.HARVESTER_CLUSTERS,
+}
+
+
+async def read_remains(client: ApiClient, key: Key) -> Parts | None:
+    """Return the remaining objects of a cluster whose Cluster object was deleted.
+
+    None if the Cluster exists, or nothing remains. Raises `ApiError`, `Unreachable`.
+    """
+    objects = await management.read_management(client, key.namespace)
+    if key in map(key_of, objects.clusters):
+        return None
+    return remains_of(objects, key)
+
+
+async def delete_cluster(client: ApiClient, parts: Parts, *, force: bool) -> None:
+    """Delete the Cluster, and with `force` annotate what belongs to it.
+
+    Raises `ApiError`, `Unreachable`.
+    """
+    # The Cluster comes first. If its deletion is refused or interrupted, no object of a living
+    # cluster may have the annotation.
+    if not being_deleted(parts.cluster):
+        clusters = (await management.kinds_of(client))["clusters"]
+        with suppress(NotFound):  # deleted meanwhile
+            uid = uid_of(parts.cluster)
+            await client.delete(clusters, parts.key.name, parts.key.namespace, uid=uid)
+
+    annotation = {"metadata": {"annotations": {FORCE_DELETE_ANNOTATION: "true"}}}
+    for kind, obj in forcible(parts) if force else ():
+        key = key_of(obj)
+        with suppress(NotFound):
+            await client.patch(_FORCIBLE_KINDS[kind], key.name, key.namespace, annotation)
+
+
+def save_leftovers(parts: Parts, file: Path) -> None:
+    """Add the list of what may remain on Harvester to a file. Raises `OSError`.
+
+    Write it before the deletion: afterwards no object refers to what remains.
+    """
+    content = {
+        "cluster": str(parts.key),
+        "harvester": str(at(parts.harvester_cluster, "spec", "server") or ""),
+        "objects": as_json(leftovers_of(parts)),
+    }
+    # Another run adds a YAML document, because objects that the first one lists may no longer
+    # exist by then.
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as target:
+        if os.fstat(target.fileno()).st_size:
+            target.write("\n")  # its last line may not end with one
+        yaml.safe_dump(content, target, sort_keys=False, allow_unicode=True, explicit_start=True)

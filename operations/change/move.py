@@ -1,0 +1,248 @@
+"""Plan a move of clusters to another management cluster, and make its steps in order.
+
+`operations.backup.moving` says why this order is safe, and chooses the objects of each step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+from caphv.api import remedies
+from caphv.api.counting import counted
+from caphv.api.object import Key
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import RequestError, ServerFault, TooManyRequests, Unreachable
+from caphv.runtime.kubeconfig import KubeconfigError
+from operations.backup import adoption, dryrun, moving, preflight, reading, writing
+from operations.backup.adoption import VirtualMachines
+from operations.backup.files import Backup
+from operations.backup.writing import Restore
+from operations.read.management import NoClusterApiError
+from operations.status.check import Check
+from operations.status.query import Query
+
+# The provider confirms a pause with its next reconcile, which may be late if it is busy.
+_PAUSE_SECONDS = 60.0
+_POLL_SECONDS = 1.0
+_SHOWN = 3
+
+
+class MoveError(Exception):
+    """A move stopped after its first change, for the reasons in `problems`.
+
+    The clusters are then paused on the source. Only if the pause itself failed, it is unknown
+    whether they are: `maybe_paused`.
+    """
+
+    def __init__(self, *problems: str, maybe_paused: bool = False) -> None:
+        self.problems = problems
+        self.maybe_paused = maybe_paused
+        super().__init__("; ".join(problems))
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Clients for the management clusters between which clusters move."""
+
+    source: ApiClient
+    target: ApiClient
+
+
+@dataclass(frozen=True, slots=True)
+class MovePlan:
+    """The objects to move, the target before the move, the checks, and the VMs before the move."""
+
+    backup: Backup
+    target: Restore
+    checks: list[Check]
+    vms: VirtualMachines
+
+
+async def read_source(client: ApiClient, query: Query) -> Backup:
+    """Return the clusters as they were before a pause. Raises `ApiError`, `Unreachable`."""
+    return moving.backup_of_move(await reading.read_backup(client, query), query.keys)
+
+
+async def find_clusters(
+    client: ApiClient, backup: Backup, target: Restore, keys: Iterable[Key]
+) -> set[Key]:
+    """Return the clusters of the source, and named clusters that exist on the target only.
+
+    An interrupted move has already deleted the latter on the source.
+
+    :param client: client of the target
+    :param backup: the clusters of the source
+    :param target: the current state of the target
+    :param keys: the clusters that a user named
+    """
+    existing = backup.cluster_keys()
+    clusters = target.kinds.get(moving.CLUSTER)
+    absent = [key for key in keys if key not in existing]
+    if absent and clusters:
+        existing |= await moving.find_moved(client, clusters, absent)
+    return existing
+
+
+async def plan_move(sides: Sides, backup: Backup, target: Restore) -> MovePlan:
+    """Run all checks. Nothing is changed: objects are created on the target in dry runs."""
+    vms = await adoption.read_vms(sides.source, backup)
+    checks = preflight.checks(backup, target, vms)
+
+    # A dry run is useless if the move is refused anyway, or if the target has all objects.
+    if not preflight.blocking_errors(checks, force=True) and not moving.is_resumed(target):
+        result = await dryrun.try_creation(sides.target, target)
+        checks += preflight.creation_checks(target, result)
+    return MovePlan(backup, target, checks, vms)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A planned move between two management clusters.
+
+    `force` overrides checks and a pause that is not confirmed, `timeout` limits the wait for the
+    adoption in seconds, and `report` is called with a text after each step.
+    """
+
+    sides: Sides
+    plan: MovePlan
+    query: Query
+    force: bool
+    timeout: float
+    report: Callable[[str], None]
+
+    async def run(self) -> None:
+        """Move the clusters; a repeated move continues where it ended. Raises `MoveError`."""
+        try:
+            restore = await self.pause_clusters()
+            await self.create_on_target(restore)
+            await self.wait_for_adoption(restore)
+
+            # The target is read again, because only objects that exist there may be deleted on the
+            # source.
+            await self.delete_on_source(await writing.prepare(self.sides.target, restore.backup))
+        except (RequestError, KubeconfigError, NoClusterApiError) as error:
+            raise MoveError(f"a request failed: {error}") from None
+
+    async def pause_clusters(self) -> Restore:
+        """Pause the clusters on the source, and wait until the provider there confirms it.
+
+        Return the paused clusters, compared with the target and checked again. Raises `MoveError`
+        if the pause is not confirmed in time, without `force`, or a check fails.
+        """
+        source, target = self.sides.source, self.plan.target
+        try:
+            await moving.pause(source, target.kinds[moving.CLUSTER], self.plan.backup, target.uid)
+        except RequestError as error:
+            problem = f"not all clusters could be paused: {error}"
+            raise MoveError(problem, maybe_paused=True) from None
+        self.report("paused on the source")
+
+        backup = self.plan.backup
+        unconfirmed: list[str] = []
+
+        async def is_confirmed() -> bool:
+            nonlocal backup, unconfirmed
+            backup = await read_source(source, self.query)
+            unconfirmed = moving.unpaused_objects(moving.harvester_objects(backup))
+            return not unconfirmed
+
+        if not await _wait_until(is_confirmed, _PAUSE_SECONDS) and not self.force:
+            names = ", ".join(unconfirmed[:_SHOWN])
+            raise MoveError(
+                f"the provider of the source does not confirm the pause of {names}: does it run?"
+            )
+
+        # Before the pause, controllers and users could change both sides.
+        restore = await writing.prepare(self.sides.target, backup)
+        checks = preflight.checks(backup, restore, self.plan.vms)
+        if failed := preflight.blocking_errors(checks, force=self.force):
+            raise MoveError(*(f"{check.message}. {check.remedy}" for check in failed))
+        return restore
+
+    async def create_on_target(self, restore: Restore) -> None:
+        """Create all objects on the target, read them back, and end the pause there.
+
+        After an interrupted move that had ended the pause, nothing is created again.
+        """
+        client = self.sides.target
+        if not moving.is_resumed(restore):
+            failed = await writing.create(client, restore)
+            failed = failed or await writing.verify(client, restore)
+            if failed:
+                raise MoveError(*failed)
+            number = counted(len(restore.backup.objects), "object")
+            self.report(f"created {number} on the target, and read them back")
+
+        # From here on the provider of the target adopts the VMs.
+        if failed := await writing.unpause(client, restore):
+            raise MoveError(*failed)
+
+    async def wait_for_adoption(self, restore: Restore) -> None:
+        """Wait until Harvester says that all VMs belong to the target.
+
+        Raises `MoveError` if that takes too long, or a VM was replaced or restarted.
+        """
+        before, vms, unadopted = self.plan.vms, VirtualMachines(), ["all machines"]
+
+        async def is_adopted() -> bool:
+            nonlocal vms, unadopted
+            vms = await adoption.read_vms(self.sides.target, restore.backup)
+            unadopted = vms.unadopted_vms(before, restore.uid)
+            return not unadopted
+
+        if not await _wait_until(is_adopted, self.timeout):
+            raise MoveError(
+                f"the target has not adopted the VMs of {', '.join(unadopted)}: check its "
+                "provider, caphv status there"
+            )
+
+        # Nothing is deleted on the source if a VM is no longer the VM that was moved.
+        if changed := vms.changed_vms(before):
+            raise MoveError(f"the VMs of {', '.join(changed)} were replaced or restarted meanwhile")
+        number = counted(len(vms.states), "VM")
+        self.report(f"the target has adopted {number}; none was restarted")
+
+    async def delete_on_source(self, target: Restore) -> None:
+        """Delete the objects on the source. Raises `MoveError` if one is absent on the target."""
+        if absent := moving.uncopied_objects(target):
+            names = ", ".join(map(str, absent))
+            raise MoveError(
+                f"does not exist on the target: {names}. If it was deleted there, delete it here, "
+                "too: first its finalizers"
+            )
+
+        failed = await moving.delete_source(
+            self.sides.source, target.kinds, target.steps(), moving.objects_to_delete(target.backup)
+        )
+        if failed:
+            problems = "; ".join(failed)
+            raise MoveError(f"adopted by the target, and not deleted on the source: {problems}")
+        self.report(
+            f"deleted on the source. Follow the clusters on the target: {remedies.FOLLOW_ALL}"
+        )
+
+
+async def _wait_until(condition: Callable[[], Awaitable[bool]], seconds: float) -> bool:
+    """Wait for a condition; return False when the time is over.
+
+    A server that does not answer is asked again. If it fails until the end, raises the last
+    failure: `ApiError`, `Unreachable`.
+    """
+    failure: RequestError | None = None
+
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    if await condition():
+                        return True
+                    failure = None
+                except (Unreachable, ServerFault, TooManyRequests) as error:
+                    failure = error
+                await asyncio.sleep(_POLL_SECONDS)
+    except TimeoutError:
+        if failure:
+            raise failure from None
+        return False

@@ -1,0 +1,234 @@
+"""Plan to park clusters or to resume them, with the checks before: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from caphv.api import names, parking, remedies
+from caphv.api.clusterapi import externally_managed
+from caphv.api.counting import counted, name_some
+from caphv.api.names import (
+    PARK_ANNOTATION,
+    PARKED_BY_SCHEDULE_ANNOTATION,
+    ConditionType,
+    Reason,
+)
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of
+from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
+from operations.change.clusterprogress import ClusterProgress
+from operations.read.accounts import Account, identity_of
+from operations.read.objects import HarvesterObjects, ManagementObjects, condition_of
+from operations.status.check import Check, Result, ok
+from operations.status.details import is_host_ready
+from operations.status.parts import Parts
+
+_SHOWN = 5
+
+
+def plan_park(parts: Parts) -> Plan:
+    """Return the plan to park a cluster."""
+    checks = (*_park_checks(parts), *_schedule_checks(parts, "true"))
+    return Plan(parts.key, _patches(parts.cluster, "true"), checks)
+
+
+def plan_resume(parts: Parts, harvester: HarvesterObjects | None, why: str) -> Plan:
+    """Return the plan to resume a cluster, once its Harvester is back.
+
+    :param parts: the objects of the cluster
+    :param harvester: the Harvester, None if it could not be read
+    :param why: why it could not be read
+    """
+    cluster = parts.cluster
+    is_parked = PARK_ANNOTATION in annotations_of(cluster) or parking.concerns(cluster)
+    # In a window, the schedule would park it again. Later, it has to follow its schedule.
+    in_window = annotations_of(cluster).get(PARKED_BY_SCHEDULE_ANNOTATION) == "true"
+    value = "false" if in_window and parking.schedule_of(cluster) is not None else None
+    patches = _patches(cluster, value) if is_parked else ()
+    checks = (*_resume_checks(parts, harvester, why), *_schedule_checks(parts, value))
+    return Plan(parts.key, patches, checks if patches else ())
+
+
+def progress_of(parts: Parts, *, park: bool) -> ClusterProgress:
+    """Return how far a cluster is parked, or resumed."""
+    cluster, condition = parts.cluster, condition_of(parts.harvester_cluster, ConditionType.PARKED)
+    message = str(condition.get("message") or "")
+    if not park and not parking.concerns(cluster):
+        return ClusterProgress(True, False, "resumed")
+    if condition.get("reason") == Reason.PARK_BLOCKED:
+        return ClusterProgress(False, True, message)
+    if park:
+        done = parking.is_wanted(cluster) and condition.get("status") == "True"
+        return ClusterProgress(done, False, message or "waiting for the provider")
+
+    is_resuming = condition.get("reason") == Reason.RESUMING
+    return ClusterProgress(False, False, message if is_resuming else "waiting for the provider")
+
+
+def clusters_on(objects: ManagementObjects, accounts: Iterable[Account], name: str) -> list[Key]:
+    """Return the clusters on a Harvester, by namespace and name.
+
+    Raises `ChangeError` for a Harvester that no identity leads to.
+
+    :param objects: of the management cluster
+    :param accounts: the identities of its HarvesterClusters
+    :param name: URL or host of Harvester, or namespace and name of an identity Secret
+    """
+    accounts = list(accounts)
+    harvesters = {
+        (account.kubeconfig.server, account.kubeconfig.ca)
+        for account in accounts
+        if name.rstrip("/") in _names_of(account)
+    }
+    if not harvesters:
+        servers = sorted({account.kubeconfig.server for account in accounts})
+        hint = f"; they lead to {', '.join(servers)}" if servers else ""
+        raise ChangeError([f"no identity of a cluster leads to Harvester {name}{hint}"])
+
+    identities = {
+        account.identity
+        for account in accounts
+        if (account.kubeconfig.server, account.kubeconfig.ca) in harvesters
+    }
+    infrastructures = {
+        key_of(obj) for obj in objects.harvester_clusters if identity_of(obj) in identities
+    }
+    return sorted(
+        key_of(obj)
+        for obj in objects.clusters
+        if Key(key_of(obj).namespace, str(at(obj, "spec", "infrastructureRef", "name") or ""))
+        in infrastructures
+    )
+
+
+def host_checklist(harvester: str, clusters: Sequence[Key], resume: str) -> list[str]:
+    """Return what remains to be done by hand to shut the hosts of a Harvester down, in order.
+
+    :param harvester: its name, as the user gave it
+    :param clusters: those that are parked
+    :param resume: the command that resumes them
+    """
+    parked = counted(len(clusters), "cluster")
+    volumes = remedies.GET_ON_HARVESTER(resource="volumes.longhorn.io")
+    return [
+        f"{parked} on {harvester} parked; what follows is for Harvester itself.",
+        "Generate a support bundle, and note addresses of hosts and the virtual address: they must "
+        "be the same afterwards.",
+        "Stop the VMs that belong to no cluster, from within or with virtctl stop, until none is "
+        f"left: {remedies.GET_ON_HARVESTER(resource='vmi')}",
+        "Disable add-ons with volumes of their own (rancher-monitoring, rancher-logging, "
+        "vm-import-controller).",
+        f"Check that all volumes are detached: {volumes}",
+        "If a witness leads etcd, delete its etcd Pod in kube-system, so that another host leads.",
+        "Shut down hosts that run no etcd, then those that do, one after another. Note the last.",
+        "To start again: the last host first, the others three minutes later, then wait up to 15 "
+        f"minutes for hosts and storage: {remedies.GET_PODS(namespace='longhorn-system')}",
+        f"Enable the add-ons, then resume the clusters: {resume}",
+    ]
+
+
+def _patches(cluster: Obj, value: str | None) -> tuple[Patch, ...]:
+    former = annotations_of(cluster).get(PARK_ANNOTATION)
+    if former == value:
+        return ()
+    change = Change(
+        f"Cluster {key_of(cluster)}",
+        f"annotation {PARK_ANNOTATION}",
+        former or "",
+        value or "(removed)",
+    )
+    return (patch_of(cluster, {"metadata": {"annotations": {PARK_ANNOTATION: value}}}, [change]),)
+
+
+def _park_checks(parts: Parts) -> Iterator[Check]:
+    """Say what prevents that a cluster is parked, or makes it late."""
+    subject, cluster = f"Cluster {parts.key}", parts.cluster
+    refusals = [
+        (being_deleted(cluster), "it is being deleted", "Wait for its end"),
+        (
+            names.MOVING_ANNOTATION in annotations_of(cluster),
+            "it is being moved to another management cluster",
+            "Complete the move, and park it there",
+        ),
+        (
+            parts.harvester_cluster is None,
+            "it has no HarvesterCluster that you may read",
+            "Check spec.infrastructureRef and your rights",
+        ),
+        (
+            names.PAUSED_ANNOTATION in annotations_of(parts.harvester_cluster or cluster),
+            f"annotation {names.PAUSED_ANNOTATION} keeps the provider from it",
+            "Remove the annotation from the HarvesterCluster",
+        ),
+        (
+            parts.harvester_cluster is not None and externally_managed(parts.harvester_cluster),
+            "another controller manages its HarvesterCluster, for which the provider does nothing",
+            f"Stop its VMs with that controller, which {names.MANAGED_BY_ANNOTATION} names",
+        ),
+    ]
+    reasons = [(message, remedy) for applies, message, remedy in refusals if applies]
+    for message, remedy in reasons:
+        yield Check("park", subject, Result.ERROR, f"{message}, so it is not parked", remedy)
+
+    deleted = sorted(key_of(machine).name for machine in parts.machines if being_deleted(machine))
+    if deleted:
+        message = (
+            "Machines are being deleted, which continues after the cluster is resumed: "
+            f"{name_some(deleted, _SHOWN)}"
+        )
+        yield Check("machines", subject, Result.WARNING, message, "Wait until they are deleted")
+    if not reasons:
+        yield ok("park", subject, f"{counted(len(parts.machines), 'machine')} will be stopped")
+
+
+def _schedule_checks(parts: Parts, value: str | None) -> Iterator[Check]:
+    """Say that the cluster does not follow its schedule any more, and how it does again.
+
+    :param parts: the objects of the cluster
+    :param value: of the annotation, None if it is removed
+    """
+    if parking.schedule_of(parts.cluster) is None or value is None:
+        return
+    key = parts.key
+    command = remedies.REMOVE_ANNOTATION(
+        kind="cluster", name=key.name, namespace=key.namespace, annotation=PARK_ANNOTATION
+    )
+    message = f"annotation {PARK_ANNOTATION} overrides its schedule until you remove it"
+    remedy = f"To have it follow the schedule again: {command}"
+    yield Check("schedule", f"Cluster {key}", Result.WARNING, message, remedy)
+
+
+def _resume_checks(parts: Parts, harvester: HarvesterObjects | None, why: str) -> Iterator[Check]:
+    """Say whether Harvester and its hosts are back."""
+    subject = f"Cluster {parts.key}"
+    if harvester is None:
+        message = f"its Harvester cannot be read: {why or 'its identity cannot be used'}"
+        remedy = f"Start its hosts, and check the connection: {remedies.DOCTOR(ref=parts.key)}"
+        yield Check("harvester", subject, Result.ERROR, message, remedy)
+        return
+
+    away = sorted(filter(None, map(_why_away, harvester.hosts)))
+    if away:
+        message = f"hosts of Harvester are not back: {name_some(away, _SHOWN)}"
+        remedy = "Start them, or end their maintenance, and wait until all are Ready"
+        yield Check("hosts", subject, Result.ERROR, message, remedy)
+    else:
+        hosts = counted(len(harvester.hosts), "host")
+        yield ok("hosts", subject, f"Harvester answers, and {hosts} of it are ready")
+
+
+def _why_away(host: Obj) -> str:
+    """Return a host with why it takes no VMs; empty for one that does."""
+    name = key_of(host).name
+    if not is_host_ready(host):
+        return f"{name} (not ready)"
+    if names.MAINTENANCE_ANNOTATION in annotations_of(host):
+        return f"{name} (in maintenance)"
+    return f"{name} (cordoned)" if at(host, "spec", "unschedulable") else ""
+
+
+def _names_of(account: Account) -> set[str]:
+    """Return what a user may call the Harvester of an identity."""
+    server = account.kubeconfig.server.rstrip("/")
+    authority = server.partition("://")[2].partition("/")[0]
+    host = authority.rpartition(":")[0] or authority
+    return {server, authority, host, host.strip("[]"), str(account.identity)}

@@ -1,0 +1,113 @@
+"""Ask Harvester for a plan: whether it has the objects that the cluster names, and room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from caphv.api.object import Key, Obj
+from caphv.api.objectid import ObjectId
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, Unreachable
+from caphv.validation.finding import Finding
+from operations.capacity.machinepools import DesiredState, Objects
+from operations.capacity.reading import NotAHarvesterError, read_surroundings
+from operations.capacity.requirements import (
+    Requirements,
+    cluster_requirements,
+    machine_requirements,
+    place_of,
+    shortcomings,
+)
+from operations.capacity.surroundings import Surroundings
+from operations.change.plan.model import Shortcoming
+from operations.read.accounts import identity_of, read_accounts
+from operations.read.objects import Unseen
+from operations.read.servers import HARVESTER_SECONDS
+
+
+async def ask_harvester(
+    client: ApiClient, harvester_cluster: Obj, objects: Objects
+) -> tuple[Surroundings | None, list[str]]:
+    """Read the Harvester of a HarvesterCluster; return it, and what could not be seen of it.
+
+    The first part is None if the Harvester cannot be read. Manifests may create the identity
+    Secret, so that a Secret among the objects takes precedence over the existing one.
+    """
+    identity = identity_of(harvester_cluster)
+    secret = objects.get(ObjectId("", "Secret", *identity))
+    secrets: Mapping[Key, Obj] = {identity: secret} if secret else {}
+    accounts, hidden = await read_accounts(client, [harvester_cluster], secrets)
+    if not accounts:
+        return None, list(map(str, hidden))
+
+    account = accounts[0]
+    server = account.kubeconfig.server
+    harvester = account.kubeconfig.client(
+        name="harvester", user_agent="caphv-cli", timeout=HARVESTER_SECONDS
+    )
+    try:
+        surroundings = await read_surroundings(harvester, account.namespaces)
+    except (ApiError, Unreachable, NotAHarvesterError) as error:
+        return None, [f"Harvester {server}: {error}"]
+    finally:
+        await harvester.close()
+    return surroundings, list(_unseen(server, surroundings.capacity.harvester.unseen))
+
+
+def _unseen(server: str, unseen: list[Unseen]) -> Iterator[str]:
+    """Say what was not seen.
+
+    All kinds that the account may not read share one line, which is equal for all its clusters.
+    """
+    forbidden = [item.what for item in unseen if item.forbidden]
+    if forbidden:
+        yield f"{', '.join(forbidden)} on Harvester {server}: the account may not list them"
+    for item in unseen:
+        if not item.forbidden:
+            yield f"{item.what} on Harvester {server}: {item.why}"
+
+
+def shortcomings_of(
+    after: DesiredState, cluster: Obj | None, harvester: Surroundings
+) -> tuple[Shortcoming, ...]:
+    """Return the objects that a cluster names and Harvester lacks, each once.
+
+    :param after: the desired state of the cluster
+    :param cluster: the Cluster, whose topology may set the values
+    :param harvester: the objects of the Harvester
+    """
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for required in _requirements(after):
+        for finding in shortcomings(required, harvester):
+            key = (finding.rule, str(finding.value), finding.detail)
+            groups.setdefault(key, []).append(finding)
+
+    return tuple(
+        Shortcoming(
+            check,
+            value,
+            detail,
+            tuple(dict.fromkeys(_field(finding) for finding in findings)),
+            place_of(cluster, value),
+            all(finding.advice for finding in findings),
+        )
+        for (check, value, detail), findings in groups.items()
+    )
+
+
+def _requirements(after: DesiredState) -> Iterator[Requirements]:
+    target = str(after.infrastructure.get("targetNamespace") or "")
+    machines = [
+        machine_requirements(pool.machine, target, (name,))
+        for name, pool in after.pools.items()
+        if pool.machine
+    ]
+    networks = {value.text for required in machines for value in required.networks}
+    yield cluster_requirements(after.infrastructure, networks, ("HarvesterCluster",))
+    yield from machines
+
+
+def _field(finding: Finding) -> str:
+    """Return the field of a finding, prefixed by the pool or object that has it."""
+    owner, *path = finding.path
+    return f"{owner}: {Finding(tuple(path), finding.fault, finding.detail).field}"

@@ -1,0 +1,254 @@
+"""Plan a change of the numbers of machines, with and without a topology: pure."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from caphv.api import clusterapi, names
+from caphv.api.object import Obj, at, labels_of
+from operations.capacity.preflight import check_controllers
+from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
+from operations.status.check import Check, Result, ok
+from operations.status.model import Cluster, Replicas
+from operations.status.parts import Parts
+
+POOL_LABEL = "topology.cluster.x-k8s.io/deployment-name"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Wanted numbers of machines; `workers` by name of the pool, where `""` is the only pool."""
+
+    control_plane: int | None = None
+    workers: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    name: str
+    obj: Obj
+    replicas: int | None
+    index: int = -1
+    """Position in the topology; -1 for a MachineDeployment without one."""
+
+
+def plan_scale(parts: Parts, deployments: Iterable[Obj], scale: Scale) -> Plan:
+    """Return the necessary patches. Raises `ChangeError` for pools that do not exist."""
+    topology = at(parts.cluster, "spec", "topology")
+    pools = [*_topology_pools(topology)] if topology else [*map(_deployment, deployments)]
+    chosen = _choose_pools(pools, scale.workers, parts)
+
+    if scale.control_plane is not None and not topology and parts.control_plane is None:
+        problem = (
+            f"cluster {parts.key} has no control plane object: create or delete its Machines "
+            "instead"
+        )
+        raise ChangeError([problem])
+
+    checks = [
+        *check_controllers(parts),
+        *_control_plane_checks(parts, scale),
+        *_pool_checks(parts, chosen),
+    ]
+    plan_patches = _patch_topology if topology else _patch_objects
+    return Plan(parts.key, tuple(plan_patches(parts, scale, chosen)), tuple(checks))
+
+
+def is_scaled(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, scale: Scale) -> bool:
+    """Whether the cluster has these numbers of machines, and all of them work.
+
+    :param parts: the objects of the cluster
+    :param deployments: its MachineDeployments
+    :param cluster: its model
+    :param scale: the numbers
+    """
+    deployments = list(deployments)
+    if plan_scale(parts, deployments, scale).changes:
+        return False
+
+    control_plane = None
+    pools = {}
+    for group in cluster.groups:
+        if group.kind == "MachineDeployment":
+            pools[group.name] = group.replicas
+        else:
+            control_plane = group.replicas
+
+    names = {_deployment(obj).name: str(obj["metadata"]["name"]) for obj in deployments}
+    existing = list(names.values())
+    numbers = {}
+    for pool, number in scale.workers.items():
+        name = names.get(pool, "")
+        if not name and existing:
+            # An empty name means the only pool.
+            name = existing[0]
+        numbers[name] = number
+
+    targets = [(pools.get(name), number) for name, number in numbers.items()]
+    if scale.control_plane is not None:
+        targets.append((control_plane, scale.control_plane))
+    return all(
+        replicas and replicas.complete and replicas.desired == number
+        for replicas, number in targets
+    )
+
+
+def numbers(cluster: Cluster) -> str:
+    """Return the available and desired numbers of control plane and worker machines.
+
+    The numbers of the objects that own machines count, as in `is_scaled`, because the Cluster
+    repeats them only later.
+    """
+    workers = [group.replicas for group in cluster.groups if group.kind == "MachineDeployment"]
+    servers = [group.replicas for group in cluster.groups if group.kind != "MachineDeployment"]
+
+    def total(groups: list[Replicas]) -> str:
+        available = sum(replicas.available for replicas in groups)
+        return f"{available}/{sum(replicas.desired for replicas in groups)}"
+
+    return f"{total(servers)} control plane, {total(workers)} workers"
+
+
+def growth(plan: Plan) -> int:
+    """Return the number of additional machines."""
+    return sum(max(0, int(change.after) - int(change.before or 0)) for change in plan.changes)
+
+
+def _topology_pools(topology: Obj) -> Iterator[_Pool]:
+    for index, entry in enumerate(at(topology, "workers", "machineDeployments") or ()):
+        yield _Pool(str(entry["name"]), entry, entry.get("replicas"), index)
+
+
+def _deployment(obj: Obj) -> _Pool:
+    name = labels_of(obj).get(POOL_LABEL) or str(obj["metadata"]["name"])
+    return _Pool(name, obj, at(obj, "spec", "replicas"))
+
+
+def _choose_pools(
+    pools: list[_Pool], numbers: Mapping[str, int], parts: Parts
+) -> list[tuple[_Pool, int]]:
+    """Return the pools with their new numbers. Raises `ChangeError` for unknown pools."""
+    problems, chosen = [], []
+    for name, number in numbers.items():
+        matching = [pool for pool in pools if name in ("", pool.name)]
+        if len(matching) == 1:
+            chosen.append((matching[0], number))
+        else:
+            problems.append(_unknown_pool(pools, name, number, parts))
+
+    if problems:
+        raise ChangeError(problems)
+    return chosen
+
+
+def _unknown_pool(pools: list[_Pool], name: str, number: int, parts: Parts) -> str:
+    """Say why a name does not match one pool, and what to do instead."""
+    subject, names = f"cluster {parts.key}", [pool.name for pool in pools]
+    if not pools:
+        return f"{subject} has no worker pool: add one to its topology or definition"
+    if not name:
+        example = f"--workers {names[0]}={number}"
+        return f"{subject} has {len(pools)} worker pools: name one, {example}"
+    similar = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {similar[0]}?" if similar else f"there are {', '.join(names)}"
+    return f"--workers {name}={number}: {subject} has no worker pool {name}; {hint}"
+
+
+def _control_plane_checks(parts: Parts, scale: Scale) -> Iterator[Check]:
+    """Check that etcd keeps its quorum, and survives as many failures as its members allow."""
+    if scale.control_plane is None:
+        return
+
+    # etcd needs more than half of its members. An even number adds a member that may fail, but does
+    # not allow for one more failure.
+    subject, number = f"Cluster {parts.key}", scale.control_plane
+    if number < 1:
+        message = "a cluster without a control plane machine loses its etcd"
+        remedy = "Keep at least one, or delete the cluster"
+        yield Check("quorum", subject, Result.ERROR, message, remedy)
+    elif number % 2 == 0:
+        message = (
+            f"{number} control plane machines survive no more failures than {number - 1}, and need "
+            "more members for a quorum"
+        )
+        remedy = f"Use {number - 1} or {number + 1}, or add --force"
+        yield Check("quorum", subject, Result.ERROR, message, remedy)
+    elif number == 1 and sum(map(clusterapi.is_control_plane, parts.machines)) > 1:
+        message = "one control plane machine survives no failure"
+        yield Check("quorum", subject, Result.WARNING, message, "Keep three")
+    else:
+        failures = (number - 1) // 2
+        message = f"etcd survives the loss of {failures} of {number} control plane machines"
+        yield ok("quorum", subject, message)
+
+
+def _pool_checks(parts: Parts, chosen: Iterable[tuple[_Pool, int]]) -> Iterator[Check]:
+    """Warn of pools that the autoscaler scales, and of pools that will be empty."""
+    subject = f"Cluster {parts.key}"
+    for pool, number in chosen:
+        annotations = at(pool.obj, "metadata", "annotations") or {}
+        minimum = annotations.get(names.AUTOSCALER_MIN_SIZE)
+        maximum = annotations.get(names.AUTOSCALER_MAX_SIZE)
+        if minimum is not None or maximum is not None:
+            message = (
+                f"the cluster autoscaler scales pool {pool.name} between {minimum} and {maximum}, "
+                "and may undo this"
+            )
+            remedy = (
+                f"Change its bounds instead: annotations {names.AUTOSCALER_MIN_SIZE} and -max-size"
+            )
+            yield Check("autoscaler", subject, Result.WARNING, message, remedy)
+
+        if not number:
+            message = f"pool {pool.name} will have no machine"
+            yield Check("workers", subject, Result.WARNING, message, "Its Pods need another pool")
+
+
+def _patch_topology(parts: Parts, scale: Scale, chosen: list[tuple[_Pool, int]]) -> Iterator[Patch]:
+    """Yield one patch of the Cluster.
+
+    Cluster API would revert changes of the objects that it created from the topology.
+    """
+    topology = parts.cluster["spec"]["topology"]
+    name = f"Cluster {parts.key}"
+    body: Obj = {}
+    changes = []
+
+    before, after = at(topology, "controlPlane", "replicas"), scale.control_plane
+    if after is not None and after != before:
+        body["controlPlane"] = {"replicas": after}
+        changes.append(_change(name, "spec.topology.controlPlane.replicas", before, after))
+
+    different = [(pool, number) for pool, number in chosen if pool.replicas != number]
+    if different:
+        # A merge patch replaces a whole list. The resourceVersion protects its other entries.
+        pools = copy.deepcopy(topology["workers"]["machineDeployments"])
+        for pool, number in different:
+            pools[pool.index]["replicas"] = number
+            path = f"spec.topology.workers.machineDeployments[{pool.name}].replicas"
+            changes.append(_change(name, path, pool.replicas, number))
+        body["workers"] = {"machineDeployments": pools}
+
+    if changes:
+        yield patch_of(parts.cluster, {"spec": {"topology": body}}, changes)
+
+
+def _patch_objects(parts: Parts, scale: Scale, chosen: list[tuple[_Pool, int]]) -> Iterator[Patch]:
+    """Yield the patches of the control plane and of MachineDeployments."""
+    targets = [(pool.obj, pool.replicas, number) for pool, number in chosen]
+    if scale.control_plane is not None and parts.control_plane is not None:
+        replicas = at(parts.control_plane, "spec", "replicas")
+        targets.insert(0, (parts.control_plane, replicas, scale.control_plane))
+
+    for obj, before, after in targets:
+        if before != after:
+            name = f"{obj['kind']} {obj['metadata']['namespace']}/{obj['metadata']['name']}"
+            change = _change(name, "spec.replicas", before, after)
+            yield patch_of(obj, {"spec": {"replicas": after}}, [change])
+
+
+def _change(name: str, path: str, before: int | None, after: int) -> Change:
+    return Change(name, path, "" if before is None else str(before), str(after))

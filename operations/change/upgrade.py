@@ -1,0 +1,74 @@
+"""Upgrade a cluster's Kubernetes: plan it with the answers of servers, and complete it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from caphv.api.object import Key
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Conflict
+from operations.capacity.preflight import Demand, check_room, size_of
+from operations.change.changes import Patch, Plan
+from operations.change.clusterparts import cluster_and_parts
+from operations.change.disruptions import disruption_checks
+from operations.change.patchwriter import write_patches
+from operations.change.upgradeplan import Progress, plan_upgrade, progress, surge
+from operations.read.management import Step
+from operations.read.objects import ManagementObjects
+from operations.status.model import Cluster
+from operations.status.query import Answer
+
+
+async def plan_with_checks(
+    client: ApiClient, answer: Answer, key: Key, version: str, step: Step
+) -> Plan:
+    """Plan an upgrade, with checks of capacity and PodDisruptionBudgets.
+
+    Raises `ChangeError`, `ApiError`, `Unreachable`.
+
+    :param client: client of the management cluster
+    :param answer: the cluster with its Harvester
+    :param key: the cluster to upgrade
+    :param version: the version of Kubernetes to upgrade it to
+    :param step: called with a description of each step
+    """
+    parts, deployments, cluster = cluster_and_parts(answer.objects, key)
+    plan = plan_upgrade(parts, deployments, cluster, version)
+    if not plan.changes:
+        return plan
+
+    harvester = answer.harvesters.of(parts.harvester_cluster) if parts.harvester_cluster else None
+    size = size_of(parts, parts.harvester_machines.values(), harvester)
+    demand = Demand(surge(parts, deployments), size)
+    step("asking the workload cluster")
+    budgets = await disruption_checks(client, plan.cluster)
+    return replace(plan, checks=(*plan.checks, *check_room(parts, harvester, demand), *budgets))
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The progress of an upgrade; `due` has the patches that it needs now."""
+
+    cluster: Cluster
+    progress: Progress
+    due: tuple[Patch, ...]
+    is_complete: bool
+
+
+def observe_rollout(objects: ManagementObjects, key: Key, version: str) -> Rollout:
+    """Return the progress of an upgrade to a version. Raises `ChangeError`."""
+    parts, deployments, cluster = cluster_and_parts(objects, key)
+    machines = progress(parts, cluster, version)
+    plan = plan_upgrade(parts, deployments, cluster, version)
+    # With a topology, Cluster API itself changes the workers after the control plane.
+    due = () if "topology" in parts.cluster["spec"] else plan.patches
+    return Rollout(cluster, machines, due, machines.complete and not plan.changes)
+
+
+async def advance_rollout(client: ApiClient, patches: Iterable[Patch]) -> None:
+    """Write the patches that are due. Raises `ApiError`, `Unreachable`."""
+    # After a conflict, the next event of the objects calls this function again.
+    with suppress(Conflict):
+        await write_patches(client, patches)

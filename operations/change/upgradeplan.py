@@ -1,0 +1,241 @@
+"""Plan an upgrade of a cluster's Kubernetes, check it, and measure its progress: pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from caphv.api import remedies
+from caphv.api.object import Obj, at
+from operations.capacity.preflight import check_controllers, check_health, surge_of
+from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
+from operations.status.check import Check, Result, ok
+from operations.status.model import Cluster
+from operations.status.parts import Parts
+
+_FORM = re.compile(
+    r"v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(?:\+(rke2r|k3s)([1-9]\d*))?"
+)
+# The suffix of versions by the kind of control plane. A control plane of another kind takes any
+# suffix.
+_DISTRIBUTIONS = {
+    "RKE2ControlPlane": ("rke2r", "RKE2"),
+    "KThreesControlPlane": ("k3s", "K3s"),
+    "KubeadmControlPlane": ("", "kubeadm"),
+    "TalosControlPlane": ("", "Talos"),
+}
+# A kubelet may be up to three minor versions older than its API server:
+# https://kubernetes.io/releases/version-skew-policy/
+_SKEW = 3
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """A version of Kubernetes, in the order of releases."""
+
+    major: int
+    minor: int
+    patch: int
+    final: bool
+    """Whether it is a release, not a pre-release."""
+    stage: str
+    distribution: str
+    release: int
+
+    @classmethod
+    def parse(cls, text: str) -> Version | None:
+        """Parse a version such as `v1.36.3+rke2r1`; return None for an invalid text."""
+        match = _FORM.fullmatch(text)
+        if match is None:
+            return None
+        major, minor, patch, stage, distribution, release = match.groups()
+        return cls(
+            int(major),
+            int(minor),
+            int(patch),
+            stage is None,
+            stage or "",
+            distribution or "",
+            int(release or 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The number of machines that have the wanted version and work."""
+
+    done: int
+    total: int
+    complete: bool
+
+    def __str__(self) -> str:
+        return f"{self.done} of {self.total} machines"
+
+
+def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wanted: str) -> Plan:
+    """Return the next patches; without a topology, workers follow their control plane.
+
+    Raises `ChangeError` if this cluster cannot have such a version.
+
+    :param parts: the objects of the cluster
+    :param deployments: its MachineDeployments
+    :param cluster: its model
+    :param wanted: the version
+    """
+    version, kind = Version.parse(wanted), str(at(parts.control_plane, "kind") or "")
+    if version is None:
+        problem = f"not a version of Kubernetes; write it like {_example(kind)}"
+        raise ChangeError([f"--version {wanted}: {problem}"])
+    suffix, name = _DISTRIBUTIONS.get(kind, (version.distribution, ""))
+    if version.distribution != suffix:
+        problem = f"cluster {parts.key} runs {name}; write it like {_example(kind)}"
+        raise ChangeError([f"--version {wanted}: {problem}"])
+
+    patches, later = _patches(parts, deployments, cluster, wanted)
+    checks = [*check_controllers(parts), *_skew(parts, cluster, wanted, version)]
+    if patches:
+        checks += check_health(cluster)
+    pending = tuple(change for patch in later for change in patch.changes)
+    return Plan(parts.key, tuple(patches), tuple(checks), pending)
+
+
+def surge(parts: Parts, deployments: Iterable[Obj]) -> int:
+    """Return the largest number of machines that a rollout adds at a time."""
+    spec = at(parts.control_plane, "spec") or {}
+    strategy = spec.get("rolloutStrategy") or at(spec, "rollout", "strategy")
+    value = at(strategy, "rollingUpdate", "maxSurge")
+    surges = [surge_of(int(spec.get("replicas") or 1), value)]
+
+    for deployment in deployments:
+        spec = deployment.get("spec") or {}
+        strategy = spec.get("strategy") or at(spec, "rollout", "strategy")
+        value = at(strategy, "rollingUpdate", "maxSurge")
+        surges.append(surge_of(int(spec.get("replicas") or 0), value))
+    return max(surges)
+
+
+def progress(parts: Parts, cluster: Cluster, wanted: str) -> Progress:
+    """Return the progress of an upgrade.
+
+    A machine is done when it has the version, a working Node, and no successor.
+    """
+    machines = [machine for machine in cluster.machines if not machine.deleting]
+    done = sum(machine.version == wanted and machine.ready for machine in machines)
+
+    # A rollout is not complete before its old machines are deleted.
+    replicas = (cluster.control_plane, cluster.workers)
+    total = sum(part.desired for part in replicas)
+    settled = all(part.complete for part in replicas) and len(machines) == len(cluster.machines)
+    reconciled = _condition(parts.cluster, "TopologyReconciled") in ("", "True")
+    complete = settled and reconciled and done == len(machines) == total
+    return Progress(done, max(total, len(machines)), complete)
+
+
+def _patches(
+    parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wanted: str
+) -> tuple[list[Patch], list[Patch]]:
+    """Return the patches to make now, and the patches that must wait.
+
+    Workers wait because kubelets must not be newer than their API server.
+
+    :param parts: the objects of the cluster
+    :param deployments: its MachineDeployments
+    :param cluster: its model
+    :param wanted: the version
+    """
+    topology = parts.cluster["spec"].get("topology")
+    if topology is not None:
+        before = str(topology.get("version") or "")
+        change = Change(f"Cluster {parts.key}", "spec.topology.version", before, wanted)
+        patch = patch_of(parts.cluster, {"spec": {"topology": {"version": wanted}}}, [change])
+        due = [patch] if before != wanted else []
+        return due, []
+
+    # Without a topology, only this command keeps the order.
+    workers = list(_worker_patches(deployments, wanted))
+    control_plane = parts.control_plane
+    before = str(at(control_plane, "spec", "version") or "")
+    if control_plane is not None and before != wanted:
+        change = Change(_name(control_plane), "spec.version", before, wanted)
+        return [patch_of(control_plane, {"spec": {"version": wanted}}, [change])], workers
+    if is_control_plane_upgraded(cluster, wanted):
+        return workers, []
+    return [], workers
+
+
+def _worker_patches(deployments: Iterable[Obj], wanted: str) -> Iterator[Patch]:
+    for obj in deployments:
+        before = str(at(obj, "spec", "template", "spec", "version") or "")
+        if before != wanted:
+            change = Change(_name(obj), "spec.template.spec.version", before, wanted)
+            yield patch_of(obj, {"spec": {"template": {"spec": {"version": wanted}}}}, [change])
+
+
+def is_control_plane_upgraded(cluster: Cluster, wanted: str) -> bool:
+    """Whether all control plane machines have a version and work."""
+    machines = [machine for machine in cluster.machines if machine.control_plane]
+    return cluster.control_plane.complete and all(
+        machine.version == wanted and machine.ready and not machine.deleting for machine in machines
+    )
+
+
+def _skew(parts: Parts, cluster: Cluster, wanted: str, version: Version) -> Iterator[Check]:
+    """Check that the version may follow the versions of the cluster and its machines.
+
+    :param parts: the objects of the cluster
+    :param cluster: its model
+    :param wanted: the version as text
+    :param version: the version
+    """
+    current = Version.parse(cluster.version)
+    if current is None:
+        return
+    parsed = {text: Version.parse(text) for text in cluster.versions}
+    outdated = [
+        text
+        for text, machine in parsed.items()
+        if machine and version.minor - machine.minor > _SKEW
+    ]
+
+    if version < current:
+        message = (
+            f"{wanted} is older than {cluster.version}: etcd and API objects cannot be downgraded"
+        )
+        remedy = "Restore a backup instead, or choose a later version"
+    elif version.minor > current.minor + 1 or version.major != current.major:
+        message = f"from {cluster.version} to {wanted} skips a minor version"
+        remedy = f"Upgrade to the latest v{current.major}.{current.minor + 1} first"
+    elif outdated:
+        message = (
+            f"machines of {', '.join(outdated)} are more than {_SKEW} minor versions older than "
+            f"{wanted}"
+        )
+        remedy = f"Upgrade these machines first: {remedies.TREE(ref=parts.key)}"
+    elif len(cluster.versions) > 1 and cluster.version != wanted:
+        message = (
+            f"machines have different versions ({', '.join(cluster.versions)}): an upgrade is "
+            "under way"
+        )
+        remedy = f"Wait for it: {remedies.WAIT_FOR_UPGRADE(ref=parts.key, version=cluster.version)}"
+    else:
+        yield ok("version", f"Cluster {parts.key}", f"{wanted} may follow {cluster.version}")
+        return
+    yield Check("version", f"Cluster {parts.key}", Result.ERROR, message, remedy)
+
+
+def _example(kind: str) -> str:
+    suffix = {"RKE2ControlPlane": "+rke2r1", "KThreesControlPlane": "+k3s1"}.get(kind, "")
+    return f"v1.36.3{suffix}"
+
+
+def _name(obj: Obj) -> str:
+    return f"{obj['kind']} {obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
+def _condition(obj: Obj, kind: str) -> str:
+    """Return the status of a condition; empty if there is none."""
+    for condition in at(obj, "status", "conditions") or ():
+        if condition.get("type") == kind:
+            return str(condition.get("status"))
+    return ""

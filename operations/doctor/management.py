@@ -1,0 +1,256 @@
+"""Check the management cluster: CRDs, the provider, its webhooks and certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from caphv.api import names, remedies
+from caphv.api.object import Obj, annotations_of, at, key_of, labels_of
+from caphv.api.supported import fleet_release, support
+from operations.doctor import extensions
+from operations.read.objects import Unseen, condition_of, time_of
+from operations.status.check import Check, Result, ok, skipped
+
+SUBJECT = "management cluster"
+_SOON = timedelta(days=7)
+_LEASE_SECONDS = 60.0
+_INJECT = "cert-manager.io/inject-ca-from"
+
+
+@dataclass(slots=True)
+class ManagementFacts:
+    """The input of the checks: an absent object is None, `unseen` names unreadable ones."""
+
+    namespace: str = "caphv-system"
+    version: str = ""
+    cluster_api: tuple[str, ...] = ()
+    crds: list[Obj] = field(default_factory=list)
+    deployment: Obj | None = None
+    lease: Obj | None = None
+    webhooks: Obj | None = None
+    endpoints: list[Obj] = field(default_factory=list)
+    certificates: list[Obj] = field(default_factory=list)
+    cert_manager: list[Obj] | None = None
+    """Deployments of cert-manager, None where they may not be read."""
+    fleet_clusters: list[Obj] = field(default_factory=list)
+    fleet: Obj | None = None
+    """Deployment of Fleet's controller, None where there is none."""
+    extensions: list[Obj] = field(default_factory=list)
+    """ExtensionConfigs of Cluster API."""
+    namespaces: list[Obj] = field(default_factory=list)
+    """Namespaces, if several ExtensionConfigs may serve one."""
+    unseen: list[Unseen] = field(default_factory=list)
+
+    def why_unseen(self, what: str) -> str:
+        """Return why something could not be read, empty when it could."""
+        for item in self.unseen:
+            if item.what == what:
+                return item.why
+        return ""
+
+
+def checks(facts: ManagementFacts, now: datetime) -> Iterator[Check]:
+    """Yield all checks of the management cluster."""
+    yield from _check_cluster_api(facts)
+    yield from _check_crds(facts)
+    yield _check_provider(facts)
+    yield _check_lease(facts, now)
+    yield from _check_webhooks(facts)
+    yield from _check_cert_manager(facts)
+    yield from _check_certificates(facts, now)
+    yield from _check_fleet(facts)
+    yield from extensions.checks(facts.extensions, facts.namespaces, SUBJECT)
+
+
+def _check_fleet(facts: ManagementFacts) -> Iterator[Check]:
+    """Check whether the bundles were written for this Fleet, by the image of its controller."""
+    version = fleet_release(facts.fleet)
+    if not version:
+        return
+
+    if problem := support().components["fleet"].problem(version):
+        remedy = "Run a supported release of Fleet"
+        yield Check("fleet-version", SUBJECT, Result.WARNING, problem, remedy)
+    else:
+        yield ok("fleet-version", SUBJECT, f"Fleet {version}")
+
+
+def _check_cluster_api(facts: ManagementFacts) -> Iterator[Check]:
+    """Check Kubernetes, and that Cluster API serves a version that the provider speaks."""
+    if problem := support().components["management"].problem(facts.version):
+        remedy = "Run a supported release of Kubernetes on the management cluster"
+        yield Check("kubernetes-version", SUBJECT, Result.WARNING, problem, remedy)
+    else:
+        name = f"Kubernetes {facts.version or 'of unknown version'}"
+        yield ok("kubernetes-version", SUBJECT, name)
+
+    versions = ", ".join(facts.cluster_api)
+    if facts.cluster_api and not {"v1beta1", "v1beta2"} & set(facts.cluster_api):
+        message = f"Cluster API serves only {versions}"
+        remedy = "Upgrade Cluster API's core to a version that serves v1beta1 or v1beta2"
+        yield Check("cluster-api", SUBJECT, Result.ERROR, message, remedy)
+    else:
+        yield ok("cluster-api", SUBJECT, f"Cluster API serves {versions}")
+
+
+def _check_crds(facts: ManagementFacts) -> Iterator[Check]:
+    """Check that the CRDs belong to this provider, and that Cluster API finds their version."""
+    if why := facts.why_unseen("customresourcedefinitions"):
+        yield skipped("crds", SUBJECT, why)
+        return
+
+    for crd in facts.crds:
+        name = crd["metadata"]["name"]
+        # The API server refuses all objects of the kind if no server does the conversion.
+        if at(crd, "spec", "conversion", "strategy") == "Webhook":
+            message = (
+                f"CRD {name} still has the Go provider's conversion webhook, which has no server"
+            )
+            remedy = "Apply the CRDs of this release, as migration says"
+            yield Check("crds", SUBJECT, Result.ERROR, message, remedy)
+        elif not any(label.startswith("cluster.x-k8s.io/v1beta") for label in labels_of(crd)):
+            message = f"CRD {name} lacks the labels by which Cluster API finds its version"
+            yield Check("crds", SUBJECT, Result.ERROR, message, "Apply the CRDs of this release")
+        else:
+            yield ok("crds", SUBJECT, f"CRD {name} is as Cluster API needs it")
+
+
+def _check_provider(facts: ManagementFacts) -> Check:
+    """Check that the provider has a ready replica."""
+    if why := facts.why_unseen("deployments"):
+        return skipped("provider", SUBJECT, why)
+
+    place = f"Deployment {facts.namespace}/caphv-controller-manager"
+    if facts.deployment is None:
+        why = f"{place} does not exist: name its namespace with --provider-namespace"
+        return skipped("provider", SUBJECT, why)
+
+    ready = int(at(facts.deployment, "status", "readyReplicas") or 0)
+    replicas = int(at(facts.deployment, "status", "replicas") or 0)
+    if not ready:
+        remedy = f"Check its log: {remedies.LOGS(namespace=facts.namespace)}"
+        return Check("provider", SUBJECT, Result.ERROR, f"{place} has no ready replica", remedy)
+
+    containers: list[Obj] = facts.deployment["spec"]["template"]["spec"].get("containers") or []
+    image = containers[0].get("image", "") if containers else ""
+    return ok("provider", SUBJECT, f"{place}: {ready} of {replicas} ready, {image}")
+
+
+def _check_lease(facts: ManagementFacts, now: datetime) -> Check:
+    """Check that a provider renews its Lease, and that its clock agrees with our clock."""
+    if why := facts.why_unseen("leases"):
+        return skipped("leader", SUBJECT, why)
+    if facts.lease is None:
+        reason = (
+            f"Leases {names.LEASE} and {names.HEARTBEAT_LEASE} do not exist in namespace "
+            f"{facts.namespace}: name the provider's with --provider-namespace"
+        )
+        return skipped("leader", SUBJECT, reason)
+
+    lease = f"Lease {key_of(facts.lease)}"
+    spec = facts.lease.get("spec") or {}
+    holder = str(spec.get("holderIdentity") or "unknown")
+    renewed_at = time_of(spec.get("renewTime"))
+    age = (now - renewed_at).total_seconds() if renewed_at else 0.0
+
+    if age > _LEASE_SECONDS:
+        message = f"{holder} renewed {lease} {int(age)} seconds ago: no provider is active"
+        remedy = f"Check whether the provider runs: {remedies.GET_PODS(namespace=facts.namespace)}"
+        return Check("leader", SUBJECT, Result.ERROR, message, remedy)
+    if age < -_LEASE_SECONDS:
+        message = f"{lease} was renewed {int(-age)} seconds in the future: clocks differ"
+        remedy = "Synchronize the clocks of this machine and the cluster"
+        return Check("clock", SUBJECT, Result.WARNING, message, remedy)
+    return ok("leader", SUBJECT, f"{holder} holds {lease}")
+
+
+def _check_webhooks(facts: ManagementFacts) -> Iterator[Check]:
+    """Check that the webhooks are registered, trusted by the API server, and served."""
+    if why := facts.why_unseen("validatingwebhookconfigurations"):
+        yield skipped("webhooks", SUBJECT, why)
+        return
+    if facts.webhooks is None:
+        why = "no admission webhooks are registered: only the CRDs' own rules hold"
+        yield skipped("webhooks", SUBJECT, why)
+        return
+
+    entries = facts.webhooks.get("webhooks") or []
+    if any(not at(entry, "clientConfig", "caBundle") for entry in entries):
+        message = "a webhook has no caBundle: the API server refuses objects"
+        remedy = (
+            "With cert-manager: check annotation cert-manager.io/inject-ca-from; else restart the "
+            "provider"
+        )
+        yield Check("webhooks", SUBJECT, Result.ERROR, message, remedy)
+
+    # A webhook with a URL has no Service, and its server is not in this cluster.
+    service = at(entries[0], "clientConfig", "service") if entries else None
+    if not service or facts.why_unseen("endpointslices"):
+        return
+
+    # An endpoint that does not say whether it is ready counts as ready (EndpointConditions).
+    name = f"{service.get('namespace')}/{service.get('name')}"
+    ready = 0
+    for endpoint_slice in facts.endpoints:
+        for endpoint in endpoint_slice.get("endpoints") or ():
+            ready += at(endpoint, "conditions", "ready") is not False
+    if ready:
+        yield ok("webhooks", SUBJECT, f"{ready} endpoints serve the webhooks behind Service {name}")
+    else:
+        message = f"the webhooks have no ready endpoint behind Service {name}"
+        remedy = "Start the provider with --enable-webhooks, or delete the webhook configurations"
+        yield Check("webhooks", SUBJECT, Result.ERROR, message, remedy)
+
+
+def _check_cert_manager(facts: ManagementFacts) -> Iterator[Check]:
+    """Check that cert-manager runs, where the webhooks get their certificate from it."""
+    injected = facts.webhooks is not None and _INJECT in annotations_of(facts.webhooks)
+    if facts.cert_manager is None or not (facts.certificates or injected):
+        return
+
+    if not facts.cert_manager:
+        message = "the webhooks' certificate is to come from cert-manager, which does not run here"
+        remedy = (
+            "Install cert-manager, or let the provider issue its own certificate: overlay "
+            "self-signed"
+        )
+        yield Check("cert-manager", SUBJECT, Result.ERROR, message, remedy)
+        return
+
+    idle = [
+        str(key_of(obj)) for obj in facts.cert_manager if not at(obj, "status", "readyReplicas")
+    ]
+    if idle:
+        message = (
+            f"no replica is ready of Deployment {', '.join(sorted(idle))}: certificates are not "
+            "renewed"
+        )
+        namespace = key_of(facts.cert_manager[0]).namespace
+        remedy = f"Check its Pods: {remedies.GET_PODS(namespace=namespace)}"
+        yield Check("cert-manager", SUBJECT, Result.ERROR, message, remedy)
+    else:
+        message = f"{len(facts.cert_manager)} Deployments of cert-manager are ready"
+        yield ok("cert-manager", SUBJECT, message)
+
+
+def _check_certificates(facts: ManagementFacts, now: datetime) -> Iterator[Check]:
+    """Check that cert-manager's certificates are ready, and do not end soon."""
+    for certificate in facts.certificates:
+        name = f"Certificate {facts.namespace}/{certificate['metadata']['name']}"
+        ready = condition_of(certificate, "Ready")
+        until = str(at(certificate, "status", "notAfter") or "")
+
+        if ready and ready.get("status") != "True":
+            message = f"{name}: {ready.get('message') or 'not ready'}"
+            command = remedies.DESCRIBE_CERTIFICATES(namespace=facts.namespace)
+            remedy = f"Check cert-manager: {command}"
+            yield Check("certificates", SUBJECT, Result.ERROR, message, remedy)
+        elif (ends := time_of(until)) and ends - now < _SOON:
+            message = f"{name} ends at {ends:%Y-%m-%d %H:%M} UTC"
+            remedy = "cert-manager should have renewed it: check its log"
+            yield Check("certificates", SUBJECT, Result.WARNING, message, remedy)
+        else:
+            validity = f" until {until}" if until else ""
+            yield ok("certificates", SUBJECT, f"{name} is valid{validity}")

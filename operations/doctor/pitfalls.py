@@ -1,0 +1,341 @@
+"""Check for what may go wrong on a Harvester that works: room, storage, images, clocks, settings.
+
+Each is a known pitfall of Harvester, its cloud provider or Longhorn; `docs/troubleshooting.md`
+explains them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from caphv.api.counting import name_some
+from caphv.api.object import Obj, at, key_of
+from caphv.runtime.text import TextError, load_json
+from operations.capacity.hosts import count_homeless, hosts_of, requests_of
+from operations.read.objects import HarvesterObjects, condition_of, conditions_of, time_of
+from operations.status.check import Check, Result, ok
+
+_LONGHORN = "driver.longhorn.io"
+# Images of SUSE without the package kernel-default:
+# https://github.com/harvester/harvester/issues/6418
+_WITHOUT_MACVLAN = re.compile(r"sle[sd]?[-_ ]?15.{0,200}minimal", re.IGNORECASE)
+# Messages of failed imports of images.
+_UNTRUSTED = re.compile(r"x509|certificate", re.I)
+_UNREACHABLE = re.compile(r"proxyconnect|no route to host|i/o timeout|no such host", re.I)
+_CLOCK_TOLERANCE = timedelta(seconds=60)
+# Harvester overcommits to this percentage by default. Beyond it, hosts and disks may fill.
+_MOST_PERCENT = {"memory": 150, "storage": 200}
+_SHOWN = 5
+
+
+def checks(
+    objects: HarvesterObjects,
+    storage_classes: Iterable[Obj],
+    machines: Iterable[Obj],
+    subject: str,
+    now: datetime,
+) -> Iterator[Check]:
+    """Yield the checks of one Harvester.
+
+    :param objects: the objects of the Harvester
+    :param storage_classes: its StorageClasses
+    :param machines: the HarvesterMachines on it
+    :param subject: the Harvester
+    :param now: the current time
+    """
+    machines, storage_classes = list(machines), list(storage_classes)
+    yield from _check_capacity(objects, subject)
+    yield from _check_clocks(objects, subject, now)
+    yield from _check_disk_errors(objects, subject)
+    yield from _check_access_modes(objects, subject)
+    yield from _check_shared_volumes(objects, storage_classes, machines, subject)
+    yield from _check_macvlan(objects, machines, subject)
+    yield from _check_external_storage(objects, storage_classes, machines, subject)
+    yield from _check_overcommit(objects, subject)
+    yield from _check_proxy(objects, subject)
+    yield from _check_imports(objects, subject)
+
+
+def _check_capacity(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
+    """Check that there is room for a rollout, and for the VMs of a lost host.
+
+    A rollout needs room for one more VM; the VMs of a lost host need room on the others.
+    """
+    hosts = hosts_of(objects)
+    placed = [
+        (str(at(obj, "status", "nodeName") or ""), requests_of(obj.get("spec") or {}))
+        for obj in objects.instances
+    ]
+    if not hosts or not placed:
+        return
+
+    largest = max(size for _, size in placed)
+    if count_homeless(hosts, [largest]):
+        message = f"no host has room for one more VM of {largest}: a rollout cannot begin"
+        remedy = "Add a host, or stop other VMs"
+        yield Check("host-capacity", subject, Result.ERROR, message, remedy)
+        return
+
+    # If there is only one host, its VMs cannot move anyway.
+    homeless_by_host = {}
+    for host in hosts if len(hosts) > 1 else ():
+        others = [other for other in hosts if other is not host]
+        homeless = count_homeless(others, [size for name, size in placed if name == host.name])
+        if homeless:
+            homeless_by_host[host.name] = homeless
+
+    if homeless_by_host:
+        name, homeless = max(homeless_by_host.items(), key=lambda item: item[1])
+        message = f"without host {name}, {homeless} of its VMs would find no other host"
+        remedy = "Add a host, or stop other VMs, before a maintenance or a failure"
+        yield Check("host-capacity", subject, Result.WARNING, message, remedy)
+    else:
+        message = f"hosts have room for one more VM of {largest}, and for the VMs of a lost host"
+        yield ok("host-capacity", subject, message)
+
+
+def _check_clocks(objects: HarvesterObjects, subject: str, now: datetime) -> Iterator[Check]:
+    """Compare clocks, because different clocks make servers refuse tokens and certificates."""
+    # A clock that is behind cannot be detected, because a heartbeat from the past may just be old.
+    ahead = []
+    for host in objects.hosts:
+        heartbeat = time_of(condition_of(host, "Ready").get("lastHeartbeatTime"))
+        if heartbeat and heartbeat - now > _CLOCK_TOLERANCE:
+            seconds = int((heartbeat - now).total_seconds())
+            ahead.append(f"{host['metadata']['name']} by {seconds} s")
+
+    if ahead:
+        message = f"clocks are ahead of this machine's: {', '.join(sorted(ahead)[:_SHOWN])}"
+        remedy = "Synchronize the clocks: Harvester setting ntp-servers, and this machine's NTP"
+        yield Check("clock", subject, Result.WARNING, message, remedy)
+
+
+def _check_disk_errors(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
+    """Find VMs that KubeVirt paused because their disk reports an I/O error.
+
+    Such errors come from fstrim while replicas rebuild, or from a full disk.
+    """
+    paused = sorted(str(key_of(obj)) for obj in objects.instances if _has_disk_error(obj))
+    if paused:
+        message = f"VMs are paused after an I/O error of their disk: {name_some(paused, _SHOWN)}"
+        remedy = (
+            "Check Longhorn for full disks and rebuilding replicas; against errors by fstrim set "
+            "guestConfig.disableFstrimTimer, and in running guests: systemctl disable --now "
+            "fstrim.timer"
+        )
+        yield Check("fstrim", subject, Result.ERROR, message, remedy)
+
+
+def _has_disk_error(instance: Obj) -> bool:
+    return any(
+        condition["type"] == "Paused"
+        and condition.get("status") == "True"
+        and condition.get("reason") == "PausedIOError"
+        for condition in conditions_of(instance)
+    )
+
+
+def _check_access_modes(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
+    """Find disks that only one host may attach.
+
+    Their VMs cannot be migrated, and stop a host's maintenance.
+    """
+    single = []
+    for claim in objects.claims:
+        modes = at(claim, "spec", "accessModes")
+        if modes and "ReadWriteMany" not in modes:
+            single.append(str(key_of(claim)))
+
+    if single:
+        message = (
+            "disks are not ReadWriteMany, so that their VMs cannot be migrated: "
+            f"{name_some(sorted(single), _SHOWN)}"
+        )
+        remedy = (
+            "Use a storage class with ReadWriteMany and Block, or plan a restart of these VMs for "
+            "maintenance"
+        )
+        yield Check("rwx", subject, Result.WARNING, message, remedy)
+
+
+def _check_shared_volumes(
+    objects: HarvesterObjects, storage_classes: list[Obj], machines: list[Obj], subject: str
+) -> Iterator[Check]:
+    """Check that guests reach the network of volumes that several of them share by NFS.
+
+    :param objects: what the Harvester holds
+    :param storage_classes: its StorageClasses
+    :param machines: the HarvesterMachines on it
+    :param subject: the Harvester
+    """
+    shared = sorted(
+        str(obj["metadata"]["name"])
+        for obj in storage_classes
+        if at(obj, "parameters", "nfsOptions")
+    )
+    if not shared or not objects.settings:
+        return
+
+    # Without such a network, Longhorn serves shared volumes in the network of Pods, which no guest
+    # reaches.
+    networks = [_setting(objects, name) for name in ("storage-network", "rwx-network")]
+    if not any(isinstance(network, dict) and network for network in networks):
+        message = (
+            f"volumes of StorageClass {name_some(shared, _SHOWN)} cannot be mounted: no network is "
+            "set for shared volumes"
+        )
+        remedy = (
+            "Set storage-network or rwx-network on Harvester, and add a VM network to machines "
+            "that reaches it"
+        )
+        yield Check("rwx-network", subject, Result.WARNING, message, remedy)
+        return
+
+    single = sorted(
+        str(key_of(machine))
+        for machine in machines
+        if len(at(machine, "spec", "networks") or ()) == 1
+    )
+    if single:
+        message = (
+            "machines have one VM network, and may not reach shared volumes: "
+            f"{name_some(single, _SHOWN)}"
+        )
+        remedy = (
+            "Add a VM network in the network of shared volumes, or use no StorageClass "
+            f"{name_some(shared, _SHOWN)} in guests"
+        )
+        yield Check("rwx-network", subject, Result.WARNING, message, remedy)
+
+
+def _check_macvlan(objects: HarvesterObjects, machines: list[Obj], subject: str) -> Iterator[Check]:
+    """Find images without kernel module macvlan.
+
+    The cloud provider's load balancers with DHCP need it in every guest.
+    """
+    # A machine names an image by the name of its object, with or without namespace, or by its
+    # display name.
+    names = {str(key_of(image)): _display_name(image) for image in objects.images}
+    names |= {key_of(image).name: _display_name(image) for image in objects.images}
+    used = _volume_fields(machines, "imageName")
+
+    lacking = sorted(name for name in used if _WITHOUT_MACVLAN.search(names.get(name, name)))
+    if lacking:
+        message = (
+            f"image {name_some(lacking, _SHOWN)} has no kernel module macvlan: Services with DHCP "
+            "addresses stay pending"
+        )
+        remedy = (
+            "Build the image with kernel-default instead of kernel-default-base, or use IPPools "
+            "for Services"
+        )
+        yield Check("macvlan", subject, Result.WARNING, message, remedy)
+
+
+def _volume_fields(machines: Iterable[Obj], field: str) -> set[str]:
+    """Return the values of a field in all volumes of HarvesterMachines."""
+    values = set()
+    for machine in machines:
+        for volume in at(machine, "spec", "volumes") or ():
+            if volume.get(field):
+                values.add(str(volume[field]))
+    return values
+
+
+def _check_external_storage(
+    objects: HarvesterObjects, storage_classes: list[Obj], machines: list[Obj], subject: str
+) -> Iterator[Check]:
+    """Check that Harvester's setting names the drivers of other storage.
+
+    Only then can Harvester snapshot and back up their volumes.
+
+    :param objects: what the Harvester holds
+    :param storage_classes: its StorageClasses
+    :param machines: the HarvesterMachines on it
+    :param subject: the Harvester
+    """
+    provisioners = {
+        str(obj["metadata"]["name"]): str(obj.get("provisioner") or "") for obj in storage_classes
+    }
+    used = {provisioners.get(name, "") for name in _volume_fields(machines, "storageClass")}
+    configured = _setting(objects, "csi-driver-config")
+    if not isinstance(configured, dict):
+        return
+
+    unset = sorted(used - {"", _LONGHORN} - configured.keys())
+    if unset:
+        message = (
+            f"volumes of {name_some(unset, _SHOWN)} cannot be backed up: setting csi-driver-config "
+            "does not name the driver"
+        )
+        remedy = "Add provisioner and VolumeSnapshotClass to Harvester's setting csi-driver-config"
+        yield Check("external-csi", subject, Result.WARNING, message, remedy)
+
+
+def _check_overcommit(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
+    """Warn of settings beyond Harvester's defaults, which may fill hosts and disks."""
+    configured = _setting(objects, "overcommit-config")
+    if not isinstance(configured, dict):
+        return
+
+    for name, most in _MOST_PERCENT.items():
+        percent = configured.get(name)
+        if isinstance(percent, int) and percent > most:
+            message = f"setting overcommit-config allows {percent} % of the existing {name}"
+            remedy = f"Reduce {name} to {most}, the default, or watch what is really used"
+            yield Check("over-provisioning", subject, Result.WARNING, message, remedy)
+
+
+def _check_proxy(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
+    """Check that a proxy has exceptions for internal addresses."""
+    configured = _setting(objects, "http-proxy")
+    if not isinstance(configured, dict):
+        return
+
+    has_proxy = configured.get("httpProxy") or configured.get("httpsProxy")
+    if has_proxy and not configured.get("noProxy"):
+        message = (
+            "setting http-proxy has no exceptions: images and backups at internal addresses go "
+            "through the proxy"
+        )
+        remedy = (
+            "Add the internal networks and domains to noProxy of Harvester's setting http-proxy"
+        )
+        yield Check("proxy", subject, Result.WARNING, message, remedy)
+
+
+def _check_imports(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
+    """Find imports of images that fail for a reason that a setting of Harvester removes."""
+    for image in objects.images:
+        imported = condition_of(image, "Imported")
+        if imported.get("status") != "False":
+            continue
+
+        # The condition has no reason for these cases, so that only its text distinguishes them.
+        text = str(imported.get("message") or "")
+        message = f"VM image {key_of(image)} cannot be downloaded: {text}"
+        if _UNTRUSTED.search(text):
+            remedy = "Add the server's CA to setting additional-ca"
+            yield Check("host-ca", subject, Result.ERROR, message, remedy)
+        elif _UNREACHABLE.search(text):
+            remedy = "Check that hosts reach the server; a proxy is set by setting http-proxy"
+            yield Check("proxy", subject, Result.ERROR, message, remedy)
+
+
+def _display_name(image: Obj) -> str:
+    """Return the name that Harvester shows for an image."""
+    return str(at(image, "spec", "displayName") or key_of(image).name)
+
+
+def _setting(objects: HarvesterObjects, name: str) -> Any:
+    """Return the parsed value of a setting of Harvester; None where it cannot be read."""
+    for setting in objects.settings:
+        if setting["metadata"]["name"] == name:
+            try:
+                return load_json(str(setting.get("value") or setting.get("default") or "null"))
+            except TextError:
+                return None
+    return None

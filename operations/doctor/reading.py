@@ -1,0 +1,224 @@
+"""Read the input of the doctor's checks: the management cluster, and Harvesters by identity."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+
+from caphv.api import names, resources
+from caphv.api.clusterapi import cluster_name
+from caphv.api.object import (
+    CUSTOM_RESOURCE_DEFINITIONS,
+    DEPLOYMENTS,
+    ENDPOINT_SLICES,
+    LEASES,
+    NAMESPACES,
+    STORAGE_CLASSES,
+    VALIDATING_WEBHOOK_CONFIGURATIONS,
+    Key,
+    Obj,
+    Resource,
+    at,
+    key_of,
+)
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, NotFound, RequestError, Unauthorized, Unreachable
+from caphv.runtime.kubeconfig import KubeconfigError
+from operations.capacity.poolreader import read_pools
+from operations.doctor import rights
+from operations.doctor.harvester import HarvesterFacts
+from operations.doctor.management import ManagementFacts
+from operations.read.accounts import identity_of, read_kubeconfig
+from operations.read.harvester import read_harvester
+from operations.read.harvesterclient import HarvesterClient
+from operations.read.management import list_all, unseen
+from operations.read.objects import ManagementObjects, target_namespaces
+from operations.read.owners import OwnerObjects, read_owners
+from operations.read.servers import HARVESTER_SECONDS, answering_client
+from operations.status.provider import newest_lease
+
+_WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
+_CERT_MANAGER = "app.kubernetes.io/instance=cert-manager"
+_HARVESTER = Key("harvester-system", "harvester")
+
+
+async def read_management_facts(client: ApiClient, namespace: str) -> ManagementFacts:
+    """Read the input of the checks of the management cluster.
+
+    `unseen` of the answer names what may not be read. Raises `ApiError` and `Unreachable` if the
+    server does not answer at all.
+    """
+    facts = ManagementFacts(namespace)
+    facts.version = str((await client.request("GET", "/version")).get("gitVersion") or "")
+    group = await client.request("GET", f"/apis/{resources.CLUSTER_API_GROUP}")
+    facts.cluster_api = tuple(str(version["version"]) for version in group["versions"])
+
+    kinds = (resources.HARVESTER_CLUSTERS, resources.HARVESTER_MACHINES)
+    lease_names = (names.LEASE, names.HEARTBEAT_LEASE)
+    crds, facts.deployment, leases, facts.webhooks = await asyncio.gather(
+        asyncio.gather(
+            *(_get(client, facts, CUSTOM_RESOURCE_DEFINITIONS, "", str(kind)) for kind in kinds)
+        ),
+        _get(client, facts, DEPLOYMENTS, namespace, "caphv-controller-manager"),
+        asyncio.gather(*(_get(client, facts, LEASES, namespace, name) for name in lease_names)),
+        _get(client, facts, VALIDATING_WEBHOOK_CONFIGURATIONS, "", _WEBHOOK_CONFIGURATION),
+    )
+    facts.crds = [crd for crd in crds if crd]
+
+    # A provider with a filter prefixes the name of its Lease with its share. It may be alive where
+    # a removed provider has left its Lease behind.
+    with suppress(ApiError, Unreachable):
+        leases += await list_all(client, LEASES, namespace)
+    facts.lease = newest_lease(filter(None, leases))
+
+    facts.certificates = await _list(client, facts, resources.CERTIFICATES, namespace)
+    facts.fleet_clusters = await _list(client, facts, resources.FLEET_CLUSTERS, "")
+    if facts.fleet_clusters:
+        facts.fleet = await _get(
+            client, facts, DEPLOYMENTS, "cattle-fleet-system", "fleet-controller"
+        )
+    facts.extensions = await _list(client, facts, resources.EXTENSION_CONFIGS, "")
+    if len(facts.extensions) > 1:
+        facts.namespaces = await _list(client, facts, NAMESPACES, "")
+    with suppress(ApiError):
+        facts.cert_manager = await list_all(client, DEPLOYMENTS, label_selector=_CERT_MANAGER)
+
+    entries = at(facts.webhooks, "webhooks")
+    service = at(entries[0], "clientConfig", "service") if entries else None
+    if service:
+        selector = f"kubernetes.io/service-name={service['name']}"
+        facts.endpoints = await _list(
+            client, facts, ENDPOINT_SLICES, str(service["namespace"]), selector
+        )
+    return facts
+
+
+async def read_harvester_facts(
+    client: ApiClient, objects: ManagementObjects, identities: Iterable[Key], namespace: str
+) -> list[HarvesterFacts]:
+    """Read each Harvester by each identity. A Harvester that does not answer raises nothing.
+
+    :param client: client of the management cluster
+    :param objects: the objects of the management cluster
+    :param identities: Secrets with credentials
+    :param namespace: the namespace of owners of addresses if not all namespaces may be read
+    """
+    # Without these, orphans and leaked addresses cannot be distinguished from objects of others.
+    owners: OwnerObjects | None = None
+    with suppress(ApiError):
+        owners = await read_owners(client, namespace)
+    return await asyncio.gather(
+        *(_read_facts(client, objects, identity, owners) for identity in sorted(identities))
+    )
+
+
+async def _read_facts(
+    client: ApiClient, objects: ManagementObjects, identity: Key, owners: OwnerObjects | None
+) -> HarvesterFacts:
+    """Read a Harvester by one identity; `error` of the answer says why it could not be read.
+
+    :param client: client of the management cluster
+    :param objects: the objects of the management cluster
+    :param identity: the Secret with the credentials
+    :param owners: owners of objects on Harvester, None where they may not be read
+    """
+    facts = HarvesterFacts(identity)
+    facts.clusters = [obj for obj in objects.harvester_clusters if identity_of(obj) == identity]
+    clusters = set(map(_cluster_of, facts.clusters))
+    facts.machines = [obj for obj in objects.harvester_machines if _cluster_of(obj) in clusters]
+    facts.owners = {key_of(obj): obj for obj in objects.clusters}
+    facts.recorded_owners = owners
+
+    try:
+        facts.kubeconfig = await read_kubeconfig(client, identity)
+    except (ApiError, Unreachable, KubeconfigError, ValueError) as error:
+        facts.error = str(error)
+        return facts
+
+    try:
+        async with answering_client(
+            facts.kubeconfig, "harvester", HARVESTER_SECONDS, max_in_flight=16
+        ) as harvester:
+            await _fill_in(facts, harvester)
+    except Unauthorized as error:
+        facts.error, facts.rejected = f"it rejects the credentials: {error}", True
+    except Unreachable as error:
+        facts.error = f"it is unreachable: {error}"
+    except (ApiError, KubeconfigError) as error:
+        facts.error = f"it refuses requests: {error}"
+    except TimeoutError:
+        facts.error = f"no answer within {HARVESTER_SECONDS:.0f} s"
+    return facts
+
+
+async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
+    """Fill facts with what a Harvester answers; what it refuses stays empty."""
+    namespaces = target_namespaces(facts.clusters)
+    facts.objects = await read_harvester(harvester, namespaces, surroundings=True)
+
+    with suppress(ApiError):
+        needed = [*rights.needed_rights(facts.clusters), *rights.AHEAD]
+        facts.denied = await rights.find_denied(harvester, needed)
+    with suppress(ApiError):
+        # The role of the provider allows it to list this one name, but not to get it.
+        listed = await harvester.list(
+            DEPLOYMENTS, _HARVESTER.namespace, field_selector=f"metadata.name={_HARVESTER.name}"
+        )
+        items = listed["items"]
+        facts.deployment = items[0] if items else None
+    with suppress(ApiError):
+        facts.storage_classes = await list_all(harvester, STORAGE_CLASSES)
+    if facts.recorded_owners is not None:
+        with suppress(ApiError):
+            client = HarvesterClient(harvester, namespaces)
+            facts.pools = (await read_pools(client, facts.recorded_owners)).reports()
+
+
+async def _get(
+    client: ApiClient, facts: ManagementFacts, resource: Resource, namespace: str, name: str
+) -> Obj | None:
+    """Read an object; return None if it does not exist or cannot be read.
+
+    :param client: client of the management cluster
+    :param facts: its `unseen` gets the kind if it cannot be read
+    :param resource: the kind
+    :param namespace: the namespace of the object
+    :param name: the name of the object
+    """
+    try:
+        return await client.get(resource, name, namespace)
+    except NotFound:
+        return None
+    except RequestError as error:
+        facts.unseen.append(unseen(resource.plural, error))
+        return None
+
+
+async def _list(
+    client: ApiClient,
+    facts: ManagementFacts,
+    resource: Resource,
+    namespace: str,
+    selector: str = "",
+) -> list[Obj]:
+    """Read a collection; return an empty list if the kind is absent or cannot be read.
+
+    :param client: client of the management cluster
+    :param facts: its `unseen` gets the kind if it cannot be read
+    :param resource: the kind
+    :param namespace: the namespace to read; empty for all namespaces
+    :param selector: selects the objects by label
+    """
+    try:
+        return await list_all(client, resource, namespace, label_selector=selector)
+    except NotFound:
+        return []
+    except RequestError as error:
+        facts.unseen.append(unseen(resource.plural, error))
+        return []
+
+
+def _cluster_of(obj: Obj) -> Key:
+    """Return the Cluster of an object, by its label."""
+    return Key(key_of(obj).namespace, cluster_name(obj))

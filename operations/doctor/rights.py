@@ -1,0 +1,158 @@
+"""Find the rights of the shipped roles that the provider's account lacks on Harvester."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import product, starmap
+
+from caphv import data
+from caphv.api.names import GUESTS_PREFIX
+from caphv.api.object import (
+    CLUSTER_ROLE_BINDINGS,
+    SELF_SUBJECT_ACCESS_REVIEWS,
+    VOLUME_ATTACHMENTS,
+    Obj,
+    at,
+)
+from caphv.api.resources import IMAGES, STORAGE_PROFILES
+from caphv.runtime.client import ApiClient
+from caphv.runtime.text import load_yaml_all
+from operations.read.objects import target_namespaces
+
+_IN_NAMESPACES = "caphv-account-namespace"
+_GUESTS = "caphv-account-guests"
+_POOLS = "caphv-account-pools"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Right:
+    """A verb on a resource, in a namespace or in all namespaces."""
+
+    namespace: str
+    group: str
+    resource: str
+    verb: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        resource = f"{self.resource}.{self.group}" if self.group else self.resource
+        return f"{self.verb} {resource}{f' {self.name}' if self.name else ''}"
+
+
+AHEAD = frozenset({Right("", IMAGES.group, IMAGES.plural, "get")})
+"""Rights that Harvester after 1.9 needs when a VM is created, and no version before.
+
+See harvester b86f33942: pkg/webhook/resources/virtualmachine/validator.go,
+`checkVolumeClaimTemplateEntry`. Older accounts lack them.
+"""
+
+OPTIONAL = frozenset(
+    {
+        Right("", STORAGE_PROFILES.group, STORAGE_PROFILES.plural, "get"),
+        Right("", VOLUME_ATTACHMENTS.group, VOLUME_ATTACHMENTS.plural, "list"),
+    }
+)
+"""Rights that the provider can do without.
+
+Disks then have the spec's modes, or Longhorn's, and volumes of parked clusters are not checked.
+"""
+
+
+def needed_rights(clusters: Iterable[Obj]) -> list[Right]:
+    """Return the rights of the shipped roles that these HarvesterClusters need.
+
+    `AHEAD` and `OPTIONAL` are not among them.
+    """
+    # The namespaces in which an account has a role, by the name of the role.
+    namespaces: dict[str, set[str]] = {_IN_NAMESPACES: set(), _GUESTS: set(), _POOLS: set()}
+    for cluster in clusters:
+        spec = cluster.get("spec") or {}
+        targets = target_namespaces([cluster])
+        namespaces[_IN_NAMESPACES] |= targets
+        if spec.get("cloudConfig") or spec.get("updateCloudProviderConfig"):
+            namespaces[_GUESTS] |= targets
+        # Pools that the provider creates have no namespace.
+        configs = ("loadBalancerConfig", "vmNetworkConfig")
+        if any(at(spec, config, "ipPool") for config in configs):
+            namespaces[_POOLS].add("")
+
+    group, bindings = CLUSTER_ROLE_BINDINGS.group, CLUSTER_ROLE_BINDINGS.plural
+    rights = {
+        Right("", group, bindings, "patch", f"{GUESTS_PREFIX}{name}")
+        for name in namespaces[_GUESTS]
+    }
+
+    path = data.folder("deploy/harvester") / "clusterroles.yaml"
+    for role in load_yaml_all(path.read_text(encoding="utf-8")):
+        rights.update(_role_rights(role, namespaces))
+    return sorted(rights - AHEAD - OPTIONAL)
+
+
+async def find_denied(client: ApiClient, rights: Iterable[Right]) -> list[Right]:
+    """Ask Harvester which of these rights the client's account lacks.
+
+    Raises `ApiError`, `Unreachable`.
+    """
+    rights = list(rights)
+    answers = await asyncio.gather(
+        *(client.create(SELF_SUBJECT_ACCESS_REVIEWS, _review(right)) for right in rights)
+    )
+    return [
+        right
+        for right, answer in zip(rights, answers, strict=True)
+        if not answer["status"].get("allowed")
+    ]
+
+
+def describe(rights: Iterable[Right]) -> Iterator[str]:
+    """Describe rights, with one text for all verbs on one resource in one namespace."""
+    verbs_by_object: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for right in sorted(rights):
+        resource = f"{right.resource}.{right.group}".rstrip(".")
+        verbs_by_object[right.namespace, resource, right.name].append(right.verb)
+
+    for (namespace, resource, name), verbs in verbs_by_object.items():
+        where = f"in namespace {namespace}" if namespace else "in all namespaces"
+        yield f"{', '.join(verbs)} {resource}{f' {name}' if name else ''} {where}"
+
+
+def _role_rights(role: Obj, namespaces: dict[str, set[str]]) -> Iterator[Right]:
+    """Yield the rights of a role, in each namespace where an account has it.
+
+    :param role: a Role or a ClusterRole
+    :param namespaces: namespaces by name of a ClusterRole; others hold in all namespaces
+    """
+    metadata = role["metadata"]
+    places = namespaces.get(metadata["name"], {""})
+    if role["kind"] == "Role":
+        places = {metadata["namespace"]}
+
+    for rule in role["rules"]:
+        rule_names = rule.get("resourceNames") or [""]
+        rights = product(places, rule["apiGroups"], rule["resources"], rule["verbs"], rule_names)
+        yield from starmap(Right, rights)
+
+
+def _review(right: Right) -> Obj:
+    """Return the request that asks whether an account has a right."""
+    resource, _, subresource = right.resource.partition("/")
+    attributes = {
+        "namespace": right.namespace,
+        "group": right.group,
+        "resource": resource,
+        "subresource": subresource,
+        "verb": right.verb,
+        "name": right.name,
+    }
+
+    return {
+        "apiVersion": SELF_SUBJECT_ACCESS_REVIEWS.api_version,
+        "kind": SELF_SUBJECT_ACCESS_REVIEWS.kind,
+        "metadata": {},
+        "spec": {
+            "resourceAttributes": {name: value for name, value in attributes.items() if value}
+        },
+    }

@@ -1,0 +1,107 @@
+"""Whether an object is what the owner in its record makes: pure decisions.
+
+A record alone does not prove it. When Harvester restores a backup of a VM, it copies the record of
+the VM's machine to disks that hold the data of another user.
+"""
+
+from __future__ import annotations
+
+import re
+
+from caphv.api import names, resources
+from caphv.api.object import (
+    CLUSTER_ROLE_BINDINGS,
+    PERSISTENT_VOLUME_CLAIMS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Key,
+    Obj,
+    Resource,
+    annotations_of,
+    key_of,
+)
+from caphv.api.ownership import Owner, recorded_owner
+from caphv.api.virtualmachine import cloud_init_secret_name, is_machine_pvc
+from operations.capacity.addresspools import Verdict
+from operations.leftovers.records import NamedVMs, check_record
+from operations.read.owners import OwnerObjects
+
+_SUFFIXES = {
+    resources.LOAD_BALANCERS: (names.LOAD_BALANCER_SUFFIX,),
+    SERVICES: (names.LOAD_BALANCER_SUFFIX,),
+    resources.IP_POOLS: (names.POOL_SUFFIX, names.VM_POOL_SUFFIX),
+}
+
+
+def check_origin(
+    resource: Resource, obj: Obj, owners: OwnerObjects, named: NamedVMs
+) -> tuple[Verdict, str]:
+    """Return what record and name of an object say together, and why.
+
+    :param resource: the kind of the object
+    :param obj: an object on Harvester
+    :param owners: what the management cluster has
+    :param named: VMs on this Harvester that its machines name
+    """
+    verdict, detail = check_record(obj, owners, named)
+    owner = recorded_owner(obj)
+    if verdict is not Verdict.LEAKED or owner is None:
+        return verdict, detail
+
+    if names.RESTORE_ANNOTATION in annotations_of(obj):
+        why = "Harvester restored it from a backup, with a copied record: delete it by hand"
+        return Verdict.UNKNOWN, why
+    if not has_generated_name(resource, key_of(obj).name, owner):
+        subject = f"{owner.kind} {Key(owner.namespace, owner.name)}"
+        return Verdict.UNKNOWN, f"{subject} makes none of this name: delete it by hand"
+    return verdict, detail
+
+
+def has_generated_name(resource: Resource, name: str, owner: Owner) -> bool:
+    """Whether the provider gives objects of a kind this name for an owner.
+
+    :param resource: the kind
+    :param name: the name
+    :param owner: a HarvesterMachine or HarvesterCluster
+    """
+    if owner.kind == resources.HARVESTER_MACHINES.kind:
+        return _is_of_machine(resource, name, owner)
+    return owner.kind == resources.HARVESTER_CLUSTERS.kind and _is_of_cluster(resource, name, owner)
+
+
+def _is_of_machine(resource: Resource, name: str, owner: Owner) -> bool:
+    if resource is PERSISTENT_VOLUME_CLAIMS:
+        return is_machine_pvc(owner.name, name)
+    generated = {
+        resources.VIRTUAL_MACHINES: owner.name,
+        SECRETS: cloud_init_secret_name(owner.name),
+    }
+    return name == generated.get(resource)
+
+
+def _is_of_cluster(resource: Resource, name: str, owner: Owner) -> bool:
+    if resource in (SERVICE_ACCOUNTS, CLUSTER_ROLE_BINDINGS):
+        return _is_account(name, owner)
+    if resource is SECRETS:
+        return name.endswith("-token") and _is_account(name.removesuffix("-token"), owner)
+
+    cluster: Obj = {"metadata": {"namespace": owner.namespace, "name": owner.name}}
+    return any(
+        name in names.generated_names(cluster, suffix) for suffix in _SUFFIXES.get(resource, ())
+    )
+
+
+def cluster_names(owner: Owner) -> list[str]:
+    """Return the names that the Cluster of a HarvesterCluster may have.
+
+    A topology appends characters to the name of the Cluster, and the record names only the result.
+    """
+    parts = owner.name.split("-")
+    return ["-".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def _is_account(name: str, owner: Owner) -> bool:
+    """Whether an account has the name of the Cluster, or that name with a hash."""
+    clusters = cluster_names(owner)
+    return name in clusters or re.sub(r"-[0-9a-f]{8}\Z", "", name) in clusters

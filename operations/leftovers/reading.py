@@ -1,0 +1,180 @@
+"""Read everything on a Harvester that may have the record of an owner.
+
+The account of an identity may not list Secrets and accounts, so that a token of it that leaks does
+not lead to others: there, those are read whose names follow from what can be listed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from caphv.api import resources
+from caphv.api.ippool import allocated, allocated_before
+from caphv.api.names import CLOUD_PROVIDER_ROLE, GUESTS_PREFIX
+from caphv.api.object import (
+    CLUSTER_ROLE_BINDINGS,
+    PERSISTENT_VOLUME_CLAIMS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    SERVICES,
+    Key,
+    Obj,
+    Resource,
+    at,
+    key_of,
+)
+from caphv.api.ownership import recorded_owner
+from caphv.api.virtualmachine import cloud_init_secret_name
+from caphv.runtime.errors import Forbidden, NotFound, RequestError
+from operations.capacity.poolreader import PoolObjects, read_pools
+from operations.leftovers.decision import HarvesterState
+from operations.read.harvesterclient import HarvesterClient, list_everywhere
+from operations.read.management import unseen
+from operations.read.objects import Unseen
+from operations.read.owners import OwnerObjects
+
+_AT_ONCE = 16
+
+
+async def read_state(
+    harvester: HarvesterClient, owners: OwnerObjects, *, include_running: bool = False
+) -> tuple[HarvesterState, list[Unseen]]:
+    """Read what is on a Harvester, and what of it could not be read.
+
+    Raises `ApiError`, `Unreachable` when the Harvester does not answer or shows no IPPools.
+
+    :param harvester: the Harvester
+    :param owners: what the management cluster has
+    :param include_running: whether VMs that are not stopped may be leftovers
+    """
+    pools = await read_pools(harvester, owners)
+    hidden = pools.unseen
+    claims, _ = await list_everywhere(harvester, PERSISTENT_VOLUME_CLAIMS, hidden)
+    objects: dict[Resource, list[Obj]] = {
+        resources.VIRTUAL_MACHINES: pools.owners.vms,
+        PERSISTENT_VOLUME_CLAIMS: claims,
+        resources.LOAD_BALANCERS: pools.owners.load_balancers,
+        SERVICES: pools.owners.services,
+        resources.IP_POOLS: pools.pools,
+    }
+
+    guests = await _read_guests(harvester, hidden)
+    machines, clusters = _machine_names(pools, objects), _cluster_names(objects, guests)
+    tokens = {Key(key.namespace, f"{key.name}-token") for key in clusters}
+    secrets = {Key(key.namespace, cloud_init_secret_name(key.name)) for key in machines} | tokens
+    bindings = {Key("", key.name) for key in clusters}
+    objects |= {
+        SECRETS: await _list_or_get(harvester, SECRETS, secrets, hidden),
+        SERVICE_ACCOUNTS: await _list_or_get(harvester, SERVICE_ACCOUNTS, clusters, hidden),
+        CLUSTER_ROLE_BINDINGS: [
+            binding
+            for binding in await _list_or_get(harvester, CLUSTER_ROLE_BINDINGS, bindings, hidden)
+            if not key_of(binding).name.startswith(GUESTS_PREFIX)
+        ],
+    }
+    state = HarvesterState(
+        harvester.server, owners, objects, pools.reports(), pools.vm_namespaces, include_running
+    )
+    return state, hidden
+
+
+def _machine_names(pools: PoolObjects, objects: Mapping[Resource, list[Obj]]) -> set[Key]:
+    """Return namespace on Harvester and name of the machines of which something is left there."""
+    target_namespaces: dict[str, set[str]] = defaultdict(set)
+    machines: set[Key] = set()
+    for resource in (resources.VIRTUAL_MACHINES, PERSISTENT_VOLUME_CLAIMS):
+        for obj in objects[resource]:
+            owner = recorded_owner(obj)
+            if owner is not None:
+                machines.add(Key(key_of(obj).namespace, owner.name))
+                target_namespaces[owner.namespace].add(key_of(obj).namespace)
+
+    # Of some, only an address is left, with the namespace on the management cluster.
+    for pool in pools.pools:
+        for holder in (*allocated(pool).values(), *allocated_before(pool).values()):
+            namespace, _, name = holder.partition("/")
+            machines |= {Key(target, name) for target in target_namespaces[namespace] if name}
+    return machines
+
+
+def _cluster_names(objects: Mapping[Resource, list[Obj]], guests: Iterable[Key]) -> set[Key]:
+    """Return namespace on Harvester and name of the clusters that may have an account there."""
+    clusters = set(guests)
+    for resource in (resources.LOAD_BALANCERS, SERVICES):
+        for obj in objects[resource]:
+            owner = recorded_owner(obj)
+            if owner is not None and owner.kind == resources.HARVESTER_CLUSTERS.kind:
+                clusters.add(Key(key_of(obj).namespace, owner.name))
+    return clusters
+
+
+async def _read_guests(harvester: HarvesterClient, hidden: list[Unseen]) -> list[Key]:
+    """Return the accounts that the bindings for all guests of a namespace name."""
+    keys = {Key("", f"{GUESTS_PREFIX}{namespace}") for namespace in harvester.namespaces}
+    bindings = await _get(harvester, CLUSTER_ROLE_BINDINGS, keys, hidden)
+    return [
+        Key(str(subject.get("namespace") or ""), str(subject.get("name") or ""))
+        for binding in bindings
+        if at(binding, "roleRef", "name") == CLOUD_PROVIDER_ROLE
+        for subject in binding.get("subjects") or ()
+    ]
+
+
+async def _list_or_get(
+    harvester: HarvesterClient, resource: Resource, keys: Iterable[Key], hidden: list[Unseen]
+) -> list[Obj]:
+    """Read all objects of a kind, or where the account may not list them, those of these names.
+
+    :param harvester: the Harvester
+    :param resource: the kind
+    :param keys: namespaces and names of objects that may exist
+    :param hidden: gets what could not be read
+    """
+    # Of a binding, its role and subjects matter.
+    metadata_only = resource is not CLUSTER_ROLE_BINDINGS
+    refused: list[Unseen] = []
+    objs, namespaces = await list_everywhere(
+        harvester, resource, refused, metadata_only=metadata_only
+    )
+    if namespaces is None:
+        return objs
+
+    if all(item.forbidden for item in refused):
+        why = "the account may list none: give --harvester-kubeconfig to see all"
+        refused = [Unseen(f"{resource} of other names on Harvester", why, forbidden=True)]
+    hidden += refused
+    listed = set(map(key_of, objs))
+    return [*objs, *await _get(harvester, resource, set(keys) - listed, hidden)]
+
+
+async def _get(
+    harvester: HarvesterClient, resource: Resource, keys: Iterable[Key], hidden: list[Unseen]
+) -> list[Obj]:
+    """Read objects by name, as far as they exist and may be read.
+
+    :param harvester: the Harvester
+    :param resource: the kind
+    :param keys: namespaces and names
+    :param hidden: gets what could not be read
+    """
+    limit = asyncio.Semaphore(_AT_ONCE)
+    head = {"apiVersion": resource.api_version, "kind": resource.kind}
+
+    async def read(key: Key) -> Obj | None:
+        try:
+            async with limit:
+                obj = await harvester.of(key.namespace).get(resource, key.name, key.namespace)
+        except NotFound:
+            return None
+        except Forbidden:
+            return None  # a namespace of no cluster: that it cannot be listed is noted already
+        except RequestError as error:
+            hidden.append(unseen(f"{resource.kind} {key} on Harvester", error))
+            return None
+        # Secrets have content that nothing here needs.
+        return {**head, "metadata": obj["metadata"]} if resource is SECRETS else {**head, **obj}
+
+    objs = await asyncio.gather(*(read(key) for key in sorted(keys) if key.name))
+    return [obj for obj in objs if obj is not None]

@@ -1,0 +1,1 @@
+"""Read management clusters, Harvesters and workload clusters: requests in, plain objects out."""

@@ -1,0 +1,406 @@
+"""Turn plain objects into the model of clusters: pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+
+from caphv.api import clusterapi, names, resources
+from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Key, Obj, at, being_deleted, key_of, labels_of
+from operations.read.objects import (
+    ManagementObjects,
+    by_cluster,
+    by_key,
+    condition_of,
+    conditions_of,
+)
+from operations.status.causes import with_causes, with_consequences
+from operations.status.diagnosis import problems_of
+from operations.status.model import (
+    Cluster,
+    Condition,
+    Group,
+    Machine,
+    Node,
+    Overview,
+    Problem,
+    Replicas,
+    Severity,
+    State,
+)
+from operations.status.parkingproblems import explains_all, is_parked
+from operations.status.parts import Parts, is_paused
+
+_DEPLOYMENT_LABEL = "cluster.x-k8s.io/deployment-name"
+_CONTROL_PLANE_NAME_LABEL = "cluster.x-k8s.io/control-plane-name"
+
+
+def overview_of(objects: ManagementObjects, now: datetime) -> Overview:
+    """Return all clusters on Harvester, by namespace and name."""
+    deployments = by_cluster(objects.machine_deployments)
+    clusters = tuple(
+        cluster_of(parts, sorted(deployments.get(parts.key, ()), key=key_of), now)
+        for parts in parts_of(objects)
+    )
+    return with_causes(Overview(objects.server, clusters, unseen=tuple(map(str, objects.unseen))))
+
+
+def parts_of(objects: ManagementObjects) -> Iterator[Parts]:
+    """Yield the objects of each cluster on Harvester, by namespace and name."""
+    machines = by_cluster(objects.machines)
+    harvester_clusters = by_key(objects.harvester_clusters)
+    harvester_machines = by_cluster(objects.harvester_machines)
+    control_planes = {(str(obj["kind"]), *key_of(obj)): obj for obj in objects.control_planes}
+
+    # An object counts as absent only if its whole collection could be read.
+    complete = all(
+        objects.sees(str(kind))
+        for kind in (resources.HARVESTER_CLUSTERS, resources.HARVESTER_MACHINES)
+    )
+
+    for cluster in sorted(objects.clusters, key=key_of):
+        kind, infrastructure = clusterapi.infrastructure_ref(cluster)
+        # A topology that was not reconciled yet has no reference. Such a cluster is shown, because
+        # its problems must not be hidden.
+        if kind not in ("", resources.HARVESTER_CLUSTERS.kind):
+            continue
+
+        key = key_of(cluster)
+        reference = at(cluster, "spec", "controlPlaneRef") or {}
+        control_plane_key = (
+            str(reference.get("kind")),
+            key.namespace,
+            str(reference.get("name")),
+        )
+        yield Parts(
+            cluster,
+            harvester_clusters.get(Key(key.namespace, infrastructure)),
+            control_planes.get(control_plane_key),
+            sorted(machines.get(key, ()), key=_machine_order),
+            by_key(harvester_machines.get(key, ())),
+            complete,
+        )
+
+
+def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
+    """Return the model of one cluster."""
+    cluster, harvester_cluster = parts.cluster, parts.harvester_cluster or {}
+    spec, harvester_spec = cluster.get("spec") or {}, harvester_cluster.get("spec") or {}
+    topology = spec.get("topology") or {}
+    secret = harvester_spec.get("identitySecret") or {}
+    bundles = condition_of(harvester_cluster, ConditionType.ADDON_BUNDLES_READY)
+
+    # The Cluster itself counts its machines. The groups provide the numbers that an older core
+    # omits.
+    groups = _groups(parts, deployments)
+    control_plane = _replicas(
+        cluster, "controlPlane", _sum(g for g in groups if g.kind != "MachineDeployment")
+    )
+    workers = _replicas(
+        cluster, "workers", _sum(g for g in groups if g.kind == "MachineDeployment")
+    )
+
+    machine_versions = {
+        machine.version for group in groups for machine in group.machines if machine.version
+    }
+    version = str(topology.get("version") or at(parts.control_plane, "spec", "version") or "")
+    rolling_out = _is_rolling_out(parts, groups, version)
+    problems = with_consequences(problems_of(parts, now), _conditions_by_object(parts, groups))
+
+    return Cluster(
+        *parts.key,
+        state=_state(parts, problems, (control_plane, workers), rolling_out=rolling_out),
+        created=str(cluster["metadata"].get("creationTimestamp") or ""),
+        phase=str(at(cluster, "status", "phase") or ""),
+        class_name=str(at(topology, "classRef", "name") or topology.get("class") or ""),
+        version=version,
+        versions=tuple(sorted(machine_versions, key=_version_order)),
+        endpoint=_endpoint(
+            spec.get("controlPlaneEndpoint") or harvester_spec.get("controlPlaneEndpoint") or {}
+        ),
+        harvester=str(harvester_spec.get("server") or ""),
+        target_namespace=str(harvester_spec.get("targetNamespace") or ""),
+        identity=f"{secret.get('namespace')}/{secret.get('name')}" if secret else "",
+        infrastructure=str(at(harvester_cluster, "metadata", "name") or ""),
+        control_plane=control_plane,
+        workers=workers,
+        groups=groups,
+        bundles=_condition(bundles) if bundles else None,
+        problems=problems,
+        conditions=_conditions(cluster),
+        infrastructure_conditions=_conditions(harvester_cluster),
+    )
+
+
+def _conditions_by_object(
+    parts: Parts, groups: tuple[Group, ...]
+) -> list[tuple[tuple[str, ...], tuple[Condition, ...]]]:
+    """Return the conditions of each object, after the names by which problems refer to it.
+
+    The conditions of a Machine include the conditions of its HarvesterMachine.
+    """
+    conditions: list[tuple[tuple[str, ...], tuple[Condition, ...]]] = [
+        ((f"Cluster/{parts.key.name}",), _conditions(parts.cluster))
+    ]
+
+    harvester_cluster = parts.harvester_cluster
+    if harvester_cluster:
+        name = f"HarvesterCluster/{key_of(harvester_cluster).name}"
+        conditions.append(((name,), _conditions(harvester_cluster)))
+
+    for group in groups:
+        conditions += [(machine.owners, machine.conditions) for machine in group.machines]
+    return conditions
+
+
+def _is_rolling_out(parts: Parts, groups: tuple[Group, ...], version: str) -> bool:
+    """Whether machines are being replaced.
+
+    Between two replacements every machine may be up to date. Then only the core's condition says
+    so.
+    """
+    # Without a topology, each group has its own version, which may differ from the cluster's.
+    has_topology = bool(at(parts.cluster, "spec", "topology"))
+    for group in groups:
+        expected = version if has_topology else group.version
+        if expected and any(machine.version not in ("", expected) for machine in group.machines):
+            return True
+    return condition_of(parts.cluster, "RollingOut").get("status") == "True"
+
+
+def _state(
+    parts: Parts,
+    problems: tuple[Problem, ...],
+    replicas: tuple[Replicas, Replicas],
+    *,
+    rolling_out: bool,
+) -> State:
+    """Return the state of a cluster.
+
+    :param parts: the objects of the cluster
+    :param problems: the problems of the cluster
+    :param replicas: the numbers of the control plane, and of the workers
+    :param rolling_out: whether machines are being replaced
+    """
+    if being_deleted(parts.cluster):
+        return State.DELETING
+    if explains_all(problems):
+        return State.PARKED if is_parked(parts) else State.PROGRESSING
+    if is_paused(parts):
+        return State.PAUSED
+
+    # A cluster that was never provisioned cannot be unreachable.
+    status = at(parts.harvester_cluster, "status") or {}
+    provisioned = status.get("ready") or at(status, "initialization", "provisioned")
+    if provisioned and any(problem.reason == Reason.HARVESTER_UNREACHABLE for problem in problems):
+        return State.UNREACHABLE
+
+    # The core calls a cluster unavailable if one worker is missing. For users it works as long as
+    # the control plane has a majority.
+    control_plane, _ = replicas
+    is_available = condition_of(parts.cluster, "Available").get("status") == "True"
+    has_majority = 2 * control_plane.available > control_plane.desired
+    works = is_available or has_majority
+
+    if any(problem.severity.wrong for problem in problems):
+        has_errors = any(problem.severity is Severity.ERROR for problem in problems)
+        return State.FAILED if has_errors and not works else State.DEGRADED
+    is_complete = works and not rolling_out and all(part.complete for part in replicas)
+    return State.AVAILABLE if is_complete else State.PROGRESSING
+
+
+def _groups(parts: Parts, deployments: list[Obj]) -> tuple[Group, ...]:
+    """Return the control plane, each MachineDeployment, and Machines that belong to neither."""
+    machines = [_machine(obj, parts.harvester_machine_of(obj)) for obj in parts.machines]
+    groups = []
+
+    control_plane = parts.control_plane
+    control_plane_machines = tuple(machine for machine in machines if machine.control_plane)
+    if control_plane or control_plane_machines:
+        kind = str(at(control_plane, "kind") or "ControlPlane")
+        name = str(at(control_plane, "metadata", "name") or parts.key.name)
+        groups.append(_group(kind, name, control_plane, control_plane_machines))
+
+    workers = [machine for machine in machines if not machine.control_plane]
+    for deployment in deployments:
+        name = deployment["metadata"]["name"]
+        members = tuple(machine for machine in workers if machine.group == name)
+        groups.append(_group("MachineDeployment", name, deployment, members))
+
+    # Other Machines were created by hand, or their MachineDeployment may not be read.
+    deployed = {group.name for group in groups if group.kind == "MachineDeployment"}
+    others = tuple(machine for machine in workers if machine.group not in deployed)
+    if others:
+        kind = "Machines" if deployments else "MachineDeployment"
+        groups.append(_group(kind, "", None, others))
+    return tuple(groups)
+
+
+def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...]) -> Group:
+    """Return a group of machines.
+
+    :param kind: the kind of the object that owns the machines
+    :param name: the name of this object
+    :param obj: the object; None if it does not exist or was not read
+    :param machines: the machines of the group
+    """
+    spec, status = at(obj, "spec") or {}, at(obj, "status") or {}
+
+    # The core counts available machines by `unavailableReplicas`, which CAPK3s omits at 0.
+    available = sum(map(_is_available, machines))
+    if obj and not machines:
+        available = int(status.get("availableReplicas") or status.get("readyReplicas") or 0)
+
+    up_to_date = len(machines)
+    if obj:
+        # Cluster API v1beta1 calls the same number `updatedReplicas`.
+        reported = status.get("upToDateReplicas", status.get("updatedReplicas"))
+        up_to_date = int(reported or 0)
+
+    replicas = Replicas(
+        desired=int(spec.get("replicas", len(machines)) or 0),
+        current=len(machines),
+        available=available,
+        up_to_date=up_to_date,
+    )
+    version = str(spec.get("version") or at(spec, "template", "spec", "version") or "")
+    return Group(kind, name, replicas, version, machines, _conditions(obj))
+
+
+def _machine(obj: Obj, harvester_machine: Obj | None) -> Machine:
+    """Return the model of a Machine and its HarvesterMachine."""
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    harvester_spec = at(harvester_machine, "spec") or {}
+    harvester_status = at(harvester_machine, "status") or {}
+
+    control_plane = clusterapi.is_control_plane(obj)
+    group_label = _CONTROL_PLANE_NAME_LABEL if control_plane else _DEPLOYMENT_LABEL
+    # The provider's condition counts if the core reports none.
+    ready = condition_of(obj, "Ready") or condition_of(harvester_machine, ConditionType.READY)
+    # The core copies the addresses of the HarvesterMachine, which are newer.
+    addresses = [
+        str(entry["address"])
+        for entry in harvester_status.get("addresses") or status.get("addresses") or ()
+        if entry.get("address")
+    ]
+
+    return Machine(
+        name=obj["metadata"]["name"],
+        control_plane=control_plane,
+        group=str(labels_of(obj).get(group_label) or ""),
+        phase=str(status.get("phase") or ""),
+        ready=bool(ready.get("status") == "True"),
+        created=str(obj["metadata"].get("creationTimestamp") or ""),
+        version=str(spec.get("version") or ""),
+        infrastructure=str(at(harvester_machine, "metadata", "name") or ""),
+        host=str(at(harvester_status, "virtualMachine", "host") or ""),
+        zone=str(harvester_status.get("failureDomain") or spec.get("failureDomain") or ""),
+        addresses=tuple(dict.fromkeys(addresses)),
+        pool=str(harvester_status.get("allocatedPoolRef") or ""),
+        allocated=str(harvester_status.get("allocatedIPAddress") or ""),
+        cpu=int(harvester_spec.get("cpu") or 0),
+        memory=str(harvester_spec.get("memory") or ""),
+        node=_node(obj),
+        deleting=being_deleted(obj),
+        conditions=(
+            *_conditions(obj),
+            *_conditions(harvester_machine, prefix="HarvesterMachine:"),
+        ),
+    )
+
+
+def _is_available(machine: Machine) -> bool:
+    """Whether a machine reports that it is available, or without such a condition, ready."""
+    for condition in machine.conditions:
+        if condition.type == "Available":
+            return condition.status == "True"
+    return machine.ready
+
+
+def _node(machine: Obj) -> Node | None:
+    """Return the Node of a Machine, as far as the Machine reports it."""
+    name = at(machine, "status", "nodeRef", "name")
+    if not name:
+        return None
+    # Cores before v1beta2 report only the second condition.
+    ready = condition_of(machine, "NodeReady") or condition_of(machine, "NodeHealthy")
+    return Node(
+        str(name),
+        str(ready.get("status") or ""),
+        str(at(machine, "status", "nodeInfo", "kubeletVersion") or ""),
+        provider_id=str(at(machine, "spec", "providerID") or ""),
+    )
+
+
+def _replicas(cluster: Obj, part: str, of_groups: Replicas) -> Replicas:
+    """Return the numbers that a Cluster reports of its control plane or its workers.
+
+    A Cluster of v1beta1 has the numbers of v1beta2 one level deeper. The groups provide missing
+    numbers.
+    """
+    status = cluster.get("status") or {}
+    counts = status.get(part) or at(status, "v1beta2", part)
+    if not isinstance(counts, Mapping) or "desiredReplicas" not in counts:
+        return of_groups
+
+    # The core derives the number of available machines from a field of the control plane. If the
+    # provider omits the field, the core keeps an old number.
+    current = int(counts.get("replicas", of_groups.current) or 0)
+    available = of_groups.available
+    if of_groups.current != current:
+        available = int(counts.get("availableReplicas") or 0)
+
+    return Replicas(
+        desired=int(counts["desiredReplicas"] or 0),
+        current=current,
+        available=available,
+        up_to_date=int(counts.get("upToDateReplicas", of_groups.up_to_date) or 0),
+    )
+
+
+def _sum(groups: Iterable[Group]) -> Replicas:
+    """Add up the numbers of machines of groups."""
+    counts = [group.replicas for group in groups]
+    return Replicas(
+        desired=sum(count.desired for count in counts),
+        current=sum(count.current for count in counts),
+        available=sum(count.available for count in counts),
+        up_to_date=sum(count.up_to_date for count in counts),
+    )
+
+
+def _conditions(obj: Obj | None, prefix: str = "") -> tuple[Condition, ...]:
+    return tuple(_condition(condition, prefix) for condition in conditions_of(obj))
+
+
+def _condition(condition: Obj, prefix: str = "") -> Condition:
+    texts = (
+        str(condition.get(name) or "")
+        for name in ("status", "reason", "message", "lastTransitionTime")
+    )
+    return Condition(f"{prefix}{condition['type']}", *texts)
+
+
+def _endpoint(endpoint: Obj) -> str:
+    """Return host and port of an API server; empty while the host is unknown."""
+    host, port = str(endpoint.get("host") or ""), endpoint.get("port") or 6443
+    if host in ("", "0.0.0.0"):
+        return ""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _machine_order(machine: Obj) -> tuple[bool, str, str]:
+    """Return a key that sorts the control plane before workers, each from old to new."""
+    created = str(machine["metadata"].get("creationTimestamp") or "")
+    return (
+        names.CONTROL_PLANE_LABEL not in labels_of(machine),
+        created,
+        machine["metadata"]["name"],
+    )
+
+
+def _version_order(version: str) -> tuple[list[int], str]:
+    """Return a key that sorts v1.9 before v1.10."""
+    return [int(number) for number in re.findall(r"[0-9]+", version)], version

@@ -1,0 +1,176 @@
+"""Separate causes from consequences: conditions and problems that only repeat another one.
+
+An outage of Harvester, or an expired token, appears in the HarvesterCluster, in each machine, and
+in each cluster that uses the same identity. It is one cause, and is reported once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from caphv.api.names import Reason
+from operations.status.model import Cluster, Condition, Overview, Problem, Severity, SharedCause
+
+# A machine reports one of these reasons instead of its own state while its HarvesterCluster has
+# the problem.
+OUTAGES = frozenset(
+    {
+        Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
+        Reason.HARVESTER_UNREACHABLE,
+        Reason.HARVESTER_CONNECTION_FAILED,
+        Reason.HARVESTER_AUTHENTICATION_FAILED,
+    }
+)
+_OF_IDENTITIES = frozenset(
+    {Reason.HARVESTER_AUTHENTICATION_FAILED, Reason.IDENTITY_EXPIRED, Reason.IDENTITY_EXPIRING}
+)
+_OF_HARVESTERS = frozenset({Reason.HARVESTER_UNREACHABLE})
+_PARKED = frozenset({"Parked", Reason.PARKING, Reason.RESUMING})
+# The message of an outage ends with this text, which is about a single cluster.
+_LAST_KNOWN = "; last known to be ready"
+
+
+def standstill(problems: Iterable[Problem]) -> Problem | None:
+    """Return the problem that a cluster is parked or paused; None for one that is reconciled.
+
+    Its conditions are those of the time before, so they say nothing about the cluster now.
+    """
+    for problem in problems:
+        is_paused = problem.reason == "Paused" and problem.severity is Severity.NOTE
+        # Of a HarvesterCluster that is paused alone, the machines are reconciled.
+        if is_paused and any(name.startswith("Cluster/") for name in problem.objects):
+            return problem
+        if problem.reason in _PARKED:
+            return problem
+    return None
+
+
+def repeats(problem: Problem, condition: Condition) -> bool:
+    """Whether a condition, of any object of the same cluster, says the same as a problem."""
+    if condition.good:
+        return False
+    if standstill((problem,)):
+        return True
+    # In an outage, machines report one of these reasons instead of their own state.
+    if problem.reason in OUTAGES | _OF_IDENTITIES and condition.reason in OUTAGES:
+        return True
+    # The core quotes messages of other objects within its own.
+    message = " ".join(condition.message.split())
+    return problem.cause != "" and problem.cause in message
+
+
+def visible_conditions(
+    conditions: Iterable[Condition], owners: frozenset[str], problems: Sequence[Problem]
+) -> list[Condition]:
+    """Return the conditions of an object without those that repeat a problem of another object.
+
+    :param conditions: the conditions of the object, and of objects shown with it
+    :param owners: the names by which problems refer to these objects
+    :param problems: the problems of the cluster
+    """
+    conditions = list(conditions)
+    if cause := standstill(problems):
+        # What was wrong before is still reported; all else follows from the standstill.
+        problems = [each for each in problems if each is not cause and each.severity.wrong]
+        conditions = [
+            condition
+            for condition in conditions
+            if condition.good or any(repeats(problem, condition) for problem in problems)
+        ]
+    hidden: set[int] = set()
+    reported: set[int] = set()
+
+    # Conditions with the exact text of a problem come first, so that they stay visible.
+    order = sorted(
+        range(len(conditions)), key=lambda place: not _is_exact(conditions[place], problems)
+    )
+    for place in order:
+        repeated = {
+            index for index, problem in enumerate(problems) if repeats(problem, conditions[place])
+        }
+        here = {index for index in repeated if owners.intersection(problems[index].objects)}
+        if repeated and not here - reported:
+            hidden.add(place)
+        reported |= repeated
+    return [condition for place, condition in enumerate(conditions) if place not in hidden]
+
+
+def with_consequences(
+    problems: Iterable[Problem], objects: Sequence[tuple[tuple[str, ...], Sequence[Condition]]]
+) -> tuple[Problem, ...]:
+    """Return problems with the objects that only repeat them.
+
+    :param problems: the problems of a cluster
+    :param objects: the conditions of objects, with the names of each; the first name is reported
+    """
+
+    def find_consequences(problem: Problem) -> Iterator[str]:
+        for names, conditions in objects:
+            if set(names).intersection(problem.objects):
+                continue
+            if any(repeats(problem, condition) for condition in conditions):
+                yield names[0]
+
+    return tuple(
+        replace(problem, consequences=tuple(find_consequences(problem))) for problem in problems
+    )
+
+
+def with_causes(overview: Overview) -> Overview:
+    """Return an overview with the causes that several of its clusters have in common."""
+    places: dict[tuple[str, str], list[tuple[Cluster, Problem]]] = {}
+    for cluster in overview.clusters:
+        for problem in cluster.problems:
+            if subject := shared_subject(cluster, problem):
+                places.setdefault((subject, problem.reason), []).append((cluster, problem))
+
+    causes = tuple(
+        _cause(subject, reason, shared)
+        for (subject, reason), shared in places.items()
+        if len(shared) > 1
+    )
+    return replace(overview, causes=causes)
+
+
+def own_problems(cluster: Cluster, causes: Iterable[SharedCause]) -> tuple[Problem, ...]:
+    """Return the problems that a cluster does not share with other clusters."""
+    reported = {(cause.subject, cause.reason) for cause in causes}
+    return tuple(
+        problem
+        for problem in cluster.problems
+        if (shared_subject(cluster, problem), problem.reason) not in reported
+    )
+
+
+def _cause(subject: str, reason: str, places: Sequence[tuple[Cluster, Problem]]) -> SharedCause:
+    """Return the cause that these problems of clusters have in common."""
+    problems = [problem for _, problem in places]
+    first = min(problems, key=lambda problem: problem.since)
+    order = list(Severity)
+
+    return SharedCause(
+        min((problem.severity for problem in problems), key=order.index),
+        subject,
+        reason,
+        first.cause.partition(_LAST_KNOWN)[0],
+        first.next_step,
+        first.since,
+        tuple(str(cluster.key) for cluster, _ in places),
+    )
+
+
+def shared_subject(cluster: Cluster, problem: Problem) -> str:
+    """Return the identity or Harvester of a problem; empty if clusters cannot share the problem."""
+    if problem.reason in _OF_IDENTITIES and cluster.identity:
+        return f"Secret {cluster.identity}"
+    if problem.reason in _OF_HARVESTERS and cluster.harvester:
+        return f"Harvester {cluster.harvester}"
+    return ""
+
+
+def _is_exact(condition: Condition, problems: Iterable[Problem]) -> bool:
+    return any(
+        condition.reason == problem.reason and " ".join(condition.message.split()) == problem.cause
+        for problem in problems
+    )

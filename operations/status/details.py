@@ -1,0 +1,274 @@
+"""Add the reports of Harvester and of its own API server to a cluster: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from caphv.api import ippool, names, remedies, resources
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, labels_of
+from caphv.api.virtualmachine import claim_sources
+from operations.read.objects import HarvesterObjects, Unseen, by_key, condition_of
+from operations.status.model import (
+    AddressPool,
+    Cluster,
+    Disk,
+    Machine,
+    Node,
+    Overview,
+    Problem,
+    Severity,
+    State,
+    VirtualMachine,
+)
+from operations.status.parkingproblems import explains_all
+
+
+def with_harvester(cluster: Cluster, harvester: HarvesterObjects) -> Cluster:
+    """Return a cluster with the VMs of its machines, and problems of the VMs and their hosts."""
+    vms, instances = by_key(harvester.vms), by_key(harvester.instances)
+    claims = by_key(harvester.claims)
+    namespace = cluster.target_namespace
+
+    def with_vm(machine: Machine) -> Machine:
+        key = Key(namespace, machine.infrastructure)
+        obj = vms.get(key) if machine.infrastructure else None
+        vm = _virtual_machine(obj, instances.get(key), claims) if obj else None
+        return replace(machine, vm=vm, vm_namespace=namespace)
+
+    cluster = _map_machines(cluster, with_vm)
+    problems = [*_host_problems(cluster, harvester)]
+
+    # A VM counts as absent only if all VMs of the namespace could be read.
+    complete = harvester.sees(f"{resources.VIRTUAL_MACHINES} of namespace {namespace}")
+    if complete and namespace in harvester.namespaces:
+        problems += _missing_vm_problems(cluster)
+    return _with_problems(cluster, problems)
+
+
+def with_nodes(cluster: Cluster, objects: list[Obj] | Unseen) -> Cluster:
+    """Return a cluster with the Nodes from its own API server."""
+    if isinstance(objects, Unseen):
+        return cluster
+    nodes = {obj["metadata"]["name"]: obj for obj in objects}
+
+    def with_node(machine: Machine) -> Machine:
+        # Before `nodeRef` is set, the name of the HarvesterMachine counts, because VM and Node have
+        # the same name.
+        name = machine.node.name if machine.node else machine.infrastructure or machine.name
+        obj = nodes.get(name)
+        return replace(machine, node=_node(obj)) if obj else machine
+
+    cluster = _map_machines(cluster, with_node)
+    return _with_problems(cluster, _node_problems(cluster))
+
+
+def _node_problems(cluster: Cluster) -> Iterator[Problem]:
+    """Yield a problem for each Node that is not ready."""
+    for machine in cluster.machines:
+        # Without a status, only the Machine remembers the Node.
+        if not machine.node or machine.node.ready in ("True", "") or machine.deleting:
+            continue
+
+        command = remedies.DELETE_MACHINE(machine=machine.name, namespace=cluster.namespace)
+        yield Problem(
+            Severity.ERROR,
+            (f"Node/{machine.node.name}",),
+            "NodeNotReady",
+            "the kubelet does not report, or reports that it is not ready",
+            f"Check the VM's console on Harvester, or replace the machine: {command}",
+        )
+
+
+def pools_of(harvester: HarvesterObjects) -> tuple[AddressPool, ...]:
+    """Return the pools of a Harvester with their free addresses."""
+    pools = []
+    for obj in harvester.pools:
+        allocated = len(ippool.allocated(obj))
+        # Harvester accepts ranges that `ippool` cannot parse.
+        try:
+            total, free = ippool.pool_capacity(obj), ippool.free_count(obj)
+        except ippool.InvalidPoolError:
+            total, free = 0, None
+        pools.append(AddressPool(harvester.server, obj["metadata"]["name"], total, free, allocated))
+    return tuple(sorted(pools, key=lambda pool: pool.name))
+
+
+def with_details(
+    overview: Overview,
+    harvesters: dict[Key, HarvesterObjects],
+    nodes: dict[Key, list[Obj] | Unseen],
+) -> Overview:
+    """Return an overview with the reports of Harvesters and workload clusters.
+
+    :param overview: the overview by the management cluster alone
+    :param harvesters: the objects of each Harvester, by identity Secret
+    :param nodes: the Nodes of workload clusters, or why they could not be read
+    """
+
+    def add_details(cluster: Cluster) -> Cluster:
+        namespace, _, name = cluster.identity.rpartition("/")
+        harvester = harvesters.get(Key(namespace, name))
+        whole = with_harvester(cluster, harvester) if harvester else cluster
+        return with_nodes(whole, nodes[cluster.key]) if cluster.key in nodes else whole
+
+    hidden = [str(objects) for objects in nodes.values() if isinstance(objects, Unseen)]
+    pools: list[AddressPool] = []
+
+    # Several identities may lead to one Harvester.
+    for harvester in {id(objects): objects for objects in harvesters.values()}.values():
+        hidden += [f"{item} on Harvester {harvester.server}" for item in harvester.unseen]
+        pools += pools_of(harvester)
+
+    return replace(
+        overview,
+        clusters=tuple(map(add_details, overview.clusters)),
+        pools=tuple(pools),
+        unseen=(*overview.unseen, *hidden),
+    )
+
+
+def _virtual_machine(vm: Obj, instance: Obj | None, claims: dict[Key, Obj]) -> VirtualMachine:
+    """Return the model of a VM, its VirtualMachineInstance while it runs, and its disks."""
+    metadata = vm["metadata"]
+    namespace = str(metadata.get("namespace") or "")
+    claim_names = [str(source["claimName"]) for source in claim_sources(vm)]
+
+    addresses: list[str] = []
+    for interface in at(instance, "status", "interfaces") or ():
+        # An interface without a name exists only inside the guest, such as the CNI's interface.
+        if interface.get("name"):
+            addresses += interface.get("ipAddresses") or [interface.get("ipAddress")]
+
+    printable = str(at(vm, "status", "printableStatus") or "")
+    return VirtualMachine(
+        namespace=namespace,
+        name=str(metadata["name"]),
+        status="Terminating" if being_deleted(vm) else printable,
+        host=str(at(instance, "status", "nodeName") or ""),
+        created=str(metadata.get("creationTimestamp") or ""),
+        disks=tuple(_disk(name, claims.get(Key(namespace, name))) for name in claim_names),
+        addresses=tuple(dict.fromkeys(address for address in addresses if address)),
+    )
+
+
+def _disk(name: str, claim: Obj | None) -> Disk:
+    """Return the model of a disk, by its PersistentVolumeClaim."""
+    if claim is None:
+        return Disk(name, phase="missing")
+
+    # Only a bound claim has a capacity, which may differ from its request.
+    capacity = at(claim, "status", "capacity", "storage")
+    request = at(claim, "spec", "resources", "requests", "storage")
+    return Disk(
+        name,
+        size=str(capacity or request or ""),
+        storage_class=str(at(claim, "spec", "storageClassName") or ""),
+        phase=str(at(claim, "status", "phase") or ""),
+        image=annotations_of(claim).get(names.IMAGE_ID_ANNOTATION, ""),
+    )
+
+
+def _node(obj: Obj) -> Node:
+    """Return the model of a Node from its own API server."""
+    return Node(
+        str(obj["metadata"]["name"]),
+        str(condition_of(obj, "Ready").get("status") or "Unknown"),
+        str(at(obj, "status", "nodeInfo", "kubeletVersion") or ""),
+        created=str(obj["metadata"].get("creationTimestamp") or ""),
+        zone=labels_of(obj).get(names.ZONE_LABEL, ""),
+        provider_id=str(at(obj, "spec", "providerID") or ""),
+    )
+
+
+def _missing_vm_problems(cluster: Cluster) -> Iterator[Problem]:
+    """Yield a problem for each machine without a VM that the management cluster calls ready."""
+    for machine in cluster.machines:
+        should_exist = machine.ready and machine.infrastructure and not machine.deleting
+        if not should_exist or machine.vm is not None:
+            continue
+
+        yield Problem(
+            Severity.ERROR,
+            (f"HarvesterMachine/{machine.infrastructure}",),
+            "MachineNotFound",
+            f"VirtualMachine {cluster.target_namespace}/{machine.infrastructure} does not "
+            "exist on Harvester, and the provider has not noticed: it does not run, or "
+            "cannot reach Harvester",
+            f"Check the provider: {remedies.GET_PODS(namespace='caphv-system')}",
+        )
+
+
+def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterator[Problem]:
+    """Yield a problem for each host that runs machines of the cluster and is not ready."""
+    not_ready = {obj["metadata"]["name"] for obj in harvester.hosts if not is_host_ready(obj)}
+
+    machines_by_host: dict[str, list[str]] = {}
+    for machine in cluster.machines:
+        if machine.vm and machine.vm.host in not_ready:
+            machines_by_host.setdefault(machine.vm.host, []).append(f"Machine/{machine.name}")
+
+    for host, machines in sorted(machines_by_host.items()):
+        yield Problem(
+            Severity.ERROR,
+            tuple(machines),
+            "HostNotReady",
+            f"host {host} of Harvester, which runs it, is not ready",
+            "Check the host on Harvester; VMs of a lost host restart on others",
+        )
+
+
+def is_host_ready(obj: Obj) -> bool:
+    """Whether a host of Harvester reports that it is ready."""
+    return bool(condition_of(obj, "Ready").get("status") == "True")
+
+
+def _with_problems(cluster: Cluster, additional: Iterable[Problem]) -> Cluster:
+    """Return a cluster with further problems; a lost host explains the problems of its Machines."""
+    # Of a cluster that is parked, stopped VMs and Nodes are none.
+    if explains_all(cluster.problems):
+        return cluster
+    additional = list(additional)
+    explained = {
+        name
+        for problem in additional
+        if problem.reason == "HostNotReady"
+        for name in problem.objects
+    }
+    remaining = tuple(
+        problem for problem in cluster.problems if not explained.issuperset(problem.objects)
+    )
+    problems = _add_problems(remaining, additional)
+
+    # Deletion, pause and failure matter more than the additional problems.
+    state = cluster.state
+    needs_action = any(problem.severity.wrong for problem in problems)
+    if needs_action and state in (State.AVAILABLE, State.PROGRESSING):
+        state = State.DEGRADED
+    return replace(cluster, problems=problems, state=state)
+
+
+def _add_problems(
+    reported: tuple[Problem, ...], additional: Iterable[Problem]
+) -> tuple[Problem, ...]:
+    """Return the reported problems, and the additional ones of objects that have none yet."""
+
+    def object_names(problem: Problem) -> set[str]:
+        return {name.partition("/")[2] for name in problem.objects}
+
+    # A Machine, its HarvesterMachine and its Node may share a name, and so a cause.
+    covered: set[str] = set()
+    for problem in reported:
+        if problem.severity.wrong:
+            covered |= object_names(problem)
+
+    fresh = [problem for problem in additional if not object_names(problem) <= covered]
+    return tuple(sorted((*reported, *fresh), key=lambda problem: problem.severity.rank))
+
+
+def _map_machines(cluster: Cluster, change: Callable[[Machine], Machine]) -> Cluster:
+    """Return a cluster with each of its machines changed."""
+    groups = (
+        replace(group, machines=tuple(map(change, group.machines))) for group in cluster.groups
+    )
+    return replace(cluster, groups=tuple(groups))

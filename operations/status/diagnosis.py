@@ -1,0 +1,217 @@
+"""Diagnose a cluster, causes before consequences: pure decisions over its objects.
+
+Conditions repeat each other: a missing Secret shows in the HarvesterCluster, the Cluster, and each
+machine. An operator can act on the first cause along the way from Harvester to the Node. So the
+consequences of this cause are left out, and a cause that many machines share is one problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime
+
+from caphv.api import clusterapi, remedies
+from caphv.api.counting import counted
+from caphv.api.names import ConditionType, Reason
+from caphv.api.object import being_deleted
+from operations.read.objects import condition_of, time_of
+from operations.status.conditionproblems import (
+    PATIENCE,
+    age_of,
+    condition_problem,
+    flatten,
+    object_name,
+)
+from operations.status.machineproblems import EXPLAINING, machine_problems
+from operations.status.model import Problem, Severity
+from operations.status.parkingproblems import parking_problem, schedule_note
+from operations.status.parts import Parts, remedy_subject, resume_commands
+from operations.status.remedies import next_step, resume_command
+
+# Conditions of a HarvesterCluster, in the order in which the provider passes them. While one of
+# them is not true, the following ones have no meaning.
+_GATES = (
+    ConditionType.HARVESTER_CONNECTION_READY,
+    ConditionType.TARGET_NAMESPACE_READY,
+    ConditionType.VM_IP_POOL_READY,
+    ConditionType.CUSTOM_IP_POOL_CREATED,
+    ConditionType.LOAD_BALANCER_READY,
+    ConditionType.INFRASTRUCTURE_READY,
+)
+# Conditions that are reported independently of the gates.
+_ADDITIONAL = (
+    ConditionType.IDENTITY_UP_TO_DATE,
+    ConditionType.REFERENCES_ALLOWED,
+    ConditionType.WITHIN_LIMITS,
+    ConditionType.FAILURE_DOMAINS_AVAILABLE,
+    ConditionType.CLOUD_PROVIDER_CONFIG_READY,
+    ConditionType.FLEET_INTEGRATION_READY,
+    ConditionType.ADDON_BUNDLES_READY,
+    ConditionType.HOSTS_EVACUATED,
+)
+# Reasons that follow from a decision of the user.
+_CHOSEN = frozenset({Reason.ADDON_BUNDLES_SUSPENDED, Reason.FLEET_INTEGRATION_NOT_APPLICABLE})
+
+
+def problems_of(parts: Parts, now: datetime) -> tuple[Problem, ...]:
+    """Return the problems of a cluster, the root cause first."""
+    # Many states that are problems otherwise are part of a deletion.
+    if being_deleted(parts.cluster):
+        return tuple(_deletion_problems(parts, now))
+
+    parking, schedule = parking_problem(parts, now), schedule_note(parts, now)
+    if parking and parking.severity is not Severity.WARNING:
+        return (parking,)
+
+    # While a cluster is paused, nothing progresses, and nothing is late.
+    if since := _paused_since(parts):
+        now = min(now, since)
+
+    problems = [*_infrastructure_problems(parts, now)]
+    if parking:
+        problems.append(parking)
+    if not any(problem.severity is Severity.ERROR for problem in problems):
+        problems += _topology_problems(parts, now)
+
+    # Problems of machines follow from a problem of the infrastructure.
+    explained = any(problem.severity is not Severity.NOTE for problem in problems)
+    problems += _merge(machine_problems(parts, now, explained))
+    if not any(problem.severity in EXPLAINING for problem in problems):
+        problems += _cluster_problems(parts, now)
+
+    problems += _pause_problems(parts)
+    if schedule:
+        problems.append(schedule)
+    return tuple(sorted(problems, key=lambda problem: problem.severity.rank))
+
+
+def _deletion_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
+    """Yield what the deletion waits for: machines first, then the infrastructure."""
+    since = str(parts.cluster["metadata"]["deletionTimestamp"])
+    severity = Severity.ERROR if age_of(since, now) > PATIENCE else Severity.WAITING
+    name = object_name(parts.cluster, "Cluster")
+
+    # A pause stops a deletion like any other change, but no condition says so.
+    if command := resume_command(parts.cluster):
+        cause = "being deleted, and paused: no controller acts"
+        yield Problem(severity, (name,), "Paused", cause, f"Resume it: {command}", since)
+        return
+
+    problems = [*_infrastructure_problems(parts, now), *_merge(machine_problems(parts, now, True))]
+    errors = [problem for problem in problems if problem.severity is Severity.ERROR]
+    if errors:
+        yield from errors
+        return
+
+    # Cores before v1beta2 have no condition Deleting.
+    message = str(condition_of(parts.cluster, "Deleting").get("message") or "")
+    if not message and parts.machines:
+        message = (
+            f"waiting for {counted(len(parts.machines), 'machine')}, first "
+            f"{parts.machines[0]['metadata']['name']}"
+        )
+    cause = f"being deleted: {flatten(message) or 'waiting for its infrastructure'}"
+    step = next_step("Deleting", remedy_subject(parts, parts.cluster, "Cluster"))
+    yield Problem(severity, (name,), "Deleting", cause, step, since)
+
+
+def _infrastructure_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
+    """Yield the problems that the HarvesterCluster reports, or that it does not exist."""
+    obj = parts.harvester_cluster
+    if obj is None:
+        _, name = clusterapi.infrastructure_ref(parts.cluster)
+        # An object that may not be read may exist.
+        if name and parts.complete:
+            cause = f"HarvesterCluster {name}, which the Cluster refers to, does not exist"
+            command = remedies.GET_HARVESTER_CLUSTERS(namespace=parts.key.namespace)
+            step = f"Create it, or correct spec.infrastructureRef: {command}"
+            yield Problem(Severity.ERROR, (f"HarvesterCluster/{name}",), "NotFound", cause, step)
+        return
+
+    # While Harvester does not answer, an earlier refusal says nothing about the identity now.
+    connection = condition_of(obj, ConditionType.HARVESTER_CONNECTION_READY)
+    unreachable = connection.get("reason") == Reason.HARVESTER_UNREACHABLE
+
+    # An identity that expires explains a refused connection, so it comes first. If several
+    # conditions repeat one message, it is reported only once.
+    reported: set[str] = set()
+    gated = False
+    for kind in (*_ADDITIONAL[:1], *_GATES, *_ADDITIONAL[1:]):
+        condition = condition_of(obj, kind)
+        reason, message = condition.get("reason"), str(condition.get("message") or "")
+        if condition.get("status", "True") == "True" or reason in _CHOSEN or message in reported:
+            continue
+        outdated = unreachable and reason == Reason.HARVESTER_AUTHENTICATION_FAILED
+        if outdated or (gated and kind in _GATES):
+            continue
+
+        problem = condition_problem(parts, obj, "HarvesterCluster", condition, now)
+        reported.add(message)
+        gated = gated or problem.severity is not Severity.WARNING
+        yield problem
+
+
+def _topology_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
+    """Yield the reason why the core cannot apply the topology of a cluster."""
+    condition = condition_of(parts.cluster, "TopologyReconciled")
+    if condition.get("status") == "False":
+        yield condition_problem(parts, parts.cluster, "Cluster", condition, now)
+
+
+def _cluster_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
+    """Yield the problem that the Cluster or its control plane reports."""
+    probe = condition_of(parts.cluster, "RemoteConnectionProbe")
+    initialized = condition_of(parts.cluster, "ControlPlaneInitialized")
+    if probe.get("status") == "False" and initialized.get("status") == "True":
+        yield condition_problem(parts, parts.cluster, "Cluster", probe, now)
+        return
+
+    for obj in (parts.control_plane, parts.cluster):
+        condition = condition_of(obj, "Available")
+        if obj is not None and condition.get("status") == "False":
+            yield condition_problem(parts, obj, str(obj.get("kind") or "Cluster"), condition, now)
+            return
+
+
+def _pause_problems(parts: Parts) -> Iterator[Problem]:
+    """Yield a note on a paused cluster, because an interrupted command may have left the pause."""
+    objects = [(parts.cluster, "Cluster"), (parts.harvester_cluster, "HarvesterCluster")]
+    marked = [(obj, kind) for obj, kind in objects if obj and resume_command(obj)]
+    if not marked:
+        return
+
+    first, _ = marked[0]
+    yield Problem(
+        Severity.NOTE,
+        tuple(object_name(obj, kind) for obj, kind in marked),
+        "Paused",
+        "paused: nothing is reconciled",
+        f"Resume it: {resume_commands(parts)}",
+        str(condition_of(first, "Paused").get("lastTransitionTime") or ""),
+    )
+
+
+def _paused_since(parts: Parts) -> datetime | None:
+    """Return when the Cluster was paused; None for one that is not, or does not say since when."""
+    if not resume_command(parts.cluster):
+        return None
+    condition = condition_of(parts.cluster, "Paused")
+    if condition.get("status") != "True":
+        return None
+    return time_of(str(condition.get("lastTransitionTime") or ""))
+
+
+def _merge(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """Merge problems that differ only in the machine's name."""
+    groups: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        name = problem.objects[0].partition("/")[2]
+        groups.setdefault((problem.reason, problem.cause.replace(name, "…")), []).append(problem)
+
+    for group in groups.values():
+        # An error takes precedence over a wait, and an earlier problem over a later one.
+        worst = min(
+            group, key=lambda problem: (problem.severity is Severity.WAITING, problem.since)
+        )
+        yield replace(worst, objects=tuple(problem.objects[0] for problem in group))

@@ -1,0 +1,117 @@
+"""Describe identities: the Harvester behind each, its expiry, and the clusters that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from caphv.api import clusterapi
+from caphv.api.object import Key, Obj, at, key_of, owner_reference
+from caphv.api.resources import CLUSTER_API_GROUP
+from caphv.api.tokens import token_of
+from caphv.runtime.kubeconfig import token_claims
+from operations.read.accounts import Account, identity_of
+from operations.read.objects import Unseen
+
+_SOON = timedelta(days=14)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One identity Secret.
+
+    `ends` is empty if the credentials state no expiry, `error` says why the Secret cannot be used.
+    `lasting` says that the credentials are known not to expire, like a ServiceAccount's token in a
+    Secret on Harvester.
+    """
+
+    secret: str
+    server: str = ""
+    ends: str = ""
+    clusters: tuple[str, ...] = ()
+    error: str = ""
+    state: str = "valid"
+    lasting: bool = False
+
+    @property
+    def wrong(self) -> bool:
+        """Whether action is needed, because clusters use it and it is invalid or expires soon."""
+        return bool(self.clusters) and self.state != "valid"
+
+
+def unused_secrets(secrets: Iterable[Obj], used: Collection[Key]) -> list[Obj]:
+    """Return the Secrets that have the form of an identity and are not in `used`."""
+    return [
+        obj
+        for obj in secrets
+        if obj.get("type", "Opaque") == "Opaque"
+        and at(obj, "data", "kubeconfig") is not None
+        and key_of(obj) not in used
+    ]
+
+
+def identities_of(
+    harvester_clusters: Iterable[Obj],
+    accounts: Iterable[Account],
+    unseen: Iterable[Unseen],
+    now: datetime,
+    unused: Iterable[Key] = (),
+) -> tuple[Identity, ...]:
+    """Return the identities of these HarvesterClusters, and `unused` ones, by namespace and name.
+
+    :param harvester_clusters: the HarvesterClusters whose identities are returned
+    :param accounts: the identities that could be read
+    :param unseen: the identities that could not be read, and why
+    :param now: the current time
+    :param unused: identities that no HarvesterCluster refers to
+    """
+    clusters: dict[Key, set[str]] = {key: set() for key in unused}
+    for obj in harvester_clusters:
+        cluster = f"{key_of(obj).namespace}/{_cluster_name(obj)}"
+        clusters.setdefault(identity_of(obj), set()).add(cluster)
+
+    accounts_by_key = {account.identity: account for account in accounts}
+    # `read_accounts` prefixes the names of Secrets that it could not read.
+    errors = {item.what.removeprefix("identity Secret "): item.why for item in unseen}
+    identities = []
+    for key, names in sorted(clusters.items()):
+        account = accounts_by_key.get(key)
+        if account is None:
+            error = errors.get(str(key), "cannot be read")
+            identity = Identity(
+                str(key), clusters=tuple(sorted(names)), error=error, state="unusable"
+            )
+        else:
+            identity = _identity(account, sorted(names), now)
+        identities.append(identity)
+    return tuple(identities)
+
+
+def _identity(account: Account, clusters: Sequence[str], now: datetime) -> Identity:
+    """Return an identity that can be used, with the end of its credentials."""
+    ends = account.kubeconfig.expires()
+    state = "valid"
+    if ends is not None and ends - now <= _SOON:
+        state = "expired" if ends <= now else "expiring"
+    elif not clusters:
+        state = "unused"
+
+    # A token of a Secret on Harvester does not expire. The expiry of other tokens may be unknown.
+    token = token_of(token_claims(account.kubeconfig.token))
+    return Identity(
+        str(account.identity),
+        account.kubeconfig.server,
+        ends.isoformat(timespec="seconds").replace("+00:00", "Z") if ends else "",
+        tuple(clusters),
+        state=state,
+        lasting=ends is None and token is not None and bool(token.secret),
+    )
+
+
+def _cluster_name(obj: Obj) -> str:
+    """Return the name of the Cluster of a HarvesterCluster, by owner, label or its own name."""
+    reference = owner_reference(obj, "Cluster", CLUSTER_API_GROUP)
+    if reference:
+        return str(reference["name"])
+    return clusterapi.cluster_name(obj) or key_of(obj).name

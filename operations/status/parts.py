@@ -1,0 +1,75 @@
+"""Group the objects of one cluster, and derive commands and remedies from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from caphv.api import clusterapi
+from caphv.api.object import Key, Obj, at, being_deleted, key_of
+from operations.status.remedies import Subject, resume_command
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The objects of one cluster; `complete` says that absent objects do not exist."""
+
+    cluster: Obj
+    harvester_cluster: Obj | None = None
+    control_plane: Obj | None = None
+    machines: list[Obj] = field(default_factory=list)
+    harvester_machines: dict[Key, Obj] = field(default_factory=dict)
+    complete: bool = True
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name of the Cluster."""
+        return key_of(self.cluster)
+
+    def machine_of(self, harvester_machine: Obj) -> Obj | None:
+        """Return the Machine of a HarvesterMachine, whose name may differ."""
+        key = key_of(harvester_machine)
+        for machine in self.machines:
+            _, name = clusterapi.infrastructure_ref(machine)
+            if Key(key_of(machine).namespace, name) == key:
+                return machine
+        return None
+
+    def harvester_machine_of(self, machine: Obj) -> Obj | None:
+        """Return the HarvesterMachine of a Machine."""
+        _, name = clusterapi.infrastructure_ref(machine)
+        return self.harvester_machines.get(Key(key_of(machine).namespace, name))
+
+
+def is_paused(parts: Parts) -> bool:
+    """Whether reconciliation of the cluster is suspended."""
+    return bool(resume_commands(parts))
+
+
+def resume_commands(parts: Parts) -> str:
+    """Return the commands that resume a paused cluster, for a shell; empty if it is not paused."""
+    objects = [parts.cluster]
+    if parts.harvester_cluster:
+        objects.append(parts.harvester_cluster)
+    return " && ".join(filter(None, map(resume_command, objects)))
+
+
+def remedy_subject(parts: Parts, obj: Obj, kind: str) -> Subject:
+    """Return the names that a remedy for an object of a cluster may contain."""
+    machine = None
+    if kind == "Machine":
+        machine = obj
+    elif kind == "HarvesterMachine":
+        machine = parts.machine_of(obj)
+
+    spec = at(parts.harvester_cluster, "spec") or {}
+    secret = spec.get("identitySecret") or {}
+    return Subject(
+        *parts.key,
+        kind,
+        obj["metadata"]["name"],
+        identity=f"{secret.get('namespace')}/{secret.get('name')}" if secret else "",
+        target=str(spec.get("targetNamespace") or ""),
+        machine=key_of(machine).name if machine else "",
+        deleting=machine is not None and being_deleted(machine),
+        topology=bool(at(parts.cluster, "spec", "topology")),
+    )

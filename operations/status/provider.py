@@ -1,0 +1,84 @@
+"""Tell from Leases whether a provider is at work.
+
+The leader renews a Lease. Without leader election, the only provider does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
+
+from caphv.api import names, remedies
+from caphv.api.object import LEASES, Obj, at, key_of
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, Unreachable
+from operations.read.management import list_all
+from operations.read.objects import time_of
+from operations.status.model import Provider
+
+SILENT_SECONDS = 60.0
+"""A leader renews its Lease every two seconds, a provider without leader election every 15."""
+_NAMESPACE = "caphv-system"
+
+
+async def read_provider(client: ApiClient, now: datetime) -> Provider | None:
+    """Return the state of the provider by its Leases; None if no Lease exists or may be read.
+
+    One GET is enough if the provider has its usual namespace and is at work.
+    """
+    leases: list[Obj] = []
+    provider = None
+    for name in (names.LEASE, names.HEARTBEAT_LEASE):
+        with suppress(ApiError, Unreachable):
+            leases.append(await client.get(LEASES, name, _NAMESPACE))
+        provider = provider_of(leases, now)
+        if provider and not provider.silent:
+            return provider
+
+    # A Deployment in another namespace may serve the clusters, because a removed Deployment leaves
+    # its Lease behind. Without the right to list the Leases of all namespaces, only the usual
+    # namespace is read.
+    for namespace in ("", _NAMESPACE):
+        with suppress(ApiError, Unreachable):
+            return provider_of(await list_all(client, LEASES, namespace), now) or provider
+    return provider
+
+
+def provider_of(leases: Iterable[Obj], now: datetime) -> Provider | None:
+    """Return the state of the provider whose Lease was renewed last.
+
+    Each Deployment of the provider has its own Lease.
+    """
+    newest = newest_lease(leases)
+    if newest is None:
+        return None
+
+    since, key = _renewed_at(newest), key_of(newest)
+    renewed_at = time_of(since)
+    if renewed_at is None or (now - renewed_at).total_seconds() <= SILENT_SECONDS:
+        return Provider(str(key))
+
+    return Provider(
+        str(key),
+        silent=True,
+        since=since,
+        cause=f"silent: Lease {key} is not renewed; what is shown may be outdated",
+        next_step=f"Check whether it runs: {remedies.GET_PODS(namespace=key.namespace)}",
+    )
+
+
+def newest_lease(leases: Iterable[Obj]) -> Obj | None:
+    """Return the provider's Lease that was renewed last; None if no Lease is a provider's."""
+    provider_leases = [lease for lease in leases if _is_provider_lease(key_of(lease).name)]
+    return max(provider_leases, key=_renewed_at, default=None)
+
+
+def _is_provider_lease(name: str) -> bool:
+    # If several Deployments share the clusters, each prefixes the Lease with the name of its share.
+    return name == names.LEASE or name.endswith(f".{names.LEASE}")
+
+
+def _renewed_at(lease: Obj) -> str:
+    """Return the time at which a Lease was renewed last; empty if it never was renewed."""
+    return str(at(lease, "spec", "renewTime") or "")

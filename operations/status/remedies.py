@@ -1,0 +1,228 @@
+"""Say what an operator can do about each reason of a condition, often by a command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from caphv.api import parking, remedies
+from caphv.api.names import PAUSED_ANNOTATION, Reason
+from caphv.api.object import Obj, annotations_of, at, being_deleted, key_of
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The names that a sentence may contain: cluster, object with the condition, and identity.
+
+    `machine` is the Machine of the object. An operator deletes the Machine, never the
+    HarvesterMachine, whose name differs. `deleting` says that the Machine is already being deleted,
+    `topology` that the Cluster has a topology, so that templates are not edited by hand.
+    """
+
+    namespace: str
+    cluster: str
+    kind: str
+    name: str
+    identity: str = ""
+    target: str = ""
+    machine: str = ""
+    deleting: bool = False
+    topology: bool = False
+
+    @property
+    def describe(self) -> str:
+        """Command that shows the object with its Events."""
+        return remedies.DESCRIBE(kind=self.kind.lower(), name=self.name, namespace=self.namespace)
+
+
+# Placeholders of the identity have a prefix, because `namespace` is the namespace of the object.
+_IDENTITY = {"target": "{target}", "namespace": "{identity_namespace}", "name": "{identity_name}"}
+_ROTATE = f"Replace its token: {remedies.ROTATE_IDENTITY(**_IDENTITY)}"
+_LOOK = "Read what it reports: {describe}"
+_REPLACE = str(remedies.DELETE_MACHINE)
+_DELETING = f"Its Machine is being deleted. See what that waits for: {remedies.DESCRIBE_MACHINE}"
+_WITHOUT_MACHINE = f"No Machine owns it. Delete it: {remedies.DELETE_OBJECT}"
+_CORRECT_TEMPLATE = (
+    "Create a corrected HarvesterMachineTemplate under another name, reference it in the control "
+    f"plane or MachineDeployment, then replace the machine: {_REPLACE}"
+)
+_CORRECT_VARIABLE = (
+    f"Correct spec.topology.variables: {remedies.EDIT_CLUSTER}. Then replace the machine, which "
+    f"keeps the former values: {_REPLACE}"
+)
+_POOLS = (
+    f"Find leaked addresses: {remedies.AUDIT_POOLS}. Otherwise add a range or a pool to ipPoolRefs"
+)
+_LOGS = f"Check the provider's log: {remedies.LOGS(namespace='caphv-system')}"
+_BOOTSTRAP_LOGS = remedies.LOGS_OF_BOOTSTRAP(
+    namespace="{bootstrap_namespace}", provider="{bootstrap_provider}"
+)
+_CONNECTION = f"Check the connection to Harvester: {remedies.DOCTOR}"
+
+_BY_REASON: dict[str, str] = {
+    Reason.IDENTITY_EXPIRING: _ROTATE,
+    Reason.IDENTITY_EXPIRED: _ROTATE,
+    Reason.HARVESTER_AUTHENTICATION_FAILED: _ROTATE,
+    Reason.HARVESTER_UNREACHABLE: (
+        f"Machines keep the state in which they were last seen. {_CONNECTION}"
+    ),
+    Reason.HARVESTER_CONNECTION_FAILED: (
+        f"Check Secret {{identity}} and the connection to Harvester: {remedies.DOCTOR}"
+    ),
+    Reason.HARVESTER_CONNECTION_IN_PROGRESS: _CONNECTION,
+    Reason.ANOTHER_HARVESTER: (
+        "Write the kubeconfig of the former Harvester into Secret {identity}"
+    ),
+    Reason.CLUSTER_NAME_TAKEN: "Recreate the cluster with another name or targetNamespace",
+    Reason.TARGET_NAMESPACE_NOT_READY: (
+        "Create namespace {target} on Harvester, or grant the account its rights there"
+    ),
+    Reason.VM_IP_POOL_CREATION_FAILED: (
+        "Correct vmNetworkConfig of the cluster, or free the name on Harvester"
+    ),
+    Reason.VM_IP_POOL_NOT_FOUND: (
+        f"Create the IPPool on Harvester, or correct spec.vmNetworkConfig: {remedies.EDIT_OBJECT}"
+    ),
+    Reason.CUSTOM_POOL_CREATION_FAILED: (
+        "Correct loadBalancerConfig of the cluster, or free the name on Harvester"
+    ),
+    Reason.VM_IP_POOL_EXHAUSTED: _POOLS,
+    Reason.VM_IP_ALLOCATION_FAILED: f"Compare the pools with the machines: {remedies.AUDIT_POOLS}",
+    Reason.MACHINE_NOT_FOUND: (
+        f"Its owner replaces it once a MachineHealthCheck marks it. By hand: {_REPLACE}"
+    ),
+    Reason.VM_PROVISIONING_FAILED: _CORRECT_TEMPLATE,
+    Reason.VM_PROVISIONING_IN_PROGRESS: _LOOK,
+    Reason.VM_DIFFERS: f"Correct the VM on Harvester, or replace the machine: {_REPLACE}",
+    Reason.VM_UPDATING: (
+        "Free what the message names: a host with room for the VM, or its quota. Or replace the "
+        f"machine: {_REPLACE}"
+    ),
+    Reason.CLOUD_PROVIDER_CONFIG_FAILED: _LOOK,
+    Reason.CLOUD_PROVIDER_CONFIG_IN_PROGRESS: _LOOK,
+    Reason.FLEET_INTEGRATION_FAILED: (
+        "Check the provider's rights on management.cattle.io and fleet.cattle.io"
+    ),
+    Reason.FLEET_INTEGRATION_IN_PROGRESS: (
+        f"Check Rancher's import: {remedies.GET_RANCHER_CLUSTERS}"
+    ),
+    Reason.ADDON_BUNDLES_INVALID: (
+        f"Correct the add-on settings, and check them: {remedies.RENDER_BUNDLES}"
+    ),
+    Reason.ADDON_BUNDLES_NOT_PUSHED: (
+        "Check the packager's credentials and the branch of the repository"
+    ),
+    Reason.ADDON_BUNDLES_NOT_APPLIED: f"Check Fleet: {remedies.GET_BUNDLES}",
+    Reason.ADDON_BUNDLES_MISSING: (
+        "Install them with caphv bundles push or caphv packager run. If none is wanted: "
+        f"{remedies.SUSPEND_ADDONS}"
+    ),
+    Reason.INFRASTRUCTURE_PROVISIONING_FAILED: _LOOK,
+    Reason.EVACUATING: f"No action needed; to follow it: {remedies.FOLLOW_ALL}",
+    Reason.EVACUATION_BLOCKED: (
+        "Do what it says, or remove annotation caphv.io/evacuate from the host"
+    ),
+    # Cluster API
+    "TopologyReconcileFailed": f"Correct spec.topology as it says: {remedies.EDIT_CLUSTER}",
+    "ClusterClassNotReconciled": f"Check the ClusterClass: {remedies.GET_CLASSES}",
+    "ProbeFailed": f"Check the control plane's address and its load balancer: {remedies.TREE}",
+    "NodeNotHealthy": f"Check the Node in the workload cluster: {remedies.TREE}",
+    "NodeDeleted": f"Replace the machine: {_REPLACE}",
+    # Reasons of `machineproblems`, which no condition of a provider has.
+    "WaitingForBootstrapData": f"Its log says what it waits for: {_BOOTSTRAP_LOGS}",
+    "EtcdMemberNotReleased": (
+        f"Check that the member is removed, and end the wait: {remedies.REMOVE_MEMBERS}"
+    ),
+    "Deleting": f"See what the deletion waits for: {remedies.EXPLAIN_DELETION}",
+}
+
+
+# Cluster API reverts changes of the objects that it creates from a topology, so that users must
+# correct the variables of the topology.
+_IN_TOPOLOGY: dict[str, str] = {
+    Reason.VM_IP_POOL_CREATION_FAILED: (
+        "Correct the variables of the addresses of machines, or free the name on "
+        f"Harvester: {remedies.EDIT_CLUSTER}"
+    ),
+    Reason.VM_IP_POOL_NOT_FOUND: (
+        "Create the IPPool on Harvester, or correct variable ipPoolRef or ipPoolRefs: "
+        f"{remedies.EDIT_CLUSTER}"
+    ),
+    Reason.CUSTOM_POOL_CREATION_FAILED: (
+        "Correct the variables of the load balancer, or free the name on Harvester: "
+        f"{remedies.EDIT_CLUSTER}"
+    ),
+}
+
+# Namespace and label of the provider by the kind of the bootstrap object, as clusterctl and the
+# Cluster API operator install it.
+_BOOTSTRAP_PROVIDERS = {
+    "RKE2Config": ("rke2-bootstrap-system", "bootstrap-rke2"),
+    "KThreesConfig": ("capi-k3s-bootstrap-system", "bootstrap-k3s"),
+    "KubeadmConfig": ("capi-kubeadm-bootstrap-system", "bootstrap-kubeadm"),
+    "TalosConfig": ("cabpt-system", "bootstrap-talos"),
+}
+
+
+def next_step(reason: str, subject: Subject, bootstrap: str = "") -> str:
+    """Return the next step for a reason; for an unknown reason, the command that shows more.
+
+    :param reason: the reason of a condition
+    :param subject: the object that reports it
+    :param bootstrap: the kind of the bootstrap object, if the reason is about such an object
+    """
+    template = _template(reason, subject)
+    namespace, provider = _BOOTSTRAP_PROVIDERS.get(bootstrap, ("NAMESPACE", "PROVIDER"))
+    identity_namespace, _, identity_name = subject.identity.rpartition("/")
+
+    return template.format(
+        namespace=subject.namespace,
+        cluster=subject.cluster,
+        ref=f"{subject.namespace}/{subject.cluster}",
+        identity=subject.identity or "with the identity",
+        identity_namespace=identity_namespace or subject.namespace,
+        identity_name=identity_name or "NAME",
+        target=subject.target or "NAMESPACE",
+        kind=subject.kind.lower(),
+        name=subject.name,
+        machine=subject.machine,
+        describe=subject.describe,
+        bootstrap_namespace=namespace,
+        bootstrap_provider=provider,
+    )
+
+
+def _template(reason: str, subject: Subject) -> str:
+    """Return the sentence for a reason, with the placeholders that `next_step` fills."""
+    template = _BY_REASON.get(reason, _LOOK if subject.kind else _LOGS)
+    if subject.topology:
+        template = _IN_TOPOLOGY.get(reason, template)
+    if _REPLACE not in template:
+        return template
+
+    # A Machine can be replaced only if it exists and is not being deleted.
+    if not subject.machine:
+        return _WITHOUT_MACHINE if subject.kind == "HarvesterMachine" else _LOOK
+    if subject.deleting:
+        return _DELETING
+
+    # The core creates the templates of a topology from its variables.
+    if subject.topology and template == _CORRECT_TEMPLATE:
+        return _CORRECT_VARIABLE
+    return template
+
+
+def resume_command(obj: Obj) -> str:
+    """Return the command that ends the pause of an object; empty if it is not marked as paused."""
+    kind, metadata = str(obj["kind"]).lower(), obj["metadata"]
+    place = {"kind": kind, "name": metadata["name"], "namespace": metadata["namespace"]}
+    # The provider would pause a parked cluster again.
+    if kind == "cluster" and parking.concerns(obj) and not being_deleted(obj):
+        return remedies.RESUME_PARKED(ref=key_of(obj))
+
+    # A Cluster may be paused in both ways at once.
+    commands = []
+    if kind == "cluster" and at(obj, "spec", "paused"):
+        commands.append(remedies.RESUME_CLUSTER(**place))
+    if PAUSED_ANNOTATION in annotations_of(obj):
+        commands.append(remedies.REMOVE_ANNOTATION(**place, annotation=PAUSED_ANNOTATION))
+    return " && ".join(commands)

@@ -1,0 +1,1 @@
+"""Compares the content of a repository with the wanted content."""

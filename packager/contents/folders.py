@@ -1,0 +1,78 @@
+"""Compares the folders that a repository should hold with those that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from packager.git.folder import RECORD, Folder, Root, parse_record
+from packager.git.paths import join_path
+from packager.git.prune import Current, Plan, Pruning, Staging, difference
+from packager.git.snapshot import Snapshot
+
+Wanted = Mapping[Root, Mapping[str, Folder]]
+"""Folders by `<namespace>/<name>`, for each root that the caller manages."""
+
+
+def compare_folders(
+    snapshot: Snapshot, wanted: Wanted, pruning: Pruning, staging: Staging = lambda _: None
+) -> Plan:
+    """Return the changes that make a snapshot match the wanted folders. Raises CorruptClone.
+
+    :param snapshot: the repository
+    :param wanted: all folders that it should hold
+    :param pruning: limits for removals
+    :param staging: delays the removal of single bundles
+    """
+    folders: dict[str, Folder] = {}
+    current: dict[str, Current] = {}
+    definitions: set[str] = set()
+
+    for root, inner in wanted.items():
+        # Folders with equal ids have equal files, so a thousand unchanged folders are not read.
+        ids = _folder_ids(snapshot, root.name)
+        for name, folder in inner.items():
+            folders[join_path(root.name, name)] = folder
+        for name in ids.keys() | inner.keys():
+            if name in inner and ids.get(name) == inner[name].id:
+                continue
+            path = join_path(root.name, name)
+            current[path] = _current(snapshot, path)
+            if root.definitions:
+                definitions.add(path)
+
+    return difference(current, folders, pruning, definitions, staging)
+
+
+def _folder_ids(snapshot: Snapshot, root: str) -> dict[str, str]:
+    """Return the id of each folder `<namespace>/<name>` below a root."""
+    ids: dict[str, str] = {}
+    for namespace, outer in snapshot.entries(root).items():
+        if not outer.is_folder:
+            continue
+        for name, entry in snapshot.entries(join_path(root, namespace)).items():
+            if entry.is_folder:
+                ids[f"{namespace}/{name}"] = entry.id
+    return ids
+
+
+def _current(snapshot: Snapshot, path: str) -> Current:
+    """Return the existing folder at a path of the repository."""
+    record_path = join_path(path, RECORD)
+    if obstacle := snapshot.obstacle(record_path):
+        return Current(obstacle=f"{obstacle} is not a folder")
+    listing = snapshot.entry(record_path)
+    if listing and not listing.is_file:
+        return Current(obstacle=f"{record_path} is not a regular file")
+
+    names = parse_record(snapshot.read(record_path))
+    owned: dict[str, str] = {}
+    foreign: dict[str, str] = {}
+    for name, entry in snapshot.files(path).items():
+        if name == RECORD:
+            continue
+        # A link or submodule is never the packager's, even if the list of files has its path.
+        if entry.is_file and name in names:
+            owned[name] = entry.id
+        else:
+            foreign[name] = entry.id if entry.is_file else ""
+    return Current(owned=owned, foreign=foreign, record=listing.id if listing else "")

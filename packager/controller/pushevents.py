@@ -1,0 +1,223 @@
+"""Receives push events from Git hosts, so that a push takes effect before the next poll.
+
+The sender must know the shared secret. GitHub, Gitea, Forgejo, Gogs and Bitbucket sign the body
+with it (HMAC with SHA-256), and GitLab sends it. The body is not interpreted and not kept, because
+an event only triggers a sync. A repeated event triggers no sync, because sending it again needs no
+secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from aiohttp import ClientError, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from caphv.runtime.httpserver import Connection, has_answered, is_compressed, request_factory
+from caphv.runtime.runnable import Runnable, listening_address
+from packager.controller import metrics
+
+log = logging.getLogger(__name__)
+
+PATH = "/push"
+_SIGNATURES = (
+    "X-Hub-Signature-256",
+    "X-Gitea-Signature",
+    "X-Forgejo-Signature",
+    "X-Gogs-Signature",
+    "X-Hub-Signature",
+)
+_TOKEN = "X-Gitlab-Token"  # noqa: S105 - the name of a header
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+# GitHub sends up to 25 MiB. Larger events than this are rejected, and the next poll finds the push
+# anyway.
+_LARGEST = 1024 * 1024
+# Bytes of a body that a connection takes before they are read. aiohttp's default is 256 KiB.
+_READ_AHEAD = 16 * 1024
+_BODY_SECONDS = 10.0
+_SHORTEST_SECRET = 16
+_EVENTS_REMEMBERED = 4096
+_GRACE_SECONDS = 5.0
+
+
+class Receiver(Runnable):
+    """Serves `POST /push` at `address` ([host]:port) and calls `pushed` for each authentic event.
+
+    `secret_file` is read for each request, so that a new secret takes effect at once.
+    """
+
+    def __init__(self, address: str, secret_file: Path, pushed: Callable[[], None]) -> None:
+        """Raise ValueError for an address without a port, or a secret that is missing or short."""
+        self._place = listening_address(address)
+        if self._place is None:
+            raise ValueError(f"{address!r} is not of the form [host]:port")
+        self._secret_file = secret_file
+        self._pushed = pushed
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        read_secret(secret_file)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        server = web.Server(self._receive, request_factory=request_factory(_LARGEST))
+        host, port = self._place or ("", 0)
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(
+            lambda: Connection(server, loop=loop, access_log=None, read_bufsize=_READ_AHEAD),
+            host or None,
+            port,
+            backlog=128,
+        )
+        try:
+            await asyncio.Event().wait()
+        finally:
+            listener.close()
+            await server.shutdown(_GRACE_SECONDS)
+
+    async def _receive(self, request: web.BaseRequest) -> web.Response:
+        try:
+            status, text = await self._answer(request)
+        finally:
+            has_answered(request)
+        metrics.PUSH_EVENTS.labels(str(status)).inc()
+        if status != 202:
+            log.warning("push event rejected with %d: %s", status, text)
+        response = web.Response(status=status, text=text)
+        if status != 202:
+            response.force_close()  # the rest of a body may still come
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> tuple[int, str]:
+        if (request.method, request.path) != ("POST", PATH):
+            return 404, f"push events are sent to {PATH} with POST"
+        if is_compressed(request):
+            return 415, "push events are sent without compression"
+
+        try:
+            proof = Proof(request.headers, self._read_secret())
+            await _read_body(request, proof)
+            proof.verify()
+        except Refused as error:
+            return error.status, str(error)
+
+        if self._is_repeated(proof.body_digest()):
+            return 202, "accepted before"
+        self._pushed()
+        return 202, "accepted"
+
+    def _read_secret(self) -> bytes:
+        try:
+            return read_secret(self._secret_file)
+        except ValueError as error:
+            log.error("%s", error)
+            raise Refused(503, "cannot read the shared secret") from None
+
+    def _is_repeated(self, digest: bytes) -> bool:
+        """Remember an event, and return whether it was accepted before.
+
+        Events of two pushes differ, because they name commits and times.
+        """
+        # Anyone who recorded a request on its way can send it again without the secret.
+        repeated = digest in self._seen
+        self._seen[digest] = None
+        self._seen.move_to_end(digest)
+        if len(self._seen) > _EVENTS_REMEMBERED:
+            self._seen.popitem(last=False)
+        return repeated
+
+
+class Refused(Exception):
+    """The answer to a request is an error, with a status and a text for the log and the sender."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+async def _read_body(request: web.BaseRequest, proof: Proof) -> None:
+    """Feed a body to its proof piece by piece, so that the body is never kept."""
+    size = 0
+
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for chunk in request.content.iter_any():
+                size += len(chunk)
+                if size > _LARGEST:
+                    raise Refused(
+                        413,
+                        f"the event is larger than {_LARGEST} bytes; the next poll finds the push",
+                    )
+                proof.update(chunk)
+    except TimeoutError:
+        raise Refused(408, f"the event was not received within {_BODY_SECONDS:.0f} s") from None
+    except (web.RequestPayloadError, ClientError, HttpProcessingError, ConnectionError):
+        raise Refused(
+            400, "the body ends early or does not have the encoding that its headers say"
+        ) from None
+
+
+class Proof:
+    """Checks while a body arrives whether the sender of a request knows the shared secret.
+
+    GitLab sends the secret itself, which is checked before the body is read. Other hosts send a
+    signature of the body.
+    """
+
+    def __init__(self, headers: Mapping[str, str], secret: bytes) -> None:
+        """Raise `Refused` if no body could make the request authentic."""
+        self._signed = hmac.new(secret, digestmod=hashlib.sha256)
+        self._body = hashlib.sha256()
+        self._expected: str | None = None
+
+        token = headers.get(_TOKEN)
+        if token is not None:
+            # All digests have one length, so not even the length of the secret leaks.
+            sent = hmac.digest(secret, token.encode("utf-8", "surrogateescape"), "sha256")
+            if not hmac.compare_digest(sent, hmac.digest(secret, secret, "sha256")):
+                raise Refused(401, "the token is not the shared secret")
+            return
+
+        signatures = [headers[name] for name in _SIGNATURES if name in headers]
+        signature = signatures[0] if signatures else ""
+        self._expected = signature.removeprefix("sha256=").lower()
+        if not _DIGEST.fullmatch(self._expected):
+            raise Refused(401, "the request has neither a token nor a signature with SHA-256")
+
+    def update(self, chunk: bytes) -> None:
+        """Take the next piece of the body."""
+        self._signed.update(chunk)
+        self._body.update(chunk)
+
+    def verify(self) -> None:
+        """Raise `Refused` unless the whole body is authentic."""
+        if self._expected is None:
+            return
+        # The comparison takes a constant time.
+        if not hmac.compare_digest(self._signed.hexdigest(), self._expected):
+            raise Refused(401, "the signature is not that of the shared secret")
+
+    def body_digest(self) -> bytes:
+        """Return the digest of the body, which tells one event from another."""
+        return self._body.digest()
+
+
+def read_secret(file: Path) -> bytes:
+    """Return the secret in a file. Raises ValueError, whose message never holds the content."""
+    try:
+        secret = file.read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise ValueError(
+            f"cannot read the secret of push events from {file}: {error.strerror}"
+        ) from None
+    if len(secret) < _SHORTEST_SECRET:
+        raise ValueError(
+            f"the secret of push events in {file} has less than {_SHORTEST_SECRET} bytes: create a "
+            "longer one"
+        )
+    return secret

@@ -1,0 +1,92 @@
+"""Makes a definition from flags of `caphv generate`, and finds the flag of a field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from caphv.api.object import Obj, at
+from caphv.validation import schema
+from caphv.validation.finding import Fault, FieldPath, Finding
+from packager.addons.merge import merge
+from packager.definitions.flags import EACH, FLAGS, KUBERNETES_VERSION, Flag
+from packager.definitions.model import API_VERSION, KIND, SCHEMA
+
+
+def definition_of(values: Mapping[str, str], base: Obj | None = None) -> Obj:
+    """Return the definition that flags make, over a `base` or over the old defaults.
+
+    `values` are the values of given flags, by flag. The result is not checked.
+    """
+    obj = base if base is not None else {}
+    for flag in FLAGS:
+        if values.get(flag.name):
+            obj = _set(obj, flag.path, flag.value(values[flag.name]))
+    return obj if base is not None else merge(_defaults(obj), obj)
+
+
+def _defaults(given: Obj) -> Obj:
+    """Return the defaults of the old generator for the given fields."""
+    name = at(given, "metadata", "name")
+    delivery = "ClusterResourceSet"
+    if "fleet" in given.get("spec", {}):
+        delivery = "Fleet"
+    elif at(given, "spec", "distribution") == "kubeadm":
+        delivery = "None"
+
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"namespace": name} if name else {},
+        "spec": {
+            "kubernetesVersion": KUBERNETES_VERSION,
+            "identitySecret": {"name": f"{name}-harvester-identity"} if name else {},
+            "machines": {},
+            "addonDelivery": delivery,
+        },
+    }
+
+
+def fault_of(flag: Flag, text: str) -> str:
+    """Return the schema's fault of a single value, empty if there is none."""
+    for finding in schema.load(SCHEMA).findings(definition_of({flag.name: text}, {})):
+        if _is_below(finding.path, flag.path) and finding.fault is not Fault.REQUIRED:
+            return finding.detail
+    return ""
+
+
+def flag_of(finding: Finding, values: Mapping[str, str]) -> str:
+    """Return the flag that sets the field of a finding, preferably a given one; empty for none."""
+    flags = [flag for flag in FLAGS if _is_below(finding.path, flag.path)]
+    # A flag for a field of all pools is closer than the flag for the pools.
+    flags.sort(key=lambda flag: len(flag.path), reverse=True)
+    for flag in flags:
+        if values.get(flag.name):
+            return flag.name
+    return flags[0].name if flags else ""
+
+
+def _is_below(path: FieldPath, top: FieldPath) -> bool:
+    """Whether a path leads to the field of a flag, or below it."""
+    upper = path[: len(top)]
+    return len(upper) == len(top) and all(
+        pattern in (part, EACH) for part, pattern in zip(upper, top, strict=True)
+    )
+
+
+def _set(obj: Obj, path: FieldPath, value: Any) -> Obj:
+    """Return an object with a value at the path of a flag."""
+    if EACH not in path:
+        return merge(obj, _nest(path, value))
+    # The flag sets a field of each pool, or of the default pool if no other flag names pools.
+    inner = _nest(path[path.index(EACH) + 1 :], value)
+    pools = at(obj, "spec", "workers") or [{"name": "workers"}]
+    if not isinstance(pools, list) or not all(isinstance(pool, dict) for pool in pools):
+        return obj
+    return merge(obj, {"spec": {"workers": [merge(pool, inner) for pool in pools]}})
+
+
+def _nest(path: FieldPath, value: Any) -> Obj:
+    for key in reversed(path):
+        value = {key: value}
+    return dict(value)

@@ -1,0 +1,36 @@
+"""The file with all objects of a cluster, as the repository holds it."""
+
+from __future__ import annotations
+
+from caphv.api.object import Key, Obj
+from caphv.runtime.text import Limits, TextError, load_yaml_all
+from packager.definitions import files
+from packager.git.snapshot import Snapshot
+
+MANIFEST = f"{files.CLUSTER}/{files.CLUSTER}.yaml"
+# The packager wrote the manifests, but a user may have edited them.
+_LIMITS = Limits(size=16 * 1024 * 1024, nodes=1_000_000, seconds=30)
+
+
+def existing(snapshot: Snapshot, key: Key) -> list[Obj]:
+    """Return the objects that the repository holds for a cluster; none if they cannot be parsed."""
+    return parse_manifest(snapshot.read(manifest_path(key)))
+
+
+def parse_manifest(content: bytes | None) -> list[Obj]:
+    """Return the objects of a manifest that the packager wrote; none if they cannot be parsed."""
+    try:
+        documents = load_yaml_all(content or b"", _LIMITS)
+    except TextError:
+        return []
+    return [document for document in documents if isinstance(document, dict)]
+
+
+def pool_path(key: Key, pool: Obj) -> str:
+    """Return the name of an object of a cluster's manifest for messages."""
+    return f"{files.MANIFESTS}/{key}/{pool['kind']}/{pool['metadata']['name']}"
+
+
+def manifest_path(key: Key) -> str:
+    """Return the path of the file with all objects of a cluster."""
+    return f"{files.MANIFESTS}/{key}/{MANIFEST}"

@@ -1,0 +1,175 @@
+"""Reads one file of definitions, within bounds for a single file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from caphv.api.object import Key, Obj, at
+from caphv.validation.finding import FieldPath, Finding
+from caphv.validation.yaml.documents import Bounds
+from caphv.validation.yaml.loader import SUFFIXES, parse
+from caphv.validation.yaml.tree import Document
+from packager.git.errors import UnusableContent
+from packager.tree import Tree
+
+# No API server takes an object of this size.
+_LARGEST = 2 * 1024 * 1024
+# In Python, each character of a text takes four bytes if one of them needs four, as an emoji does.
+_LARGEST_WIDE = _LARGEST // 2
+_WIDE = re.compile(b"[\xf0-\xf4]")
+_MOST_BYTES = 64 * 1024 * 1024
+# Each value takes up to 400 bytes, and no file may take 16 MiB. A definition has about 60 values,
+# the manifests of a cluster a few hundred, a ClusterClass with its templates some thousand.
+_MOST_VALUES_OF_FILE = 30_000
+_MOST_DOCUMENTS_OF_FILE = 1_000
+_MOST_PROBLEMS_OF_FILE = 100
+_LFS_POINTER = b"version https://git-lfs"
+SPLIT = "split them between several repositories, or move other files out"
+
+
+@dataclass(frozen=True, order=True)
+class SourceProblem:
+    """An error (or a warning, with `advice`) and its place."""
+
+    file: str
+    line: int
+    message: str
+    advice: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One object and its place."""
+
+    file: str
+    document: Document
+    base: FieldPath
+    obj: Obj
+
+    def problem(self, finding: Finding) -> SourceProblem:
+        """Return a finding about this object with its place."""
+        line = self.document.position((*self.base, *finding.path)).line
+        return SourceProblem(self.file, line, str(finding), finding.advice)
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name, as far as the object has them."""
+        return Key(
+            str(at(self.obj, "metadata", "namespace") or ""),
+            str(at(self.obj, "metadata", "name") or ""),
+        )
+
+    def has_kind(self, group: str, kind: str) -> bool:
+        """Whether the object is of this kind."""
+        return (
+            self.obj.get("kind") == kind
+            and str(self.obj.get("apiVersion")).rpartition("/")[0] == group
+        )
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """The objects of a file, and problems of reading it; `values` is their number in memory."""
+
+    items: tuple[Item, ...]
+    problems: tuple[SourceProblem, ...]
+    values: int = 0
+
+
+def manifests(files: Tree) -> dict[str, bytes]:
+    """Return the files that may hold definitions, without reading any other files.
+
+    Files that are too large are cut, but stay too large. Git stores equal files once, so a small
+    commit can hold any number of them. Raises UnusableContent when all files together are too
+    large.
+    """
+    contents: dict[str, bytes] = {}
+    size = 0
+    for name in filter(is_manifest, files):
+        contents[name] = files[name][: _LARGEST + 1]
+        size += len(contents[name])
+        if size > _MOST_BYTES:
+            raise UnusableContent(
+                f"YAML and JSON files have more than {_MOST_BYTES:,} bytes: {SPLIT}"
+            )
+    return contents
+
+
+def is_manifest(name: str) -> bool:
+    """Whether a file may hold definitions, by its name."""
+    _, _, last = name.rpartition("/")
+    return name.endswith(SUFFIXES) and not is_hidden(name) and not last.startswith("kustomization.")
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file, or a folder above it, is hidden."""
+    return any(part.startswith(".") for part in name.split("/"))
+
+
+def read_file(name: str, content: bytes) -> SourceFile:
+    """Parse a file within the bounds of one file."""
+    if len(content) > _LARGEST:
+        return _too_large(name, f"more than {_LARGEST:,} bytes")
+    if len(content) > _LARGEST_WIDE and _WIDE.search(content):
+        return _too_large(
+            name,
+            f"{len(content):,} bytes; with characters such as emoji it may have {_LARGEST_WIDE:,}",
+        )
+
+    bounds = Bounds(_MOST_VALUES_OF_FILE, _MOST_DOCUMENTS_OF_FILE, _MOST_PROBLEMS_OF_FILE)
+    file = parse(name, content, named=False, bounds=bounds, excerpts=False)
+    items = []
+    located = [*file.problems]
+    for document in file.documents:
+        located += document.problems
+        for obj, base in _objects(document):
+            if obj.keys() & {"apiVersion", "kind"} or obj.keys() >= {"metadata", "spec"}:
+                items.append(Item(name, document, base, obj))
+
+    problems = [
+        SourceProblem(
+            name, problem.place.line, f"{problem.finding.detail}: {problem.finding.remedy}"
+        )
+        for problem in located
+        if not problem.finding.advice
+    ]
+    problems += _text_problems(name, content, file.documents)
+    # Only documents with objects stay in memory.
+    sizes = {id(item.document): item.document.root.size for item in items}
+    return SourceFile(tuple(items), tuple(problems), sum(sizes.values()) + len(problems))
+
+
+def _too_large(name: str, size: str) -> SourceFile:
+    return SourceFile((), (SourceProblem(name, 1, f"the file has {size}: split the file"),))
+
+
+def _text_problems(
+    name: str, content: bytes, documents: Iterable[Document]
+) -> Iterator[SourceProblem]:
+    """Yield problems of documents that are a text, which may stand for a file with definitions."""
+    detail = "is text, not an object: correct it, or remove the file"
+    if content.startswith(_LFS_POINTER):
+        detail = (
+            "is a pointer of Git LFS, whose files are not fetched: commit the file itself, "
+            "without LFS"
+        )
+    for document in documents:
+        if isinstance(document.value, str):
+            yield SourceProblem(name, document.position(()).line, detail)
+
+
+def _objects(document: Document) -> Iterator[tuple[Obj, FieldPath]]:
+    """Yield the objects of a document, or each object of a List, with its path."""
+    value = document.value
+    items = at(value, "items")
+    if isinstance(items, list) and str(at(value, "kind")).endswith("List"):
+        for index, item in enumerate(items):
+            if isinstance(item, dict):
+                yield item, ("items", index)
+    elif isinstance(value, dict):
+        yield value, ()

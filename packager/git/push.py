@@ -1,0 +1,85 @@
+"""Moves a branch at a remote, and finds out whether it moved when the connection fails.
+
+A push has a lease: it moves the branch only from the commit that the caller knows, so that no
+commit of another client is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from packager.git.clone import Clone
+from packager.git.errors import GitError, Rejected
+from packager.git.heads import read_heads
+from packager.git.mergerequest import (
+    NO_PUSH_OPTIONS,
+    MergeRequest,
+    find_merge_request,
+    push_options,
+)
+from packager.git.remote import Remote
+
+# Messages of servers that are updating the same branch for another client.
+_RACES = (
+    "cannot lock ref",
+    "failed to update ref",
+    "incorrect old value",
+    "reference already exists",
+)
+
+
+class Pusher:
+    """Pushes commits of a clone; `merge_request` belongs to the last push to the review branch."""
+
+    def __init__(self, clone: Clone, remote: Remote) -> None:
+        self._clone, self._remote = clone, remote
+        self.merge_request: MergeRequest | None = None
+
+    def push(self, commit: str, branch: str, lease: str, text: str = "") -> bool:
+        """Move a branch from `lease` to `commit`; return False when another client moved it.
+
+        :param commit: the new head, empty to delete the branch
+        :param branch: the branch to move
+        :param lease: the commit that the branch is expected at, empty for a new branch
+        :param text: the message of the commit, for a merge request
+        """
+        ref = f"refs/heads/{branch}"
+        arguments = ["push", "--porcelain", "--no-verify", f"--force-with-lease={ref}:{lease}"]
+        place = ["--", self._remote.url, f"{commit}:{ref}"]
+        try:
+            if text and branch == self._remote.review:
+                options = push_options(self._remote, text, is_new=not lease)
+                self._propose(arguments, place, options)
+            else:
+                self._clone.run_with_remote("pushing", [*arguments, *place])
+        except GitError as error:
+            # The connection may have failed after the branch had moved, so look where it is.
+            with contextlib.suppress(GitError):
+                heads = read_heads(self._clone, self._remote)
+                head = heads.review if self._remote.review else heads.target
+                if head == commit:
+                    return True
+
+                is_race = isinstance(error, Rejected) and any(race in str(error) for race in _RACES)
+                if head != lease or is_race:
+                    return False
+            raise
+        return True
+
+    def _propose(
+        self, arguments: Sequence[str], place: Sequence[str], options: Sequence[str]
+    ) -> None:
+        """Push the review branch, and ask a host that takes push options for a merge request."""
+        try:
+            output = self._clone.run_with_remote(
+                "pushing", [*arguments, *options, *place], with_messages=True
+            )
+        except GitError as error:
+            # Git ends the push when the server takes no options.
+            if NO_PUSH_OPTIONS not in str(error):
+                raise
+            output = self._clone.run_with_remote(
+                "pushing", [*arguments, *place], with_messages=True
+            )
+        self.merge_request = find_merge_request(self._remote, output.decode(errors="replace"))

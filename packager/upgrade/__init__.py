@@ -1,0 +1,1 @@
+"""Upgrades of add-ons in waves."""

@@ -1,0 +1,274 @@
+"""Move guests off hosts that are evacuated, and report it in condition `HostsEvacuated`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from caphv.api import evacuation
+from caphv.api.conditions import MAX_MESSAGE, get_condition
+from caphv.api.names import (
+    EVACUATE_ANNOTATION,
+    MAINTENANCE_STRATEGY_LABEL,
+    ConditionType,
+    Reason,
+)
+from caphv.api.object import at, key_of, labels_of
+from caphv.api.plaintext import plain
+from caphv.api.virtualmachine import devices_of, is_bound_to_host
+from caphv.runtime.errors import (
+    ApiError,
+    Conflict,
+    Fenced,
+    Forbidden,
+    Invalid,
+    RequestError,
+    Unauthorized,
+    Unreachable,
+)
+from reconciler import triggers
+from reconciler.cluster.evacuation.plan import Action, Step, next_step
+from reconciler.cluster.evacuation.reading import Surroundings, concerns, read_surroundings
+from reconciler.cluster.evacuation.targets import INSTANCE
+from reconciler.cluster.evacuation.writing import perform
+from reconciler.cluster.parking.drain import evict
+from reconciler.cluster.scope import ClusterScope
+from reconciler.status import Blocked
+
+# Until what is under way is read again: nothing watches Pods and the state of Nodes.
+_POLL_SECONDS = 2.0
+_BLOCKED_SECONDS = 10.0
+_REFUSED_SECONDS = 60.0
+# A machine on a host that is evacuated may turn out to be one that cannot migrate. One that comes
+# there requeues its cluster.
+_REVIEW_SECONDS = 30.0
+# Of one reconcile. What is left continues at once, after others had their turn.
+_MOST_STEPS = 20
+# Begins the values of the label with which maintenance stops a VM.
+_SHUTDOWN = "Shutdown"
+_LONGEST_VALUE = 64
+_ON_NODES = (Action.CORDON, Action.UNCORDON)
+
+
+async def evacuate_hosts(scope: ClusterScope) -> None:
+    """Take the steps that can be taken now. Nothing else of the cluster waits for the others.
+
+    Sends no request while no host is evacuated. A request that fails is reported, and the phases
+    after this one run. Raises `Conflict`, `Unauthorized`, `Fenced`.
+    """
+    try:
+        _require_hosts(scope)
+        if concerns(scope):
+            await _advance(scope)
+        else:
+            _report_invalid(scope)
+    except Blocked as blocked:
+        # Harvester is not followed now, which other conditions report. Its caches requeue it.
+        if scope.draft.is_true(ConditionType.HOSTS_EVACUATED):
+            message = f"whether hosts are still evacuated is not known: {blocked.message}"
+            scope.draft.set_unknown(ConditionType.HOSTS_EVACUATED, blocked.reason, message)
+        scope.requeue_within(blocked.requeue_after)
+    except (Conflict, Unauthorized, Fenced):
+        raise  # of the whole reconcile: a new read, or new credentials
+    except (Forbidden, Invalid) as error:
+        _report_refusal(scope, error)
+    except RequestError as error:
+        _report_progress(scope, f"a request failed, which is repeated: {error}")
+        scope.requeue_within(_BLOCKED_SECONDS)
+
+
+def _require_hosts(scope: ClusterScope) -> None:
+    """Raise `Blocked` while the cache of hosts does not follow Harvester.
+
+    Nothing may be stopped for a host whose evacuation has ended, or started for a former drain.
+    """
+    session = scope.require_session()
+    with scope.subscribe(triggers.caches(session.fingerprint)) as caches:
+        if not session.hosts.current:
+            raise Blocked(
+                ConditionType.HARVESTER_CONNECTION_READY,
+                Reason.HARVESTER_CONNECTION_IN_PROGRESS,
+                "reading the hosts of Harvester",
+                caches,
+                unknown=True,
+            )
+
+
+async def _advance(scope: ClusterScope) -> None:
+    """Take steps until one has to wait. Raises `Blocked`, `ApiError`, `Unreachable`."""
+    unheld = False
+    for _ in range(_MOST_STEPS):
+        around = await read_surroundings(scope)
+        around.seen = replace(around.seen, unheld=unheld)
+        step = next_step(around.seen)
+        match step.action:
+            case Action.NOTHING:
+                _report_done(scope, around)
+                return
+            case Action.WAIT | Action.EVICT:
+                await _wait(scope, around, step)
+                return
+        try:
+            if not await _take(scope, around, step):
+                return
+        except Forbidden:
+            # Only a machine that the provider itself stops has to wait for this right.
+            if unheld or step.action not in (Action.HOLD, Action.RELEASE):
+                raise
+            unheld = True
+    scope.requeue_within(0.01)
+
+
+async def _take(scope: ClusterScope, around: Surroundings, step: Step) -> bool:
+    """Write a step, and return whether others are to follow. Raises `ApiError`, `Unreachable`."""
+    try:
+        await perform(scope, around, step)
+    except Conflict:
+        raise
+    except RequestError as error:
+        if step.action not in _ON_NODES:
+            raise
+        verb = "cordoned" if step.action is Action.CORDON else "uncordoned"
+        _report_blocked(scope, f"Node {step.name} cannot be {verb}: {error}")
+        scope.requeue_within(_BLOCKED_SECONDS)
+        return False
+
+    vm = next(vm for vm in around.seen.vms if vm.name == step.name)
+    if step.action is Action.ADOPT:
+        message = f"Harvester has stopped machine {vm.name} to drain host {vm.source}: starting it"
+        scope.event("StoppedByHarvester", message)
+    if step.action is Action.BEGIN and not vm.lost:
+        note = ""
+        if around.uncounted:
+            note = f"; devices in other namespaces were not counted: {around.uncounted}"
+        scope.event("EvacuationStarted", f"machine {vm.name} leaves host {vm.host}{note}")
+    if step.action is Action.FINISH and vm.host not in ("", vm.source):
+        scope.event("Evacuated", f"machine {vm.name} has moved from host {vm.source} to {vm.host}")
+    return True
+
+
+async def _wait(scope: ClusterScope, around: Surroundings, step: Step) -> None:
+    """Report what a step waits for; for the drain, evict Pods."""
+    message = step.message
+    if step.action is Action.EVICT:
+        assert around.client is not None  # noqa: S101 - the Pods were read with it
+        try:
+            if kept := await evict(around.client, around.pods):
+                message = f"{message}, {kept} of them kept by PodDisruptionBudgets"
+        except Unreachable as error:
+            message = f"{message}; {error}"
+    if step.blocked:
+        # What follows in the message of one machine changes while the user is asked already: which
+        # Pods are left, or how the API fails.
+        _report_blocked(scope, message, topic=message.partition(",")[0] if step.name else "")
+        scope.requeue_within(_BLOCKED_SECONDS)
+        return
+    _report_progress(scope, message)
+    scope.requeue_within(_POLL_SECONDS)
+
+
+def _report_done(scope: ClusterScope, around: Surroundings) -> None:
+    """Say that Harvester can maintain the hosts, and what it will do with the other machines."""
+    if any(vm.held_by_us for vm in around.seen.vms):
+        scope.requeue_within(_BLOCKED_SECONDS)  # nothing tells this cluster of a migration
+    if not around.evacuated:
+        _report_invalid(scope)
+        return
+    if ending := _ending(scope, around):
+        _report_progress(scope, f"waiting for the deletion of {', '.join(ending)}")
+        scope.requeue_within(_BLOCKED_SECONDS)
+        return
+    parts = [evacuation.describe_left(around.evacuated)]
+    stopping = {
+        name
+        for name in (*around.migrating, *around.restarts)
+        if labels_of(around.vms[name]).get(MAINTENANCE_STRATEGY_LABEL, "").startswith(_SHUTDOWN)
+    }
+    if migrating := sorted(set(around.migrating) - stopping):
+        parts.append(f"Harvester migrates {', '.join(migrating)}")
+    if stopping:
+        parts.append(
+            f"Harvester shuts down {', '.join(sorted(stopping))}, as label "
+            f"{MAINTENANCE_STRATEGY_LABEL} of their VMs asks"
+        )
+    if restarts := sorted(set(around.restarts) - stopping):
+        parts.append(
+            f"Harvester restarts {', '.join(restarts)}, whose VMs have no eviction strategy before "
+            "their next restart"
+        )
+    if invalid := _describe_invalid(scope):
+        parts.append(invalid)
+    message = plain("; ".join(parts), MAX_MESSAGE)
+    if invalid and not scope.draft.has_message(ConditionType.HOSTS_EVACUATED, message):
+        scope.warning_event(Reason.EVACUATION_BLOCKED, invalid)
+    scope.draft.set_true(ConditionType.HOSTS_EVACUATED, message)
+    if around.migrating or around.restarts:
+        scope.requeue_within(_REVIEW_SECONDS)
+
+
+def _ending(scope: ClusterScope, around: Surroundings) -> list[str]:
+    """Return machines in deletion whose instances cannot migrate from hosts that are evacuated."""
+    namespace, names = scope.namespace(), []
+    for machine in scope.context.caches.machines_of(scope.cluster):
+        name = key_of(machine).name
+        instance = namespace.instances.get(scope.target_namespace, name)
+        if name in around.vms or at(instance, "status", "nodeName") not in around.evacuated:
+            continue
+        vm = namespace.vms.get(scope.target_namespace, name)
+        if devices_of(at(vm, *INSTANCE) or {}) or is_bound_to_host(instance or {}):
+            names.append(name)
+    return sorted(names)
+
+
+def _report_progress(scope: ClusterScope, message: str) -> None:
+    scope.draft.set_false(ConditionType.HOSTS_EVACUATED, Reason.EVACUATING, message)
+
+
+def _report_blocked(scope: ClusterScope, message: str, topic: str = "") -> None:
+    """Say what a user has to do, with an Event when that is new.
+
+    :param topic: how the message begins as long as it is not new; by default, all of it counts
+    """
+    message = plain(message, MAX_MESSAGE)  # as the condition keeps it
+    conditions = scope.draft.fields.get("conditions") or []
+    reported = get_condition(conditions, ConditionType.HOSTS_EVACUATED) or {}
+    is_known = reported.get("reason") == Reason.EVACUATION_BLOCKED and (
+        reported["message"].startswith(topic) if topic else reported["message"] == message
+    )
+    if not is_known:
+        scope.warning_event(Reason.EVACUATION_BLOCKED, message)
+    scope.draft.set_false(ConditionType.HOSTS_EVACUATED, Reason.EVACUATION_BLOCKED, message)
+
+
+def _report_refusal(scope: ClusterScope, error: ApiError) -> None:
+    """Say which request a server refused, and which right is missing on the management cluster."""
+    message = f"a request was refused: {error}"
+    if isinstance(error, Forbidden) and "machines.cluster.x-k8s.io" in str(error):
+        message = (
+            "the provider may not keep a Machine from remediation: grant its ServiceAccount patch "
+            f"on machines.cluster.x-k8s.io; {error}"
+        )
+    _report_blocked(scope, message)
+    scope.requeue_within(_REFUSED_SECONDS)
+
+
+def _report_invalid(scope: ClusterScope) -> None:
+    """Say that the annotation of a host has a value without a meaning, or nothing about hosts."""
+    if message := _describe_invalid(scope):
+        _report_blocked(scope, message)
+    else:
+        scope.draft.drop(ConditionType.HOSTS_EVACUATED)
+
+
+def _describe_invalid(scope: ClusterScope) -> str:
+    """Return which host has an annotation without a meaning; empty if there is none."""
+    hosts = scope.require_session().hosts.store
+    invalid = {
+        key_of(host).name: plain(evacuation.invalid_value(host), _LONGEST_VALUE) for host in hosts
+    }
+    name = min(filter(invalid.get, invalid), default="")
+    if not name:
+        return ""
+    return (
+        f"annotation {EVACUATE_ANNOTATION} of host {name} is {invalid[name]}: write true to "
+        "evacuate it, force to do so although Nodes cannot be drained, false to keep it"
+    )

@@ -1,0 +1,444 @@
+"""Read what the next step of an evacuation depends on.
+
+Machines, VMs and hosts come from caches. The workload cluster and the devices of hosts are read
+only while a machine moves or is about to.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from caphv.api import evacuation, parking
+from caphv.api.clusterapi import control_plane_initialized, is_control_plane, paused
+from caphv.api.conditions import get_condition, seconds_since
+from caphv.api.names import (
+    AVOIDED_HOSTS_ANNOTATION,
+    EVACUATED_BOOT_ANNOTATION,
+    EVACUATED_FROM_ANNOTATION,
+    EVACUATED_STRATEGY_ANNOTATION,
+    EVACUATION_STARTED_ANNOTATION,
+    INSUFFICIENT_QUOTA_ANNOTATION,
+    MAINTENANCE_HOST_ANNOTATION,
+    MAINTENANCE_STRATEGY_LABEL,
+    PARKED_STRATEGY_ANNOTATION,
+    SKIP_REMEDIATION_ANNOTATION,
+    SKIPPED_BY_US,
+)
+from caphv.api.object import (
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    Obj,
+    annotations_of,
+    at,
+    being_deleted,
+    key_of,
+    labels_of,
+    owner_reference,
+)
+from caphv.api.ownership import Ownership, ownership_of
+from caphv.api.plaintext import plain
+from caphv.api.resources import (
+    CLUSTER_API_GROUP,
+    HARVESTER_MACHINES,
+    VIRTUAL_MACHINE_INSTANCES,
+)
+from caphv.api.virtualmachine import claims_of, devices_of, is_bound_to_host, migrates_when_evicted
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Forbidden, NotFound, RequestError
+from caphv.runtime.etcd import find_pods
+from caphv.runtime.listing import list_pages
+from reconciler.cluster.evacuation.plan import (
+    STAGE_SECONDS,
+    EvacuatedNode,
+    EvacuatedVm,
+    Seen,
+    choose,
+    moving,
+    stage_of,
+)
+from reconciler.cluster.evacuation.targets import (
+    describe_bound_claims,
+    describe_local_disks,
+    obstacle,
+)
+from reconciler.cluster.parking.drain import pods_to_evict
+from reconciler.cluster.parking.plan import HALTED
+from reconciler.cluster.parking.reading import boot_id, run_strategy
+from reconciler.cluster.scope import ClusterScope
+from reconciler.harvester.topology import host_name
+
+_INSTANCE = ("spec", "template", "spec")
+_VM_RECORDS = {AVOIDED_HOSTS_ANNOTATION, EVACUATED_STRATEGY_ANNOTATION}
+_KEPT = {
+    PARKED_STRATEGY_ANNOTATION,
+    INSUFFICIENT_QUOTA_ANNOTATION,
+    MAINTENANCE_HOST_ANNOTATION,
+}
+_ENDED = ("Succeeded", "Failed")
+# Harvester stops the VMs of a host seconds before it marks the host as being drained. A provider
+# that starts meanwhile finds them, too.
+_LATELY_SECONDS = 600.0
+_LONGEST_STATUS = 64
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What a step is decided from, and the objects that it writes to, by the name of a machine.
+
+    :param evacuated: names of the hosts that are evacuated, sorted
+    :param hosts: host names of those on which no VM must start
+    :param restarts: machines on them that an eviction would restart, not migrate
+    :param migrating: machines on them that Harvester migrates
+    :param uncounted: why devices in other namespaces were not counted
+    """
+
+    seen: Seen = field(default_factory=Seen)
+    evacuated: list[str] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    machines: dict[str, Obj] = field(default_factory=dict)
+    owners: dict[str, Obj] = field(default_factory=dict)
+    """The Machines of Cluster API."""
+    vms: dict[str, Obj] = field(default_factory=dict)
+    starts: dict[str, str] = field(default_factory=dict)
+    """When their instances were created."""
+    nodes: dict[str, Obj] = field(default_factory=dict)
+    pods: list[Obj] = field(default_factory=list)
+    client: ApiClient | None = None
+    """Of the workload cluster."""
+    restarts: list[str] = field(default_factory=list)
+    migrating: list[str] = field(default_factory=list)
+    uncounted: str = ""
+
+
+def concerns(scope: ClusterScope) -> bool:
+    """Return whether a host is evacuated, or an evacuation has left a record. Sends no request.
+
+    Raises `Blocked`.
+    """
+    if parking.has_begun(scope.cluster):
+        return False
+    hosts = scope.require_session().hosts.store
+    if any(evacuation.is_wanted(host) or evacuation.is_drained(host) for host in hosts):
+        return True
+    vms = scope.namespace().vms
+    for machine in scope.context.caches.machines_of(scope.cluster):
+        if EVACUATED_FROM_ANNOTATION in annotations_of(machine):
+            return True
+        vm = vms.get(scope.target_namespace, key_of(machine).name)
+        if vm is not None and not _VM_RECORDS.isdisjoint(annotations_of(vm)):
+            return True
+        owner = _machine_of(scope, machine)
+        if owner and annotations_of(owner).get(SKIP_REMEDIATION_ANNOTATION) == SKIPPED_BY_US:
+            return True
+    return False
+
+
+async def read_surroundings(scope: ClusterScope) -> Surroundings:
+    """Read what the next step depends on. Raises `Blocked`, `ApiError`, `Unreachable`."""
+    around = Surroundings()
+    _read_vms(scope, around)
+    movers = moving(around.seen.vms)
+    stages = scope.memory.evacuation_stages
+    for name in stages.keys() - {vm.name for vm in movers}:
+        del stages[name]
+    # Until a VM is stopped, another one may take the device that it would find.
+    drained = (vm for vm in movers if not vm.former)
+    await _read_obstacles(scope, around, drained if movers else around.seen.vms)
+    if not movers:
+        return around
+
+    views = []
+    for vm in movers:
+        late, forced = _is_late(scope, vm), _is_forced(scope, vm)
+        seen = replace(around.seen, mover=vm.name, late=late, forced=forced)
+        view = replace(around, seen=seen, nodes={}, pods=[])
+        await _read_workload(scope, view, vm)
+        views.append(view)
+    chosen = choose([view.seen for view in views])
+    return next(view for view in views if view.seen is chosen)
+
+
+def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
+    """Read the machines and their VMs from caches that follow Harvester."""
+    namespace = scope.current_namespace()
+    wanted = {
+        key_of(host).name: host_name(host)
+        for host in scope.require_session().hosts.store
+        if evacuation.is_wanted(host)
+    }
+    # Until Harvester has cordoned a host that it drains by force, a VM could start there again.
+    forced = {
+        host_name(host)
+        for host in scope.require_session().hosts.store
+        if evacuation.is_drained_by_force(host)
+    }
+    around.evacuated, around.hosts = sorted(wanted), sorted({*wanted.values(), *forced})
+
+    vms = []
+    for machine in scope.context.caches.machines_of(scope.cluster):
+        name = key_of(machine).name
+        vm = namespace.vms.get(scope.target_namespace, name)
+        owner = _machine_of(scope, machine)
+        around.machines[name] = machine
+        if owner is not None:
+            around.owners[name] = owner
+        if vm is None or any(map(being_deleted, (vm, machine, owner or {"metadata": {}}))):
+            # Its member of etcd is removed after its VM, or by the core before.
+            vms.append(_absent(machine, owner, is_lost=vm is None))
+            continue
+
+        around.vms[name] = vm
+        instance = namespace.instances.get(scope.target_namespace, name)
+        around.starts[name] = str(at(instance, "metadata", "creationTimestamp") or "")
+        record = scope.context.owner(HARVESTER_MACHINES.kind, machine)
+        ownership = ownership_of(vm, record)
+        found = _vm(around, name, instance, wanted, ownership)
+        if ownership is Ownership.OURS:
+            host = scope.require_session().hosts.get("", found.host) if found.host else None
+            found = replace(found, drained=host is not None and evacuation.migrates_guests(host))
+        if ownership is Ownership.OURS and (found.started or not found.former):
+            lost_from = _halted_on(scope, machine, vm, instance)
+            found = replace(found, lost=bool(lost_from), host=found.host or lost_from)
+        if paused(None, machine) or (owner is not None and paused(None, owner)):
+            # Once it was stopped, it is started all the same.
+            obstacle = found.obstacle or "it is paused; end that"
+            found = replace(found, obstacle=obstacle, drained=False, lost=False)
+        vms.append(found)
+    around.seen = Seen(vms=tuple(vms))
+
+
+def _machine_of(scope: ClusterScope, machine: Obj) -> Obj | None:
+    """Return the Machine of Cluster API that owns a HarvesterMachine."""
+    reference = owner_reference(machine, "Machine", CLUSTER_API_GROUP)
+    if reference is None:
+        return None
+    return scope.context.caches.machines.get(key_of(machine).namespace, reference["name"])
+
+
+def _absent(machine: Obj, owner: Obj | None, *, is_lost: bool) -> EvacuatedVm:
+    """Return a machine without a VM, or in deletion.
+
+    :param is_lost: the VM does not exist. The Machine can be replaced then.
+    """
+    absent = EvacuatedVm(key_of(machine).name, is_control_plane(machine), absent=True)
+    if not is_lost or being_deleted(machine) or owner is None or being_deleted(owner):
+        return absent
+    is_ours = annotations_of(owner).get(SKIP_REMEDIATION_ANNOTATION) == SKIPPED_BY_US
+    source = annotations_of(machine).get(EVACUATED_FROM_ANNOTATION, "")
+    return replace(absent, source=source, held=is_ours, held_by_us=is_ours)
+
+
+def _vm(
+    around: Surroundings,
+    name: str,
+    instance: Obj | None,
+    wanted: Container[str],
+    ownership: Ownership,
+) -> EvacuatedVm:
+    """Return what a machine shows, and note it if an eviction by Harvester is to move it.
+
+    :param wanted: names of the hosts that are evacuated
+    """
+    machine, vm = around.machines[name], around.vms[name]
+    host = str(at(instance, "status", "nodeName") or "")
+    phase = at(instance, "status", "phase")
+    is_alive = instance is not None and not being_deleted(instance) and phase not in _ENDED
+    leaves = is_alive and host in wanted and not _can_migrate(vm, instance or {})
+    if is_alive and host in wanted and not leaves:
+        migrates = migrates_when_evicted(instance or {})
+        (around.migrating if migrates else around.restarts).append(name)
+    if ownership is not Ownership.OURS:
+        obstacle = "its VirtualMachine is not recorded as this cluster's"
+        return EvacuatedVm(name, is_control_plane(machine), host, leaves, obstacle=obstacle)
+
+    annotations, avoided = annotations_of(vm), avoided_hosts(vm)
+    owner = around.owners.get(name)
+    skipped = annotations_of(owner).get(SKIP_REMEDIATION_ANNOTATION) if owner else ""
+    return EvacuatedVm(
+        name,
+        is_control_plane(machine),
+        host,
+        leaves,
+        obstacle=describe_local_disks(vm, instance) if leaves else "",
+        source=annotations_of(machine).get(EVACUATED_FROM_ANNOTATION, ""),
+        held=skipped is not None,
+        held_by_us=skipped == SKIPPED_BY_US,
+        former=annotations.get(EVACUATED_STRATEGY_ANNOTATION, ""),
+        started=EVACUATION_STARTED_ANNOTATION in annotations,
+        halted=run_strategy(vm) == HALTED,
+        exists=instance is not None,
+        runs=is_alive and phase == "Running",
+        avoids=bool(avoided),
+        outdated=not set(avoided) <= set(around.hosts),
+        status=plain(str(at(vm, "status", "printableStatus") or ""), _LONGEST_STATUS),
+        joins=not at(owner, "status", "nodeRef"),
+    )
+
+
+def _halted_on(scope: ClusterScope, machine: Obj, vm: Obj, instance: Obj | None) -> str:
+    """Return the host for whose drain Harvester has halted a VM; empty if it has not.
+
+    Harvester leaves no record of that on the VM. So it is one that stopped while its last host was
+    drained, unless that was not by force, or shortly before, and that neither its user nor a quota
+    keeps stopped.
+    """
+    annotations = annotations_of(vm)
+    is_kept = not _KEPT.isdisjoint(annotations)
+    is_shut_down = labels_of(vm).get(MAINTENANCE_STRATEGY_LABEL) == "Shutdown"
+    if is_kept or is_shut_down or run_strategy(vm) != HALTED:
+        return ""
+    name = str(at(machine, "status", "virtualMachine", "host") or "")
+    host = scope.require_session().hosts.get("", name) if name else None
+    if host is None or not evacuation.halts_guests(host):
+        return ""
+    return name if instance is not None or _stopped_lately(vm) else ""
+
+
+def _stopped_lately(vm: Obj) -> bool:
+    """Return whether KubeVirt has reported in the last minutes that a VM is not ready."""
+    condition = get_condition(at(vm, "status", "conditions") or [], "Ready") or {}
+    since = str(condition.get("lastTransitionTime") or "")
+    is_down = condition.get("status") != "True" and bool(since)
+    return is_down and seconds_since(since) < _LATELY_SECONDS
+
+
+def avoided_hosts(vm: Obj) -> list[str]:
+    """Return the host names that the record of a VM keeps it from."""
+    return list(filter(None, annotations_of(vm).get(AVOIDED_HOSTS_ANNOTATION, "").split(",")))
+
+
+def _can_migrate(vm: Obj, instance: Obj) -> bool:
+    """Return whether Harvester can migrate an instance, as far as KubeVirt reports it."""
+    return not (devices_of(at(vm, *_INSTANCE) or {}) or is_bound_to_host(instance))
+
+
+async def _read_obstacles(
+    scope: ClusterScope, around: Surroundings, vms: Iterable[EvacuatedVm]
+) -> None:
+    """Find out for each of these machines that leaves whether it would find another host."""
+    leaving = [vm.name for vm in vms if vm.leaves and not vm.obstacle]
+    if not leaving:
+        return
+    client = scope.require_session().client
+    hosts = [host async for page in list_pages(client, NODES) for host in page]
+    claims: list[Obj] = []
+    if claims_of(*(around.vms[name] for name in leaving)):
+        pages = list_pages(client, PERSISTENT_VOLUME_CLAIMS, scope.target_namespace)
+        claims = [claim async for page in pages for claim in page]
+    instances = []
+    if any(devices_of(at(around.vms[name], *_INSTANCE) or {}) for name in leaving):
+        instances = await _read_instances(scope, around)
+
+    def with_obstacle(vm: EvacuatedVm) -> EvacuatedVm:
+        if vm.name not in leaving:
+            return vm
+        obj = around.vms[vm.name]
+        reason = describe_bound_claims(obj, claims) or obstacle(obj, vm.host, hosts, instances)
+        return replace(vm, obstacle=reason)
+
+    around.seen = replace(around.seen, vms=tuple(map(with_obstacle, around.seen.vms)))
+
+
+async def _read_instances(scope: ClusterScope, around: Surroundings) -> list[Obj]:
+    """Read the instances that may use devices: of all namespaces, else of the cluster's own."""
+    client = scope.require_session().client
+    try:
+        pages = list_pages(client, VIRTUAL_MACHINE_INSTANCES)
+        return [instance async for page in pages for instance in page]
+    except Forbidden as error:
+        around.uncounted = error.message
+    pages = list_pages(client, VIRTUAL_MACHINE_INSTANCES, scope.target_namespace)
+    return [instance async for page in pages for instance in page]
+
+
+def _is_late(scope: ClusterScope, vm: EvacuatedVm) -> bool:
+    """Return whether the time for the stage of a move is over."""
+    stage, current_time = stage_of(vm), time.monotonic()
+    known, since = scope.memory.evacuation_stages.get(vm.name, ("", 0.0))
+    if known != stage.name:
+        scope.memory.evacuation_stages[vm.name] = (stage.name, current_time)
+        return False
+    return current_time - since >= STAGE_SECONDS[stage]
+
+
+def _is_forced(scope: ClusterScope, vm: EvacuatedVm) -> bool:
+    host = scope.require_session().hosts.get("", vm.source)
+    return host is not None and evacuation.is_forced(host)
+
+
+async def _read_workload(scope: ClusterScope, around: Surroundings, vm: EvacuatedVm) -> None:
+    """Read the Node of the machine that moves, its Pods, and Nodes of the control plane.
+
+    A workload API that does not answer is an answer.
+    """
+    workloads = scope.context.workloads
+    await workloads.ensure(scope.cluster_key)
+    client = around.client = workloads.client(scope.cluster_key)
+    if client is None:
+        has_api = control_plane_initialized(scope.cluster)
+        nodes: tuple[EvacuatedNode, ...] | None = None if has_api else ()
+        around.seen = replace(around.seen, nodes=nodes, unread="its kubeconfig does not exist")
+        return
+
+    names = {vm.name}
+    if vm.control_plane:
+        names |= {other.name for other in around.seen.vms if other.control_plane}
+    try:
+        without_etcd = await _without_etcd(client, around.starts) if vm.control_plane else set()
+        for name in sorted(names):
+            try:
+                around.nodes[name] = await client.get(NODES, name)
+            except NotFound:
+                continue  # it never joined, or was deleted
+        if vm.name in around.nodes and not vm.former:
+            around.pods = await pods_to_evict(client, [vm.name])
+    except RequestError as error:
+        around.seen = replace(around.seen, nodes=None, unread=str(error))
+        return
+    around.seen = replace(
+        around.seen,
+        nodes=tuple(
+            _node(name, node, without_etcd, around.starts.get(name, ""))
+            for name, node in around.nodes.items()
+        ),
+        pods=tuple(map(str, map(key_of, around.pods))),
+    )
+
+
+async def _without_etcd(client: ApiClient, starts: Mapping[str, str]) -> set[str]:
+    """Return the Nodes whose Pod of etcd is not ready. Raises `ApiError`, `Unreachable`.
+
+    :param starts: when the instances of the Nodes were created
+    """
+    unready = set()
+    for pod in await find_pods(client):
+        name = str(pod["spec"]["nodeName"])
+        ready = get_condition(at(pod, "status", "conditions") or [], "Ready") or {}
+        since, start = str(ready.get("lastTransitionTime") or ""), starts.get(name, "")
+        if ready.get("status") == "False" or (since and start and not _is_after(since, start)):
+            unready.add(name)
+    return unready
+
+
+def _is_after(timestamp: str, start: str) -> bool:
+    return bool(timestamp) and seconds_since(timestamp) <= seconds_since(start)
+
+
+def _node(name: str, node: Obj, without_etcd: Container[str], start: str) -> EvacuatedNode:
+    """Return what a Node shows.
+
+    :param start: when the instance of its VM was created
+    """
+    record = annotations_of(node).get(EVACUATED_BOOT_ANNOTATION)
+    ready = get_condition(at(node, "status", "conditions") or [], "Ready") or {}
+    # The API calls a Node ready for some 40 s after its kubelet has stopped reporting.
+    is_current = _is_after(str(ready.get("lastHeartbeatTime") or ""), start)
+    return EvacuatedNode(
+        name,
+        ready=ready.get("status") == "True" and is_current and name not in without_etcd,
+        held=record is not None,
+        # Without a boot, a report cannot be distinguished from one of the last run.
+        rebooted=record in (None, "") or boot_id(node) != record,
+    )

@@ -1,0 +1,181 @@
+"""Decide whether a VM that has to leave its host could start on another one: pure.
+
+The scheduler decides about CPU and memory. Here are the reasons for which it would find no host at
+all, so that no guest is stopped that could not start again: devices, affinity, and hosts that take
+no VMs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from caphv.api import names
+from caphv.api.evacuation import is_ready
+from caphv.api.object import Obj, at, key_of, labels_of
+from caphv.api.plaintext import plain
+from caphv.api.quantity import quantity
+from caphv.api.virtualmachine import claims_of, devices_of
+from reconciler.harvester.topology import accepts_machines
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+# Taints that follow from condition Ready, which is read itself.
+_UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_LONGEST_REASON = 64
+_SHARED = "ReadWriteMany"
+_LOCAL = "so a disk may be local to this host; stop and start it yourself, or delete its Machine"
+INSTANCE = ("spec", "template", "spec")
+_MATCHES: Mapping[str, Callable[[str | None, list[str]], bool]] = {
+    "In": lambda value, values: value in values,
+    "NotIn": lambda value, values: value not in values,
+    "Exists": lambda value, _: value is not None,
+    "DoesNotExist": lambda value, _: value is None,
+    "Gt": lambda value, values: (quantity(value) or 0) > (quantity(values[0]) or 0),
+    "Lt": lambda value, values: (quantity(value) or 0) < (quantity(values[0]) or 0),
+}
+
+
+def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj]) -> str:
+    """Return why a VM finds no other host; empty if there is one.
+
+    :param source: the host that it leaves
+    :param hosts: Nodes of Harvester, with their status
+    :param instances: those whose devices are in use
+    """
+    spec = at(vm, *INSTANCE) or {}
+    others = [host for host in hosts if key_of(host).name != source]
+    usable = [
+        host
+        for host in others
+        if accepts_machines(host) and is_ready(host) and _tolerates(spec, host)
+    ]
+    if not usable:
+        return "no other host is ready and takes VMs; end a maintenance or an evacuation"
+    suitable = [host for host in usable if _selects(spec, labels_of(host))]
+    if not suitable:
+        return "its affinity or node selector requires this host; change it, or delete the Machine"
+    if at(spec, "affinity", "podAffinity", REQUIRED) or at(
+        spec, "affinity", "podAntiAffinity", REQUIRED
+    ):
+        # It depends on Pods of other teams, which the provider may not read.
+        return (
+            "its affinity requires a host with or without certain other VMs, which is not checked; "
+            "make it a preference, stop and start it yourself, or delete the Machine"
+        )
+
+    needs = devices_of(spec)
+    in_use: dict[str, Counter[str]] = {}
+    for instance in instances:
+        used_on = str(at(instance, "status", "nodeName") or "")
+        in_use[used_on] = in_use.get(used_on, Counter()) + devices_of(instance.get("spec") or {})
+    # The scheduler may give any device to one that has no host yet.
+    pending = in_use.get("", Counter())
+    for host in suitable:
+        if not needs - _free(host, in_use.get(key_of(host).name, Counter()) + pending):
+            return ""
+    wanted = ", ".join(f"{count} {name}" for name, count in sorted(needs.items()))
+    return f"no other host has {wanted} free; enable the device there, or stop a VM that uses it"
+
+
+def describe_local_disks(vm: Obj, instance: Obj | None) -> str:
+    """Return why an instance without host devices might start on no other host; empty if it would.
+
+    KubeVirt does not say which disks are local to a host: those of some storage classes are, while
+    others only do not allow two hosts at a time.
+    """
+    if devices_of(at(vm, *INSTANCE) or {}):
+        return ""  # the reason why it cannot migrate
+    for condition in at(instance, "status", "conditions") or ():
+        if (condition.get("type"), condition.get("status")) == ("LiveMigratable", "False"):
+            reason = plain(str(condition.get("reason") or "no reason"), _LONGEST_REASON)
+            return f"KubeVirt cannot migrate it ({reason}), {_LOCAL}"
+    return ""
+
+
+def describe_bound_claims(vm: Obj, claims: Iterable[Obj]) -> str:
+    """Return which disk of a VM may be local to its host; empty if all can move.
+
+    :param claims: PersistentVolumeClaims of its namespace
+    """
+    used = claims_of(vm)
+    for claim in claims:
+        name, modes = key_of(claim).name, at(claim, "spec", "accessModes") or ()
+        if name in used and _SHARED not in modes:
+            return f"disk {name} is not {_SHARED}, {_LOCAL}"
+    return ""
+
+
+def _free(host: Obj, in_use: Counter[str]) -> Counter[str]:
+    """Return the devices of a host that no instance uses."""
+    allocatable = at(host, "status", "allocatable") or {}
+    return Counter({name: int(quantity(amount) or 0) for name, amount in allocatable.items()}) - (
+        in_use
+    )
+
+
+def _tolerates(spec: Obj, host: Obj) -> bool:
+    """Return whether an instance tolerates all taints of a host that keep Pods from it."""
+    tolerations = spec.get("tolerations") or ()
+    return all(
+        any(_is_tolerated(taint, toleration) for toleration in tolerations)
+        for taint in at(host, "spec", "taints") or ()
+        if taint.get("effect") in ("NoSchedule", "NoExecute") and taint.get("key") not in _UNREADY
+    )
+
+
+def _is_tolerated(taint: Obj, toleration: Obj) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    is_any = toleration.get("operator") == "Exists"
+    if not toleration.get("key"):
+        return is_any
+    has_value = (toleration.get("value") or "") == (taint.get("value") or "")
+    return toleration["key"] == taint.get("key") and (is_any or has_value)
+
+
+def _selects(spec: Obj, labels: Mapping[str, str]) -> bool:
+    """Return whether node selector and required affinity of an instance admit a host."""
+    selector = spec.get("nodeSelector") or {}
+    if any(labels.get(name) != value for name, value in selector.items()):
+        return False
+    required = at(spec, "affinity", "nodeAffinity", REQUIRED)
+    return required is None or any(
+        all(_matches(expression, labels) for expression in term.get("matchExpressions") or ())
+        for term in required.get("nodeSelectorTerms") or ()
+        if term.get("matchExpressions")
+    )
+
+
+def _matches(expression: Obj, labels: Mapping[str, str]) -> bool:
+    match = _MATCHES.get(str(expression.get("operator")))
+    value = labels.get(str(expression.get("key")))
+    return match is not None and match(value, list(expression.get("values") or ()))
+
+
+def avoid(node_affinity: Obj, former: list[str], hosts: list[str]) -> Obj:
+    """Return the patch of a node affinity that keeps a VM from hosts, and from no former ones.
+
+    :param former: host names in the expression to remove
+    :param hosts: host names to avoid, sorted; empty for none
+    """
+    terms = (node_affinity.get(REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
+    expression = _expression(hosts)
+    result = []
+    for term in terms:
+        expressions = [
+            entry
+            for entry in term.get("matchExpressions") or ()
+            if not former or entry != _expression(former)
+        ]
+        if hosts:
+            expressions.append(expression)
+        others = {name: value for name, value in term.items() if name != "matchExpressions"}
+        if expressions or others:
+            matched = {"matchExpressions": expressions} if expressions else {}
+            result.append({**others, **matched})
+    # A merge patch removes only what is null.
+    return {REQUIRED: {"nodeSelectorTerms": result} if result else None}
+
+
+def _expression(hosts: list[str]) -> Obj:
+    return {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": hosts}

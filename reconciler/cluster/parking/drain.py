@@ -1,0 +1,64 @@
+"""Drain the workers of a cluster that is parked: which Pods to evict, and their eviction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from caphv.api.object import PODS, Obj, annotations_of, at, being_deleted, key_of
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, Conflict, NotFound
+
+DRAIN_SECONDS = 120.0
+"""How long Pods may take to end. Those that remain end with the shutdown of their VM."""
+_MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+_AT_ONCE = 8
+
+
+async def pods_to_evict(client: ApiClient, nodes: Iterable[str]) -> list[Obj]:
+    """Return the Pods on Nodes that a drain has to end. Raises `ApiError`, `Unreachable`."""
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def read(node: str) -> list[Obj]:
+        async with limit:
+            listed = await client.list(PODS, field_selector=f"spec.nodeName={node}")
+        return [pod for pod in listed["items"] if is_evicted(pod)]
+
+    return [pod for pods in await asyncio.gather(*map(read, nodes)) for pod in pods]
+
+
+def is_evicted(pod: Obj) -> bool:
+    """Return whether a drain ends a Pod: one that a controller creates again on another Node.
+
+    None of a DaemonSet or of the kubelet, and none that has ended. Without a controller, a Pod
+    would be lost. It starts again with its Node.
+    """
+    if _MIRROR_ANNOTATION in annotations_of(pod):
+        return False
+    if at(pod, "status", "phase") in ("Succeeded", "Failed"):
+        return False
+    owners = pod["metadata"].get("ownerReferences") or ()
+    controllers = [owner.get("kind") for owner in owners if owner.get("controller")]
+    return bool(controllers) and "DaemonSet" not in controllers
+
+
+async def evict(client: ApiClient, pods: Iterable[Obj]) -> int:
+    """Evict Pods, and return how many a PodDisruptionBudget keeps. Raises `Unreachable`."""
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def evict_one(pod: Obj) -> int:
+        key = key_of(pod)
+        metadata = {"name": key.name, "namespace": key.namespace}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        path = PODS.path(key.namespace, key.name, "eviction")
+        async with limit:
+            try:
+                await client.request("POST", path, resource=PODS, verb="evict", body=body)
+            except (NotFound, Conflict):
+                return 0  # it has ended meanwhile
+            except ApiError:
+                return 1  # 429 by one budget, 500 by several; the time for the drain is bounded
+        return 0
+
+    ending = [pod for pod in pods if not being_deleted(pod)]
+    return sum(await asyncio.gather(*map(evict_one, ending)))

@@ -1,0 +1,285 @@
+"""Park or resume a cluster step by step, and report how far it is in condition `Parked`."""
+
+from __future__ import annotations
+
+import time
+
+from caphv.api import parking, remedies
+from caphv.api.conditions import get_condition
+from caphv.api.counting import counted
+from caphv.api.names import (
+    PARK_ANNOTATION,
+    PARKED_SINCE_ANNOTATION,
+    ConditionType,
+    Reason,
+)
+from caphv.api.object import annotations_of
+from caphv.runtime.errors import Forbidden, Invalid, RequestError
+from reconciler.cluster.parking.drain import evict
+from reconciler.cluster.parking.plan import Action, Step, next_step, record_step
+from reconciler.cluster.parking.reading import Surroundings, read_record, read_surroundings
+from reconciler.cluster.parking.writing import perform
+from reconciler.cluster.scope import ClusterScope
+from reconciler.status import Blocked
+from reconciler.triggers import Delay
+
+# Until what is under way is read again: nothing watches Pods, the state of Nodes, and volumes.
+_POLL_SECONDS = 2.0
+# Volumes are listed with all attachments of Harvester, which costs more.
+_VOLUMES_SECONDS = 10.0
+_BLOCKED_SECONDS = 10.0
+_REFUSED_SECONDS = 60.0
+# Between the return of the last Node and the end of the pause.
+_SETTLE_SECONDS = 5.0
+# Until a resume that waits is taken for one that does not end by itself.
+_LATE_SECONDS = 600.0
+# Begins the part of a message that says why a schedule does not resume a cluster.
+_UNRESUMED = "; its schedule does not resume it: "
+# Of one reconcile. What is left continues at once, after others had their turn.
+_MOST_STEPS = 20
+
+
+async def keep_record(scope: ClusterScope) -> bool:
+    """Take the steps that touch only the Cluster, and return whether others are to follow.
+
+    None of them needs Harvester: it may be shut down when a parked cluster is deleted. Raises
+    `ApiError`, `Unreachable`.
+    """
+    around = read_record(scope)
+    step = record_step(around.seen)
+    if step is None or step.action is Action.BEGIN:
+        return True  # whether all VMs can be stopped is seen before
+    if step.action is Action.NOTHING:
+        scope.draft.drop(ConditionType.PARKED)
+        return False
+    return await _take(scope, around, step)
+
+
+async def begin_unseen(scope: ClusterScope) -> None:
+    """Pause a cluster that is to be parked while Harvester is unreachable, to keep its machines.
+
+    Raises `ApiError`, `Unreachable`.
+    """
+    around = read_record(scope)
+    step = record_step(around.seen)
+    if step is not None and step.action is Action.BEGIN:
+        await _take(scope, around, step)
+
+
+async def advance(scope: ClusterScope) -> None:
+    """Take the steps that can be taken now, and requeue the cluster for those that have to wait.
+
+    Needs a session to Harvester in the scope. Raises `Blocked`, `ApiError`, `Unreachable`.
+    """
+    for _ in range(_MOST_STEPS):
+        around = await read_surroundings(scope)
+        step = next_step(around.seen)
+        if step.action is Action.NOTHING:
+            scope.draft.drop(ConditionType.PARKED)
+            return
+        if step.action is Action.STAY:
+            _report_parked(scope, around, step)
+            return
+        if step.action in (Action.WAIT, Action.EVICT):
+            scope.memory.returned_since = None
+            await _wait(scope, around, step)
+            return
+        if step.action is Action.FINISH and _is_settling(scope, around):
+            return
+
+        if not await _take(scope, around, step):
+            return
+    scope.requeue_within(0.01)
+
+
+async def finish_resume(scope: ClusterScope) -> None:
+    """Continue to resume a cluster whose pause a user has ended; nothing else waits for it.
+
+    Raises `ApiError`, `Unreachable`.
+    """
+    if not parking.has_begun(scope.cluster):
+        return
+    try:
+        await advance(scope)
+    except Blocked as blocked:
+        scope.requeue_within(blocked.requeue_after)
+        report_blocked(scope, blocked)
+
+
+async def _take(scope: ClusterScope, around: Surroundings, step: Step) -> bool:
+    """Write a step, and return whether others are to follow. Raises `ApiError`, `Unreachable`."""
+    ends_pause = parking.owns_pause(scope.cluster)
+    try:
+        await perform(scope, around, step)
+    except (Forbidden, Invalid) as error:
+        report_refusal(scope, error)
+        return False
+
+    if step.action in (Action.MARK, Action.RELEASE):
+        return not _report_refused_nodes(scope, around, step)
+    if step.action is Action.BEGIN:
+        scope.event("ParkingStarted", "parking: the Cluster is paused, its VMs will be stopped")
+    if step.action is not Action.FINISH:
+        return True
+
+    scope.memory.drain_since = scope.memory.resume_since = None
+    scope.memory.returned_since = None
+    scope.memory.started_at.clear()
+    scope.memory.refused_nodes.clear()
+    scope.draft.drop(ConditionType.PARKED)
+    if not around.seen.deleted:
+        pause = "the pause has ended" if ends_pause else "the previous pause stays"
+        scope.event("Resumed", f"resumed: all VMs were started, and {pause}")
+    return False
+
+
+async def _wait(scope: ClusterScope, around: Surroundings, step: Step) -> None:
+    """Report what a step waits for; for the drain, evict Pods. Raises `Blocked`."""
+    message = step.message
+    if step.blocked:
+        delay = Delay(_BLOCKED_SECONDS)
+        raise Blocked(ConditionType.PARKED, Reason.PARK_BLOCKED, message, delay, warn=True)
+    if step.action is Action.EVICT:
+        assert around.client is not None  # noqa: S101 - the Pods were read with it
+        if kept := await evict(around.client, around.pods):
+            message = f"{message}, {counted(kept, 'one', 'of them')} kept by PodDisruptionBudgets"
+    if around.unread and around.seen.nodes is None:
+        message = f"{message}: {around.unread}"
+    report_progress(scope, message + _advice(scope, around))
+    scope.requeue_within(_VOLUMES_SECONDS if around.seen.attached else _POLL_SECONDS)
+
+
+def _is_settling(scope: ClusterScope, around: Surroundings) -> bool:
+    """Return whether Nodes have just returned, so that the pause does not end yet.
+
+    Health checks read Nodes from a cache of their own. It may still say that one does not answer,
+    for longer than they wait: with the end of the pause, they would replace its machine.
+    """
+    ends_pause = around.seen.paused and parking.owns_pause(scope.cluster)
+    if not (ends_pause and around.seen.nodes):
+        return False
+    current_time = time.monotonic()
+    if scope.memory.returned_since is None:
+        scope.memory.returned_since = current_time
+    remaining = scope.memory.returned_since + _SETTLE_SECONDS - current_time
+    if remaining <= 0:
+        return False
+    report_progress(scope, "all Nodes are ready: waiting for health checks to see them")
+    scope.requeue_within(remaining)
+    return True
+
+
+def _advice(scope: ClusterScope, around: Surroundings) -> str:
+    """Name the way out of a resume that waits for long; empty for any other step."""
+    if around.seen.wanted or not around.seen.paused:
+        scope.memory.resume_since = None
+        return ""
+    current_time = time.monotonic()
+    if scope.memory.resume_since is None:
+        scope.memory.resume_since = current_time
+    if current_time - scope.memory.resume_since < _LATE_SECONDS:
+        return ""
+    key = scope.cluster_key
+    command = remedies.RESUME_CLUSTER(kind="cluster", name=key.name, namespace=key.namespace)
+    return f"; to have machines replaced that do not return, end the pause: {command}"
+
+
+def _report_refused_nodes(scope: ClusterScope, around: Surroundings, step: Step) -> bool:
+    """Say which Nodes could not be written, if any: parking waits for them as for a drain."""
+    refused = [name for name in step.names if name in scope.memory.refused_nodes]
+    if not refused or (around.seen.wanted and around.seen.drained):
+        return False
+    verb = "cordoned" if step.action is Action.MARK else "uncordoned"
+    message = f"Node {refused[0]} cannot be {verb}: {scope.memory.refused_nodes[refused[0]]}"
+    report_progress(scope, message + _advice(scope, around))
+    scope.requeue_within(_POLL_SECONDS)
+    return True
+
+
+def report_progress(scope: ClusterScope, message: str) -> None:
+    """Say in the condition what is waited for; a cluster that is parked stays so."""
+    wanted = parking.is_wanted(scope.cluster)
+    if wanted and scope.draft.is_true(ConditionType.PARKED):
+        return
+    reason = Reason.PARKING if wanted else Reason.RESUMING
+    scope.draft.set_false(ConditionType.PARKED, reason, message)
+
+
+def report_blocked(scope: ClusterScope, blocked: Blocked) -> None:
+    """Say why parking or resuming waits for Harvester, or for a user.
+
+    A Harvester that is shut down is what a parked cluster is for.
+    """
+    if blocked.unknown and not blocked.warn and scope.draft.has(ConditionType.PARKED):
+        return  # this process starts: what the condition says is newer
+    if blocked.reason != Reason.PARK_BLOCKED:
+        report_progress(scope, blocked.message)
+        return
+    if not scope.draft.has_message(ConditionType.PARKED, blocked.message):
+        scope.warning_event(blocked.reason, blocked.message)
+    scope.draft.set_false(ConditionType.PARKED, blocked.reason, blocked.message)
+
+
+def report_refusal(scope: ClusterScope, error: RequestError) -> None:
+    """Say which request a server refused, and which right is missing on the management cluster."""
+    message = f"a request was refused: {error}"
+    if isinstance(error, Forbidden) and "clusters.cluster.x-k8s.io" in str(error):
+        message = (
+            f"the provider may not pause the Cluster: grant its ServiceAccount patch on "
+            f"clusters.cluster.x-k8s.io; {error}"
+        )
+    if not scope.draft.has_message(ConditionType.PARKED, message):
+        scope.warning_event(Reason.PARK_BLOCKED, message)
+    scope.draft.set_false(ConditionType.PARKED, Reason.PARK_BLOCKED, message)
+    scope.requeue_within(_REFUSED_SECONDS)
+
+
+def report_schedule(scope: ClusterScope) -> None:
+    """Say of a cluster that is parked why its schedule does not resume it, or no longer."""
+    if not scope.draft.is_true(ConditionType.PARKED):
+        return
+    condition = get_condition(scope.draft.fields["conditions"], ConditionType.PARKED) or {}
+    message = str(condition.get("message") or "").partition(_UNRESUMED)[0]
+    if problem := scope.memory.schedule_problem:
+        message += _UNRESUMED + problem
+    scope.draft.set_true(ConditionType.PARKED, message)
+
+
+def report_held(scope: ClusterScope) -> None:
+    """Say what a parked cluster waits for that was restored. What a move does is no news."""
+    if parking.awaits_confirmation(scope.cluster):
+        message = (
+            "restored while it was parked: when the old management cluster is stopped, repeat the "
+            "restore with --old-management-cluster-stopped; machines adopt their VMs then"
+        )
+        scope.draft.set_false(ConditionType.PARKED, Reason.PARK_BLOCKED, message)
+
+
+def report_invalid(scope: ClusterScope) -> None:
+    """Say that an annotation has a value without a meaning, or no longer does."""
+    if value := parking.invalid_value(scope.cluster):
+        message = (
+            f"annotation {PARK_ANNOTATION} of the Cluster is {value}: write true to park it, false "
+            "to resume it"
+        )
+        if not scope.draft.has_message(ConditionType.PARKED, message):
+            scope.warning_event(Reason.PARK_BLOCKED, message)
+        scope.draft.set_false(ConditionType.PARKED, Reason.PARK_BLOCKED, message)
+    elif problem := scope.memory.schedule_problem:
+        scope.draft.set_false(ConditionType.PARKED, Reason.PARK_BLOCKED, problem)
+    else:
+        scope.draft.drop(ConditionType.PARKED)
+
+
+def _report_parked(scope: ClusterScope, around: Surroundings, step: Step) -> None:
+    # Nothing answers in the workload cluster until it is resumed.
+    scope.context.workloads.forget(scope.cluster_key)
+    scope.memory.drain_since = scope.memory.resume_since = None
+    if scope.draft.is_true(ConditionType.PARKED):
+        return
+
+    since = annotations_of(scope.cluster)[PARKED_SINCE_ANNOTATION]
+    checked = around.unchecked or "their volumes are detached"
+    message = f"parked since {since}: {step.message}, {checked}"
+    scope.event("Parked", message)
+    scope.draft.set_true(ConditionType.PARKED, message)

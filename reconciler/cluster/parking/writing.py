@@ -1,0 +1,200 @@
+"""Write the steps of parking and resuming: each write has its record in the same patch."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+from caphv.api import parking, resources
+from caphv.api.conditions import rfc3339
+from caphv.api.names import (
+    AVOIDED_HOSTS_ANNOTATION,
+    CORDONED_BY_PARK_ANNOTATION,
+    EVACUATION_STARTED_ANNOTATION,
+    PARKED_BOOT_ANNOTATION,
+    PARKED_SINCE_ANNOTATION,
+    PARKED_STRATEGY_ANNOTATION,
+    RUN_STRATEGY_ANNOTATION,
+    STOPS_LAST_ANNOTATION,
+)
+from caphv.api.object import NODES, Obj, annotations_of, at
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, NotFound, Unreachable
+from caphv.runtime.etcd import ETCDCTL, ETCDCTL_KUBEADM, find_leader, find_pods, members_of
+from caphv.runtime.exec import ExecError
+from reconciler.cluster.evacuation.reading import avoided_hosts
+from reconciler.cluster.evacuation.targets import avoid
+from reconciler.cluster.parking.plan import HALTED, Action, Step
+from reconciler.cluster.parking.reading import Surroundings, boot_id, former_strategy, run_strategy
+from reconciler.cluster.scope import ClusterScope
+from reconciler.machine.vm import RUN_STRATEGY
+
+# Run strategies with which a VM starts by itself.
+STARTING = ("Always", "RerunOnFailure")
+_NODE_AFFINITY = ("spec", "template", "spec", "affinity", "nodeAffinity")
+Annotations = dict[str, str | None]
+
+
+async def perform(scope: ClusterScope, around: Surroundings, step: Step) -> None:
+    """Write what a step says. Raises `ApiError`, `Unreachable`; `Conflict` for an old cache."""
+    match step.action:
+        case Action.MARK:
+            await _write_nodes(scope, around, step)
+        case Action.STOP:
+            for name in step.names:
+                await _stop(scope, around.vms[name])
+        case Action.START:
+            for name in step.names:
+                await _start(scope, around.vms[name])
+        case Action.SETTLE:
+            for name in step.names:
+                await _settle(scope, around.vms[name])
+        case Action.RELEASE:
+            await _write_nodes(scope, around, step)
+        case _:
+            await _patch_cluster(scope, await _record(scope, around, step))
+
+
+async def _record(scope: ClusterScope, around: Surroundings, step: Step) -> Obj:
+    """Return the patch of the Cluster for a step that changes only its record."""
+    match step.action:
+        case Action.BEGIN:
+            return parking.begin(scope.cluster, rfc3339(datetime.now(UTC)))
+        case Action.PAUSE:
+            since = annotations_of(scope.cluster)[PARKED_SINCE_ANNOTATION]
+            return parking.begin(scope.cluster, since)
+        case Action.CHOOSE_LAST:
+            last = await _leader(around.client, step.names) or max(step.names)
+            return {"metadata": {"annotations": {STOPS_LAST_ANNOTATION: last}}}
+        case _:
+            return parking.finish(scope.cluster)
+
+
+async def _patch_cluster(scope: ClusterScope, patch: Obj) -> None:
+    informer, metadata = scope.context.caches.clusters, scope.cluster["metadata"]
+    patch["metadata"]["resourceVersion"] = metadata["resourceVersion"]
+    scope.cluster = await scope.context.client.patch(
+        informer.resource, metadata["name"], metadata["namespace"], patch
+    )
+    informer.observe(scope.cluster)
+
+
+async def _stop(scope: ClusterScope, vm: Obj) -> None:
+    # One that has not started since it was parked before has a record already.
+    recorded = annotations_of(vm).get(PARKED_STRATEGY_ANNOTATION)
+    annotations: Annotations = {PARKED_STRATEGY_ANNOTATION: recorded or run_strategy(vm)}
+    await _patch_vm(scope, vm, annotations, HALTED)
+
+
+async def _start(scope: ClusterScope, vm: Obj) -> None:
+    """Start a VM. The record stays until it runs: Harvester may stop it again."""
+    former = former_strategy(vm, resumed=True)
+    strategy = former if former in STARTING else RUN_STRATEGY
+    # Harvester starts a VM with the strategy of its own annotation, whatever the spec says.
+    annotations: Annotations = {RUN_STRATEGY_ANNOTATION: strategy}
+    if PARKED_STRATEGY_ANNOTATION not in annotations_of(vm):
+        annotations[EVACUATION_STARTED_ANNOTATION] = "true"  # as if the evacuation had started it
+    template: Obj = {}
+    if avoided := avoided_hosts(vm):
+        # Until the cluster is resumed, nothing else would let the VM start on a host that is not
+        # evacuated any more. A host that still is may get it again.
+        annotations[AVOIDED_HOSTS_ANNOTATION] = None
+        affinity = avoid(at(vm, *_NODE_AFFINITY) or {}, avoided, [])
+        template = {"template": {"spec": {"affinity": {"nodeAffinity": affinity}}}}
+    await _patch_vm(scope, vm, annotations, strategy, template)
+    scope.memory.started_at[vm["metadata"]["name"]] = time.monotonic()
+
+
+async def _settle(scope: ClusterScope, vm: Obj) -> None:
+    """Give a VM that runs the run strategy that it had before."""
+    former = annotations_of(vm)[PARKED_STRATEGY_ANNOTATION]
+    annotations: Annotations = {PARKED_STRATEGY_ANNOTATION: None, RUN_STRATEGY_ANNOTATION: former}
+    await _patch_vm(scope, vm, annotations, former)
+
+
+async def _patch_vm(
+    scope: ClusterScope,
+    vm: Obj,
+    annotations: Annotations,
+    strategy: str,
+    template: Obj | None = None,
+) -> None:
+    metadata = vm["metadata"]
+    patch = {
+        "metadata": {
+            "resourceVersion": metadata["resourceVersion"],
+            "annotations": annotations,
+        },
+        # KubeVirt admits only one of the two fields.
+        "spec": {"runStrategy": strategy, "running": None, **(template or {})},
+    }
+    patched = await scope.require_session().client.patch(
+        resources.VIRTUAL_MACHINES, metadata["name"], metadata["namespace"], patch
+    )
+    scope.namespace().vms.observe(patched)
+
+
+async def _write_nodes(scope: ClusterScope, around: Surroundings, step: Step) -> None:
+    """Mark or release Nodes. Remember those whose API refuses it, as a webhook in it may do."""
+    for name in step.names:
+        scope.memory.refused_nodes.pop(name, None)
+        try:
+            if step.action is Action.MARK:
+                await _mark(scope, around, name)
+            else:
+                await _release(around, name)
+        except (ApiError, Unreachable) as error:
+            scope.memory.refused_nodes[name] = str(error)
+
+
+async def _mark(scope: ClusterScope, around: Surroundings, name: str) -> None:
+    """Record the run of a Node's VM and its boot, and cordon it unless a user has."""
+    node, since = around.nodes[name], annotations_of(scope.cluster)[PARKED_SINCE_ANNOTATION]
+    annotations: Annotations = {PARKED_BOOT_ANNOTATION: f"{around.instances[name]}/{boot_id(node)}"}
+    patch: Obj = {"metadata": {"annotations": annotations}}
+    if not at(node, "spec", "unschedulable"):
+        annotations[CORDONED_BY_PARK_ANNOTATION] = since
+        patch["spec"] = {"unschedulable": True}
+    elif annotations_of(node).get(CORDONED_BY_PARK_ANNOTATION) != since:
+        # Of an earlier time: meanwhile, a user has cordoned it.
+        annotations[CORDONED_BY_PARK_ANNOTATION] = None
+    await _patch_node(around, name, patch)
+
+
+async def _release(around: Surroundings, name: str) -> None:
+    """Uncordon a Node, unless a user had cordoned it before."""
+    names = (PARKED_BOOT_ANNOTATION, CORDONED_BY_PARK_ANNOTATION)
+    patch: Obj = {"metadata": {"annotations": dict.fromkeys(names)}}
+    if CORDONED_BY_PARK_ANNOTATION in annotations_of(around.nodes[name]):
+        patch["spec"] = {"unschedulable": None}
+    await _patch_node(around, name, patch)
+
+
+async def _patch_node(around: Surroundings, name: str, patch: Obj) -> None:
+    assert around.client is not None  # noqa: S101 - Nodes were read with it
+    try:
+        await around.client.patch(NODES, name, "", patch)
+    except NotFound:
+        around.nodes.pop(name)  # deleted meanwhile, as the next read shows
+
+
+async def _leader(client: ApiClient | None, machines: tuple[str, ...]) -> str:
+    """Return the machine whose etcd leads; empty where that cannot be asked.
+
+    K3s has no Pod of etcd, and an external etcd has none on these machines.
+    """
+    if client is None:
+        return ""
+    try:
+        for pod in await find_pods(client):
+            for program in (ETCDCTL, ETCDCTL_KUBEADM):
+                try:
+                    leader = await find_leader(client, pod, program)
+                except ExecError:
+                    continue
+                for name in machines:
+                    if members_of(name, [leader], set(machines) - {name}):
+                        return name
+    except (ApiError, Unreachable):
+        return ""
+    return ""

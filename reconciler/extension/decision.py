@@ -1,0 +1,151 @@
+"""Which changes of a HarvesterMachine a running VM can follow: pure.
+
+A VM grows within the maxima that it was created with, and its affinities can change. All other
+changes need another VM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from caphv.api.conditions import get_condition
+from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Obj, at
+from caphv.api.quantity import quantity
+
+_MAXIMA = {"cpu": "cpuMax", "memory": "memoryMax"}
+_AFFINITIES = ("nodeAffinity", "workloadAffinity")
+# Cluster API compares a Machine without these fields. They never need another machine.
+_IGNORED = frozenset(
+    {
+        "bootstrap",
+        "clusterName",
+        "deletion",
+        "infrastructureRef",
+        "minReadySeconds",
+        "providerID",
+        "readinessGates",
+        "taints",
+    }
+)
+
+
+class Policy(StrEnum):
+    """What to do with changes of machines."""
+
+    PREFER = "Prefer"
+    """Update machines in place if all changes can be made live, else replace them."""
+    ONLY = "Only"
+    """Never replace a machine: a change that needs another VM stops the rollout."""
+    NEVER = "Never"
+    """Replace machines for any change."""
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The changes between two specs.
+
+    :param live: fields that a running VM can follow, with their new values; None for removed ones
+    :param reasons: why the other changes need another VM, one for each field
+    """
+
+    live: Obj
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def needs_growth(self) -> bool:
+        """Whether the VMs have to grow."""
+        return bool(self.live.keys() & _MAXIMA.keys())
+
+
+def live_changes(current: Obj, desired: Obj) -> Changes:
+    """Compare two specs of a HarvesterMachine."""
+    live: Obj = {}
+    reasons = []
+    for field in sorted(current.keys() | desired.keys()):
+        if current.get(field) == desired.get(field):
+            continue
+        if reason := _reason(field, current, desired):
+            reasons.append(reason)
+        else:
+            live[field] = desired.get(field)
+    return Changes(live, tuple(reasons))
+
+
+def _reason(field: str, current: Obj, desired: Obj) -> str:
+    """Return why a changed field needs another VM; empty if a running VM can follow."""
+    if field in _AFFINITIES:
+        return ""
+    if field not in _MAXIMA:
+        return f"a change of {field} needs another VM"
+
+    maximum = _MAXIMA[field]
+    before, after = quantity(current.get(field)), quantity(desired.get(field))
+    most = quantity(current.get(maximum))
+    if before is None or after is None or most is None:
+        return f"{field} changes, and the machines have no {maximum}"
+    if after < before:
+        return f"{field} becomes smaller"
+    if after > most:
+        return f"{field} becomes larger than {maximum}"
+    return ""
+
+
+def other_changes(current: Obj, desired: Obj, name: str) -> tuple[str, ...]:
+    """Name the fields in which two specs differ, apart from those that never need a machine.
+
+    :param current: spec of a Machine or bootstrap object, or of its template
+    :param desired: the spec that Cluster API wants
+    :param name: the kind of the objects in words
+    """
+    fields = sorted((current.keys() | desired.keys()) - _IGNORED)
+    return tuple(
+        f"a change of {field} of the {name} needs another VM"
+        for field in fields
+        if not _equal(current.get(field), desired.get(field))
+    )
+
+
+def machine_obstacles(machines: Collection[Obj], *, growth: bool) -> tuple[str, ...]:
+    """Return why an update in place of HarvesterMachines could not finish.
+
+    Names conditions and numbers only, because anyone may ask.
+
+    :param machines: the HarvesterMachines; the status of one that is not known is empty
+    :param growth: whether the VMs have to grow
+    """
+    obstacles = []
+    differing = len([machine for machine in machines if not _follows(machine)])
+    if differing:
+        obstacles.append(
+            f"{differing} of {len(machines)} VMs cannot follow their machines: see condition "
+            f"{ConditionType.VM_UP_TO_DATE} of each HarvesterMachine"
+        )
+
+    fixed = [
+        m for m in machines if _condition(m, ConditionType.VM_CAN_GROW).get("status") != "True"
+    ]
+    if growth and fixed:
+        obstacles.append(
+            f"{len(fixed)} of {len(machines)} VMs cannot grow: see condition "
+            f"{ConditionType.VM_CAN_GROW} of each HarvesterMachine"
+        )
+    return tuple(obstacles)
+
+
+def _follows(machine: Obj) -> bool:
+    """Return whether a VM is as its machine's spec wants it, or on the way."""
+    condition = _condition(machine, ConditionType.VM_UP_TO_DATE)
+    return condition.get("status") == "True" or condition.get("reason") == Reason.VM_UPDATING
+
+
+def _condition(machine: Obj, kind: ConditionType) -> Obj:
+    return get_condition(at(machine, "status", "conditions") or [], kind) or {}
+
+
+def _equal(current: Any, desired: Any) -> bool:
+    # Missing and empty mean the same.
+    return current == desired or (not current and not desired)

@@ -1,0 +1,40 @@
+"""Addresses that objects have or request, whether or not a pool lists them. They index caches."""
+
+from caphv.api.object import Obj, at, being_deleted
+
+
+def balancer_addresses(obj: Obj | None) -> set[str]:
+    """Return the addresses that a LoadBalancer of Harvester or a Service has or requests."""
+    addresses = {at(obj, "spec", "loadBalancerIP"), at(obj, "status", "address")}
+    for entry in at(obj, "status", "loadBalancer", "ingress") or ():
+        addresses.add(entry.get("ip"))
+    return {address for address in addresses if address} - {"0.0.0.0"}
+
+
+def instance_addresses(vmi: Obj | None) -> set[str]:
+    """Return the addresses of the NICs of a VirtualMachineInstance.
+
+    Networks inside the guest, which have no name, do not count.
+    """
+    addresses = set()
+    for nic in at(vmi, "status", "interfaces") or ():
+        if not nic.get("name"):
+            continue
+        for address in (nic.get("ipAddress"), *(nic.get("ipAddresses") or ())):
+            if address:
+                addresses.add(address.partition("/")[0])
+    return addresses
+
+
+def machine_addresses(machine: Obj | None) -> set[str]:
+    """Return the addresses that a HarvesterMachine has or requests, from a pool or static.
+
+    A machine that is being deleted has none.
+    """
+    if machine is None or being_deleted(machine):
+        return set()
+    addresses = {
+        at(machine, "status", "allocatedIPAddress"),
+        at(machine, "spec", "networkConfig", "address"),
+    }
+    return {address for address in addresses if address}

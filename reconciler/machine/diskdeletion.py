@@ -1,0 +1,105 @@
+"""Decide which disks are deleted with a machine's VM, and delete disks that Harvester leaves."""
+
+from __future__ import annotations
+
+import time
+
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, being_deleted
+from caphv.api.ownership import Ownership, ownership_of
+from caphv.api.virtualmachine import claims_of, is_machine_pvc
+from caphv.runtime.errors import NotFound
+from reconciler.harvester.views import TargetNamespace
+from reconciler.machine.scope import MachineScope
+from reconciler.machine.vmclaims import own_claims
+from reconciler.status import Blocked
+from reconciler.triggers import Delay, Trigger, Watched
+
+# Harvester gets so many seconds to delete the disks that it should delete with a VM.
+_DELETION_SECONDS = 5.0
+
+
+def claims_to_delete(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> list[str]:
+    """Return the machine's own claims that no other VM uses."""
+    # Harvester does not delete a claim that another VM uses, and would keep this VM, too.
+    claims = {claim["metadata"]["name"]: claim for claim in namespace.claims.store}
+    others = claims_of_others(scope, namespace)
+    machine_claims = own_claims(vm, claims, scope.owner, _number_of_disks(scope))
+    return [name for name in machine_claims if name not in others]
+
+
+def claims_of_others(
+    scope: MachineScope, namespace: TargetNamespace, *, is_ours: bool = True
+) -> set[str]:
+    """Return the names of the claims that other VMs in the namespace use.
+
+    :param is_ours: whether the VM with the machine's name belongs to the machine and does not count
+    """
+    others = [
+        vm for vm in namespace.vms.store if not is_ours or vm["metadata"]["name"] != scope.name
+    ]
+    return claims_of(*others)
+
+
+def _number_of_disks(scope: MachineScope) -> int:
+    return len(scope.spec.get("volumes") or ())
+
+
+async def delete_disks(scope: MachineScope, namespace: TargetNamespace, *, is_ours: bool) -> None:
+    """Delete disks that Harvester left, for example because another client had deleted the VM.
+
+    Raises `Blocked` until they are deleted.
+
+    :param is_ours: whether the VM with the machine's name, if it exists, belongs to the machine
+    """
+    disks = [
+        claim for claim in namespace.claims.store if _is_leftover(scope, claim, is_ours=is_ours)
+    ]
+    if not disks:
+        return  # usual case; the check below reads the claims of all VMs in the namespace
+
+    # Harvester refuses to delete disks that another VM uses.
+    others = claims_of_others(scope, namespace, is_ours=is_ours)
+    disks = [claim for claim in disks if claim["metadata"]["name"] not in others]
+    deleted_at = scope.memory.vm_deleted_at
+    if disks and deleted_at is not None and time.monotonic() - deleted_at < _DELETION_SECONDS:
+        # Harvester is deleting the disks with the VM, and a second request would gain nothing.
+        raise _waiting_for_disks(scope, disks, Delay(_DELETION_SECONDS))
+
+    for claim in disks:
+        if not being_deleted(claim):
+            await _delete_disk(scope, namespace, claim)
+    remaining = [
+        claim
+        for claim in disks
+        if namespace.claims.get(scope.target_namespace, claim["metadata"]["name"])
+    ]
+    if remaining:
+        raise _waiting_for_disks(scope, remaining, Watched.VM)
+
+
+async def _delete_disk(scope: MachineScope, namespace: TargetNamespace, claim: Obj) -> None:
+    """Delete a claim on Harvester, and remove it from the cache if it is deleted at once."""
+    name, uid = claim["metadata"]["name"], claim["metadata"]["uid"]
+    try:
+        answer = await scope.session().client.delete(
+            PERSISTENT_VOLUME_CLAIMS, name, scope.target_namespace, uid=uid
+        )
+        namespace.claims.observe_deletion(scope.target_namespace, name, answer)
+    except NotFound:
+        namespace.claims.forget(scope.target_namespace, name)
+
+
+def _is_leftover(scope: MachineScope, claim: Obj, *, is_ours: bool) -> bool:
+    """Return whether a claim is a disk of the machine that Harvester did not delete."""
+    name = claim["metadata"]["name"]
+    ownership = ownership_of(claim, scope.owner)
+    if ownership is Ownership.UNRECORDED:
+        # The Go provider has created the claim, or it is a disk of another VM with this name, or a
+        # user has added it to the VM.
+        return is_ours and is_machine_pvc(scope.name, name, _number_of_disks(scope))
+    return ownership is Ownership.OURS and is_machine_pvc(scope.name, name)
+
+
+def _waiting_for_disks(scope: MachineScope, disks: list[Obj], source: Trigger) -> Blocked:
+    disk_names = ", ".join(claim["metadata"]["name"] for claim in disks)
+    return scope.in_progress(f"waiting for disks on Harvester to be deleted: {disk_names}", source)

@@ -1,0 +1,132 @@
+"""Whether a running VM can get more CPUs and memory, and what it lacks: pure.
+
+KubeVirt adds sockets and memory up to the maxima of the VM, by a live migration. All else in a VM
+needs a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import orjson
+
+from caphv.api.object import Obj, at
+from caphv.api.quantity import quantity
+from reconciler.harvester.topology import accepts_machines
+from reconciler.machine.placement import admits_host, as_harvester_keeps
+from reconciler.machine.vm import can_grow
+
+_AFFINITIES = ("nodeAffinity", "workloadAffinity")
+_LARGEST_RULES = 16 * 1024
+_DOMAIN = ("spec", "template", "spec", "domain")
+
+
+def growth_obstacle(vm: Obj, vmi: Obj | None, hosts: Iterable[Obj]) -> str:
+    """Return why a VM cannot grow while it runs; empty if it can.
+
+    :param vm: the VM of a machine with maxima
+    :param vmi: its instance, None if it does not run
+    :param hosts: Nodes of Harvester
+    """
+    if not can_grow(vm):
+        return "it was created without maxima, or where VMs cannot grow: replace the machine"
+    if vmi is None:
+        return "it does not run: start it on Harvester"
+
+    restart = _condition(vm, "RestartRequired")
+    if restart.get("status") == "True":
+        text = restart.get("message", "")
+        return f"a change needs a restart first ({text}): restart the VM on Harvester"
+    migratable = _condition(vmi, "LiveMigratable")
+    if migratable.get("status") == "False":
+        return (
+            "it cannot migrate, which is how it gets its new size "
+            f"({migratable.get('message', '')}): correct that on Harvester, or replace the machine"
+        )
+    if not _has_target(vm, vmi, hosts):
+        return (
+            "Harvester has no other host that accepts VMs and that the VM's affinity allows: "
+            "uncordon a host, or relax the affinity"
+        )
+    return ""
+
+
+def growth_patch(vm: Obj, expected: Obj) -> Obj:
+    """Return the merge patch that lets a VM grow; empty if it is as large as expected.
+
+    Never makes a VM smaller, because that needs a restart.
+
+    :param expected: the VM of the machine's spec
+    """
+    domain: Obj = {}
+    sockets = at(expected, *_DOMAIN, "cpu", "sockets")
+    if sockets > (at(vm, *_DOMAIN, "cpu", "sockets") or 1):
+        domain["cpu"] = {"sockets": sockets}
+
+    memory = at(expected, *_DOMAIN, "memory", "guest")
+    if _bytes(memory) > _bytes(at(vm, *_DOMAIN, "memory", "guest")):
+        domain["memory"] = {"guest": memory}
+    return {"spec": {"template": {"spec": {"domain": domain}}}} if domain else {}
+
+
+def is_growing(vm: Obj, vmi: Obj | None) -> bool:
+    """Return whether the instance has less than its VM, because it has not migrated yet."""
+    sockets = at(vmi, "status", "currentCPUTopology", "sockets")
+    if sockets != (at(vm, *_DOMAIN, "cpu", "sockets") or 1):
+        return True
+    # Only the guest of a VM with a maximum reports memory that was added.
+    if not at(vm, *_DOMAIN, "memory", "maxGuest"):
+        return False
+    memory = at(vmi, "status", "memory", "guestCurrent")
+    return _bytes(memory) < _bytes(at(vm, *_DOMAIN, "memory", "guest"))
+
+
+def growth_fields(obj: Obj) -> list[object]:
+    """Return the fields of the status of a VM or its instance on which these functions depend."""
+    return [
+        at(obj, "status", "currentCPUTopology", "sockets"),
+        at(obj, "status", "memory", "guestCurrent"),
+        _condition(obj, "RestartRequired").get("status"),
+        _condition(obj, "LiveMigratable").get("status"),
+    ]
+
+
+def describe_size(spec: Obj) -> str:
+    """Return CPU and memory of a HarvesterMachine in words."""
+    return f"{spec.get('cpu')} CPUs and {spec.get('memory')} of memory"
+
+
+def updated_message(spec: Obj) -> str:
+    """Return the message of condition `VMUpToDate` once an update in place is complete.
+
+    It differs for specs that differ in a field that a running VM follows.
+    """
+    rules = {name: spec[name] for name in _AFFINITIES if spec.get(name)}
+    if not rules:
+        return f"the VM has {describe_size(spec)}"
+    digest = hashlib.sha256(orjson.dumps(rules, option=orjson.OPT_SORT_KEYS)).hexdigest()[:8]
+    return f"the VM has {describe_size(spec)}, and affinity {digest}"
+
+
+def _has_target(vm: Obj, vmi: Obj, hosts: Iterable[Obj]) -> bool:
+    """Return whether a VM could migrate to a host, as far as its rules about hosts say."""
+    source = at(vmi, "status", "nodeName")
+    rules = at(vm, "spec", "template", "spec", "affinity", "nodeAffinity") or {}
+    # A hostile Harvester must not make the comparison with all its hosts expensive.
+    rules = as_harvester_keeps(rules) if len(orjson.dumps(rules)) <= _LARGEST_RULES else {}
+    return any(
+        host["metadata"]["name"] != source and accepts_machines(host) and admits_host(rules, host)
+        for host in hosts
+    )
+
+
+def _condition(obj: Obj, kind: str) -> Obj:
+    for condition in at(obj, "status", "conditions") or ():
+        if condition.get("type") == kind:
+            return dict(condition)
+    return {}
+
+
+def _bytes(size: object) -> float:
+    return float(quantity(size) or 0)

@@ -1,0 +1,188 @@
+"""Delete the VM of a machine, and help Harvester if it would keep the VM forever."""
+
+from __future__ import annotations
+
+import time
+
+from caphv.api import resources
+from caphv.api.guestparts import hotplugged_claims
+from caphv.api.object import Obj, being_deleted
+from caphv.api.ownership import recorded_owner
+from caphv.api.virtualmachine import claims_of, deletion_list, listed_claims
+from caphv.runtime.errors import Conflict, Invalid, NotFound, RequestError
+from reconciler import metrics
+from reconciler.harvester.views import TargetNamespace
+from reconciler.machine.adoption import complete_vm
+from reconciler.machine.diskdeletion import claims_of_others, claims_to_delete
+from reconciler.machine.scope import MachineScope
+from reconciler.machine.vmclaims import without
+from reconciler.status import Blocked
+from reconciler.triggers import Delay, Watched
+
+# KubeVirt gets so many seconds to remove its finalizer from a VM that has stopped.
+_KUBEVIRT_SECONDS = 5.0
+# The finalizers of a VM are reported so many seconds after it has stopped.
+_FINALIZER_SECONDS = 10.0
+# The controller that removes each finalizer, and the Deployment that runs this controller.
+_FINALIZERS = {
+    "kubevirt.io/virtualMachineControllerFinalize": "KubeVirt: check Deployment virt-controller",
+    "wrangler.cattle.io/VMController.CleanupPVCAndSnapshot": (
+        "Harvester: check Deployment harvester"
+    ),
+    "wrangler.cattle.io/harvester-lb-vm-controller": (
+        "Harvester's load balancer controller: check Deployment harvester-load-balancer"
+    ),
+}
+
+
+async def delete_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:
+    """Delete the VM, and return once it is deleted.
+
+    Raises `Blocked` while it exists, `ApiError` and `Unreachable` for a retry.
+    """
+    try:
+        vm = await complete_vm(scope, vm)
+        if being_deleted(vm):
+            await _release_volumes(scope, namespace, vm)
+            await _halt_stopped_vm(scope, namespace, vm)
+        elif await _request_deletion(scope, namespace, vm):
+            return
+    except NotFound:
+        namespace.vms.forget(scope.target_namespace, scope.name)
+        return
+    except RequestError as error:
+        metrics.MACHINE_DELETE_ERRORS.inc()
+        # A conflict only means that the cache lags behind. The retry has the newer version.
+        if not isinstance(error, Conflict):
+            message = f"cannot delete VirtualMachine {scope.name}: {error}"
+            scope.warning_event("VMDeletionFailed", message)
+        raise
+
+    raise _vm_remains(scope, namespace, vm)
+
+
+async def _request_deletion(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> bool:
+    """Have Harvester delete the VM with its disks, and return whether it is deleted at once."""
+    # Write the list first, because Harvester reads it when the VM is deleted.
+    claims = claims_to_delete(scope, namespace, vm)
+    metrics.MACHINE_DELETE.inc()
+    await _list_for_deletion(scope, vm, claims)
+    answer = await scope.session().client.delete(
+        resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, uid=vm["metadata"]["uid"]
+    )
+    scope.memory.vm_deleted_at = time.monotonic()
+    scope.memory.deleted_vm_owner = recorded_owner(vm)
+    if namespace.vms.observe_deletion(scope.target_namespace, scope.name, answer):
+        return True
+
+    kept = ", ".join(sorted(claims_of(vm).difference(claims)))
+    keeps = f"; kept, because not the machine's or in use elsewhere: {kept}" if kept else ""
+    scope.event(
+        "VMDeletionStarted",
+        f"deleting VirtualMachine {scope.target_namespace}/{scope.name}{keeps}",
+    )
+    return False
+
+
+async def _list_for_deletion(scope: MachineScope, vm: Obj, claims: list[str]) -> None:
+    """Have Harvester delete these claims with the VM.
+
+    Raises `Invalid` if Harvester refuses the list and would delete other volumes with the VM.
+    """
+    listed = listed_claims(vm)
+    if listed == set(claims):
+        return
+    try:
+        patch = {"metadata": deletion_list(claims)}
+        await scope.session().client.patch(
+            resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch
+        )
+    except Invalid:
+        # Harvester refuses any update of a VM that shares a volume with another VM, or whose
+        # network no longer exists. Such a VM is deleted without its disks, which follow later.
+        if not listed <= set(claims):
+            raise
+
+
+async def _release_volumes(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:
+    """Remove shared volumes from a stopped VM that is being deleted.
+
+    Harvester refuses every update of a VM that shares volumes with another VM. It even refuses to
+    remove the finalizers, so the VM would stay forever (harvester#5515).
+    """
+    if namespace.instances.get(scope.target_namespace, scope.name):
+        return  # the guest writes to the volumes until it has stopped
+    shared = claims_of_others(scope, namespace) & (claims_of(vm) | listed_claims(vm))
+    if not shared:
+        return
+
+    metadata = deletion_list(claims_to_delete(scope, namespace, vm))
+    # The patch replaces whole lists, so it requires the version from which they were computed.
+    metadata["resourceVersion"] = vm["metadata"]["resourceVersion"]
+    await _patch_vm(scope, namespace, {"metadata": metadata, "spec": without(vm, shared)})
+
+
+async def _halt_stopped_vm(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> None:
+    """Halt a VM that is being deleted but stays although its instance has stopped.
+
+    Detaches volumes that were hot-plugged to it: no other VM could have them. Raises `Blocked`
+    while KubeVirt may still remove its own finalizer.
+    """
+    # Harvester checks the quota of the namespace at each update of a VM without a Pod, unless the
+    # VM is Halted. While the quota is full, it refuses the update with which KubeVirt removes its
+    # finalizer, and the VM would stay.
+    spec, hotplugged = vm["spec"], hotplugged_claims(vm)
+    is_halted = spec.get("runStrategy") == "Halted" or spec.get("running") is False
+    if (is_halted and not hotplugged) or namespace.instances.get(
+        scope.target_namespace, scope.name
+    ):
+        return
+
+    patience = _KUBEVIRT_SECONDS - _seconds_since_stop(scope)
+    if patience > 0:
+        raise scope.in_progress(_waiting_for_vm(scope), Delay(patience))
+
+    changes: Obj = without(vm, hotplugged) if hotplugged else {}
+    if not is_halted:
+        # A VM has only one of the two fields.
+        changes |= {"running": False} if "running" in spec else {"runStrategy": "Halted"}
+    metadata = {"resourceVersion": vm["metadata"]["resourceVersion"]}
+    await _patch_vm(scope, namespace, {"metadata": metadata, "spec": changes})
+
+
+async def _patch_vm(scope: MachineScope, namespace: TargetNamespace, patch: Obj) -> None:
+    """Patch the VM, and put the response into the cache."""
+    patched = await scope.session().client.patch(
+        resources.VIRTUAL_MACHINES, scope.name, scope.target_namespace, patch
+    )
+    namespace.vms.observe(patched)
+
+
+def _seconds_since_stop(scope: MachineScope) -> float:
+    """Return for how many seconds a VM that is being deleted has had no instance."""
+    current_time = time.monotonic()
+    scope.memory.vm_stopped_at = scope.memory.vm_stopped_at or current_time
+    return current_time - scope.memory.vm_stopped_at
+
+
+def _vm_remains(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> Blocked:
+    """Return the `Blocked` of a deletion that waits for the instance or finalizers of the VM."""
+    if not being_deleted(vm) or namespace.instances.get(scope.target_namespace, scope.name):
+        return scope.in_progress(_waiting_for_vm(scope), Watched.VM)
+
+    patience = _FINALIZER_SECONDS - _seconds_since_stop(scope)
+    if patience > 0:
+        return scope.in_progress(_waiting_for_vm(scope), Delay(patience))
+
+    # Since Harvester 1.8 every VM has a finalizer of the load balancer controller, and stays while
+    # that controller does not run.
+    finalizers = vm["metadata"].get("finalizers") or ()
+    responsible = "; ".join(
+        f"finalizer {name} is removed by {_FINALIZERS.get(name, 'another controller')}"
+        for name in finalizers
+    )
+    return scope.in_progress(f"{_waiting_for_vm(scope)}: {responsible}", Watched.VM)
+
+
+def _waiting_for_vm(scope: MachineScope) -> str:
+    return f"waiting for VirtualMachine {scope.name} on Harvester to be deleted"

@@ -1,0 +1,135 @@
+"""The joining of guests to their clusters, by a join file, the programs of Rancher, or kubeadm."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from caphv.runtime.kubeconfig import Kubeconfig
+from sandbox.guest import kubelet
+from sandbox.guest.cloudinit import GuestError, UserData
+from sandbox.guest.guest import Guest
+from sandbox.guest.join import CONTROL_PLANE, Join, join_of
+from sandbox.guest.kubeadm import Kubeadm, kubeadm_of
+from sandbox.guest.kubeadmobjects import static_pods
+from sandbox.guest.kubeadmrun import ClusterRecord, Runs
+from sandbox.guest.noderegistrar import NodeRegistrar
+from sandbox.guest.nodes import NodeInfo
+from sandbox.guest.rancher import K3S, join_of_rancher
+from sandbox.guest.workload import Member, Workloads
+
+
+def join_method_of(user_data: UserData) -> Kubeadm | Join | None:
+    """Return the way in which a guest joins a cluster, None if it joins none. Raises GuestError."""
+    return kubeadm_of(user_data) or join_of(user_data) or join_of_rancher(user_data)
+
+
+class Joiner:
+    """Joins all guests on one Harvester to their clusters."""
+
+    def __init__(self, workloads: Workloads, registrar: NodeRegistrar) -> None:
+        self._workloads = workloads
+        self._registrar = registrar
+        self._kubeadm = Runs(workloads)
+
+    async def join(self, guest: Guest, method: Kubeadm | Join, addresses: list[str]) -> None:
+        """Register the Node of a guest and keep it until cancelled.
+
+        In this time, a control plane guest serves the workload API.
+
+        Raises GuestError, EtcdError, KubeconfigError, ProcessError or OSError if it cannot join.
+        """
+        if isinstance(method, Kubeadm):
+            await self._run_kubeadm(guest, method, addresses)
+            return
+
+        if not method.ca:
+            authority, clients = await self._workloads.authority_of(guest.disk, method.token)
+            ca = authority.certificate.decode()
+            method = dataclasses.replace(method, ca=ca, authority=authority, clients=clients)
+        if method.role == CONTROL_PLANE:
+            await self._serve(guest, method, addresses)
+        else:
+            await self._keep_node(guest, method, method.server, addresses)
+
+    async def _serve(self, guest: Guest, join: Join, addresses: list[str]) -> None:
+        if join.authority is None:
+            raise GuestError("a control plane guest must have a CA")
+
+        address = _first_address(addresses)
+        try:
+            member = Member(address, guest.disk, guest.hostname, join.port)
+            local_url = await self._workloads.serve(member, join)
+            await self._keep_node(guest, join, local_url, addresses)
+        finally:
+            # Leave even after a failure, because some listeners may have been started.
+            await self._workloads.leave(address)
+
+    async def _keep_node(self, guest: Guest, join: Join, server: str, addresses: list[str]) -> None:
+        # K3s runs etcd in its own process, so etcd has no Pod.
+        has_etcd_pod = join.role == CONTROL_PLANE and join.program != K3S.name
+        node = NodeInfo(
+            name=guest.hostname,
+            addresses=tuple(filter(None, addresses)),
+            version=join.version,
+            system_uuid=guest.system_uuid,
+            boot_id=guest.uid,
+            ready=join.cni,
+            labels=_role_labels(join),
+            pods=(kubelet.etcd_pod(guest.hostname),) if has_etcd_pod else (),
+        )
+        kubeconfig = Kubeconfig(server=server, ca=join.ca, token=join.token)
+        await self._registrar.keep(kubeconfig, node)
+
+    async def _run_kubeadm(self, guest: Guest, run: Kubeadm, addresses: list[str]) -> None:
+        """Act like kubeadm, once in the life of a disk, and then like a kubelet."""
+        record = await self._kubeadm.find_cluster(guest.disk, run)
+        node = _kubeadm_node(guest, run, record, addresses)
+        if run.authority is None:
+            kubeconfig = await self._kubeadm.worker_kubeconfig(run, record)
+            await self._registrar.keep(kubeconfig, node)
+            return
+
+        address = _first_address(addresses)
+        try:
+            kubeconfig = await self._kubeadm.serve(guest.disk, guest.hostname, address, run)
+            await self._registrar.keep(kubeconfig, node)
+        finally:
+            await self._workloads.leave(address)
+
+
+def _first_address(addresses: list[str]) -> str:
+    if not addresses or not addresses[0]:
+        raise GuestError("a control plane guest must have an address on its first interface")
+    return addresses[0]
+
+
+def _role_labels(join: Join) -> dict[str, str]:
+    """Return the labels that show the role of a Node; kubeadm has others."""
+    if join.role != CONTROL_PLANE:
+        return {}
+    roles = ("control-plane", "etcd", "master") if join.program else ("control-plane",)
+    return {f"node-role.kubernetes.io/{role}": "true" for role in roles}
+
+
+def _kubeadm_node(
+    guest: Guest, run: Kubeadm, record: ClusterRecord, addresses: list[str]
+) -> NodeInfo:
+    """Return the report of a kubelet on a node of kubeadm, as if a CNI were installed."""
+    name = run.node.name or guest.hostname
+    control_plane = run.authority is not None
+    role_labels = {
+        "node-role.kubernetes.io/control-plane": "",
+        "node.kubernetes.io/exclude-from-external-load-balancers": "",
+    }
+
+    return NodeInfo(
+        name=name,
+        addresses=tuple(filter(None, addresses)),
+        version=record.version,
+        system_uuid=guest.system_uuid,
+        boot_id=guest.uid,
+        ready=True,
+        labels={**run.node.labels, **(role_labels if control_plane else {})},
+        taints=run.node.taints,
+        pods=tuple(static_pods(name, record.version)) if control_plane else (),
+    )

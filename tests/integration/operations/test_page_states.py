@@ -1,0 +1,166 @@
+"""The live page in each of its states, as a browser shows it: on a desktop and a phone, light and dark."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from operations.status.page.server import Feed, PageServer
+from tests.support.browser import PROGRAM, Browser, browser
+from tests.support.clusters import NOW
+from tests.support.pagestates import STATES, PageState
+
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(not PROGRAM, reason="no Chromium here")]
+
+WINDOWS = [(width, height, dark) for width, height in ((1400, 900), (390, 844)) for dark in (False, True)]
+# Texts whose contrast with what is behind them is less than WCAG asks of text.
+PALE = """
+(() => {
+  const rgb = text => (text.match(/[0-9.]+/g) || []).map(Number);
+  const light = ([r, g, b]) => [r, g, b]
+    .map(v => v / 255).map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = node => {
+    for (let each = node; each; each = each.parentElement) {
+      const colour = rgb(getComputedStyle(each).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const pale = [];
+  for (const node of document.querySelectorAll("body *")) {
+    const own = [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim());
+    if (!own || !node.getClientRects().length) continue;
+    const [a, b] = [light(rgb(getComputedStyle(node).color)), light(behind(node))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) pale.push(`${node.className}: ${node.textContent.slice(0, 40)}`);
+  }
+  return [...new Set(pale)];
+})()
+"""
+# Cards that leave a hole: more room below them than between any two cards.
+HOLES = """
+[...document.querySelectorAll(".masonry")].flatMap(grid => {
+  const boxes = [...grid.children].map(card => card.getBoundingClientRect());
+  return boxes.filter(box => {
+    const below = boxes.filter(other => other.left === box.left && other.top >= box.bottom);
+    return below.length && Math.min(...below.map(other => other.top)) - box.bottom > 20;
+  }).map(box => box.top);
+})
+"""
+
+
+def show(tmp_path: Path, look: Callable[[Browser, Feed], Awaitable[None]]) -> None:
+    """Open the page of a feed, and check it."""
+
+    async def run() -> None:
+        feed = Feed()
+        async with PageServer(feed).serving("127.0.0.1", 0) as url, browser(tmp_path / "profile") as shown:
+            await shown.stop_clock(NOW)
+            await shown.open(url)
+            await shown.until("typeof draw === 'function'")
+            await look(shown, feed)
+            assert shown.messages == []
+
+    asyncio.run(run())
+
+
+async def draw(shown: Browser, feed: Feed, state: PageState) -> None:
+    """Let the page show a state."""
+    feed.publish(state.make().content())
+    await shown.until(f"data !== null && document.body.innerText.includes({state.texts[0]!r})")
+
+
+def named(name: str) -> PageState:
+    return next(state for state in STATES if state.name == name)
+
+
+def test_every_state_is_legible_on_every_screen(tmp_path: Path) -> None:
+    async def look(shown: Browser, feed: Feed) -> None:
+        for state in STATES:
+            await draw(shown, feed, state)
+            for width, height, dark in WINDOWS:
+                await shown.resize(width, height, dark=dark)
+                where = f"{state.name}, {width} wide, {'dark' if dark else 'light'}"
+                text = await shown.run("document.body.innerText")
+                assert [part for part in state.texts if part not in text] == [], where
+                assert await shown.run(PALE) == [], where
+                assert await shown.run("document.documentElement.scrollWidth <= innerWidth"), where
+                assert await shown.until(f"{HOLES.strip()}.length === 0"), where
+
+    show(tmp_path, look)
+
+
+def test_colours_follow_from_the_state(tmp_path: Path) -> None:
+    def bars(name: str) -> str:
+        card = f"[...document.querySelectorAll('#clusters article')].find(card => card.innerText.includes({name!r}))"
+        return (
+            f"[...{card}.querySelectorAll('.bar')].map(bar => [...bar.children].map(i => [i.className, i.style.width]))"
+        )
+
+    def border(name: str) -> str:
+        card = f"[...document.querySelectorAll('#clusters article')].find(card => card.innerText.includes({name!r}))"
+        return f"{card}.className"
+
+    async def look(shown: Browser, feed: Feed) -> None:
+        await draw(shown, feed, named("degraded"))
+        assert await shown.run(bars("wrong")) == [[["", "0%"], ["bad", "100%"]]] * 2
+        (control_plane, workers) = await shown.run(bars("shop"))
+        assert control_plane == [["", "100%"], ["warn", "0%"]]
+        assert [kind for kind, _ in workers] == ["", "warn"]
+        assert {name: await shown.run(border(name)) for name in ("wrong", "expiring", "bare")} == {
+            "wrong": "card error",
+            "expiring": "card warning",
+            "bare": "card note",
+        }
+        reds = "[...document.querySelectorAll('#hosts .bad')].map(chip => chip.textContent)"
+        assert await shown.run(reds) == ["✕ shop-worker-2"]
+
+        await draw(shown, feed, named("outage"))
+        assert await shown.run("document.querySelectorAll('#clusters article').length") == 2
+        assert await shown.run("document.querySelectorAll('#clusters .tile').length") == 4
+        assert await shown.run("document.querySelectorAll('#hosts .bad').length") == 0
+
+    show(tmp_path, look)
+
+
+def test_three_hundred_clusters_show_first_what_differs(tmp_path: Path) -> None:
+    async def look(shown: Browser, feed: Feed) -> None:
+        await draw(shown, feed, named("three-hundred"))
+        count = "document.querySelectorAll('#clusters article').length"
+        assert await shown.run(count) == 10
+        assert await shown.run("document.getElementById('quiet-box').open") is False
+        assert await shown.run("document.getElementById('quiet-title').textContent") == (
+            "290 clusters without anything to report"
+        )
+        assert await shown.run("document.querySelectorAll('#pools article').length") == 12
+        assert await shown.run("document.documentElement.scrollHeight") < 4000
+
+        found: Any = "document.getElementById('filter').value = 'edge-01'; draw(); " + count
+        assert await shown.run(found) == 10
+        await shown.run("document.getElementById('filter').value = ''; draw()")
+        await shown.run("document.getElementById('quiet-title').click()")
+        await shown.until("document.getElementById('quiet-box').open")
+        await shown.run("draw()")
+        assert await shown.run("document.getElementById('quiet-box').open") is True
+
+        draw_again = "(() => { const began = performance.now(); draw(); return performance.now() - began; })()"
+        assert await shown.run(draw_again) < 1000
+
+    show(tmp_path, look)
+
+
+def test_a_silent_provider_is_reported_above_clusters_that_stay_legible(tmp_path: Path) -> None:
+    async def look(shown: Browser, feed: Feed) -> None:
+        await draw(shown, feed, named("silent"))
+        assert await shown.run("document.getElementById('live').textContent") == "provider is silent"
+        assert await shown.run("getComputedStyle(document.querySelector('main')).filter") == "grayscale(1)"
+        assert "kubectl get pods" in await shown.run("document.getElementById('provider').innerText")
+        await draw(shown, feed, named("one"))
+        assert await shown.until("document.getElementById('live').textContent === 'live'")
+        assert await shown.run("document.getElementById('provider').hidden") is True
+
+    show(tmp_path, look)

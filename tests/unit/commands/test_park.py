@@ -1,0 +1,128 @@
+"""`caphv park` and `caphv resume`: what they write, what they refuse, and their exit status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caphv.api.names import PARK_ANNOTATION
+from caphv.api.object import Key, Obj, annotations_of
+from operations.change import parking as operation
+from tests.support.clusters import Builder, condition
+from tests.support.commandservers import Servers
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Servers:
+    found = Servers(monkeypatch, tmp_path)
+    found.put(Builder())
+    return found
+
+
+def cluster(servers: Servers) -> Obj:
+    obj = servers.management.find("Cluster", "shop", "team")
+    assert obj is not None
+    return obj
+
+
+def park(servers: Servers, *, reported: str = "True", message: str = "3 VMs stopped") -> None:
+    builder = Builder()
+    builder.cluster["metadata"]["annotations"] = {PARK_ANNOTATION: "true", "caphv.io/parked-since": "x"}
+    reason = "" if reported == "True" else "Parking"
+    builder.harvester_cluster["status"]["conditions"].append(condition("Parked", reported, reason, message))
+    servers.put(builder)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "name clusters, or a Harvester with --all-on"),
+        (("team/shop", "--all-on", "harvester"), "name clusters, or a Harvester with --all-on"),
+        (("team/shop",), "confirmation needs a terminal"),
+        (("team/shops", "--yes"), "no such cluster on Harvester: team/shops"),
+        (("--all-on", "elsewhere", "--yes"), "no identity of a cluster leads to Harvester elsewhere"),
+    ],
+)
+def test_what_cannot_be_meant_or_is_not_confirmed_changes_nothing(
+    servers: Servers, words: tuple[str, ...], problem: str
+) -> None:
+    result = servers.caphv("park", *words)
+    assert (result.exit_code, problem in result.output) == (2, True), result.output
+    assert PARK_ANNOTATION not in annotations_of(cluster(servers))
+
+
+def test_a_cluster_is_parked_by_its_annotation(servers: Servers) -> None:
+    result = servers.caphv("park", "team/shop", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "3 machines will be stopped" in result.stdout
+    assert "caphv status team/shop --watch" in result.stdout
+    assert annotations_of(cluster(servers))[PARK_ANNOTATION] == "true"
+    assert servers.management.requests == ["patch Cluster shop"]
+
+
+def test_a_dry_run_only_shows_the_change(servers: Servers) -> None:
+    (item,) = servers.data("park", "team/shop", "--dry-run")["clusters"]
+    assert (item["cluster"], item["applied"]) == ("team/shop", False)
+    assert item["changes"][0]["after"] == "true"
+    assert servers.management.requests == []
+
+
+def test_a_check_that_failed_stops_it_unless_it_is_forced(servers: Servers) -> None:
+    park(servers)
+    # The Harvester of these tests shows no host, and cannot be read with the identity.
+    result = servers.caphv("resume", "team/shop", "--yes")
+    assert (result.exit_code, "Not changed: a check failed" in result.output) == (1, True), result.output
+    assert annotations_of(cluster(servers))[PARK_ANNOTATION] == "true"
+    result = servers.caphv("resume", "team/shop", "--yes", "--force")
+    assert result.exit_code == 0, result.output
+    assert PARK_ANNOTATION not in annotations_of(cluster(servers))
+
+
+def test_a_parked_cluster_needs_no_change(servers: Servers) -> None:
+    park(servers)
+    result = servers.caphv("park", "team/shop")
+    assert (result.exit_code, "Nothing to change" in result.output) == (0, True), result.output
+    assert servers.management.requests == []
+
+
+def test_what_remains_for_the_hosts_is_shown_when_all_is_parked(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a host that is shut down takes running VMs with it."""
+    monkeypatch.setattr(operation, "clusters_on", lambda *_: [Key("team", "shop")])
+    result = servers.caphv("park", "--all-on", "harvester", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "run it again with --wait" in result.stdout
+    assert "To shut the hosts down" not in result.stdout
+    park(servers)
+    assert "To shut the hosts down" in servers.caphv("park", "--all-on", "harvester", "--yes", "--wait").stdout
+
+
+def test_a_wait_ends_when_a_cluster_needs_a_user(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commands.output.clusterprogress._BLOCKED_SECONDS", 0.0)
+    builder = Builder()
+    builder.cluster["metadata"]["annotations"] = {PARK_ANNOTATION: "true", "caphv.io/parked-since": "x"}
+    blocked = condition("Parked", "False", "ParkBlocked", "grant its ServiceAccount patch")
+    builder.harvester_cluster["status"]["conditions"].append(blocked)
+    servers.put(builder)
+    result = servers.caphv("park", "team/shop", "--wait", "--timeout", "60s")
+    assert result.exit_code == 1
+    assert "grant its ServiceAccount patch" in result.output
+    assert "run this command again" in result.output
+    assert "Not done in time" not in result.output
+
+
+def test_a_cluster_in_deletion_keeps_no_other_of_its_harvester(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operation, "clusters_on", lambda *_: [Key("team", "gone"), Key("team", "shop")])
+    gone = Builder(name="gone")
+    gone.cluster["metadata"]["deletionTimestamp"] = "2026-11-27T10:00:00Z"
+    servers.put(gone)
+    result = servers.caphv("park", "--all-on", "harvester", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "team/gone is being deleted, and left out" in result.output
+    assert annotations_of(cluster(servers))[PARK_ANNOTATION] == "true"

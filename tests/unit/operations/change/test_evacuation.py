@@ -1,0 +1,159 @@
+"""The plan to empty a host, and how far it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from caphv.api.evacuation import describe_left
+from caphv.api.names import CLUSTER_LABEL, EVACUATE_ANNOTATION, MAINTENANCE_STRATEGY_LABEL, WITNESS_LABEL
+from caphv.api.object import Key, Obj
+from operations.change.changes import ChangeError
+from operations.change.evacuation import (
+    HostMachines,
+    clusters_on,
+    find_host,
+    machines_on,
+    plan_evacuation,
+    progress_of,
+)
+from operations.status.check import Result
+from tests.support.clusters import Builder, condition
+
+pytestmark = pytest.mark.unit
+
+KEY = Key("team", "shop")
+
+
+def host(name: str, *, evacuate: str = "", ready: str = "True", labels: Any = None, **spec: Any) -> Obj:
+    annotations = {EVACUATE_ANNOTATION: evacuate} if evacuate else {}
+    metadata = {"name": name, "resourceVersion": "1", "annotations": annotations, "labels": labels or {}}
+    return {"metadata": metadata, "spec": spec, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
+
+
+def instance(name: str, *, on: str = "h0", strategy: str = "LiveMigrateIfPossible", **more: Any) -> Obj:
+    devices = {"hostDevices": [{"deviceName": "gpu"}]} if more.pop("device", False) else {}
+    labels = {CLUSTER_LABEL: more.pop("cluster", "team.shop"), MAINTENANCE_STRATEGY_LABEL: more.pop("stops", "Migrate")}
+    metadata = {"name": name, "namespace": "vms", "labels": labels}
+    spec = {"evictionStrategy": strategy, "domain": {"devices": devices}}
+    return {"metadata": metadata, "spec": spec, "status": {"nodeName": on, **more}}
+
+
+def test_machines_are_sorted_by_what_happens_to_them() -> None:
+    local = [{"type": "LiveMigratable", "status": "False"}]
+    instances = [
+        instance("gpu", device=True),
+        instance("disk", conditions=local),
+        instance("web"),
+        instance("off", stops="ShutdownAndRestartAfterEnable"),
+        instance("old", strategy=""),
+        instance("elsewhere", on="h1", device=True),
+        instance("foreign", cluster="team.other", device=True),
+    ]
+    (group,) = machines_on("h0", {KEY: False}, instances)
+    assert group == HostMachines(
+        KEY, moves=("gpu",), migrates=("web",), restarts=("old",), stays=("disk",), stops=("off",)
+    )
+
+
+def test_clusters_of_a_harvester_are_known_by_its_uid() -> None:
+    one, other = Builder(), Builder("other")
+    other.harvester_cluster["status"]["harvester"] = {"uid": "another"}
+    one.harvester_cluster["status"]["harvester"] = {"uid": "uid"}
+    one.cluster["spec"]["paused"] = True
+    infrastructures = {
+        Key("team", each.harvester_cluster["metadata"]["name"]): each.harvester_cluster for each in (one, other)
+    }
+    assert clusters_on([one.cluster, other.cluster], infrastructures, "uid") == {KEY: True}
+
+
+def test_an_unknown_host_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(ChangeError, match="its hosts: h0, h1"):
+        find_host([host("h0"), host("h1")], "h2")
+
+
+@pytest.mark.parametrize(
+    ("former", "value", "changes"),
+    [("", "true", 1), ("true", "true", 0), ("true", "force", 1), ("true", None, 1), ("", None, 0)],
+)
+def test_the_annotation_is_changed_if_it_has_to_be(former: str, value: str | None, changes: int) -> None:
+    hosts = [host("h0", evacuate=former), host("h1")]
+    plan = plan_evacuation(find_host(hosts, "h0"), hosts, [], value)
+    assert len(plan.changes) == changes
+    for patch in plan.patches:
+        assert (patch.kind, patch.key.name) == ("Node", "h0")
+        assert patch.body == {"metadata": {"annotations": {EVACUATE_ANNOTATION: value}}}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        host("h1", unschedulable=True),
+        host("h1", ready="False"),
+        host("h1", evacuate="true"),
+        host("h1", labels={WITNESS_LABEL: "true"}),
+    ],
+)
+def test_without_another_host_nothing_is_begun_but_it_can_be_ended(other: Obj) -> None:
+    hosts = [host("h0"), other]
+    assert [check.id for check in plan_evacuation(find_host(hosts, "h0"), hosts, [], "true").errors] == ["hosts"]
+    assert not plan_evacuation(find_host(hosts, "h0"), hosts, [], None).checks
+
+
+def test_checks_name_what_moves_what_stays_and_what_would_restart() -> None:
+    groups = [
+        HostMachines(KEY, ("gpu",), ("web",), ("old",), ("disk",), ("off",)),
+        HostMachines(Key("team", "idle"), ("gpu-2",), paused=True),
+    ]
+    hosts = [host("h0"), host("h1")]
+    checks = plan_evacuation(find_host(hosts, "h0"), hosts, groups, "true").checks
+    found = [(check.result, check.message) for check in checks]
+    assert found == [
+        (Result.OK, "1 other host ready for its VMs"),
+        (Result.OK, "team/shop: stopped and started elsewhere, one at a time: gpu"),
+        (
+            Result.WARNING,
+            "team/shop: KubeVirt cannot migrate these, and a disk may be local to the host, so they stay: disk",
+        ),
+        (
+            Result.OK,
+            "team/shop: Harvester shuts these down, as label harvesterhci.io/maintain-mode-strategy asks: off",
+        ),
+        (Result.OK, "team/shop: left to Harvester, which migrates: web"),
+        (
+            Result.WARNING,
+            "team/shop: their eviction strategy takes effect with their next restart, so Harvester stops and starts "
+            "them without a drain: old",
+        ),
+        (Result.WARNING, "team/idle is paused, so these stay: gpu-2"),
+    ]
+
+
+DONE = condition("HostsEvacuated", "True", message=describe_left(["h0", "h1"]))
+OTHERS = {**DONE, "message": f"{describe_left(['h1', 'h00', 'h0.example'])}; it migrates h0"}
+LEAVING = condition("HostsEvacuated", "False", "Evacuating", "gpu leaves h0")
+BLOCKED = condition("HostsEvacuated", "False", "EvacuationBlocked", "no device")
+
+
+@pytest.mark.parametrize(
+    ("reported", "cancel", "expected"),
+    [
+        (None, False, (False, False, "waiting for the provider")),
+        (LEAVING, False, (False, False, "gpu leaves h0")),
+        (BLOCKED, False, (False, True, "no device")),
+        (DONE, False, (True, False, DONE["message"])),
+        (OTHERS, False, (False, False, OTHERS["message"])),
+        (None, True, (True, False, "done")),
+        (LEAVING, True, (False, False, "gpu leaves h0")),
+        (DONE, True, (False, False, DONE["message"])),
+        (OTHERS, True, (True, False, "done")),
+        (BLOCKED, True, (False, True, "no device")),
+    ],
+)
+def test_progress(reported: Obj | None, cancel: bool, expected: tuple[bool, bool, str]) -> None:
+    builder = Builder()
+    if reported:
+        builder.harvester_cluster["status"]["conditions"].append(reported)
+    progress = progress_of(builder.harvester_cluster, "h0", cancel=cancel)
+    assert (progress.done, progress.blocked, progress.text) == expected

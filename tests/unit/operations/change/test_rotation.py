@@ -1,0 +1,118 @@
+"""The steps of a rotation: whatever fails, the message says which token is in use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from caphv.api.object import NAMESPACES, SECRETS, Key, Resource
+from caphv.api.resources import HARVESTER_CLUSTERS
+from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, ServerFault, Unreachable
+from caphv.runtime.kubeconfig import Kubeconfig
+from commands.identity_rotate import token_issuer
+from operations.change import rotation
+from operations.doctor import rights
+from tests.support.rotationserver import Server, failing, replace_servers
+
+pytestmark = pytest.mark.unit
+
+FORBIDDEN = Forbidden(403, "Forbidden", "may not do that")
+SILENT = Unreachable("https://server: no answer")
+BROKEN = ServerFault(500, "InternalError", "the leader changed")
+FORMER = "the former token stays in use"
+STILL = "the new token is in use, and the former one is still valid"
+MAYBE = "the new token is in use, and the former one may still be valid"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    return replace_servers(monkeypatch)
+
+
+async def rotate(server: Server) -> str:
+    """Rotate with the account's own rights; return the error, empty if there is none."""
+    client: Any = server
+    identity = await rotation.read_identity(client, Key("team-a", "identity"))
+    plan = rotation.plan_rotation(identity, expires_in=None, keep_old=False)
+    harvester: Any = identity.access.client()
+    steps = rotation.Rotation(client, harvester, False, identity, plan, token_issuer(), print)
+    try:
+        await steps.run()
+    except (rotation.RotationError, rotation.LostConnectionError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource", "error", "expected"),
+    [
+        ("create", SECRETS, FORBIDDEN, f"{FORMER}: Harvester: may not do that; an administrator can"),
+        ("get", NAMESPACES, SILENT, f"{FORMER}: Harvester: https://server: no answer"),
+        ("write", SECRETS, FORBIDDEN, f"{FORMER}: Secret team-a/identity cannot be written on the management cluster"),
+        ("write", SECRETS, Conflict(409, "Conflict", "changed"), f"{FORMER}: Secret team-a/identity was changed"),
+        ("write", SECRETS, SILENT, "the Secret has the new token or the former one; both are valid"),
+        ("write", SECRETS, BROKEN, "the Secret has the new token or the former one; both are valid"),
+        ("delete", SECRETS, FORBIDDEN, f"{STILL}: Harvester: may not do that. Run this again; an administrator can"),
+        ("delete", SECRETS, SILENT, f"{MAYBE}: Harvester: https://server: no answer. Run this again"),
+        ("note", SECRETS, FORBIDDEN, "the new token is in use, and the former one is deleted"),
+        ("note", SECRETS, SILENT, "the new token is in use, and the former one is deleted"),
+    ],
+)
+async def test_each_stage_says_which_token_is_in_use(
+    verb: str, resource: Resource, error: ApiError | Unreachable, expected: str, server: Server
+) -> None:
+    server.fail = failing(verb, resource, error)
+    message = await rotate(server)
+    assert expected in message
+    assert "administrator" not in message or "Harvester: " in message
+
+
+async def test_an_error_after_the_secret_was_written_says_so(server: Server) -> None:
+    server.fail = failing("get", HARVESTER_CLUSTERS, SILENT)
+    error = await rotate(server)
+    assert f"{STILL}: management cluster: https://server: no answer. Run this again" in error
+    assert server.deleted == []
+
+
+async def test_a_cluster_that_was_deleted_meanwhile_needs_no_token(server: Server) -> None:
+    server.fail = failing("get", HARVESTER_CLUSTERS, NotFound(404, "NotFound", "no such cluster"))
+    error = await rotate(server)
+    assert error == ""
+    assert server.deleted == ["caphv-token"]
+
+
+async def test_the_second_call_of_an_interrupted_rotation_knows_that_the_new_token_is_in_use(server: Server) -> None:
+    server.fail = failing("delete", SECRETS, FORBIDDEN)
+    assert await rotate(server)
+    server.fail = failing("get", NAMESPACES, SILENT)
+    assert f"{STILL}: Harvester: https://server: no answer" in await rotate(server)
+
+
+async def test_token_of_another_harvester_is_not_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Server()
+    other.uid = "another"
+    clients = [server, other]
+    # The first client issues the token, the second one tests it.
+    monkeypatch.setattr(Kubeconfig, "client", lambda *_, **__: clients.pop(0))
+    before = server.identity["data"]["kubeconfig"]
+    error = await rotate(server)
+    assert (bool(error), clients) == (True, [])
+    assert server.identity["data"]["kubeconfig"] == before
+    assert server.deleted == []
+
+
+async def test_token_with_fewer_rights_is_not_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def denied(*_: object) -> list[object]:
+        return rights.needed_rights([server.cluster])[:1]
+
+    monkeypatch.setattr(rights, "find_denied", denied)
+    before = server.identity["data"]["kubeconfig"]
+    assert await rotate(server)
+    assert server.identity["data"]["kubeconfig"] == before
+    assert server.deleted == []
+
+
+async def test_a_cluster_that_had_no_connection_is_not_waited_for(server: Server) -> None:
+    server.cluster["status"] = {"conditions": [{"type": "HarvesterConnectionReady", "status": "False"}]}
+    assert (await rotate(server), server.deleted) == ("", ["caphv-token"])

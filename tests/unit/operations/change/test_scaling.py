@@ -1,0 +1,177 @@
+"""What `caphv scale` changes, and what it says before."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from caphv.api.object import Key, Obj
+from operations.change.changes import ChangeError, Plan
+from operations.change.clusterparts import cluster_and_parts
+from operations.change.scaling import POOL_LABEL, Scale, growth, is_scaled, numbers, plan_scale
+from operations.status.check import Result
+from tests.support.clusters import Builder, ago
+
+pytestmark = pytest.mark.unit
+
+
+def topology(builder: Builder, **pools: int) -> Builder:
+    """Give the cluster worker pools in its topology."""
+    entries = [{"name": name, "class": "workers", "replicas": number} for name, number in pools.items()]
+    builder.cluster["spec"]["topology"] |= {
+        "controlPlane": {"replicas": 1, "metadata": {"labels": {"a": "b"}}},
+        "workers": {"machineDeployments": entries},
+    }
+    return builder
+
+
+def without_topology(builder: Builder) -> Builder:
+    del builder.cluster["spec"]["topology"]
+    return builder
+
+
+def plan(builder: Builder, control_plane: int | None = None, **workers: int) -> Plan:
+    parts, deployments, _ = cluster_and_parts(builder.objects(), builder_key(builder))
+    return plan_scale(parts, deployments, Scale(control_plane, workers))
+
+
+def builder_key(builder: Builder) -> Key:
+    return Key("team", builder.name)
+
+
+def results(found: Plan, *checks: str) -> dict[str, Result]:
+    return {check.id: check.result for check in found.checks if not checks or check.id in checks}
+
+
+def test_a_topology_is_changed_at_the_cluster_and_only_there() -> None:
+    builder = topology(Builder(), md=2, gpu=1)
+    (patch,) = plan(builder, 3, gpu=4).patches
+    assert patch.kind == "Cluster"
+    assert patch.body["spec"]["topology"]["controlPlane"] == {"replicas": 3}
+    # A merge patch replaces a list: the other pool has to stay as it is.
+    pools = patch.body["spec"]["topology"]["workers"]["machineDeployments"]
+    assert pools == [
+        {"name": "md", "class": "workers", "replicas": 2},
+        {"name": "gpu", "class": "workers", "replicas": 4},
+    ]
+    assert [(change.field, change.before, change.after) for change in patch.changes] == [
+        ("spec.topology.controlPlane.replicas", "1", "3"),
+        ("spec.topology.workers.machineDeployments[gpu].replicas", "1", "4"),
+    ]
+
+
+def test_without_a_topology_control_plane_and_deployment_are_changed() -> None:
+    first, second = plan(without_topology(Builder()), 3, **{"shop-md-0": 5}).patches
+    assert (first.kind, first.body) == ("RKE2ControlPlane", {"spec": {"replicas": 3}})
+    assert (second.kind, second.key.name, second.body) == ("MachineDeployment", "shop-md-0", {"spec": {"replicas": 5}})
+
+
+def test_a_pool_of_a_topology_has_its_name_there() -> None:
+    builder = without_topology(Builder())
+    builder.deployment["metadata"]["labels"][POOL_LABEL] = "gpu"
+    (patch,) = plan(builder, gpu=5).patches
+    assert patch.key.name == "shop-md-0"
+    with pytest.raises(ChangeError):
+        plan(builder, **{"shop-md-0": 5})
+
+
+def test_a_patch_holds_while_only_other_fields_change() -> None:
+    builder = topology(Builder(), md=2, gpu=1)
+    (patch,) = plan(builder, gpu=4).patches
+    now = copy.deepcopy(builder.cluster)
+    now["status"]["phase"] = "Provisioning"
+    now["spec"]["topology"]["version"] = "v1.36.3+rke2r1"
+    assert patch.holds(now)
+    now["spec"]["topology"]["workers"]["machineDeployments"][0]["replicas"] = 3
+    assert not patch.holds(now)
+
+
+def test_the_same_numbers_change_nothing() -> None:
+    assert plan(topology(Builder(), md=2), 1, md=2).changes == ()
+    assert plan(without_topology(Builder()), 1, **{"shop-md-0": 2}).changes == ()
+
+
+def test_the_only_pool_needs_no_name() -> None:
+    builder = topology(Builder(), md=2)
+    parts, deployments, _ = cluster_and_parts(builder.objects(), builder_key(builder))
+    assert growth(plan_scale(parts, deployments, Scale(workers={"": 6}))) == 4
+
+
+def test_all_unknown_pools_are_named_at_once_with_what_there_is() -> None:
+    builder = topology(Builder(), general=2, gpu=1)
+    parts, deployments, _ = cluster_and_parts(builder.objects(), builder_key(builder))
+    with pytest.raises(ChangeError) as caught:
+        plan_scale(parts, deployments, Scale(workers={"generall": 3, "x": 1, "": 4}))
+    assert caught.value.problems == (
+        "--workers generall=3: cluster team/shop has no worker pool generall; did you mean general?",
+        "--workers x=1: cluster team/shop has no worker pool x; there are general, gpu",
+        "cluster team/shop has 2 worker pools: name one, --workers general=4",
+    )
+
+
+@pytest.mark.parametrize(("number", "result"), [(0, Result.ERROR), (2, Result.ERROR), (3, Result.OK)])
+def test_the_quorum_of_etcd_is_checked(number: int, result: Result) -> None:
+    assert results(plan(topology(Builder(), md=2), number), "quorum") == {"quorum": result}
+
+
+def test_a_cluster_that_nothing_acts_on_is_not_changed() -> None:
+    builder = topology(Builder(), md=2)
+    builder.cluster["spec"]["paused"] = True
+    builder.cluster["metadata"]["deletionTimestamp"] = ago(minutes=1)
+    assert {check.id for check in plan(builder, md=3).errors} == {"paused", "deletion"}
+
+
+@pytest.mark.parametrize(
+    ("where", "mark", "tool"),
+    [
+        ("annotations", "objectset.rio.cattle.io/id", "Fleet"),
+        ("labels", "kustomize.toolkit.fluxcd.io/name", "Flux"),
+        ("annotations", "argocd.argoproj.io/tracking-id", "Argo CD"),
+    ],
+)
+def test_a_change_that_git_would_revert_is_warned_of(where: str, mark: str, tool: str) -> None:
+    builder = topology(Builder(), md=2)
+    builder.cluster["metadata"][where] = {mark: "x"}
+    (check,) = [check for check in plan(builder, md=3).checks if check.id == "gitops"]
+    assert check.message.startswith(f"{tool} applies this cluster from Git")
+
+
+def test_a_pool_of_the_autoscaler_is_warned_of() -> None:
+    builder = without_topology(Builder())
+    prefix = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-"
+    builder.deployment["metadata"]["annotations"] = {f"{prefix}min-size": "1", f"{prefix}max-size": "9"}
+    (check,) = [check for check in plan(builder, **{"shop-md-0": 3}).checks if check.id == "autoscaler"]
+    assert "between 1 and 9" in check.message
+
+
+def test_scaled_means_that_all_machines_work_and_none_is_left_over() -> None:
+    builder = topology(Builder(workers=2), md=2)
+    builder.deployment["metadata"]["labels"]["topology.cluster.x-k8s.io/deployment-name"] = "md"
+
+    def done(wanted: Scale) -> bool:
+        parts, deployments, cluster = cluster_and_parts(builder.objects(), builder_key(builder))
+        return is_scaled(parts, deployments, cluster, wanted)
+
+    assert done(Scale(1, {"md": 2}))
+    # The Cluster is changed, and its controllers have not seen it yet.
+    set_pool(builder.cluster, 3)
+    assert not done(Scale(1, {"md": 3}))
+    builder.deployment["spec"]["replicas"] = 3
+    assert not done(Scale(1, {"md": 3}))
+    assert done(Scale(1))
+
+
+def test_what_is_scaled_has_the_wanted_numbers_although_the_cluster_repeats_them_later() -> None:
+    builder = topology(Builder(workers=2), md=2)
+    builder.deployment["metadata"]["labels"]["topology.cluster.x-k8s.io/deployment-name"] = "md"
+    # The core has seen one worker less until now.
+    builder.cluster["status"]["workers"] = {"desiredReplicas": 2, "replicas": 1, "availableReplicas": 1}
+    parts, deployments, cluster = cluster_and_parts(builder.objects(), builder_key(builder))
+    assert is_scaled(parts, deployments, cluster, Scale(workers={"md": 2}))
+    assert str(cluster.workers) == "1/2"
+    assert numbers(cluster) == "1/1 control plane, 2/2 workers"
+
+
+def set_pool(cluster: Obj, number: int) -> None:
+    cluster["spec"]["topology"]["workers"]["machineDeployments"][0]["replicas"] = number

@@ -1,0 +1,191 @@
+"""What `caphv upgrade` changes, in which order, and which versions it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caphv.api.object import Key
+from operations.change.changes import Change, ChangeError, Plan
+from operations.change.clusterparts import cluster_and_parts
+from operations.change.upgradeplan import Version, plan_upgrade, progress, surge
+from operations.status.check import Result
+from tests.support.clusters import VERSION, Builder
+
+pytestmark = pytest.mark.unit
+
+NEXT = "v1.36.3+rke2r1"
+
+
+def parts(builder: Builder) -> Any:
+    return cluster_and_parts(builder.objects(), Key("team", builder.name))
+
+
+def plan(builder: Builder, version: str = NEXT) -> Plan:
+    found, deployments, cluster = parts(builder)
+    return plan_upgrade(found, deployments, cluster, version)
+
+
+def verdicts(found: Plan, check: str) -> list[tuple[Result, str]]:
+    return [(each.result, each.message) for each in found.checks if each.id == check]
+
+
+def run_version(builder: Builder, version: str, *, workers: bool) -> None:
+    """Have machines run a version."""
+    for name, machine in builder.machines.items():
+        if workers or "cp" in name:
+            machine["spec"]["version"] = version
+
+
+def test_a_topology_has_one_version() -> None:
+    (patch,) = plan(Builder()).patches
+    assert plan(Builder()).pending == ()
+    assert patch.body == {"spec": {"topology": {"version": NEXT}}}
+    assert (patch.changes[0].before, patch.changes[0].after) == (VERSION, NEXT)
+
+
+def test_without_a_topology_workers_follow_the_control_plane() -> None:
+    builder = Builder()
+    del builder.cluster["spec"]["topology"]
+    (patch,) = plan(builder).patches
+    assert (patch.kind, patch.body) == ("RKE2ControlPlane", {"spec": {"version": NEXT}})
+    workers = Change("MachineDeployment team/shop-md-0", "spec.template.spec.version", VERSION, NEXT)
+    assert plan(builder).pending == (workers,)
+    # It is under way: the workers have to wait.
+    builder.control_plane["spec"]["version"] = NEXT
+    assert (plan(builder).patches, plan(builder).pending) == ((), (workers,))
+    run_version(builder, NEXT, workers=False)
+    (patch,) = plan(builder).patches
+    assert (patch.kind, patch.body) == ("MachineDeployment", {"spec": {"template": {"spec": {"version": NEXT}}}})
+    assert plan(builder).pending == ()
+    builder.deployment["spec"]["template"]["spec"]["version"] = NEXT
+    assert (plan(builder).patches, plan(builder).pending) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("v1.35.9+rke2r1", "cannot be downgraded"),
+        ("v1.36.1+rke2r1", "cannot be downgraded"),
+        ("v1.38.0+rke2r1", "skips a minor version"),
+        ("v2.0.0+rke2r1", "skips a minor version"),
+    ],
+)
+def test_a_version_that_cannot_follow_is_refused(version: str, message: str) -> None:
+    ((result, text),) = verdicts(plan(Builder(), version), "version")
+    assert result is Result.ERROR
+    assert message in text
+
+
+@pytest.mark.parametrize("version", ["v1.36.2+rke2r2", "v1.36.3+rke2r1", "v1.37.0+rke2r1", "v1.37.0-rc.1+rke2r1"])
+def test_a_version_that_can_follow_is_taken(version: str) -> None:
+    assert plan(Builder(), version).errors == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "example"),
+    [
+        ("RKE2ControlPlane", "v1.36.3", "v1.36.3+rke2r1"),
+        ("RKE2ControlPlane", "v1.36.3+k3s1", "v1.36.3+rke2r1"),
+        ("KThreesControlPlane", "v1.36.3+rke2r1", "v1.36.3+k3s1"),
+        ("KubeadmControlPlane", "v1.36.3+rke2r1", "v1.36.3"),
+        ("RKE2ControlPlane", "1.36.3+rke2r1", "v1.36.3+rke2r1"),
+        ("RKE2ControlPlane", "latest", "v1.36.3+rke2r1"),
+    ],
+)
+def test_a_version_of_another_distribution_is_refused_with_an_example(kind: str, version: str, example: str) -> None:
+    builder = Builder()
+    builder.control_plane["kind"] = builder.cluster["spec"]["controlPlaneRef"]["kind"] = kind
+    with pytest.raises(ChangeError) as caught:
+        plan(builder, version)
+    assert f"--version {version}: " in str(caught.value)
+    assert str(caught.value).endswith(f"write it like {example}")
+
+
+def test_an_upgrade_under_way_has_to_end_first() -> None:
+    builder = Builder()
+    run_version(builder, "v1.36.1+rke2r1", workers=False)
+    ((result, text),) = verdicts(plan(builder), "version")
+    assert (result, "an upgrade is under way" in text) == (Result.ERROR, True)
+    # Waiting for that one is no new upgrade.
+    assert plan(builder, VERSION).errors == ()
+
+
+def test_kubelets_may_not_be_left_too_far_behind() -> None:
+    builder = Builder()
+    run_version(builder, "v1.33.9+rke2r1", workers=True)
+    ((result, text),) = verdicts(plan(builder, "v1.37.0+rke2r1"), "version")
+    assert (result, "more than 3 minor versions older" in text) == (Result.ERROR, True)
+
+
+def test_only_machines_that_are_too_old_are_named() -> None:
+    builder = Builder()
+    control_plane, worker, *others = builder.machines.values()
+    control_plane["spec"]["version"], worker["spec"]["version"] = "1.30.2", "v1.33.9+rke2r1"
+    for machine in others:
+        machine["spec"]["version"] = "v1.34.1+rke2r1"
+    ((_, text),) = verdicts(plan(builder, "v1.37.0+rke2r1"), "version")
+    assert text == "machines of v1.33.9+rke2r1 are more than 3 minor versions older than v1.37.0+rke2r1"
+
+
+def test_what_is_wrong_with_the_cluster_forbids_it() -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    ((result, text),) = verdicts(plan(builder), "health")
+    assert result is Result.ERROR
+    assert text.startswith("HarvesterMachine/worker-1: the VirtualMachine does not exist")
+
+
+def test_it_is_complete_when_every_machine_has_the_version_and_works() -> None:
+    builder = Builder()
+    builder.cluster["spec"]["topology"]["version"] = NEXT
+
+    def now() -> tuple[str, bool]:
+        found, _, cluster = parts(builder)
+        state = progress(found, cluster, NEXT)
+        return str(state), state.complete
+
+    assert now() == ("0 of 3 machines", False)
+    run_version(builder, NEXT, workers=False)
+    assert now() == ("1 of 3 machines", False)
+    run_version(builder, NEXT, workers=True)
+    assert now() == ("3 of 3 machines", True)
+    builder.cluster["status"]["workers"]["upToDateReplicas"] = 1
+    assert now() == ("3 of 3 machines", False)
+
+
+@pytest.mark.parametrize(
+    ("control_plane", "deployment", "expected"),
+    [
+        ({}, {}, 1),
+        ({"rolloutStrategy": {"rollingUpdate": {"maxSurge": 0}}}, {"strategy": {"rollingUpdate": {"maxSurge": 0}}}, 0),
+        ({}, {"strategy": {"rollingUpdate": {"maxSurge": "30%"}}}, 3),
+        ({}, {"rollout": {"strategy": {"rollingUpdate": {"maxSurge": 4}}}}, 4),
+    ],
+)
+def test_the_surge_is_that_of_the_strategies(control_plane: Any, deployment: Any, expected: int) -> None:
+    builder = Builder()
+    builder.control_plane["spec"] |= control_plane
+    builder.deployment["spec"] |= {"replicas": 9, **deployment}
+    found, deployments, _ = parts(builder)
+    assert surge(found, deployments) == expected
+
+
+_NUMBERS = st.tuples(*[st.integers(0, 40)] * 3, st.integers(1, 9))
+
+
+@given(_NUMBERS, _NUMBERS)
+def test_versions_have_the_order_of_releases(one: tuple[int, ...], other: tuple[int, ...]) -> None:
+    texts = ["v{}.{}.{}+rke2r{}".format(*numbers) for numbers in (one, other)]
+    first, second = (Version.parse(text) for text in texts)
+    assert first is not None
+    assert second is not None
+    assert (first < second) == (one < other)
+
+
+def test_a_pre_release_comes_before_its_release() -> None:
+    found = [Version.parse(text) for text in ("v1.37.0-alpha.1", "v1.37.0-rc.1", "v1.37.0")]
+    assert found == sorted(found, key=lambda version: version or Version(0, 0, 0, False, "", "", 0))

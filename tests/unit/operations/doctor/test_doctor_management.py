@@ -1,0 +1,121 @@
+"""Findings of `caphv doctor` about the management cluster and Fleet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from caphv.api.object import Key, Obj
+from operations.doctor import fleet, management
+from operations.read.objects import Unseen
+from operations.status.check import Result
+from tests.support.clusters import NOW, ago, condition
+from tests.support.doctor import crd, deployment, facts, found, lease, one, webhooks
+
+CERT_MANAGER = {"metadata": {"namespace": "cert-manager", "name": "cainjector"}, "status": {"replicas": 1}}
+
+
+def fleet_of(version: str) -> Obj:
+    image = f"registry.example.com/rancher/fleet:{version}"
+    return {"spec": {"template": {"spec": {"containers": [{"image": image}]}}}}
+
+
+def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() -> None:
+    assert {check.result for check in management.checks(facts(), NOW)} == {Result.OK}
+
+
+@pytest.mark.parametrize(
+    ("fields", "check", "result", "text"),
+    [
+        ({"cluster_api": ("v1alpha4",)}, "cluster-api", Result.ERROR, "serves only v1alpha4"),
+        ({"crds": [crd("Webhook")]}, "crds", Result.ERROR, "conversion webhook"),
+        ({"crds": [crd(other="x")]}, "crds", Result.ERROR, "lacks the labels"),
+        ({"deployment": deployment(0)}, "provider", Result.ERROR, "no ready replica"),
+        ({"deployment": None}, "provider", Result.SKIPPED, "--provider-namespace"),
+        ({"lease": None}, "leader", Result.SKIPPED, "--provider-namespace"),
+        ({"lease": lease(ago(minutes=5))}, "leader", Result.ERROR, "no provider is active"),
+        ({"lease": lease(ago(minutes=-5))}, "clock", Result.WARNING, "clocks differ"),
+        ({"endpoints": []}, "webhooks", Result.ERROR, "no ready endpoint"),
+        ({"cert_manager": []}, "cert-manager", Result.ERROR, "which does not run here"),
+        ({"cert_manager": [CERT_MANAGER]}, "cert-manager", Result.ERROR, "cert-manager/cainjector"),
+        ({"version": "v1.36.3"}, "kubernetes-version", Result.OK, "Kubernetes v1.36.3"),
+        ({"version": "v1.30.9+rke2r1"}, "kubernetes-version", Result.WARNING, "older than 1.31"),
+        ({"version": ""}, "kubernetes-version", Result.OK, "of unknown version"),
+        ({"fleet": fleet_of("v0.16.1")}, "fleet-version", Result.OK, "Fleet v0.16.1"),
+        ({"fleet": fleet_of("v0.12.3")}, "fleet-version", Result.WARNING, "older than 0.13.0"),
+        ({"fleet": fleet_of("v0.15.0")}, "fleet-version", Result.WARNING, "leaves what others changed"),
+        ({"unseen": [Unseen("deployments", "forbidden")]}, "provider", Result.SKIPPED, "forbidden"),
+    ],
+)
+def test_the_management_cluster(fields: Any, check: str, result: Result, text: str) -> None:
+    found = one(management.checks(facts(**fields), NOW), check)
+    assert (found.result, text in found.message) == (result, True)
+    assert bool(found.remedy) == found.wrong
+
+
+def test_cert_manager_is_checked_only_where_it_issues_the_certificate() -> None:
+    own = facts(cert_manager=[], certificates=[])
+    assert found(management.checks(own, NOW), "cert-manager") == []
+    injected = webhooks() | {"metadata": {"annotations": {"cert-manager.io/inject-ca-from": "caphv-system/x"}}}
+    assert one(management.checks(replace(own, webhooks=injected), NOW), "cert-manager").result is Result.ERROR
+    ready = {**CERT_MANAGER, "status": {"readyReplicas": 1}}
+    assert one(management.checks(facts(cert_manager=[ready]), NOW), "cert-manager").result is Result.OK
+
+
+def fleet_cluster(name: str = "shop", ready: str = "True", seen: float = 5, **more: Any) -> Obj:
+    status = {
+        "agent": {"lastSeen": ago(minutes=seen)},
+        "display": {"readyBundles": "3/4"},
+        "conditions": [condition("Ready", ready, message="NotReady(1) [Bundle csi]")],
+    }
+    return {"metadata": {"namespace": "team", "name": name, **more}, "status": status}
+
+
+def test_bundles_that_fleet_has_not_deployed_are_reported() -> None:
+    shop = [Key("team", "shop")]
+    late = one(fleet.checks([fleet_cluster(ready="False")], shop, NOW), "fleet")
+    assert (late.result, late.message) == (
+        Result.WARNING,
+        "Fleet Cluster team/shop: 3/4 bundles are ready: NotReady(1) [Bundle csi]",
+    )
+    assert late.remedy.endswith("caphv bundles trace team/shop")
+    silent = one(fleet.checks([fleet_cluster(seen=45)], shop, NOW), "fleet")
+    assert (silent.result, "last reported at" in silent.message) == (Result.WARNING, True)
+    assert one(fleet.checks([fleet_cluster()], shop, NOW), "fleet").result is Result.OK
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"name": "shop"},
+        {
+            "name": "c-x7k2p",
+            "ownerReferences": [{"kind": "Cluster", "apiVersion": "cluster.x-k8s.io/v1beta2", "name": "shop"}],
+        },
+        {
+            "name": "c-m-1",
+            "namespace": "fleet-default",
+            "labels": {
+                "cluster-api.cattle.io/capi-cluster-owner": "shop",
+                "cluster-api.cattle.io/capi-cluster-owner-ns": "team",
+            },
+        },
+    ],
+)
+def test_a_fleet_cluster_is_found_by_label_owner_or_name(metadata: Any) -> None:
+    checks = list(fleet.checks([fleet_cluster(**metadata)], [Key("team", "shop")], NOW))
+    assert [check.subject for check in checks] == ["Cluster team/shop"]
+    assert list(fleet.checks([fleet_cluster(**metadata)], [Key("team", "other")], NOW)) == []
+
+
+def test_a_webhook_without_its_authority_is_an_error() -> None:
+    first = found(management.checks(facts(webhooks=webhooks("")), NOW), "webhooks")[0]
+    assert first.result is Result.ERROR
+
+
+def test_a_certificate_that_ends_soon_is_a_warning() -> None:
+    status = {"notAfter": "2026-11-24T00:00:00Z", "conditions": [condition("Ready", "True")]}
+    soon = facts(certificates=[{"metadata": {"name": "caphv-webhook"}, "status": status}])
+    assert one(management.checks(soon, NOW), "certificates").result is Result.WARNING

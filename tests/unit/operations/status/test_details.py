@@ -1,0 +1,133 @@
+"""What Harvester and the workload cluster add to a cluster."""
+
+from __future__ import annotations
+
+from caphv.api.object import Key, Obj
+from operations.read.objects import HarvesterObjects, Unseen
+from operations.status.assembly import overview_of
+from operations.status.details import pools_of, with_details, with_harvester, with_nodes
+from operations.status.model import Cluster, Severity
+from tests.support.clusters import NOW, VERSION, Builder, condition
+
+
+def cluster(builder: Builder | None = None) -> Cluster:
+    (found,) = overview_of((builder or Builder()).objects(), NOW).clusters
+    return found
+
+
+def vm(name: str, status: str = "Running") -> Obj:
+    volumes = [{"name": "disk-0", "persistentVolumeClaim": {"claimName": f"{name}-disk-0"}}, {"name": "cloudinitdisk"}]
+    return {
+        "metadata": {"name": name, "namespace": "vms"},
+        "spec": {"template": {"spec": {"volumes": volumes}}},
+        "status": {"printableStatus": status},
+    }
+
+
+def harvester(*names: str, host_ready: bool = True) -> HarvesterObjects:
+    """A Harvester with VMs on one host, each with a disk and an address."""
+    interface = {"name": "nic-1", "ipAddress": "10.0.0.5", "ipAddresses": ["10.0.0.5", "fd00::5"]}
+    inside = {"interfaceName": "cni0", "ipAddress": "10.42.0.1"}
+    instance = {"nodeName": "harvester-1", "interfaces": [interface, inside]}
+    claim = {
+        "spec": {"storageClassName": "longhorn-sles"},
+        "status": {"phase": "Bound", "capacity": {"storage": "40Gi"}},
+    }
+    return HarvesterObjects(
+        server="https://harvester:6443",
+        hosts=[{"metadata": {"name": "harvester-1"}, "status": {"conditions": [condition("Ready", str(host_ready))]}}],
+        vms=[vm(name) for name in names],
+        instances=[{"metadata": {"name": name, "namespace": "vms"}, "status": instance} for name in names],
+        claims=[{"metadata": {"name": f"{name}-disk-0", "namespace": "vms"}, **claim} for name in names],
+        namespaces=frozenset({"vms"}),
+    )
+
+
+ALL = ("cp-1", "worker-1", "worker-2")
+
+
+def test_machines_get_their_vm_with_host_disks_and_addresses() -> None:
+    machine = with_harvester(cluster(), harvester(*ALL)).machines[0]
+    assert machine.vm is not None
+    assert (machine.vm.status, machine.vm.host) == ("Running", "harvester-1")
+    assert machine.vm.addresses == ("10.0.0.5", "fd00::5")
+    (disk,) = machine.vm.disks
+    assert (disk.name, disk.size, disk.storage_class, disk.phase) == ("cp-1-disk-0", "40Gi", "longhorn-sles", "Bound")
+
+
+def test_a_disk_that_does_not_exist_is_missing() -> None:
+    found = harvester(*ALL)
+    found.claims = []
+    machine = with_harvester(cluster(), found).machines[0]
+    assert machine.vm is not None
+    assert machine.vm.disks[0].phase == "missing"
+
+
+def test_a_vm_whose_loss_is_not_reported_yet_is_a_problem() -> None:
+    (problem,) = with_harvester(cluster(), harvester("cp-1", "worker-1")).problems
+    assert problem.objects == ("HarvesterMachine/worker-2",)
+    assert "the provider has not noticed" in problem.cause
+
+
+def test_a_lost_vm_that_its_machine_reports_is_one_problem() -> None:
+    builder = Builder()
+    builder.break_machine("worker-2", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    assert len(with_harvester(cluster(builder), harvester("cp-1", "worker-1")).problems) == 1
+
+
+def test_vms_that_may_not_be_read_are_not_lost() -> None:
+    found = harvester()
+    found.unseen = [Unseen("virtualmachines.kubevirt.io of namespace vms", "forbidden", forbidden=True)]
+    assert with_harvester(cluster(), found).problems == ()
+
+
+def test_a_host_that_is_not_ready_is_named_with_its_machines() -> None:
+    (problem,) = with_harvester(cluster(), harvester(*ALL, host_ready=False)).problems
+    assert problem.severity is Severity.ERROR
+    assert "host harvester-1" in problem.cause
+    assert len(problem.objects) == 3
+
+
+def node(name: str, ready: str = "True") -> Obj:
+    info = {"nodeInfo": {"kubeletVersion": VERSION}, "conditions": [condition("Ready", ready)]}
+    return {"metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": "zone-2"}}, "status": info}
+
+
+def test_nodes_come_from_the_workload_cluster() -> None:
+    found = with_nodes(cluster(), [node(name) for name in ALL])
+    assert [machine.node and machine.node.zone for machine in found.machines] == ["zone-2"] * 3
+    assert found.problems == ()
+
+
+def test_a_node_that_joined_just_now_is_found_by_the_harvester_machine() -> None:
+    builder = Builder(workers=0)
+    builder.machines["cp-1"]["spec"]["infrastructureRef"]["name"] = "shop-infra-1"
+    builder.harvester_machines["cp-1"]["metadata"]["name"] = "shop-infra-1"
+    del builder.machines["cp-1"]["status"]["nodeRef"]
+    (machine,) = with_nodes(cluster(builder), [node("shop-infra-1")]).machines
+    assert (machine.name, machine.node and machine.node.name) == ("cp-1", "shop-infra-1")
+
+
+def test_a_node_that_is_not_ready_is_a_problem_of_its_machine() -> None:
+    (problem,) = with_nodes(cluster(), [node("cp-1"), node("worker-1", "Unknown"), node("worker-2")]).problems
+    assert problem.objects == ("Node/worker-1",)
+    assert "kubectl delete machine worker-1 -n team" in problem.next_step
+
+
+def test_a_cluster_that_does_not_answer_keeps_what_its_machines_remember() -> None:
+    overview = overview_of(Builder().objects(), NOW)
+    silent = Unseen("Nodes of cluster team/shop", "no answer within 6 s")
+    found = with_details(overview, {Key("team", "identity"): harvester(*ALL)}, {Key("team", "shop"): silent})
+    assert found.unseen == ("Nodes of cluster team/shop: no answer within 6 s",)
+    assert found.clusters[0].machines[0].node is not None
+    assert found.clusters[0].machines[0].vm is not None
+
+
+def test_pools_say_what_is_free_unless_they_are_invalid() -> None:
+    found = harvester()
+    ranges = [{"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.10", "rangeEnd": "10.0.0.19"}]
+    found.pools = [
+        {"metadata": {"name": "good"}, "spec": {"ranges": ranges}, "status": {"allocated": {"10.0.0.10": "team/cp-1"}}},
+        {"metadata": {"name": "bad"}, "spec": {"ranges": [{"subnet": "nonsense"}]}},
+    ]
+    assert [(pool.name, pool.free, pool.total) for pool in pools_of(found)] == [("bad", None, 0), ("good", 9, 10)]

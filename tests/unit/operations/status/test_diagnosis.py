@@ -1,0 +1,447 @@
+"""What is wrong with a cluster: causes before consequences, each with a next step."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from caphv.api.names import Reason
+from caphv.api.object import Obj
+from operations.status.assembly import overview_of, parts_of
+from operations.status.diagnosis import problems_of
+from operations.status.model import Problem, Severity
+from operations.status.remedies import Subject, next_step
+from tests.support import observed
+from tests.support.clusters import NOW, Builder, ago, condition
+
+
+def problems(builder: Builder) -> tuple[Problem, ...]:
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    return cluster.problems
+
+
+def disconnected(builder: Builder) -> None:
+    """Make the identity unusable, and let it show everywhere, as it does."""
+    message = "identity Secret team/identity: not found; create it with key kubeconfig"
+    builder.harvester_cluster["status"]["conditions"] = [
+        condition(kind, "False", "HarvesterConnectionFailed", message)
+        for kind in ("HarvesterConnectionReady", "InfrastructureReady", "Ready")
+    ]
+    for name in builder.harvester_machines:
+        builder.break_machine(name, "InfrastructureProvisioningInProgress", "waiting for the cluster's infrastructure")
+    builder.cluster["status"]["conditions"] = [condition("Available", "False", "NotAvailable", "* all of it")]
+
+
+def test_one_cause_is_one_problem_however_often_it_shows() -> None:
+    builder = Builder()
+    disconnected(builder)
+    (problem,) = problems(builder)
+    assert (problem.severity, problem.objects) == (Severity.ERROR, ("HarvesterCluster/shop-x",))
+    assert "team/identity: not found" in problem.cause
+    assert "caphv doctor team/shop" in problem.next_step
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"), [("HarvesterUnreachable", "Unreachable"), ("HarvesterAuthenticationFailed", "Degraded")]
+)
+def test_an_outage_is_one_cause_and_no_failure(reason: str, state: str) -> None:
+    builder = Builder(workers=3)
+    status = builder.harvester_cluster["status"]
+    message = "Harvester is unreachable: connection refused; last known to be ready: 1 of 1 control plane machines"
+    status["ready"] = True
+    status["conditions"][1] = condition("HarvesterConnectionReady", "False", reason, message, minutes=5)
+    builder.harvester_machines["worker-1"]["status"]["conditions"][0] = condition("Ready", "Unknown", reason, "see")
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    (problem,) = cluster.problems
+    assert (cluster.state, problem.objects) == (state, ("HarvesterCluster/shop-x",))
+    assert (problem.cause, problem.since) == (message, ago(minutes=5))
+    assert (str(cluster.control_plane), str(cluster.workers)) == ("1/1", "3/3")
+
+
+@pytest.mark.parametrize(
+    ("reason", "severities"), [("IdentityExpiring", ["error", "warning"]), ("HarvesterAuthenticationFailed", ["error"])]
+)
+def test_an_older_report_on_the_identity_does_not_hide_an_outage(reason: str, severities: list[str]) -> None:
+    builder = Builder()
+    status = builder.harvester_cluster["status"]
+    status["ready"] = True
+    status["conditions"][1] = condition("HarvesterConnectionReady", "False", "HarvesterUnreachable", "no answer")
+    status["conditions"].append(condition("IdentityUpToDate", "False", reason, "of the time before", minutes=9))
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    assert [problem.severity for problem in cluster.problems] == severities
+    assert (cluster.state, cluster.problems[0].cause) == ("Unreachable", "no answer")
+
+
+def test_missing_add_ons_are_a_note_and_hide_no_problem() -> None:
+    builder = Builder()
+    builder.harvester_cluster["status"]["conditions"].append(
+        condition("AddonBundlesReady", "False", "AddonBundlesMissing", "no cloud provider", minutes=20)
+    )
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    (problem,) = cluster.problems
+    assert (cluster.state, cluster.wrong, problem.severity) == ("Available", False, Severity.NOTE)
+    assert "kubectl annotate cluster shop -n team addons.caphv.io/suspend=true" in problem.next_step
+
+    builder.cluster["status"]["conditions"] = [condition("Available", "False", "NotAvailable", "why", hours=1)]
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    assert [(each.severity, each.cause) for each in cluster.problems] == [
+        (Severity.ERROR, "why"),
+        (Severity.NOTE, "no cloud provider"),
+    ]
+
+
+def test_a_new_cluster_whose_harvester_never_answered_is_no_outage() -> None:
+    builder = Builder()
+    conditions = [condition(kind, "False", "HarvesterUnreachable") for kind in ("HarvesterConnectionReady", "Ready")]
+    builder.harvester_cluster["status"]["conditions"] = conditions
+    builder.cluster["status"] = {"conditions": [condition("Available", "False")]}
+    builder.control_plane["status"] = {}
+    builder.machines["cp-1"]["status"] = builder.harvester_machines["cp-1"]["status"] = {}
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    assert cluster.state == "Failed"
+
+
+def test_what_many_machines_have_in_common_is_one_problem() -> None:
+    builder = Builder(workers=5)
+    for number in range(1, 6):
+        message = f"no free address in IPPool machines for worker-{number}"
+        builder.break_machine(f"worker-{number}", "VMIPPoolExhausted", message)
+    (problem,) = problems(builder)
+    assert len(problem.objects) == 5
+    assert "caphv pools audit" in problem.next_step
+
+
+def test_what_takes_its_time_becomes_an_error_when_it_takes_too_long() -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "VMProvisioningInProgress", "the VM is starting", minutes=2)
+    assert [problem.severity for problem in problems(builder)] == [Severity.WAITING]
+    builder.break_machine("worker-1", "VMProvisioningInProgress", "the VM is starting", minutes=20)
+    assert [problem.severity for problem in problems(builder)] == [Severity.ERROR]
+
+
+def test_a_lost_vm_names_the_command_that_replaces_its_machine() -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    (problem,) = problems(builder)
+    assert "kubectl delete machine worker-1 -n team" in problem.next_step
+
+
+def named_as_by_rke2(builder: Builder, name: str = "cp-1") -> Obj:
+    """Have the HarvesterMachine of a machine another name than its Machine, as CAPRKE2 and CAPK3s do."""
+    own = builder.harvester_machines[name]
+    own["metadata"]["name"] = builder.machines[name]["spec"]["infrastructureRef"]["name"] = f"template-{name}"
+    return own
+
+
+NAMES = [
+    record
+    for path in ("rancher-cluster-api-provider-rke2/objects.yaml", "k3s-io-cluster-api-k3s/objects.yaml")
+    for record in observed.records(path)
+    if record.name == "control-plane-machine"
+]
+
+
+@pytest.mark.parametrize("record", NAMES, ids=lambda record: record.project)
+@pytest.mark.parametrize("reason", ["MachineNotFound", "VMProvisioningFailed"])
+def test_a_remedy_names_the_machine_and_not_its_infrastructure(record: observed.Record, reason: str) -> None:
+    builder = Builder()
+    own, machine = builder.harvester_machines["cp-1"], builder.machines["cp-1"]
+    machine["metadata"]["name"] = record.outcome["machine"]
+    own["metadata"]["name"] = machine["spec"]["infrastructureRef"]["name"] = record.outcome["harvesterMachine"]
+    builder.break_machine("cp-1", reason, "it is broken")
+    (problem,) = problems(builder)
+    assert problem.objects == (f"HarvesterMachine/{record.outcome['harvesterMachine']}",)
+    assert f"kubectl delete machine {record.outcome['machine']} -n team" in problem.next_step
+
+
+def test_a_machine_that_is_being_deleted_is_not_to_be_deleted_again() -> None:
+    builder = Builder()
+    named_as_by_rke2(builder)
+    builder.machines["cp-1"]["metadata"]["deletionTimestamp"] = ago(minutes=1)
+    builder.break_machine("cp-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    (problem,) = problems(builder)
+    assert "kubectl delete" not in problem.next_step
+    assert problem.next_step.endswith("kubectl describe machine cp-1 -n team")
+
+
+def test_infrastructure_without_a_machine_is_deleted_itself() -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    del builder.machines["worker-1"]
+    assert "kubectl delete harvestermachine worker-1 -n team" in problems(builder)[0].next_step
+
+
+def test_a_wrong_value_is_corrected_where_the_user_edits_it() -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "VMProvisioningFailed", "spec.volumes[0].imageName is 'absent'")
+    step = problems(builder)[0].next_step
+    assert "Correct spec.topology.variables: kubectl edit cluster shop -n team" in step
+    assert step.endswith("kubectl delete machine worker-1 -n team")
+    del builder.cluster["spec"]["topology"]
+    step = problems(builder)[0].next_step
+    assert "HarvesterMachineTemplate under another name" in step
+    assert step.endswith("kubectl delete machine worker-1 -n team")
+
+
+def test_a_machine_without_bootstrap_data_says_since_when_of_whom_and_where_to_look() -> None:
+    """As with CAPRKE2 v0.25.0, whose conditions do not say that a value cannot be used."""
+    (record,) = (
+        record
+        for record in observed.records("rancher-cluster-api-provider-rke2/bootstrap.yaml")
+        if record.name == "registry-config-without-secret"
+    )
+    builder = Builder()
+    builder.cluster["status"]["initialization"] = {"infrastructureProvisioned": True}
+    builder.machines["cp-1"]["spec"]["bootstrap"] = {"configRef": {"kind": "RKE2Config", "name": "shop-x7k2p"}}
+    reported = record.outcome["machine"]
+    builder.machines["cp-1"]["status"] = {"conditions": [condition(**reported, minutes=20)]}
+    message = "waiting for the bootstrap provider to set spec.bootstrap.dataSecretName of the Machine"
+    builder.break_machine("cp-1", "InfrastructureProvisioningInProgress", message)
+
+    problem = problems(builder)[0]
+    assert (problem.severity, problem.objects) == (Severity.ERROR, ("Machine/cp-1",))
+    assert f"since {ago(minutes=20)} for the bootstrap provider" in problem.cause
+    assert "RKE2Config shop-x7k2p (DataSecretAvailable: Condition not yet reported)" in problem.cause
+    assert "kubectl logs -n rke2-bootstrap-system -l cluster.x-k8s.io/provider=bootstrap-rke2" in problem.next_step
+
+
+def test_a_deletion_that_rke2_never_ends_names_the_command_that_does() -> None:
+    """As with CAPRKE2 v0.25.0 when the Node was deleted before the Machine."""
+    (record,) = (
+        record
+        for record in observed.records("rancher-cluster-api-provider-rke2/deletion.yaml")
+        if record.name == "node-deleted-before-the-machine"
+    )
+    builder = Builder()
+    machine = builder.machines["cp-1"]
+    machine["metadata"] |= {"deletionTimestamp": ago(minutes=10), "annotations": record.outcome["annotations"]}
+    machine["status"]["conditions"] = [
+        condition(**reported, minutes=10) for reported in record.outcome["conditions"].values()
+    ]
+    problem = problems(builder)[0]
+    assert (problem.severity, problem.objects) == (Severity.ERROR, ("Machine/cp-1",))
+    assert problem.next_step.endswith("caphv etcd remove team/shop")
+
+
+def test_drift_and_an_identity_that_expires_are_warnings() -> None:
+    builder = Builder()
+    own = builder.harvester_machines["worker-1"]["status"]["conditions"]
+    own[1] = condition("VMUpToDate", "False", "VMDiffers", "cpu is 4, wanted 2")
+    builder.harvester_cluster["status"]["conditions"].append(
+        condition("IdentityUpToDate", "False", "IdentityExpiring", "the credentials end in 3 days")
+    )
+    assert [(each.severity, each.reason) for each in problems(builder)] == [
+        (Severity.WARNING, "IdentityExpiring"),
+        (Severity.WARNING, "VMDiffers"),
+    ]
+
+
+@pytest.mark.parametrize(("minutes", "severities"), [(9, []), (11, [Severity.WARNING])])
+def test_update_in_place_is_a_problem_once_it_takes_long(minutes: int, severities: list[Severity]) -> None:
+    builder = Builder()
+    own = builder.harvester_machines["worker-1"]["status"]["conditions"]
+    own[1] = condition("VMUpToDate", "False", "VMUpdating", "the VM migrates", minutes=minutes)
+    assert [problem.severity for problem in problems(builder)] == severities
+    assert all("room for the VM" in problem.next_step for problem in problems(builder))
+
+
+def test_a_node_that_is_not_healthy_is_reported_though_its_vm_runs() -> None:
+    builder = Builder()
+    builder.machines["worker-2"]["status"]["conditions"] = [
+        condition("NodeHealthy", "False", "NodeNotHealthy", "* Node.Ready: kubelet stopped posting", minutes=20)
+    ]
+    (problem,) = problems(builder)
+    assert problem.objects == ("Machine/worker-2",)
+    assert problem.cause == "Node.Ready: kubelet stopped posting"
+
+
+def test_a_topology_that_cannot_be_reconciled_is_an_error_at_once() -> None:
+    builder = Builder()
+    builder.cluster["status"]["conditions"].append(
+        condition("TopologyReconciled", "False", "TopologyReconcileFailed", "variable image is required")
+    )
+    (problem,) = problems(builder)
+    assert (problem.severity, problem.cause) == (Severity.ERROR, "variable image is required")
+
+
+def test_an_infrastructure_object_that_does_not_exist_is_named() -> None:
+    builder = Builder()
+    found = builder.objects()
+    found.harvester_clusters = []
+    (cluster,) = overview_of(found, NOW).clusters
+    assert "HarvesterCluster shop-x" in cluster.problems[0].cause
+
+
+def test_a_core_that_alone_knows_what_is_wrong_is_quoted() -> None:
+    builder = Builder()
+    message = "* ControlPlaneAvailable:\n  * etcd lost its quorum"
+    builder.cluster["status"]["conditions"] = [condition("Available", "False", "NotAvailable", message, hours=1)]
+    (problem,) = problems(builder)
+    assert problem.cause == "ControlPlaneAvailable; etcd lost its quorum"
+
+
+PAUSED = {"cluster.x-k8s.io/paused": ""}
+RESUME = 'kubectl patch cluster shop -n team --type=merge -p \'{"spec":{"paused":false}}\''
+UNMARK = "kubectl annotate {} {} -n team cluster.x-k8s.io/paused-"
+
+
+@pytest.mark.parametrize(
+    ("spec", "cluster", "harvester_cluster", "objects", "commands"),
+    [
+        (True, False, False, ("Cluster/shop",), [RESUME]),
+        (False, True, False, ("Cluster/shop",), [UNMARK.format("cluster", "shop")]),
+        (False, False, True, ("HarvesterCluster/shop-x",), [UNMARK.format("harvestercluster", "shop-x")]),
+        (
+            True,
+            True,
+            True,
+            ("Cluster/shop", "HarvesterCluster/shop-x"),
+            [RESUME, UNMARK.format("cluster", "shop"), UNMARK.format("harvestercluster", "shop-x")],
+        ),
+    ],
+    ids=["spec", "annotation of the Cluster", "annotation of the HarvesterCluster", "all of them"],
+)
+def test_a_paused_cluster_says_how_to_resume_it(
+    spec: bool, cluster: bool, harvester_cluster: bool, objects: tuple[str, ...], commands: list[str]
+) -> None:
+    builder = Builder()
+    builder.cluster["spec"]["paused"] = spec
+    for obj, marked in ((builder.cluster, cluster), (builder.harvester_cluster, harvester_cluster)):
+        obj["metadata"]["annotations"] = dict(PAUSED) if marked else {}
+        obj["status"]["conditions"].append(condition("Paused", "True", "Paused", hours=5))
+    (problem,) = problems(builder)
+    assert problem.objects == objects
+    assert problem.next_step == f"Resume it: {' && '.join(commands)}"
+    assert (problem.severity, problem.since) == (Severity.NOTE, ago(hours=5))
+
+
+def test_a_pause_hides_nothing_else() -> None:
+    builder = Builder()
+    builder.cluster["spec"]["paused"] = True
+    builder.cluster["status"]["conditions"] = [condition("Available", "False", "NotAvailable", "etcd", hours=1)]
+    assert [problem.reason for problem in problems(builder)] == ["NotAvailable", "Paused"]
+
+
+def test_nothing_is_late_while_the_cluster_is_paused() -> None:
+    builder = Builder()
+    builder.cluster["spec"]["paused"] = True
+    builder.cluster["status"]["conditions"] = [
+        condition("Available", "False", "NotAvailable", "etcd", hours=3),
+        condition("Paused", "True", "Paused", hours=3),
+    ]
+    assert [problem.severity for problem in problems(builder)] == [Severity.WAITING, Severity.NOTE]
+
+    # What had been late before stays an error, and so does all that the pause does not hold.
+    builder.cluster["status"]["conditions"][1] = condition("Paused", "True", "Paused", hours=2)
+    assert [problem.severity for problem in problems(builder)] == [Severity.ERROR, Severity.NOTE]
+    builder.cluster["spec"]["paused"] = False
+    assert [problem.severity for problem in problems(builder)] == [Severity.ERROR]
+
+
+SCHEDULE = "Mon-Fri 20:00-06:00 Europe/Berlin; Sat-Sun"
+
+
+def scheduled(**annotations: str) -> Builder:
+    builder = Builder()
+    named = {f"caphv.io/{name.replace('_', '-')}": value for name, value in annotations.items()}
+    builder.cluster["metadata"]["annotations"] = {"caphv.io/park-schedule": SCHEDULE, **named}
+    return builder
+
+
+def notes(builder: Builder, now: datetime) -> list[tuple[str, str]]:
+    (found,) = parts_of(builder.objects())
+    return [(problem.cause, problem.next_step) for problem in problems_of(found, now)]
+
+
+def test_a_schedule_names_its_next_change() -> None:
+    day = datetime(2026, 11, 26, 12, tzinfo=UTC)
+    ((cause, step),) = notes(scheduled(), day)
+    assert cause == f"schedule {SCHEDULE} has it parked at 2026-11-26 20:00 CET"
+    assert step == "Keep it running: kubectl annotate cluster shop -n team caphv.io/park=false --overwrite"
+
+    builder = scheduled(parked_by_schedule="true", parked_since="x")
+    builder.harvester_cluster["status"]["conditions"].append(condition("Parked", "True", message="3 VMs stopped"))
+    ((cause, step),) = notes(builder, day.replace(hour=23))
+    assert cause == f"3 VMs stopped; schedule {SCHEDULE} has it resumed at 2026-11-27 06:00 CET"
+    assert step == "Resume it: caphv resume team/shop"
+
+
+@pytest.mark.parametrize("name", ["cluster.x-k8s.io/paused", "cluster.x-k8s.io/managed-by"])
+def test_a_schedule_that_the_provider_does_not_follow_names_no_change(name: str) -> None:
+    builder = scheduled()
+    builder.harvester_cluster["metadata"]["annotations"] = {name: ""}
+    causes = [cause for cause, _ in notes(builder, datetime(2026, 11, 26, 12, tzinfo=UTC))]
+    assert not any("schedule" in cause for cause in causes)
+
+
+def test_what_overrides_a_schedule_is_named() -> None:
+    ((cause, step),) = notes(scheduled(park="false"), datetime(2026, 11, 26, 12, tzinfo=UTC))
+    assert cause == f"annotation caphv.io/park: false overrides schedule {SCHEDULE}"
+    assert step == "Have it follow the schedule: kubectl annotate cluster shop -n team caphv.io/park-"
+
+
+@pytest.mark.parametrize(("text", "cause"), [("Mon-Sun", "schedule Mon-Sun never has it resumed"), ("weekends", "")])
+def test_a_schedule_without_a_change_or_that_cannot_be_read_names_none(text: str, cause: str) -> None:
+    builder = scheduled(park_schedule=text)
+    assert [each for each, _ in notes(builder, datetime(2026, 11, 26, 12, tzinfo=UTC))] == ([cause] if cause else [])
+    builder.cluster["spec"]["paused"] = True
+    assert [each for each, _ in notes(builder, NOW)] == ["paused: nothing is reconciled"]
+
+
+def test_a_deletion_says_that_the_cluster_is_paused() -> None:
+    builder = Builder()
+    builder.cluster["metadata"]["deletionTimestamp"] = ago(hours=2)
+    builder.cluster["spec"]["paused"] = True
+    (problem,) = problems(builder)
+    assert (problem.severity, problem.cause) == (Severity.ERROR, "being deleted, and paused: no controller acts")
+    assert problem.next_step.startswith("Resume it: kubectl patch cluster shop -n team")
+
+
+def test_a_deletion_says_what_it_waits_for_and_later_that_it_hangs() -> None:
+    builder = Builder()
+    builder.cluster["metadata"]["deletionTimestamp"] = ago(minutes=2)
+    (problem,) = problems(builder)
+    assert (problem.severity, problem.cause) == (Severity.WAITING, "being deleted: waiting for 3 machines, first cp-1")
+    builder.cluster["metadata"]["deletionTimestamp"] = ago(hours=2)
+    assert problems(builder)[0].severity is Severity.ERROR
+
+
+def test_suspended_bundles_are_no_problem() -> None:
+    builder = Builder()
+    builder.harvester_cluster["status"]["conditions"].append(
+        condition("AddonBundlesReady", "False", "AddonBundlesSuspended", "suspended")
+    )
+    assert problems(builder) == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "severity"), [("Evacuating", Severity.NOTE), ("EvacuationBlocked", Severity.WARNING)]
+)
+def test_a_host_that_is_evacuated_is_no_problem_until_a_machine_stays(reason: str, severity: Severity) -> None:
+    builder = Builder()
+    found = condition("HostsEvacuated", "False", reason, "worker-1 leaves harvester-2", hours=2)
+    builder.harvester_cluster["status"]["conditions"].append(found)
+    (problem,) = problems(builder)
+    assert (problem.severity, problem.cause) == (severity, "worker-1 leaves harvester-2")
+
+
+@pytest.mark.parametrize("reason", [*Reason, "SomethingNew", "TopologyReconcileFailed"])
+def test_every_reason_has_a_next_step_without_gaps(reason: str) -> None:
+    subject = Subject("team", "shop", "HarvesterMachine", "worker-1", "team/identity", "vms")
+    assert next_step(reason, subject)
+    assert "{" not in next_step(reason, subject)
+    assert next_step(reason, Subject("team", "shop", "HarvesterCluster", "shop-x"))
+
+
+def test_a_missing_pool_is_corrected_where_the_user_edits_it() -> None:
+    builder = Builder()
+    message = "IPPool machine of vmNetworkConfig does not exist on Harvester"
+    builder.harvester_cluster["status"]["conditions"] = [
+        condition("VMIPPoolReady", "False", "VMIPPoolNotFound", message)
+    ]
+    (with_topology,) = overview_of(builder.objects(), NOW).clusters[0].problems
+    assert "correct variable ipPoolRef or ipPoolRefs: kubectl edit cluster shop -n team" in with_topology.next_step
+    del builder.cluster["spec"]["topology"]
+    (without,) = overview_of(builder.objects(), NOW).clusters[0].problems
+    assert without.next_step.endswith("kubectl edit harvestercluster shop-x -n team")

@@ -1,0 +1,117 @@
+"""Whether a provider is at work, by its Leases."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, cast
+
+import pytest
+
+from caphv.api.names import HEARTBEAT_LEASE, LEASE
+from caphv.api.object import LEASES, Obj
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Forbidden
+from operations.doctor.reading import read_management_facts
+from operations.status.provider import provider_of, read_provider
+from tests.support.clusters import NOW, ago
+from tests.support.memoryserver import MemoryServer
+
+pytestmark = pytest.mark.unit
+
+
+def lease(seconds: float, name: str = LEASE, namespace: str = "caphv-system") -> Obj:
+    """A Lease that was renewed so many seconds ago."""
+    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"renewTime": ago(seconds=seconds)}}
+
+
+def test_a_lease_that_is_renewed_is_a_provider_at_work() -> None:
+    provider = provider_of([lease(3)], NOW)
+    assert provider
+    assert not provider.silent
+
+
+def test_a_lease_that_is_not_renewed_is_a_silent_provider() -> None:
+    provider = provider_of([lease(300)], NOW)
+    assert provider
+    assert provider.silent
+    assert f"Lease caphv-system/{LEASE} is not renewed" in provider.cause
+    assert "kubectl get pods -n caphv-system" in provider.next_step
+    assert datetime.fromisoformat(provider.since) < NOW
+
+
+def test_of_several_deployments_one_at_work_is_enough() -> None:
+    """A Deployment that was removed leaves its Lease behind."""
+    provider = provider_of([lease(300), lease(3, f"blue.{LEASE}", "team")], NOW)
+    assert provider
+    assert (provider.silent, provider.lease) == (False, f"team/blue.{LEASE}")
+
+
+@pytest.mark.parametrize("name", ["node-1", "caphv-packager", f"x{LEASE}"])
+def test_leases_of_others_say_nothing(name: str) -> None:
+    assert provider_of([lease(300, name)], NOW) is None
+
+
+def test_a_lease_that_never_was_renewed_says_nothing() -> None:
+    provider = provider_of([{"metadata": {"name": LEASE, "namespace": "a"}}], NOW)
+    assert provider
+    assert not provider.silent
+
+
+# Several Leases on a management cluster
+
+
+LEFT_BEHIND = (3600.0, HEARTBEAT_LEASE)
+
+
+class Allowed(MemoryServer):
+    """A server that lists Leases of one namespace only."""
+
+    async def list(self, resource: Any, namespace: str = "", **options: Any) -> Obj:
+        if resource is LEASES and not namespace:
+            raise Forbidden(403, "Forbidden", "cannot list leases at the cluster scope")
+        return await super().list(resource, namespace, **options)
+
+
+def management(*leases: Obj, kind: type[MemoryServer] = MemoryServer) -> ApiClient:
+    head = {"apiVersion": LEASES.api_version, "kind": LEASES.kind}
+    served = [("cluster.x-k8s.io/v1beta2", "Cluster")]
+    return cast("ApiClient", kind(*({**head, **lease} for lease in leases), served=served))
+
+
+@pytest.mark.parametrize(
+    ("name", "namespace"),
+    [(LEASE, "caphv-system"), (LEASE, "team"), (f"blue.{LEASE}", "caphv-system"), (f"blue.{HEARTBEAT_LEASE}", "team")],
+)
+@pytest.mark.parametrize("order", [1, -1])
+async def test_the_newest_sign_of_life_counts(name: str, namespace: str, order: int) -> None:
+    """A provider without leader election was replaced, and its Lease stays."""
+    leases = [lease(*LEFT_BEHIND), lease(3, name, namespace)]
+    provider = await read_provider(management(*leases[::order]), NOW)
+    assert provider
+    assert (provider.silent, provider.lease) == (False, f"{namespace}/{name}")
+
+
+async def test_a_user_of_the_provider_s_namespace_sees_all_of_its_leases() -> None:
+    leases = [lease(*LEFT_BEHIND), lease(3, f"blue.{LEASE}")]
+    provider = await read_provider(management(*leases, kind=Allowed), NOW)
+    assert provider
+    assert (provider.silent, provider.lease) == (False, f"caphv-system/blue.{LEASE}")
+    silent = await read_provider(management(lease(*LEFT_BEHIND), lease(3, "other"), kind=Allowed), NOW)
+    assert silent
+    assert (silent.silent, silent.lease) == (True, f"caphv-system/{HEARTBEAT_LEASE}")
+
+
+async def test_the_doctor_sees_the_newest_lease_of_the_namespace() -> None:
+    leases = [lease(*LEFT_BEHIND), lease(3, f"blue.{LEASE}"), lease(1, "other"), lease(2, LEASE, "team")]
+    facts = await read_management_facts(management(*leases), "caphv-system")
+    assert facts.lease
+    assert facts.lease["metadata"]["name"] == f"blue.{LEASE}"
+
+
+async def test_the_doctor_may_read_the_usual_leases_only() -> None:
+    server = management(lease(*LEFT_BEHIND), lease(3))
+    cast("Any", server).errors["list Lease"] = Forbidden(403, "Forbidden", "cannot list leases")
+    facts = await read_management_facts(server, "caphv-system")
+    assert facts.lease
+    assert facts.lease["metadata"]["name"] == LEASE
+    assert facts.why_unseen("leases") == ""

@@ -1,0 +1,125 @@
+"""Whether a VM that leaves its host would find another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from caphv.api.object import Obj
+from reconciler.cluster.evacuation.targets import REQUIRED, avoid, obstacle
+from tests.support.memoryserver import merged
+
+pytestmark = pytest.mark.unit
+
+GPU = "nvidia.com/GA102GL_A10"
+
+
+def host(name: str, *, gpus: int = 0, ready: bool = True, annotations: Any = None, **spec: Any) -> Obj:
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {"kubernetes.io/hostname": name, "rack": name[-1]},
+            "annotations": annotations or {},
+        },
+        "spec": spec,
+        "status": {
+            "conditions": [{"type": "Ready", "status": str(ready)}],
+            "allocatable": {"cpu": "8", **({GPU: str(gpus)} if gpus else {})},
+        },
+    }
+
+
+def instance(name: str, gpus: int, kind: str = "hostDevices") -> Obj:
+    devices = {kind: [{"name": f"gpu-{number}", "deviceName": GPU} for number in range(gpus)]}
+    return {"status": {"nodeName": name}, "spec": {"domain": {"devices": devices}}}
+
+
+def vm(gpus: int = 1, **spec: Any) -> Obj:
+    return {"spec": {"template": {"spec": {**instance("", gpus)["spec"], **spec}}}}
+
+
+def requires(*expressions: Obj) -> Obj:
+    return {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": list(expressions)}]}}}
+
+
+def expression(operator: str, *values: str) -> Obj:
+    return {"key": "rack", "operator": operator, "values": list(values)}
+
+
+def tolerant(**toleration: str) -> Obj:
+    return vm(tolerations=[toleration])
+
+
+UNREADY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+TAINT = {"key": "team", "value": "gpu", "effect": "NoSchedule"}
+HERE, OTHER = host("h0", gpus=1), host("h1", gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("leaving", "hosts", "instances", "part"),
+    [
+        (vm(), [HERE, OTHER], [instance("h0", 1)], ""),
+        (vm(0), [HERE, host("h1")], [], ""),
+        (vm(), [HERE, host("h1")], [], f"no other host has 1 {GPU} free"),
+        (vm(2), [HERE, OTHER], [], f"no other host has 2 {GPU} free"),
+        (vm(), [HERE, OTHER], [instance("h1", 1)], "no other host has"),
+        (vm(), [HERE, OTHER], [instance("h1", 1, "gpus")], "no other host has"),
+        (vm(), [HERE, OTHER, host("h2", gpus=2)], [instance("h1", 1), instance("h2", 1)], ""),
+        (vm(), [HERE], [], "no other host is ready"),
+        (vm(), [HERE, host("h1", gpus=1, ready=False)], [], "no other host is ready"),
+        (vm(), [HERE, host("h1", gpus=1, unschedulable=True)], [], "no other host is ready"),
+        (vm(), [HERE, host("h1", gpus=1, annotations={"caphv.io/evacuate": "true"})], [], "no other host is ready"),
+        (vm(), [HERE, host("h1", gpus=1, taints=[TAINT])], [], "no other host is ready"),
+        (vm(), [HERE, host("h1", gpus=1, taints=[{**TAINT, "effect": "NoExecute"}])], [], "no other host is ready"),
+        (vm(), [HERE, host("h1", gpus=1, taints=[{**TAINT, "effect": "PreferNoSchedule"}])], [], ""),
+        (vm(), [HERE, host("h1", gpus=1, taints=[UNREADY])], [], ""),
+        (tolerant(key="team", value="gpu"), [HERE, host("h1", gpus=1, taints=[TAINT])], [], ""),
+        (tolerant(key="team", operator="Exists"), [HERE, host("h1", gpus=1, taints=[TAINT])], [], ""),
+        (tolerant(operator="Exists", effect="NoSchedule"), [HERE, host("h1", gpus=1, taints=[TAINT])], [], ""),
+        (tolerant(key="team", value="cpu"), [HERE, host("h1", gpus=1, taints=[TAINT])], [], "no other host is ready"),
+        (tolerant(key="other", operator="Exists"), [HERE, host("h1", gpus=1, taints=[TAINT])], [], "no other host"),
+        (tolerant(operator="Exists", effect="NoExecute"), [HERE, host("h1", gpus=1, taints=[TAINT])], [], "no other"),
+        (vm(affinity={"podAffinity": {REQUIRED: [{}]}}), [HERE, OTHER], [], "which is not checked"),
+        (vm(affinity={"podAntiAffinity": {REQUIRED: [{}]}}), [HERE, OTHER], [], "which is not checked"),
+        (vm(affinity={"podAffinity": {REQUIRED: []}, "podAntiAffinity": {}}), [HERE, OTHER], [], ""),
+        (vm(nodeSelector={"rack": "0"}), [HERE, OTHER], [], "requires this host"),
+        (vm(nodeSelector={"rack": "1"}), [HERE, OTHER], [], ""),
+        (vm(affinity=requires(expression("In", "0"))), [HERE, OTHER], [], "requires this host"),
+        (vm(affinity=requires(expression("In", "0", "1"))), [HERE, OTHER], [], ""),
+        (vm(affinity=requires(expression("NotIn", "1"))), [HERE, OTHER], [], "requires this host"),
+        (vm(affinity=requires(expression("Exists"))), [HERE, OTHER], [], ""),
+        (vm(affinity=requires(expression("DoesNotExist"))), [HERE, OTHER], [], "requires this host"),
+        (vm(affinity=requires(expression("Gt", "0"))), [HERE, OTHER], [], ""),
+        (vm(affinity=requires(expression("Lt", "1"))), [HERE, OTHER], [], "requires this host"),
+        (vm(affinity=requires(expression("Unheard"))), [HERE, OTHER], [], "requires this host"),
+    ],
+)
+def test_obstacle(leaving: Obj, hosts: list[Obj], instances: list[Obj], part: str) -> None:
+    reason = obstacle(leaving, "h0", hosts, instances)
+    assert part in reason
+    assert bool(reason) is bool(part)
+
+
+USER = {"key": "rack", "operator": "In", "values": ["1", "2"]}
+PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]}
+
+
+def avoids(*hosts: str) -> Obj:
+    return {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(hosts)}
+
+
+@pytest.mark.parametrize("before", [{}, PREFERRED, requires(USER)["nodeAffinity"], {**requires(USER)["nodeAffinity"]}])
+def test_a_vm_avoids_hosts_and_ends_with_the_rules_that_it_had(before: Obj) -> None:
+    one = merged(before, avoid(before, [], ["h0"]))
+    expressions = [term["matchExpressions"] for term in one[REQUIRED]["nodeSelectorTerms"]]
+    assert all(avoids("h0") in each for each in expressions)
+    two = merged(one, avoid(one, ["h0"], ["h0", "h1"]))
+    assert avoids("h0", "h1") in two[REQUIRED]["nodeSelectorTerms"][0]["matchExpressions"]
+    assert avoids("h0") not in two[REQUIRED]["nodeSelectorTerms"][0]["matchExpressions"]
+    assert merged(two, avoid(two, ["h0", "h1"], [])) == before
+
+
+def test_a_rule_of_a_user_that_reads_the_same_stays() -> None:
+    before = requires(avoids("h0"))["nodeAffinity"]
+    assert merged(before, avoid(before, [], [])) == before

@@ -1,0 +1,207 @@
+"""Which VM is deleted with its machine, with which disks and Secret, and what another VM keeps."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from caphv.api import names
+from caphv.api.object import Obj
+from caphv.api.ownership import Owner, record
+from caphv.api.virtualmachine import cloud_init_secret_name
+from caphv.runtime.errors import Invalid
+from reconciler.harvester import slim
+from reconciler.machine import deletion
+from reconciler.status import Blocked
+from sandbox.harvester import kinds
+from tests.support.reconciler.machinedeletion import OWN, Client, pool, scope_of, vm_of
+
+pytestmark = pytest.mark.unit
+
+
+def secret_of(owner: Owner | None) -> Obj:
+    """The cloud-init Secret of the machine's name, with the record of this owner."""
+    annotations = record(owner) if owner else {}
+    return {"metadata": {"namespace": "vms", "name": SECRET, "uid": "uid-secret", "annotations": annotations}}
+
+
+SECRET = cloud_init_secret_name("one")
+FORMER = Owner("HarvesterMachine", "team", "one", "uid-before", "former-cluster")
+NAMESAKE = Owner("HarvesterMachine", "other-team", "one", "uid-namesake", "management-cluster")
+
+
+@pytest.mark.parametrize(
+    ("owner", "deleted"),
+    [
+        pytest.param(OWN, True, id="ours"),
+        pytest.param(None, True, id="of the Go provider"),
+        pytest.param(NAMESAKE, False, id="of another machine of the name"),
+        pytest.param(FORMER, True, id="of the deleted VM, which was not adopted yet"),
+    ],
+)
+async def test_secret_is_deleted_with_the_vm_only_if_it_belonged_to_it(owner: Owner | None, deleted: bool) -> None:
+    """A later step may have failed, and another machine may have created its Secret since."""
+    scope, harvester = scope_of()
+    scope.memory.vm_deleted_at, scope.memory.deleted_vm_owner = 1.0, FORMER
+    harvester.client = Client(refuses=False, secret=secret_of(owner))
+    await deletion.delete_machine(scope)
+    assert harvester.client.deleted == ([SECRET] if deleted else [])
+
+
+async def deletion_of(
+    *vms: Obj,
+    refuses: bool = False,
+    instance: Obj | None = None,
+    stopped_for: float | None = None,
+    says: str | None = None,
+) -> Client:
+    """Delete machine `one`, whose VM is the first, once; the requests that it sent.
+
+    :param stopped_for: seconds since the instance was found to have stopped
+    :param says: what the deletion waits for
+    """
+    scope, harvester = scope_of()
+    scope.memory.vm_stopped_at = None if stopped_for is None else time.monotonic() - stopped_for
+    namespace, client = harvester.watch_namespace("vms"), Client(refuses=refuses)
+    harvester.client = client
+    namespace.instances = SimpleNamespace(get=lambda *_: instance, store=())
+    namespace.vms = SimpleNamespace(
+        get=lambda *_: vms[0],
+        store=vms,
+        observe=lambda _: None,
+        observe_deletion=lambda *_: False,
+        forget=lambda *_: None,
+    )
+    with pytest.raises((Blocked, Invalid), match=says):
+        await deletion.delete_machine(scope)
+    return client
+
+
+async def test_vm_of_which_harvester_refuses_updates_is_deleted() -> None:
+    client = await deletion_of(vm_of("one", "shared", listed="photos"), vm_of("two", "shared"))
+    (patch,) = client.patches
+    assert patch == {"metadata": {"annotations": {"harvesterhci.io/removedPersistentVolumeClaims": ""}}}
+    assert client.deleted == ["one"]
+    client = await deletion_of(vm_of("one", "shared"), vm_of("two", "shared"), refuses=True)
+    assert client.deleted == ["one"]
+
+
+async def test_vm_is_not_deleted_while_harvester_would_delete_volumes_of_others_with_it() -> None:
+    client = await deletion_of(vm_of("one", "photos", listed="photos"), refuses=True)
+    assert client.deleted == []
+
+
+async def test_volumes_that_another_vm_has_are_removed_from_a_stopped_vm() -> None:
+    one, two = vm_of("one", "own", "shared", deleted=True, listed="moved"), vm_of("two", "shared", "moved")
+    (patch,) = (await deletion_of(one, two)).patches
+    assert patch["metadata"]["resourceVersion"] == "7"
+    assert patch["metadata"]["annotations"] == {"harvesterhci.io/removedPersistentVolumeClaims": ""}
+    left = patch["spec"]["template"]["spec"]
+    assert [each["name"] for each in left["volumes"]] == ["own"]
+    assert left["domain"]["devices"]["disks"] == [{"name": "own"}]
+
+
+@pytest.mark.parametrize(("stopped_for", "strategies"), [(4.0, []), (6.0, ["Halted"])])
+async def test_stopped_vm_is_halted_once_kubevirt_had_time_to_release_it(
+    stopped_for: float, strategies: list[str]
+) -> None:
+    client = await deletion_of(vm_of("one", "own", deleted=True), stopped_for=stopped_for)
+    assert [patch["spec"]["runStrategy"] for patch in client.patches] == strategies
+
+
+async def test_running_vm_and_one_that_shares_nothing_keep_their_volumes() -> None:
+    one, two = vm_of("one", "shared", deleted=True), vm_of("two", "shared")
+    assert (await deletion_of(one, two, instance={"metadata": {"name": "one"}})).patches == []
+    assert (await deletion_of(one, vm_of("two", "other"))).patches == []
+
+
+@pytest.mark.parametrize(
+    ("finalizer", "who"),
+    [
+        (kinds.VM_GUARD, "Harvester's load balancer controller: check Deployment harvester-load-balancer"),
+        (kinds.VM_FINALIZER, "KubeVirt: check Deployment virt-controller"),
+        ("example.com/mine", "another controller"),
+    ],
+)
+async def test_finalizer_that_stays_after_the_instance_is_named(finalizer: str, who: str) -> None:
+    vm = vm_of("one", deleted=True)
+    vm["metadata"]["finalizers"], vm["spec"]["runStrategy"] = [finalizer], "Halted"
+    stays = "waiting for VirtualMachine one on Harvester to be deleted"
+    await deletion_of(vm, says=f"{stays}$")
+    await deletion_of(vm, stopped_for=9, says=f"{stays}$")
+    await deletion_of(vm, stopped_for=11, says=f"{stays}: finalizer {finalizer} is removed by {who}$")
+    await deletion_of(vm, instance={"metadata": {"name": "one"}}, stopped_for=11, says=f"{stays}$")
+
+
+def disk(name: str) -> Obj:
+    return {"metadata": {"namespace": "vms", "name": name, "uid": f"uid-{name}", "annotations": record(OWN)}}
+
+
+def scope_with(vm: Obj, *disks: Obj, known: str = "") -> tuple[Any, Any]:
+    """A machine with address 10.0.0.1, whose status has this uid of its VM, and a VM of its name."""
+    scope, harvester = scope_of(pool=pool("10.0.0.1", "manageme"))
+    namespace = harvester.watch_namespace("vms")
+    harvester.client = Client(refuses=False, vm=vm)
+    namespace.vms = SimpleNamespace(get=lambda *_: vm, store=(vm,))
+    namespace.claims = SimpleNamespace(
+        store=disks, get=lambda _, name: name, observe_deletion=lambda *_: False, forget=lambda *_: None
+    )
+    if known:
+        scope.draft.fields["virtualMachine"] = {"uid": known}
+    return scope, harvester
+
+
+def unrecorded(vm: Obj, **labels: str) -> Obj:
+    vm["metadata"] |= {"annotations": {}, "labels": labels}
+    return vm
+
+
+async def test_disk_that_a_vm_made_by_hand_uses_stays_and_the_machine_is_deleted() -> None:
+    used, left = disk("one-disk-0-abcde"), disk("one-disk-1-abcde")
+    vm = unrecorded(vm_of("one", "one-disk-0-abcde"))
+    scope, harvester = scope_with(vm, used, left)
+    with pytest.raises(Blocked, match=r"waiting for disks on Harvester to be deleted: one-disk-1-abcde$"):
+        await deletion.delete_machine(scope)
+    assert harvester.client.deleted == ["one-disk-1-abcde"]
+    scope, harvester = scope_with(vm, used)
+    await deletion.delete_machine(scope)
+    assert harvester.client.deleted == []
+    assert harvester.allocator.released == ["10.0.0.1"]
+
+
+async def test_vm_whose_other_fields_no_cache_keeps_is_read_before_it_is_deleted() -> None:
+    vm = unrecorded(vm_of("one", "own", "shared", deleted=True), **{names.MACHINE_TYPE_LABEL: "worker"})
+    scope, harvester = scope_with(slim.virtual_machine(vm, "management"))
+    harvester.client = Client(refuses=False, vm=vm)
+    harvester.watch_namespace("vms").vms.store = (vm, vm_of("two", "shared"))
+    harvester.watch_namespace("vms").vms.observe = lambda *_: None
+    with pytest.raises(Blocked, match="waiting for VirtualMachine one"):
+        await deletion.delete_machine(scope)
+    (patch,) = harvester.client.patches
+    assert patch["spec"]["template"]["spec"]["domain"]["devices"]["disks"] == [{"name": "own"}]
+
+
+async def test_another_vm_that_replaced_it_meanwhile_is_not_deleted() -> None:
+    vm = unrecorded(vm_of("one", "own"), **{names.MACHINE_TYPE_LABEL: "worker"})
+    scope, harvester = scope_with(vm)
+    forgotten: list[str] = []
+    harvester.watch_namespace("vms").vms.forget = lambda _, name: forgotten.append(name)
+    harvester.client = Client(refuses=False, vm={"metadata": {**vm["metadata"], "uid": "another"}})
+    await deletion.delete_machine(scope)
+    assert "one" not in harvester.client.deleted
+    assert forgotten == ["one"]
+
+
+async def test_a_vm_with_the_mark_of_the_go_provider_that_replaced_the_machines_is_kept() -> None:
+    vm = unrecorded(vm_of("one", "restored"), **{names.MACHINE_TYPE_LABEL: "worker"})
+    scope, harvester = scope_with(vm, known="before")
+    await deletion.delete_machine(scope)
+    assert harvester.client.deleted == []
+    scope, harvester = scope_with(vm)
+    harvester.watch_namespace("vms").vms.observe_deletion = lambda *_: False
+    with pytest.raises(Blocked, match="waiting for VirtualMachine one"):
+        await deletion.delete_machine(scope)
+    assert harvester.client.deleted == ["one"]

@@ -1,0 +1,1 @@
+"""Scripts of the tests: stages, skipped tests, mutants, messages of commits."""

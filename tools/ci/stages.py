@@ -1,0 +1,40 @@
+"""Run targets of the Makefile one after the other, and print how long each took.
+
+Usage: stages.py TARGET... Ends with the status of the first target that fails, after the table of
+those that ran.
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+
+def main(*targets: str) -> int:
+    """Run the targets; return the exit status."""
+    make = os.environ.get("MAKE", "make")
+    start = time.monotonic()
+    status = 0
+    rows: list[tuple[str, float]] = []
+    for number, target in enumerate(targets, 1):
+        # Flush the title, because the target writes its output to the same pipe.
+        sys.stdout.write(f"\n=== {number}/{len(targets)} {target}\n")
+        sys.stdout.flush()
+
+        target_start = time.monotonic()
+        status = subprocess.run([make, "--no-print-directory", target], check=False).returncode
+        rows.append((target, time.monotonic() - target_start))
+        if status:
+            break
+
+    result = f"FAILED in {rows[-1][0]}" if status else "passed"
+    sys.stdout.write(f"\n=== {result}\n")
+    width = max(map(len, targets))
+    for name, duration in [*rows, ("all", time.monotonic() - start)]:
+        minutes, seconds = divmod(int(duration), 60)
+        sys.stdout.write(f"{name:{width}} {minutes:3} min {seconds:2} s\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

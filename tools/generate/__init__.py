@@ -1,0 +1,1 @@
+"""Writes files that are generated from schemas and code."""

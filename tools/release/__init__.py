@@ -1,0 +1,1 @@
+"""Release artifacts, written to `out/` by `python -m tools.release`: manifests, chart and more."""
