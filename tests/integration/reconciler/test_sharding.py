@@ -11,14 +11,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from caphv.api.names import WATCH_FILTER_LABEL
-from caphv.api.object import Resource
+from caphv.api.object import LEASES
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, Case, is_ready
 from tests.support.reconciler.environment import Environment, Provider
 
 pytestmark = pytest.mark.integration
 
-LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease")
 MACHINES = 5
 WRITES = ("create", "update", "patch", "delete")
 

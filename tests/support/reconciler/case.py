@@ -13,6 +13,7 @@ import yaml
 from caphv.api.names import PAUSED_ANNOTATION
 from caphv.api.object import (
     EVENTS,
+    LEASES,
     NAMESPACES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -23,7 +24,7 @@ from caphv.api.object import (
     labels_of,
 )
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import NotFound
+from caphv.runtime.errors import NotFound, RequestError
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from tests.support.reconciler.conditions import is_ready
@@ -88,7 +89,12 @@ class Case:
             await self.management.create(NAMESPACES, {"metadata": {"name": self.name}})
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Forget the providers of this test alone, and disconnect."""
+        # To later tests on the same servers, each would be a provider that fell silent. The servers
+        # of some tests are lost by now.
+        with contextlib.suppress(RequestError):
+            for lease in (await self.management.list(LEASES, self.name))["items"]:
+                await self.management.delete(LEASES, lease["metadata"]["name"], self.name)
         await self._stack.aclose()
 
     # Cluster
