@@ -13,7 +13,9 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,9 @@ from sandbox.processes import timerslack
 MARK = "CAPHV_SANDBOX"
 # The ports are below the ephemeral ranges of Linux and macOS, which would collide with them.
 PORTS = range(20000, 32000)
+# Ports that stay reserved: those of a test that restarts its processes, and not all of a long run.
+MAX_RESERVATIONS = 200
+_reservations: deque[int] = deque()
 LOG_TAIL_LINES = 15
 # The slack of servers with many short timers on which nothing depends.
 TIMER_SLACK_SECONDS = 0.05
@@ -159,9 +164,9 @@ async def stop(processes: Sequence[psutil.Process], grace: float = 10) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Choose distinct free ports.
+    """Choose distinct free ports that no other process has chosen lately.
 
-    Another process may take a port before it is used (see `port_was_taken`).
+    A process that does not choose its ports here may still take one (see `port_was_taken`).
     """
     ports: list[int] = []
     # The sockets stay open until all ports are chosen, so that none is chosen twice.
@@ -172,6 +177,7 @@ def free_ports(count: int) -> list[int]:
             candidate = sockets.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 candidate.bind(("127.0.0.1", port))
+                _reserve(port)
                 ports.append(port)
 
     if len(ports) < count:
@@ -179,6 +185,22 @@ def free_ports(count: int) -> list[int]:
             f"no {count} free ports on 127.0.0.1 between {PORTS.start} and {PORTS.stop}"
         )
     return ports
+
+
+def _reserve(port: int) -> None:
+    """Keep other processes from choosing a port; raises OSError if one of them has chosen it.
+
+    A name in Linux's abstract namespace belongs to one process, and ends with it. Elsewhere nothing
+    is reserved.
+    """
+    if sys.platform != "linux":
+        return
+
+    with socket.socket(socket.AF_UNIX) as reservation:
+        reservation.bind(f"\0caphv-port-{port}")
+        _reservations.append(reservation.detach())
+    if len(_reservations) > MAX_RESERVATIONS:
+        os.close(_reservations.popleft())
 
 
 def _signal(processes: Sequence[psutil.Process], number: signal.Signals) -> list[psutil.Process]:

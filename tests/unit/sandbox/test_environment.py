@@ -1,6 +1,7 @@
 """State, claims and manifests of a sandbox, without its processes."""
 
 import base64
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,15 @@ def test_free_ports_are_different_and_free() -> None:
     assert len(set(ports)) == 50
     with children.socket.socket() as probe:
         probe.bind(("127.0.0.1", ports[0]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ports are reserved on Linux only")
+def test_a_port_that_another_process_has_chosen_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    (taken,) = children.free_ports(1)
+    monkeypatch.setattr(children, "PORTS", range(taken, taken + 1))
+    # Whoever has chosen it may bind it only in some seconds.
+    with pytest.raises(children.ProcessError, match="no 1 free ports"):
+        children.free_ports(1)
 
 
 def test_stored_version_is_the_only_one_where_older_ones_are_not_wanted() -> None:
