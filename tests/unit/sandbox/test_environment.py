@@ -79,7 +79,7 @@ def test_free_ports_are_different_and_free() -> None:
 def test_a_port_that_another_process_has_chosen_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     (taken,) = children.free_ports(1)
     monkeypatch.setattr(children, "PORTS", range(taken, taken + 1))
-    # Whoever has chosen it may bind it only in some seconds.
+    # The process that has chosen it may bind it some seconds later.
     with pytest.raises(children.ProcessError, match="no 1 free ports"):
         children.free_ports(1)
 
