@@ -89,7 +89,7 @@ def test_variables_of_the_components_have_the_prefix_of_the_provider_and_default
 
 @pytest.mark.parametrize("name", templates())
 def test_a_template_uses_the_common_variables_and_one_namespace(name: str) -> None:
-    assert COMMON <= {variable for variable, _ in VARIABLE.findall(files()[name].decode())}
+    assert {variable for variable, _ in VARIABLE.findall(files()[name].decode())} >= COMMON
     assert {obj["metadata"]["namespace"] for obj in objects(name)} == {"${NAMESPACE}"}
     assert "Namespace" not in {obj["kind"] for obj in objects(name)}
 
