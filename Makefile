@@ -37,7 +37,7 @@ programs: setup ## Build etcd, kube-apiserver and the Cluster API core unless th
 	@$(BIN)/python -c 'import logging; from sandbox.processes import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); binaries.prepare()'
 
-tools: setup ## Build helm, helm-controller, kubectl, kustomize, clusterctl and promtool for tests, and download wheels, unless they exist
+tools: setup ## Build helm, helm-controller, kubectl, kustomize, clusterctl, cluster-api-operator and promtool for tests, and download wheels, unless they exist
 	@$(BIN)/python -c 'import logging; from sandbox.processes import binaries; \
 		logging.basicConfig(level=logging.INFO, format="%(message)s"); [binaries.binary(name) for name in binaries.TOOLS]'
 	@$(BIN)/python -m tests.support.wheels

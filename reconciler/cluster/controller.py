@@ -253,8 +253,9 @@ class ClusterReconciler:
         other one, the deletion is reported as blocked.
         """
         metadata = obj["metadata"]
-        if not metadata.get("ownerReferences"):
-            # Nothing is created before Cluster API has set the owner.
+        if not metadata.get("ownerReferences") and not obj.get("status"):
+            # Neither status nor anything on Harvester is written before Cluster API has set the
+            # owner. With a status, the owner was removed, for example by a restore.
             await self._remove_finalizer(obj)
             return None
 

@@ -10,6 +10,10 @@ from collections.abc import Collection, Iterable
 from caphv.api import evacuation, names
 from caphv.api.object import Obj, annotations_of, at, labels_of
 
+# The CRD of the core's Clusters takes no more failure domains, and without its status no cluster
+# is ever provisioned (cluster-api v1.13.6, Cluster.status.failureDomains).
+MOST_DOMAINS = 100
+
 
 def failure_domains(
     hosts: Collection[Obj],
@@ -21,7 +25,8 @@ def failure_domains(
     """Return one domain per zone if every host has the label, else one domain per host.
 
     The contract requires that they are sorted. A domain whose hosts are all cordoned or in
-    maintenance takes no new control plane machine.
+    maintenance takes no new control plane machine. Of more than `MOST_DOMAINS`, those are returned
+    that have machines, then those that are selected, then those that are published.
 
     :param hosts: Nodes of Harvester
     :param control_plane: names of the domains for control plane machines, empty for all
@@ -53,7 +58,13 @@ def failure_domains(
     for domain in published:
         if domain["name"] in used and domain["name"] not in domains:
             domains[domain["name"]] = {**domain, "controlPlane": False}
-    return [domains[name] for name in sorted(domains)]
+
+    former = {domain["name"] for domain in published}
+    by_importance = sorted(
+        domains,
+        key=lambda name: (name not in used, name not in control_plane, name not in former, name),
+    )
+    return [domains[name] for name in sorted(by_importance[:MOST_DOMAINS])]
 
 
 def unpublished_domains(hosts: Iterable[Obj]) -> list[Obj]:

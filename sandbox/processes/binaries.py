@@ -27,6 +27,7 @@ from sandbox.processes.clusterapi import (
     CLUSTER_API_CORE,
     IMPATIENT_CORE,
     KUBEADM,
+    OPERATOR,
     OTHER_CORES,
     kubeadm_of,
 )
@@ -59,13 +60,14 @@ ETCD = Recipe(
 # The programs that a sandbox runs.
 RECIPES = {recipe.name: recipe for recipe in (ETCD, KUBE_APISERVER, CLUSTER_API_CORE)}
 # Further programs for tests: the tools with which users install and watch the provider, the
-# controller that installs charts in workload clusters, and builds of the core and providers that
-# retry soon.
+# operator that installs it in Rancher, the controller that installs charts in workload clusters,
+# and builds of the core and providers that retry soon.
 TOOLS = {
     recipe.name: recipe
     for recipe in (
         IMPATIENT_CORE,
         *kubeadm_of(IMPATIENT_CORE),
+        OPERATOR,
         Recipe(
             name="helm",
             version="3.22.0",
@@ -205,17 +207,23 @@ def binary(name: str, report: Report | None = None) -> Path:
 def cluster_api_manifests(
     report: Report | None = None, *, program: str = CLUSTER_API_CORE.name
 ) -> Path:
-    """Return a folder with `config/` of a core or provider.
+    """Return a folder with `config/` of a core, a provider or the operator.
 
     It has `crd/bases/*.yaml` and `webhook/manifests.yaml`.
     """
-    recipe = (KUBEADM | OTHER_CORES).get(program, CLUSTER_API_CORE)
+    others = {OPERATOR.name: OPERATOR, **KUBEADM, **OTHER_CORES}
+    recipe = others.get(program, CLUSTER_API_CORE)
     path = cache_folder() / "bin" / f"{recipe.name}-{recipe.version}-config"
 
     with _lock_if_missing(path) as is_missing:
         if is_missing:
             module = gobuild.module_folder(recipe, cache_folder(), report or plain_report())
-            sources = module / recipe.package.removeprefix(recipe.module).strip("/") / "config"
+            package = module / recipe.package.removeprefix(recipe.module).strip("/")
+            sources = next(
+                folder / "config"
+                for folder in (package, *package.parents)
+                if (folder / "config").is_dir()
+            )
             with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
                 copy = Path(scratch) / "config"
                 # Copy without modes, because the files of the module cache are read-only.

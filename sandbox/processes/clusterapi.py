@@ -137,3 +137,19 @@ KUBEADM = {
     if core.version >= "1.12"
     for recipe in kubeadm_of(core)
 }
+
+# Rancher Turtles runs the controllers of this operator for its CAPIProviders. Without the patch,
+# the webhook server listens on all networks.
+OPERATOR = Recipe(
+    name="cluster-api-operator",
+    version="0.29.0",
+    module="sigs.k8s.io/cluster-api-operator",
+    package="sigs.k8s.io/cluster-api-operator/cmd",
+    patches=(
+        Patch(
+            "main.go",
+            "\t\t\t\tPort:    webhookPort,\n",
+            '\t\t\t\tHost: "127.0.0.1", Port: webhookPort,\n',
+        ),
+    ),
+)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
-from tools.release import chart, components, krew, lock, sbom
+from tools.release import chart, components, krew, lock, provenance, sbom
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DEPLOY = CHECKOUT / "deploy"
+SUMS = "SHA256SUMS"
 
 
 @click.command(
@@ -23,7 +24,7 @@ Examples:
 """,
     help=(
         "Write manifests for kubectl, clusterctl and Turtles, Helm chart, krew plugin, bill of "
-        "materials and checksums."
+        "materials, provenance and checksums."
     ),
 )
 @click.option(
@@ -54,7 +55,8 @@ Examples:
 def main(image: str, packager_image: str, wheel: Path | None, output: Path) -> None:
     """Write the release artifacts into a folder."""
     output.mkdir(parents=True, exist_ok=True)
-    for name, content in sorted(contents(image, packager_image, wheel).items()):
+    files = with_provenance(contents(image, packager_image, wheel))
+    for name, content in sorted(files.items()):
         (output / name).write_bytes(content)
         click.echo(f"{output.name}/{name}")
 
@@ -110,7 +112,20 @@ def contents(
 
     if wheel:
         files |= krew.files(version, CHECKOUT / "LICENSE", wheel)
-    return {**files, "SHA256SUMS": sums(files)}
+    return {**files, SUMS: sums(files)}
+
+
+def with_provenance(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files with their provenance, and with the check sums of all of them.
+
+    The provenance depends on the commit, and in a workflow on its run.
+    """
+    derived = (provenance.NAME, SUMS)
+    subjects = {name: content for name, content in files.items() if name not in derived}
+    source = provenance.source(CHECKOUT)
+    statement = provenance.document(subjects, project_version(), CHECKOUT, source)
+    subjects[provenance.NAME] = statement
+    return {**subjects, SUMS: sums(subjects)}
 
 
 def project_version() -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from tools.release import components, krew
-from tools.release.__main__ import CHECKOUT, contents, project_version, sums
+from tools.release.__main__ import CHECKOUT, SUMS, contents, project_version, with_provenance
 
 PLATFORMS = ("linux/amd64", "linux/arm64")
 TARGETS = {"controller": "", "packager": components.PACKAGER_SUFFIX}
@@ -45,8 +45,8 @@ Examples:
 write and sign the files.
 
     The manifests name the images by the digests that were pushed. A failed run can be repeated:
-    nothing is signed before it was pushed, and the check sums, which cover the wheel and the bills
-    of materials, are signed last.
+    nothing is signed before it was pushed, and the check sums, which cover the wheel, the bills of
+    materials and the provenance of all files, are signed last.
     """,
 )
 @click.option(
@@ -85,14 +85,12 @@ def main(repository: str, wheel: Path | None, output: Path, *, dry_run: bool) ->
     if not dry_run:
         files = contents(images["controller"], images["packager"], wheel)
         files |= {path.name: path.read_bytes() for path in [*output.glob("sbom-*.cdx.json"), wheel]}
-        # These sums do not cover the bills and the wheel.
-        del files["SHA256SUMS"]
-        for name, content in {**files, "SHA256SUMS": sums(files)}.items():
+        for name, content in with_provenance(files).items():
             (output / name).write_bytes(content)
 
-    bundle = output / "SHA256SUMS.sigstore.json"
+    bundle = output / f"{SUMS}.sigstore.json"
     options = ("--yes", *_key_options(), "--bundle", str(bundle))
-    steps.run("cosign", "sign-blob", *options, str(output / "SHA256SUMS"))
+    steps.run("cosign", "sign-blob", *options, str(output / SUMS))
 
 
 def _push_image(steps: Steps, name: str, target: str, output: Path) -> str:

@@ -29,7 +29,7 @@ COMMANDS = [(page, words) for page, block in BLOCKS for words in doccommands.com
 PROGRAMS = {
     *("kubectl", "kubectl-harvester", "clusterctl", "helm", "make", "caphv", "git", "docker", "curl", "jq", "base64"),
     *("python", ".venv/bin/python", "export", "alias", "for", "done", "true", "cd", ".", "mkdir", "rm", "cat", "ls"),
-    *("sed", "grep", "tar", "date", "etcdctl", "rke2", "lsmod", "modprobe", "openssl", "cosign", "sha256sum"),
+    *("sed", "grep", "tar", "date", "etcdctl", "rke2", "lsmod", "modprobe", "openssl", "cosign", "gh", "sha256sum"),
     *("cut", "kill", "head", "xargs", "set", "cp", ".venv/bin/caphv"),
 }
 VERBS = {

@@ -255,8 +255,16 @@ async def test_paused_or_finished_deletion_without_its_cluster_is_left_alone(
 
 async def test_cluster_that_never_had_an_owner_is_deleted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     orphan = Orphaned(monkeypatch, ownerReferences=[])
+    del orphan.obj["status"]
     await orphan.reconcile()
     assert (orphan.gone, orphan.events) == (True, [])
+
+
+async def test_cluster_whose_owner_was_removed_leaves_nothing_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    orphan = Orphaned(monkeypatch, ownerReferences=[])
+    await orphan.reconcile()
+    assert (orphan.gone, orphan.events) == (False, ["InfrastructureProvisioningFailed"])
+    assert "caphv.io/force-delete" in orphan.message
 
 
 def test_all_that_may_be_left_is_named() -> None:

@@ -9,6 +9,7 @@ import pytest
 from caphv.api import names
 from caphv.api.object import Obj
 from reconciler.harvester.topology import (
+    MOST_DOMAINS,
     accepts_machines,
     domain_of_host,
     failure_domains,
@@ -86,6 +87,18 @@ def test_domain_with_machines_stays_published_without_its_hosts() -> None:
     assert domains(host("a", "x"), published=published, used=["y"]) == {"x": True, "y": False}
     assert domains(host("a", "x"), published=published) == {"x": True}
     assert domains(host("a", "x"), published=published, used=["x"]) == {"x": True}
+
+
+def test_no_more_domains_are_published_than_the_core_accepts() -> None:
+    hosts = [host(f"m{number:03}") for number in range(MOST_DOMAINS)]
+    published = failure_domains(hosts)
+    assert len(published) == MOST_DOMAINS
+
+    # Hosts that join displace none, unless they are selected or have machines.
+    more = [host("a"), host("b"), host("c"), *hosts]
+    assert failure_domains(more, published=published) == published
+    found = list(domains(*more, control_plane=["c.local"], used=["b.local"], published=published))
+    assert found == ["b.local", "c.local", *(domain["name"] for domain in published[:-2])]
 
 
 def test_old_core_knows_zones_and_hosts() -> None:
