@@ -28,6 +28,7 @@ from reconciler import triggers
 from reconciler.context import Context
 from reconciler.eventhandlers import EventHandlers
 from reconciler.harvester.session import Session
+from reconciler.harvesterhandlers import HarvesterHandlers
 from reconciler.machine.guestlabels import VM_LABELS
 from reconciler.predicates import may_serve_more
 from reconciler.triggers import Topics
@@ -66,7 +67,8 @@ class Fixture:
         )
         queues = SimpleNamespace(clusters=self.clusters, machines=self.queue, templates=None, identities=None)
         sessions = SimpleNamespace(uses=lambda *_: True, users=lambda *_: [CLUSTER])
-        self.handlers = EventHandlers(cast(Context, SimpleNamespace(caches=caches, queues=queues, sessions=sessions)))
+        context = cast(Context, SimpleNamespace(caches=caches, queues=queues, sessions=sessions))
+        self.handlers, self.harvester = EventHandlers(context), HarvesterHandlers(context)
 
     def node(self, old: Obj | None, new: Obj | None) -> bool:
         self.handlers.node(CLUSTER, Change(NODES, old, new))
@@ -74,7 +76,7 @@ class Fixture:
 
     def vm(self, old: Obj | None, new: Obj | None) -> bool:
         sessions: dict[Session, None] = {}
-        self.handlers.harvester(sessions, Change(resources.VIRTUAL_MACHINES, old, new))
+        self.harvester.handle(sessions, Change(resources.VIRTUAL_MACHINES, old, new))
         return len(self.queue) > 0
 
     def deleted(self, **labels: str) -> bool:
@@ -94,8 +96,8 @@ def test_new_claim_requeues_clusters_that_delete_volumes(policy: str) -> None:
     sessions: dict[Session, None] = {cast(Session, None): None}
     for old, new, matters in ((None, claim, True), (claim, claim, False), (claim, None, True)):
         fixture.clusters = WorkQueue("clusters")
-        cast(Any, fixture.handlers)._clusters = fixture.clusters
-        fixture.handlers.harvester(sessions, Change(PERSISTENT_VOLUME_CLAIMS, old, new))
+        cast(Any, fixture.harvester)._clusters = fixture.clusters
+        fixture.harvester.handle(sessions, Change(PERSISTENT_VOLUME_CLAIMS, old, new))
         assert len(fixture.clusters) == (matters and policy == "Delete")
 
 
@@ -111,13 +113,13 @@ def test_volume_that_a_guest_had_requeues_every_cluster_that_may_have_it_now(
     before, plugged = vm({}), vm({})
     source = {"claimName": "pvc-1", "hotpluggable": True}
     plugged["spec"] = {"template": {"spec": {"volumes": [{"name": "v", "persistentVolumeClaim": source}]}}}
-    fixture.handlers.harvester({session: None}, Change(resources.VIRTUAL_MACHINES, before, plugged))
+    fixture.harvester.handle({session: None}, Change(resources.VIRTUAL_MACHINES, before, plugged))
     assert len(fixture.clusters) == matters
 
 
 def test_limit_of_a_harvester_requeues_its_clusters() -> None:
     fixture = Fixture()
-    fixture.handlers.limits(cast(Session, None))
+    fixture.harvester.limits(cast(Session, None))
     assert len(fixture.clusters) == 1
 
 
@@ -202,7 +204,7 @@ def test_host_that_is_about_to_be_drained_requeues_its_clusters(annotation: str,
     fixture = Fixture()
     host: Obj = {"metadata": {"name": "h0", "annotations": {annotation: "x"}}}
     change = Change(NODES, {"metadata": {"name": "h0"}}, host)
-    fixture.handlers.harvester({cast(Session, None): None}, change)
+    fixture.harvester.handle({cast(Session, None): None}, change)
     assert (len(fixture.clusters) == 1) is requeued
 
 
@@ -218,7 +220,7 @@ def test_instance_that_comes_to_an_evacuated_host_requeues_its_cluster(before: s
 
     fixture, sessions = Fixture(), {cast(Session, Evacuated()): None}
     old, new = vm({"nodeName": before, "phase": "Scheduled"}), vm({"nodeName": after, "phase": "Running"})
-    fixture.handlers.harvester(sessions, Change(resources.VIRTUAL_MACHINE_INSTANCES, old, new))
+    fixture.harvester.handle(sessions, Change(resources.VIRTUAL_MACHINE_INSTANCES, old, new))
     assert (len(fixture.clusters) == 1) is requeued
 
 
@@ -245,7 +247,7 @@ def test_size_of_an_instance_requeues_only_a_machine_that_can_grow(status: Obj, 
     change = Change(resources.VIRTUAL_MACHINE_INSTANCES, old, vm({"phase": "Running", **status}))
     for maxima, requeued in (({}, False), ({"memoryMax": "32Gi"}, matters)):
         fixture = Fixture(**maxima)
-        fixture.handlers.harvester({}, change)
+        fixture.harvester.handle({}, change)
         assert (len(fixture.queue) == 1) is requeued
 
 
@@ -267,7 +269,7 @@ def test_host_that_takes_no_vms_any_more_requeues_machines_that_can_grow(
     for old, new in ((open_host, closed_host), (closed_host, open_host)):
         for maxima in ({}, {"cpuMax": "8"}):
             fixture = Fixture(**maxima)
-            fixture.handlers.harvester(sessions, Change(NODES, old, new))
+            fixture.harvester.handle(sessions, Change(NODES, old, new))
             assert (len(fixture.queue) == 1) is (requeued and bool(maxima))
 
 
@@ -275,7 +277,7 @@ def test_labels_that_an_instance_gets_from_its_vm_do_not_requeue_the_machine() -
     labelled = vm({"phase": "Running"})
     labelled["metadata"]["labels"] = dict.fromkeys(VM_LABELS, "value")
     fixture = Fixture()
-    fixture.handlers.harvester({}, Change(resources.VIRTUAL_MACHINE_INSTANCES, vm({"phase": "Running"}), labelled))
+    fixture.harvester.handle({}, Change(resources.VIRTUAL_MACHINE_INSTANCES, vm({"phase": "Running"}), labelled))
     assert len(fixture.queue) == 0
 
 
@@ -361,7 +363,7 @@ def test_address_that_a_load_balancer_no_longer_holds_wakes_who_waits_for_a_pool
     session = SimpleNamespace(fingerprint="account", pools=SimpleNamespace(store=[{"metadata": {"name": "balancers"}}]))
     metadata = {"metadata": {"namespace": "vms", "name": "lb"}}
     change = Change(kind, old and {**metadata, **old}, new and {**metadata, **new})
-    EventHandlers(cast(Context, context)).harvester(cast(Mapping[Session, None], [session]), change)
+    HarvesterHandlers(cast(Context, context)).handle(cast(Mapping[Session, None], [session]), change)
     assert (len(queue) == 1) is freed
 
 
@@ -392,8 +394,8 @@ def test_entry_that_a_load_balancer_loses_requeues_its_cluster(holder: str, requ
     )
     session = SimpleNamespace(fingerprint="account")
     old = {"metadata": {"name": "balancers"}, "status": {"allocated": {"10.0.0.1": holder}}}
-    handlers = EventHandlers(cast(Context, context))
-    handlers.harvester(cast(Mapping[Session, None], [session]), Change(resources.IP_POOLS, old, new))
+    handlers = HarvesterHandlers(cast(Context, context))
+    handlers.handle(cast(Mapping[Session, None], [session]), Change(resources.IP_POOLS, old, new))
     assert (len(clusters) == 1) is requeued
 
 
