@@ -674,6 +674,34 @@ async def test_a_device_that_another_vm_takes_during_the_drain_ends_the_move(
     assert f"w stays on h0: no other host has 1 {GPU} free" in message_of(case)
 
 
+async def test_what_hosts_have_free_is_read_seldom_during_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await cluster(monkeypatch, "w", devices=1)
+    add_pod(case, "web", "w")
+    case.workload.request = evicts(case)  # type: ignore[method-assign]
+    await case.reconcile()
+    case.harvester.errors = {"list": ServerFault(500, "x", "listed")}
+    for _ in range(2):
+        await case.reconcile()
+        assert "draining its Node, default/web left" in message_of(case)
+
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 30.0)
+    await case.reconcile()
+    assert "listed" in message_of(case)
+
+
+async def test_nothing_is_stopped_while_what_hosts_have_free_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await cluster(monkeypatch, "w")
+    add_pod(case, "web", "w")
+    case.workload.request = evicts(case)  # type: ignore[method-assign]
+    await case.reconcile()
+    case.harvester.errors = {"list": ServerFault(500, "x", "listed")}
+    await case.workload.delete(PODS, "web", "default")
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
+    assert "listed" in message_of(case)
+
+
 @pytest.mark.parametrize("kind", ["Machine", "HarvesterMachine"])
 async def test_a_machine_that_is_paused_stays(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     case = await cluster(monkeypatch, "w")
