@@ -65,6 +65,7 @@ from reconciler.cluster.parking.plan import HALTED
 from reconciler.cluster.parking.reading import boot_id, run_strategy
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.topology import host_name
+from reconciler.machine.placement import avoided_hosts
 
 _VM_RECORDS = {AVOIDED_HOSTS_ANNOTATION, EVACUATED_STRATEGY_ANNOTATION}
 _KEPT = {
@@ -309,11 +310,6 @@ def _stopped_lately(vm: Obj) -> bool:
     since = str(condition.get("lastTransitionTime") or "")
     is_down = condition.get("status") != "True" and bool(since)
     return is_down and seconds_since(since) < _LATELY_SECONDS
-
-
-def avoided_hosts(vm: Obj) -> list[str]:
-    """Return the host names that the record of a VM keeps it from."""
-    return list(filter(None, annotations_of(vm).get(AVOIDED_HOSTS_ANNOTATION, "").split(",")))
 
 
 def _can_migrate(vm: Obj, instance: Obj) -> bool:

@@ -16,6 +16,7 @@ from caphv.api.object import Key, Obj, at
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, ServerFault
 from caphv.runtime.queue import WorkQueue
 from reconciler.machine.inplace import update_in_place
+from reconciler.machine.placement import REQUIRED, avoidance_patch
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.status import report_drift
 from reconciler.machine.vm import virtual_machine
@@ -165,16 +166,19 @@ async def test_affinity_changes_although_the_vm_cannot_grow() -> None:
     assert (condition["status"], machine.requeue_after) == ("True", None)
 
 
-async def test_vm_that_is_evacuated_keeps_the_rules_that_keep_it_from_its_host() -> None:
+async def test_vm_that_is_evacuated_follows_and_stays_away_from_its_host() -> None:
     machine = Machine()
-    metadata = machine.harvester.vm["metadata"]
-    metadata["annotations"] = {**metadata.get("annotations", {}), names.AVOIDED_HOSTS_ANNOTATION: "a"}
-    before = copy.deepcopy(at(machine.harvester.vm, "spec", "template", "spec").get("affinity"))
-    terms = [{"matchExpressions": [{"key": "ssd", "operator": "Exists"}]}]
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    condition = await machine.update(nodeAffinity=required)
-    assert at(machine.harvester.vm, "spec", "template", "spec").get("affinity") == before
-    assert condition["status"] == "False"
+    vm = machine.harvester.vm = merge(machine.harvester.vm, avoidance_patch(machine.harvester.vm, ["a"]))
+    await machine.update()
+    assert machine.harvester.vm == vm
+
+    ssd = {"key": "ssd", "operator": "Exists"}
+    condition = await machine.update(nodeAffinity={REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [ssd]}]}})
+    assert condition["status"] == "True"
+    (term,) = at(machine.harvester.vm, "spec", "template", "spec", "affinity", "nodeAffinity")[REQUIRED][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"] == [ssd, {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": ["a"]}]
 
 
 async def test_other_difference_of_the_vm_stays_visible_during_an_update() -> None:

@@ -26,7 +26,7 @@ from caphv.api.object import NODES, PODS, Obj, annotations_of
 from caphv.api.ownership import record
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, ServerFault, Unreachable
 from reconciler.cluster.evacuation.plan import STAGE_SECONDS, Stage
-from reconciler.cluster.evacuation.targets import REQUIRED
+from reconciler.machine.placement import REQUIRED
 from tests.support.reconciler.infrastructure import ready
 from tests.support.reconciler.memorycase import CORE, INFRASTRUCTURE, TARGET, Cached, MemoryCase
 

@@ -25,7 +25,7 @@ from caphv.api.names import (
 from caphv.api.object import Obj, annotations_of
 from caphv.api.ownership import record
 from caphv.runtime.errors import ServerFault
-from reconciler.cluster.evacuation.targets import REQUIRED
+from reconciler.machine.placement import REQUIRED
 from reconciler.machine.vm import RUN_STRATEGY
 from tests.support.reconciler.guests import delivered, tokens
 from tests.support.reconciler.infrastructure import ready
