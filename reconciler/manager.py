@@ -128,14 +128,12 @@ class Provider:
 
         self.context = _create_context(client, options, cluster_api_version, management_cluster)
 
-        metrics_auth = None
-        if options.secure_metrics:
-            metrics_auth = MetricsAuth(client, options.metrics_certificate)
+        is_secure, folder = options.secure_metrics, options.metrics_certificate
         self.manager = Manager(
             addresses=options.addresses,
             election=election,
             health=health,
-            metrics_auth=metrics_auth,
+            metrics_auth=MetricsAuth(client, folder) if is_secure else None,
         )
         if election is None:
             self.manager.add_runnable(_heartbeat(client, options))
