@@ -218,9 +218,11 @@ class HarvesterHandlers:
         """Enqueue the clusters on a Harvester, and objects that depend on its hosts."""
         if not differs(change, host_fields):
             return
+
         for session in sessions:
             for key in self._context.sessions.users(session):
                 self._clusters.add(key)
+
             # Machines copy zone and region of their host to their Node.
             if change.old is not None and change.new is not None and differs(change, topology):
                 self._add_machines_on(session)

@@ -70,12 +70,12 @@ def _merge_affinity(growth: Obj, vm: Obj, expected: Obj) -> Obj:
     :param growth: merge patch for CPU and memory, empty if they stay
     """
     spec: Obj = dict(at(growth, "spec", "template", "spec") or {})
-    wanted = at(expected, *_AFFINITY) or {}
+    affinity = at(expected, *_AFFINITY) or {}
     if hosts := avoided_hosts(vm):
-        node_rules = avoid(wanted.get("nodeAffinity") or {}, [], hosts)
-        wanted = {**wanted, "nodeAffinity": node_rules}
-    if rules := affinity_patch(at(vm, *_AFFINITY) or {}, wanted):
-        spec["affinity"] = rules
+        node_affinity = avoid(affinity.get("nodeAffinity") or {}, [], hosts)
+        affinity = {**affinity, "nodeAffinity": node_affinity}
+    if patch := affinity_patch(at(vm, *_AFFINITY) or {}, affinity):
+        spec["affinity"] = patch
     return {"spec": {"template": {"spec": spec}}} if spec else {}
 
 

@@ -116,9 +116,11 @@ def concerns(scope: ClusterScope) -> bool:
     """
     if parking.has_begun(scope.cluster):
         return False
+
     hosts = scope.require_session().hosts.store
     if any(evacuation.is_wanted(host) or evacuation.is_drained(host) for host in hosts):
         return True
+
     vms = scope.namespace().vms
     for machine in scope.context.caches.machines_of(scope.cluster):
         if EVACUATED_FROM_ANNOTATION in annotations_of(machine):

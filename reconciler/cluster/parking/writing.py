@@ -185,6 +185,7 @@ async def _leader(client: ApiClient | None, machines: tuple[str, ...]) -> str:
     """
     if client is None:
         return ""
+
     try:
         for pod in await find_pods(client):
             for program in (ETCDCTL, ETCDCTL_KUBEADM):
