@@ -24,7 +24,7 @@ from commands.errors import InputError
 from commands.options.charts import DEFAULT
 from commands.options.clusters import cluster_options
 from commands.options.formats import output_option
-from commands.options.groups import fill
+from commands.options.groups import fill, with_options
 from commands.options.repository import repository_options
 from commands.output.progress import progress
 
@@ -47,7 +47,8 @@ class CheckOptions(BundleOptions):
 
 def charts_options(command: Any) -> Any:
     """Add the options for charts and for the program that renders them."""
-    for add in (
+    return with_options(
+        command,
         click.option(
             "--helm",
             "program",
@@ -65,9 +66,7 @@ def charts_options(command: Any) -> Any:
             type=click.Path(exists=True, file_okay=False, path_type=Path),
             help="Folder with charts: <name>/Chart.yaml or <name>-<version>.tgz.",
         ),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 @click.command(

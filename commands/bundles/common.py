@@ -14,6 +14,7 @@ from commands.access.clusters import SelectedClusters, read_clusters
 from commands.access.repository import names_repository, open_store
 from commands.options.charts import ChartOptions, chart_options, rendering
 from commands.options.clusters import ClusterOptions
+from commands.options.groups import with_options
 from commands.options.repository import RepositoryOptions
 from commands.output.progress import Step, progress
 
@@ -45,16 +46,15 @@ class BundleOptions(ClusterOptions, RenderOptions, RepositoryOptions):
 
 def render_options(command: _Command) -> _Command:
     """Add the options for rendering bundles."""
-    for add in (
+    return with_options(
+        command,
         click.option(
             "--force",
             is_flag=True,
             help="Allow changes of CNI, encapsulation and networks that break a running cluster.",
         ),
         chart_options,
-    ):
-        command = add(command)
-    return command
+    )
 
 
 PARTIAL = click.option(
