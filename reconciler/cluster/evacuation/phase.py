@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from caphv.api import evacuation
 from caphv.api.conditions import MAX_MESSAGE, get_condition
@@ -99,8 +98,7 @@ async def _advance(scope: ClusterScope) -> None:
     """Take steps until one has to wait. Raises `Blocked`, `ApiError`, `Unreachable`."""
     unheld = False
     for _ in range(_MOST_STEPS):
-        around = await read_surroundings(scope)
-        around.seen = replace(around.seen, unheld=unheld)
+        around = await read_surroundings(scope, unheld=unheld)
         step = next_step(around.seen)
 
         match step.action:

@@ -134,10 +134,16 @@ def concerns(scope: ClusterScope) -> bool:
     return False
 
 
-async def read_surroundings(scope: ClusterScope) -> Surroundings:
-    """Read what the next step depends on. Raises `Blocked`, `ApiError`, `Unreachable`."""
+async def read_surroundings(scope: ClusterScope, *, unheld: bool = False) -> Surroundings:
+    """Read what the next step depends on. Raises `Blocked`, `ApiError`, `Unreachable`.
+
+    :param unheld: the provider may not keep Machines from remediation, see `Seen`. The next step
+        depends on it, and so does what is read for that step
+    """
     around = Surroundings()
     _read_vms(scope, around)
+    around.seen = replace(around.seen, unheld=unheld)
+
     movers = moving(around.seen.vms)
     names = {vm.name for vm in movers}
     for memory in (scope.memory.evacuation_stages, scope.memory.evacuation_reviews):

@@ -11,12 +11,14 @@ from caphv.api import resources
 from caphv.api.names import (
     EVACUATED_FROM_ANNOTATION,
     SKIP_REMEDIATION_ANNOTATION,
+    SKIPPED_BY_US,
 )
 from caphv.api.object import PODS, Obj, annotations_of
 from caphv.runtime.errors import Forbidden, ServerFault
 from tests.support.reconciler.evacuation import (
     GPU,
     add_host,
+    add_machine,
     add_node,
     add_pod,
     cluster,
@@ -105,6 +107,38 @@ async def test_a_device_that_another_vm_takes_during_the_drain_ends_the_move(
     await case.reconcile()
     assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
     assert records(case, "w") == set()
+    assert f"w stays on h0: no other host has 1 {GPU} free" in message_of(case)
+
+
+@pytest.mark.parametrize("is_drained", [True, False], ids=["to be held", "to be released"])
+async def test_a_device_is_looked_for_again_although_other_machines_cannot_be_held(
+    monkeypatch: pytest.MonkeyPatch, is_drained: bool
+) -> None:
+    case = await cluster(monkeypatch, "w", devices=1)
+    add_machine(case, "b", devices=0)
+    owners = {"m-w": "", **({} if is_drained else {"m-b": SKIPPED_BY_US})}
+    for name, value in owners.items():
+        owner = found(case, "Machine", name)
+        owner["metadata"]["annotations"] = {SKIP_REMEDIATION_ANNOTATION: value}
+        case.management.put(owner)
+    if is_drained:
+        host = case.harvester.find("Node", "h0")
+        assert host is not None
+        host["spec"]["taints"] = [{"key": "kubevirt.io/drain", "value": "draining", "effect": "NoSchedule"}]
+        case.harvester.put(host)
+    refusal = Forbidden(403, "Forbidden", "machines.cluster.x-k8s.io is forbidden")
+    case.management.errors["patch Machine"] = refusal
+    add_pod(case, "web", "w")
+    case.workload.request = evicts(case)  # type: ignore[method-assign]
+    await case.reconcile()
+    assert "draining its Node, default/web left" in message_of(case)
+
+    spec = vm_of(case, "w")["spec"]["template"]["spec"]
+    obj = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "spec": spec}
+    case.harvester.put({**obj, "metadata": {"name": "x", "namespace": "other"}, "status": {"nodeName": "h1"}})
+    await case.workload.delete(PODS, "web", "default")
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
     assert f"w stays on h0: no other host has 1 {GPU} free" in message_of(case)
 
 
