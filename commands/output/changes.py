@@ -92,10 +92,14 @@ class Progress:
                 self._problem(problem)
 
     def give_up(self, message: str) -> NoReturn:
-        """Write the problems for which the change waits, and a message; exit with status 1."""
+        """Write the problems for which the change waits, and a message; exit with status 1.
+
+        :param message: one or more lines
+        """
         for problem in self._cluster.problems if self._cluster else ():
             self._problem(problem)
-        echo(message, err=True)
+        for line in message.splitlines():
+            echo(line, err=True)
         sys.exit(1)
 
     def _problem(self, problem: Problem) -> None:
