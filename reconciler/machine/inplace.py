@@ -9,7 +9,12 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, at, key_of
 from caphv.runtime.errors import Forbidden, Invalid, ServerFault
 from reconciler.machine.growth import describe_size, growth_obstacle, growth_patch
-from reconciler.machine.placement import affinity_patch, avoid, avoided_hosts
+from reconciler.machine.placement import (
+    affinity_patch,
+    avoid,
+    avoided_hosts,
+    without_dropped_terms,
+)
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.validation import InvalidSpecError
 from reconciler.machine.vm import has_maxima, virtual_machine
@@ -72,7 +77,9 @@ def _merge_affinity(growth: Obj, vm: Obj, expected: Obj) -> Obj:
     spec: Obj = dict(at(growth, "spec", "template", "spec") or {})
     affinity = at(expected, *_AFFINITY) or {}
     if hosts := avoided_hosts(vm):
-        node_affinity = avoid(affinity.get("nodeAffinity") or {}, [], hosts)
+        # An alternative that Harvester would drop must not survive by the rule that is added to it.
+        node_affinity = without_dropped_terms(affinity.get("nodeAffinity") or {})
+        node_affinity = avoid(node_affinity, [], hosts)
         affinity = {**affinity, "nodeAffinity": node_affinity}
     if patch := affinity_patch(at(vm, *_AFFINITY) or {}, affinity):
         spec["affinity"] = patch

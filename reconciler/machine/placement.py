@@ -153,22 +153,30 @@ def is_dropped(expression: Obj) -> bool:
     return key.startswith(names.NETWORK_LABELS_PREFIX) or key == names.CPU_MANAGER_LABEL
 
 
-def as_harvester_keeps(node_affinity: Obj) -> Obj:
-    """Return a node affinity without the expressions that Harvester's admission removes."""
-    # Harvester keeps only required terms that still have `matchExpressions` afterwards.
+def without_dropped_terms(node_affinity: Obj) -> Obj:
+    """Return a node affinity without the required terms of which Harvester's admission keeps none.
+
+    It keeps those with an expression in `matchExpressions` that it does not remove.
+    """
     result = copy.deepcopy(node_affinity)
     required = result.pop(REQUIRED, None) or {}
-    terms = []
-    for term in required.get("nodeSelectorTerms") or ():
-        expressions = [
-            expression
-            for expression in term.get("matchExpressions") or ()
-            if not is_dropped(expression)
-        ]
-        if expressions:
-            terms.append({**term, "matchExpressions": expressions})
+    terms = [
+        term
+        for term in required.get("nodeSelectorTerms") or ()
+        if not all(map(is_dropped, term.get("matchExpressions") or ()))
+    ]
     if terms:
         result[REQUIRED] = {**required, "nodeSelectorTerms": terms}
+    return result
+
+
+def as_harvester_keeps(node_affinity: Obj) -> Obj:
+    """Return a node affinity without the expressions that Harvester's admission removes."""
+    result = without_dropped_terms(node_affinity)
+    for term in at(result, REQUIRED, "nodeSelectorTerms") or ():
+        term["matchExpressions"] = [
+            expression for expression in term["matchExpressions"] if not is_dropped(expression)
+        ]
     return result
 
 
