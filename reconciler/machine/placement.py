@@ -222,11 +222,18 @@ def _fulfils(labels: Mapping[str, str], rule: Obj) -> bool:
             return (value is not None) is (operator == "Exists")
         case "Gt" | "Lt" as operator:
             try:
-                difference = int(value or "") - int(values[0])
+                difference = _integer(value or "") - _integer(values[0])
             except (ValueError, IndexError):
                 return False
             return difference > 0 if operator == "Gt" else difference < 0
     return False
+
+
+def _integer(text: str) -> int:
+    """Return the number in a text, as Kubernetes reads it. Raises `ValueError`."""
+    if "_" in text:  # Python allows it between digits, and a label may have it
+        raise ValueError(text)
+    return int(text)
 
 
 def without_requirement(node_affinity: Obj, requirement: Obj) -> tuple[Obj, bool]:

@@ -51,6 +51,12 @@ def tolerant(**toleration: str) -> Obj:
     return vm(tolerations=[toleration])
 
 
+def sized(size: str) -> Obj:
+    other = host("h1", gpus=1)
+    other["metadata"]["labels"]["size"] = size
+    return other
+
+
 UNREADY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 TAINT = {"key": "team", "value": "gpu", "effect": "NoSchedule"}
 HERE, OTHER = host("h0", gpus=1), host("h1", gpus=1)
@@ -92,6 +98,14 @@ HERE, OTHER = host("h0", gpus=1), host("h1", gpus=1)
         (vm(affinity=requires(expression("DoesNotExist"))), [HERE, OTHER], [], "requires this host"),
         (vm(affinity=requires(expression("Gt", "0"))), [HERE, OTHER], [], ""),
         (vm(affinity=requires(expression("Lt", "1"))), [HERE, OTHER], [], "requires this host"),
+        (vm(affinity=requires(expression("Lt", "2"))), [HERE, OTHER], [], ""),
+        (vm(affinity=requires({**expression("Lt", "5"), "key": "missing"})), [HERE, OTHER], [], "requires this host"),
+        (vm(affinity=requires({**expression("Gt", "-1"), "key": "missing"})), [HERE, OTHER], [], "requires this host"),
+        (vm(affinity=requires({**expression("Gt", "1"), "key": "size"})), [HERE, sized("1Gi")], [], "requires this"),
+        (vm(affinity=requires({**expression("Gt", "1"), "key": "size"})), [HERE, sized("1_0")], [], "requires this"),
+        (vm(affinity=requires({**expression("Gt", "1"), "key": "size"})), [HERE, sized("10")], [], ""),
+        (vm(affinity=requires({**expression("Gt", "1Ki"), "key": "size"})), [HERE, sized("10")], [], "requires this"),
+        (vm(affinity=requires({**expression("Lt", "1Ki"), "key": "size"})), [HERE, sized("10")], [], "requires this"),
         (vm(affinity=requires(expression("Unheard"))), [HERE, OTHER], [], "requires this host"),
         (vm(affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}]}}}), [HERE, OTHER], [], "requires this"),
     ],
