@@ -15,7 +15,7 @@ from commands.access.changes import apply_plan, confirm, until_done
 from commands.access.management import management_client, run
 from commands.errors import InputError
 from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
-from commands.options.groups import fill
+from commands.options.groups import fill, with_options
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
     ScopeOptions,
@@ -46,7 +46,8 @@ class ParkOptions(ScopeOptions, ChangeOptions, WaitOptions):
 
 
 def _park_options(command: _Command) -> _Command:
-    for add in (
+    return with_options(
+        command,
         management_options,
         insecure_option,
         change_options,
@@ -60,9 +61,7 @@ def _park_options(command: _Command) -> _Command:
         ),
         namespace_option("Namespace of the clusters.  [default: the context's, all with --all-on]"),
         clusters_argument(),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 @click.command(

@@ -16,7 +16,7 @@ from commands.access.management import management_client, run
 from commands.errors import InputError
 from commands.options.changes import ChangeOptions
 from commands.options.formats import output_option
-from commands.options.groups import fill
+from commands.options.groups import fill, with_options
 from commands.options.harvesters import (
     HarvesterOptions,
     harvester_namespace_options,
@@ -49,15 +49,14 @@ def pools() -> None:
 
 
 def _options(command: Any) -> Any:
-    for add in (
+    return with_options(
+        command,
         harvester_option,
         harvester_namespace_options,
         insecure_option,
         management_options,
         click.argument("names", metavar="[POOL]...", nargs=-1),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 @pools.command(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -160,15 +159,11 @@ def _wait(
     from commands.output.changes import Progress
     from operations.change.clusterparts import cluster_and_parts
     from operations.change.scaling import is_scaled, numbers
-    from operations.status.model import Cluster
 
     progress = Progress(to_stderr=to_stderr)
-    last_cluster: Cluster | None = None
 
     async def step(objects: ManagementObjects) -> bool:
-        nonlocal last_cluster
         parts, deployments, cluster = cluster_and_parts(objects, plan.cluster)
-        last_cluster = cluster
         progress.say(numbers(cluster))
         progress.problems(cluster)
         return is_scaled(parts, deployments, cluster, target)
@@ -178,9 +173,6 @@ def _wait(
         f"{remedies.FOLLOW(ref=plan.cluster)}"
     )
     if not run(until_done(scope, plan.cluster, step, seconds), interrupted):
-        progress.name_obstacles(last_cluster)
-        click.echo(
-            "Not done in time. It continues without this command; run it again to wait for it.",
-            err=True,
+        progress.give_up(
+            "Not done in time. It continues without this command; run it again to wait for it."
         )
-        sys.exit(1)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from commands.output.progress import Step
     from operations.change.changes import Plan
     from operations.read.objects import ManagementObjects
-    from operations.status.model import Cluster
 
 _PENDING = 3
 
@@ -146,15 +145,12 @@ def _wait(
     from commands.output.changes import Progress
     from operations.change.upgrade import advance_rollout, observe_rollout
 
-    lines = Progress(to_stderr=to_stderr)
-    cluster: Cluster | None = None
+    progress = Progress(to_stderr=to_stderr)
 
     async def step(objects: ManagementObjects) -> bool:
-        nonlocal cluster
         rollout = observe_rollout(objects, plan.cluster, version)
-        cluster = rollout.cluster
-        lines.say(f"{rollout.progress} run {version}")
-        lines.problems(cluster)
+        progress.say(f"{rollout.progress} run {version}")
+        progress.problems(rollout.cluster)
 
         # The client that follows objects belongs to the watches, so that a change needs another.
         if rollout.due:
@@ -170,11 +166,8 @@ def _wait(
     if plan.pending:
         interrupted += ". MachineDeployments follow only when you run this command again"
     if not run(until_done(scope, plan.cluster, step, seconds), interrupted):
-        lines.name_obstacles(cluster)
-        click.echo(
+        progress.give_up(
             f"Not done in time. Machines that were replaced keep {version}, the others keep "
             "running; nothing is lost.\nCorrect what is named above; the rollout continues "
-            "automatically. Run this command again to wait for it.",
-            err=True,
+            "automatically. Run this command again to wait for it."
         )
-        sys.exit(1)

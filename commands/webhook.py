@@ -22,7 +22,7 @@ from commands.options.endpoints import (
     metrics_options,
     probe_option,
 )
-from commands.options.groups import fill
+from commands.options.groups import fill, with_options
 
 if TYPE_CHECKING:
     from caphv.api.object import Obj
@@ -56,7 +56,8 @@ class ServeOptions(WebhookOptions, EndpointOptions):
 
 def webhook_options(command: _Command) -> _Command:
     """Add the options that say where webhooks are served and how API servers find them."""
-    for option in (
+    return with_options(
+        command,
         click.option(
             "--webhook-url",
             default="",
@@ -99,9 +100,7 @@ def webhook_options(command: _Command) -> _Command:
                 "whose annotation caphv.io/allowed-namespaces permits it, or refuse them all."
             ),
         ),
-    ):
-        command = option(command)
-    return command
+    )
 
 
 @click.command(

@@ -97,13 +97,16 @@ async def run(
     client = ApiClient(
         dataclasses.replace(configuration, check_address=policy.record_own), name="management"
     )
+
     try:
         async with HealthServer(options.addresses.health, _WAITING) as health:
             provider = await run_until_stop(Provider.connect(client, options, health), stop)
             if provider is None:
                 return
+
             for part in parts(client) if parts else ():
                 provider.manager.add_runnable(part)
+
             await provider.manager.run(stop)
     finally:
         await client.close()
@@ -128,14 +131,12 @@ class Provider:
 
         self.context = _create_context(client, options, cluster_api_version, management_cluster)
 
-        metrics_auth = None
-        if options.secure_metrics:
-            metrics_auth = MetricsAuth(client, options.metrics_certificate)
+        is_secure, folder = options.secure_metrics, options.metrics_certificate
         self.manager = Manager(
             addresses=options.addresses,
             election=election,
             health=health,
-            metrics_auth=metrics_auth,
+            metrics_auth=MetricsAuth(client, folder) if is_secure else None,
         )
         if election is None:
             self.manager.add_runnable(_heartbeat(client, options))
@@ -197,6 +198,7 @@ class Provider:
                     management_cluster=management_cluster,
                     health=health,
                 )
+
             except (NotFound, TooManyRequests, ServerFault, Unreachable) as error:
                 log.warning("management cluster is not ready, retrying in %.1f s: %s", delay, error)
             except Forbidden as error:
@@ -206,6 +208,7 @@ class Provider:
                     delay,
                     error,
                 )
+
             await asyncio.sleep(delay)
             delay = min(delay * 2, 15)
 

@@ -204,6 +204,9 @@ class ClusterMemory:
     # The machines that are being evacuated, each with its stage, and since when. Without it, the
     # stage gets its whole time again.
     evacuation_stages: dict[str, tuple[str, float]] = field(default_factory=dict)
+    # When it was last checked whether these machines would find another host, and why they would
+    # not. Without it, that is checked at once.
+    evacuation_reviews: dict[str, tuple[float, str]] = field(default_factory=dict)
     # When the Secret in the workload cluster was written. Without it, a rewrite does not wait.
     cloud_config_written_at: float | None = None
     # What the guest created is recorded, and its cluster is being deleted. Without it, VMs are

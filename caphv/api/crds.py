@@ -8,7 +8,6 @@ without any content. The keywords `x-caphv-versions`, `x-caphv-strict`, `x-caphv
 and `x-caphv-crd` are explained in `schemas/definitions.json`.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 
 from caphv import data
+from caphv.api import generated
 from caphv.api.bounds import with_bounds
 from caphv.api.object import Obj
 
@@ -82,12 +82,13 @@ def render() -> dict[str, str]:
     return files
 
 
-def stale(directory: Path) -> list[str]:
-    """Return the sorted names of files in `directory` that are missing, different or too many."""
-    expected = render()
-    present = {path.name: path.read_text(encoding="utf-8") for path in directory.glob("*.yaml")}
-    file_names = expected.keys() | present.keys()
-    return sorted(name for name in file_names if expected.get(name) != present.get(name))
+def files() -> dict[Path, str | None]:
+    """Return the files of `deploy/crds`, None for those of kinds that no longer exist."""
+    directory = data.folder("deploy/crds")
+    return {
+        **dict.fromkeys(directory.glob("*.yaml")),
+        **{directory / name: text for name, text in render().items()},
+    }
 
 
 def _load(directory: Path) -> dict[str, Obj]:
@@ -267,29 +268,7 @@ def _resolve(files: dict[str, Obj], file: str, ref: str) -> tuple[str, Obj]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write `deploy/crds`, or only compare it with `--check`. Return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m caphv.api.crds", description="Generate deploy/crds from schemas."
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="write nothing; exit 1 and name the files that are stale",
-    )
-    directory = data.folder("deploy/crds")
-    names = stale(directory)
-    if parser.parse_args(arguments).check:
-        for name in names:
-            sys.stderr.write(f"deploy/crds/{name} is stale: run python -m caphv.api.crds\n")
-        return 1 if names else 0
-
-    files = render()
-    for name in names:
-        if name in files:
-            (directory / name).write_text(files[name], encoding="utf-8")
-        else:
-            (directory / name).unlink()
-        sys.stdout.write(f"deploy/crds/{name}\n")
-    return 0
+    return generated.main(arguments, "caphv.api.crds", files())
 
 
 if __name__ == "__main__":

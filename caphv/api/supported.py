@@ -6,7 +6,6 @@ The table is `supported.json` next to this module. Rendering, rules and doctor r
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -15,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+from caphv import data
+from caphv.api import generated
 from caphv.api.object import Obj, at
 
 MARK = "<!-- Generated from caphv/api/supported.json: python -m caphv.api.supported -->"
@@ -188,16 +189,8 @@ def support() -> Support:
 
 def main() -> int:
     """Write the page, or check with `--check` that it is fresh."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, fail on a stale page")
-    file, content = Path("docs/reference/support.md"), page(support())
-    if not parser.parse_args().check:
-        file.write_text(content, encoding="utf-8")
-        return 0
-    fresh = file.is_file() and file.read_text(encoding="utf-8") == content
-    if not fresh:
-        sys.stderr.write(f"{file} is stale: run python -m caphv.api.supported\n")
-    return 0 if fresh else 1
+    page_file = data.folder("docs") / "reference" / "support.md"
+    return generated.main(None, "caphv.api.supported", {page_file: page(support())})
 
 
 if __name__ == "__main__":

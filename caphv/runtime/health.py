@@ -9,12 +9,12 @@ slowly is closed, as in the server of the webhooks.
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 from collections.abc import Callable
 
 from aiohttp import web
 
-from caphv.runtime.httpserver import Connection, has_answered, request_factory
+from caphv.runtime.httpserver import listen
 from caphv.runtime.runnable import listening_address
 
 Check = Callable[[], list[str]]
@@ -33,8 +33,7 @@ class HealthServer:
         self._address = address
         self._unhealthy: Check = list
         self._not_ready: Check = lambda: [starting]
-        self._server: web.Server | None = None
-        self._listener: asyncio.Server | None = None
+        self._serving = contextlib.AsyncExitStack()
 
     def report(self, unhealthy: Check, not_ready: Check) -> None:
         """Call these functions from now on. Each returns the reasons for a failure."""
@@ -42,33 +41,25 @@ class HealthServer:
         self._not_ready = not_ready
 
     async def __aenter__(self) -> HealthServer:
-        place = listening_address(self._address)
-        if place is None:
-            return self
-
-        host, port = place
-        server = web.Server(self._answer, request_factory=request_factory(0))
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            lambda: Connection(server, loop=loop, access_log=None, read_bufsize=_READ_AHEAD),
-            host or None,
-            port,
-        )
-        self._server = server
+        if address := listening_address(self._address):
+            server = listen(
+                address,
+                self._answer,
+                max_body=0,
+                read_ahead=_READ_AHEAD,
+                grace_seconds=_GRACE_SECONDS,
+            )
+            await self._serving.enter_async_context(server)
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        if self._listener:
-            self._listener.close()
-        if self._server:
-            await self._server.shutdown(_GRACE_SECONDS)
+        await self._serving.aclose()
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         response = self._response(request)
         if request.body_exists:
             # Close the connection, because the remainder of the body is not read.
             response.force_close()
-        has_answered(request)
         return response
 
     def _response(self, request: web.BaseRequest) -> web.Response:

@@ -1,5 +1,8 @@
 """Accept connections from any client. None may wait forever, because each costs a descriptor.
 
+It uses aiohttp's server without the application layer, because a table of paths is enough, and
+routes, middlewares and signals would double the cost of a request.
+
 Compressed bodies are not unpacked, because a piece of 64 KiB can expand to 64 MiB, which block the
 event loop even of a server that reads no bodies. Handlers refuse them, see `is_compressed`.
 """
@@ -7,16 +10,23 @@ event loop even of a server that reads no bodies. Handlers refuse them, see `is_
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Callable
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from aiohttp import web
+from aiohttp import ClientPayloadError, web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 
 HEADER_SECONDS = 10.0
 # The kernel may deliver twice as much at once. 256 KiB in chunks of one byte would take 50 ms.
 _RECEIVED_AT_ONCE = 32 * 1024
+_HANDSHAKE_SECONDS = 10.0
+_BACKLOG = 1024
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Connection(RequestHandler):
@@ -60,7 +70,86 @@ class Connection(RequestHandler):
             self._patience = None
 
 
-def request_factory(max_size: int) -> Callable[..., web.BaseRequest]:
+@contextlib.asynccontextmanager
+async def listen(
+    address: tuple[str, int],
+    handle: Handler,
+    *,
+    max_body: int,
+    read_ahead: int,
+    grace_seconds: float,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[asyncio.Server]:
+    """Answer requests to a host and port while the context is open.
+
+    - handle: answers a request
+    - max_body: bytes that `BaseRequest.read` reads at most
+    - read_ahead: bytes of a body that a connection buffers before they are read
+    - grace_seconds: the time that answers get which are under way at the end
+    - tls: without it, connections are not encrypted
+
+    Raises `OSError` when it cannot listen on the address.
+    """
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            return await handle(request)
+        finally:
+            if isinstance(request.protocol, Connection):
+                request.protocol.has_answered()
+
+    server = web.Server(answer, request_factory=_request_factory(max_body))
+    loop = asyncio.get_running_loop()
+    host, port = address
+    listener = await loop.create_server(
+        lambda: Connection(server, loop=loop, access_log=None, read_bufsize=read_ahead),
+        host or None,
+        port,
+        ssl=tls,
+        ssl_handshake_timeout=_HANDSHAKE_SECONDS if tls else None,
+        backlog=_BACKLOG,
+    )
+    try:
+        yield listener
+    finally:
+        listener.close()
+        await server.shutdown(grace_seconds)
+
+
+async def read_body(request: web.BaseRequest, max_size: int, seconds: float) -> bytearray:
+    """Return the body in a single copy, whereas `request.read` creates three.
+
+    Raises `web.HTTPException` for a body that is larger, arrives later or cannot be decoded.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > max_size:
+                    raise too_large(max_size)
+            return body
+
+    except (web.RequestPayloadError, ClientPayloadError, HttpProcessingError):
+        message = "the body does not have the encoding that its headers say"
+        raise web.HTTPBadRequest(text=message) from None
+    except TimeoutError:
+        message = f"the body did not arrive within {seconds:.0f} s"
+        raise web.HTTPRequestTimeout(text=message) from None
+
+
+def too_large(max_size: int) -> web.HTTPRequestEntityTooLarge:
+    """Return the error for a body of more than `max_size` bytes."""
+    text = f"a request has at most {max_size} bytes"
+    return web.HTTPRequestEntityTooLarge(max_size, 0, text=text)
+
+
+def is_compressed(request: web.BaseRequest) -> bool:
+    """Return whether the body of a request is compressed."""
+    return request.headers.get("Content-Encoding", "identity") != "identity"
+
+
+def _request_factory(max_size: int) -> Callable[..., web.BaseRequest]:
     """Return a factory for requests of `web.Server` with bodies of at most `max_size` bytes."""
 
     def create(
@@ -74,14 +163,3 @@ def request_factory(max_size: int) -> Callable[..., web.BaseRequest]:
         )
 
     return create
-
-
-def is_compressed(request: web.BaseRequest) -> bool:
-    """Return whether the body of a request is compressed."""
-    return request.headers.get("Content-Encoding", "identity") != "identity"
-
-
-def has_answered(request: web.BaseRequest) -> None:
-    """Record that a request was answered. A handler calls this at its end."""
-    if isinstance(request.protocol, Connection):
-        request.protocol.has_answered()

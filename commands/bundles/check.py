@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commands.access.clusters import read_clusters
-from commands.access.repository import names_repository, open_store
 from commands.bundles.common import (
     BundleOptions,
-    bundler_of,
     exit_status,
     render_options,
+    rendered_clusters,
 )
 from commands.errors import InputError
 from commands.options.charts import DEFAULT
 from commands.options.clusters import cluster_options
 from commands.options.formats import output_option
-from commands.options.groups import fill
+from commands.options.groups import fill, with_options
 from commands.options.repository import repository_options
 from commands.output.progress import progress
 
@@ -49,7 +47,8 @@ class CheckOptions(BundleOptions):
 
 def charts_options(command: Any) -> Any:
     """Add the options for charts and for the program that renders them."""
-    for add in (
+    return with_options(
+        command,
         click.option(
             "--helm",
             "program",
@@ -67,9 +66,7 @@ def charts_options(command: Any) -> Any:
             type=click.Path(exists=True, file_okay=False, path_type=Path),
             help="Folder with charts: <name>/Chart.yaml or <name>-<version>.tgz.",
         ),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 @click.command(
@@ -105,25 +102,19 @@ def check(options: CheckOptions) -> None:
     from commands.output import bundles as out
     from commands.output.bundle_checks import CHECKED
 
-    with progress() as step:
-        given = read_clusters(options, step)
-        bundler = bundler_of(options, step)
-        with contextlib.ExitStack() as stack:
-            snapshot = (
-                stack.enter_context(open_store(options)).sync()
-                if names_repository(options)
-                else None
-            )
-            batch = bundler.render(given.clusters, snapshot.tree if snapshot else {})
-            checker = stack.enter_context(open_checker(options))
-            jobs = [
-                (dict(result.tree), result.settings, _before(snapshot, str(result.cluster)))
-                for result in batch.rendered
-                if result.ok
-            ]
-            step(f"checking {len(jobs)} clusters")
-            with ThreadPoolExecutor(_THREADS) as pool:
-                results = list(pool.map(lambda job: checker.check(*job), jobs))
+    with (
+        progress() as step,
+        rendered_clusters(options, step) as (given, batch, snapshot),
+        open_checker(options) as checker,
+    ):
+        jobs = [
+            (dict(result.tree), result.settings, _before(snapshot, str(result.cluster)))
+            for result in batch.rendered
+            if result.ok
+        ]
+        step(f"checking {len(jobs)} clusters")
+        with ThreadPoolExecutor(_THREADS) as pool:
+            results = list(pool.map(lambda job: checker.check(*job), jobs))
     click.echo(CHECKED[options.output](results), nl=False, color=out.colour())
     for line in out.problems(given, batch):
         click.echo(f"caphv bundles: {line}", err=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from commands.access.clusters import SelectedClusters, read_clusters
-from commands.access.repository import open_store
+from commands.access.repository import names_repository, open_store
 from commands.options.charts import ChartOptions, chart_options, rendering
 from commands.options.clusters import ClusterOptions
+from commands.options.groups import with_options
 from commands.options.repository import RepositoryOptions
 from commands.output.progress import Step, progress
 
@@ -44,16 +46,15 @@ class BundleOptions(ClusterOptions, RenderOptions, RepositoryOptions):
 
 def render_options(command: _Command) -> _Command:
     """Add the options for rendering bundles."""
-    for add in (
+    return with_options(
+        command,
         click.option(
             "--force",
             is_flag=True,
             help="Allow changes of CNI, encapsulation and networks that break a running cluster.",
         ),
         chart_options,
-    ):
-        command = add(command)
-    return command
+    )
 
 
 PARTIAL = click.option(
@@ -78,6 +79,22 @@ def bundler_of(options: RenderOptions, step: Step) -> Bundler:
         )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+@contextlib.contextmanager
+def rendered_clusters(
+    options: BundleOptions, step: Step
+) -> Iterator[tuple[SelectedClusters, Batch, Snapshot | None]]:
+    """Read clusters, and render their bundles with what the repository pins.
+
+    Yields also the repository, from which files are read in the block; None without one.
+    """
+    given = read_clusters(options, step)
+    bundler, snapshot = bundler_of(options, step), None
+    with contextlib.ExitStack() as stack:
+        if names_repository(options):
+            snapshot = stack.enter_context(open_store(options)).sync()
+        yield given, bundler.render(given.clusters, snapshot.tree if snapshot else {}), snapshot
 
 
 def release_of(bundler: Bundler, name: str) -> Any:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
+from contextlib import nullcontext
 
 import click
 
-from commands.access.clusters import read_clusters
-from commands.access.repository import names_repository, open_store
 from commands.bundles.check import CheckOptions, charts_options, open_checker
-from commands.bundles.common import bundler_of, exit_status, render_options
+from commands.bundles.common import exit_status, render_options, rendered_clusters
 from commands.options.clusters import cluster_options
 from commands.options.formats import output_option
 from commands.options.groups import fill
@@ -54,35 +52,27 @@ def images(options: CheckOptions) -> None:
     from packager.checks.check import Checker
     from packager.checks.images import charts_of
 
-    with progress() as step:
-        given = read_clusters(options, step)
-        bundler = bundler_of(options, step)
-        with contextlib.ExitStack() as stack:
-            snapshot = (
-                stack.enter_context(open_store(options)).sync()
-                if names_repository(options)
-                else None
-            )
-            batch = bundler.render(given.clusters, snapshot.tree if snapshot else {})
-            needs_charts = options.output != "charts"
-            checker = (
-                stack.enter_context(open_checker(options)) if needs_charts else Checker(None, None)
-            )
-            step("reading charts")
-            charts = charts_of(
-                [
-                    (result.tree, result.settings)
-                    for result in batch.rendered
-                    if result.ok and result.settings
-                ],
-                checker,
-            )
+    needs_charts = options.output != "charts"
+    with (
+        progress() as step,
+        rendered_clusters(options, step) as (given, batch, _),
+        open_checker(options) if needs_charts else nullcontext(Checker(None, None)) as checker,
+    ):
+        step("reading charts")
+        charts = charts_of(
+            [
+                (result.tree, result.settings)
+                for result in batch.rendered
+                if result.ok and result.settings
+            ],
+            checker,
+        )
     click.echo(IMAGES[options.output](charts), nl=False)
     for chart in charts:
-        if options.output != "charts" and not chart.source:
+        if needs_charts and not chart.source:
             reason = chart.fault or "use --charts or --fetch"
             echo(f"caphv bundles: images of {chart.chart} are unknown: {reason}", err=True)
     for line in out.problems(given, batch):
         click.echo(f"caphv bundles: {line}", err=True)
-    unknown = options.output != "charts" and not all(chart.source for chart in charts)
+    unknown = needs_charts and not all(chart.source for chart in charts)
     sys.exit(exit_status(given, is_different=bool(unknown or batch.failed)))

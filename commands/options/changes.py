@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from commands.options.formats import output_option
+from commands.options.groups import with_options
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -56,22 +57,22 @@ class WaitOptions:
 
 def change_options(command: _Command) -> _Command:
     """Add the options of a command that changes something: `yes`, `dry_run` and `output`."""
-    for add in (
+    return with_options(
+        command,
         output_option(help_text="Output format."),
         click.option(
             "--dry-run", is_flag=True, help="Show what would be changed, and change nothing."
         ),
         click.option("-y", "--yes", is_flag=True, help="Do not ask."),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 def wait_options(timeout: str) -> Callable[[_Command], _Command]:
     """Add `wait` and `timeout` with a default."""
 
     def add(command: _Command) -> _Command:
-        for option in (
+        return with_options(
+            command,
             click.option(
                 "--timeout",
                 type=Duration(),
@@ -83,8 +84,6 @@ def wait_options(timeout: str) -> Callable[[_Command], _Command]:
             click.option(
                 "--wait", is_flag=True, help="Wait until it is done, and show the progress."
             ),
-        ):
-            command = option(command)
-        return command
+        )
 
     return add

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from commands.options.groups import with_options
+
 if TYPE_CHECKING:
     from packager.rendering.options import RenderOptions
 
@@ -46,7 +48,8 @@ class ChartOptions:
 
 def chart_options(command: _Command) -> _Command:
     """Add the options for the sources of charts and templates, and for the release of Fleet."""
-    for add in (
+    return with_options(
+        command,
         FLEET_VERSION,
         click.option(
             "--chart-repo",
@@ -70,14 +73,13 @@ def chart_options(command: _Command) -> _Command:
                 "shipped ones."
             ),
         ),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 def helm_secret_options(command: _Command) -> _Command:
     """Add the options for the credentials with which Fleet pulls charts."""
-    for add in (
+    return with_options(
+        command,
         click.option(
             "--helm-repo-regex",
             default="",
@@ -94,9 +96,7 @@ def helm_secret_options(command: _Command) -> _Command:
             metavar="NAME",
             help="Secret with credentials for Fleet to pull charts, for the GitRepos.",
         ),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 def rendering(options: ChartOptions, *, force: bool = False) -> RenderOptions:

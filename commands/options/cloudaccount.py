@@ -11,6 +11,7 @@ import click
 from commands.access.changes import confirm
 from commands.options.changes import ChangeOptions
 from commands.options.formats import output_option
+from commands.options.groups import with_options
 from commands.options.outputfile import FileOptions, file_options
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -46,7 +47,8 @@ def _check_name(_ctx: click.Context, _option: click.Parameter, text: str) -> str
 
 def account_options(command: _Command) -> _Command:
     """Add the options that name the account, and the Harvester that has it."""
-    for add in (
+    return with_options(
+        command,
         click.option(
             "--harvester-kubeconfig",
             type=click.Path(exists=True, dir_okay=False),
@@ -61,26 +63,24 @@ def account_options(command: _Command) -> _Command:
             help="Namespace of the cluster's VMs on Harvester.",
         ),
         click.argument("name", callback=_check_name),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 def question_options(command: _Command) -> _Command:
     """Add `yes` and `dry_run`."""
-    for add in (
+    return with_options(
+        command,
         click.option(
             "--dry-run", is_flag=True, help="Show what would be changed, and change nothing."
         ),
         click.option("-y", "--yes", is_flag=True, help="Do not ask."),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 def output_options(command: _Command) -> _Command:
     """Add the options for the token and the output."""
-    for add in (
+    return with_options(
+        command,
         file_options("File to write, with mode 0600; default: standard output."),
         output_option(
             "cloud-init",
@@ -107,6 +107,4 @@ def output_options(command: _Command) -> _Command:
                 "expire]"
             ),
         ),
-    ):
-        command = add(command)
-    return command
+    )

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from commands.options.completion import complete_namespaces
+from commands.options.groups import with_options
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -26,7 +27,8 @@ class ClusterOptions:
 
 def cluster_options(command: _Command) -> _Command:
     """Add the options for the source and the selection of clusters."""
-    for add in (
+    return with_options(
+        command,
         click.option(
             "-l",
             "--selector",
@@ -46,6 +48,4 @@ def cluster_options(command: _Command) -> _Command:
         click.argument(
             "paths", metavar="[FILE|FOLDER|-]...", nargs=-1, type=click.Path(allow_dash=True)
         ),
-    ):
-        command = add(command)
-    return command
+    )

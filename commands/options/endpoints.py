@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from commands.options.groups import with_options
+
 if TYPE_CHECKING:
     from caphv.runtime.client import ApiClient
     from caphv.runtime.logs import Format
@@ -51,7 +53,8 @@ def _check_address(_ctx: click.Context, _option: click.Parameter, address: str) 
 
 def metrics_options(command: _Command) -> _Command:
     """Add the options for the metrics endpoint."""
-    for option in (
+    return with_options(
+        command,
         click.option(
             "--metrics-cert-dir",
             default="",
@@ -74,9 +77,7 @@ def metrics_options(command: _Command) -> _Command:
             callback=_check_address,
             help="Address of the /metrics endpoint; 0 disables it.",
         ),
-    ):
-        command = option(command)
-    return command
+    )
 
 
 def probe_option(command: _Command) -> _Command:

@@ -8,6 +8,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 _Group = TypeVar("_Group")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def with_options(command: _Command, *options: Callable[[_Command], _Command]) -> _Command:
+    """Return a command with more options. Help lists them from the last one to the first.
+
+    :param options: decorators that add an option or several
+    """
+    for add in options:
+        command = add(command)
+    return command
 
 
 def fill(**groups: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from commands.options.groups import with_options
 from commands.options.management import ScopeOptions, context_namespace, namespace_option
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -32,7 +33,8 @@ def harvester_option(command: _Command) -> _Command:
 
 def harvester_namespace_options(command: _Command) -> _Command:
     """Add the options `namespace` and `all_namespaces`, which is the default."""
-    for add in (
+    return with_options(
+        command,
         click.option(
             "-A",
             "--all-namespaces",
@@ -40,9 +42,7 @@ def harvester_namespace_options(command: _Command) -> _Command:
             help="Of clusters in all namespaces, the default.",
         ),
         namespace_option("Only Harvesters of clusters in this namespace.  [default: of all]"),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 def insecure_option(command: _Command) -> _Command:

@@ -13,6 +13,7 @@ from caphv.api.object import Key
 from caphv.validation.finding import did_you_mean
 from commands.errors import InputError
 from commands.options.completion import complete_clusters, complete_namespaces
+from commands.options.groups import with_options
 
 if TYPE_CHECKING:
     from operations.status.query import Query
@@ -41,17 +42,17 @@ class ScopeOptions(ManagementOptions):
 
 def management_options(command: _Command) -> _Command:
     """Add the options that name the management cluster: `kubeconfig` and `context`."""
-    for add in (
+    return with_options(
+        command,
         click.option("--context", default="", help="Context of the kubeconfig."),
         click.option("--kubeconfig", default="", help="Kubeconfig of the management cluster."),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 def namespace_options(command: _Command) -> _Command:
     """Add the options for a namespace, as kubectl has them: `namespace` and `all_namespaces`."""
-    for add in (
+    return with_options(
+        command,
         click.option("-A", "--all-namespaces", is_flag=True, help="Clusters of all namespaces."),
         click.option(
             "-n",
@@ -60,19 +61,16 @@ def namespace_options(command: _Command) -> _Command:
             shell_complete=complete_namespaces,
             help="Clusters of this namespace.  [default: the context's]",
         ),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 def cluster_argument(command: _Command) -> _Command:
     """Add `cluster`, and the option `namespace` for its name without one."""
-    for add in (
+    return with_options(
+        command,
         namespace_option("Namespace of the cluster.  [default: the context's]"),
         click.argument("cluster", shell_complete=complete_clusters),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 def clusters_argument(*, required: bool = False) -> Callable[[_Command], _Command]:

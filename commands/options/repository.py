@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
+from commands.options.groups import with_options
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -60,7 +62,8 @@ def git_cache_option(default: str) -> Callable[[_Command], _Command]:
 
 def remote_options(command: _Command) -> _Command:
     """Add the options for a remote repository, without the folder of its clone."""
-    for add in (
+    return with_options(
+        command,
         click.option(
             "--git-timeout",
             envvar="CAPHV_GIT_TIMEOUT",
@@ -111,9 +114,7 @@ def remote_options(command: _Command) -> _Command:
             metavar="URL",
             help="URL of the Git repository, without a password.",
         ),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +130,8 @@ class SourceOptions:
 
 def source_options(command: _Command) -> _Command:
     """Add the options for a repository with cluster definitions."""
-    for add in (
+    return with_options(
+        command,
         click.option(
             "--source-signers",
             envvar="CAPHV_SOURCE_SIGNERS",
@@ -171,9 +173,7 @@ def source_options(command: _Command) -> _Command:
             metavar="URL",
             help="URL of the Git repository with cluster definitions.",
         ),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 def commit_options(command: _Command) -> _Command:
@@ -190,7 +190,8 @@ def commit_options(command: _Command) -> _Command:
 
 def author_options(command: _Command) -> _Command:
     """Add the options for the author and the branch of a commit."""
-    for add in (
+    return with_options(
+        command,
         click.option(
             "--create-branch",
             envvar="CAPHV_GIT_CREATE_BRANCH",
@@ -216,9 +217,7 @@ def author_options(command: _Command) -> _Command:
             metavar="BRANCH",
             help="Push to this branch (caphv/…) for a pull request, instead of --branch.",
         ),
-    ):
-        command = add(command)
-    return command
+    )
 
 
 def prune_option(command: _Command) -> _Command:

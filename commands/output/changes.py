@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from typing import NoReturn
 
 from commands.output.echo import echo
 from commands.output.overview import affected, age, console
@@ -73,6 +74,7 @@ class Progress:
         self._stderr = to_stderr
         self._last = ""
         self._problems: Counter[tuple[str, str]] = Counter()
+        self._cluster: Cluster | None = None
 
     def say(self, text: str) -> None:
         """Write a line unless it repeats the last one."""
@@ -83,15 +85,22 @@ class Progress:
 
     def problems(self, cluster: Cluster) -> None:
         """Write each problem that needs action, once."""
+        self._cluster = cluster
         for problem in cluster.problems:
             self._problems[affected(problem), problem.cause] += 1
             if problem.severity.wrong and self._problems[affected(problem), problem.cause] == 1:
                 self._problem(problem)
 
-    def name_obstacles(self, cluster: Cluster | None) -> None:
-        """Write the problems for which the change waits."""
-        for problem in cluster.problems if cluster else ():
+    def give_up(self, message: str) -> NoReturn:
+        """Write the problems for which the change waits, and a message; exit with status 1.
+
+        :param message: one or more lines
+        """
+        for problem in self._cluster.problems if self._cluster else ():
             self._problem(problem)
+        for line in message.splitlines():
+            echo(line, err=True)
+        sys.exit(1)
 
     def _problem(self, problem: Problem) -> None:
         since = age(problem.since, datetime.now(UTC))

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from packager.definitions.source import Reader
     from packager.planning.planner import Planner
     from packager.planning.publish import Store
-    from packager.rendering.gitrepo import GitRepoOptions
 
 DONE, FAULTY = 0, 1
 # The time that Fleet gets to deploy one commit before the next one follows. It equals Fleet's
@@ -268,32 +267,18 @@ def _planner(options: SyncOptions) -> Planner:
     from packager.definitions.builder import Builder
     from packager.planning.planner import Planner
     from packager.rendering.bundler import Bundler
+    from packager.rendering.gitrepo import git_repo_options
 
     try:
         bundler = Bundler(rendering(options))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    builder = Builder(bundler.renderer, _git_repos(options), bundles=not options.no_bundles)
-    return Planner(bundler, builder, options.max_prune)
-
-
-def _git_repos(options: SyncOptions) -> GitRepoOptions | None:
-    from packager.rendering.gitrepo import GitRepoOptions
-
     try:
-        return GitRepoOptions(
-            options.repo,
-            options.branch,
-            folder=options.inner,
-            client_secret_name=options.client_secret,
-            helm_secret_name=options.helm_secret,
-            helm_repo_regex=options.helm_repo_regex,
-        )
+        git_repos = git_repo_options(options)
     except ValueError as error:
-        if options.client_secret or options.helm_secret or options.helm_repo_regex:
-            raise click.UsageError(f"{error}; name the repository with --repo") from None
-        # Fleet cannot read a folder, or a path on this machine. Only the user knows the address.
-        return None
+        raise click.UsageError(f"{error}; name the repository with --repo") from None
+    builder = Builder(bundler.renderer, git_repos, bundles=not options.no_bundles)
+    return Planner(bundler, builder, options.max_prune)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
+BOOT_SECONDS = click.option(
+    "--boot-seconds",
+    type=click.FloatRange(0),
+    default=2.0,
+    show_default=True,
+    help="Boot time of a virtual machine.",
+)
+
 
 def sandbox_options(command: _Command) -> _Command:
     """Add the options that select a sandbox: `name` and `folder`."""

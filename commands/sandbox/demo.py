@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commands.main import CONTEXT_SETTINGS
+from commands.sandbox.common import BOOT_SECONDS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,13 +34,7 @@ Examples:
 """,
 )
 @click.option("--keep", is_flag=True, help="Keep the sandbox running at the end, for kubectl.")
-@click.option(
-    "--boot-seconds",
-    type=click.FloatRange(0),
-    default=2.0,
-    show_default=True,
-    help="Boot time of a virtual machine.",
-)
+@BOOT_SECONDS
 def demo(*, keep: bool, boot_seconds: float) -> None:
     """Create a cluster on a simulated Harvester, break it, scale it, upgrade it and delete it.
 

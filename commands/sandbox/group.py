@@ -15,6 +15,7 @@ from commands.options.formats import output_option
 from commands.options.groups import fill
 from commands.output.data import print_data
 from commands.sandbox.common import (
+    BOOT_SECONDS,
     build_report,
     failures,
     named_sandbox,
@@ -96,13 +97,7 @@ Examples:
 @click.option(
     "--audit/--no-audit", default=False, help="Write audit logs with one line per request."
 )
-@click.option(
-    "--boot-seconds",
-    type=click.FloatRange(0),
-    default=2.0,
-    show_default=True,
-    help="Boot time of a virtual machine.",
-)
+@BOOT_SECONDS
 @click.option(
     "--boot-spread",
     type=click.FloatRange(0, 1),

@@ -24,11 +24,10 @@ from caphv.api.object import (
     Resource,
     annotations_of,
     key_of,
-    uid_of,
 )
 from caphv.api.ownership import Owner, recorded_owner
 from operations.capacity.addresspools import Verdict
-from operations.leftovers.records import find_owner, has_record
+from operations.leftovers.records import check_management_cluster, check_owner, has_record
 from operations.read.owners import OwnerObjects
 
 _KINDS = (PERSISTENT_VOLUME_CLAIMS, resources.LOAD_BALANCERS)
@@ -60,29 +59,16 @@ def check_guest_object(resource: Resource, obj: Obj, owners: OwnerObjects) -> tu
     if owner is None:
         return Verdict.UNRECORDED, "its proof is that of another object, of which it is a copy"
 
-    verdict, detail = _check_cluster(owner, owners)
+    # A guest may have the name of the former one, and then has taken over its objects.
+    recreated = (Verdict.UNKNOWN, "its HarvesterCluster was created again: delete it by hand")
+    verdict, detail = (
+        check_management_cluster(owner.management_cluster, owners)
+        or check_owner(owner, owners)
+        or recreated
+    )
     if verdict is Verdict.LEAKED and (reason := _why_kept(resource, obj, owner)):
         return Verdict.UNKNOWN, f"{reason}: delete it by hand"
     return verdict, detail
-
-
-def _check_cluster(owner: Owner, owners: OwnerObjects) -> tuple[Verdict, str]:
-    """Return whether the HarvesterCluster of a guest exists, or one that may have taken over."""
-    if not owners.management_cluster:
-        why = "the uid of this management cluster, of namespace kube-system, is not seen"
-        return Verdict.UNKNOWN, why
-    if owner.management_cluster != owners.management_cluster:
-        return Verdict.FOREIGN, f"of a guest of management cluster {owner.management_cluster}"
-    if not owners.sees(owner.namespace):
-        return Verdict.UNKNOWN, f"{owner.kind} objects of namespace {owner.namespace} are not seen"
-
-    cluster = find_owner(owner, owners)
-    if cluster is None:
-        return Verdict.LEAKED, "its guest no longer exists"
-    if uid_of(cluster) == owner.uid:
-        return Verdict.HELD, ""
-    # Its guest may have the name of the former one, and then has taken over its objects.
-    return Verdict.UNKNOWN, "its HarvesterCluster was created again: delete it by hand"
 
 
 def balancer_user(obj: Obj, vms: Iterable[Obj]) -> str:

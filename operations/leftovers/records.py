@@ -59,32 +59,46 @@ def check_record(obj: Obj, owners: OwnerObjects, named: NamedVMs) -> tuple[Verdi
     """
     owner = recorded_owner(obj)
     cluster = annotations_of(obj).get(names.OWNER_CLUSTER_ANNOTATION, "")
-    if cluster and not owners.management_cluster:
-        why = "the uid of this management cluster, of namespace kube-system, is not seen"
-        return Verdict.UNKNOWN, why
-    if cluster and cluster != owners.management_cluster:
-        return Verdict.FOREIGN, f"of management cluster {cluster}"
+    if cluster and (elsewhere := check_management_cluster(cluster, owners)):
+        return elsewhere
     if owner is None or "/" in owner.name:
         return Verdict.UNRECORDED, "its record is incomplete" if has_record(obj) else ""
 
     if uid_of(obj) in named.uids or owner in named.owners:
         return Verdict.HELD, "a HarvesterMachine names the VirtualMachine by its uid"
-    return _check_owner(owner, owners, named)
+    return check_owner(owner, owners) or _check_successor(owner, owners, named)
 
 
-def _check_owner(owner: Owner, owners: OwnerObjects, named: NamedVMs) -> tuple[Verdict, str]:
-    """Return whether an owner on this management cluster exists, or one that takes its place."""
+def check_management_cluster(uid: str, owners: OwnerObjects) -> tuple[Verdict, str] | None:
+    """Return why owners on a management cluster are not among `owners`; None if they may be."""
+    if not owners.management_cluster:
+        why = "the uid of this management cluster, of namespace kube-system, is not seen"
+        return Verdict.UNKNOWN, why
+    if uid != owners.management_cluster:
+        return Verdict.FOREIGN, f"of management cluster {uid}"
+    return None
+
+
+def check_owner(owner: Owner, owners: OwnerObjects) -> tuple[Verdict, str] | None:
+    """Return whether an owner on this management cluster exists, and why it is not known.
+
+    None if it was created again: the caller decides whether that one takes its place.
+    """
     if owner.kind not in (resources.HARVESTER_MACHINES.kind, resources.HARVESTER_CLUSTERS.kind):
         return Verdict.UNKNOWN, f"owners of kind {owner.kind} are not known to this release"
     if not owners.sees(owner.namespace):
         return Verdict.UNKNOWN, f"{owner.kind} objects of namespace {owner.namespace} are not seen"
 
-    successor = find_owner(owner, owners)
-    if successor is None:
+    namesake = find_owner(owner, owners)
+    if namesake is None:
         return Verdict.LEAKED, "its owner no longer exists"
-    if uid_of(successor) == owner.uid:
-        return Verdict.HELD, ""
-    if _may_adopt(successor, owner, named):
+    return (Verdict.HELD, "") if uid_of(namesake) == owner.uid else None
+
+
+def _check_successor(owner: Owner, owners: OwnerObjects, named: NamedVMs) -> tuple[Verdict, str]:
+    """Return whether an owner that was created again adopts what the former one had."""
+    successor = find_owner(owner, owners)
+    if successor is not None and _may_adopt(successor, owner, named):
         return Verdict.HELD, "its owner was created again, and adopts it"
     return Verdict.LEAKED, "its owner was created again, with another uid"
 

@@ -22,7 +22,7 @@ from packager.definitions.source import Validator
 from packager.git.commit import Identity
 from packager.git.remote import Remote
 from packager.git.signers import Signers
-from packager.rendering.gitrepo import GitRepoOptions
+from packager.rendering.gitrepo import GitRepoOptions, git_repo_options
 from packager.rendering.options import render_options
 
 _AUTHOR = re.compile(r"(?P<name>[^<> ]+(?: +[^<> ]+)*) *<(?P<email>[^<> ]+)>")
@@ -144,19 +144,9 @@ class PackagerFlags:
 
     def _git_repos(self) -> GitRepoOptions | None:
         try:
-            return GitRepoOptions(
-                self.repo,
-                self.branch,
-                folder=self.inner,
-                client_secret_name=self.client_secret,
-                helm_secret_name=self.helm_secret,
-                helm_repo_regex=self.helm_repo_regex,
-            )
+            return git_repo_options(self)
         except ValueError as error:
-            if self.client_secret or self.helm_secret or self.helm_repo_regex:
-                raise ValueError(f"GitRepos of definitions: {error}") from None
-            # The repository is a folder of this machine, which Fleet could not read.
-            return None
+            raise ValueError(f"GitRepos of definitions: {error}") from None
 
     def _receiver(self) -> tuple[str, Path] | None:
         if not self.receiver_bind_address:

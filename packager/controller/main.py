@@ -122,14 +122,12 @@ class Process:
         if election:
             # Writes fail as soon as the lease is lost.
             client.fence = election.fence
-        metrics_auth = None
-        if options.secure_metrics:
-            metrics_auth = MetricsAuth(client, options.metrics_certificate)
+        is_secure, folder = options.secure_metrics, options.metrics_certificate
         self.manager = Manager(
             addresses=options.addresses,
             election=election,
             health=health,
-            metrics_auth=metrics_auth,
+            metrics_auth=MetricsAuth(client, folder) if is_secure else None,
         )
 
         self._events = EventRecorder(client, COMPONENT)

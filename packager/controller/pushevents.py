@@ -20,7 +20,7 @@ from pathlib import Path
 from aiohttp import ClientError, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from caphv.runtime.httpserver import Connection, has_answered, is_compressed, request_factory
+from caphv.runtime.httpserver import is_compressed, listen
 from caphv.runtime.runnable import Runnable, listening_address
 from packager.controller import metrics
 
@@ -55,9 +55,10 @@ class Receiver(Runnable):
 
     def __init__(self, address: str, secret_file: Path, pushed: Callable[[], None]) -> None:
         """Raise ValueError for an address without a port, or a secret that is missing or short."""
-        self._place = listening_address(address)
-        if self._place is None:
+        place = listening_address(address)
+        if place is None:
             raise ValueError(f"{address!r} is not of the form [host]:port")
+        self._address = place
         self._secret_file = secret_file
         self._pushed = pushed
         self._seen: OrderedDict[bytes, None] = OrderedDict()
@@ -65,26 +66,17 @@ class Receiver(Runnable):
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        server = web.Server(self._receive, request_factory=request_factory(_LARGEST))
-        host, port = self._place or ("", 0)
-        loop = asyncio.get_running_loop()
-        listener = await loop.create_server(
-            lambda: Connection(server, loop=loop, access_log=None, read_bufsize=_READ_AHEAD),
-            host or None,
-            port,
-            backlog=128,
-        )
-        try:
+        async with listen(
+            self._address,
+            self._receive,
+            max_body=_LARGEST,
+            read_ahead=_READ_AHEAD,
+            grace_seconds=_GRACE_SECONDS,
+        ):
             await asyncio.Event().wait()
-        finally:
-            listener.close()
-            await server.shutdown(_GRACE_SECONDS)
 
     async def _receive(self, request: web.BaseRequest) -> web.Response:
-        try:
-            status, text = await self._answer(request)
-        finally:
-            has_answered(request)
+        status, text = await self._answer(request)
         metrics.PUSH_EVENTS.labels(str(status)).inc()
         if status != 202:
             log.warning("push event rejected with %d: %s", status, text)

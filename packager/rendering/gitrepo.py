@@ -14,6 +14,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from caphv.api.object import Key, Obj
@@ -91,6 +92,55 @@ def _check_helm(secret: str, regex: str) -> None:
         re.compile(regex)
     except re.error as error:
         raise ValueError(f"{regex!r} is not a regular expression: {error}") from None
+
+
+class GitRepoFlags(Protocol):
+    """The flags that describe the repository, and how Fleet reads it."""
+
+    @property
+    def repo(self) -> str:
+        """The repository."""
+
+    @property
+    def branch(self) -> str:
+        """Its branch."""
+
+    @property
+    def inner(self) -> str:
+        """The path in it that holds `clusters/`."""
+
+    @property
+    def client_secret(self) -> str:
+        """The Secret with which Fleet reads it."""
+
+    @property
+    def helm_secret(self) -> str:
+        """The Secret with which Fleet reads chart repositories."""
+
+    @property
+    def helm_repo_regex(self) -> str:
+        """Which chart repositories that Secret is for."""
+
+
+def git_repo_options(flags: GitRepoFlags) -> GitRepoOptions | None:
+    """Return the settings of GitRepos; None for a repository that Fleet could not read.
+
+    Only the user knows the address of one that is a folder or a path on this machine. Raises
+    ValueError if flags ask for GitRepos all the same.
+    """
+    try:
+        return GitRepoOptions(
+            flags.repo,
+            flags.branch,
+            folder=flags.inner,
+            client_secret_name=flags.client_secret,
+            helm_secret_name=flags.helm_secret,
+            helm_repo_regex=flags.helm_repo_regex,
+        )
+    except ValueError:
+        if flags.client_secret or flags.helm_secret or flags.helm_repo_regex:
+            raise
+        return None
 
 
 def check_is_remote(repo: str) -> None:

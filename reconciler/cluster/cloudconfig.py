@@ -59,12 +59,14 @@ async def ensure_cloud_config(scope: ClusterScope) -> None:
     steps = _steps(scope.obj["spec"])
     if not steps and not scope.draft.has(_READY):
         return
+
     try:
         if steps:
             await _deliver(scope, steps)
         else:
             await delete_cloud_config(scope)
             scope.draft.drop(_READY)
+
     except Blocked as blocked:
         _report_delay(scope, blocked)
     except (Forbidden, Invalid) as error:

@@ -85,12 +85,14 @@ async def restore_source(scope: ClusterScope) -> None:
     obj = scope.obj
     if obj["spec"]["loadBalancerConfig"]["ipamType"] != "none":
         return
+
     is_provisioned = at(obj, "status", "initialization", "provisioned") or at(
         obj, "status", "ready"
     )
     used = used_source(scope)
     if is_provisioned or used is None:
         return
+
     pool = {"ipPoolRef": used.pool} if used.pool else {}
     await scope.patch_spec({"loadBalancerConfig": {"ipamType": used.ipam, **pool}})
     scope.warning_event(

@@ -195,10 +195,12 @@ async def _record(scope: ClusterScope, balancer: Obj) -> None:
         "resourceVersion": metadata["resourceVersion"],
         "annotations": proof_annotations(balancer, [entry_of(scope.owner)]),
     }
+
     try:
         recorded = await scope.require_session().client.patch(
             resources.LOAD_BALANCERS, metadata["name"], metadata["namespace"], {"metadata": patch}
         )
+
     except Unauthorized:
         raise
     except (Conflict, NotFound):
@@ -208,6 +210,7 @@ async def _record(scope: ClusterScope, balancer: Obj) -> None:
         log.info("cannot record the owner of LoadBalancer %s: %s", key_of(balancer), error)
         scope.requeue_within(_RETRY)
         return
+
     informer.observe(recorded)
 
 
@@ -215,6 +218,7 @@ async def _is_deleted(scope: ClusterScope, balancer: Obj) -> bool:
     """Request the deletion of a LoadBalancer, and return whether it is deleted at once."""
     if being_deleted(balancer):
         return False
+
     informer, key = scope.namespace().load_balancers, key_of(balancer)
     try:
         answer = await scope.require_session().client.delete(
@@ -229,6 +233,7 @@ async def _is_deleted(scope: ClusterScope, balancer: Obj) -> bool:
         return True
     except Conflict:
         return False  # what was written meanwhile may say that it is not the guest's
+
     scope.event("GuestLoadBalancerDeleted", f"deleting LoadBalancer {_described(balancer)}")
     return informer.observe_deletion(*key, answer)
 

@@ -130,8 +130,10 @@ async def delete_pool(scope: ClusterScope, condition: ConditionType, suffix: str
     session, pool = scope.require_session(), _created_pool(scope, suffix, condition)
     if pool is None:
         return
+
     name = pool["metadata"]["name"]
     await _require_unused(scope, pool)
+
     try:
         await session.client.delete(resources.IP_POOLS, name, uid=uid_of(pool))
     except NotFound:

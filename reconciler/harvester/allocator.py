@@ -154,6 +154,7 @@ class AddressAllocator:
             self, pool, address, holder, cluster, asyncio.get_running_loop().create_future()
         )
         group.releases.append(pending)
+
         try:
             async with group.lock:
                 if not pending.future.done():

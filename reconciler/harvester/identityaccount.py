@@ -117,9 +117,11 @@ def objects(
         for path in sorted(data.folder("deploy/harvester").glob("*.yaml"))
         for role in yaml.safe_load_all(path.read_text("utf-8"))  # noqa: TID251 - our own files
     ]
+
     metadata = {"name": account.name, "namespace": account.namespace}
     namespaces = dict.fromkeys((account.namespace, *account.targets))
     token = token_secret(account.namespace, account.name, account.token_secret)
+
     return [
         *(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -147,9 +149,11 @@ async def existing(client: ApiClient, account: Account) -> Existing | None:
         await client.get(SERVICE_ACCOUNTS, account.name, account.namespace)
     except NotFound:
         return None
+
     name = _binding_name(account, NAMESPACE_ROLE)
     bindings = [obj["metadata"] for obj in (await client.list(ROLE_BINDINGS))["items"]]
     targets = {str(binding["namespace"]) for binding in bindings if binding["name"] == name}
+
     tokens = [
         str(obj["metadata"]["name"])
         for obj in (await client.list(SECRETS, account.namespace))["items"]
@@ -287,8 +291,10 @@ def _guests(account: Account, namespace: str, former: list[str]) -> list[Obj]:
             "verbs": ["bind"],
         },
     ]
+
     if former:
         rules.append({**bindings, "resourceNames": former, "verbs": ["delete"]})
+
     reference = {"apiGroup": group, "kind": "ClusterRole", "name": CLOUD_PROVIDER_ROLE}
     return [
         _binding(account, GUESTS_ROLE, namespace=namespace),

@@ -28,6 +28,7 @@ async def may(client: ApiClient, verb: str, collection: Collection) -> bool:
         "kind": SELF_SUBJECT_ACCESS_REVIEWS.kind,
         "spec": {"resourceAttributes": attributes},
     }
+
     try:
         review = await client.request(
             "POST",
@@ -43,4 +44,5 @@ async def may(client: ApiClient, verb: str, collection: Collection) -> bool:
             error,
         )
         return False
+
     return bool((review.get("status") or {}).get("allowed"))

@@ -44,6 +44,7 @@ async def new_token(client: ApiClient, current: ServiceAccountToken, seconds: in
     """
     if seconds:
         return await expiring_token(client, current.account, seconds)
+
     key = Key(current.account.namespace, next_name(current.secret))
     try:
         await client.create(SECRETS, token_secret(key.namespace, current.account.name, key.name))
@@ -56,6 +57,7 @@ async def new_token(client: ApiClient, current: ServiceAccountToken, seconds: in
                 f"{current.account}: delete it"
             )
             raise AccountError(msg) from None
+
     secret = await wait_for_token(client, key)
     return base64.b64decode(secret["data"]["token"]).decode()
 

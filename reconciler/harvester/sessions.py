@@ -141,6 +141,7 @@ class Sessions:
             claimed=lambda address: self._is_claimed(access.fingerprint, address),
             management_cluster=self._management_cluster,
         )
+
         self._sessions[access.fingerprint] = session
         session.start()
         log.info("session opened for %s", access.server)

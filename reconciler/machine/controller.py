@@ -123,16 +123,19 @@ class MachineReconciler:
             return None
         if clusterapi.paused(None, scope.obj) or being_deleted(scope.obj) or scope.machine is None:
             return None
+
         try:
             vm = scope.namespace().vms.get(scope.target_namespace, scope.name)
             if vm is not None:
                 await adopt_or_refuse(scope, vm)
+
         except Blocked as blocked:
             if blocked.outage:
                 return Result(requeue_after=blocked.requeue_after)  # the session tells of its end
             scope.memory.adoption_refusal = blocked.message
             delays = filter(None, (blocked.requeue_after, _ADOPT_SECONDS))
             return Result(requeue_after=min(delays))
+
         scope.memory.adoption_refusal = ""
         return None
 

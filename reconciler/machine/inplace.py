@@ -9,7 +9,12 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, at, key_of
 from caphv.runtime.errors import Forbidden, Invalid, ServerFault
 from reconciler.machine.growth import describe_size, growth_obstacle, growth_patch
-from reconciler.machine.placement import affinity_patch
+from reconciler.machine.placement import (
+    affinity_patch,
+    avoid,
+    avoided_hosts,
+    without_dropped_terms,
+)
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.validation import InvalidSpecError
 from reconciler.machine.vm import has_maxima, virtual_machine
@@ -70,11 +75,14 @@ def _merge_affinity(growth: Obj, vm: Obj, expected: Obj) -> Obj:
     :param growth: merge patch for CPU and memory, empty if they stay
     """
     spec: Obj = dict(at(growth, "spec", "template", "spec") or {})
-    # The affinity of a VM that is evacuated follows once it may return to its former host.
-    is_evacuated = names.AVOIDED_HOSTS_ANNOTATION in annotations_of(vm)
-    rules = affinity_patch(at(vm, *_AFFINITY) or {}, at(expected, *_AFFINITY) or {})
-    if rules and not is_evacuated:
-        spec["affinity"] = rules
+    affinity = at(expected, *_AFFINITY) or {}
+    if hosts := avoided_hosts(vm):
+        # An alternative that Harvester would drop must not survive by the rule that is added to it.
+        node_affinity = without_dropped_terms(affinity.get("nodeAffinity") or {})
+        node_affinity = avoid(node_affinity, [], hosts)
+        affinity = {**affinity, "nodeAffinity": node_affinity}
+    if patch := affinity_patch(at(vm, *_AFFINITY) or {}, affinity):
+        spec["affinity"] = patch
     return {"spec": {"template": {"spec": spec}}} if spec else {}
 
 

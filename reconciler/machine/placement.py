@@ -1,19 +1,21 @@
 """Decide on which hosts a VM may run and should run.
 
-The decision depends on its failure domain, the user's affinities, and VMs of the same group.
+The decision depends on its failure domain, the user's affinities, VMs of the same group, and hosts
+that are evacuated.
 """
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from caphv.api import names
 from caphv.api.labels import cluster_label, label_value
-from caphv.api.object import Key, Obj, at, labels_of
+from caphv.api.object import Key, Obj, annotations_of, at, labels_of
 
 CLUSTER_LABEL = names.CLUSTER_LABEL
 DEPLOYMENT_LABEL = "cluster.x-k8s.io/deployment-name"
 
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_NODE_AFFINITY = ("spec", "template", "spec", "affinity", "nodeAffinity")
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -81,12 +83,7 @@ def affinity(
 
     node_affinity: Obj = copy.deepcopy(spec.get("nodeAffinity") or {})
     if requirement and strict:
-        required = node_affinity.setdefault(_REQUIRED, {})
-        # Terms are alternatives, so each of them needs the requirement.
-        required["nodeSelectorTerms"] = [
-            {**term, "matchExpressions": [*(term.get("matchExpressions") or ()), requirement]}
-            for term in required.get("nodeSelectorTerms") or [{}]
-        ]
+        node_affinity = _with_expressions(node_affinity, lambda others: [*others, requirement])
     elif requirement:
         preferred = {"weight": 100, "preference": {"matchExpressions": [requirement]}}
         node_affinity[_PREFERRED] = [*(node_affinity.get(_PREFERRED) or ()), preferred]
@@ -98,6 +95,56 @@ def affinity(
     return result
 
 
+def avoided_hosts(vm: Obj) -> list[str]:
+    """Return the host names that an evacuation keeps a VM from."""
+    return list(filter(None, annotations_of(vm).get(names.AVOIDED_HOSTS_ANNOTATION, "").split(",")))
+
+
+def avoid(node_affinity: Obj, former: list[str], hosts: list[str]) -> Obj:
+    """Return a node affinity that keeps a VM from hosts, and from no former ones.
+
+    :param former: host names in the expression to remove
+    :param hosts: host names to avoid, sorted; empty for none
+    """
+
+    def change(expressions: list[Obj]) -> list[Obj]:
+        others = [entry for entry in expressions if not former or entry != _avoidance(former)]
+        return [*others, _avoidance(hosts)] if hosts else others
+
+    return _with_expressions(node_affinity, change)
+
+
+def avoidance_patch(vm: Obj, hosts: list[str]) -> Obj:
+    """Return the merge patch that keeps a VM from these hosts only, and records it."""
+    rules = at(vm, *_NODE_AFFINITY) or {}
+    # A merge patch removes only what is null.
+    required = avoid(rules, avoided_hosts(vm), hosts).get(REQUIRED)
+    return {
+        "metadata": {"annotations": {names.AVOIDED_HOSTS_ANNOTATION: ",".join(hosts) or None}},
+        "spec": {"template": {"spec": {"affinity": {"nodeAffinity": {REQUIRED: required}}}}},
+    }
+
+
+def _avoidance(hosts: list[str]) -> Obj:
+    return {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": hosts}
+
+
+def _with_expressions(node_affinity: Obj, change: Callable[[list[Obj]], list[Obj]]) -> Obj:
+    """Return a node affinity with other required expressions.
+
+    Terms are alternatives, so each of them is changed. One of which nothing is left is removed.
+    """
+    result = copy.deepcopy(node_affinity)
+    required = result.pop(REQUIRED, None) or {}
+    terms = []
+    for term in required.get("nodeSelectorTerms") or [{}]:
+        expressions = change(term.pop("matchExpressions", None) or [])
+        terms.append({**term, "matchExpressions": expressions} if expressions else term)
+    if any(terms):
+        result[REQUIRED] = {**required, "nodeSelectorTerms": list(filter(None, terms))}
+    return result
+
+
 def is_dropped(expression: Obj) -> bool:
     """Return whether Harvester's admission removes an expression from a VM's required affinity."""
     # Harvester sets these keys itself, for the networks of a VM and for dedicated CPUs. Since 1.9
@@ -106,22 +153,30 @@ def is_dropped(expression: Obj) -> bool:
     return key.startswith(names.NETWORK_LABELS_PREFIX) or key == names.CPU_MANAGER_LABEL
 
 
+def without_dropped_terms(node_affinity: Obj) -> Obj:
+    """Return a node affinity without the required terms of which Harvester's admission keeps none.
+
+    It keeps those with an expression in `matchExpressions` that it does not remove.
+    """
+    result = copy.deepcopy(node_affinity)
+    required = result.pop(REQUIRED, None) or {}
+    terms = [
+        term
+        for term in required.get("nodeSelectorTerms") or ()
+        if not all(map(is_dropped, term.get("matchExpressions") or ()))
+    ]
+    if terms:
+        result[REQUIRED] = {**required, "nodeSelectorTerms": terms}
+    return result
+
+
 def as_harvester_keeps(node_affinity: Obj) -> Obj:
     """Return a node affinity without the expressions that Harvester's admission removes."""
-    # Harvester keeps only required terms that still have `matchExpressions` afterwards.
-    result = copy.deepcopy(node_affinity)
-    required = result.pop(_REQUIRED, None) or {}
-    terms = []
-    for term in required.get("nodeSelectorTerms") or ():
-        expressions = [
-            expression
-            for expression in term.get("matchExpressions") or ()
-            if not is_dropped(expression)
+    result = without_dropped_terms(node_affinity)
+    for term in at(result, REQUIRED, "nodeSelectorTerms") or ():
+        term["matchExpressions"] = [
+            expression for expression in term["matchExpressions"] if not is_dropped(expression)
         ]
-        if expressions:
-            terms.append({**term, "matchExpressions": expressions})
-    if terms:
-        result[_REQUIRED] = {**required, "nodeSelectorTerms": terms}
     return result
 
 
@@ -138,24 +193,21 @@ def affinity_patch(actual: Obj, expected: Obj) -> Obj:
             is_same = as_harvester_keeps(rules) == as_harvester_keeps(wanted)
         if not is_same:
             # A merge patch removes only fields whose value is null.
-            changes[kind] = {name: wanted.get(name) for name in (_REQUIRED, _PREFERRED)}
+            changes[kind] = {name: wanted.get(name) for name in (REQUIRED, _PREFERRED)}
     return changes
 
 
 def admits_host(node_affinity: Obj, host: Obj) -> bool:
-    """Return whether the required rules of a node affinity allow a host.
-
-    :param node_affinity: the result of `as_harvester_keeps`
-    """
-    required = node_affinity.get(_REQUIRED)
-    if not required:
+    """Return whether the required rules of a node affinity allow a host."""
+    required = node_affinity.get(REQUIRED)
+    if required is None:
         return True
 
     labels, fields = labels_of(host), {"metadata.name": host["metadata"]["name"]}
     return any(
-        all(_fulfils(labels, rule) for rule in term["matchExpressions"])
+        all(_fulfils(labels, rule) for rule in term.get("matchExpressions") or ())
         and all(_fulfils(fields, rule) for rule in term.get("matchFields") or ())
-        for term in required["nodeSelectorTerms"]
+        for term in filter(None, required.get("nodeSelectorTerms") or ())
     )
 
 
@@ -170,11 +222,18 @@ def _fulfils(labels: Mapping[str, str], rule: Obj) -> bool:
             return (value is not None) is (operator == "Exists")
         case "Gt" | "Lt" as operator:
             try:
-                difference = int(value or "") - int(values[0])
+                difference = _integer(value or "") - _integer(values[0])
             except (ValueError, IndexError):
                 return False
             return difference > 0 if operator == "Gt" else difference < 0
     return False
+
+
+def _integer(text: str) -> int:
+    """Return the number in a text, as Kubernetes reads it. Raises `ValueError`."""
+    if "_" in text:  # Python allows it between digits, and a label may have it
+        raise ValueError(text)
+    return int(text)
 
 
 def without_requirement(node_affinity: Obj, requirement: Obj) -> tuple[Obj, bool]:
@@ -183,24 +242,19 @@ def without_requirement(node_affinity: Obj, requirement: Obj) -> tuple[Obj, bool
     It may be required or preferred, because VMs of the Go provider require domains that new VMs
     only prefer.
     """
-    result = copy.deepcopy(node_affinity)
-    required = result.pop(_REQUIRED, None) or {}
-    preferred = result.pop(_PREFERRED, None) or []
-
-    is_required = False
-    terms = []
-    for term in required.get("nodeSelectorTerms") or ():
-        old_expressions = term.get("matchExpressions") or ()
-        expressions = [expression for expression in old_expressions if expression != requirement]
-        is_required |= len(expressions) != len(old_expressions)
-        stripped = {name: value for name, value in term.items() if name != "matchExpressions"}
-        terms.append({**stripped, "matchExpressions": expressions} if expressions else stripped)
-    if any(terms):
-        result[_REQUIRED] = {**required, "nodeSelectorTerms": terms}
-
-    preferences = [
-        term for term in preferred if at(term, "preference", "matchExpressions") != [requirement]
+    preferred = node_affinity.get(_PREFERRED) or []
+    terms = at(node_affinity, REQUIRED, "nodeSelectorTerms") or ()
+    is_required = any(requirement in (term.get("matchExpressions") or ()) for term in terms)
+    is_preference = [
+        at(term, "preference", "matchExpressions") == [requirement] for term in preferred
     ]
-    if preferences:
-        result[_PREFERRED] = preferences
-    return result, is_required or len(preferences) != len(preferred)
+
+    result = _with_expressions(
+        node_affinity, lambda expressions: [rule for rule in expressions if rule != requirement]
+    )
+    result.pop(_PREFERRED, None)
+    if not all(is_preference):
+        result[_PREFERRED] = [
+            term for term, is_ours in zip(preferred, is_preference, strict=True) if not is_ours
+        ]
+    return result, is_required or any(is_preference)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import yaml
 
 from caphv.api.object import Obj
+from sandbox.guest.kubelet import mirror_pod
 from sandbox.processes import pki
 
 SYSTEM, PUBLIC = "kube-system", "kube-public"
@@ -66,37 +67,11 @@ def init_objects(cluster: Obj, endpoint: str, ca: bytes) -> list[Obj]:
 
 def static_pods(node: str, version: str) -> list[Obj]:
     """Return the mirror Pods of a control plane node, which the kubelet reports as ready."""
-    return [_static_pod(component, node, version) for component in COMPONENTS]
-
-
-def _static_pod(component: str, node: str, version: str) -> Obj:
-    container = {"name": component, "image": f"registry.k8s.io/{component}:{version}"}
-    metadata = {
-        "name": f"{component}-{node}",
-        "namespace": SYSTEM,
-        "labels": {"component": component, "tier": "control-plane"},
-        # These annotations mark a mirror Pod, which only shows the static Pod of a Node.
-        "annotations": {
-            "kubernetes.io/config.mirror": "sandbox",
-            "kubernetes.io/config.source": "file",
-        },
-    }
-
-    spec = {
-        "nodeName": node,
-        "hostNetwork": True,
-        # No kubelet confirms that the container has stopped.
-        "terminationGracePeriodSeconds": 0,
-        "tolerations": [{"operator": "Exists"}],
-        "containers": [container],
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata,
-        "spec": spec,
-        "status": _READY,
-    }
+    return [
+        mirror_pod(component, node, component, f"registry.k8s.io/{component}:{version}")
+        | {"status": _READY}
+        for component in COMPONENTS
+    ]
 
 
 def _config_map(name: str, namespace: str, data: dict[str, str]) -> Obj:

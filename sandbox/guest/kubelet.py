@@ -164,10 +164,15 @@ class Kubelet:
 
 def etcd_pod(node: str) -> Obj:
     """Return the mirror Pod of a control plane node's etcd."""
+    return mirror_pod("etcd", node, CONTAINER, "sandbox/etcd")
+
+
+def mirror_pod(component: str, node: str, container: str, image: str) -> Obj:
+    """Return the mirror Pod of a control plane node, which only shows its static Pod."""
     metadata = {
-        "name": f"etcd-{node}",
+        "name": f"{component}-{node}",
         "namespace": NAMESPACE,
-        "labels": {"component": "etcd", "tier": "control-plane"},
+        "labels": {"component": component, "tier": "control-plane"},
         "annotations": {
             "kubernetes.io/config.mirror": "sandbox",
             "kubernetes.io/config.source": "file",
@@ -180,6 +185,6 @@ def etcd_pod(node: str) -> Obj:
         # No kubelet confirms that the container has stopped.
         "terminationGracePeriodSeconds": 0,
         "tolerations": [{"operator": "Exists"}],
-        "containers": [{"name": CONTAINER, "image": "sandbox/etcd"}],
+        "containers": [{"name": container, "image": image}],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -22,9 +22,10 @@ import yaml
 from caphv.api.object import DEPLOYMENTS, Obj
 from caphv.runtime.client import ApiClient
 from sandbox import manifests
-from sandbox.processes import binaries, children, pki
-from sandbox.processes.apiserver import ApiServer, Etcd, private_file
+from sandbox.processes import pki
+from sandbox.processes.apiserver import ApiServer, private_file
 from tests.support import guidehosts
+from tests.support.apiservers import running_etcd
 from tests.support.clusterctl import NEXT, VERSION, Clusterctl, furnish
 from tests.support.e2e import crd
 from tests.support.guide import Command, commands
@@ -98,13 +99,8 @@ def checkout_copy(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    binaries.prepare()
-    folder = tmp_path_factory.mktemp("etcd")
-    try:
-        asyncio.run(Etcd(folder).start())
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as folder:
         yield folder
-    finally:
-        asyncio.run(children.stop_all(folder))
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ import yaml
 
 from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, DEPLOYMENTS, SECRETS, Obj, Resource, uid_of
 from caphv.runtime.client import ApiClient
-from sandbox import manifests
-from sandbox.processes import binaries, children, pki
-from sandbox.processes.apiserver import ApiServer, Etcd, private_file
+from sandbox.processes import binaries
+from sandbox.processes.apiserver import ApiServer
+from tests.support.apiservers import running_management
 from tests.support.e2e import crd
 from webhooks.configuration import NAMES, RESOURCES
 from webhooks.handler import WEBHOOKS
@@ -53,26 +53,14 @@ class Helm:
 
 @pytest.fixture(scope="module")
 def management(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    folder = tmp_path_factory.mktemp("helm")
-    try:
-        yield asyncio.run(started(folder))
-    finally:
-        asyncio.run(children.stop_all(folder))
-
-
-async def started(folder: Path) -> ApiServer:
-    await Etcd(folder).start()
-    server = ApiServer(folder, "management")
-    await server.start()
-    private_file(folder / "kubeconfig", pki.to_yaml(server.kubeconfig()))
     others = [
         ("cluster.x-k8s.io", "ClusterClass"),
         ("controlplane.cluster.x-k8s.io", "RKE2ControlPlaneTemplate"),
         ("bootstrap.cluster.x-k8s.io", "RKE2ConfigTemplate"),
     ]
-    async with server.client() as client:
-        await manifests.apply(client, [stand_in(group, kind) for group, kind in others])
-    return server
+    stand_ins = [stand_in(group, kind) for group, kind in others]
+    with running_management(tmp_path_factory.mktemp("helm"), stand_ins) as server:
+        yield server
 
 
 def stand_in(group: str, kind: str) -> Obj:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -14,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from sandbox import manifests
-from sandbox.processes import binaries, children, pki
-from sandbox.processes.apiserver import ApiServer, Etcd, private_file
+from sandbox.processes import binaries
+from sandbox.processes.apiserver import ApiServer
 from tests.support import doccommands
+from tests.support.apiservers import running_management
 from tests.support.e2e import crd
 
 pytestmark = pytest.mark.e2e
@@ -54,27 +54,14 @@ class Cluster:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """All tests share it: each uninstalls what it has installed, and CRDs and a namespace stay."""
     folder = tmp_path_factory.mktemp("kubectl")
-    try:
-        server = asyncio.run(started(folder))
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}}
+    with running_management(folder, [space, *STAND_INS]) as server:
         programs = folder / "programs"
         programs.mkdir()
         (programs / "kubectl").symlink_to(binaries.binary("kubectl"))
         path = f"{programs}:{os.environ['PATH']}"
         own = {"PATH": path, "KUBECONFIG": str(folder / "kubeconfig"), "HOME": str(folder)}
         yield Cluster(server, {**os.environ, **own, "PYTHONPATH": ""})
-    finally:
-        asyncio.run(children.stop_all(folder))
-
-
-async def started(folder: Path) -> ApiServer:
-    await Etcd(folder).start()
-    server = ApiServer(folder, "management")
-    await server.start()
-    private_file(folder / "kubeconfig", pki.to_yaml(server.kubeconfig()))
-    async with server.client() as client:
-        space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}}
-        await manifests.apply(client, [space, *STAND_INS])
-    return server
 
 
 @pytest.fixture

@@ -10,10 +10,8 @@ import pytest
 import yaml
 
 from caphv.api.object import Obj
-from sandbox import manifests
-from sandbox.processes import binaries, children, pki
-from sandbox.processes.apiserver import ApiServer, Etcd, private_file
 from tests.support import doccommands
+from tests.support.apiservers import running_management
 from tests.support.e2e import crd
 from tests.support.predecessor import crds
 from tests.support.shell import Shell
@@ -48,26 +46,12 @@ COLLECTED = " --cascade=foreground"
 @pytest.fixture
 def at(tmp_path: Path) -> Iterator[Shell]:
     """Where the Go provider's manifests were applied, with an object of an early release."""
-
-    async def start() -> None:
-        await Etcd(tmp_path).start()
-        server = ApiServer(tmp_path, "management")
-        await server.start()
-        private_file(tmp_path / "kubeconfig", pki.to_yaml(server.kubeconfig()))
-        async with server.client() as client:
-            await manifests.apply(client, STAND_INS)
-            space: Obj = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "capi-system"}}
-            await manifests.apply(client, [space, deployment(CORE, "capi-system")])
-
-    binaries.prepare()
-    try:
-        asyncio.run(start())
+    space: Obj = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "capi-system"}}
+    with running_management(tmp_path, [*STAND_INS, space, deployment(CORE, "capi-system")]):
         (tmp_path / "out").mkdir()
         for name, content in contents().items():
             (tmp_path / "out" / name).write_bytes(content)
         yield Shell(tmp_path, "kubectl")
-    finally:
-        asyncio.run(children.stop_all(tmp_path))
 
 
 def block(text: str) -> str:

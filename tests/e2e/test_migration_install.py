@@ -17,8 +17,9 @@ from caphv.api.object import DEPLOYMENTS, NAMESPACES, SERVICES, Obj, Resource, u
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from sandbox import manifests
-from sandbox.processes import binaries, children, pki
-from sandbox.processes.apiserver import ApiServer, Etcd, private_file
+from sandbox.processes import binaries, pki
+from sandbox.processes.apiserver import ApiServer, private_file
+from tests.support.apiservers import running_etcd
 from tests.support.clusterctl import INVENTORY, Clusterctl, furnish, released, repository
 from tests.support.predecessor import crds
 
@@ -61,13 +62,8 @@ def components() -> list[Obj]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    binaries.prepare()
-    folder = tmp_path_factory.mktemp("migration")
-    try:
-        asyncio.run(Etcd(folder).start())
+    with running_etcd(tmp_path_factory.mktemp("migration")) as folder:
         yield folder
-    finally:
-        asyncio.run(children.stop_all(folder))
 
 
 @pytest.fixture

@@ -28,8 +28,9 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from sandbox import manifests
 from sandbox.processes import binaries, children, pki
-from sandbox.processes.apiserver import ApiServer, Etcd, private_file
+from sandbox.processes.apiserver import ApiServer
 from tests.support import doccommands
+from tests.support.apiservers import running_management
 from tests.support.metrics import bind, scrape, token
 from tests.support.metrics import roles as metrics_roles
 from tests.support.packager.environment import CLASSES, CLUSTERS, CONTROL_PLANES, Case
@@ -72,18 +73,8 @@ def ports() -> Iterator[None]:
 @pytest.fixture
 def management(tmp_path: Path, ports: None) -> Iterator[ApiServer]:
     require_namespaces()
-    try:
-        yield asyncio.run(started(tmp_path))
-    finally:
-        asyncio.run(children.stop_all(tmp_path))
-
-
-async def started(folder: Path) -> ApiServer:
-    await Etcd(folder).start()
-    server = ApiServer(folder, "management")
-    await server.start()
-    private_file(folder / "kubeconfig", pki.to_yaml(server.kubeconfig()))
-    return server
+    with running_management(tmp_path) as server:
+        yield server
 
 
 VALUES: Obj = {

@@ -8,20 +8,15 @@ from typing import Any
 
 import pytest
 
-from sandbox.processes import binaries, children
-from sandbox.processes.apiserver import ApiServer, Etcd
+from sandbox.processes.apiserver import ApiServer
+from tests.support.apiservers import running_etcd
 
 
 @pytest.fixture(scope="package")
 def etcd_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A sandbox folder with a running etcd; all processes in it end when their worker turns to e2e tests."""
-    binaries.prepare()
-    folder = tmp_path_factory.mktemp("sandbox")
-    try:
-        asyncio.run(Etcd(folder).start())
+    with running_etcd(tmp_path_factory.mktemp("sandbox")) as folder:
         yield folder
-    finally:
-        asyncio.run(children.stop_all(folder))
 
 
 @pytest.fixture(scope="package")

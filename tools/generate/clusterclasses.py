@@ -6,7 +6,6 @@ and a page with all variables; with `--check` it writes nothing and fails if fil
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from caphv.api import generated
 from caphv.api.crds import custom_resource_definitions
 from caphv.api.object import Obj
 
@@ -69,10 +69,9 @@ def render(sources: Path) -> dict[str, str]:
     return files
 
 
-def stale_files(checkout: Path) -> list[str]:
-    """Return the sorted paths of missing or outdated files."""
-    files = render(checkout / "clusterclass")
-    return sorted(path for path, text in files.items() if _read_if_exists(checkout / path) != text)
+def files(checkout: Path) -> dict[Path, str | None]:
+    """Return the generated files of a checkout."""
+    return {checkout / path: text for path, text in render(checkout / "clusterclass").items()}
 
 
 def class_of(name: str, common: Obj, source: Obj) -> Obj:
@@ -323,30 +322,9 @@ def _dump(objects: list[Obj]) -> str:
     )
 
 
-def _read_if_exists(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Write stale files, or with `--check` only list them; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.generate.clusterclasses", description="Generate the ClusterClasses."
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; list stale files and exit 1"
-    )
-    check = parser.parse_args(arguments).check
-
-    files, paths = render(CHECKOUT / "clusterclass"), stale_files(CHECKOUT)
-    for path in paths:
-        if check:
-            sys.stderr.write(f"{path} is stale: run python -m tools.generate.clusterclasses\n")
-            continue
-
-        (CHECKOUT / path).parent.mkdir(exist_ok=True)
-        (CHECKOUT / path).write_text(files[path], encoding="utf-8")
-        sys.stdout.write(f"{path}\n")
-    return 1 if check and paths else 0
+    return generated.main(arguments, "tools.generate.clusterclasses", files(CHECKOUT))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 stale ones.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from caphv import data
+from caphv.api import generated
 from caphv.api.names import GROUP
 from caphv.api.object import Obj
 
@@ -70,13 +70,13 @@ def render() -> dict[str, str]:
     return {name: f"{text}\n{MARK}\n" for name, text in pages.items()}
 
 
-def stale_pages(directory: Path) -> list[str]:
-    """Return the sorted names of generated pages that are missing, different or obsolete."""
-    pages = render()
-    present = {path.name: path.read_text(encoding="utf-8") for path in directory.glob("*.md")}
-    present = {name: text for name, text in present.items() if name in pages or MARK in text}
-    names = pages.keys() | present.keys()
-    return sorted(name for name in names if pages.get(name) != present.get(name))
+def files(directory: Path) -> dict[Path, str | None]:
+    """Return the generated pages of a folder, None for those whose schema no longer exists."""
+    present = {path: path.read_text(encoding="utf-8") for path in directory.glob("*.md")}
+    return {
+        **dict.fromkeys(path for path, text in present.items() if MARK in text),
+        **{directory / name: text for name, text in render().items()},
+    }
 
 
 def _page(files: dict[str, Obj], file: str, schema: Obj, shared: Obj) -> str:
@@ -195,30 +195,8 @@ def _code(value: Any) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write `docs/reference`, or with `--check` compare only; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.generate.reference", description="Generate docs/reference."
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="write nothing; exit 1 and name the pages that are stale",
-    )
-    check = parser.parse_args(arguments).check
-
-    directory = data.folder("docs") / "reference"
-    names, pages = stale_pages(directory), render()
-    for name in names:
-        page = directory / name
-        if check:
-            command = "python -m tools.generate.reference"
-            sys.stderr.write(f"docs/reference/{name} is stale: run {command}\n")
-        elif name in pages:
-            directory.mkdir(exist_ok=True)
-            page.write_text(pages[name], encoding="utf-8")
-        else:
-            # The schema of this page no longer exists.
-            page.unlink()
-    return 1 if check and names else 0
+    pages = files(data.folder("docs") / "reference")
+    return generated.main(arguments, "tools.generate.reference", pages)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from caphv import data
+from caphv.api import generated
 from caphv.api.object import Obj
 from caphv.validation import documentation
 from caphv.validation import schema as compiled
@@ -145,9 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m tools.generate.ruletables",
         description="Generate the lists of rules in docs/.",
     )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 when a list is stale"
-    )
+    generated.add_check(parser)
     parser.add_argument(
         "--site",
         type=Path,
@@ -163,12 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
 
     stale = documentation.stale(data.folder("docs"), PARTS)
-    for path, text in stale.items():
-        if options.check:
-            sys.stderr.write(f"{path.name} is stale: run python -m tools.generate.ruletables\n")
-        else:
-            path.write_text(text, encoding="utf-8")
-    return 1 if options.check and stale else 0
+    return generated.write("tools.generate.ruletables", stale, check=options.check)
 
 
 if __name__ == "__main__":

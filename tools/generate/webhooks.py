@@ -4,10 +4,10 @@
 fails if it is stale.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
+from caphv.api import generated
 from tools.release import components
 from webhooks.configuration import INJECT_ANNOTATION, SERVICE, client_config, configurations
 
@@ -27,23 +27,7 @@ def manifest() -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the file, or with `--check` only compare; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.generate.webhooks", description=f"Generate {MANIFEST.name}."
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit 1 if the file is stale"
-    )
-    check = parser.parse_args(arguments).check
-
-    content = manifest()
-    if not check:
-        MANIFEST.write_text(content, encoding="utf-8")
-        return 0
-
-    if MANIFEST.read_text(encoding="utf-8") != content:
-        sys.stderr.write(f"{MANIFEST.name} is stale: run python -m tools.generate.webhooks\n")
-        return 1
-    return 0
+    return generated.main(arguments, "tools.generate.webhooks", {MANIFEST: manifest()})
 
 
 if __name__ == "__main__":

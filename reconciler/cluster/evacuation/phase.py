@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 
 from caphv.api import evacuation
 from caphv.api.conditions import MAX_MESSAGE, get_condition
@@ -61,6 +61,7 @@ async def evacuate_hosts(scope: ClusterScope) -> None:
             await _advance(scope)
         else:
             _report_invalid(scope)
+
     except Blocked as blocked:
         # Harvester is not followed now, which other conditions report. Its caches requeue it.
         if scope.draft.is_true(ConditionType.HOSTS_EVACUATED):
@@ -97,9 +98,9 @@ async def _advance(scope: ClusterScope) -> None:
     """Take steps until one has to wait. Raises `Blocked`, `ApiError`, `Unreachable`."""
     unheld = False
     for _ in range(_MOST_STEPS):
-        around = await read_surroundings(scope)
-        around.seen = replace(around.seen, unheld=unheld)
+        around = await read_surroundings(scope, unheld=unheld)
         step = next_step(around.seen)
+
         match step.action:
             case Action.NOTHING:
                 _report_done(scope, around)
@@ -107,6 +108,7 @@ async def _advance(scope: ClusterScope) -> None:
             case Action.WAIT | Action.EVICT:
                 await _wait(scope, around, step)
                 return
+
         try:
             if not await _take(scope, around, step):
                 return
@@ -115,6 +117,7 @@ async def _advance(scope: ClusterScope) -> None:
             if unheld or step.action not in (Action.HOLD, Action.RELEASE):
                 raise
             unheld = True
+
     scope.requeue_within(0.01)
 
 
@@ -156,12 +159,14 @@ async def _wait(scope: ClusterScope, around: Surroundings, step: Step) -> None:
                 message = f"{message}, {kept} of them kept by PodDisruptionBudgets"
         except Unreachable as error:
             message = f"{message}; {error}"
+
     if step.blocked:
         # What follows in the message of one machine changes while the user is asked already: which
         # Pods are left, or how the API fails.
         _report_blocked(scope, message, topic=message.partition(",")[0] if step.name else "")
         scope.requeue_within(_BLOCKED_SECONDS)
         return
+
     _report_progress(scope, message)
     scope.requeue_within(_POLL_SECONDS)
 
@@ -177,32 +182,36 @@ def _report_done(scope: ClusterScope, around: Surroundings) -> None:
         _report_progress(scope, f"waiting for the deletion of {', '.join(ending)}")
         scope.requeue_within(_BLOCKED_SECONDS)
         return
-    parts = [evacuation.describe_left(around.evacuated)]
+
+    invalid = _describe_invalid(scope)
+    parts = (evacuation.describe_left(around.evacuated), *_describe_others(around), invalid)
+    message = plain("; ".join(filter(None, parts)), MAX_MESSAGE)
+    if invalid and not scope.draft.has_message(ConditionType.HOSTS_EVACUATED, message):
+        scope.warning_event(Reason.EVACUATION_BLOCKED, invalid)
+    scope.draft.set_true(ConditionType.HOSTS_EVACUATED, message)
+    if around.migrating or around.restarts:
+        scope.requeue_within(_REVIEW_SECONDS)
+
+
+def _describe_others(around: Surroundings) -> Iterator[str]:
+    """Say what a drain by Harvester does with the machines that it moves itself."""
     stopping = {
         name
         for name in (*around.migrating, *around.restarts)
         if labels_of(around.vms[name]).get(MAINTENANCE_STRATEGY_LABEL, "").startswith(_SHUTDOWN)
     }
     if migrating := sorted(set(around.migrating) - stopping):
-        parts.append(f"Harvester migrates {', '.join(migrating)}")
+        yield f"Harvester migrates {', '.join(migrating)}"
+
     if stopping:
-        parts.append(
-            f"Harvester shuts down {', '.join(sorted(stopping))}, as label "
-            f"{MAINTENANCE_STRATEGY_LABEL} of their VMs asks"
-        )
+        names, label = ", ".join(sorted(stopping)), MAINTENANCE_STRATEGY_LABEL
+        yield f"Harvester shuts down {names}, as label {label} of their VMs asks"
+
     if restarts := sorted(set(around.restarts) - stopping):
-        parts.append(
+        yield (
             f"Harvester restarts {', '.join(restarts)}, whose VMs have no eviction strategy before "
             "their next restart"
         )
-    if invalid := _describe_invalid(scope):
-        parts.append(invalid)
-    message = plain("; ".join(parts), MAX_MESSAGE)
-    if invalid and not scope.draft.has_message(ConditionType.HOSTS_EVACUATED, message):
-        scope.warning_event(Reason.EVACUATION_BLOCKED, invalid)
-    scope.draft.set_true(ConditionType.HOSTS_EVACUATED, message)
-    if around.migrating or around.restarts:
-        scope.requeue_within(_REVIEW_SECONDS)
 
 
 def _ending(scope: ClusterScope, around: Surroundings) -> list[str]:

@@ -1,7 +1,8 @@
 """Read what the next step of an evacuation depends on.
 
-Machines, VMs and hosts come from caches. The workload cluster and the devices of hosts are read
-only while a machine moves or is about to.
+Machines, VMs and hosts come from caches. The workload cluster is read only while a machine moves,
+and what hosts have free, which decides whether its VM may be stopped, before it begins to move and
+before it is stopped; during a drain seldom.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from caphv.api.names import (
 )
 from caphv.api.object import (
     NODES,
-    PERSISTENT_VOLUME_CLAIMS,
     Obj,
     annotations_of,
     at,
@@ -42,34 +42,31 @@ from caphv.api.plaintext import plain
 from caphv.api.resources import (
     CLUSTER_API_GROUP,
     HARVESTER_MACHINES,
-    VIRTUAL_MACHINE_INSTANCES,
 )
-from caphv.api.virtualmachine import claims_of, devices_of, is_bound_to_host, migrates_when_evicted
+from caphv.api.virtualmachine import devices_of, is_bound_to_host, migrates_when_evicted
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Forbidden, NotFound, RequestError
+from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.etcd import find_pods
-from caphv.runtime.listing import list_pages
+from reconciler.cluster.evacuation import obstacles
 from reconciler.cluster.evacuation.plan import (
     STAGE_SECONDS,
+    Action,
     EvacuatedNode,
     EvacuatedVm,
     Seen,
     choose,
     moving,
+    next_step,
     stage_of,
 )
-from reconciler.cluster.evacuation.targets import (
-    describe_bound_claims,
-    describe_local_disks,
-    obstacle,
-)
+from reconciler.cluster.evacuation.targets import INSTANCE, describe_local_disks
 from reconciler.cluster.parking.drain import pods_to_evict
 from reconciler.cluster.parking.plan import HALTED
 from reconciler.cluster.parking.reading import boot_id, run_strategy
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.topology import host_name
+from reconciler.machine.placement import avoided_hosts
 
-_INSTANCE = ("spec", "template", "spec")
 _VM_RECORDS = {AVOIDED_HOSTS_ANNOTATION, EVACUATED_STRATEGY_ANNOTATION}
 _KEPT = {
     PARKED_STRATEGY_ANNOTATION,
@@ -119,9 +116,11 @@ def concerns(scope: ClusterScope) -> bool:
     """
     if parking.has_begun(scope.cluster):
         return False
+
     hosts = scope.require_session().hosts.store
     if any(evacuation.is_wanted(host) or evacuation.is_drained(host) for host in hosts):
         return True
+
     vms = scope.namespace().vms
     for machine in scope.context.caches.machines_of(scope.cluster):
         if EVACUATED_FROM_ANNOTATION in annotations_of(machine):
@@ -135,29 +134,46 @@ def concerns(scope: ClusterScope) -> bool:
     return False
 
 
-async def read_surroundings(scope: ClusterScope) -> Surroundings:
-    """Read what the next step depends on. Raises `Blocked`, `ApiError`, `Unreachable`."""
+async def read_surroundings(scope: ClusterScope, *, unheld: bool = False) -> Surroundings:
+    """Read what the next step depends on. Raises `Blocked`, `ApiError`, `Unreachable`.
+
+    :param unheld: the provider may not keep Machines from remediation, see `Seen`. The next step
+        depends on it, and so does what is read for that step
+    """
     around = Surroundings()
     _read_vms(scope, around)
+    around.seen = replace(around.seen, unheld=unheld)
+
     movers = moving(around.seen.vms)
-    stages = scope.memory.evacuation_stages
-    for name in stages.keys() - {vm.name for vm in movers}:
-        del stages[name]
-    # Until a VM is stopped, another one may take the device that it would find.
-    drained = (vm for vm in movers if not vm.former)
-    await _read_obstacles(scope, around, drained if movers else around.seen.vms)
+    names = {vm.name for vm in movers}
+    for memory in (scope.memory.evacuation_stages, scope.memory.evacuation_reviews):
+        for name in memory.keys() - names:
+            del memory[name]
     if not movers:
+        await _review(scope, around, around.seen.vms)
         return around
 
     views = []
     for vm in movers:
         late, forced = _is_late(scope, vm), _is_forced(scope, vm)
-        seen = replace(around.seen, mover=vm.name, late=late, forced=forced)
+        vms = obstacles.recall(scope.memory, around.seen.vms)
+        seen = replace(around.seen, vms=vms, mover=vm.name, late=late, forced=forced)
         view = replace(around, seen=seen, nodes={}, pods=[])
         await _read_workload(scope, view, vm)
+        # Until a VM is stopped, another one may take the device that it would find.
+        is_stopped_next = next_step(view.seen).action is Action.STOP
+        if not vm.former and (is_stopped_next or obstacles.is_due(scope.memory, vm)):
+            await _review(scope, view, [vm])
         views.append(view)
     chosen = choose([view.seen for view in views])
     return next(view for view in views if view.seen is chosen)
+
+
+async def _review(scope: ClusterScope, around: Surroundings, vms: Iterable[EvacuatedVm]) -> None:
+    """Find out which of these machines would find no other host."""
+    around.uncounted = await obstacles.review(scope, around.vms, vms)
+    vms = obstacles.recall(scope.memory, around.seen.vms)
+    around.seen = replace(around.seen, vms=vms)
 
 
 def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
@@ -304,53 +320,9 @@ def _stopped_lately(vm: Obj) -> bool:
     return is_down and seconds_since(since) < _LATELY_SECONDS
 
 
-def avoided_hosts(vm: Obj) -> list[str]:
-    """Return the host names that the record of a VM keeps it from."""
-    return list(filter(None, annotations_of(vm).get(AVOIDED_HOSTS_ANNOTATION, "").split(",")))
-
-
 def _can_migrate(vm: Obj, instance: Obj) -> bool:
     """Return whether Harvester can migrate an instance, as far as KubeVirt reports it."""
-    return not (devices_of(at(vm, *_INSTANCE) or {}) or is_bound_to_host(instance))
-
-
-async def _read_obstacles(
-    scope: ClusterScope, around: Surroundings, vms: Iterable[EvacuatedVm]
-) -> None:
-    """Find out for each of these machines that leaves whether it would find another host."""
-    leaving = [vm.name for vm in vms if vm.leaves and not vm.obstacle]
-    if not leaving:
-        return
-    client = scope.require_session().client
-    hosts = [host async for page in list_pages(client, NODES) for host in page]
-    claims: list[Obj] = []
-    if claims_of(*(around.vms[name] for name in leaving)):
-        pages = list_pages(client, PERSISTENT_VOLUME_CLAIMS, scope.target_namespace)
-        claims = [claim async for page in pages for claim in page]
-    instances = []
-    if any(devices_of(at(around.vms[name], *_INSTANCE) or {}) for name in leaving):
-        instances = await _read_instances(scope, around)
-
-    def with_obstacle(vm: EvacuatedVm) -> EvacuatedVm:
-        if vm.name not in leaving:
-            return vm
-        obj = around.vms[vm.name]
-        reason = describe_bound_claims(obj, claims) or obstacle(obj, vm.host, hosts, instances)
-        return replace(vm, obstacle=reason)
-
-    around.seen = replace(around.seen, vms=tuple(map(with_obstacle, around.seen.vms)))
-
-
-async def _read_instances(scope: ClusterScope, around: Surroundings) -> list[Obj]:
-    """Read the instances that may use devices: of all namespaces, else of the cluster's own."""
-    client = scope.require_session().client
-    try:
-        pages = list_pages(client, VIRTUAL_MACHINE_INSTANCES)
-        return [instance async for page in pages for instance in page]
-    except Forbidden as error:
-        around.uncounted = error.message
-    pages = list_pages(client, VIRTUAL_MACHINE_INSTANCES, scope.target_namespace)
-    return [instance async for page in pages for instance in page]
+    return not (devices_of(at(vm, *INSTANCE) or {}) or is_bound_to_host(instance))
 
 
 def _is_late(scope: ClusterScope, vm: EvacuatedVm) -> bool:

@@ -8,31 +8,22 @@ no VMs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 
-from caphv.api import names
 from caphv.api.evacuation import is_ready
 from caphv.api.object import Obj, at, key_of, labels_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import claims_of, devices_of
 from reconciler.harvester.topology import accepts_machines
+from reconciler.machine.placement import REQUIRED, admits_host
 
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 # Taints that follow from condition Ready, which is read itself.
 _UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _LONGEST_REASON = 64
 _SHARED = "ReadWriteMany"
 _LOCAL = "so a disk may be local to this host; stop and start it yourself, or delete its Machine"
 INSTANCE = ("spec", "template", "spec")
-_MATCHES: Mapping[str, Callable[[str | None, list[str]], bool]] = {
-    "In": lambda value, values: value in values,
-    "NotIn": lambda value, values: value not in values,
-    "Exists": lambda value, _: value is not None,
-    "DoesNotExist": lambda value, _: value is None,
-    "Gt": lambda value, values: (quantity(value) or 0) > (quantity(values[0]) or 0),
-    "Lt": lambda value, values: (quantity(value) or 0) < (quantity(values[0]) or 0),
-}
 
 
 def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj]) -> str:
@@ -51,7 +42,7 @@ def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj
     ]
     if not usable:
         return "no other host is ready and takes VMs; end a maintenance or an evacuation"
-    suitable = [host for host in usable if _selects(spec, labels_of(host))]
+    suitable = [host for host in usable if _selects(spec, host)]
     if not suitable:
         return "its affinity or node selector requires this host; change it, or delete the Machine"
     if at(spec, "affinity", "podAffinity", REQUIRED) or at(
@@ -133,49 +124,9 @@ def _is_tolerated(taint: Obj, toleration: Obj) -> bool:
     return toleration["key"] == taint.get("key") and (is_any or has_value)
 
 
-def _selects(spec: Obj, labels: Mapping[str, str]) -> bool:
+def _selects(spec: Obj, host: Obj) -> bool:
     """Return whether node selector and required affinity of an instance admit a host."""
-    selector = spec.get("nodeSelector") or {}
+    selector, labels = spec.get("nodeSelector") or {}, labels_of(host)
     if any(labels.get(name) != value for name, value in selector.items()):
         return False
-    required = at(spec, "affinity", "nodeAffinity", REQUIRED)
-    return required is None or any(
-        all(_matches(expression, labels) for expression in term.get("matchExpressions") or ())
-        for term in required.get("nodeSelectorTerms") or ()
-        if term.get("matchExpressions")
-    )
-
-
-def _matches(expression: Obj, labels: Mapping[str, str]) -> bool:
-    match = _MATCHES.get(str(expression.get("operator")))
-    value = labels.get(str(expression.get("key")))
-    return match is not None and match(value, list(expression.get("values") or ()))
-
-
-def avoid(node_affinity: Obj, former: list[str], hosts: list[str]) -> Obj:
-    """Return the patch of a node affinity that keeps a VM from hosts, and from no former ones.
-
-    :param former: host names in the expression to remove
-    :param hosts: host names to avoid, sorted; empty for none
-    """
-    terms = (node_affinity.get(REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
-    expression = _expression(hosts)
-    result = []
-    for term in terms:
-        expressions = [
-            entry
-            for entry in term.get("matchExpressions") or ()
-            if not former or entry != _expression(former)
-        ]
-        if hosts:
-            expressions.append(expression)
-        others = {name: value for name, value in term.items() if name != "matchExpressions"}
-        if expressions or others:
-            matched = {"matchExpressions": expressions} if expressions else {}
-            result.append({**others, **matched})
-    # A merge patch removes only what is null.
-    return {REQUIRED: {"nodeSelectorTerms": result} if result else None}
-
-
-def _expression(hosts: list[str]) -> Obj:
-    return {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": hosts}
+    return admits_host(at(spec, "affinity", "nodeAffinity") or {}, host)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from caphv.api import resources
 from caphv.api.names import (
-    AVOIDED_HOSTS_ANNOTATION,
     CORDONED_BY_EVACUATION_ANNOTATION,
     EVACUATED_BOOT_ANNOTATION,
     EVACUATED_FROM_ANNOTATION,
@@ -18,18 +16,16 @@ from caphv.api.object import NODES, Obj, annotations_of, at, key_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import NotFound
 from reconciler.cluster.evacuation.plan import Action, Step
-from reconciler.cluster.evacuation.reading import Surroundings, avoided_hosts
-from reconciler.cluster.evacuation.targets import avoid
+from reconciler.cluster.evacuation.reading import Surroundings
 from reconciler.cluster.parking.plan import HALTED
 from reconciler.cluster.parking.reading import boot_id, run_strategy
-from reconciler.cluster.parking.writing import STARTING
+from reconciler.cluster.parking.writing import STARTING, Annotations, patch_vm
 from reconciler.cluster.scope import ClusterScope
+from reconciler.machine.placement import avoidance_patch
 from reconciler.machine.vm import RUN_STRATEGY
 
-_AFFINITY = ("spec", "template", "spec", "affinity", "nodeAffinity")
 # Run strategies of a VM that is not to be halted.
 _RUNNING = (*STARTING, "Manual", "Once")
-Annotations = dict[str, str | None]
 _NO_RECORD: Annotations = {EVACUATED_STRATEGY_ANNOTATION: None, EVACUATION_STARTED_ANNOTATION: None}
 
 
@@ -58,12 +54,13 @@ async def perform(scope: ClusterScope, around: Surroundings, step: Step) -> None
         case Action.SETTLE:
             await _settle(scope, around.vms[name])
         case Action.YIELD:
-            await _patch_vm(scope, around.vms[name], dict(_NO_RECORD), {})
+            await patch_vm(scope, around.vms[name], _NO_RECORD)
         case Action.FINISH:
             finished: Annotations = {EVACUATED_FROM_ANNOTATION: None}
             await _annotate(scope, caches.harvester_machines, around.machines[name], finished)
         case Action.ALLOW:
-            await _patch_vm(scope, around.vms[name], {}, _avoidance(around, name))
+            vm = around.vms[name]
+            await patch_vm(scope, vm, {}, avoidance=avoidance_patch(vm, around.hosts))
 
 
 async def _annotate(
@@ -86,15 +83,15 @@ async def _stop(scope: ClusterScope, around: Surroundings, name: str) -> None:
         EVACUATED_STRATEGY_ANNOTATION: recorded or run_strategy(vm),
         EVACUATION_STARTED_ANNOTATION: None,
     }
-    spec = {"runStrategy": HALTED, "running": None}
-    await _patch_vm(scope, vm, annotations, _avoidance(around, name), **spec)
+    avoidance = avoidance_patch(vm, around.hosts)
+    await patch_vm(scope, vm, annotations, strategy=HALTED, avoidance=avoidance)
 
 
 async def _adopt(scope: ClusterScope, vm: Obj) -> None:
     """Record how a VM is to run that Harvester has halted: as Harvester itself would start it."""
     former = annotations_of(vm).get(RUN_STRATEGY_ANNOTATION, HALTED)
     strategy = RUN_STRATEGY if former == HALTED else former
-    await _patch_vm(scope, vm, {EVACUATED_STRATEGY_ANNOTATION: strategy}, {})
+    await patch_vm(scope, vm, {EVACUATED_STRATEGY_ANNOTATION: strategy})
 
 
 async def _start(scope: ClusterScope, around: Surroundings, name: str) -> None:
@@ -107,8 +104,8 @@ async def _start(scope: ClusterScope, around: Surroundings, name: str) -> None:
         RUN_STRATEGY_ANNOTATION: strategy,
         EVACUATION_STARTED_ANNOTATION: "true",
     }
-    spec = {"runStrategy": strategy, "running": None}
-    await _patch_vm(scope, vm, annotations, _avoidance(around, name), **spec)
+    avoidance = avoidance_patch(vm, around.hosts)
+    await patch_vm(scope, vm, annotations, strategy=strategy, avoidance=avoidance)
 
 
 async def _settle(scope: ClusterScope, vm: Obj) -> None:
@@ -116,36 +113,7 @@ async def _settle(scope: ClusterScope, vm: Obj) -> None:
     # Harvester would refuse any other value that a user has written there, each time.
     former = recorded if recorded in _RUNNING else RUN_STRATEGY
     annotations: Annotations = {**_NO_RECORD, RUN_STRATEGY_ANNOTATION: former}
-    await _patch_vm(scope, vm, annotations, {}, runStrategy=former, running=None)
-
-
-def _avoidance(around: Surroundings, name: str) -> Obj:
-    """Return the patch of a VM that keeps it from the hosts that are evacuated now."""
-    vm = around.vms[name]
-    affinity = avoid(at(vm, *_AFFINITY) or {}, avoided_hosts(vm), around.hosts)
-    record = ",".join(around.hosts) or None
-    return {
-        "metadata": {"annotations": {AVOIDED_HOSTS_ANNOTATION: record}},
-        "spec": {"template": {"spec": {"affinity": {"nodeAffinity": affinity}}}},
-    }
-
-
-async def _patch_vm(
-    scope: ClusterScope, vm: Obj, annotations: Annotations, avoidance: Obj, **spec: str | None
-) -> None:
-    metadata = vm["metadata"]
-    avoided = at(avoidance, "metadata", "annotations") or {}
-    patch = {
-        "metadata": {
-            "resourceVersion": metadata["resourceVersion"],
-            "annotations": {**annotations, **avoided},
-        },
-        "spec": {**spec, **(avoidance.get("spec") or {})},
-    }
-    patched = await scope.require_session().client.patch(
-        resources.VIRTUAL_MACHINES, metadata["name"], metadata["namespace"], patch
-    )
-    scope.namespace().vms.observe(patched)
+    await patch_vm(scope, vm, annotations, strategy=former)
 
 
 async def _cordon(around: Surroundings, name: str) -> None:

@@ -342,11 +342,13 @@ async def _read_volumes(scope: ClusterScope, around: Surroundings) -> None:
     claims = claims_of(*around.vms.values())
     volumes: dict[str, str] = {}
     attached = set()
+
     try:
         async for page in list_pages(client, PERSISTENT_VOLUME_CLAIMS, scope.target_namespace):
             for claim in page:
                 if (name := key_of(claim).name) in claims:
                     volumes[str(at(claim, "spec", "volumeName") or "")] = name
+
         async for page in list_pages(client, VOLUME_ATTACHMENTS):
             attached |= {
                 str(at(attachment, "spec", "source", "persistentVolumeName") or "")
@@ -356,5 +358,6 @@ async def _read_volumes(scope: ClusterScope, around: Surroundings) -> None:
     except (Forbidden, NotFound) as error:
         around.unchecked = f"whether volumes are detached was not checked: {error.message}"
         return
+
     names = sorted(volumes[volume] for volume in attached & volumes.keys() - {""})
     around.seen = replace(around.seen, attached=tuple(names))

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from caphv.api import parking, resources
 from caphv.api.conditions import rfc3339
 from caphv.api.names import (
-    AVOIDED_HOSTS_ANNOTATION,
     CORDONED_BY_PARK_ANNOTATION,
     EVACUATION_STARTED_ANNOTATION,
     PARKED_BOOT_ANNOTATION,
@@ -22,16 +21,14 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from caphv.runtime.etcd import ETCDCTL, ETCDCTL_KUBEADM, find_leader, find_pods, members_of
 from caphv.runtime.exec import ExecError
-from reconciler.cluster.evacuation.reading import avoided_hosts
-from reconciler.cluster.evacuation.targets import avoid
 from reconciler.cluster.parking.plan import HALTED, Action, Step
 from reconciler.cluster.parking.reading import Surroundings, boot_id, former_strategy, run_strategy
 from reconciler.cluster.scope import ClusterScope
+from reconciler.machine.placement import avoidance_patch, avoided_hosts
 from reconciler.machine.vm import RUN_STRATEGY
 
 # Run strategies with which a VM starts by itself.
 STARTING = ("Always", "RerunOnFailure")
-_NODE_AFFINITY = ("spec", "template", "spec", "affinity", "nodeAffinity")
 Annotations = dict[str, str | None]
 
 
@@ -83,7 +80,7 @@ async def _stop(scope: ClusterScope, vm: Obj) -> None:
     # One that has not started since it was parked before has a record already.
     recorded = annotations_of(vm).get(PARKED_STRATEGY_ANNOTATION)
     annotations: Annotations = {PARKED_STRATEGY_ANNOTATION: recorded or run_strategy(vm)}
-    await _patch_vm(scope, vm, annotations, HALTED)
+    await patch_vm(scope, vm, annotations, strategy=HALTED)
 
 
 async def _start(scope: ClusterScope, vm: Obj) -> None:
@@ -94,14 +91,10 @@ async def _start(scope: ClusterScope, vm: Obj) -> None:
     annotations: Annotations = {RUN_STRATEGY_ANNOTATION: strategy}
     if PARKED_STRATEGY_ANNOTATION not in annotations_of(vm):
         annotations[EVACUATION_STARTED_ANNOTATION] = "true"  # as if the evacuation had started it
-    template: Obj = {}
-    if avoided := avoided_hosts(vm):
-        # Until the cluster is resumed, nothing else would let the VM start on a host that is not
-        # evacuated any more. A host that still is may get it again.
-        annotations[AVOIDED_HOSTS_ANNOTATION] = None
-        affinity = avoid(at(vm, *_NODE_AFFINITY) or {}, avoided, [])
-        template = {"template": {"spec": {"affinity": {"nodeAffinity": affinity}}}}
-    await _patch_vm(scope, vm, annotations, strategy, template)
+    # Until the cluster is resumed, nothing else would let the VM start on a host that is not
+    # evacuated any more. A host that still is may get it again.
+    avoidance = avoidance_patch(vm, []) if avoided_hosts(vm) else None
+    await patch_vm(scope, vm, annotations, strategy=strategy, avoidance=avoidance)
     scope.memory.started_at[vm["metadata"]["name"]] = time.monotonic()
 
 
@@ -109,24 +102,31 @@ async def _settle(scope: ClusterScope, vm: Obj) -> None:
     """Give a VM that runs the run strategy that it had before."""
     former = annotations_of(vm)[PARKED_STRATEGY_ANNOTATION]
     annotations: Annotations = {PARKED_STRATEGY_ANNOTATION: None, RUN_STRATEGY_ANNOTATION: former}
-    await _patch_vm(scope, vm, annotations, former)
+    await patch_vm(scope, vm, annotations, strategy=former)
 
 
-async def _patch_vm(
+async def patch_vm(
     scope: ClusterScope,
     vm: Obj,
     annotations: Annotations,
-    strategy: str,
-    template: Obj | None = None,
+    *,
+    strategy: str | None = None,
+    avoidance: Obj | None = None,
 ) -> None:
+    """Write annotations to a VM. Raises `ApiError`, `Unreachable`; `Conflict` for an old cache.
+
+    :param strategy: the new run strategy; None to leave it as it is
+    :param avoidance: the patch that keeps the VM from hosts
+    """
     metadata = vm["metadata"]
+    # KubeVirt admits only one of the two fields.
+    spec: Obj = {} if strategy is None else {"runStrategy": strategy, "running": None}
     patch = {
         "metadata": {
             "resourceVersion": metadata["resourceVersion"],
-            "annotations": annotations,
+            "annotations": {**annotations, **(at(avoidance, "metadata", "annotations") or {})},
         },
-        # KubeVirt admits only one of the two fields.
-        "spec": {"runStrategy": strategy, "running": None, **(template or {})},
+        "spec": {**spec, **(at(avoidance, "spec") or {})},
     }
     patched = await scope.require_session().client.patch(
         resources.VIRTUAL_MACHINES, metadata["name"], metadata["namespace"], patch
@@ -185,6 +185,7 @@ async def _leader(client: ApiClient | None, machines: tuple[str, ...]) -> str:
     """
     if client is None:
         return ""
+
     try:
         for pod in await find_pods(client):
             for program in (ETCDCTL, ETCDCTL_KUBEADM):

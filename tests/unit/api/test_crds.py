@@ -9,7 +9,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from caphv import data
-from caphv.api import bounds, crds, names
+from caphv.api import bounds, crds, generated, names
 from caphv.api.object import Obj
 from tests.support.openapi import example_object, fields, object_schema
 
@@ -100,7 +100,7 @@ def constraints(node: Obj) -> Obj:
 
 
 def test_files_are_not_stale() -> None:
-    assert crds.stale(data.folder("deploy/crds")) == []
+    assert generated.stale(crds.files()) == []
 
 
 def test_check_names_stale_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

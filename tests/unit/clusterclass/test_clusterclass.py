@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from caphv import data
+from caphv.api import generated
 from caphv.api.object import Obj
 from caphv.clusterclass.templates import Part, apply_patches, variables_of
 from sandbox.capi import crds as providers
@@ -63,17 +64,16 @@ def crds_of_the_sandbox() -> dict[tuple[str, str], Obj]:
 
 
 def test_the_files_are_what_their_sources_say(checkout: Path) -> None:
-    assert clusterclasses.stale_files(checkout) == []
+    assert generated.stale(clusterclasses.files(checkout)) == []
 
 
 def test_a_changed_or_missing_file_is_reported(tmp_path: Path, checkout: Path) -> None:
     shutil.copytree(checkout / "clusterclass", tmp_path / "clusterclass")
     (tmp_path / "clusterclass" / "harvester-k3s" / "templates.yaml").write_text("")
     (tmp_path / "clusterclass" / "variables.md").unlink()
-    assert clusterclasses.stale_files(tmp_path) == [
-        "clusterclass/harvester-k3s/templates.yaml",
-        "clusterclass/variables.md",
-    ]
+    folder = tmp_path / "clusterclass"
+    stale = generated.stale(clusterclasses.files(tmp_path))
+    assert stale == [folder / "harvester-k3s" / "templates.yaml", folder / "variables.md"]
 
 
 def test_a_variable_has_the_rules_of_its_machine_field(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,10 +306,12 @@ def test_progress_names_what_it_waits_for_at_the_end_only(capsys: pytest.Capture
     cluster = replace(cluster, problems=(problem,))
     progress = changes.Progress(to_stderr=False)
     progress.problems(cluster)
-    progress.name_obstacles(None)
     assert capsys.readouterr().out == ""
-    progress.name_obstacles(cluster)
-    assert lines(capsys) == ["… Machine/worker-1: the VM is created", "  → Wait"]
+    with pytest.raises(SystemExit) as end:
+        progress.give_up("too late")
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == ["… Machine/worker-1: the VM is created", "  → Wait"]
+    assert (captured.err, end.value.code) == ("too late\n", 1)
 
 
 def test_doctor_groups_checks_by_subject_and_counts_what_is_ok(capsys: pytest.CaptureFixture[str]) -> None:

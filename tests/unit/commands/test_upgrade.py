@@ -188,4 +188,5 @@ def test_waiting_too_long_names_what_is_in_the_way(servers: Servers) -> None:
     follows(servers, builder, builder)
     result = upgrade(servers, "--yes", "--wait", "--timeout", "1s")
     assert (result.exit_code, "Not done in time" in result.stderr) == (1, True)
+    assert "nothing is lost.\nCorrect what is named above" in result.stderr
     assert result.output.count("no pool has a free address") == 2, "while it waits, and at its end"

@@ -25,6 +25,7 @@ from aiohttp import web
 
 from caphv.api import names
 from caphv.api.object import NODES, Obj
+from caphv.runtime import tlsserver
 from caphv.runtime.cache import Informer
 from caphv.runtime.health import HealthServer
 from caphv.runtime.runnable import Runnable
@@ -47,7 +48,7 @@ from tests.support.heartbeat import fault
 from tests.support.reviews import OVERSIZED, request, review
 from tests.support.waiting import listens, until
 from tests.support.worstobjects import worst_objects
-from webhooks import crossobject, handler, server
+from webhooks import crossobject, handler
 from webhooks.server import WebhookServer
 
 pytestmark = pytest.mark.unit
@@ -201,8 +202,8 @@ REQUESTS = [
 async def test_no_request_holds_up_a_server(
     entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(server, "_DRAIN_SECONDS", 0.01)
+    monkeypatch.setattr(tlsserver, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(WebhookServer, "drain_seconds", 0.01)
     # pytest keeps each line in memory.
     caplog.set_level(logging.CRITICAL)
     async with SERVERS[entry](tmp_path) as send:

@@ -21,8 +21,8 @@ from caphv.runtime.controller import Controller
 from caphv.runtime.errors import Conflict
 from caphv.runtime.queue import WorkQueue
 from reconciler.context import Context
-from reconciler.eventhandlers import EventHandlers
 from reconciler.harvester.allocator import AddressAllocator
+from reconciler.harvesterhandlers import HarvesterHandlers
 from reconciler.machine.ipaddress import ensure_address, release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked, StatusDraft
@@ -69,7 +69,7 @@ class World:
         caches = SimpleNamespace(harvester_machines=SimpleNamespace(get=lambda *_: None))
         sessions = SimpleNamespace(users=lambda *_: ())
         context = cast(Context, SimpleNamespace(caches=caches, queues=queues, sessions=sessions, topics=self.topics))
-        self.handlers = EventHandlers(context)
+        self.harvester = HarvesterHandlers(context)
         self.session = SimpleNamespace(fingerprint=HARVESTER, allocator=self.allocator, pools=cache)
 
     # The API server
@@ -114,7 +114,7 @@ class World:
         before = self.cached
         if int(obj["metadata"]["resourceVersion"]) > int(before["metadata"]["resourceVersion"]):
             self.cached = obj
-            self.handlers.harvester(cast(Any, [self.session]), Change(resources.IP_POOLS, before, obj))
+            self.harvester.handle(cast(Any, [self.session]), Change(resources.IP_POOLS, before, obj))
 
     # Machines
 

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from caphv.runtime import httpserver
+from caphv.runtime import httpserver, tlsserver
 from caphv.validation.finding import Fault, Finding
 from sandbox.processes import children, pki
 from tests.support.waiting import until
@@ -92,9 +92,9 @@ async def running(folder: Path) -> AsyncIterator[Running]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(server, "_DRAIN_SECONDS", 0.01)
-    monkeypatch.setattr(server, "_BODY_SECONDS", 0.3)
+    monkeypatch.setattr(tlsserver, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(WebhookServer, "drain_seconds", 0.01)
+    monkeypatch.setattr(WebhookServer, "body_seconds", 0.3)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> No
 async def test_while_a_large_review_is_slow_small_ones_are_answered_and_others_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_BODY_SECONDS", 60)
+    monkeypatch.setattr(WebhookServer, "body_seconds", 60)
     async with running(tmp_path) as it, it.client() as client:
         context = ssl.create_default_context(cadata=it.ca.certificate.decode())
         _, slow = await asyncio.open_connection("127.0.0.1", it.port, ssl=context)
@@ -358,7 +358,7 @@ async def test_tls_is_1_2_or_newer(version: ssl.TLSVersion, tmp_path: Path) -> N
 
 
 async def test_it_answers_until_clients_know_that_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_DRAIN_SECONDS", 0.3)
+    monkeypatch.setattr(WebhookServer, "drain_seconds", 0.3)
     async with running(tmp_path) as it, it.client() as client:
         async with client.post(PATH, json=REVIEW) as answer:
             assert answer.headers.get("Connection") != "close"

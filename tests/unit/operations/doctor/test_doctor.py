@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from caphv import data
+from caphv.api.names import FORMER_OWNER_ANNOTATION, PARKED_STRATEGY_ANNOTATION, VM_UID_ANNOTATION
 from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner, record
 from caphv.runtime.kubeconfig import Kubeconfig
@@ -133,6 +134,28 @@ def test_what_others_own_is_no_orphan(annotations: dict[str, str]) -> None:
     vm = {"metadata": {"name": "gone", "namespace": "vms", "annotations": annotations}}
     seen = harvester_facts(objects=objects(vms=[vm]))
     assert one(harvester.checks(seen, NOW), "orphans").result is Result.OK
+
+
+@pytest.mark.parametrize(
+    ("machine", "result"),
+    [
+        ({"uid": "gone-uid"}, Result.OK),
+        ({"uid": "new", "annotations": {FORMER_OWNER_ANNOTATION: f"{US}/gone-uid"}}, Result.OK),
+        ({"uid": "new", "annotations": {VM_UID_ANNOTATION: "vm-uid"}}, Result.OK),
+        ({"uid": "new"}, Result.WARNING),
+    ],
+    ids=["parked", "restored", "moved", "recreated"],
+)
+def test_vm_that_is_parked_is_an_orphan_only_without_its_owner(machine: Obj, result: Result) -> None:
+    owner = {"metadata": {"name": "gone", "namespace": "team", **machine}}
+    annotations = record(Owner("HarvesterMachine", "team", "gone", "gone-uid", US)) | {PARKED_STRATEGY_ANNOTATION: "x"}
+    vm = {
+        "metadata": {"name": "gone", "namespace": "vms", "uid": "vm-uid", "annotations": annotations},
+        "status": {"printableStatus": "Stopped"},
+    }
+    owners = replace(owner_objects(), machines={Key("team", "gone"): owner})
+    seen = harvester_facts(objects=objects(vms=[vm]), recorded_owners=owners)
+    assert one(harvester.checks(seen, NOW), "orphans").result is result
 
 
 @pytest.mark.parametrize("spec", [{}, {"targetNamespace": ""}])

@@ -73,7 +73,7 @@ def test_what_a_lost_guest_had_is_left_over_with_its_former_owner(resource: Reso
     obj["metadata"]["creationTimestamp"] = "2026-05-01T00:00:00Z"
     found = examined(resource, obj)
     assert found is not None
-    assert (found.verdict, found.detail) == (Verdict.LEAKED, "its guest no longer exists")
+    assert (found.verdict, found.detail) == (Verdict.LEAKED, "its owner no longer exists")
     assert (found.owner, found.management_cluster) == ("guest of HarvesterCluster team/shop-x7k2p", US)
     assert found.created == "2026-05-01T00:00:00Z"
 
@@ -120,7 +120,7 @@ def other(**fields: str) -> Owner:
     [
         (lambda _: None, owners(cluster("shop-x7k2p", "next")), Verdict.UNKNOWN, "was created again"),
         (lambda _: None, owners(uid=""), Verdict.UNKNOWN, "uid of this management cluster"),
-        (lambda _: None, owners(uid=OTHERS), Verdict.FOREIGN, f"of a guest of management cluster {US}"),
+        (lambda _: None, owners(uid=OTHERS), Verdict.FOREIGN, f"of management cluster {US}"),
         (lambda _: None, owners(namespaces=frozenset({"b"})), Verdict.UNKNOWN, "of namespace team are not seen"),
         (lambda obj: obj["metadata"].update(uid="copy"), owners(), Verdict.UNRECORDED, "of which it is a copy"),
         (lambda obj: obj["metadata"].update(annotations={}), owners(), Verdict.UNRECORDED, ""),

@@ -16,6 +16,7 @@ from caphv.api.object import Key, Obj, at
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, ServerFault
 from caphv.runtime.queue import WorkQueue
 from reconciler.machine.inplace import update_in_place
+from reconciler.machine.placement import REQUIRED, as_harvester_keeps, avoidance_patch
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.status import report_drift
 from reconciler.machine.vm import virtual_machine
@@ -165,16 +166,57 @@ async def test_affinity_changes_although_the_vm_cannot_grow() -> None:
     assert (condition["status"], machine.requeue_after) == ("True", None)
 
 
-async def test_vm_that_is_evacuated_keeps_the_rules_that_keep_it_from_its_host() -> None:
+async def test_vm_that_is_evacuated_follows_and_stays_away_from_its_host() -> None:
     machine = Machine()
-    metadata = machine.harvester.vm["metadata"]
-    metadata["annotations"] = {**metadata.get("annotations", {}), names.AVOIDED_HOSTS_ANNOTATION: "a"}
-    before = copy.deepcopy(at(machine.harvester.vm, "spec", "template", "spec").get("affinity"))
-    terms = [{"matchExpressions": [{"key": "ssd", "operator": "Exists"}]}]
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    condition = await machine.update(nodeAffinity=required)
-    assert at(machine.harvester.vm, "spec", "template", "spec").get("affinity") == before
-    assert condition["status"] == "False"
+    vm = machine.harvester.vm = merge(machine.harvester.vm, avoidance_patch(machine.harvester.vm, ["a"]))
+    await machine.update()
+    assert machine.harvester.vm == vm
+
+    ssd = {"key": "ssd", "operator": "Exists"}
+    condition = await machine.update(nodeAffinity={REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [ssd]}]}})
+    assert condition["status"] == "True"
+    (term,) = at(machine.harvester.vm, "spec", "template", "spec", "affinity", "nodeAffinity")[REQUIRED][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"] == [ssd, {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": ["a"]}]
+
+
+@pytest.mark.parametrize(
+    "dropped",
+    [
+        {"matchExpressions": [{"key": "network.harvesterhci.io/mgmt", "operator": "In", "values": ["true"]}]},
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["h3"]}]},
+        {},
+    ],
+    ids=["keys of Harvester", "fields", "empty"],
+)
+async def test_alternative_that_harvester_has_dropped_does_not_return_by_an_evacuation(dropped: Obj) -> None:
+    rack = {"key": "rack", "operator": "In", "values": ["1"]}
+    user = {REQUIRED: {"nodeSelectorTerms": [dropped, {"matchExpressions": [rack]}]}}
+    machine = Machine(nodeAffinity=user)
+    machine.harvester.vm["spec"]["template"]["spec"]["affinity"]["nodeAffinity"] = as_harvester_keeps(user)
+    vm = machine.harvester.vm = merge(machine.harvester.vm, avoidance_patch(machine.harvester.vm, ["a"]))
+    await machine.update()
+    assert (machine.harvester.vm, machine.events) == (vm, [])
+
+    ssd = {"key": "ssd", "operator": "Exists"}
+    terms = [dropped, {"matchExpressions": [rack, ssd]}]
+    await machine.update(nodeAffinity={REQUIRED: {"nodeSelectorTerms": terms}})
+    rules = at(machine.harvester.vm, "spec", "template", "spec", "affinity", "nodeAffinity")
+    avoids = {"key": names.HOSTNAME_LABEL, "operator": "NotIn", "values": ["a"]}
+    assert rules[REQUIRED]["nodeSelectorTerms"] == [{"matchExpressions": [rack, ssd, avoids]}]
+
+
+async def test_expression_that_some_releases_drop_stays_during_an_evacuation() -> None:
+    """Harvester 1.9 keeps those for dedicated CPUs."""
+    machine = Machine()
+    machine.harvester.vm = merge(machine.harvester.vm, avoidance_patch(machine.harvester.vm, ["a"]))
+    rules = [{"key": "cpumanager", "operator": "In", "values": ["true"]}, {"key": "ssd", "operator": "Exists"}]
+    await machine.update(nodeAffinity={REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": rules}]}})
+    (term,) = at(machine.harvester.vm, "spec", "template", "spec", "affinity", "nodeAffinity")[REQUIRED][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"][:2] == rules
 
 
 async def test_other_difference_of_the_vm_stays_visible_during_an_update() -> None:

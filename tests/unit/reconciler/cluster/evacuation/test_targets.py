@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Obj
-from reconciler.cluster.evacuation.targets import REQUIRED, avoid, obstacle
-from tests.support.memoryserver import merged
+from reconciler.cluster.evacuation.targets import obstacle
+from reconciler.machine.placement import REQUIRED
 
 pytestmark = pytest.mark.unit
 
@@ -49,6 +49,12 @@ def expression(operator: str, *values: str) -> Obj:
 
 def tolerant(**toleration: str) -> Obj:
     return vm(tolerations=[toleration])
+
+
+def sized(size: str) -> Obj:
+    other = host("h1", gpus=1)
+    other["metadata"]["labels"]["size"] = size
+    return other
 
 
 UNREADY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
@@ -92,34 +98,19 @@ HERE, OTHER = host("h0", gpus=1), host("h1", gpus=1)
         (vm(affinity=requires(expression("DoesNotExist"))), [HERE, OTHER], [], "requires this host"),
         (vm(affinity=requires(expression("Gt", "0"))), [HERE, OTHER], [], ""),
         (vm(affinity=requires(expression("Lt", "1"))), [HERE, OTHER], [], "requires this host"),
+        (vm(affinity=requires(expression("Lt", "2"))), [HERE, OTHER], [], ""),
+        (vm(affinity=requires({**expression("Lt", "5"), "key": "missing"})), [HERE, OTHER], [], "requires this host"),
+        (vm(affinity=requires({**expression("Gt", "-1"), "key": "missing"})), [HERE, OTHER], [], "requires this host"),
+        (vm(affinity=requires({**expression("Gt", "1"), "key": "size"})), [HERE, sized("1Gi")], [], "requires this"),
+        (vm(affinity=requires({**expression("Gt", "1"), "key": "size"})), [HERE, sized("1_0")], [], "requires this"),
+        (vm(affinity=requires({**expression("Gt", "1"), "key": "size"})), [HERE, sized("10")], [], ""),
+        (vm(affinity=requires({**expression("Gt", "1Ki"), "key": "size"})), [HERE, sized("10")], [], "requires this"),
+        (vm(affinity=requires({**expression("Lt", "1Ki"), "key": "size"})), [HERE, sized("10")], [], "requires this"),
         (vm(affinity=requires(expression("Unheard"))), [HERE, OTHER], [], "requires this host"),
+        (vm(affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}]}}}), [HERE, OTHER], [], "requires this"),
     ],
 )
 def test_obstacle(leaving: Obj, hosts: list[Obj], instances: list[Obj], part: str) -> None:
     reason = obstacle(leaving, "h0", hosts, instances)
     assert part in reason
     assert bool(reason) is bool(part)
-
-
-USER = {"key": "rack", "operator": "In", "values": ["1", "2"]}
-PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]}
-
-
-def avoids(*hosts: str) -> Obj:
-    return {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(hosts)}
-
-
-@pytest.mark.parametrize("before", [{}, PREFERRED, requires(USER)["nodeAffinity"], {**requires(USER)["nodeAffinity"]}])
-def test_a_vm_avoids_hosts_and_ends_with_the_rules_that_it_had(before: Obj) -> None:
-    one = merged(before, avoid(before, [], ["h0"]))
-    expressions = [term["matchExpressions"] for term in one[REQUIRED]["nodeSelectorTerms"]]
-    assert all(avoids("h0") in each for each in expressions)
-    two = merged(one, avoid(one, ["h0"], ["h0", "h1"]))
-    assert avoids("h0", "h1") in two[REQUIRED]["nodeSelectorTerms"][0]["matchExpressions"]
-    assert avoids("h0") not in two[REQUIRED]["nodeSelectorTerms"][0]["matchExpressions"]
-    assert merged(two, avoid(two, ["h0", "h1"], [])) == before
-
-
-def test_a_rule_of_a_user_that_reads_the_same_stays() -> None:
-    before = requires(avoids("h0"))["nodeAffinity"]
-    assert merged(before, avoid(before, [], [])) == before

@@ -1,0 +1,79 @@
+"""Find out, and remember, which machines would find no other host than the one that they leave.
+
+Hosts, claims and instances are listed, because caches have neither devices, readiness and access
+modes nor other namespaces. These lists are long, and a drain is polled every two seconds: they are
+read before a machine begins to move and before its VM is stopped, and seldom in between.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, Obj, Resource, at
+from caphv.api.resources import VIRTUAL_MACHINE_INSTANCES
+from caphv.api.virtualmachine import claims_of, devices_of
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Forbidden
+from caphv.runtime.listing import list_pages
+from reconciler.cluster.evacuation.plan import EvacuatedVm
+from reconciler.cluster.evacuation.targets import INSTANCE, describe_bound_claims, obstacle
+from reconciler.cluster.scope import ClusterScope
+from reconciler.memory import ClusterMemory
+
+_REVIEW_SECONDS = 30.0
+
+
+async def review(scope: ClusterScope, objs: Mapping[str, Obj], vms: Iterable[EvacuatedVm]) -> str:
+    """Check whether machines that leave would find another host, and remember it.
+
+    Returns why devices in other namespaces were not counted; empty if they were, or had not to be.
+    Raises `ApiError`, `Unreachable`.
+
+    :param objs: the VirtualMachines by name
+    """
+    leaving = [vm for vm in vms if vm.leaves and not vm.obstacle]
+    if not leaving:
+        return ""
+
+    client, namespace = scope.require_session().client, scope.target_namespace
+    hosts = await _list(client, NODES)
+    has_claims = claims_of(*(objs[vm.name] for vm in leaving))
+    claims = await _list(client, PERSISTENT_VOLUME_CLAIMS, namespace) if has_claims else []
+    has_devices = any(devices_of(at(objs[vm.name], *INSTANCE) or {}) for vm in leaving)
+    instances, uncounted = await _read_instances(client, namespace) if has_devices else ([], "")
+
+    for vm in leaving:
+        obj = objs[vm.name]
+        reason = describe_bound_claims(obj, claims) or obstacle(obj, vm.host, hosts, instances)
+        scope.memory.evacuation_reviews[vm.name] = (time.monotonic(), reason)
+    return uncounted
+
+
+def recall(memory: ClusterMemory, vms: Iterable[EvacuatedVm]) -> tuple[EvacuatedVm, ...]:
+    """Return machines with the obstacles that their last reviews have found."""
+    return tuple(
+        replace(vm, obstacle=memory.evacuation_reviews[vm.name][1])
+        if vm.name in memory.evacuation_reviews and not (vm.obstacle or vm.former)
+        else vm
+        for vm in vms
+    )
+
+
+def is_due(memory: ClusterMemory, vm: EvacuatedVm) -> bool:
+    """Return whether a machine that is drained is to be reviewed again."""
+    reviewed, _ = memory.evacuation_reviews.get(vm.name, (None, ""))
+    return reviewed is None or time.monotonic() - reviewed >= _REVIEW_SECONDS
+
+
+async def _read_instances(client: ApiClient, namespace: str) -> tuple[list[Obj], str]:
+    """Read the instances that may use devices: of all namespaces, else of the cluster's own."""
+    try:
+        return await _list(client, VIRTUAL_MACHINE_INSTANCES), ""
+    except Forbidden as error:
+        return await _list(client, VIRTUAL_MACHINE_INSTANCES, namespace), error.message
+
+
+async def _list(client: ApiClient, resource: Resource, namespace: str = "") -> list[Obj]:
+    return [obj async for page in list_pages(client, resource, namespace) for obj in page]

@@ -1,0 +1,195 @@
+"""How a cluster is paused and its VMs are stopped."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from caphv.api.names import (
+    EVACUATED_STRATEGY_ANNOTATION,
+    OWNER_UID_ANNOTATION,
+    PARK_ANNOTATION,
+    PARKED_SINCE_ANNOTATION,
+    PARKED_STRATEGY_ANNOTATION,
+    RENEW_AT_ANNOTATION,
+)
+from caphv.api.object import annotations_of
+from tests.support.reconciler.guests import delivered, tokens
+from tests.support.reconciler.infrastructure import ready
+from tests.support.reconciler.memorycase import TARGET
+from tests.support.reconciler.parking import (
+    REFUSED,
+    SINCE,
+    add_node,
+    add_vm,
+    change_cluster,
+    cluster,
+    is_cordoned,
+    message_of,
+    node_of,
+    park,
+    resume,
+    vm_of,
+)
+
+pytestmark = pytest.mark.unit
+
+
+async def test_deletion_of_a_parked_cluster_ends_its_pause_although_harvester_is_unreachable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await ready(monkeypatch)
+    park(case, deletionTimestamp=SINCE, finalizers=["x"])
+    case.session.available = False
+    await case.reconcile()
+    assert cluster(case)["spec"]["paused"] is False
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+    assert case.condition("Parked") == ("", "")
+
+
+async def test_a_cluster_is_paused_although_harvester_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may replace its machines while the hosts are shut down."""
+    case = await ready(monkeypatch)
+    change_cluster(case, paused=False, annotations={PARK_ANNOTATION: "true"})
+    case.session.available = False
+    await case.reconcile()
+    assert cluster(case)["spec"]["paused"] is True
+    assert PARKED_SINCE_ANNOTATION in annotations_of(cluster(case))
+
+
+async def test_a_vm_that_an_evacuation_has_stopped_does_not_end_the_marking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of a control plane are marked before its first server stops for parking."""
+    case = await ready(monkeypatch)
+    park(case)
+    evacuated = {EVACUATED_STRATEGY_ANNOTATION: "Always"}
+    add_vm(case, "c1", control_plane=True, strategy="Halted", annotations=evacuated)
+    for name in ("c2", "c3"):
+        add_vm(case, name, control_plane=True)
+        add_node(case, name, unschedulable=False)
+    await case.reconcile()
+    assert [is_cordoned(case, name) for name in ("c2", "c3")] == [True, True]
+
+
+async def test_a_worker_that_was_started_while_the_cluster_is_parked_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await ready(monkeypatch)
+    park(case)
+    add_vm(case, "cp", control_plane=True, strategy="Halted", former="RerunOnFailure")
+    add_vm(case, "w", strategy="Halted", former="RerunOnFailure")
+    await case.reconcile()
+    assert case.condition("Parked")[0] == "True"
+    case.harvester.put({**vm_of(case, "w"), "spec": {**vm_of(case, "w")["spec"], "runStrategy": "Always"}})
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
+
+
+async def test_a_vm_that_was_parked_elsewhere_keeps_the_record_until_it_is_adopted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a move or a restore, VMs name the previous machines."""
+    case = await ready(monkeypatch)
+    resume(case)
+    vm = add_vm(case, "w", strategy="Halted", former="RerunOnFailure")
+    owner = vm["metadata"]["annotations"]
+    vm = case.harvester.put({**vm, "metadata": {**vm["metadata"], "annotations": {**owner, OWNER_UID_ANNOTATION: "x"}}})
+    await case.reconcile()
+    assert case.condition("Parked") == ("False", "ParkBlocked")
+    assert "kubectl patch cluster demo -n team" in message_of(case)
+    assert PARKED_SINCE_ANNOTATION in annotations_of(cluster(case))
+    case.context.memory.machine(case.machines[-1]).adoption_refusal = "it belongs to another"
+    await case.reconcile()
+    assert message_of(case).endswith("; the last attempt failed: it belongs to another")
+
+    resume(case, paused=False)
+    await case.reconcile()
+    assert case.condition("Parked") == ("False", "ParkBlocked")
+    case.harvester.put({**vm, "metadata": {**vm["metadata"], "annotations": owner}})
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
+
+
+@pytest.mark.parametrize("running", [True, False])
+async def test_a_vm_with_the_deprecated_field_is_parked_by_its_run_strategy(
+    monkeypatch: pytest.MonkeyPatch, running: bool
+) -> None:
+    case = await ready(monkeypatch)
+    park(case)
+    vm = add_vm(case, "w")
+    case.harvester.put({**vm, "spec": {"running": running, "template": {}}})
+    await case.reconcile()
+    if running:
+        assert vm_of(case, "w")["spec"] == {"runStrategy": "Halted", "template": {}}
+        assert annotations_of(vm_of(case, "w"))[PARKED_STRATEGY_ANNOTATION] == "Always"
+    else:
+        assert vm_of(case, "w")["spec"] == {"running": False, "template": {}}
+
+
+async def test_nodes_that_a_webhook_keeps_delay_parking_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    park(case)
+    for name in ("cp", "w"):
+        add_vm(case, name, control_plane=name == "cp")
+        add_node(case, name, unschedulable=False)
+    case.workload.errors["patch Node cp"] = REFUSED
+    await case.reconcile()
+    assert "Node cp cannot be cordoned" in message_of(case)
+    assert is_cordoned(case, "w"), "the others are"
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
+
+    assert case.scope().memory.drain_since is not None
+    case.scope().memory.drain_since = time.monotonic() - 200
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
+
+
+async def test_nodes_are_marked_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    park(case)
+    add_vm(case, "cp", control_plane=True)
+    add_node(case, "cp", unschedulable=False)
+    await case.reconcile()
+    assert vm_of(case, "cp")["spec"]["runStrategy"] == "Halted"
+    assert annotations_of(node_of(case, "cp"))["caphv.io/parked-boot"] == "cp-run/boot"
+
+
+@pytest.mark.parametrize(("strategy", "renewed"), [("RerunOnFailure", "expiring-2"), ("Halted", "expiring-1")])
+async def test_the_token_of_guests_is_renewed_until_all_of_them_are_stopped(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, renewed: str
+) -> None:
+    case = await delivered(monkeypatch)
+    case.clock[0] += 1000
+    park(case)
+    for name in ("w", "cp-0"):
+        add_vm(case, name, control_plane=True, strategy=strategy, former="" if strategy != "Halted" else "Always")
+    case.note(RENEW_AT_ANNOTATION, (datetime.now(UTC) - timedelta(minutes=1)).isoformat())
+    await case.reconcile()
+    assert tokens(case.secret) == {renewed}
+
+
+async def test_a_vm_that_is_not_the_clusters_leaves_the_cluster_unpaused(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    change_cluster(case, paused=False, annotations={PARK_ANNOTATION: "true"})
+    case.add_machine("w", control_plane=False)
+    await case.reconcile()
+    assert case.condition("Parked") == ("False", "ParkBlocked")
+    assert not cluster(case)["spec"].get("paused")
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+
+
+async def test_volumes_that_are_waited_for_are_read_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All attachments of Harvester are listed for it."""
+    case = await ready(monkeypatch)
+    park(case)
+    vm = add_vm(case, "w", strategy="Halted")
+    volumes = [{"name": "disk-0", "persistentVolumeClaim": {"claimName": "w-disk-0"}}]
+    case.harvester.put({**vm, "spec": {**vm["spec"], "template": {"spec": {"volumes": volumes}}}})
+    claim = {"metadata": {"name": "w-disk-0", "namespace": TARGET}, "spec": {"volumeName": "pv"}}
+    case.harvester.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim})
+    attachment = {"metadata": {"name": "a"}, "spec": {"source": {"persistentVolumeName": "pv"}}}
+    attached = {"status": {"attached": True}}
+    case.harvester.put({"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", **attachment, **attached})
+    assert await case.reconcile() == 10.0
+    assert "waiting for volumes to be detached: w-disk-0" in message_of(case)

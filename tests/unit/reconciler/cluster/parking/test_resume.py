@@ -1,0 +1,252 @@
+"""How the VMs of a parked cluster are started, and its pause ends."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from caphv.api.names import (
+    AVOIDED_HOSTS_ANNOTATION,
+    EVACUATED_STRATEGY_ANNOTATION,
+    EVACUATION_STARTED_ANNOTATION,
+    INSUFFICIENT_QUOTA_ANNOTATION,
+    PARKED_SINCE_ANNOTATION,
+    PARKED_STRATEGY_ANNOTATION,
+    RUN_STRATEGY_ANNOTATION,
+)
+from caphv.api.object import annotations_of
+from reconciler.machine.placement import REQUIRED
+from reconciler.machine.vm import RUN_STRATEGY
+from tests.support.reconciler.infrastructure import ready
+from tests.support.reconciler.parking import (
+    HELD,
+    RECORD,
+    REFUSED,
+    SINCE,
+    add_node,
+    add_vm,
+    change_cluster,
+    cluster,
+    is_cordoned,
+    message_of,
+    node_of,
+    park,
+    resume,
+    run_instance,
+    vm_of,
+)
+
+pytestmark = pytest.mark.unit
+
+
+async def test_a_vm_that_an_evacuation_has_stopped_is_started_by_the_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evacuation does nothing meanwhile, and the resume waits for the only server."""
+    case = await ready(monkeypatch)
+    park(case)
+    evacuated = {EVACUATED_STRATEGY_ANNOTATION: "Manual", AVOIDED_HOSTS_ANNOTATION: "h0"}
+    vm = add_vm(case, "cp", control_plane=True, strategy="Halted", annotations=evacuated)
+    avoids = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["h0"]}
+    affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [avoids]}]}}}
+    vm["spec"]["template"] = {"spec": {"affinity": affinity}}
+    case.harvester.put(vm)
+    await case.reconcile()
+    assert case.condition("Parked")[0] == "True"
+    assert vm_of(case, "cp")["spec"]["runStrategy"] == "Halted"
+
+    resume(case)
+    await case.reconcile()
+    started = vm_of(case, "cp")
+    assert started["spec"]["runStrategy"] == RUN_STRATEGY, "with Manual it would not start"
+    assert started["spec"]["template"]["spec"]["affinity"] == {"nodeAffinity": {}}, "the host may be the only one"
+    assert AVOIDED_HOSTS_ANNOTATION not in annotations_of(started)
+    assert annotations_of(started)[EVACUATED_STRATEGY_ANNOTATION] == "Manual", "the evacuation continues"
+    assert EVACUATION_STARTED_ANNOTATION in annotations_of(started), "a halt from now on is a user's"
+    run_instance(case, "cp")
+    add_node(case, "cp", unschedulable=False)
+    case.cluster = cluster(case)
+    await case.reconcile()
+    assert cluster(case)["spec"]["paused"] is False
+
+
+async def test_a_vm_that_a_user_has_halted_during_an_evacuation_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    resume(case)
+    evacuated = {EVACUATED_STRATEGY_ANNOTATION: "Always", EVACUATION_STARTED_ANNOTATION: "true"}
+    add_vm(case, "w", strategy="Halted", annotations=evacuated)
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
+
+
+async def test_nodes_are_uncordoned_after_a_user_has_ended_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    resume(case, paused=False)
+    for name in ("cp", "w"):
+        add_vm(case, name, control_plane=name == "cp")
+    add_node(case, "cp", **HELD)
+    add_node(case, "w", ready=False, **HELD)
+    await case.reconcile()
+    assert (is_cordoned(case, "cp"), is_cordoned(case, "w")) == (False, True)
+    assert case.condition("Parked") == ("False", "Resuming")
+    assert case.condition("Paused")[0] == "False", "machines are replaced as ever"
+
+    case.workload.put({**node_of(case, "w"), "status": node_of(case, "cp")["status"]})
+    case.cluster = cluster(case)
+    await case.reconcile()
+    assert not is_cordoned(case, "w")
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+    assert case.condition("Parked") == ("", "")
+
+
+async def test_a_cordon_that_is_left_of_an_earlier_time_becomes_that_of_the_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await ready(monkeypatch)
+    park(case)
+    for name in ("cp", "w"):
+        add_vm(case, name, control_plane=name == "cp")
+        add_node(case, name, parked_boot="former/former", cordoned_by_park="earlier" if name == "w" else SINCE)
+    await case.reconcile()
+    assert "caphv.io/cordoned-by-park" not in annotations_of(node_of(case, "w"))
+    assert annotations_of(node_of(case, "cp"))["caphv.io/cordoned-by-park"] == SINCE
+
+
+async def test_a_resume_that_waits_for_long_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    resume(case)
+    add_vm(case, "w")
+    add_node(case, "w", ready=False, **HELD)
+    await case.reconcile()
+    assert "end the pause" not in message_of(case)
+    assert case.scope().memory.resume_since is not None
+    case.scope().memory.resume_since = time.monotonic() - 900
+    await case.reconcile()
+    assert "waiting for Nodes of the workers: w; to have machines replaced" in message_of(case)
+    assert "kubectl patch cluster demo -n team" in message_of(case)
+
+
+@pytest.mark.parametrize("strategy", ["Manual", "RerunOnFailure", "Once"])
+@pytest.mark.parametrize("instance", [None, "Succeeded"])
+async def test_a_vm_that_a_user_has_stopped_stays_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, instance: str | None
+) -> None:
+    case = await ready(monkeypatch)
+    park(case)
+    vm = add_vm(case, "w", strategy="Halted")
+    if instance:
+        add_vm(case, "w", status={"phase": instance})
+        case.machines.pop()
+    spec, status = {**vm["spec"], "runStrategy": strategy}, {"printableStatus": "Stopped"}
+    case.harvester.put({**vm, "spec": spec, "status": status})
+    await case.reconcile()
+    assert case.condition("Parked")[0] == "True"
+    assert vm_of(case, "w")["spec"]["runStrategy"] == strategy
+    assert PARKED_STRATEGY_ANNOTATION not in annotations_of(vm_of(case, "w"))
+
+
+async def test_a_run_strategy_that_starts_no_vm_returns_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    resume(case)
+    add_vm(case, "w", strategy="Halted", former="Manual")
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == RUN_STRATEGY
+    assert "waiting for VMs to start: w" in message_of(case)
+
+    run_instance(case, "w")
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Manual"
+    assert annotations_of(vm_of(case, "w"))[RUN_STRATEGY_ANNOTATION] == "Manual"
+    assert PARKED_STRATEGY_ANNOTATION not in annotations_of(vm_of(case, "w"))
+
+
+async def test_a_node_of_an_instance_that_is_being_deleted_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that is resumed while it still stops waits for the next run of its VMs."""
+    case = await ready(monkeypatch)
+    resume(case)
+    add_vm(case, "w", former="Always", deletionTimestamp=SINCE)
+    add_node(case, "w", parked_boot="w-run/boot", cordoned_by_park=SINCE)
+    await case.reconcile()
+    assert is_cordoned(case, "w")
+    assert PARKED_STRATEGY_ANNOTATION in annotations_of(vm_of(case, "w"))
+
+    run_instance(case, "w", uid="next")
+    case.workload.put({**node_of(case, "w"), "status": {**node_of(case, "w")["status"], "nodeInfo": {"bootID": "x"}}})
+    await case.reconcile()
+    assert not is_cordoned(case, "w")
+
+
+async def test_a_vm_that_a_quota_keeps_stopped_is_named_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Harvester sets the run strategy of such a VM back to Halted."""
+    case = await ready(monkeypatch)
+    resume(case)
+    halted = add_vm(case, "w", strategy="Halted", former="Always")
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Always"
+    annotations = {**annotations_of(halted), INSUFFICIENT_QUOTA_ANNOTATION: "exceeded quota: tight"}
+    case.harvester.put({**halted, "metadata": {**halted["metadata"], "annotations": annotations}})
+    await case.reconcile()
+    assert case.condition("Parked") == ("False", "ParkBlocked")
+    assert "does not start w because quota is missing: exceeded quota: tight; raise" in message_of(case)
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
+
+    case.scope().memory.started_at["w"] -= 300
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Always"
+
+
+async def test_a_node_that_cannot_be_uncordoned_keeps_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The webhook may run on the other one."""
+    case = await ready(monkeypatch)
+    resume(case)
+    for name in ("a", "b"):
+        add_vm(case, name)
+        add_node(case, name, **HELD)
+    case.workload.errors["patch Node a"] = REFUSED
+    await case.reconcile()
+    assert (is_cordoned(case, "a"), is_cordoned(case, "b")) == (True, False)
+    assert "Node a cannot be uncordoned" in message_of(case)
+    case.workload.errors.clear()
+    await case.reconcile()
+    assert not is_cordoned(case, "a")
+    case.scope().memory.returned_since = time.monotonic() - 6
+    await case.reconcile()
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+
+
+async def test_the_pause_ends_some_seconds_after_the_last_node_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache of a health check may still have the Node as it was before."""
+    case = await ready(monkeypatch)
+    resume(case)
+    add_vm(case, "w")
+    add_node(case, "w", **HELD)
+    assert 0 < (await case.reconcile() or 0) <= 5
+    assert "waiting for health checks" in message_of(case)
+    assert cluster(case)["spec"]["paused"] is True
+
+    # One that is lost again has to be ready for that time again.
+    node = node_of(case, "w")
+    case.scope().memory.returned_since = time.monotonic() - 6
+    case.workload.put({**node, "status": {**node["status"], "conditions": [{"type": "Ready", "status": "Unknown"}]}})
+    await case.reconcile()
+    assert "waiting for Nodes of the workers: w" in message_of(case)
+    case.workload.put({**node_of(case, "w"), "status": node["status"]})
+    await case.reconcile()
+    assert cluster(case)["spec"]["paused"] is True
+    case.scope().memory.returned_since = time.monotonic() - 6
+    await case.reconcile()
+    assert cluster(case)["spec"]["paused"] is False
+    assert case.scope().memory.returned_since is None
+
+
+@pytest.mark.parametrize(("by_park", "text"), [(True, "the pause has ended"), (False, "the previous pause stays")])
+async def test_the_event_says_whether_the_pause_has_ended(
+    monkeypatch: pytest.MonkeyPatch, by_park: bool, text: str
+) -> None:
+    case = await ready(monkeypatch)
+    messages: list[str] = []
+    monkeypatch.setattr(case.context.events, "event", lambda *words: messages.append(words[-1]))
+    annotations = dict(RECORD) if by_park else {PARKED_SINCE_ANNOTATION: SINCE}
+    change_cluster(case, paused=True, annotations=annotations)
+    await case.reconcile()
+    assert cluster(case)["spec"]["paused"] is not by_park
+    assert messages == [f"resumed: all VMs were started, and {text}"]
