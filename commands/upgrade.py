@@ -168,6 +168,7 @@ def _wait(
     if not run(until_done(scope, plan.cluster, step, seconds), interrupted):
         progress.give_up(
             f"Not done in time. Machines that were replaced keep {version}, the others keep "
-            "running; nothing is lost.\nCorrect what is named above; the rollout continues "
-            "automatically. Run this command again to wait for it."
+            "running; nothing is lost.",
+            "Correct what is named above; the rollout continues automatically. Run this command "
+            "again to wait for it.",
         )

@@ -91,14 +91,11 @@ class Progress:
             if problem.severity.wrong and self._problems[affected(problem), problem.cause] == 1:
                 self._problem(problem)
 
-    def give_up(self, message: str) -> NoReturn:
-        """Write the problems for which the change waits, and a message; exit with status 1.
-
-        :param message: one or more lines
-        """
+    def give_up(self, *lines: str) -> NoReturn:
+        """Write the problems for which the change waits, and lines; exit with status 1."""
         for problem in self._cluster.problems if self._cluster else ():
             self._problem(problem)
-        for line in message.splitlines():
+        for line in lines:
             echo(line, err=True)
         sys.exit(1)
 
