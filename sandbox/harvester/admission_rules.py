@@ -58,7 +58,7 @@ def check_virtual_machine(
         if denial:
             return denial
 
-    denial = _check_templates(vm) or _check_claims(vm, informers)
+    denial = _check_templates(vm) or _check_claims(vm, informers) or _check_devices(vm, informers)
     if denial:
         return denial
     shortage = quotas.storage_shortage(vm, before, informers) or quotas.start_shortage(
@@ -185,6 +185,26 @@ def _check_claims(vm: Obj, informers: Informers) -> Denial | None:
             if key_of(other) != key_of(vm):
                 message = f"the volume {name} is already used by VM {key_of(other)}"
                 return Denial(message, 422, "Invalid")
+    return None
+
+
+def _check_devices(vm: Obj, informers: Informers) -> Denial | None:
+    """Deny a device that no PCIDevice and no USBDevice has (pcidevices `validateHostDevices`).
+
+    The sandbox has none of these objects, so the resources of hosts stand for them.
+    """
+    domain = at(vm, "spec", "template", "spec", "domain") or {}
+    for device in at(domain, "devices", "hostDevices") or ():
+        name = device.get("deviceName")
+        if not any(
+            name in (at(host, "status", kind) or {})
+            for host in informers.hosts.store
+            for kind in ("capacity", "allocatable")
+        ):
+            return Denial(
+                f"hostdevice {device.get('name')}: resource name {name} not found in pcidevice "
+                "and usbdevice cache"
+            )
     return None
 
 

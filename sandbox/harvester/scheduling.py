@@ -1,8 +1,9 @@
 """Host selection for a VM, as the Kubernetes scheduler does it for the VM's Pod.
 
 Modelled: node selector, required and preferred node affinity, required and preferred pod
-anti-affinity of the new VM, CPU, memory and devices, taints, unschedulable and NotReady hosts. Not
-modelled: pod affinity, topology spread, and the anti-affinity of running VMs.
+anti-affinity of the new VM, CPU, memory, huge pages and devices, the CPU manager, taints,
+unschedulable and NotReady hosts. Not modelled: pod affinity, topology spread, and the anti-affinity
+of running VMs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from caphv.api.object import Obj, at, labels_of
-from sandbox.harvester import quantities
+from sandbox.harvester import kinds, quantities
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -73,6 +74,23 @@ def choose_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) 
     return str(min(feasible, key=cost)["metadata"]["name"])
 
 
+def insufficient_devices(
+    vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]
+) -> dict[str, int]:
+    """Return on how many hosts a VM without a host lacks a device, by the name of the device.
+
+    Only hosts that its affinity admits count, as in the scheduler, which names the first reason of
+    each host.
+    """
+    spec = vm["spec"]["template"]["spec"]
+    placements = list(placements)
+    lacking: Counter[str] = Counter()
+    for host in hosts:
+        if is_usable(host, spec) and matches_host(spec, labels_of(host)):
+            lacking.update(_lacking_devices(spec, host, placements))
+    return dict(sorted(lacking.items()))
+
+
 def is_ready(host: Obj) -> bool:
     """Return whether the host is Ready."""
     conditions = at(host, "status", "conditions") or ()
@@ -113,6 +131,11 @@ def matches_host(spec: Obj, labels: Mapping[str, str]) -> bool:
     """Return whether labels of a host match a VM's node selector and required affinity."""
     if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
         return False
+    # KubeVirt gives the Pod a selector (pkg/virt-controller/services/nodeselectorrenderer.go).
+    is_pinned = at(spec, "domain", "cpu", "dedicatedCpuPlacement")
+    if is_pinned and labels.get(kinds.CPU_MANAGER) != "true":
+        return False
+
     required = at(spec, "affinity", "nodeAffinity", _REQUIRED)
     # One matching term is enough. A term without expressions selects nothing.
     return required is None or any(
@@ -159,17 +182,24 @@ def _has_room(spec: Obj, host: Obj, placements: Iterable[Placement]) -> bool:
     on_host = [other for other in placements if other.host == host["metadata"]["name"]]
     used_cpu = sum(other.cpu for other in on_host)
     used_memory = sum(other.memory for other in on_host)
-    needed = quantities.devices(spec) + sum((other.devices for other in on_host), Counter())
+    if _lacking_devices(spec, host, on_host):
+        return False
 
     allocatable = host["status"].get("allocatable") or {}
-    if any(
-        count > quantities.parse_quantity(allocatable.get(name))
-        for name, count in needed.items()
-        if name in quantities.devices(spec)
-    ):
-        return False
     fits_cpu = used_cpu + cpu <= quantities.parse_quantity(allocatable.get("cpu"))
     return fits_cpu and used_memory + memory <= quantities.parse_quantity(allocatable.get("memory"))
+
+
+def _lacking_devices(spec: Obj, host: Obj, placements: Iterable[Placement]) -> list[str]:
+    """Return the names of the devices of which a host has not enough for a VM."""
+    name = host["metadata"]["name"]
+    used = sum((other.devices for other in placements if other.host == name), Counter[str]())
+    allocatable = host["status"].get("allocatable") or {}
+    return [
+        device
+        for device, count in quantities.devices(spec).items()
+        if used[device] + count > quantities.parse_quantity(allocatable.get(device))
+    ]
 
 
 def _memory_load(host: Obj, placements: Iterable[Placement]) -> float:

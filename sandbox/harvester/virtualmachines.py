@@ -160,7 +160,7 @@ class VirtualMachines:
             host = self._place(vm)
             if not host:
                 self._waiting.add(key_of(vm))
-                await self._report_waiting(vm, vmi, UNSCHEDULABLE, NO_HOST)
+                await self._report_waiting(vm, vmi, UNSCHEDULABLE, self._explain_no_host(vm))
                 return None
             vmi = await self._patch_instance(vmi, instances.scheduled_patch(vmi, host))
         return await self._start(vm, vmi)
@@ -355,6 +355,15 @@ class VirtualMachines:
         # Record the placement before the write, so that two VMs do not get the same capacity.
         self._record_placement(key_of(vm), instances.instance_of(vm, host), host)
         return host
+
+    def _explain_no_host(self, vm: Obj) -> str:
+        """Return why the scheduler finds no host, in its words if the host lacks a device."""
+        hosts = list(self._informers.hosts.store)
+        lacking = scheduling.insufficient_devices(vm, hosts, self._placements.values())
+        if not lacking:
+            return NO_HOST
+        reasons = ", ".join(f"{count} Insufficient {name}" for name, count in lacking.items())
+        return f"0/{len(hosts)} nodes are available: {reasons}."
 
     def _record_placement(self, key: Key, vmi: Obj, host: str) -> None:
         if host:

@@ -8,7 +8,7 @@ import pytest
 
 from caphv.api.object import Obj
 from sandbox.harvester.quantities import demand, parse_quantity
-from sandbox.harvester.scheduling import Placement, choose_host, selects
+from sandbox.harvester.scheduling import Placement, choose_host, insufficient_devices, selects
 
 pytestmark = pytest.mark.unit
 
@@ -143,3 +143,37 @@ def test_a_vm_runs_where_its_devices_are_free(free: int, used: int, requested: i
     new["spec"]["template"]["spec"]["domain"]["devices"] = {"hostDevices": [{"deviceName": "gpu"}] * requested}
     taken = Placement("b", "ns", {}, 1, GIB, Counter(gpu=used))
     assert choose_host(new, [host("a"), other], [taken]) == chosen
+
+
+def pinned_vm(**cpu: object) -> Obj:
+    new = vm(memory="4Gi", cpu="2")
+    domain = new["spec"]["template"]["spec"]["domain"]
+    domain["cpu"] = {"cores": 2, "dedicatedCpuPlacement": True, **cpu}
+    domain["memory"] = {"guest": "4Gi", "hugepages": {"pageSize": "1Gi"}}
+    return new
+
+
+@pytest.mark.parametrize(
+    ("manager", "pages", "fits"), [("true", "4Gi", True), ("false", "4Gi", False), ("true", "3Gi", False)]
+)
+def test_pinned_vm_needs_a_cpu_manager_and_huge_pages_instead_of_memory(manager: str, pages: str, fits: bool) -> None:
+    able = host("a", memory="1Gi")
+    able["metadata"]["labels"]["cpumanager"] = manager
+    able["status"]["allocatable"]["hugepages-1Gi"] = pages
+    assert bool(choose_host(pinned_vm(), [able], [])) == fits
+
+
+def test_isolated_emulator_thread_takes_a_cpu_more() -> None:
+    spec = pinned_vm(isolateEmulatorThread=True)["spec"]["template"]["spec"]
+    assert demand(spec) == (3, 0)
+
+
+def test_devices_that_are_lacking_are_named_for_hosts_that_the_affinity_admits() -> None:
+    new = vm(affinity=node_affinity(expression(ZONE, "In", "a")))
+    new["spec"]["template"]["spec"]["domain"]["devices"] = {"hostDevices": [{"deviceName": "n.com/a"}]}
+    hosts = [host("one"), host("two"), host("three", "b"), host("four", unschedulable=True)]
+    hosts[0]["status"]["allocatable"]["n.com/a"] = "1"
+    assert insufficient_devices(new, hosts, []) == {"n.com/a": 1}
+    taken = Placement("one", "ns", {}, 1, GIB, Counter({"n.com/a": 1}))
+    assert insufficient_devices(new, hosts, [taken]) == {"n.com/a": 2}
+    assert insufficient_devices(vm(), hosts, []) == {}
