@@ -15,6 +15,10 @@ _INTERFACE = ("name", "interfaceName", "ipAddress", "ipAddresses")
 # Services has hundreds of them, and a hostile Harvester sends as many as an event can carry.
 _MOST_INTERFACES = 64
 _MOST_ADDRESSES = 512
+_MOST_DEVICES = 64
+_MOST_RESOURCES = 256
+# KubeVirt gives each host a thousand of each of these, which every VM uses.
+_KUBEVIRT_DEVICES = "devices.kubevirt.io/"
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 # Prefixes of the labels and annotations by which a provider marks its VMs.
 _MARKS = ("caphv.io/", "guestcluster.harvesterhci.io/", names.MACHINE_TYPE_LABEL)
@@ -83,13 +87,24 @@ def instance(vmi: Obj) -> Obj:
     for section, fields in _SIZE if marks else ():
         if size := _kept(status.get(section), fields):
             slim_status[section] = size
-    own = {
-        "domain": {"firmware": _kept(firmware, ("uuid",))},
-        **_kept(vmi.get("spec"), ("evictionStrategy",)),
-    }
-    spec = {"spec": own} if marks else {}
+    # Devices of other VMs count, too, because a device has one user.
+    devices = _devices(at(vmi, "spec", "domain", "devices") or {})
+    domain: Obj = {"devices": devices} if devices else {}
+    spec: Obj = {"spec": {"domain": domain}} if domain else {}
+    if marks:
+        domain["firmware"] = _kept(firmware, ("uuid",))
+        spec = {"spec": {"domain": domain, **_kept(vmi.get("spec"), ("evictionStrategy",))}}
     metadata = {**_metadata(vmi, "creationTimestamp"), **marks}
     return {"metadata": metadata, **spec, "status": slim_status}
+
+
+def _devices(devices: Obj) -> Obj:
+    """Return the resource names of an instance's devices, by the lists that name them."""
+    return {
+        name: [_kept(device, ("deviceName",)) for device in devices[name][:_MOST_DEVICES]]
+        for name in ("hostDevices", "gpus")
+        if devices.get(name)
+    }
 
 
 def _interfaces(interfaces: list[Obj]) -> list[Obj]:
@@ -123,7 +138,7 @@ def deployment(deployment: Obj) -> Obj:
 
 
 def host(node: Obj) -> Obj:
-    """Keep the labels of a host, and the fields that keep new VMs from it.
+    """Keep the labels of a host, its devices and huge pages, and what keeps new VMs from it.
 
     A host may be cordoned, tainted, in Harvester's maintenance mode or being evacuated.
     """
@@ -134,7 +149,21 @@ def host(node: Obj) -> Obj:
     }
     spec = node.get("spec") or {}
     kept = {"unschedulable": spec.get("unschedulable", False), **_kept(spec, ("taints",))}
-    return {"metadata": {**_metadata(node, "labels"), "annotations": annotations}, "spec": kept}
+    metadata = {**_metadata(node, "labels"), "annotations": annotations}
+    resources = _host_resources(at(node, "status", "allocatable") or {})
+    status: Obj = {"status": {"allocatable": resources}} if resources else {}
+    return {"metadata": metadata, "spec": kept, **status}
+
+
+def _host_resources(allocatable: Obj) -> Obj:
+    """Return the devices and huge pages that a host has, without CPU, memory and Pods."""
+    resources = {
+        name: amount
+        for name, amount in allocatable.items()
+        if ("/" in name and not name.startswith(_KUBEVIRT_DEVICES)) or name.startswith("hugepages-")
+        if amount != "0"
+    }
+    return dict(list(resources.items())[:_MOST_RESOURCES])
 
 
 def image(image: Obj) -> Obj:

@@ -10,6 +10,7 @@ import time
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
 from caphv.api.virtualmachine import claims_of
+from reconciler.machine.hostresources import has_host_resources
 from reconciler.machine.network import StaticAddress, effective_network
 from reconciler.machine.node import is_guest_of
 from reconciler.machine.quota import (
@@ -20,6 +21,7 @@ from reconciler.machine.quota import (
     vm_starting,
 )
 from reconciler.machine.scope import MachineScope
+from reconciler.machine.shortage import Shortage, find_shortage
 from reconciler.machine.status import report_vm
 from reconciler.machine.vmpolicy import AGENT_SECONDS, Verdict, decide
 from reconciler.machine.vmstatus import (
@@ -33,6 +35,7 @@ from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 _BOUND = "Bound"
+_SHORTAGE_SECONDS = 30.0
 
 
 async def wait_for_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> bool:
@@ -88,14 +91,39 @@ def _not_running(
     scope: MachineScope, state: VmState, verdict: Verdict, *, is_ready: bool
 ) -> Blocked:
     """Return the `Blocked` of a machine whose VM does not run."""
-    if verdict.failed:
-        return scope.failure(state.message, Watched.VM)
-
     delays = []
     if verdict.review_after is not None:
         delays.append(Delay(verdict.review_after))
+
+    message = state.message
+    shortage = _find_shortage(scope, state)
+    if shortage:
+        # The scheduler takes a free device at once, and then the VM changes. Until then only the
+        # message follows what other VMs and hosts do.
+        delays.append(Delay(_SHORTAGE_SECONDS))
+        message = f"{shortage.message} ({state.message})"
+    if shortage and shortage.devices:
+        condition, reason = ConditionType.VM_PROVISIONING_READY, Reason.DEVICES_EXHAUSTED
+        warn = verdict.failed or is_ready
+        return Blocked(condition, reason, message, Watched.VM, *delays, warn=warn)
+    if verdict.failed:
+        return scope.failure(message, Watched.VM, *delays)
+
     # This is normal during creation, but deserves an Event if the machine was ready.
-    return scope.in_progress(state.message, Watched.VM, *delays, warn=is_ready)
+    return scope.in_progress(message, Watched.VM, *delays, warn=is_ready)
+
+
+def _find_shortage(scope: MachineScope, state: VmState) -> Shortage | None:
+    """Return which resources no host has free for a VM without a host; None for other causes."""
+    if state.phase is not VmPhase.UNSCHEDULABLE or not has_host_resources(scope.spec):
+        return None
+    session = scope.session()
+    instances = (
+        instance
+        for namespace in session.namespaces.values()
+        for instance in namespace.instances.store
+    )
+    return find_shortage(scope.spec, session.hosts.store, instances, state.detail)
 
 
 def _require_address(scope: MachineScope, vmi: Obj, *, has_reported: bool) -> None:
