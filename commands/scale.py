@@ -134,14 +134,21 @@ def _plan(answer: Answer, key: Key, target: Scale) -> Plan:
     """Plan the change, with checks of the capacity that it needs. Raises `ChangeError`."""
     from dataclasses import replace
 
-    from operations.capacity.preflight import Demand, check_room, size_of
+    from operations.capacity.preflight import (
+        Demand,
+        check_room,
+        devices_of_machines,
+        size_of,
+    )
     from operations.change.clusterparts import parts_and_deployments
     from operations.change.scaling import growth, plan_scale
 
     parts, deployments = parts_and_deployments(answer.objects, key)
     plan = plan_scale(parts, deployments, target)
     harvester = answer.harvesters.of(parts.harvester_cluster) if parts.harvester_cluster else None
-    demand = Demand(growth(plan), size_of(parts, parts.harvester_machines.values(), harvester))
+    machines = list(parts.harvester_machines.values())
+    size = size_of(parts, machines, harvester)
+    demand = Demand(growth(plan), size, devices_of_machines(machines))
     return replace(plan, checks=(*plan.checks, *check_room(parts, harvester, demand)))
 
 

@@ -1,13 +1,15 @@
-"""Which fields for devices, pinned CPUs and huge pages of a machine exclude each other. Pure.
+"""The fields of a machine for devices, pinned CPUs and huge pages. Pure.
 
-The rules are those of KubeVirt v1.8.3 (`validateCPUIsolatorThread`, `validateNUMA` and
-`validateHugepagesMemoryRequests` in pkg/virt-api/webhooks/validating-webhook/admitters/
-vmi-create-admitter.go), and follow from what Harvester v1.9.0-rc6 requests for a VM
-(`generateMemoryPatch` in pkg/webhook/resources/virtualmachine/mutator.go).
+The rules about fields that exclude each other are those of KubeVirt v1.8.3
+(`validateCPUIsolatorThread`, `validateNUMA` and `validateHugepagesMemoryRequests` in
+pkg/virt-api/webhooks/validating-webhook/admitters/vmi-create-admitter.go), and follow from what
+Harvester v1.9.0-rc6 requests for a VM (`generateMemoryPatch` in
+pkg/webhook/resources/virtualmachine/mutator.go).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,9 @@ from caphv.api.quantity import quantity
 
 FIELDS = ("devices", "cpuPinning", "isolateEmulatorThread", "numaPassthrough", "hugepages")
 """Fields of a HarvesterMachine for resources that its VM has for itself."""
+
+KUBEVIRT_DEVICES = "devices.kubevirt.io/"
+"""Prefix of resources that KubeVirt adds to each host and that every VM uses."""
 
 PINNING_NEEDED, PAGES_FIT, GROWTH_EXCLUDED = (
     "cpu-pinning-needed",
@@ -35,6 +40,34 @@ class Conflict:
     kind: str
     field: str
     detail: str
+
+
+def requested_devices(spec: Mapping[str, Any]) -> Counter[str]:
+    """Return the devices that the spec of a HarvesterMachine requests, by resource name.
+
+    Entries without a name are skipped, because others report them.
+    """
+    devices: Counter[str] = Counter()
+    listed = spec.get("devices")
+    for device in listed if isinstance(listed, list) else ():
+        name = device.get("resourceName") if isinstance(device, dict) else None
+        if isinstance(name, str) and name:
+            devices[name] += _count(device)
+    return devices
+
+
+def node_resources(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the Node of a machine offers because of its devices, by resource name."""
+    resources: Counter[str] = Counter()
+    for device in spec.get("devices") or ():
+        if name := device.get("nodeResource"):
+            resources[str(name)] += _count(device)
+    return {name: str(count) for name, count in sorted(resources.items())}
+
+
+def _count(device: Mapping[str, Any]) -> int:
+    count = device.get("count")
+    return count if isinstance(count, int) and count > 0 else 1
 
 
 def conflicts(spec: Mapping[str, Any]) -> Iterator[Conflict]:

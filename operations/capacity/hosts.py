@@ -8,6 +8,7 @@ have less room than the answer says, but never more.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -16,6 +17,7 @@ from typing import Any
 from caphv.api.names import MAINTENANCE_ANNOTATION, POD_REQUESTS_ANNOTATION, WITNESS_LABEL
 from caphv.api.object import Obj, annotations_of, at, labels_of
 from caphv.api.quantity import quantity
+from caphv.api.virtualmachine import devices_of
 from caphv.runtime.text import TextError, load_json
 from operations.read.objects import HarvesterObjects
 from operations.status.details import is_host_ready
@@ -37,10 +39,14 @@ class Size:
 
     @classmethod
     def of_machine(cls, spec: Mapping[str, Any]) -> Size:
-        """Return the limits of the VM of a HarvesterMachine, which are its maxima."""
-        return cls.of(
+        """Return the limits of the VM of a HarvesterMachine, which are its maxima.
+
+        QEMU on a core of its own counts, too.
+        """
+        size = cls.of(
             spec.get("cpuMax") or spec.get("cpu"), spec.get("memoryMax") or spec.get("memory")
         )
+        return size + cls(Decimal(1)) if spec.get("isolateEmulatorThread") is True else size
 
     def __bool__(self) -> bool:
         return bool(self.cpu or self.memory)
@@ -102,6 +108,28 @@ def hosts_of(harvester: HarvesterObjects) -> list[Host]:
         used = requests_by_host.get(name, Size()) | (pods or Size())
         hosts.append(Host(name, total, used, all_pods=pods is not None))
     return sorted(hosts, key=lambda host: host.name)
+
+
+def free_devices(harvester: HarvesterObjects) -> Counter[str]:
+    """Return the devices of all hosts that take VMs and that no visible VM uses, by resource."""
+    in_use: dict[str, Counter[str]] = {}
+    for instance in harvester.instances:
+        name = str(at(instance, "status", "nodeName") or "")
+        in_use[name] = in_use.get(name, Counter()) + devices_of(instance.get("spec") or {})
+
+    usable = {host.name for host in hosts_of(harvester)}
+    free: Counter[str] = Counter()
+    for obj in harvester.hosts:
+        name = str(obj["metadata"]["name"])
+        if name in usable:
+            allocatable = at(obj, "status", "allocatable") or {}
+            devices = {
+                resource: int(quantity(amount) or 0)
+                for resource, amount in allocatable.items()
+                if "/" in resource
+            }
+            free += Counter(devices) - in_use.get(name, Counter())
+    return free
 
 
 def requests_of(spec: Obj) -> Size:

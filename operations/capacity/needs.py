@@ -10,10 +10,19 @@ from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Obj, at
 from operations.capacity.free import Capacity, CapacityObjects, capacity_of
-from operations.capacity.hosts import Overcommit, Size, count_homeless, hosts_of, overcommit_of
+from operations.capacity.hosts import (
+    Overcommit,
+    Size,
+    count_homeless,
+    free_devices,
+    hosts_of,
+    overcommit_of,
+)
 from operations.capacity.machinechanges import Needs
 from operations.status.model import AddressPool
 
+DEVICE = "device "
+"""Prefix of needs of devices, before the name of their resource."""
 _FULL_SIZE = "counted without overcommit, which no VM shows"
 
 
@@ -57,6 +66,7 @@ def _needs(needs: Needs, harvester_cluster: Obj, objects: CapacityObjects | None
     requests = share.requests(Size(needs.cpu, needs.memory))
 
     yield from _host_needs(needs, requests, share, objects, capacity)
+    yield from _device_needs(needs, objects)
     storage = capacity.storage.free if capacity and capacity.storage else None
     yield Need("storage", "B", float(needs.storage), storage, "for one replica")
     if needs.addresses:
@@ -113,6 +123,16 @@ def _host_needs(
         fitting = needs.vms - homeless
         vm_note = join_notes(overcommit_known=share.is_known)
         yield Need("VMs that fit on a host", "", needs.vms, fitting, vm_note, partial)
+
+
+def _device_needs(needs: Needs, objects: CapacityObjects | None) -> Iterator[Need]:
+    """Yield the devices of hosts, each by the name of its resource."""
+    free = free_devices(objects.harvester) if objects and objects.harvester.hosts else None
+    partial = free is not None and objects is not None and not objects.all_vms
+    note = "the account does not see VMs of other namespaces" if partial else ""
+    for name, count in sorted(needs.devices.items()):
+        amount = float(free[name]) if free is not None else None
+        yield Need(f"{DEVICE}{name}", "", count, amount, note, partial)
 
 
 def _quota_amounts(needs: Needs, requests: Size) -> dict[str, Decimal]:

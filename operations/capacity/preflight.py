@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from caphv.api import remedies
 from caphv.api.counting import counted
+from caphv.api.hostresources import requested_devices
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, labels_of
-from operations.capacity.hosts import Size, count_homeless, hosts_of, overcommit_of, requests_of
+from operations.capacity.hosts import (
+    Size,
+    count_homeless,
+    free_devices,
+    hosts_of,
+    overcommit_of,
+    requests_of,
+)
 from operations.read.objects import HarvesterObjects, by_key
 from operations.status.check import Check, Result, ok, skipped
 from operations.status.details import pools_of
@@ -29,10 +38,15 @@ _GITOPS = {
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Number and size of machines that exist in addition while a change is under way."""
+    """Machines that exist in addition while a change is under way.
+
+    :param size: requests of each of them
+    :param devices: the most devices of hosts that one of them may need, by resource
+    """
 
     machines: int
     size: Size
+    devices: Mapping[str, int] = field(default_factory=dict)
 
 
 def check_controllers(parts: Parts) -> Iterator[Check]:
@@ -81,6 +95,7 @@ def check_room(parts: Parts, harvester: HarvesterObjects | None, demand: Demand)
 
     yield from _check_addresses(parts, harvester, demand.machines)
     yield _check_hosts(subject, harvester, demand)
+    yield from _check_devices(subject, harvester, demand)
 
 
 def _check_addresses(parts: Parts, harvester: HarvesterObjects, needed: int) -> Iterator[Check]:
@@ -133,6 +148,31 @@ def _check_hosts(subject: str, harvester: HarvesterObjects, demand: Demand) -> C
 
     note = "" if all(host.all_pods for host in hosts) else ", by the VMs that the identity may see"
     return ok("capacity", subject, f"hosts have room for {number}{note}")
+
+
+def _check_devices(subject: str, harvester: HarvesterObjects, demand: Demand) -> Iterator[Check]:
+    """Warn of devices of which no more is free, because machines with them would wait."""
+    if not demand.devices or not harvester.hosts:
+        return
+    free = free_devices(harvester)
+    for name, count in sorted(demand.devices.items()):
+        message = f"free devices {name}: {free[name]}; a machine that has them needs {count}"
+        if free[name] < count:
+            remedy = (
+                "A further machine with such devices would wait. Enable more on Harvester, stop a "
+                "VM that uses them, or for a rollout set maxSurge: 0 in its MachineDeployment"
+            )
+            yield Check("devices", subject, Result.WARNING, message, remedy)
+        else:
+            yield ok("devices", subject, message)
+
+
+def devices_of_machines(machines: Iterable[Obj]) -> dict[str, int]:
+    """Return the most devices of each kind that one of some HarvesterMachines requests."""
+    most: Counter[str] = Counter()
+    for machine in machines:
+        most |= requested_devices(machine.get("spec") or {})
+    return dict(most)
 
 
 def surge_of(replicas: int, value: object) -> int:

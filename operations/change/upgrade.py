@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from caphv.api.object import Key
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict
-from operations.capacity.preflight import Demand, check_room, size_of
+from operations.capacity.preflight import Demand, check_room, devices_of_machines, size_of
 from operations.change.changes import Patch, Plan
 from operations.change.clusterparts import cluster_and_parts
 from operations.change.disruptions import disruption_checks
@@ -40,8 +40,9 @@ async def plan_with_checks(
         return plan
 
     harvester = answer.harvesters.of(parts.harvester_cluster) if parts.harvester_cluster else None
-    size = size_of(parts, parts.harvester_machines.values(), harvester)
-    demand = Demand(surge(parts, deployments), size)
+    machines = list(parts.harvester_machines.values())
+    size = size_of(parts, machines, harvester)
+    demand = Demand(surge(parts, deployments), size, devices_of_machines(machines))
     step("asking the workload cluster")
     budgets = await disruption_checks(client, plan.cluster)
     return replace(plan, checks=(*plan.checks, *check_room(parts, harvester, demand), *budgets))

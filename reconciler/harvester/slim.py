@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from caphv.api import names
+from caphv.api.hostresources import KUBEVIRT_DEVICES
 from caphv.api.object import Obj, annotations_of, at
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -17,8 +18,6 @@ _MOST_INTERFACES = 64
 _MOST_ADDRESSES = 512
 _MOST_DEVICES = 64
 _MOST_RESOURCES = 256
-# KubeVirt gives each host a thousand of each of these, which every VM uses.
-_KUBEVIRT_DEVICES = "devices.kubevirt.io/"
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 # Prefixes of the labels and annotations by which a provider marks its VMs.
 _MARKS = ("caphv.io/", "guestcluster.harvesterhci.io/", names.MACHINE_TYPE_LABEL)
@@ -160,7 +159,7 @@ def _host_resources(allocatable: Obj) -> Obj:
     resources = {
         name: amount
         for name, amount in allocatable.items()
-        if ("/" in name and not name.startswith(_KUBEVIRT_DEVICES)) or name.startswith("hugepages-")
+        if ("/" in name and not name.startswith(KUBEVIRT_DEVICES)) or name.startswith("hugepages-")
         if amount != "0"
     }
     return dict(list(resources.items())[:_MOST_RESOURCES])

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
+from caphv.api.hostresources import requested_devices
 from caphv.api.object import Obj, at
 from caphv.api.virtualmachine import devices_of
-
-
-def requested_devices(spec: Obj) -> Counter[str]:
-    """Return the devices that the spec of a HarvesterMachine requests, by resource name."""
-    devices: Counter[str] = Counter()
-    for device in spec.get("devices") or ():
-        devices[str(device["resourceName"])] += int(device.get("count") or 1)
-    return devices
 
 
 def has_host_resources(spec: Obj) -> bool:
@@ -23,15 +15,6 @@ def has_host_resources(spec: Obj) -> bool:
     Such a VM cannot grow, and only some hosts can run it. Huge pages need pinned CPUs.
     """
     return bool(spec.get("devices") or spec.get("cpuPinning"))
-
-
-def node_resources(spec: Obj) -> dict[str, str]:
-    """Return what the Node of a machine offers because of its devices, by resource name."""
-    resources: Counter[str] = Counter()
-    for device in spec.get("devices") or ():
-        if name := device.get("nodeResource"):
-            resources[str(name)] += int(device.get("count") or 1)
-    return {name: str(count) for name, count in sorted(resources.items())}
 
 
 def add_host_resources(domain: Obj, spec: Obj) -> None:

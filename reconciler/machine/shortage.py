@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from caphv.api.hostresources import requested_devices
 from caphv.api.names import CPU_MANAGER_LABEL
 from caphv.api.object import Obj, at, key_of, labels_of
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import devices_of
 from reconciler.harvester.topology import accepts_machines
-from reconciler.machine.hostresources import requested_devices
 
 _HUGEPAGES = "hugepages-"
 # kube-scheduler separates its reasons by commas, and ends them with a full stop.

@@ -10,10 +10,10 @@ import contextlib
 from collections.abc import Iterable
 
 from caphv.api import clusterapi
+from caphv.api.hostresources import node_resources
 from caphv.api.object import Key, Obj, at, being_deleted, key_of, labels_of
 from caphv.runtime.errors import NotFound
 from reconciler.context import Context
-from reconciler.machine.hostresources import node_resources
 from reconciler.machine.validation import is_size
 
 ARCHITECTURE = "kubernetes.io/arch"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from caphv.api.object import Key, Obj
 from operations.capacity.hosts import Host, Size, count_homeless, hosts_of, overcommit_of
-from operations.capacity.preflight import Demand, check_room, size_of
+from operations.capacity.preflight import Demand, check_room, devices_of_machines, size_of
 from operations.change.clusterparts import parts_and_deployments
 from operations.change.disruptions import checks as disruptions
 from operations.read.objects import HarvesterObjects
@@ -59,6 +59,24 @@ def test_hosts_that_take_no_vms_do_not_count() -> None:
         ]
     )
     assert [each.name for each in hosts_of(found)] == ["a"]
+
+
+@pytest.mark.parametrize(("needed", "result"), [(1, Result.OK), (2, Result.WARNING)])
+def test_devices_that_are_left_for_a_further_machine(needed: int, result: Result) -> None:
+    builder = Builder("shop")
+    hosts = [host("a"), host("b"), host("closed", unschedulable=True)]
+    for obj, count in zip(hosts, ("1", "1", "9"), strict=True):
+        obj["status"]["allocatable"]["n.com/a"] = count
+    used = instance("vm", "a", devices={"hostDevices": [{"deviceName": "n.com/a"}]})
+    found = HarvesterObjects(hosts=hosts, instances=[used])
+    parts, _ = parts_and_deployments(builder.objects(), Key("team", builder.name))
+    machine = {"spec": {"devices": [{"resourceName": "n.com/a", "count": needed}]}}
+    demand = Demand(1, Size(), devices_of_machines([{"spec": {}}, machine]))
+    (check,) = (check for check in check_room(parts, found, demand) if check.id == "devices")
+    assert (check.result, check.message) == (
+        result,
+        f"free devices n.com/a: 1; a machine that has them needs {needed}",
+    )
 
 
 def test_what_vms_request_is_counted() -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caphv.api.hostresources import node_resources
 from caphv.api.object import Obj
 from caphv.api.virtualmachine import devices_of
 from reconciler.machine.drift import drift
-from reconciler.machine.hostresources import node_resources
 from reconciler.machine.vm import virtual_machine
 from sandbox.harvester import pinning
 from sandbox.harvester.mutations import MutationSettings, mutate
