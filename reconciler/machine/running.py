@@ -23,7 +23,7 @@ from reconciler.machine.quota import (
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.shortage import Shortage, find_shortage
 from reconciler.machine.status import report_vm
-from reconciler.machine.vmpolicy import AGENT_SECONDS, Verdict, decide
+from reconciler.machine.vmpolicy import AGENT_SECONDS, SHORTAGE_SECONDS, Verdict, decide
 from reconciler.machine.vmstatus import (
     VmPhase,
     VmState,
@@ -35,7 +35,7 @@ from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 _BOUND = "Bound"
-_SHORTAGE_SECONDS = 30.0
+_REFRESH_SECONDS = 30.0
 
 
 async def wait_for_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> bool:
@@ -68,7 +68,7 @@ async def wait_for_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> 
     provisioned = bool(scope.draft.fields.get("initialization"))
     verdict = decide(phase, provisioned=provisioned, ready=is_ready, lasted=lasted, down=down)
     if not verdict.holds:
-        raise _not_running(scope, state, verdict, is_ready=is_ready)
+        raise _not_running(scope, state, verdict, lasted, is_ready=is_ready)
     scope.requeue_in(verdict.review_after)
     return False
 
@@ -88,9 +88,12 @@ def _claim_phases(scope: MachineScope, vm: Obj) -> dict[str, str]:
 
 
 def _not_running(
-    scope: MachineScope, state: VmState, verdict: Verdict, *, is_ready: bool
+    scope: MachineScope, state: VmState, verdict: Verdict, lasted: float, *, is_ready: bool
 ) -> Blocked:
-    """Return the `Blocked` of a machine whose VM does not run."""
+    """Return the `Blocked` of a machine whose VM does not run.
+
+    :param lasted: seconds since the VM entered this phase
+    """
     delays = []
     if verdict.review_after is not None:
         delays.append(Delay(verdict.review_after))
@@ -98,14 +101,14 @@ def _not_running(
     message = state.message
     shortage = _find_shortage(scope, state)
     if shortage:
+        message = f"{shortage.message} ({state.message})"
         # The scheduler takes a free device at once, and then the VM changes. Until then only the
         # message follows what other VMs and hosts do.
-        delays.append(Delay(_SHORTAGE_SECONDS))
-        message = f"{shortage.message} ({state.message})"
-    if shortage and shortage.devices:
+        is_over = lasted >= SHORTAGE_SECONDS
+        delays.append(Delay(_REFRESH_SECONDS if is_over else SHORTAGE_SECONDS - lasted))
+    if shortage and shortage.devices and (lasted >= SHORTAGE_SECONDS or verdict.failed):
         condition, reason = ConditionType.VM_PROVISIONING_READY, Reason.DEVICES_EXHAUSTED
-        warn = verdict.failed or is_ready
-        return Blocked(condition, reason, message, Watched.VM, *delays, warn=warn)
+        return Blocked(condition, reason, message, Watched.VM, *delays, warn=True)
     if verdict.failed:
         return scope.failure(message, Watched.VM, *delays)
 
