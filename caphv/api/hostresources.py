@@ -22,6 +22,9 @@ FIELDS = ("devices", "cpuPinning", "isolateEmulatorThread", "numaPassthrough", "
 KUBEVIRT_DEVICES = "devices.kubevirt.io/"
 """Prefix of resources that KubeVirt adds to each host and that every VM uses."""
 
+HUGEPAGES = "hugepages-"
+"""Prefix of the resources of huge pages, before their size."""
+
 PINNING_NEEDED, PAGES_FIT, GROWTH_EXCLUDED = (
     "cpu-pinning-needed",
     "hugepages-fit",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from caphv.api import names
-from caphv.api.hostresources import KUBEVIRT_DEVICES
+from caphv.api.hostresources import HUGEPAGES, KUBEVIRT_DEVICES
 from caphv.api.object import Obj, annotations_of, at
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -87,7 +87,8 @@ def instance(vmi: Obj) -> Obj:
         if size := _kept(status.get(section), fields):
             slim_status[section] = size
     # Devices of other VMs count, too, because a device has one user.
-    devices = _devices(at(vmi, "spec", "domain", "devices") or {})
+    requested = at(vmi, "spec", "domain", "devices")
+    devices = _devices(requested) if isinstance(requested, dict) else {}
     domain: Obj = {"devices": devices} if devices else {}
     spec: Obj = {"spec": {"domain": domain}} if domain else {}
     if marks:
@@ -100,9 +101,13 @@ def instance(vmi: Obj) -> Obj:
 def _devices(devices: Obj) -> Obj:
     """Return the resource names of an instance's devices, by the lists that name them."""
     return {
-        name: [_kept(device, ("deviceName",)) for device in devices[name][:_MOST_DEVICES]]
+        name: [
+            _kept(device, ("deviceName",))
+            for device in listed[:_MOST_DEVICES]
+            if isinstance(device, dict)
+        ]
         for name in ("hostDevices", "gpus")
-        if devices.get(name)
+        if isinstance(listed := devices.get(name), list) and listed
     }
 
 
@@ -139,7 +144,7 @@ def deployment(deployment: Obj) -> Obj:
 def host(node: Obj) -> Obj:
     """Keep the labels of a host, its devices and huge pages, and what keeps new VMs from it.
 
-    A host may be cordoned, tainted, in Harvester's maintenance mode or being evacuated.
+    A host may be not ready, cordoned, tainted, in Harvester's maintenance mode or being evacuated.
     """
     annotations = {
         name: value
@@ -149,9 +154,18 @@ def host(node: Obj) -> Obj:
     spec = node.get("spec") or {}
     kept = {"unschedulable": spec.get("unschedulable", False), **_kept(spec, ("taints",))}
     metadata = {**_metadata(node, "labels"), "annotations": annotations}
-    resources = _host_resources(at(node, "status", "allocatable") or {})
-    status: Obj = {"status": {"allocatable": resources}} if resources else {}
-    return {"metadata": metadata, "spec": kept, **status}
+    allocatable = at(node, "status", "allocatable")
+    resources = _host_resources(allocatable) if isinstance(allocatable, dict) else {}
+    status: Obj = {"allocatable": resources} if resources else {}
+    # Without the times, which change with each heartbeat.
+    ready = [
+        _kept(condition, ("type", "status"))
+        for condition in at(node, "status", "conditions") or ()
+        if isinstance(condition, dict) and condition.get("type") == "Ready"
+    ]
+    if ready:
+        status["conditions"] = ready
+    return {"metadata": metadata, "spec": kept, **({"status": status} if status else {})}
 
 
 def _host_resources(allocatable: Obj) -> Obj:
@@ -159,7 +173,7 @@ def _host_resources(allocatable: Obj) -> Obj:
     resources = {
         name: amount
         for name, amount in allocatable.items()
-        if ("/" in name and not name.startswith(KUBEVIRT_DEVICES)) or name.startswith("hugepages-")
+        if ("/" in name and not name.startswith(KUBEVIRT_DEVICES)) or name.startswith(HUGEPAGES)
         if amount != "0"
     }
     return dict(list(resources.items())[:_MOST_RESOURCES])

@@ -21,7 +21,7 @@ from reconciler.machine.quota import (
     vm_starting,
 )
 from reconciler.machine.scope import MachineScope
-from reconciler.machine.shortage import Shortage, find_shortage
+from reconciler.machine.shortage import Shortage, find_refusal, find_shortage
 from reconciler.machine.status import report_vm
 from reconciler.machine.vmpolicy import AGENT_SECONDS, SHORTAGE_SECONDS, Verdict, decide
 from reconciler.machine.vmstatus import (
@@ -99,15 +99,17 @@ def _not_running(
         delays.append(Delay(verdict.review_after))
 
     message = state.message
+    condition, reason = ConditionType.VM_PROVISIONING_READY, Reason.DEVICES_EXHAUSTED
+    # A restart of the provider resets the clock, but not what was reported.
+    is_over = lasted >= SHORTAGE_SECONDS or scope.draft.had_reason(condition, reason)
     shortage = _find_shortage(scope, state)
     if shortage:
         message = f"{shortage.message} ({state.message})"
+    if shortage or _may_lack_resources(scope, state):
         # The scheduler takes a free device at once, and then the VM changes. Until then only the
         # message follows what other VMs and hosts do.
-        is_over = lasted >= SHORTAGE_SECONDS
         delays.append(Delay(_REFRESH_SECONDS if is_over else SHORTAGE_SECONDS - lasted))
-    if shortage and shortage.devices and (lasted >= SHORTAGE_SECONDS or verdict.failed):
-        condition, reason = ConditionType.VM_PROVISIONING_READY, Reason.DEVICES_EXHAUSTED
+    if shortage and shortage.devices and (is_over or verdict.failed):
         return Blocked(condition, reason, message, Watched.VM, *delays, warn=True)
     if verdict.failed:
         return scope.failure(message, Watched.VM, *delays)
@@ -116,9 +118,17 @@ def _not_running(
     return scope.in_progress(message, Watched.VM, *delays, warn=is_ready)
 
 
+def _may_lack_resources(scope: MachineScope, state: VmState) -> bool:
+    """Return whether a VM may have no host because of devices, pinned CPUs or huge pages."""
+    return state.phase is VmPhase.UNSCHEDULABLE and has_host_resources(scope.spec)
+
+
 def _find_shortage(scope: MachineScope, state: VmState) -> Shortage | None:
     """Return which resources no host has free for a VM without a host; None for other causes."""
-    if state.phase is not VmPhase.UNSCHEDULABLE or not has_host_resources(scope.spec):
+    # A VM is starting for as long as KubeVirt refuses to create its Pod.
+    if state.phase is VmPhase.STARTING:
+        return find_refusal(scope.spec, state.detail)
+    if not _may_lack_resources(scope, state):
         return None
     session = scope.session()
     instances = (

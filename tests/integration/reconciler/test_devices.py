@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -57,6 +58,57 @@ async def test_machine_names_the_hosts_of_its_device_and_takes_a_free_one_at_onc
         await case.until(HARVESTER_MACHINES, "four", is_true("VMUpToDate"))
         for name in ("one", "three", "four"):
             await case.delete_machine(name)
+
+
+async def test_machine_whose_gpu_host_lacks_memory_is_not_told_to_free_a_device(case: Case) -> None:
+    await case.ready_cluster()
+    async with devices(case, 1):
+        await case.create_machine("one", memory="9000Ti", devices=[{"resourceName": GPU}])
+        await case.until(HARVESTER_MACHINES, "one", _waits_for("Insufficient memory"))
+        await asyncio.sleep(12)  # a missing device would be reported by now
+        machine = await case.get(HARVESTER_MACHINES, "one")
+        condition = condition_of(machine, READY)
+        assert condition["reason"] == "VMProvisioningInProgress"
+        assert f"Insufficient {GPU}" in condition["message"]
+        assert "delete or stop a VM" not in condition["message"]
+        await case.delete_machine("one")
+
+
+async def test_device_outside_of_the_failure_domain_is_not_said_to_be_in_use(case: Case) -> None:
+    await case.ready_cluster()
+    async with devices(case, 1) as hosts:
+        domains = {
+            node["metadata"]["name"]: node["metadata"]["labels"]["topology.kubernetes.io/zone"]
+            for node in (await case.harvester.list(NODES))["items"]
+        }
+        other = next(zone for zone in domains.values() if zone != domains[hosts[0]])
+        await case.create_machine("one", failureDomain=other, devices=[{"resourceName": GPU}])
+        machine = await case.until(HARVESTER_MACHINES, "one", _waits_for("node affinity/selector"))
+        assert "delete or stop a VM" not in condition_of(machine, READY)["message"]
+        await case.delete_machine("one")
+
+
+def _waits_for(text: str) -> Callable[[Obj], bool]:
+    return lambda machine: text in condition_of(machine, READY).get("message", "")
+
+
+async def test_device_that_is_not_enabled_is_named_and_taken_once_it_is(case: Case) -> None:
+    await case.ready_cluster()
+    async with devices(case) as hosts:
+        await _know(case, hosts[0], "1")
+        await case.create_machine("one", devices=[{"resourceName": GPU}])
+        message = f"{GPU} is not enabled on Harvester"
+        await case.until(HARVESTER_MACHINES, "one", is_false(READY, "DevicesExhausted", message))
+        await offer(case, hosts[0], GPU, "1")
+        await case.until(HARVESTER_MACHINES, "one", is_ready)
+        await case.delete_machine("one")
+        await _know(case, hosts[0], None)
+
+
+async def _know(case: Case, host: str, amount: str | None) -> None:
+    """Let Harvester have a device that is not enabled."""
+    patch = {"status": {"capacity": {GPU: amount}}}
+    await case.harvester.patch(NODES, host, "", patch, subresource="status")
 
 
 async def test_device_that_harvester_does_not_know_is_named_with_its_refusal(case: Case) -> None:

@@ -89,6 +89,10 @@ class VmLife:
         status: Obj = {"interfaces": NICS, "conditions": [AGENT]} if agent else {"interfaces": SILENT_NICS}
         await self.state("Running", "Running", uid=uid, nodeName=host, **status)
 
+    def restart_provider(self) -> None:
+        """Forget what is only in the memory of the provider."""
+        self._memory = Memory()
+
     async def reconcile(self) -> None:
         """Reconcile once."""
         result = await controller.MachineReconciler(cast(Context, self._context())).reconcile(KEY)

@@ -91,6 +91,30 @@ def test_devices_and_huge_pages_of_hosts_are_kept_and_nothing_else_of_their_reso
     assert "status" not in slim.host({"metadata": {"name": "h"}, "spec": {}, "status": {"allocatable": {"cpu": "1"}}})
 
 
+def test_of_the_conditions_of_hosts_only_readiness_is_kept_without_its_times() -> None:
+    conditions = [
+        {"type": "MemoryPressure", "status": "False"},
+        {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"},
+    ]
+    kept = slim.host({"metadata": {"name": "h"}, "spec": {}, "status": {"conditions": conditions}})
+    assert kept["status"] == {"conditions": [{"type": "Ready", "status": "True"}]}
+
+
+@pytest.mark.parametrize("devices", [{"a": "b"}, ["a"], [["a"]], "a", 1, None])
+def test_malformed_devices_of_others_are_ignored(devices: object) -> None:
+    vmi = foreign_instance(1)
+    vmi["spec"] = {"domain": {"devices": {"hostDevices": devices, "gpus": devices}}}
+    assert not devices_of(slim.instance(vmi).get("spec") or {})
+    vmi["spec"] = {"domain": {"devices": devices}}
+    slim.instance(vmi)
+
+
+@pytest.mark.parametrize("allocatable", [["a/b"], "a/b", 1])
+def test_malformed_resources_of_a_host_are_ignored(allocatable: object) -> None:
+    kept = slim.host({"metadata": {"name": "h"}, "spec": {}, "status": {"allocatable": allocatable}})
+    assert "status" not in kept
+
+
 @pytest.mark.parametrize("labels", [{}, {"caphv.io/cluster": "x"}])
 def test_devices_of_all_instances_are_kept(labels: Obj) -> None:
     devices = {

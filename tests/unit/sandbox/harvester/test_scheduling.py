@@ -8,7 +8,7 @@ import pytest
 
 from caphv.api.object import Obj
 from sandbox.harvester.quantities import demand, parse_quantity
-from sandbox.harvester.scheduling import Placement, choose_host, insufficient_devices, selects
+from sandbox.harvester.scheduling import Placement, choose_host, explain_no_host, selects, unpermitted_devices
 
 pytestmark = pytest.mark.unit
 
@@ -168,12 +168,37 @@ def test_isolated_emulator_thread_takes_a_cpu_more() -> None:
     assert demand(spec) == (3, 0)
 
 
-def test_devices_that_are_lacking_are_named_for_hosts_that_the_affinity_admits() -> None:
-    new = vm(affinity=node_affinity(expression(ZONE, "In", "a")))
+def test_explanation_has_the_reasons_of_each_host_in_the_words_of_the_scheduler() -> None:
+    new = vm(memory="31Gi", affinity=node_affinity(expression(ZONE, "In", "a")))
     new["spec"]["template"]["spec"]["domain"]["devices"] = {"hostDevices": [{"deviceName": "n.com/a"}]}
-    hosts = [host("one"), host("two"), host("three", "b"), host("four", unschedulable=True)]
+    hosts = [
+        host("one"),
+        host("two", cpu=1),
+        host("three", "b"),
+        host("four", unschedulable=True),
+        host("five", ready="Unknown"),
+    ]
     hosts[0]["status"]["allocatable"]["n.com/a"] = "1"
-    assert insufficient_devices(new, hosts, []) == {"n.com/a": 1}
+    assert explain_no_host(new, hosts, [placed("one", memory=8)]) == (
+        "0/5 nodes are available: 1 Insufficient cpu, 1 Insufficient memory, 1 Insufficient n.com/a, "
+        "1 node(s) didn't match Pod's node affinity/selector, 1 node(s) had untolerated taint(s), "
+        "1 node(s) were unschedulable."
+    )
     taken = Placement("one", "ns", {}, 1, GIB, Counter({"n.com/a": 1}))
-    assert insufficient_devices(new, hosts, [taken]) == {"n.com/a": 2}
-    assert insufficient_devices(vm(), hosts, []) == {}
+    assert "2 Insufficient n.com/a" in explain_no_host(new, hosts, [taken])
+
+
+def test_explanation_of_anti_affinity() -> None:
+    new = vm(affinity=anti_affinity(HOSTNAME, required=True))
+    text = explain_no_host(new, [host("one")], [placed("one", role="cp")])
+    assert text == "0/1 nodes are available: 1 node(s) didn't match pod anti-affinity rules."
+
+
+def test_device_that_no_host_offers_is_not_permitted_but_one_that_is_disabled_is() -> None:
+    new = vm()
+    new["spec"]["template"]["spec"]["domain"]["devices"] = {"hostDevices": [{"deviceName": "n.com/a"}]}
+    assert unpermitted_devices(new, [host("one")]) == ["n.com/a"]
+    disabled = host("one")
+    disabled["status"]["allocatable"]["n.com/a"] = "0"
+    assert unpermitted_devices(new, [disabled]) == []
+    assert unpermitted_devices(vm(), [host("one")]) == []
