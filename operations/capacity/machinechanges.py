@@ -9,10 +9,9 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
-from caphv.api.hostresources import requested_devices
 from caphv.api.object import Key, Obj
 from caphv.api.quantity import quantity
-from operations.capacity.hosts import Size
+from operations.capacity.hosts import Size, devices_of_machine
 from operations.capacity.machinepools import DesiredState, Pool
 
 # More reasons do not help a reader.
@@ -75,7 +74,9 @@ class Needs:
     sizes: tuple[Size, ...] = ()
     """Each VM that exists in addition at the same time."""
     devices: Mapping[str, int] = field(default_factory=dict)
-    """Devices of hosts by the name of their resource."""
+    """Devices of hosts, and bytes of huge pages, by the name of their resource."""
+    smallest: Mapping[str, int] = field(default_factory=dict)
+    """The fewest of them that a machine needs on one host."""
 
     def __add__(self, other: Needs) -> Needs:
         return Needs(
@@ -86,6 +87,10 @@ class Needs:
             self.addresses + other.addresses,
             self.sizes + other.sizes,
             Counter(self.devices) + Counter(other.devices),
+            {
+                name: min(part[name] for part in (self.smallest, other.smallest) if name in part)
+                for name in self.smallest.keys() | other.smallest.keys()
+            },
         )
 
 
@@ -220,6 +225,8 @@ def _needs(before: Pool, after: Pool, effect: PoolEffect, infrastructure: Obj) -
     # A machine with its own network configuration takes no address from a pool.
     pooled = bool(infrastructure.get("vmNetworkConfig")) and not after.machine.get("networkConfig")
     addresses = additional if pooled else 0
+    devices = _devices(before, after, effect, additional)
+    per_machine = devices_of_machine(after.machine)
     return Needs(
         additional,
         cpu,
@@ -227,13 +234,14 @@ def _needs(before: Pool, after: Pool, effect: PoolEffect, infrastructure: Obj) -
         storage,
         addresses,
         (new,) * additional,
-        _devices(before, after, effect, additional),
+        devices,
+        {name: per_machine[name] for name in devices},
     )
 
 
 def _devices(before: Pool, after: Pool, effect: PoolEffect, additional: int) -> dict[str, int]:
     """Return the devices that the machines of a pool need at most, as for CPU and memory."""
-    old, new = requested_devices(before.machine), requested_devices(after.machine)
+    old, new = devices_of_machine(before.machine), devices_of_machine(after.machine)
     total = effect.after + effect.surge
     needs = {
         name: max(count * additional, count * total - old[name] * effect.before)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
+from caphv.api.hostresources import HUGEPAGES
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Obj, at
@@ -131,20 +132,29 @@ def _device_needs(needs: Needs, objects: CapacityObjects | None) -> Iterator[Nee
     partial = free is not None and objects is not None and not objects.all_vms
     note = "the account does not see VMs of other namespaces" if partial else ""
     for name, count in sorted(needs.devices.items()):
-        amount = float(free[name]) if free is not None else None
-        yield Need(f"{DEVICE}{name}", "", count, amount, note, partial)
+        unit = "B" if name.startswith(HUGEPAGES) else ""
+        amount = None
+        if free is not None:
+            # A machine takes all its devices from one host, so that the remainders are of no use.
+            size = needs.smallest.get(name) or 1
+            amount = float(sum(room[name] - room[name] % size for room in free.values()))
+        yield Need(f"{DEVICE}{name}", unit, count, amount, note, partial)
 
 
 def _quota_amounts(needs: Needs, requests: Size) -> dict[str, Decimal]:
     """Return the amounts that VMs take from a quota, by the name of its limit."""
+    # Harvester counts huge pages as memory of the VM.
+    pages = Decimal(
+        sum(count for name, count in needs.devices.items() if name.startswith(HUGEPAGES))
+    )
     # The Pod that runs a VM takes a little more than its VM.
     return {
         "limits.cpu": needs.cpu,
-        "limits.memory": needs.memory,
+        "limits.memory": needs.memory + pages,
         "requests.cpu": requests.cpu,
         "cpu": requests.cpu,
-        "requests.memory": requests.memory,
-        "memory": requests.memory,
+        "requests.memory": requests.memory + pages,
+        "memory": requests.memory + pages,
         "requests.storage": needs.storage,
     }
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from caphv.api import ippool
+from caphv.api.hostresources import HUGEPAGES
 from caphv.api.object import Obj, at
 from caphv.validation.finding import Fault, FieldPath, Finding, did_you_mean
 from operations.capacity.surroundings import Surroundings
@@ -109,12 +110,15 @@ def machine_requirements(
 
 
 def device_values(spec: Mapping[str, Any], root: FieldPath) -> list[Value]:
-    """Return the resource names in field `devices` of a spec, with their paths."""
+    """Return the resource names of the devices and huge pages of a spec, with their paths."""
     values = []
     for index, device in enumerate(_list(spec.get("devices"))):
         name = mapping(device).get("resourceName")
         if isinstance(name, str) and name:
             values.append(Value((*root, "devices", index, "resourceName"), name))
+    page_size = spec.get("hugepages")
+    if isinstance(page_size, str) and page_size:
+        values.append(Value((*root, "hugepages"), f"{HUGEPAGES}{page_size}"))
     return values
 
 
@@ -235,9 +239,13 @@ def _check_devices(required: Requirements, harvester: Surroundings) -> Iterator[
     for value in required.devices:
         if existing is None or value.text in existing:
             continue
-        hint = did_you_mean(value.text, sorted(existing))
-        if not hint and existing:
-            names = sorted(existing)
+        if value.text.startswith(HUGEPAGES):
+            detail = "no host of Harvester has such pages: reserve them at the boot of a host"
+            yield Finding(value.path, Fault.INVALID, detail, DEVICES, value.text, advice=True)
+            continue
+        names = sorted(name for name in existing if not name.startswith(HUGEPAGES))
+        hint = did_you_mean(value.text, names)
+        if not hint and names:
             further = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             hint = f"; hosts offer {', '.join(names[:_SHOWN])}{further}"
         detail = f"no host of Harvester offers this device{hint}: enable it there, or name another"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from caphv.api.hostresources import KUBEVIRT_DEVICES
+from caphv.api.hostresources import HUGEPAGES, KUBEVIRT_DEVICES
 from caphv.api.object import Obj, at, key_of
 from operations.capacity.free import CapacityObjects
 from operations.status.details import pools_of
@@ -50,7 +50,7 @@ class Surroundings:
 
     @property
     def devices(self) -> set[str] | None:
-        """Resource names of the devices that hosts offer."""
+        """Resource names of the devices and huge pages that hosts offer."""
         harvester = self.capacity.harvester
         if not harvester.sees("nodes") or not harvester.hosts:
             return None
@@ -58,7 +58,8 @@ class Surroundings:
             name
             for host in harvester.hosts
             for name, amount in (at(host, "status", "allocatable") or {}).items()
-            if "/" in name and not name.startswith(KUBEVIRT_DEVICES) and amount != "0"
+            if ("/" in name and not name.startswith(KUBEVIRT_DEVICES)) or name.startswith(HUGEPAGES)
+            if amount != "0"
         }
 
     @property

@@ -9,12 +9,18 @@ from dataclasses import dataclass, replace
 from caphv.api.object import Key
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict
-from operations.capacity.preflight import Demand, check_room, devices_of_machines, size_of
+from operations.capacity.preflight import Demand, check_room, size_of
 from operations.change.changes import Patch, Plan
 from operations.change.clusterparts import cluster_and_parts
 from operations.change.disruptions import disruption_checks
 from operations.change.patchwriter import write_patches
-from operations.change.upgradeplan import Progress, plan_upgrade, progress, surge
+from operations.change.upgradeplan import (
+    Progress,
+    plan_upgrade,
+    progress,
+    surge,
+    surging_devices,
+)
 from operations.read.management import Step
 from operations.read.objects import ManagementObjects
 from operations.status.model import Cluster
@@ -42,7 +48,7 @@ async def plan_with_checks(
     harvester = answer.harvesters.of(parts.harvester_cluster) if parts.harvester_cluster else None
     machines = list(parts.harvester_machines.values())
     size = size_of(parts, machines, harvester)
-    demand = Demand(surge(parts, deployments), size, devices_of_machines(machines))
+    demand = Demand(surge(parts, deployments), size, surging_devices(parts, deployments))
     step("asking the workload cluster")
     budgets = await disruption_checks(client, plan.cluster)
     return replace(plan, checks=(*plan.checks, *check_room(parts, harvester, demand), *budgets))

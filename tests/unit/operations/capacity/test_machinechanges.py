@@ -198,6 +198,15 @@ def test_devices_are_needed_by_machines_that_exist_in_addition() -> None:
     assert numbers(new) == WORKERS
     # Two pools of two machines, each with a surge of one.
     assert new.needs.devices == {"n.com/a": 2 * 3 * 2, "n.com/b": 2 * 3}
+    assert new.needs.smallest == {"n.com/a": 2, "n.com/b": 1}
+
+
+def test_huge_pages_are_needed_instead_of_memory() -> None:
+    new = change(variable("worker", {"cpuPinning": True, "hugepages": "1Gi"}))
+    size = new.needs.smallest["hugepages-1Gi"]
+    assert size > 0
+    assert new.needs.devices == {"hugepages-1Gi": size * 3 * 2}
+    assert new.needs.memory <= 0
 
 
 def test_core_of_the_emulator_thread_counts() -> None:
