@@ -228,7 +228,13 @@ def _pool_sizes(common: Obj, variable: str, machines: Obj) -> Iterator[Obj]:
         yield _optional_field(field, variable, f"and .{variable} .{variable}.{field}", selector)
     for field in common["hostResources"]:
         own = f'and .{variable} (hasKey .{variable} "{field}")'
-        yield _optional_field(field, variable, own, selector)
+        # Without a field, a machine has none of this. An explicit false or empty list must not
+        # change its template, because the core would replace all machines.
+        enabled = (
+            f"{{{{ if {own} }}}}{{{{ if .{variable}.{field} }}}}true{{{{ end }}}}"
+            f"{{{{ else if .{field} }}}}true{{{{ end }}}}"
+        )
+        yield {**_optional_field(field, variable, own, selector), "enabledIf": enabled}
 
 
 def _optional_field(field: str, variable: str, own: str, selector: Obj) -> Obj:

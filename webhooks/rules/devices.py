@@ -71,8 +71,8 @@ def _hugepages_fit(subject: Subject) -> Iterator[Finding]:
     GROWTH_EXCLUDED,
     MACHINES,
     "A machine with `devices` or `cpuPinning` must have neither `cpuMax` nor `memoryMax`: a VM "
-    "grows by a live migration, which devices exclude, and KubeVirt refuses pinned CPUs with a "
-    "maximum.",
+    "grows by a live migration, which devices exclude, and the provider sets the limits of a VM to "
+    "its maxima, which KubeVirt requires to equal the present size of pinned CPUs.",
     "cpuMax",
     "memoryMax",
     "devices",

@@ -291,9 +291,12 @@ def test_a_variable_of_a_machine_field_refuses_what_the_field_refuses(field: str
     [
         ({}, {}, {}),
         ({"cpuPinning": True}, {}, {"cpuPinning": True}),
-        ({"cpuPinning": True}, {"cpuPinning": False}, {"cpuPinning": False}),
+        # An explicit false is the same as no field, so that no machine is replaced.
+        ({"cpuPinning": True}, {"cpuPinning": False}, {}),
+        ({}, {"cpuPinning": False, "devices": []}, {}),
+        ({"cpuPinning": False, "devices": []}, {}, {}),
         ({}, {"devices": [GPU]}, {"devices": [GPU]}),
-        ({"devices": [GPU]}, {"devices": []}, {"devices": []}),
+        ({"devices": [GPU]}, {"devices": []}, {}),
         ({"hugepages": "2Mi"}, {"hugepages": "1Gi"}, {"hugepages": "1Gi"}),
     ],
 )

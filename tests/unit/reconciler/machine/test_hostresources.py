@@ -83,6 +83,44 @@ def test_fields_that_ask_for_nothing_change_nothing(fields: Obj) -> None:
     assert virtual_machine(inputs(**fields)) == virtual_machine(inputs())
 
 
+# The domains of VMs before devices existed. A byte more, and each such VM would differ from its machine.
+DISKS_AND_NICS: Obj = {
+    "disks": [
+        {"bootOrder": 1, "disk": {"bus": "virtio"}, "name": "disk-0"},
+        {"disk": {"bus": "virtio"}, "name": "disk-1"},
+        {"disk": {"bus": "virtio"}, "name": "cloudinitdisk"},
+    ],
+    "inputs": [{"bus": "usb", "name": "tablet", "type": "tablet"}],
+    "interfaces": [
+        {"bridge": {}, "model": "virtio", "name": "nic-1"},
+        {"bridge": {}, "model": "virtio", "name": "nic-2"},
+    ],
+}
+PLAIN: Obj = {
+    "cpu": {"cores": 4, "sockets": 1, "threads": 1},
+    "devices": DISKS_AND_NICS,
+    "firmware": {"uuid": "uid-1"},
+    "memory": {"guest": "8Gi"},
+    "resources": {"limits": {"cpu": "4", "memory": "8Gi"}, "requests": {"memory": "8Gi"}},
+}
+GROWING: Obj = {
+    **PLAIN,
+    "cpu": {"cores": 1, "maxSockets": 4, "sockets": 2, "threads": 1},
+    "memory": {"guest": "4Gi", "maxGuest": "8Gi"},
+}
+
+
+@pytest.mark.parametrize(
+    ("machine", "hotplug", "domain"),
+    [({}, False, PLAIN), ({"cpu": 2, "cpuMax": 4, "memory": "4Gi", "memoryMax": "8Gi"}, True, GROWING)],
+)
+@pytest.mark.parametrize("fields", [{}, {"devices": [], "cpuPinning": False}])
+def test_machine_without_resources_of_its_host_gets_the_vm_of_before(
+    machine: Obj, hotplug: bool, domain: Obj, fields: Obj
+) -> None:
+    assert spec_of(virtual_machine(replace(inputs(**machine, **fields), hotplug=hotplug)))["domain"] == domain
+
+
 @pytest.mark.parametrize("field", ["devices", "cpuPinning"])
 def test_vm_with_resources_of_its_host_never_declares_growth(field: str) -> None:
     # A machine that was cloned from a stored template may break the rule.
