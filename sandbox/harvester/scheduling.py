@@ -76,7 +76,7 @@ def choose_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) 
 
 
 def explain_no_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) -> str:
-    """Return why no host can run a VM, in the words of kube-scheduler.
+    """Return why no host can run a VM, as kube-scheduler writes it.
 
     It counts the hosts of each reason. A host has the reasons of the first filter that it does not
     pass, and lacks a device, too, if it has no such device at all.

@@ -191,7 +191,7 @@ GPUS = {"devices": [{"resourceName": "n.com/a", "count": 2}]}
 
 
 def with_gpu_pool(builder: Builder) -> Builder:
-    """Let the workers be a pool of GPUs, with a second pool beside it."""
+    """Let the workers be a pool of GPUs, next to a second pool."""
     topology(builder, gpu=2, md=1)
     builder.deployment["metadata"]["labels"][POOL_LABEL] = "gpu"
     reference = {"kind": "HarvesterMachineTemplate", "name": "gpu-template"}

@@ -115,7 +115,7 @@ GROWING: Obj = {
     [({}, False, PLAIN), ({"cpu": 2, "cpuMax": 4, "memory": "4Gi", "memoryMax": "8Gi"}, True, GROWING)],
 )
 @pytest.mark.parametrize("fields", [{}, {"devices": [], "cpuPinning": False}])
-def test_machine_without_resources_of_its_host_gets_the_vm_of_before(
+def test_machine_without_resources_of_its_host_gets_the_previous_vm(
     machine: Obj, hotplug: bool, domain: Obj, fields: Obj
 ) -> None:
     assert spec_of(virtual_machine(replace(inputs(**machine, **fields), hotplug=hotplug)))["domain"] == domain

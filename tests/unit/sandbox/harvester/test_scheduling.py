@@ -168,7 +168,7 @@ def test_isolated_emulator_thread_takes_a_cpu_more() -> None:
     assert demand(spec) == (3, 0)
 
 
-def test_explanation_has_the_reasons_of_each_host_in_the_words_of_the_scheduler() -> None:
+def test_explanation_has_the_reasons_of_each_host_as_the_scheduler_writes_them() -> None:
     new = vm(memory="31Gi", affinity=node_affinity(expression(ZONE, "In", "a")))
     new["spec"]["template"]["spec"]["domain"]["devices"] = {"hostDevices": [{"deviceName": "n.com/a"}]}
     hosts = [
