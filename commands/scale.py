@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from caphv.api import remedies
 from commands.access.changes import agree, apply_plan, report, until_done
-from commands.access.management import read_overview, run
+from commands.access.management import management_client, read_overview, run
 from commands.errors import InputError
 from commands.options.changes import ChangeOptions, WaitOptions, change_options, wait_options
 from commands.options.groups import fill
@@ -22,7 +23,7 @@ from commands.options.management import (
 from commands.output.progress import patient_progress
 
 if TYPE_CHECKING:
-    from caphv.api.object import Key
+    from caphv.api.object import Key, Obj
     from operations.change.changes import Plan
     from operations.change.scaling import Scale
     from operations.read.objects import ManagementObjects
@@ -89,7 +90,7 @@ def scale(
     with patient_progress() as step:
         answer = read_overview(scope, chosen, step, deep=True)
     try:
-        plan = _plan(answer, chosen.keys[0], target)
+        plan = _plan(answer, chosen.keys[0], target, scope)
     except ChangeError as error:
         raise InputError(*error.problems) from None
 
@@ -130,19 +131,52 @@ def _parse_numbers(control_plane: int | None, pools: tuple[str, ...]) -> Scale:
     return Scale(control_plane, workers)
 
 
-def _plan(answer: Answer, key: Key, target: Scale) -> Plan:
+def _plan(answer: Answer, key: Key, target: Scale, scope: ScopeOptions) -> Plan:
     """Plan the change, with checks of the capacity that it needs. Raises `ChangeError`."""
     from dataclasses import replace
 
-    from operations.capacity.preflight import Demand, check_room, size_of
+    from operations.capacity.preflight import (
+        Demand,
+        check_room,
+        size_of,
+    )
     from operations.change.clusterparts import parts_and_deployments
-    from operations.change.scaling import growth, plan_scale
+    from operations.change.scaling import (
+        growing_devices,
+        growth,
+        plan_scale,
+        templates_of_empty_pools,
+    )
 
     parts, deployments = parts_and_deployments(answer.objects, key)
     plan = plan_scale(parts, deployments, target)
     harvester = answer.harvesters.of(parts.harvester_cluster) if parts.harvester_cluster else None
-    demand = Demand(growth(plan), size_of(parts, parts.harvester_machines.values(), harvester))
+    machines = list(parts.harvester_machines.values())
+    size = size_of(parts, machines, harvester)
+    # Only a pool without machines needs its template to tell which devices its machines have.
+    keys = templates_of_empty_pools(parts, deployments, target)
+    templates = _read_templates(keys, scope) if keys else {}
+    devices = growing_devices(parts, deployments, target, templates)
+    demand = Demand(growth(plan), size, [devices])
     return replace(plan, checks=(*plan.checks, *check_room(parts, harvester, demand)))
+
+
+def _read_templates(keys: list[Key], scope: ScopeOptions) -> dict[Key, Obj]:
+    """Return the HarvesterMachineTemplates that exist and may be read."""
+    from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES
+    from caphv.runtime.errors import Forbidden, NotFound
+
+    async def read() -> dict[Key, Obj]:
+        templates = {}
+        async with management_client(scope) as client:
+            for key in keys:
+                with suppress(Forbidden, NotFound):
+                    templates[key] = await client.get(
+                        HARVESTER_MACHINE_TEMPLATES, key.name, key.namespace
+                    )
+        return templates
+
+    return run(read())
 
 
 def _wait(

@@ -30,6 +30,7 @@ from caphv.validation.rule import Rule
 from webhooks.rules import (
     addresses,
     cluster,
+    devices,
     guest,
     immutability,
     machine,
@@ -84,6 +85,7 @@ RULES: dict[str, Rule] = {
     rule.name: rule
     for rules in (
         machine.RULES,
+        devices.RULES,
         volumes.RULES,
         addresses.RULES,
         pools.RULES,

@@ -76,6 +76,10 @@ def migrates_guests(host: Obj) -> bool:
     return is_drained(host) and is_ready(host)
 
 
+UNREADY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+"""Taints that follow from condition Ready, which is read itself."""
+
+
 def is_ready(host: Obj) -> bool:
     """Return whether the kubelet of a host reports that it is ready.
 

@@ -299,6 +299,7 @@ class Reason(StrEnum):
     VM_PROVISIONING_FAILED = "VMProvisioningFailed"
     VM_IP_ALLOCATION_FAILED = "VMIPAllocationFailed"
     VM_IP_POOL_EXHAUSTED = "VMIPPoolExhausted"
+    DEVICES_EXHAUSTED = "DevicesExhausted"
     MACHINE_NOT_FOUND = "MachineNotFound"
     GUEST_AGENT_SILENT = "GuestAgentSilent"
     CONTROL_PLANE_UNREACHABLE = "ControlPlaneUnreachable"

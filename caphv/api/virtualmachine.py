@@ -18,6 +18,9 @@ _SECRET_REFERENCES = ("secretRef", "networkDataSecretRef")
 _DISK = re.compile(r"(0|[1-9][0-9]{0,8})-[a-z0-9]{5}")
 
 
+ENDED_PHASES = ("Succeeded", "Failed")
+"""Phases of an instance whose Pod has ended, so that it uses nothing of its host."""
+
 _DEVICES = ("hostDevices", "gpus")
 _MIGRATING = ("LiveMigrate", "LiveMigrateIfPossible")
 

@@ -204,6 +204,7 @@ _FUNCTIONS: dict[str, Any] = {
     "quote": lambda value: _to_json(_text(value)),
     "default": _default,
     "len": lambda value: len(value or ()),
+    "hasKey": lambda mapping, key: isinstance(mapping, dict) and key in mapping,
 }
 
 

@@ -8,14 +8,17 @@ have less room than the answer says, but never more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from caphv.api.hostresources import HUGEPAGES, requested_devices
 from caphv.api.names import MAINTENANCE_ANNOTATION, POD_REQUESTS_ANNOTATION, WITNESS_LABEL
 from caphv.api.object import Obj, annotations_of, at, labels_of
 from caphv.api.quantity import quantity
+from caphv.api.virtualmachine import ENDED_PHASES, devices_of
 from caphv.runtime.text import TextError, load_json
 from operations.read.objects import HarvesterObjects
 from operations.status.details import is_host_ready
@@ -37,10 +40,16 @@ class Size:
 
     @classmethod
     def of_machine(cls, spec: Mapping[str, Any]) -> Size:
-        """Return the limits of the VM of a HarvesterMachine, which are its maxima."""
-        return cls.of(
-            spec.get("cpuMax") or spec.get("cpu"), spec.get("memoryMax") or spec.get("memory")
+        """Return the limits of the VM of a HarvesterMachine, which are its maxima.
+
+        QEMU on a core of its own counts, too. Huge pages are no memory, but a resource like
+        devices.
+        """
+        memory = spec.get("memoryMax") or spec.get("memory")
+        size = cls.of(
+            spec.get("cpuMax") or spec.get("cpu"), None if spec.get("hugepages") else memory
         )
+        return size + _QEMU_CORE if spec.get("isolateEmulatorThread") is True else size
 
     def __bool__(self) -> bool:
         return bool(self.cpu or self.memory)
@@ -60,6 +69,10 @@ class Size:
     def fits(self, room: Size) -> bool:
         """Whether it fits into a room."""
         return self.cpu <= room.cpu and self.memory <= room.memory
+
+
+# QEMU on a core of its own.
+_QEMU_CORE = Size(cpu=Decimal(1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +96,7 @@ class Host:
 def hosts_of(harvester: HarvesterObjects) -> list[Host]:
     """Return the hosts that take VMs: ready, not cordoned, not in maintenance, and no witness."""
     requests_by_host: dict[str, Size] = {}
-    for instance in harvester.instances:
+    for instance in _running(harvester):
         name = str(at(instance, "status", "nodeName") or "")
         size = requests_of(instance.get("spec") or {})
         requests_by_host[name] = requests_by_host.get(name, Size()) + size
@@ -104,15 +117,92 @@ def hosts_of(harvester: HarvesterObjects) -> list[Host]:
     return sorted(hosts, key=lambda host: host.name)
 
 
+def _running(harvester: HarvesterObjects) -> Iterator[Obj]:
+    """Yield the instances that use something of their host."""
+    for instance in harvester.instances:
+        # An instance that has ended keeps its host until it is deleted.
+        if at(instance, "status", "phase") not in ENDED_PHASES:
+            yield instance
+
+
+def free_devices(harvester: HarvesterObjects) -> dict[str, Counter[str]]:
+    """Return the devices that no visible VM uses, by host that takes VMs and by resource.
+
+    Bytes of huge pages count as devices, too, by a name such as `hugepages-1Gi`.
+    """
+    in_use: dict[str, Counter[str]] = {}
+    for instance in _running(harvester):
+        name = str(at(instance, "status", "nodeName") or "")
+        in_use[name] = in_use.get(name, Counter()) + _devices_of_instance(instance)
+
+    usable = {host.name for host in hosts_of(harvester)}
+    free = {}
+    for obj in harvester.hosts:
+        name = str(obj["metadata"]["name"])
+        if name in usable:
+            allocatable = at(obj, "status", "allocatable") or {}
+            devices = {
+                resource: int(quantity(amount) or 0)
+                for resource, amount in allocatable.items()
+                if "/" in resource or resource.startswith(HUGEPAGES)
+            }
+            free[name] = Counter(devices) - in_use.get(name, Counter())
+    return free
+
+
+def devices_of_machine(spec: Mapping[str, Any]) -> Counter[str]:
+    """Return the devices of a HarvesterMachine, and bytes of its huge pages, by resource."""
+    devices = requested_devices(spec)
+    if page_size := spec.get("hugepages"):
+        devices[f"{HUGEPAGES}{page_size}"] = int(quantity(spec.get("memory")) or 0)
+    return devices
+
+
+def _devices_of_instance(instance: Obj) -> Counter[str]:
+    """Return the devices of a VM, and bytes of its huge pages, by resource."""
+    spec = instance.get("spec") or {}
+    devices = devices_of(spec)
+    if page_size := at(spec, "domain", "memory", "hugepages", "pageSize"):
+        guest = at(spec, "domain", "memory", "guest")
+        devices[f"{HUGEPAGES}{page_size}"] = int(quantity(guest) or 0)
+    return devices
+
+
+def count_without_devices(
+    free: Mapping[str, Counter[str]], machines: Iterable[Mapping[str, int]]
+) -> int:
+    """Return how many machines find no host that has all their devices free.
+
+    :param free: free devices by host and resource
+    :param machines: the devices of each machine, by resource
+    """
+    left = {name: Counter(devices) for name, devices in free.items()}
+    missing = 0
+    # Place those with the most devices first, each on the host with the fewest that suffice.
+    for devices in sorted(machines, key=lambda needed: sum(needed.values()), reverse=True):
+        needed = Counter(devices)
+        fitting = [name for name, room in left.items() if not needed - room]
+        if not fitting:
+            missing += 1
+            continue
+        best = min(fitting, key=lambda name: sum(left[name][device] for device in needed))
+        left[best] -= needed
+    return missing
+
+
 def requests_of(spec: Obj) -> Size:
-    """Return the requests of a VirtualMachineInstance, else its limits, else its guest's size."""
+    """Return the requests of a VirtualMachineInstance, else its limits, else its guest's size.
+
+    Huge pages are no memory (kubevirt v1.8.3 pkg/virt-controller/services/renderresources.go,
+    `WithHugePages`).
+    """
     domain = spec.get("domain") or {}
     limits, requests = at(domain, "resources", "limits"), at(domain, "resources", "requests")
     amounts = {**(limits or {}), **(requests or {})}
-    return Size.of(
-        amounts.get("cpu", at(domain, "cpu", "cores")),
-        amounts.get("memory", at(domain, "memory", "guest")),
-    )
+    memory = amounts.get("memory", at(domain, "memory", "guest"))
+    has_pages = at(domain, "memory", "hugepages", "pageSize")
+    size = Size.of(amounts.get("cpu", at(domain, "cpu", "cores")), None if has_pages else memory)
+    return size + _QEMU_CORE if at(domain, "cpu", "isolateEmulatorThread") else size
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
 from caphv.api.object import Key, Obj
 from caphv.api.quantity import quantity
-from operations.capacity.hosts import Size
+from operations.capacity.hosts import Size, devices_of_machine
 from operations.capacity.machinepools import DesiredState, Pool
 
 # More reasons do not help a reader.
@@ -72,6 +73,10 @@ class Needs:
     addresses: int = 0
     sizes: tuple[Size, ...] = ()
     """Each VM that exists in addition at the same time."""
+    devices: Mapping[str, int] = field(default_factory=dict)
+    """Devices of hosts, and bytes of huge pages, by the name of their resource."""
+    smallest: Mapping[str, int] = field(default_factory=dict)
+    """The fewest of them that a machine needs on one host."""
 
     def __add__(self, other: Needs) -> Needs:
         return Needs(
@@ -81,6 +86,11 @@ class Needs:
             self.storage + other.storage,
             self.addresses + other.addresses,
             self.sizes + other.sizes,
+            Counter(self.devices) + Counter(other.devices),
+            {
+                name: min(part[name] for part in (self.smallest, other.smallest) if name in part)
+                for name in self.smallest.keys() | other.smallest.keys()
+            },
         )
 
 
@@ -215,7 +225,29 @@ def _needs(before: Pool, after: Pool, effect: PoolEffect, infrastructure: Obj) -
     # A machine with its own network configuration takes no address from a pool.
     pooled = bool(infrastructure.get("vmNetworkConfig")) and not after.machine.get("networkConfig")
     addresses = additional if pooled else 0
-    return Needs(additional, cpu, memory, storage, addresses, (new,) * additional)
+    devices = _devices(before, after, effect, additional)
+    per_machine = devices_of_machine(after.machine)
+    return Needs(
+        additional,
+        cpu,
+        memory,
+        storage,
+        addresses,
+        (new,) * additional,
+        devices,
+        {name: per_machine[name] for name in devices},
+    )
+
+
+def _devices(before: Pool, after: Pool, effect: PoolEffect, additional: int) -> dict[str, int]:
+    """Return the devices that the machines of a pool need at most, as for CPU and memory."""
+    old, new = devices_of_machine(before.machine), devices_of_machine(after.machine)
+    total = effect.after + effect.surge
+    needs = {
+        name: max(count * additional, count * total - old[name] * effect.before)
+        for name, count in new.items()
+    }
+    return {name: count for name, count in needs.items() if count > 0}
 
 
 def _size(pool: Pool) -> Size:

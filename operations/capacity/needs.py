@@ -6,14 +6,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
+from caphv.api.hostresources import HUGEPAGES
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Obj, at
 from operations.capacity.free import Capacity, CapacityObjects, capacity_of
-from operations.capacity.hosts import Overcommit, Size, count_homeless, hosts_of, overcommit_of
+from operations.capacity.hosts import (
+    Overcommit,
+    Size,
+    count_homeless,
+    free_devices,
+    hosts_of,
+    overcommit_of,
+)
 from operations.capacity.machinechanges import Needs
 from operations.status.model import AddressPool
 
+DEVICE = "device "
+"""Prefix of needs of devices, before the name of their resource."""
 _FULL_SIZE = "counted without overcommit, which no VM shows"
 
 
@@ -57,6 +67,7 @@ def _needs(needs: Needs, harvester_cluster: Obj, objects: CapacityObjects | None
     requests = share.requests(Size(needs.cpu, needs.memory))
 
     yield from _host_needs(needs, requests, share, objects, capacity)
+    yield from _device_needs(needs, objects)
     storage = capacity.storage.free if capacity and capacity.storage else None
     yield Need("storage", "B", float(needs.storage), storage, "for one replica")
     if needs.addresses:
@@ -115,16 +126,35 @@ def _host_needs(
         yield Need("VMs that fit on a host", "", needs.vms, fitting, vm_note, partial)
 
 
+def _device_needs(needs: Needs, objects: CapacityObjects | None) -> Iterator[Need]:
+    """Yield the devices of hosts, each by the name of its resource."""
+    free = free_devices(objects.harvester) if objects and objects.harvester.hosts else None
+    partial = free is not None and objects is not None and not objects.all_vms
+    note = "the account does not see VMs of other namespaces" if partial else ""
+    for name, count in sorted(needs.devices.items()):
+        unit = "B" if name.startswith(HUGEPAGES) else ""
+        amount = None
+        if free is not None:
+            # A machine takes all its devices from one host, so that the remainders are of no use.
+            size = needs.smallest.get(name) or 1
+            amount = float(sum(room[name] - room[name] % size for room in free.values()))
+        yield Need(f"{DEVICE}{name}", unit, count, amount, note, partial)
+
+
 def _quota_amounts(needs: Needs, requests: Size) -> dict[str, Decimal]:
     """Return the amounts that VMs take from a quota, by the name of its limit."""
+    # Harvester counts huge pages as memory of the VM.
+    pages = Decimal(
+        sum(count for name, count in needs.devices.items() if name.startswith(HUGEPAGES))
+    )
     # The Pod that runs a VM takes a little more than its VM.
     return {
         "limits.cpu": needs.cpu,
-        "limits.memory": needs.memory,
+        "limits.memory": needs.memory + pages,
         "requests.cpu": requests.cpu,
         "cpu": requests.cpu,
-        "requests.memory": requests.memory,
-        "memory": requests.memory,
+        "requests.memory": requests.memory + pages,
+        "memory": requests.memory + pages,
         "requests.storage": needs.storage,
     }
 

@@ -17,11 +17,12 @@ from caphv.validation.finding import Fault, FieldPath, Finding
 from operations.capacity.hosts import overcommit_of
 from operations.capacity.machinechanges import Needs, effect_of
 from operations.capacity.machinepools import DesiredState, Pool
-from operations.capacity.needs import Need, needs_and_free
+from operations.capacity.needs import DEVICE, Need, needs_and_free
 from operations.capacity.requirements import (
     Requirements,
     Value,
     bare,
+    device_values,
     mapping,
     shortcomings,
     texts_at,
@@ -94,6 +95,7 @@ class NewCluster:
             key_pairs=[key_pair] if key_pair else [],
             networks=texts_at((*_MACHINES, "networks"), machines.get("networks")),
             storage_classes=_storage_classes(machines.get("extraDisks")),
+            devices=_devices(self.spec),
             pools=texts_at(_POOLS, addresses.get("ipPoolRefs")),
             balancer_pools=[balancer_pool] if balancer_pool else [],
             gateway=_text_at(addresses, _ADDRESSES, "gateway"),
@@ -178,6 +180,22 @@ def _check_room(cluster: NewCluster, harvester: Surroundings) -> Iterator[Findin
         elif need.what == "storage":
             detail = f"Longhorn has {numbers} {need.note}: use smaller disks, or add storage"
             yield Finding((*_MACHINES, "diskSize"), Fault.INVALID, detail, advice=True)
+        elif need.what.startswith(DEVICE):
+            yield from _report_devices(cluster, harvester, need, numbers)
+
+
+def _report_devices(
+    cluster: NewCluster, harvester: Surroundings, need: Need, numbers: str
+) -> Iterator[Finding]:
+    """Warn of devices of which hosts have too few; another finding reports unknown ones."""
+    name = need.what.removeprefix(DEVICE)
+    if name not in (harvester.devices or ()):
+        return
+    detail = f"{numbers}: the other machines wait until a device is free, or one more is enabled"
+    for value in cluster.requirements.devices:
+        if value.text == name:
+            yield Finding(value.path, Fault.INVALID, detail, value=name, advice=True)
+            return
 
 
 def _needs(cluster: NewCluster, harvester: Surroundings) -> Sequence[Need]:
@@ -203,6 +221,21 @@ def _storage_classes(disks: object) -> list[Value]:
         name = str(mapping(disk).get("storageClass") or _DEFAULT_STORAGE_CLASS)
         classes.append(Value((*_MACHINES, "extraDisks", index, "storageClass"), name))
     return classes
+
+
+def _devices(spec: Mapping[str, Any]) -> list[Value]:
+    """Return the devices of all machines and of each pool, with their paths."""
+    workers = spec.get("workers")
+    pools = [
+        (("spec", "workers", index), pool)
+        for index, pool in enumerate(workers if isinstance(workers, list) else ())
+    ]
+    places: list[tuple[FieldPath, Any]] = [
+        (_MACHINES, spec.get("machines")),
+        (("spec", "controlPlane"), spec.get("controlPlane")),
+        *pools,
+    ]
+    return [value for path, part in places for value in device_values(mapping(part), path)]
 
 
 def _format_amount(value: float, unit: str) -> str:

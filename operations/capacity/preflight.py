@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from caphv.api import remedies
 from caphv.api.counting import counted
+from caphv.api.hostresources import HUGEPAGES
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, labels_of
-from operations.capacity.hosts import Size, count_homeless, hosts_of, overcommit_of, requests_of
+from operations.capacity.hosts import (
+    Size,
+    count_homeless,
+    count_without_devices,
+    devices_of_machine,
+    free_devices,
+    hosts_of,
+    overcommit_of,
+    requests_of,
+)
 from operations.read.objects import HarvesterObjects, by_key
 from operations.status.check import Check, Result, ok, skipped
 from operations.status.details import pools_of
@@ -29,10 +40,16 @@ _GITOPS = {
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Number and size of machines that exist in addition while a change is under way."""
+    """Machines that exist in addition while a change is under way.
+
+    :param size: requests of each of them
+    :param devices: the devices of each machine that exists in addition at the same time, by
+        resource; several lists for pools that change one after the other
+    """
 
     machines: int
     size: Size
+    devices: Sequence[Sequence[Mapping[str, int]]] = ()
 
 
 def check_controllers(parts: Parts) -> Iterator[Check]:
@@ -81,6 +98,7 @@ def check_room(parts: Parts, harvester: HarvesterObjects | None, demand: Demand)
 
     yield from _check_addresses(parts, harvester, demand.machines)
     yield _check_hosts(subject, harvester, demand)
+    yield from _check_devices(subject, harvester, demand)
 
 
 def _check_addresses(parts: Parts, harvester: HarvesterObjects, needed: int) -> Iterator[Check]:
@@ -133,6 +151,71 @@ def _check_hosts(subject: str, harvester: HarvesterObjects, demand: Demand) -> C
 
     note = "" if all(host.all_pods for host in hosts) else ", by the VMs that the identity may see"
     return ok("capacity", subject, f"hosts have room for {number}{note}")
+
+
+def _check_devices(subject: str, harvester: HarvesterObjects, demand: Demand) -> Iterator[Check]:
+    """Warn of devices of which too few are free, because machines with them would wait."""
+    if not harvester.hosts:
+        return
+    free = free_devices(harvester)
+    total = sum(free.values(), Counter[str]())
+    checks: dict[str, Check] = {}
+    for machines in demand.devices:
+        for name, check in _check_pool_devices(subject, machines, free, total):
+            # Keep the worst of several pools.
+            if check.result is Result.WARNING or name not in checks:
+                checks[name] = check
+    yield from (checks[name] for name in sorted(checks))
+
+
+def _check_pool_devices(
+    subject: str,
+    machines: Sequence[Mapping[str, int]],
+    free: Mapping[str, Counter[str]],
+    total: Counter[str],
+) -> Iterator[tuple[str, Check]]:
+    """Check the devices of machines that exist in addition at the same time.
+
+    :param free: free devices by host and resource
+    :param total: their sum over all hosts
+    """
+    waits = count_without_devices(free, machines) > 0
+    for name in sorted({name for devices in machines for name in devices}):
+        counts = [devices[name] for devices in machines if devices.get(name)]
+        needed = sum(counts)
+        message = (
+            f"free devices {name}: {_amount(name, total[name])}; "
+            f"{counted(len(counts), 'more machine')} with them: {_amount(name, needed)} needed"
+        )
+        if waits and total[name] >= needed:
+            message += ", and each machine needs all its devices on one host"
+        if waits:
+            remedy = (
+                "Further machines with such devices would wait. Enable more on Harvester, stop a "
+                "VM that uses them, or for a rollout set maxSurge: 0 in its MachineDeployment"
+            )
+            yield name, Check("devices", subject, Result.WARNING, message, remedy)
+        else:
+            yield name, ok("devices", subject, message)
+
+
+def _amount(name: str, count: int) -> str:
+    """Format a number of devices, or of bytes of huge pages."""
+    if name.startswith(HUGEPAGES):
+        return f"{count / 1024**3:.1f}".removesuffix(".0") + "Gi"
+    return str(count)
+
+
+def devices_of_machines(machines: Iterable[Obj], number: int) -> list[Counter[str]]:
+    """Return the devices of so many further machines of a pool; none if it needs none.
+
+    :param machines: HarvesterMachines of the pool, or templates of them
+    """
+    most: Counter[str] = Counter()
+    for machine in machines:
+        spec = at(machine, "spec", "template", "spec") or machine.get("spec") or {}
+        most |= devices_of_machine(spec)
+    return [most] * number if most else []
 
 
 def surge_of(replicas: int, value: object) -> int:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from caphv.api import ippool
+from caphv.api.hostresources import HUGEPAGES
 from caphv.api.object import Obj, at
 from caphv.validation.finding import Fault, FieldPath, Finding, did_you_mean
 from operations.capacity.surroundings import Surroundings
 from operations.read.objects import condition_of
 
 IMAGES, KEY_PAIRS, NETWORKS, STORAGE_CLASS = "images", "key-pairs", "networks", "storage-class"
-POOLS, SUBNET, NAMESPACE = "pools", "pool-subnet", "namespace"
+POOLS, SUBNET, NAMESPACE, DEVICES = "pools", "pool-subnet", "namespace", "devices"
 """Rules of findings, which are the names of the doctor's checks, too."""
 
 _SHOWN = 3
@@ -46,6 +47,8 @@ class Requirements:
     key_pairs: Sequence[Value] = ()
     networks: Sequence[Value] = ()
     storage_classes: Sequence[Value] = ()
+    devices: Sequence[Value] = ()
+    """Resource names of devices."""
     pools: Sequence[Value] = ()
     balancer_pools: Sequence[Value] = ()
     gateway: Value | None = None
@@ -65,6 +68,7 @@ def shortcomings(required: Requirements, harvester: Surroundings) -> Iterator[Fi
     yield from _find_absent(
         required.storage_classes, harvester.storage_classes, "StorageClass", STORAGE_CLASS
     )
+    yield from _check_devices(required, harvester)
     yield from _check_pools(required, harvester)
 
 
@@ -100,8 +104,22 @@ def machine_requirements(
         key_pairs=key_pairs,
         networks=texts_at((*root, "networks"), spec.get("networks")),
         storage_classes=classes,
+        devices=device_values(spec, root),
         **_addresses(mapping(spec.get("vmNetworkConfig")), (*root, "vmNetworkConfig")),
     )
+
+
+def device_values(spec: Mapping[str, Any], root: FieldPath) -> list[Value]:
+    """Return the resource names of the devices and huge pages of a spec, with their paths."""
+    values = []
+    for index, device in enumerate(_list(spec.get("devices"))):
+        name = mapping(device).get("resourceName")
+        if isinstance(name, str) and name:
+            values.append(Value((*root, "devices", index, "resourceName"), name))
+    page_size = spec.get("hugepages")
+    if isinstance(page_size, str) and page_size:
+        values.append(Value((*root, "hugepages"), f"{HUGEPAGES}{page_size}"))
+    return values
 
 
 def cluster_requirements(
@@ -213,6 +231,25 @@ def _check_images(required: Requirements, harvester: Surroundings) -> Iterator[F
         )
         has_failed = imported.get("status") == "False"
         yield Finding(value.path, Fault.INVALID, detail, IMAGES, value.text, advice=not has_failed)
+
+
+def _check_devices(required: Requirements, harvester: Surroundings) -> Iterator[Finding]:
+    """Warn of devices that no host offers, because their machines wait until one does."""
+    existing = harvester.devices
+    for value in required.devices:
+        if existing is None or value.text in existing:
+            continue
+        if value.text.startswith(HUGEPAGES):
+            detail = "no host of Harvester has such pages: reserve them at the boot of a host"
+            yield Finding(value.path, Fault.INVALID, detail, DEVICES, value.text, advice=True)
+            continue
+        names = sorted(name for name in existing if not name.startswith(HUGEPAGES))
+        hint = did_you_mean(value.text, names)
+        if not hint and names:
+            further = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            hint = f"; hosts offer {', '.join(names[:_SHOWN])}{further}"
+        detail = f"no host of Harvester offers this device{hint}: enable it there, or name another"
+        yield Finding(value.path, Fault.INVALID, detail, DEVICES, value.text, advice=True)
 
 
 def _check_pools(required: Requirements, harvester: Surroundings) -> Iterator[Finding]:

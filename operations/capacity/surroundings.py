@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from caphv.api.hostresources import HUGEPAGES, KUBEVIRT_DEVICES
 from caphv.api.object import Obj, at, key_of
 from operations.capacity.free import CapacityObjects
 from operations.status.details import pools_of
@@ -46,6 +47,20 @@ class Surroundings:
         if not harvester.sees("keypairs.harvesterhci.io"):
             return None
         return {str(key_of(obj)): obj for obj in harvester.key_pairs}
+
+    @property
+    def devices(self) -> set[str] | None:
+        """Resource names of the devices and huge pages that hosts offer."""
+        harvester = self.capacity.harvester
+        if not harvester.sees("nodes") or not harvester.hosts:
+            return None
+        return {
+            name
+            for host in harvester.hosts
+            for name, amount in (at(host, "status", "allocatable") or {}).items()
+            if ("/" in name and not name.startswith(KUBEVIRT_DEVICES)) or name.startswith(HUGEPAGES)
+            if amount != "0"
+        }
 
     @property
     def pools(self) -> dict[str, Obj] | None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from caphv.api import clusterapi, names
-from caphv.api.object import Obj, at, labels_of
-from operations.capacity.preflight import check_controllers
+from caphv.api.object import Key, Obj, at, key_of, labels_of
+from operations.capacity.preflight import check_controllers, devices_of_machines
 from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
 from operations.status.check import Check, Result, ok
 from operations.status.model import Cluster, Replicas
 from operations.status.parts import Parts
 
 POOL_LABEL = "topology.cluster.x-k8s.io/deployment-name"
+DEPLOYMENT_LABEL = "cluster.x-k8s.io/deployment-name"
+"""Label of Machines with the name of their MachineDeployment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,71 @@ def numbers(cluster: Cluster) -> str:
 def growth(plan: Plan) -> int:
     """Return the number of additional machines."""
     return sum(max(0, int(change.after) - int(change.before or 0)) for change in plan.changes)
+
+
+def growing_devices(
+    parts: Parts, deployments: Iterable[Obj], scale: Scale, templates: Mapping[Key, Obj]
+) -> list[Counter[str]]:
+    """Return the devices of each additional machine, by resource. Raises `ChangeError`.
+
+    :param templates: the HarvesterMachineTemplates of pools without machines, as far as known
+    """
+    devices = []
+    for growth, machines, template in _growing_pools(parts, deployments, scale):
+        samples = machines
+        if not machines and template is not None and template in templates:
+            samples = [templates[template]]
+        devices += devices_of_machines(samples, growth)
+    return devices
+
+
+def templates_of_empty_pools(parts: Parts, deployments: Iterable[Obj], scale: Scale) -> list[Key]:
+    """Return the HarvesterMachineTemplates of pools that grow and have no machine yet.
+
+    Raises `ChangeError`.
+    """
+    growing = _growing_pools(parts, deployments, scale)
+    return [template for _, machines, template in growing if template and not machines]
+
+
+def _growing_pools(
+    parts: Parts, deployments: Iterable[Obj], scale: Scale
+) -> Iterator[tuple[int, list[Obj], Key | None]]:
+    """Yield for each pool that grows the number, its HarvesterMachines, and their template."""
+    deployments = list(deployments)
+    topology = at(parts.cluster, "spec", "topology")
+    before = at(topology or {}, "controlPlane", "replicas")
+    if not topology:
+        before = at(parts.control_plane, "spec", "replicas")
+    growth = (scale.control_plane or 0) - int(before or 0)
+    if growth > 0:
+        yield growth, servers_of(parts), None
+
+    pools = [*_topology_pools(topology)] if topology else [*map(_deployment, deployments)]
+    objects = {_deployment(obj).name: obj for obj in deployments}
+    for pool, number in _choose_pools(pools, scale.workers, parts):
+        growth = number - int(pool.replicas or 0)
+        obj = objects.get(pool.name)
+        if growth > 0 and obj is not None:
+            _, name = clusterapi.infrastructure_ref(at(obj, "spec", "template") or {})
+            template = Key(key_of(obj).namespace, name) if name else None
+            yield growth, workers_of(parts, obj), template
+
+
+def servers_of(parts: Parts) -> list[Obj]:
+    """Return the HarvesterMachines of the control plane."""
+    return _infrastructure(parts, filter(clusterapi.is_control_plane, parts.machines))
+
+
+def workers_of(parts: Parts, deployment: Obj) -> list[Obj]:
+    """Return the HarvesterMachines of a MachineDeployment."""
+    name = key_of(deployment).name
+    machines = (obj for obj in parts.machines if labels_of(obj).get(DEPLOYMENT_LABEL) == name)
+    return _infrastructure(parts, machines)
+
+
+def _infrastructure(parts: Parts, machines: Iterable[Obj]) -> list[Obj]:
+    return [obj for machine in machines if (obj := parts.harvester_machine_of(machine))]
 
 
 def _topology_pools(topology: Obj) -> Iterator[_Pool]:

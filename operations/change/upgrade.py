@@ -14,7 +14,13 @@ from operations.change.changes import Patch, Plan
 from operations.change.clusterparts import cluster_and_parts
 from operations.change.disruptions import disruption_checks
 from operations.change.patchwriter import write_patches
-from operations.change.upgradeplan import Progress, plan_upgrade, progress, surge
+from operations.change.upgradeplan import (
+    Progress,
+    plan_upgrade,
+    progress,
+    surge,
+    surging_devices,
+)
 from operations.read.management import Step
 from operations.read.objects import ManagementObjects
 from operations.status.model import Cluster
@@ -40,8 +46,9 @@ async def plan_with_checks(
         return plan
 
     harvester = answer.harvesters.of(parts.harvester_cluster) if parts.harvester_cluster else None
-    size = size_of(parts, parts.harvester_machines.values(), harvester)
-    demand = Demand(surge(parts, deployments), size)
+    machines = list(parts.harvester_machines.values())
+    size = size_of(parts, machines, harvester)
+    demand = Demand(surge(parts, deployments), size, surging_devices(parts, deployments))
     step("asking the workload cluster")
     budgets = await disruption_checks(client, plan.cluster)
     return replace(plan, checks=(*plan.checks, *check_room(parts, harvester, demand), *budgets))

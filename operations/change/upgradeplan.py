@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from caphv.api import remedies
 from caphv.api.object import Obj, at
-from operations.capacity.preflight import check_controllers, check_health, surge_of
+from operations.capacity.preflight import (
+    check_controllers,
+    check_health,
+    devices_of_machines,
+    surge_of,
+)
 from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
+from operations.change.scaling import servers_of, workers_of
 from operations.status.check import Check, Result, ok
 from operations.status.model import Cluster
 from operations.status.parts import Parts
@@ -102,17 +109,28 @@ def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wan
 
 def surge(parts: Parts, deployments: Iterable[Obj]) -> int:
     """Return the largest number of machines that a rollout adds at a time."""
+    return max(number for number, _ in _surges(parts, deployments))
+
+
+def surging_devices(parts: Parts, deployments: Iterable[Obj]) -> list[list[Counter[str]]]:
+    """Return the devices of the machines that the rollout of each pool adds at a time."""
+    surges = _surges(parts, deployments)
+    return [devices_of_machines(machines, number) for number, machines in surges]
+
+
+def _surges(parts: Parts, deployments: Iterable[Obj]) -> Iterator[tuple[int, list[Obj]]]:
+    """Yield how many machines the rollout of each pool adds, and its HarvesterMachines."""
     spec = at(parts.control_plane, "spec") or {}
     strategy = spec.get("rolloutStrategy") or at(spec, "rollout", "strategy")
     value = at(strategy, "rollingUpdate", "maxSurge")
-    surges = [surge_of(int(spec.get("replicas") or 1), value)]
+    yield surge_of(int(spec.get("replicas") or 1), value), servers_of(parts)
 
     for deployment in deployments:
         spec = deployment.get("spec") or {}
         strategy = spec.get("strategy") or at(spec, "rollout", "strategy")
         value = at(strategy, "rollingUpdate", "maxSurge")
-        surges.append(surge_of(int(spec.get("replicas") or 0), value))
-    return max(surges)
+        number = surge_of(int(spec.get("replicas") or 0), value)
+        yield number, workers_of(parts, deployment)
 
 
 def progress(parts: Parts, cluster: Cluster, wanted: str) -> Progress:

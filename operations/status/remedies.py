@@ -86,6 +86,10 @@ _BY_REASON: dict[str, str] = {
         "Correct loadBalancerConfig of the cluster, or free the name on Harvester"
     ),
     Reason.VM_IP_POOL_EXHAUSTED: _POOLS,
+    Reason.DEVICES_EXHAUSTED: (
+        "The VM takes a device as soon as one is free: stop a VM on Harvester that uses one, "
+        "enable another one there, or scale the pool down"
+    ),
     Reason.VM_IP_ALLOCATION_FAILED: f"Compare the pools with the machines: {remedies.AUDIT_POOLS}",
     Reason.MACHINE_NOT_FOUND: (
         f"Its owner replaces it once a MachineHealthCheck marks it. By hand: {_REPLACE}"

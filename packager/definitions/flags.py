@@ -49,6 +49,20 @@ def _workers(text: str) -> Any:
     return [{"name": "workers", "replicas": _number(text)}]
 
 
+def _devices(text: str) -> Any:
+    """Return devices for `RESOURCE` and `RESOURCE=COUNT`, comma-separated."""
+    pairs = [part.partition("=") for part in _list(text)]
+    return [
+        {"resourceName": name, **({"count": _number(count)} if separator else {})}
+        for name, separator, count in pairs
+    ]
+
+
+def _switch(text: str) -> Any:
+    # The schema rejects every other text.
+    return {"true": True, "false": False}.get(text, text)
+
+
 def _mirrors(text: str) -> Any:
     mirrors: dict[str, Any] = {}
     for part in _list(text):
@@ -86,6 +100,7 @@ def _neighbours(text: str) -> Any:
 
 # Stands for each pool of workers in the path of a flag.
 EACH = "*"
+_SWITCH = ("true", "false")
 
 
 @dataclass(frozen=True)
@@ -185,6 +200,39 @@ FLAGS = (
         "Labels of workloads that the hosts of workers must run: KEY=VALUE or KEY, "
         "comma-separated.",
         value=_neighbours,
+    ),
+    Flag(
+        "--worker-devices",
+        ("spec", "workers", EACH, "devices"),
+        "Devices of the host for each worker: RESOURCE or RESOURCE=COUNT, comma-separated.",
+        value=_devices,
+    ),
+    Flag(
+        "--worker-cpu-pinning",
+        ("spec", "workers", EACH, "cpuPinning"),
+        "true gives each CPU core of a worker a physical one of its own.",
+        value=_switch,
+        choices=_SWITCH,
+    ),
+    Flag(
+        "--worker-isolate-emulator-thread",
+        ("spec", "workers", EACH, "isolateEmulatorThread"),
+        "true runs QEMU of a worker on a further physical core.",
+        value=_switch,
+        choices=_SWITCH,
+    ),
+    Flag(
+        "--worker-numa-passthrough",
+        ("spec", "workers", EACH, "numaPassthrough"),
+        "true shows workers the NUMA cells of their host.",
+        value=_switch,
+        choices=_SWITCH,
+    ),
+    Flag(
+        "--worker-hugepages",
+        ("spec", "workers", EACH, "hugepages"),
+        "Huge pages of the host for the memory of workers: 2Mi or 1Gi.",
+        choices=("2Mi", "1Gi"),
     ),
     Flag(
         "--image",

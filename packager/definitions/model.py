@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from caphv.api import hostresources
 from caphv.api.object import Key, Obj
 from caphv.validation import schema
 from caphv.validation.finding import Finding, in_order
 from packager import secretscan
-from packager.definitions import rules
+from packager.definitions import rules, sizerules
 from packager.definitions.hardening import Hardening
 
 SCHEMA = "clusterdefinition.json"
@@ -26,8 +27,9 @@ _SUFFIXES = {"rke2": "+rke2r1", "k3s": "+k3s1", "kubeadm": ""}
 class Pool:
     """Machines of one size: the control plane, or a pool of workers.
 
-    `maxima` (`cpuMax`, `memoryMax`), `volumes` and `affinities` are as in a HarvesterMachine;
-    `failure_domain` is empty for machines that may be anywhere.
+    `maxima` (`cpuMax`, `memoryMax`), `host_resources` (devices, pinned CPUs, huge pages), `volumes`
+    and `affinities` are as in a HarvesterMachine; `failure_domain` is empty for machines that may
+    be anywhere.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Pool:
     memory: str
     volumes: tuple[Mapping[str, Any], ...]
     maxima: Mapping[str, Any] = field(default_factory=dict)
+    host_resources: Mapping[str, Any] = field(default_factory=dict)
     affinities: Mapping[str, Any] = field(default_factory=dict)
     failure_domain: str = ""
 
@@ -195,7 +198,7 @@ def _pool(name: str, pool: Obj, machines: Obj, *, replicas: int) -> Pool:
         "volumeSize": pool.get("diskSize") or machines.get("diskSize", "40Gi"),
         "bootOrder": 1,
     }
-    sizes = {**rules.DEFAULT_SIZES, **machines, **pool}
+    sizes = {**sizerules.DEFAULT_SIZES, **machines, **pool}
     affinities = {
         field: pool[field] for field in ("nodeAffinity", "workloadAffinity") if pool.get(field)
     }
@@ -207,6 +210,8 @@ def _pool(name: str, pool: Obj, machines: Obj, *, replicas: int) -> Pool:
         memory=sizes["memory"],
         volumes=(boot, *_extra_disks(machines.get("extraDisks", ()))),
         maxima={field: sizes[field] for field in ("cpuMax", "memoryMax") if field in sizes},
+        # A pool without what all others have says so by false or an empty list.
+        host_resources={name: sizes[name] for name in hostresources.FIELDS if sizes.get(name)},
         affinities=affinities,
         failure_domain=pool.get("failureDomain", ""),
     )

@@ -239,6 +239,7 @@ def _machine_template(definition: Definition, pool: Pool) -> Obj:
         "cpu": pool.cpu,
         "memory": pool.memory,
         **pool.maxima,
+        **pool.host_resources,
         "sshUser": definition.ssh_user,
         "sshKeyPair": definition.ssh_key_pair,
         "networks": list(definition.networks),

@@ -10,10 +10,10 @@ from typing import Any
 from caphv.api import names, parking
 from caphv.api.object import Obj
 from caphv.api.parkschedule import ScheduleError, load_zone, parse_schedule
-from caphv.api.quantity import quantity
 from caphv.validation.finding import Fault, FieldPath, Finding
-from caphv.validation.rule import Rules
+from caphv.validation.rule import Rule, Rules
 from packager import secretscan
+from packager.definitions import sizerules
 from packager.rendering.gitrepo import GitRepoOptions
 
 ADDONS_LABEL = "caphv.io/addons"
@@ -21,9 +21,6 @@ DISTRIBUTIONS = ("rke2", "k3s", "kubeadm")
 KINDS = ("ClusterDefinition",)
 RULES = Rules()
 """Their checks take a definition that its schema accepts."""
-
-DEFAULT_SIZES: Obj = {"cpu": 2, "memory": "4Gi"}
-"""CPU and memory of machines whose definition names none."""
 
 _RESERVED_LABELS = {
     names.CNI_LABEL: "spec.addons.cni.name",
@@ -39,9 +36,14 @@ _RESERVED_ANNOTATIONS = {
 }
 
 
+def all_rules() -> tuple[Rule, ...]:
+    """Return the rules of this module and those about the sizes of machines."""
+    return (*sizerules.RULES, *RULES)
+
+
 def check(obj: Obj) -> list[Finding]:
     """Return findings about a definition that its schema accepts."""
-    return [finding for rule in RULES for finding in rule.findings(obj)]
+    return [finding for rule in all_rules() for finding in rule.findings(obj)]
 
 
 def check_valid_parts(obj: Any, reported: Iterable[Finding]) -> list[Finding]:
@@ -51,7 +53,7 @@ def check_valid_parts(obj: Any, reported: Iterable[Finding]) -> list[Finding]:
     are fields that the schema has reported.
     """
     findings: list[Finding] = []
-    for rule in RULES:
+    for rule in all_rules():
         with contextlib.suppress(KeyError, TypeError, AttributeError, ValueError):
             findings += rule.findings(obj)
     reported_paths = [finding.path for finding in reported]
@@ -150,36 +152,6 @@ def _check_external_endpoint(balancer: Obj) -> Iterator[Finding]:
     if host.rpartition(".")[2].isdecimal() and not _is_ipv4(host):
         detail = "must be an IPv4 address or a DNS name"
         yield Finding((*path, "endpoint", "host"), Fault.INVALID, detail, value=host)
-
-
-@RULES.rule(
-    "definition-maxima",
-    KINDS,
-    "`cpuMax` and `memoryMax` must be at least `cpu` and `memory` of each pool; all four may come "
-    "from `machines`.",
-)
-def _check_maxima(obj: Obj) -> Iterator[Finding]:
-    spec = obj["spec"]
-    machines = spec["machines"]
-    pools: list[tuple[FieldPath, Obj]] = [
-        (("spec", "controlPlane"), spec.get("controlPlane", {})),
-        *((("spec", "workers", i), pool) for i, pool in enumerate(spec.get("workers", ({},)))),
-    ]
-
-    for path, pool in pools:
-        sizes = {**DEFAULT_SIZES, **machines, **pool}
-        for field, maximum in (("cpu", "cpuMax"), ("memory", "memoryMax")):
-            size, largest = quantity(sizes[field]), quantity(sizes.get(maximum))
-            if size is None or largest is None or largest >= size:
-                continue
-            detail = f"must be at least {field}, which is {sizes[field]} here"
-            if maximum not in pool and field in pool:
-                detail += f": set it here, because machines.{maximum} is {sizes[maximum]}"
-            is_own = maximum in pool or field in pool
-            place = path if is_own else ("spec", "machines")
-            yield Finding((*place, maximum), Fault.INVALID, detail, value=sizes[maximum])
-            if not is_own:
-                return  # the same holds for other pools
 
 
 @RULES.rule("definition-firmware", KINDS, "UEFI must be enabled for Secure Boot.")

@@ -94,6 +94,7 @@ def _sizes(pool: Pool) -> Obj:
         "cpuCount": pool.cpu,
         "memorySize": pool.memory,
         **pool.maxima,
+        **pool.host_resources,
         "volumes": [dict(volume) for volume in pool.volumes],
     }
 

@@ -18,7 +18,7 @@ from packager.rendering.renderer import Renderer
 
 def rules() -> Sequence[Rule]:
     """Return the rules about definitions."""
-    return definition_rules.RULES
+    return definition_rules.all_rules()
 
 
 def concerns(obj: Obj) -> bool:

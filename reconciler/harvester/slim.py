@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from caphv.api import names
+from caphv.api.hostresources import HUGEPAGES, KUBEVIRT_DEVICES
 from caphv.api.object import Obj, annotations_of, at
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -15,6 +16,8 @@ _INTERFACE = ("name", "interfaceName", "ipAddress", "ipAddresses")
 # Services has hundreds of them, and a hostile Harvester sends as many as an event can carry.
 _MOST_INTERFACES = 64
 _MOST_ADDRESSES = 512
+_MOST_DEVICES = 64
+_MOST_RESOURCES = 256
 _CONDITION = ("type", "status", "reason", "message", "lastTransitionTime")
 # Prefixes of the labels and annotations by which a provider marks its VMs.
 _MARKS = ("caphv.io/", "guestcluster.harvesterhci.io/", names.MACHINE_TYPE_LABEL)
@@ -83,13 +86,29 @@ def instance(vmi: Obj) -> Obj:
     for section, fields in _SIZE if marks else ():
         if size := _kept(status.get(section), fields):
             slim_status[section] = size
-    own = {
-        "domain": {"firmware": _kept(firmware, ("uuid",))},
-        **_kept(vmi.get("spec"), ("evictionStrategy",)),
-    }
-    spec = {"spec": own} if marks else {}
+    # Devices of other VMs count, too, because a device has one user.
+    requested = at(vmi, "spec", "domain", "devices")
+    devices = _devices(requested) if isinstance(requested, dict) else {}
+    domain: Obj = {"devices": devices} if devices else {}
+    spec: Obj = {"spec": {"domain": domain}} if domain else {}
+    if marks:
+        domain["firmware"] = _kept(firmware, ("uuid",))
+        spec = {"spec": {"domain": domain, **_kept(vmi.get("spec"), ("evictionStrategy",))}}
     metadata = {**_metadata(vmi, "creationTimestamp"), **marks}
     return {"metadata": metadata, **spec, "status": slim_status}
+
+
+def _devices(devices: Obj) -> Obj:
+    """Return the resource names of an instance's devices, by the lists that name them."""
+    return {
+        name: [
+            _kept(device, ("deviceName",))
+            for device in listed[:_MOST_DEVICES]
+            if isinstance(device, dict)
+        ]
+        for name in ("hostDevices", "gpus")
+        if isinstance(listed := devices.get(name), list) and listed
+    }
 
 
 def _interfaces(interfaces: list[Obj]) -> list[Obj]:
@@ -123,9 +142,9 @@ def deployment(deployment: Obj) -> Obj:
 
 
 def host(node: Obj) -> Obj:
-    """Keep the labels of a host, and the fields that keep new VMs from it.
+    """Keep the labels of a host, its devices and huge pages, and what keeps new VMs from it.
 
-    A host may be cordoned, tainted, in Harvester's maintenance mode or being evacuated.
+    A host may be not ready, cordoned, tainted, in Harvester's maintenance mode or being evacuated.
     """
     annotations = {
         name: value
@@ -134,7 +153,30 @@ def host(node: Obj) -> Obj:
     }
     spec = node.get("spec") or {}
     kept = {"unschedulable": spec.get("unschedulable", False), **_kept(spec, ("taints",))}
-    return {"metadata": {**_metadata(node, "labels"), "annotations": annotations}, "spec": kept}
+    metadata = {**_metadata(node, "labels"), "annotations": annotations}
+    allocatable = at(node, "status", "allocatable")
+    resources = _host_resources(allocatable) if isinstance(allocatable, dict) else {}
+    status: Obj = {"allocatable": resources} if resources else {}
+    # Without the times, which change with each heartbeat.
+    ready = [
+        _kept(condition, ("type", "status"))
+        for condition in at(node, "status", "conditions") or ()
+        if isinstance(condition, dict) and condition.get("type") == "Ready"
+    ]
+    if ready:
+        status["conditions"] = ready
+    return {"metadata": metadata, "spec": kept, **({"status": status} if status else {})}
+
+
+def _host_resources(allocatable: Obj) -> Obj:
+    """Return the devices and huge pages that a host has, without CPU, memory and Pods."""
+    resources = {
+        name: amount
+        for name, amount in allocatable.items()
+        if ("/" in name and not name.startswith(KUBEVIRT_DEVICES)) or name.startswith(HUGEPAGES)
+        if amount != "0"
+    }
+    return dict(list(resources.items())[:_MOST_RESOURCES])
 
 
 def image(image: Obj) -> Obj:

@@ -2,8 +2,9 @@
 
 Only fields that the spec determines are compared. These differences are no drift: changes by
 Harvester's admission (guest memory, requests, MACs, grace period, more or less affinity, bindings
-of overlay networks, the strategy after a restart), KubeVirt's defaults, volumes that a CSI driver
-hot-plugs, and fields that the Go provider set in another way (names of disks, anti-affinity).
+of overlay networks, the strategy after a restart, the move of `gpus` to `hostDevices`), KubeVirt's
+defaults, volumes that a CSI driver hot-plugs, and fields that the Go provider set in another way
+(names of disks, anti-affinity).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of, at
 from caphv.api.quantity import quantity
+from reconciler.machine import hostresources
 from reconciler.machine.images import split_reference
 from reconciler.machine.placement import as_harvester_keeps, without_requirement
 from reconciler.machine.vm import can_grow
@@ -36,6 +38,7 @@ def drift(expected: Obj, actual: Obj, domain: Obj | None = None) -> tuple[str, .
     """
     return (
         *_field_differences(expected, actual),
+        *hostresources.differences(_instance_spec(expected), _instance_spec(actual)),
         *_affinity_differences(expected, actual, domain),
     )
 
@@ -55,6 +58,10 @@ def _field_differences(expected: Obj, actual: Obj) -> Iterator[str]:
     for field, value in expected_fields.items():
         if actual_fields[field] != value:
             yield f"{field} is {_format(actual_fields[field])}, not {_format(value)}"
+
+
+def _instance_spec(vm: Obj) -> Obj:
+    return at(vm, "spec", "template", "spec") or {}
 
 
 def _affinity_differences(expected: Obj, actual: Obj, domain: Obj | None) -> Iterator[str]:

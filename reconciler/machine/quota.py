@@ -27,6 +27,12 @@ REFUSED_SECONDS = 15.0
 """Seconds until a retry after Harvester's admission has refused a request."""
 
 _QUOTA = re.compile("quota", re.IGNORECASE)
+# harvester/pcidevices v1.8.1 pkg/webhook/vm_validatation.go
+_UNKNOWN_DEVICE = "not found in pcidevice and usbdevice cache"
+_DEVICE_ADVICE = (
+    "; use status.resourceName of a PCIDevice or USBDevice on Harvester (vGPUs have one since "
+    "Harvester 1.8)"
+)
 # The longest wait is REFUSED_SECONDS times two to the power of this.
 _MOST_DOUBLINGS = 4
 
@@ -46,7 +52,8 @@ def record_free_quota(scope: MachineScope) -> None:
 def handle_refusal(scope: MachineScope, error: ApiError) -> str:
     """Return why Harvester's admission refuses the VM, and close the quota if it is the reason."""
     if not _QUOTA.search(error.message):
-        return f"Harvester refuses VirtualMachine {_vm_key(scope)}: {error.message}"
+        advice = _DEVICE_ADVICE if _UNKNOWN_DEVICE in error.message else ""
+        return f"Harvester refuses VirtualMachine {_vm_key(scope)}: {error.message}{advice}"
     return _close_quota(scope, error.message, REFUSED_SECONDS)
 
 

@@ -10,6 +10,7 @@ import time
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
 from caphv.api.virtualmachine import claims_of
+from reconciler.machine.hostresources import has_host_resources
 from reconciler.machine.network import StaticAddress, effective_network
 from reconciler.machine.node import is_guest_of
 from reconciler.machine.quota import (
@@ -20,8 +21,9 @@ from reconciler.machine.quota import (
     vm_starting,
 )
 from reconciler.machine.scope import MachineScope
+from reconciler.machine.shortage import Shortage, find_refusal, find_shortage
 from reconciler.machine.status import report_vm
-from reconciler.machine.vmpolicy import AGENT_SECONDS, Verdict, decide
+from reconciler.machine.vmpolicy import AGENT_SECONDS, SHORTAGE_SECONDS, Verdict, decide
 from reconciler.machine.vmstatus import (
     VmPhase,
     VmState,
@@ -33,6 +35,7 @@ from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
 
 _BOUND = "Bound"
+_REFRESH_SECONDS = 30.0
 
 
 async def wait_for_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> bool:
@@ -65,7 +68,7 @@ async def wait_for_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> 
     provisioned = bool(scope.draft.fields.get("initialization"))
     verdict = decide(phase, provisioned=provisioned, ready=is_ready, lasted=lasted, down=down)
     if not verdict.holds:
-        raise _not_running(scope, state, verdict, is_ready=is_ready)
+        raise _not_running(scope, state, verdict, lasted, is_ready=is_ready)
     scope.requeue_in(verdict.review_after)
     return False
 
@@ -85,17 +88,55 @@ def _claim_phases(scope: MachineScope, vm: Obj) -> dict[str, str]:
 
 
 def _not_running(
-    scope: MachineScope, state: VmState, verdict: Verdict, *, is_ready: bool
+    scope: MachineScope, state: VmState, verdict: Verdict, lasted: float, *, is_ready: bool
 ) -> Blocked:
-    """Return the `Blocked` of a machine whose VM does not run."""
-    if verdict.failed:
-        return scope.failure(state.message, Watched.VM)
+    """Return the `Blocked` of a machine whose VM does not run.
 
+    :param lasted: seconds since the VM entered this phase
+    """
     delays = []
     if verdict.review_after is not None:
         delays.append(Delay(verdict.review_after))
+
+    message = state.message
+    condition, reason = ConditionType.VM_PROVISIONING_READY, Reason.DEVICES_EXHAUSTED
+    # A restart of the provider resets the clock, but not what was reported.
+    is_over = lasted >= SHORTAGE_SECONDS or scope.draft.had_reason(condition, reason)
+    shortage = _find_shortage(scope, state)
+    if shortage:
+        message = f"{shortage.message} ({state.message})"
+    if shortage or _may_lack_resources(scope, state):
+        # The scheduler takes a free device at once, and then the VM changes. Until then only the
+        # message follows what other VMs and hosts do.
+        delays.append(Delay(_REFRESH_SECONDS if is_over else SHORTAGE_SECONDS - lasted))
+    if shortage and shortage.devices and (is_over or verdict.failed):
+        return Blocked(condition, reason, message, Watched.VM, *delays, warn=True)
+    if verdict.failed:
+        return scope.failure(message, Watched.VM, *delays)
+
     # This is normal during creation, but deserves an Event if the machine was ready.
-    return scope.in_progress(state.message, Watched.VM, *delays, warn=is_ready)
+    return scope.in_progress(message, Watched.VM, *delays, warn=is_ready)
+
+
+def _may_lack_resources(scope: MachineScope, state: VmState) -> bool:
+    """Return whether a VM may have no host because of devices, pinned CPUs or huge pages."""
+    return state.phase is VmPhase.UNSCHEDULABLE and has_host_resources(scope.spec)
+
+
+def _find_shortage(scope: MachineScope, state: VmState) -> Shortage | None:
+    """Return which resources no host has free for a VM without a host; None for other causes."""
+    # A VM is starting for as long as KubeVirt refuses to create its Pod.
+    if state.phase is VmPhase.STARTING:
+        return find_refusal(scope.spec, state.detail)
+    if not _may_lack_resources(scope, state):
+        return None
+    session = scope.session()
+    instances = (
+        instance
+        for namespace in session.namespaces.values()
+        for instance in namespace.instances.store
+    )
+    return find_shortage(scope.spec, session.hosts.store, instances, state.detail)
 
 
 def _require_address(scope: MachineScope, vmi: Obj, *, has_reported: bool) -> None:

@@ -12,6 +12,7 @@ from caphv.api.virtualmachine import cloud_init_secret_name
 from reconciler.harvester.storageprofiles import ClaimModes
 from reconciler.machine.disks import claim, pvc_name, storage_class_of
 from reconciler.machine.guestlabels import template_labels, vm_labels
+from reconciler.machine.hostresources import add_host_resources, has_host_resources
 from reconciler.machine.images import ResolvedImage, split_reference
 from reconciler.machine.placement import (
     CLUSTER_LABEL,
@@ -62,7 +63,8 @@ class VirtualMachineInputs:
     @property
     def grows(self) -> bool:
         """Whether CPU and memory of the VM can be increased while it runs."""
-        return self.hotplug and has_maxima(self.machine["spec"])
+        spec = self.machine["spec"]
+        return self.hotplug and has_maxima(spec) and not has_host_resources(spec)
 
 
 def has_maxima(spec: Obj) -> bool:
@@ -192,7 +194,8 @@ def _instance_spec(inputs: VirtualMachineInputs, claims: Sequence[Obj]) -> Obj:
         "volumes": volumes,
         "domain": _domain(spec, metadata["uid"], grows=inputs.grows),
         "affinity": affinity(spec, _group(inputs), inputs.requirement, strict=inputs.domain_strict),
-        # With KubeVirt's default, a drain of the host stops the VM and starts it elsewhere.
+        # With KubeVirt's default, a drain of the host stops the VM and starts it elsewhere. Of a VM
+        # with devices, that is all that a drain can do.
         "evictionStrategy": "LiveMigrateIfPossible",
     }
 
@@ -231,6 +234,7 @@ def _domain(spec: Obj, uid: str, *, grows: bool) -> Obj:
             domain["features"] = {"smm": {"enabled": True}}
     if tpm.get("enabled"):
         domain["devices"]["tpm"] = {"persistent": bool(tpm.get("persistent"))}
+    add_host_resources(domain, spec)
     return domain
 
 

@@ -18,6 +18,8 @@ AGENT_SECONDS = 300.0
 """The agent of a running VM may be silent for so many seconds, for example during installation."""
 CREATION_SECONDS = 60.0
 """A VM may lack a volume or a host for so many seconds before that is a failure."""
+SHORTAGE_SECONDS = 10.0
+"""A VM may find no free device for so many seconds, while one that had it is being deleted."""
 RESTART_SECONDS = 180.0
 """A restart may take so many seconds. Harvester gives a guest 120 seconds to shut down."""
 

@@ -30,11 +30,12 @@ class VmPhase(Enum):
 
 @dataclass(frozen=True)
 class VmState:
-    """Phase, a message for the user, and the host (empty for none)."""
+    """Phase, a message for the user, the host (empty for none), and Harvester's reason."""
 
     phase: VmPhase
     message: str
     host: str = ""
+    detail: str = ""
 
 
 PHASES = {
@@ -191,11 +192,12 @@ def vm_state(vm: Obj | None, vmi: Obj | None, claims: Mapping[str, str] | None =
     # Add KubeVirt's status, unless it says the same as the message.
     if status and status not in ("Running", "Starting", "Stopped", "Stopping", "Paused"):
         message = f"{message} ({status})"
+    detail = ""
     if phase not in (VmPhase.RUNNING, VmPhase.RESTARTING, VmPhase.MISSING):
         detail = _detail(vm, vmi)
         message = f"{message}; Harvester says: {detail}" if detail else message
 
-    return VmState(phase, message, host=str(at(vmi, "status", "nodeName") or ""))
+    return VmState(phase, message, host=str(at(vmi, "status", "nodeName") or ""), detail=detail)
 
 
 def _unbound_claims(vm: Obj, claims: Mapping[str, str]) -> Iterator[str]:

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterable
 
 from caphv.api import clusterapi
+from caphv.api.hostresources import node_resources
 from caphv.api.object import Key, Obj, at, being_deleted, key_of, labels_of
 from caphv.runtime.errors import NotFound
 from reconciler.context import Context
@@ -71,7 +72,10 @@ class MachineTemplateReconciler:
 
 
 def capacity(spec: Obj) -> dict[str, str]:
-    """Return the resources of a machine with this spec; invalid sizes are omitted."""
+    """Return the resources of a machine with this spec; invalid sizes are omitted.
+
+    Devices count by what the Node offers, because that is what Pods request.
+    """
     volumes = spec.get("volumes") or [{}]
     boot_volume = min(volumes, key=lambda volume: volume.get("bootOrder") or len(volumes) + 1)
     sizes = {
@@ -79,7 +83,8 @@ def capacity(spec: Obj) -> dict[str, str]:
         "memory": spec.get("memory"),
         "ephemeral-storage": boot_volume.get("volumeSize"),
     }
-    return {name: str(size) for name, size in sizes.items() if is_size(size)}
+    valid_sizes = {name: str(size) for name, size in sizes.items() if is_size(size)}
+    return {**node_resources(spec), **valid_sizes}
 
 
 def node_info(hosts: Iterable[Obj]) -> dict[str, str]:

@@ -31,7 +31,14 @@ from caphv.api.object import (
 )
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, Invalid, ServerFault
-from sandbox.harvester import admission_rules, guestbalancers, hotplug, kinds, poolselection
+from sandbox.harvester import (
+    admission_rules,
+    guestbalancers,
+    hotplug,
+    kinds,
+    pinning,
+    poolselection,
+)
 from sandbox.harvester.admission_rules import Denial
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers
@@ -93,7 +100,8 @@ class Admission:
 
         # `add` also replaces, and works when there are no finalizers yet.
         mutated = mutate(vm, old, settings)
-        if reason := hotplug.denial_reason(mutated["spec"]["template"]["spec"]["domain"]):
+        domain = mutated["spec"]["template"]["spec"]["domain"]
+        if reason := hotplug.denial_reason(domain) or pinning.denial_reason(domain):
             return _answer(review, admission_rules.Denial(reason, 422, "Invalid"))
         finalizers = kinds.finalizers_of(mutated)
         patch: list[Obj] = [

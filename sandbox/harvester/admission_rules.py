@@ -8,6 +8,7 @@ pkg/server/admission/admission.go).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,6 +23,10 @@ from sandbox.harvester.mutations import (
     needs_resources,
 )
 from sandbox.harvester.releases import Release
+
+# NVIDIA names the types of vGPUs after the card, the GiB of memory, and a letter for their use, for
+# example NVIDIA_A10-4Q.
+_VGPU = re.compile(r"-[0-9]+[A-Z]$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,11 @@ def check_virtual_machine(
         if denial:
             return denial
 
-    denial = _check_templates(vm) or _check_claims(vm, informers)
+    denial = (
+        _check_templates(vm)
+        or _check_claims(vm, informers)
+        or _check_devices(vm, informers, settings.release)
+    )
     if denial:
         return denial
     shortage = quotas.storage_shortage(vm, before, informers) or quotas.start_shortage(
@@ -185,6 +194,29 @@ def _check_claims(vm: Obj, informers: Informers) -> Denial | None:
             if key_of(other) != key_of(vm):
                 message = f"the volume {name} is already used by VM {key_of(other)}"
                 return Denial(message, 422, "Invalid")
+    return None
+
+
+def _check_devices(vm: Obj, informers: Informers, release: Release) -> Denial | None:
+    """Deny a device that no PCIDevice and no USBDevice has (pcidevices `validateHostDevices`).
+
+    The sandbox has none of these objects, so the resources of hosts stand for them. Before
+    Harvester 1.8, vGPUs are no PCIDevices, and are only among the `gpus` of a VM
+    (`validateVGPUDevice`).
+    """
+    domain = at(vm, "spec", "template", "spec", "domain") or {}
+    for device in at(domain, "devices", "hostDevices") or ():
+        name = device.get("deviceName")
+        is_vgpu = _VGPU.search(str(name)) is not None and not release.moves_gpus
+        if is_vgpu or not any(
+            name in (at(host, "status", kind) or {})
+            for host in informers.hosts.store
+            for kind in ("capacity", "allocatable")
+        ):
+            return Denial(
+                f"hostdevice {device.get('name')}: resource name {name} not found in pcidevice "
+                "and usbdevice cache"
+            )
     return None
 
 

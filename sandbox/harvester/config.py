@@ -20,6 +20,7 @@ class Host:
 
     :param zone: topology zone, empty for none
     :param memory: a Kubernetes quantity
+    :param devices: amounts of further resources, such as devices and huge pages, by their names
     """
 
     name: str
@@ -27,6 +28,7 @@ class Host:
     cpu: int = 64
     memory: str = "1Ti"
     witness: bool = False
+    devices: Mapping[str, int | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,8 @@ def _node(host: Host) -> Obj:
             {"key": "node-role.kubernetes.io/etcd", "value": "true", "effect": "NoExecute"}
         ]
 
-    capacity = {"cpu": str(host.cpu), "memory": host.memory, "pods": "200"}
+    devices = {name: str(amount) for name, amount in host.devices.items()}
+    capacity = {"cpu": str(host.cpu), "memory": host.memory, "pods": "200", **devices}
     ready = {
         "type": "Ready",
         "status": "True",

@@ -85,6 +85,28 @@ def waiting_patch(vmi: Obj, message: str, *, exists: bool) -> Obj:
     return {"status": {"phase": "Scheduling" if exists else "Pending", "conditions": conditions}}
 
 
+def describe_refusal(devices: list[str]) -> str:
+    """Return why KubeVirt creates no Pod for devices that its configuration lacks.
+
+    Modelled after `validatePermittedHostDevices` in pkg/virt-controller/services/renderresources.go
+    of kubevirt v1.8.3.
+    """
+    reasons = " ".join(
+        f"HostDevice {name} is not permitted in permittedHostDevices configuration"
+        for name in devices
+    )
+    return f"failed to render launch manifest: {reasons}"
+
+
+def refused_patch(vmi: Obj, message: str) -> Obj:
+    """Return the patch for an instance for which KubeVirt creates no Pod."""
+    refused = kinds.condition("Synchronized", False, "FailedCreate", message)
+    conditions = [
+        entry for entry in kinds.with_condition(vmi, refused) if entry["type"] != "PodScheduled"
+    ]
+    return {"status": {"phase": "Pending", "conditions": conditions}}
+
+
 def scheduled_patch(vmi: Obj, host: str) -> Obj:
     """Return the patch for an instance whose Pod has got a host."""
     not_ready = kinds.condition(

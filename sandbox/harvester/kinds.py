@@ -39,6 +39,9 @@ RUN_STRATEGY = "harvesterhci.io/vmRunStrategy"
 INSUFFICIENT_QUOTA = "harvesterhci.io/insufficient-resource-quota"
 MAC_ADDRESSES = "harvesterhci.io/mac-address"
 
+# The label of hosts that can pin CPUs.
+CPU_MANAGER = "cpumanager"
+
 # The annotation of claims and claim templates with the image of a disk.
 IMAGE_ID = "harvesterhci.io/imageId"
 

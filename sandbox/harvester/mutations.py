@@ -21,7 +21,6 @@ RESERVED_MEMORY = 100 * 1024**2
 LEAST_MEMORY = 10 * 1024**2
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-_CPU_MANAGER = "cpumanager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +95,8 @@ def mutate(vm: Obj, old: Obj | None, settings: MutationSettings) -> Obj:
     for name in ("cores", "sockets", "threads"):
         cpu[name] = cpu.get(name) or 1
 
+    if settings.release.moves_gpus:
+        _move_gpus(spec["domain"])
     _set_affinity(spec, settings)
     spec.setdefault("terminationGracePeriodSeconds", TERMINATION_GRACE_SECONDS)
     if settings.release.assigns_macs:
@@ -147,19 +148,35 @@ def _set_resources(domain: Obj, settings: MutationSettings, *, keeps_maxima: boo
     limits = resources.get("limits") or {}
     requests = dict(resources.get("requests") or {})
 
+    # KubeVirt refuses pinned CPUs if requests and limits differ.
+    is_pinned = bool(at(domain, "cpu", "dedicatedCpuPlacement"))
     if "cpu" in limits:
         millis = int(quantities.parse_quantity(limits["cpu"]) * 1000)
-        requests["cpu"] = f"{millis * 100 // settings.cpu_overcommit}m"
+        share = 100 if is_pinned else settings.cpu_overcommit
+        requests["cpu"] = f"{millis * 100 // share}m"
 
     if "memory" in limits:
         limit = int(quantities.parse_quantity(limits["memory"]))
         requests["memory"] = f"{limit * 100 // settings.memory_overcommit // 1024**2}Mi"
+        if is_pinned:
+            requests["memory"] = limits["memory"]
+        elif quantities.devices({"domain": domain}):
+            # The memory of a guest with devices cannot be swapped out.
+            requests["memory"] = str(settings.guest_memory(limit))
 
         if not (keeps_maxima and settings.release.keeps_maxima):
             _set_guest(domain, limits, settings)
 
     if requests:
         resources["requests"] = requests
+
+
+def _move_gpus(domain: Obj) -> None:
+    """Request GPUs as host devices (pcidevices `pkg/webhook/vm.go`, `convertGPUsToHostDevices`)."""
+    devices = domain.get("devices") or {}
+    for gpu in devices.pop("gpus", None) or ():
+        device = {"name": gpu["name"], "deviceName": gpu["deviceName"]}
+        devices.setdefault("hostDevices", []).append(device)
 
 
 def _set_guest(domain: Obj, limits: Obj, settings: MutationSettings) -> None:
@@ -199,6 +216,14 @@ def _set_affinity(spec: Obj, settings: MutationSettings) -> None:
         if (expressions := _user_expressions(term, settings.release))
     ]
 
+    # Harvester 1.9 keeps this expression, so that it comes before those of the networks.
+    if at(spec, "domain", "cpu", "dedicatedCpuPlacement"):
+        requirement = {"key": kinds.CPU_MANAGER, "operator": "In", "values": ["true"]}
+        terms = terms or [{"matchExpressions": []}]
+        for term in terms:
+            if requirement not in term["matchExpressions"]:
+                term["matchExpressions"].append(requirement)
+
     # Networks may share a cluster network. A network without a label adds nothing.
     names = [at(entry, "multus", "networkName") for entry in spec.get("networks") or ()]
     cluster_networks = dict.fromkeys(
@@ -224,7 +249,7 @@ def _user_expressions(term: Obj, release: Release) -> list[Obj]:
         entry
         for entry in term.get("matchExpressions") or ()
         if not entry["key"].startswith(kinds.NETWORK_GROUP)
-        and not (entry["key"] == _CPU_MANAGER and release.drops_cpu_manager)
+        and not (entry["key"] == kinds.CPU_MANAGER and release.drops_cpu_manager)
     ]
 
 

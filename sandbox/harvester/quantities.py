@@ -39,17 +39,30 @@ def demand(spec: Obj) -> tuple[float, float]:
     """
     limits = at(spec, "domain", "resources", "limits") or {}
     resources = limits | (at(spec, "domain", "resources", "requests") or {})
-    cores = (at(spec, "domain", "cpu") or {}).get("cores", 1)
+    topology = at(spec, "domain", "cpu") or {}
     guest = at(spec, "domain", "memory", "guest")
-    cpu = parse_quantity(resources.get("cpu", cores))
+    cpu = parse_quantity(resources.get("cpu", topology.get("cores", 1)))
     memory = parse_quantity(resources.get("memory", guest))
-    return cpu, memory
+    if topology.get("isolateEmulatorThread"):
+        cpu += 1
+    # Huge pages are a resource of their own.
+    return cpu, 0.0 if _page_size(spec) else memory
 
 
 def devices(spec: Obj) -> Counter[str]:
-    """Return the devices of its host that an instance requests, by the name of their resource."""
+    """Return the devices of its host that an instance requests, by the name of their resource.
+
+    Bytes of huge pages count as devices, too: the scheduler knows only names and numbers.
+    """
     requested = at(spec, "domain", "devices") or {}
     kinds = (requested.get("hostDevices") or (), requested.get("gpus") or ())
-    return Counter(
+    names = Counter(
         str(device["deviceName"]) for devices_of_kind in kinds for device in devices_of_kind
     )
+    if page_size := _page_size(spec):
+        names[f"hugepages-{page_size}"] = int(parse_quantity(at(spec, "domain", "memory", "guest")))
+    return names
+
+
+def _page_size(spec: Obj) -> str:
+    return str(at(spec, "domain", "memory", "hugepages", "pageSize") or "")

@@ -66,12 +66,16 @@ class Release:
     # Remove `cpumanager`, a label of hosts, from the affinity of VMs.
     drops_cpu_manager: bool = True
 
+    # Request GPUs of VMs as host devices, which vGPUs are, too.
+    moves_gpus: bool = True
+
     # Name the StorageClass of an image after the uid of the image instead of its name.
     image_class_by_uid: bool = True
 
 
 _BEFORE_1_8: dict[str, Any] = {
     "managed_tap": False,
+    "moves_gpus": False,
     "guards_vms": False,
     "image_class_by_uid": False,
     "watches_guest_removal": False,

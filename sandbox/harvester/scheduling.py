@@ -1,8 +1,9 @@
 """Host selection for a VM, as the Kubernetes scheduler does it for the VM's Pod.
 
 Modelled: node selector, required and preferred node affinity, required and preferred pod
-anti-affinity of the new VM, CPU, memory and devices, taints, unschedulable and NotReady hosts. Not
-modelled: pod affinity, topology spread, and the anti-affinity of running VMs.
+anti-affinity of the new VM, CPU, memory, huge pages and devices, the CPU manager, taints,
+unschedulable and NotReady hosts. Not modelled: pod affinity, topology spread, and the anti-affinity
+of running VMs.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from caphv.api.object import Obj, at, labels_of
-from sandbox.harvester import quantities
+from sandbox.harvester import kinds, quantities
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_ANTI_AFFINITY = "node(s) didn't match pod anti-affinity rules"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ def choose_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) 
         host for host in hosts if is_usable(host, spec) and matches_host(spec, labels_of(host))
     ]
     domains = {host["metadata"]["name"]: labels_of(host) for host in candidates}
-    feasible = [host for host in candidates if _has_room(spec, host, placements)]
+    feasible = [host for host in candidates if not _lacking(spec, host, placements)]
     anti_affinity = at(spec, "affinity", "podAntiAffinity") or {}
     for term in anti_affinity.get(_REQUIRED) or ():
         taken = _count_by_domain(term, vm, placements, domains)
@@ -71,6 +73,33 @@ def choose_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) 
         )
 
     return str(min(feasible, key=cost)["metadata"]["name"])
+
+
+def explain_no_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) -> str:
+    """Return why no host can run a VM, as kube-scheduler writes it.
+
+    It counts the hosts of each reason. A host has the reasons of the first filter that it does not
+    pass, and lacks a device, too, if it has no such device at all.
+    """
+    spec = vm["spec"]["template"]["spec"]
+    hosts, placements = list(hosts), list(placements)
+    reasons: Counter[str] = Counter()
+    for host in hosts:
+        # A host without another reason has a VM that this one avoids.
+        reasons.update(_rejections(spec, host, placements) or [_ANTI_AFFINITY])
+    listed = sorted(f"{count} {reason}" for reason, count in reasons.items())
+    return f"0/{len(hosts)} nodes are available: {', '.join(listed)}."
+
+
+def unpermitted_devices(vm: Obj, hosts: Iterable[Obj]) -> list[str]:
+    """Return the devices of a VM that no host offers, so that KubeVirt creates no Pod.
+
+    A device that was enabled once stays with the number 0 in `status.allocatable`.
+    """
+    domain = at(vm, "spec", "template", "spec", "domain") or {}
+    offered = {name for host in hosts for name in at(host, "status", "allocatable") or ()}
+    requested = at(domain, "devices", "hostDevices") or ()
+    return sorted({str(device["deviceName"]) for device in requested} - offered)
 
 
 def is_ready(host: Obj) -> bool:
@@ -113,6 +142,11 @@ def matches_host(spec: Obj, labels: Mapping[str, str]) -> bool:
     """Return whether labels of a host match a VM's node selector and required affinity."""
     if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
         return False
+    # KubeVirt gives the Pod a selector (pkg/virt-controller/services/nodeselectorrenderer.go).
+    is_pinned = at(spec, "domain", "cpu", "dedicatedCpuPlacement")
+    if is_pinned and labels.get(kinds.CPU_MANAGER) != "true":
+        return False
+
     required = at(spec, "affinity", "nodeAffinity", _REQUIRED)
     # One matching term is enough. A term without expressions selects nothing.
     return required is None or any(
@@ -154,22 +188,35 @@ def _preference_weight(spec: Obj, labels: Mapping[str, str]) -> float:
     )
 
 
-def _has_room(spec: Obj, host: Obj, placements: Iterable[Placement]) -> bool:
-    cpu, memory = quantities.demand(spec)
-    on_host = [other for other in placements if other.host == host["metadata"]["name"]]
-    used_cpu = sum(other.cpu for other in on_host)
-    used_memory = sum(other.memory for other in on_host)
-    needed = quantities.devices(spec) + sum((other.devices for other in on_host), Counter())
+def _rejections(spec: Obj, host: Obj, placements: Iterable[Placement]) -> list[str]:
+    """Return why a host cannot run a VM, whatever other VMs it avoids; empty if it can."""
+    if at(host, "spec", "unschedulable"):
+        return ["node(s) were unschedulable"]
+    if not is_usable(host, spec):
+        return ["node(s) had untolerated taint(s)"]
+    if not matches_host(spec, labels_of(host)):
+        return ["node(s) didn't match Pod's node affinity/selector"]
+    return [f"Insufficient {name}" for name in _lacking(spec, host, placements)]
 
+
+def _lacking(spec: Obj, host: Obj, placements: Iterable[Placement]) -> list[str]:
+    """Return the names of the resources of which a host has not enough for a VM."""
+    used: Counter[str] = Counter()
+    cpu, memory = quantities.demand(spec)
+    for other in placements:
+        if other.host == host["metadata"]["name"]:
+            cpu += other.cpu
+            memory += other.memory
+            used += other.devices
+
+    needed = {"cpu": cpu, "memory": memory}
+    needed |= {name: used[name] + count for name, count in quantities.devices(spec).items()}
     allocatable = host["status"].get("allocatable") or {}
-    if any(
-        count > quantities.parse_quantity(allocatable.get(name))
-        for name, count in needed.items()
-        if name in quantities.devices(spec)
-    ):
-        return False
-    fits_cpu = used_cpu + cpu <= quantities.parse_quantity(allocatable.get("cpu"))
-    return fits_cpu and used_memory + memory <= quantities.parse_quantity(allocatable.get("memory"))
+    return [
+        name
+        for name, amount in needed.items()
+        if amount > quantities.parse_quantity(allocatable.get(name))
+    ]
 
 
 def _memory_load(host: Obj, placements: Iterable[Placement]) -> float:

@@ -33,8 +33,7 @@ STARTING, RUNNING, MIGRATING = "Starting", "Running", "Migrating"
 STOPPING, STOPPED = "Stopping", "Stopped"
 UNSCHEDULABLE, NO_CLAIM = "ErrorUnschedulable", "ErrorPvcNotFound"
 
-# Reasons for which a Pod waits. kube-scheduler writes the second one.
-NO_HOST = "no host matches the node affinity and has enough CPU and memory"
+# A reason of kube-scheduler for which a Pod waits.
 UNBOUND_CLAIMS = (
     "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found"
 )
@@ -159,11 +158,24 @@ class VirtualMachines:
                 return await self._wait_for_volumes(vm, vmi, pending)
             host = self._place(vm)
             if not host:
-                self._waiting.add(key_of(vm))
-                await self._report_waiting(vm, vmi, UNSCHEDULABLE, NO_HOST)
+                await self._wait_for_host(vm, vmi)
                 return None
             vmi = await self._patch_instance(vmi, instances.scheduled_patch(vmi, host))
         return await self._start(vm, vmi)
+
+    async def _wait_for_host(self, vm: Obj, vmi: Obj) -> None:
+        """Report why no host can run a VM, or why KubeVirt creates no Pod for it."""
+        self._waiting.add(key_of(vm))
+        hosts = list(self._informers.hosts.store)
+        if refused := scheduling.unpermitted_devices(vm, hosts):
+            message = instances.describe_refusal(refused)
+            conditions = at(vmi, "status", "conditions") or ()
+            if message not in [entry.get("message") for entry in conditions]:
+                await self._patch_instance(vmi, instances.refused_patch(vmi, message))
+            await self._report(vm, STARTING)
+            return
+        reason = scheduling.explain_no_host(vm, hosts, self._placements.values())
+        await self._report_waiting(vm, vmi, UNSCHEDULABLE, reason)
 
     async def _halt_over_quota(self, vm: Obj, shortage: str) -> None:
         """Halt a VM permanently, as Harvester does.

@@ -20,10 +20,12 @@ _BY_NAME = {
     "gateway": "172.17.1.1",
     "host": "example.com",
     "memory": "4Gi",
+    "nodeResource": "nvidia.com/gpu",
     "operator": "In",
     "providerID": "harvester://example",
     "rangeEnd": "172.17.1.90",
     "rangeStart": "172.17.1.20",
+    "resourceName": "nvidia.com/GA102GL_A10",
     "subnet": "172.17.1.0/24",
     "subnetMask": "255.255.255.0",
 }

@@ -147,18 +147,34 @@ def templates_of(name: str, common: Obj, source: Obj) -> list[Obj]:
 def _variable(source: Obj) -> Obj:
     """Return a variable of a class.
 
-    With `machineField`, the variable has the schema of this field of HarvesterMachine, so that the
-    class accepts the same values as the webhooks.
+    With `machineField`, the variable or its field has the schema of this field of HarvesterMachine,
+    so that the class accepts the same values as the webhooks.
     """
     if "machineField" not in source:
-        return source
+        schema = source["schema"]["openAPIV3Schema"]
+        fields = {
+            name: _field_schema(field) for name, field in schema.get("properties", {}).items()
+        }
+        if fields:
+            schema = {**schema, "properties": fields}
+        return {**source, "schema": {"openAPIV3Schema": schema}}
 
-    schema = {**_machine_fields()[source["machineField"]], "description": source["description"]}
     return {
         "name": source["name"],
         "required": source["required"],
-        "schema": {"openAPIV3Schema": _variable_schema(schema)},
+        "schema": {"openAPIV3Schema": _field_schema(source)},
     }
+
+
+def _field_schema(source: Obj) -> Obj:
+    """Return the schema of a variable, or of a field in one."""
+    if "machineField" not in source:
+        return source
+    schema = {**_machine_fields()[source["machineField"]], "description": source["description"]}
+    example = {"example": source["example"]} if "example" in source else {}
+    # Fields of the items of a list are as near as those of an object.
+    depth = -1 if "items" in schema else 0
+    return {**_variable_schema(schema, depth), **example}
 
 
 @functools.cache
@@ -209,11 +225,27 @@ def _pool_sizes(common: Obj, variable: str, machines: Obj) -> Iterator[Obj]:
     }
     yield _size(common["sizes"], variable, selector)
     for field in common["maxima"]:
-        yield _maximum(field, variable, selector)
+        yield _optional_field(field, variable, f"and .{variable} .{variable}.{field}", selector)
+    for field in common["hostResources"]:
+        own = f'and .{variable} (hasKey .{variable} "{field}")'
+        # Without a field, a machine has none of this. An explicit false or empty list must not
+        # change its template, because the core would replace all machines.
+        enabled = (
+            f"{{{{ if {own} }}}}{{{{ if .{variable}.{field} }}}}true{{{{ end }}}}"
+            f"{{{{ else if .{field} }}}}true{{{{ end }}}}"
+        )
+        yield {**_optional_field(field, variable, own, selector), "enabledIf": enabled}
 
 
-def _maximum(field: str, variable: str, selector: Obj) -> Obj:
-    own = f"and .{variable} .{variable}.{field}"
+def _optional_field(field: str, variable: str, own: str, selector: Obj) -> Obj:
+    """Return the patch that adds a field of a pool's variable, or of a common one.
+
+    Args:
+        field: the field of HarvesterMachine, and the name of the common variable.
+        variable: the variable with the sizes of the pool.
+        own: the condition for its own value.
+        selector: the machines of the pool.
+    """
     template = (
         f"{{{{ if {own} }}}}{{{{ .{variable}.{field} | toJson }}}}"
         f"{{{{ else }}}}{{{{ .{field} | toJson }}}}{{{{ end }}}}"

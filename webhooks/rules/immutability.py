@@ -39,6 +39,11 @@ _LIVE_FIELDS = (
     "vmNetworkConfig",
     "firmware",
     "tpm",
+    "devices",
+    "cpuPinning",
+    "isolateEmulatorThread",
+    "numaPassthrough",
+    "hugepages",
     "failureDomain",
     "nodeAffinity",
     "workloadAffinity",
@@ -46,6 +51,8 @@ _LIVE_FIELDS = (
     "sshKeyPair",
     "guestConfig",
 )
+# Switches, which are off without a value.
+_SWITCHES = frozenset({"cpuPinning", "isolateEmulatorThread", "numaPassthrough"})
 # Names of fields in the message of condition VMUpToDate, without fields that it never names.
 _DRIFT = {
     "cpu": ("cores is ", "CPU limit is "),
@@ -56,6 +63,11 @@ _DRIFT = {
     "networks": ("networks is ", "interfaces is "),
     "firmware": ("firmware is ",),
     "tpm": ("TPM is ",),
+    "devices": ("devices lack ",),
+    "cpuPinning": ("CPU pinning is ",),
+    "isolateEmulatorThread": ("isolated emulator thread is ",),
+    "numaPassthrough": ("NUMA passthrough is ",),
+    "hugepages": ("huge pages is ",),
     "failureDomain": ("nodeAffinity lacks the failure domain",),
     "nodeAffinity": ("nodeAffinity lacks rules",),
     "workloadAffinity": ("podAffinity lacks rules",),
@@ -232,6 +244,10 @@ def _machine_immutable(subject: Subject) -> Iterator[Finding]:
         # Empty and missing values mean the same (see `present`).
         if not is_set or _same(new_field.value, old_field.value, name):
             continue
+        if name in _SWITCHES and not (new_field.value or old_field.value):
+            continue
+        if name == "devices" and _device_set(new_field.value) == _device_set(old_field.value):
+            continue
 
         # A spec that differs from the VM may be made equal to it again.
         if _differs_from_vm(old, name):
@@ -302,6 +318,19 @@ def _is_provisioned(subject: Subject) -> bool:
     provisioned = status.at("initialization", "provisioned")
     ready = status.at("ready")
     return provisioned.value is True or ready.value is True
+
+
+def _device_set(devices: Any) -> list[Any]:
+    """Return devices in a form that is equal if machines have the same ones.
+
+    Their order has no meaning, and one is their default number.
+    """
+    listed = devices if isinstance(devices, list) else []
+    complete = [{"count": 1, **device} if isinstance(device, dict) else device for device in listed]
+    return sorted(
+        (sorted(device.items()) if isinstance(device, dict) else device for device in complete),
+        key=repr,
+    )
 
 
 def _same(new: Any, old: Any, name: str = "") -> bool:

@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from caphv.api.evacuation import is_ready
+from caphv.api.evacuation import UNREADY_TAINTS, is_ready
 from caphv.api.object import Obj, at, key_of, labels_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
-from caphv.api.virtualmachine import claims_of, devices_of
+from caphv.api.virtualmachine import ENDED_PHASES, claims_of, devices_of
 from reconciler.harvester.topology import accepts_machines
 from reconciler.machine.placement import REQUIRED, admits_host
 
-# Taints that follow from condition Ready, which is read itself.
-_UNREADY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _LONGEST_REASON = 64
 _SHARED = "ReadWriteMany"
 _LOCAL = "so a disk may be local to this host; stop and start it yourself, or delete its Machine"
@@ -57,6 +55,8 @@ def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj
     needs = devices_of(spec)
     in_use: dict[str, Counter[str]] = {}
     for instance in instances:
+        if at(instance, "status", "phase") in ENDED_PHASES:
+            continue
         used_on = str(at(instance, "status", "nodeName") or "")
         in_use[used_on] = in_use.get(used_on, Counter()) + devices_of(instance.get("spec") or {})
     # The scheduler may give any device to one that has no host yet.
@@ -110,7 +110,8 @@ def _tolerates(spec: Obj, host: Obj) -> bool:
     return all(
         any(_is_tolerated(taint, toleration) for toleration in tolerations)
         for taint in at(host, "spec", "taints") or ()
-        if taint.get("effect") in ("NoSchedule", "NoExecute") and taint.get("key") not in _UNREADY
+        if taint.get("effect") in ("NoSchedule", "NoExecute")
+        if taint.get("key") not in UNREADY_TAINTS
     )
 
 

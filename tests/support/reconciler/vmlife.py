@@ -38,6 +38,8 @@ class VmLife:
         self.vm = vm_of("", "Always")
         self.vmi: Obj | None = None
         self.claims: dict[str, str] = {}
+        self.hosts: list[Obj] = []
+        self.other_instances: list[Obj] = []
         self.node: Obj | None = None
         self.events: list[tuple[str, str, str]] = []
         self.transitions: list[tuple[str, str]] = []
@@ -87,6 +89,10 @@ class VmLife:
         status: Obj = {"interfaces": NICS, "conditions": [AGENT]} if agent else {"interfaces": SILENT_NICS}
         await self.state("Running", "Running", uid=uid, nodeName=host, **status)
 
+    def restart_provider(self) -> None:
+        """Forget what is only in the memory of the provider."""
+        self._memory = Memory()
+
     async def reconcile(self) -> None:
         """Reconcile once."""
         result = await controller.MachineReconciler(cast(Context, self._context())).reconcile(KEY)
@@ -115,12 +121,17 @@ class VmLife:
         claims = {name: {"metadata": {"name": name}, "status": {"phase": phase}} for name, phase in self.claims.items()}
         namespace = SimpleNamespace(
             synced=True,
-            instances=SimpleNamespace(get=lambda *_: self.vmi),
+            instances=SimpleNamespace(get=lambda *_: self.vmi, store=self.other_instances),
             claims=SimpleNamespace(get=lambda _namespace, name: claims.get(name)),
         )
-        hosts = SimpleNamespace(get=lambda *_: None)
+        hosts = SimpleNamespace(get=lambda *_: None, store=self.hosts)
         session = SimpleNamespace(
-            error=None, synced=True, fingerprint="h", hosts=hosts, watch_namespace=lambda _: namespace
+            error=None,
+            synced=True,
+            fingerprint="h",
+            hosts=hosts,
+            namespaces={"vms": namespace},
+            watch_namespace=lambda _: namespace,
         )
         caches = SimpleNamespace(
             harvester_machines=SimpleNamespace(

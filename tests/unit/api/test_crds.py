@@ -33,6 +33,17 @@ CLUSTER_SPEC = {
     ".loadBalancerConfig.healthCheck.timeoutSeconds",
 }
 MAXIMA = {".cpuMax", ".memoryMax"}
+HOST_RESOURCES = {
+    ".cpuPinning",
+    ".devices",
+    ".devices[]",
+    ".devices[].count",
+    ".devices[].nodeResource",
+    ".devices[].resourceName",
+    ".hugepages",
+    ".isolateEmulatorThread",
+    ".numaPassthrough",
+}
 DISK_MODES = {".volumes[].accessMode", ".volumes[].volumeMode"}
 # What ours have beyond the Go provider's, below the spec or status of a kind.
 ADDED = {
@@ -44,7 +55,7 @@ ADDED = {
     "harvesterclustertemplates": {f".spec.template.spec{field}" for field in CLUSTER_SPEC},
     "harvestermachines": {
         ".spec.networkConfig.subnetMask",
-        *(f".spec{field}" for field in GUEST_CONFIG | DISK_MODES | MAXIMA),
+        *(f".spec{field}" for field in GUEST_CONFIG | DISK_MODES | MAXIMA | HOST_RESOURCES),
         ".status.virtualMachine",
         ".status.virtualMachine.host",
         ".status.virtualMachine.instanceUID",
@@ -52,7 +63,7 @@ ADDED = {
     },
     "harvestermachinetemplates": {
         ".spec.template.spec.networkConfig.subnetMask",
-        *(f".spec.template.spec{field}" for field in GUEST_CONFIG | DISK_MODES | MAXIMA),
+        *(f".spec.template.spec{field}" for field in GUEST_CONFIG | DISK_MODES | MAXIMA | HOST_RESOURCES),
         ".status",
         ".status.capacity",
         ".status.capacity{}",

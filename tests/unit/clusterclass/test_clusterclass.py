@@ -15,6 +15,7 @@ import yaml
 from caphv import data
 from caphv.api import generated
 from caphv.api.object import Obj
+from caphv.clusterclass.gotemplate import render
 from caphv.clusterclass.templates import Part, apply_patches, variables_of
 from sandbox.capi import crds as providers
 from tests.support import observed
@@ -24,6 +25,8 @@ from tools.generate import clusterclasses
 pytestmark = pytest.mark.unit
 
 FIELDS = ("guestConfig", "nodeAffinity", "workloadAffinity")
+HOST_RESOURCES = ("devices", "cpuPinning", "isolateEmulatorThread", "numaPassthrough", "hugepages")
+GPU = {"resourceName": "nvidia.com/GA102GL_A10", "count": 2}
 CLASSES = ("harvester-k3s", "harvester-kubeadm", "harvester-rke2")
 
 
@@ -80,7 +83,7 @@ def test_a_variable_has_the_rules_of_its_machine_field(monkeypatch: pytest.Monke
     rule = {"rule": "self.size() < 9", "message": "must be shorter"}
     names = {"type": "array", "x-kubernetes-list-type": "set", "items": {"type": "string"}}
     field = {"type": "object", "properties": {"names": {**names, "x-kubernetes-validations": [rule]}}}
-    monkeypatch.setattr(clusterclasses, "_machine_fields", lambda: dict.fromkeys(FIELDS, field))
+    monkeypatch.setattr(clusterclasses, "_machine_fields", lambda: dict.fromkeys((*FIELDS, *HOST_RESOURCES), field))
     files = clusterclasses.render(clusterclasses.CHECKOUT / "clusterclass")
     (cluster_class,) = (
         obj for obj in yaml.safe_load_all(files["clusterclass/harvester-rke2/clusterclass.yaml"]) if obj
@@ -118,6 +121,7 @@ def test_variables_of_0_12_are_optional_and_have_no_default_so_that_the_class_ch
         *("guestConfig", "nodeAffinity", "workloadAffinity", "fipsRequired"),
         *("cisProfile", "stig", "imageRegistry", "registries"),
         *("cpuMax", "memoryMax"),
+        *("devices", "cpuPinning", "isolateEmulatorThread", "numaPassthrough", "hugepages"),
     }
     found = [variable for name in CLASSES for variable in the_class(name)["spec"]["variables"]]
     checked = [variable for variable in found if variable["name"] in new]
@@ -280,6 +284,47 @@ def test_a_variable_of_a_machine_field_refuses_what_the_field_refuses(field: str
         jsonschema.validate(valid, schema)
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(invalid, schema)
+
+
+@pytest.mark.parametrize(
+    ("common", "own", "found"),
+    [
+        ({}, {}, {}),
+        ({"cpuPinning": True}, {}, {"cpuPinning": True}),
+        # An explicit false is the same as no field, so that no machine is replaced.
+        ({"cpuPinning": True}, {"cpuPinning": False}, {}),
+        ({}, {"cpuPinning": False, "devices": []}, {}),
+        ({"cpuPinning": False, "devices": []}, {}, {}),
+        ({}, {"devices": [GPU]}, {"devices": [GPU]}),
+        ({"devices": [GPU]}, {"devices": []}, {}),
+        ({"hugepages": "2Mi"}, {"hugepages": "1Gi"}, {"hugepages": "1Gi"}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("pool", "worker_class"), [("controlPlane", ""), ("worker", "default-worker"), ("largeWorker", "large-worker")]
+)
+def test_resources_of_hosts_are_those_of_the_pool_else_the_common_ones(
+    common: Obj, own: Obj, found: Obj, pool: str, worker_class: str
+) -> None:
+    cluster_class = the_class("harvester-rke2")
+    patches = [
+        patch
+        for patch in cluster_class["spec"]["patches"]
+        if patch["name"].removeprefix(pool)[:1].lower() + patch["name"].removeprefix(pool)[1:] in HOST_RESOURCES
+    ]
+    assert len(patches) == len(HOST_RESOURCES)
+    document: Obj = {}
+    for patch in patches:
+        variables = {**common, pool: own}
+        if render(patch["enabledIf"], variables) != "true":
+            continue
+        (definition,) = patch["definitions"]
+        worker = definition["selector"]["matchResources"].get("machineDeploymentClass", {"names": [""]})
+        assert worker["names"] == [worker_class]
+        (change,) = definition["jsonPatches"]
+        field = change["path"].rpartition("/")[2]
+        document[field] = yaml.safe_load(render(change["valueFrom"]["template"], variables))
+    assert document == found
 
 
 @pytest.mark.parametrize("name", CLASSES)

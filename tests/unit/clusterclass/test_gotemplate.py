@@ -35,6 +35,8 @@ VARIABLES: dict[str, Any] = {
         ("{{ if and .absent .absent.cpu }}a{{ else }}b{{ end }}", "b"),
         ('{{ if or .absent (eq .cni "none") }}a{{ end }}', "a"),
         ('{{ if not (ne .cni "none") }}a{{ end }}', "a"),
+        ('{{ if and .worker (hasKey .worker "cpu") }}a{{ end }}', "a"),
+        ('{{ if and .absent (hasKey .absent "cpu") }}a{{ else }}b{{ end }}', "b"),
         ("x\n{{- if .yes }}\n y\n{{- end }}\nz", "x\n y\nz"),
         ("{{- $size := .cpu }}{{ if .yes }}{{ $size = .zero }}{{ end }}{{ $size }}", "0"),
         ("{{- range .list }}[{{ . }}]{{ end }}", "[a][b]"),

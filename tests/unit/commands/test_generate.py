@@ -141,6 +141,35 @@ def test_the_guides_example_makes_the_guides_objects(kubeconfig: Path) -> None:
         (["--worker-failure-domain", "zone-1"], "workers", [{"name": "workers", "failureDomain": "zone-1"}]),
         (["--cpu-max", "16"], "machines.cpuMax", 16),
         (["--memory-max", "64Gi"], "machines.memoryMax", "64Gi"),
+        (
+            ["--worker-devices", "nvidia.com/GA102GL_A10=2, kubevirt.io/node1-usb"],
+            "workers",
+            [
+                {
+                    "name": "workers",
+                    "devices": [
+                        {"resourceName": "nvidia.com/GA102GL_A10", "count": 2},
+                        {"resourceName": "kubevirt.io/node1-usb"},
+                    ],
+                }
+            ],
+        ),
+        (
+            [
+                *("--worker-cpu-pinning", "true", "--worker-isolate-emulator-thread", "false"),
+                *("--worker-numa-passthrough", "true", "--worker-hugepages", "1Gi"),
+            ],
+            "workers",
+            [
+                {
+                    "name": "workers",
+                    "cpuPinning": True,
+                    "isolateEmulatorThread": False,
+                    "numaPassthrough": True,
+                    "hugepages": "1Gi",
+                }
+            ],
+        ),
         (["--cis-profile", "cis-1.23"], "hardening.cisProfile", "cis-1.23"),
         (["--fips-required"], "hardening", {"fipsRequired": True}),
         (["--stig", "--cis-profile", "cis"], "hardening", {"stig": True, "cisProfile": "cis"}),

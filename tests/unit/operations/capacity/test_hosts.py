@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key, Obj
-from operations.capacity.hosts import Host, Size, count_homeless, hosts_of, overcommit_of
-from operations.capacity.preflight import Demand, check_room, size_of
+from operations.capacity.hosts import Host, Size, count_homeless, free_devices, hosts_of, overcommit_of
+from operations.capacity.preflight import Demand, check_room, devices_of_machines, size_of
 from operations.change.clusterparts import parts_and_deployments
 from operations.change.disruptions import checks as disruptions
 from operations.read.objects import HarvesterObjects
@@ -59,6 +59,68 @@ def test_hosts_that_take_no_vms_do_not_count() -> None:
         ]
     )
     assert [each.name for each in hosts_of(found)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("growth", "count", "waits"), [(1, 1, False), (2, 1, False), (3, 1, True), (1, 2, True), (0, 9, False)]
+)
+def test_devices_of_all_machines_that_are_added_each_on_one_host(growth: int, count: int, waits: bool) -> None:
+    """Two devices are free, on two hosts."""
+    builder = Builder("shop")
+    hosts = [host("a"), host("b"), host("closed", unschedulable=True)]
+    for obj, number in zip(hosts, ("2", "1", "9"), strict=True):
+        obj["status"]["allocatable"]["n.com/a"] = number
+    used = instance("vm", "a", devices={"hostDevices": [{"deviceName": "n.com/a"}]})
+    ended = instance("ended", "a", devices={"hostDevices": [{"deviceName": "n.com/a"}]})
+    ended["status"]["phase"] = "Succeeded"
+    found = HarvesterObjects(hosts=hosts, instances=[used, ended])
+    parts, _ = parts_and_deployments(builder.objects(), Key("team", builder.name))
+    machine = {"spec": {"devices": [{"resourceName": "n.com/a", "count": count}]}}
+    demand = Demand(1, Size(), [devices_of_machines([{"spec": {}}, machine], growth)])
+    checked = [check for check in check_room(parts, found, demand) if check.id == "devices"]
+    assert [check.result for check in checked] == ([Result.WARNING if waits else Result.OK] if growth else [])
+    if growth:
+        assert checked[0].message.startswith("free devices n.com/a: 2; ")
+        assert f"with them: {growth * count} needed" in checked[0].message
+
+
+def test_the_pool_of_a_rollout_with_too_few_devices_is_warned_of() -> None:
+    builder = Builder("shop")
+    able = host("a")
+    able["status"]["allocatable"]["n.com/a"] = "1"
+    parts, _ = parts_and_deployments(builder.objects(), Key("team", builder.name))
+    pools = [[{"n.com/a": 1}], [{"n.com/a": 1}] * 2, [{"n.com/a": 1}]]
+    found = HarvesterObjects(hosts=[able])
+    checked = [check for check in check_room(parts, found, Demand(1, Size(), pools)) if check.id == "devices"]
+    assert [check.result for check in checked] == [Result.WARNING]
+
+
+def with_pages(host_name: str, size: str) -> Obj:
+    cpu = {"cores": 4, "dedicatedCpuPlacement": True, "isolateEmulatorThread": True}
+    memory = {"guest": size, "hugepages": {"pageSize": "1Gi"}}
+    amounts = {"cpu": "4", "memory": size}
+    return instance("vm", host_name, cpu=cpu, memory=memory, resources={"limits": amounts, "requests": amounts})
+
+
+def test_huge_pages_are_no_memory_but_a_resource_of_their_own() -> None:
+    able = host("a", cpu="64", memory="60Gi")
+    able["status"]["allocatable"]["hugepages-1Gi"] = "192Gi"
+    found = HarvesterObjects(hosts=[able], instances=[with_pages("a", "128Gi")])
+    (only,) = hosts_of(found)
+    assert only.used == Size.of("5", "0")
+    assert free_devices(found) == {"a": {"hugepages-1Gi": 64 * 1024**3}}
+
+    builder = Builder("shop")
+    parts, _ = parts_and_deployments(builder.objects(), Key("team", builder.name))
+    for memory, result in (("64Gi", Result.OK), ("65Gi", Result.WARNING)):
+        spec = {"cpu": 4, "memory": memory, "cpuPinning": True, "hugepages": "1Gi"}
+        assert Size.of_machine(spec) == Size.of("4", "0")
+        demand = Demand(1, Size.of_machine(spec), [devices_of_machines([{"spec": spec}], 1)])
+        checked = {check.id: check for check in check_room(parts, found, demand)}
+        assert (checked["capacity"].result, checked["devices"].result) == (Result.OK, result)
+        assert f"free devices hugepages-1Gi: 64Gi; 1 more machine with them: {memory} needed" in (
+            checked["devices"].message
+        )
 
 
 def test_what_vms_request_is_counted() -> None:

@@ -192,6 +192,28 @@ def test_maxima_count_because_harvester_reserves_for_them() -> None:
     assert change(variable("memoryMax", "8Gi")).needs == change(variable("memorySize", "8Gi")).needs
 
 
+def test_devices_are_needed_by_machines_that_exist_in_addition() -> None:
+    devices = [{"resourceName": "n.com/a", "count": 2}, {"resourceName": "n.com/b"}]
+    new = change(variable("worker", {"devices": devices}))
+    assert numbers(new) == WORKERS
+    # Two pools of two machines, each with a surge of one.
+    assert new.needs.devices == {"n.com/a": 2 * 3 * 2, "n.com/b": 2 * 3}
+    assert new.needs.smallest == {"n.com/a": 2, "n.com/b": 1}
+
+
+def test_huge_pages_are_needed_instead_of_memory() -> None:
+    new = change(variable("worker", {"cpuPinning": True, "hugepages": "1Gi"}))
+    size = new.needs.smallest["hugepages-1Gi"]
+    assert size > 0
+    assert new.needs.devices == {"hugepages-1Gi": size * 3 * 2}
+    assert new.needs.memory <= 0
+
+
+def test_core_of_the_emulator_thread_counts() -> None:
+    pinned = change(variable("worker", {"cpuPinning": True, "isolateEmulatorThread": True}))
+    assert pinned.needs.cpu == 2 * ((2 + 1) * 3 - 2 * 2)
+
+
 def test_maximum_of_workers_replaces_these() -> None:
     assert numbers(change(variable("worker", {"cpuMax": 4}))) == WORKERS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -171,3 +172,41 @@ def test_vms_that_fit_on_no_host_are_counted(vms: int, short: dict[str, tuple[in
     found = compared(needs, harvester(hosts=[host]))
     assert {name: (need.needed, need.free) for name, need in found.items() if name.startswith("VMs")} == short
     assert {"CPU", "memory"} <= found.keys()
+
+
+@pytest.mark.parametrize(("all_vms", "note"), [(True, ""), (False, "the account does not see VMs of other namespaces")])
+def test_devices_of_hosts_that_take_vms_count_unless_a_vm_uses_them(all_vms: bool, note: str) -> None:
+    ready = [{"type": "Ready", "status": "True"}]
+
+    def host(name: str, devices: str, **spec: Any) -> Obj:
+        status = {"allocatable": {"cpu": "8", "memory": "32Gi", "n.com/a": devices}, "conditions": ready}
+        return {"metadata": {"name": name}, "spec": spec, "status": status}
+
+    used = {
+        "spec": {"domain": {"devices": {"hostDevices": [{"deviceName": "n.com/a"}]}}},
+        "status": {"nodeName": "one"},
+    }
+    hosts = [host("one", "2"), host("two", "1"), host("closed", "4", unschedulable=True)]
+    found = harvester(hosts=hosts, instances=[used])
+    found.all_vms = all_vms
+    need = compared(replace(NEEDS, devices={"n.com/a": 3}), found)["device n.com/a"]
+    assert (need.needed, need.free, need.short, need.note) == (3, 2.0, True, note)
+    assert compared(replace(NEEDS, devices={"n.com/a": 3}), None)["device n.com/a"].free is None
+    assert not any(name.startswith("device") for name in compared(NEEDS, found))
+
+
+def test_remainders_of_hosts_are_not_free_for_machines_with_several_devices() -> None:
+    ready = [{"type": "Ready", "status": "True"}]
+
+    def host(name: str, devices: str) -> Obj:
+        status = {"allocatable": {"cpu": "8", "memory": "32Gi", "n.com/a": devices}, "conditions": ready}
+        return {"metadata": {"name": name}, "spec": {}, "status": status}
+
+    found = harvester(hosts=[host("one", "1"), host("two", "3")], instances=[])
+    needs = replace(NEEDS, devices={"n.com/a": 4}, smallest={"n.com/a": 2})
+    assert compared(needs, found)["device n.com/a"].free == 2
+
+
+def test_huge_pages_are_a_need_in_bytes() -> None:
+    need = compared(replace(NEEDS, devices={"hugepages-1Gi": 4 * 1024**3}), None)["device hugepages-1Gi"]
+    assert (need.unit, need.needed) == ("B", 4 * 1024**3)

@@ -229,3 +229,27 @@ def test_gateway_and_mask_are_those_of_the_pool(gateway: str, mask: str, fields:
     found = findings(NewCluster(definition(addresses=addresses), machines(1)), surroundings())
     assert [finding.path[-1] for finding in found] == fields
     assert not any(finding.advice for finding in found)
+
+
+def host(name: str, **devices: int) -> Obj:
+    allocatable = {"cpu": "64", "memory": "1Ti", "devices.kubevirt.io/kvm": "1k"}
+    allocatable |= {f"nvidia.com/{device}": str(count) for device, count in devices.items()}
+    status = {"allocatable": allocatable, "conditions": [condition("Ready", "True")]}
+    return {"metadata": {"name": name}, "spec": {}, "status": status}
+
+
+def test_device_that_no_host_offers_is_a_warning_with_what_there_is() -> None:
+    workers = [{"name": "a"}, {"name": "b", "devices": [{"resourceName": "nvidia.com/A1O"}]}]
+    found = only(definition(workers=workers), surroundings(hosts=[host("one", A10=2), host("two", A2=0)]))
+    assert (found.field, found.rule, found.advice) == ("spec.workers[1].devices[0].resourceName", "devices", True)
+    assert "did you mean" in found.detail
+    assert "nvidia.com/A10" in found.detail
+    assert lines(definition(workers=workers), surroundings(hosts=[])) == [], "hosts cannot be read"
+
+
+@pytest.mark.parametrize(("replicas", "warned"), [(3, False), (4, True)])
+def test_devices_for_all_machines_of_a_pool(replicas: int, warned: bool) -> None:
+    devices = [{"resourceName": "nvidia.com/A10"}]
+    found = surroundings(hosts=[host("one", A10=2), host("two", A10=1)])
+    text = "\n".join(lines(definition(machines={"devices": devices}), found, *machines(replicas, devices=devices)))
+    assert ("3 free, and the cluster needs 4" in text) == warned

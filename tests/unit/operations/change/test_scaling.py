@@ -9,7 +9,17 @@ import pytest
 from caphv.api.object import Key, Obj
 from operations.change.changes import ChangeError, Plan
 from operations.change.clusterparts import cluster_and_parts
-from operations.change.scaling import POOL_LABEL, Scale, growth, is_scaled, numbers, plan_scale
+from operations.change.scaling import (
+    DEPLOYMENT_LABEL,
+    POOL_LABEL,
+    Scale,
+    growing_devices,
+    growth,
+    is_scaled,
+    numbers,
+    plan_scale,
+    templates_of_empty_pools,
+)
 from operations.status.check import Result
 from tests.support.clusters import Builder, ago
 
@@ -175,3 +185,47 @@ def test_what_is_scaled_has_the_wanted_numbers_although_the_cluster_repeats_them
 
 def set_pool(cluster: Obj, number: int) -> None:
     cluster["spec"]["topology"]["workers"]["machineDeployments"][0]["replicas"] = number
+
+
+GPUS = {"devices": [{"resourceName": "n.com/a", "count": 2}]}
+
+
+def with_gpu_pool(builder: Builder) -> Builder:
+    """Let the workers be a pool of GPUs, next to a second pool."""
+    topology(builder, gpu=2, md=1)
+    builder.deployment["metadata"]["labels"][POOL_LABEL] = "gpu"
+    reference = {"kind": "HarvesterMachineTemplate", "name": "gpu-template"}
+    builder.deployment["spec"]["template"]["spec"]["infrastructureRef"] = reference
+    for name, machine in builder.machines.items():
+        if "worker" in name:
+            machine["metadata"]["labels"][DEPLOYMENT_LABEL] = builder.deployment["metadata"]["name"]
+            builder.harvester_machines[name]["spec"] |= GPUS
+    return builder
+
+
+@pytest.mark.parametrize(
+    ("scale", "number"),
+    [
+        (Scale(None, {"gpu": 5}), 3),
+        (Scale(None, {"gpu": 1}), 0),
+        (Scale(None, {"md": 9}), 0),
+        (Scale(3, {}), 0),
+        (Scale(3, {"gpu": 3}), 1),
+    ],
+)
+def test_devices_are_those_of_the_pools_that_grow(scale: Scale, number: int) -> None:
+    builder = with_gpu_pool(Builder())
+    parts, deployments, _ = cluster_and_parts(builder.objects(), builder_key(builder))
+    assert growing_devices(parts, deployments, scale, {}) == [{"n.com/a": 2}] * number
+    assert templates_of_empty_pools(parts, deployments, scale) == []
+
+
+def test_devices_of_a_pool_without_machines_are_those_of_its_template() -> None:
+    builder = with_gpu_pool(Builder(workers=0))
+    topology(builder, gpu=0)
+    parts, deployments, _ = cluster_and_parts(builder.objects(), builder_key(builder))
+    (key,) = templates_of_empty_pools(parts, deployments, Scale(None, {"gpu": 2}))
+    assert key == Key("team", "gpu-template")
+    template = {"spec": {"template": {"spec": GPUS}}}
+    assert growing_devices(parts, deployments, Scale(None, {"gpu": 2}), {key: template}) == [{"n.com/a": 2}] * 2
+    assert growing_devices(parts, deployments, Scale(None, {"gpu": 2}), {}) == []

@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caphv.api import crds
+from caphv.api import crds, hostresources
 from caphv.api.object import Obj
 from packager.definitions.build import Built, build
 from packager.definitions.files import files_of
@@ -163,6 +163,23 @@ def test_machines_without_maxima_have_no_such_field() -> None:
     found = built(CASES["individual"])
     for obj in found.objects:
         assert "cpuMax" not in json.dumps(obj)
+        assert not any(field in json.dumps(obj) for field in hostresources.FIELDS)
+
+
+def test_resources_of_hosts_of_all_machines_and_of_a_pool() -> None:
+    gpu = [{"resourceName": "nvidia.com/GA102GL_A10", "nodeResource": "nvidia.com/gpu"}]
+    workers = [{"name": "gpu", "devices": gpu, "cpuPinning": False}, {"name": "common", "hugepages": "1Gi"}]
+    special = definition(machines={"cpuPinning": True}, workers=workers)
+    topology = built(special)
+    pools = one(topology, "Cluster")["spec"]["topology"]["workers"]["machineDeployments"]
+    sizes = [variables(topology)["controlPlane"], *(pool["variables"]["overrides"][0]["value"] for pool in pools)]
+    fields = ("devices", "cpuPinning", "hugepages")
+    expected = [{"cpuPinning": True}, {"devices": gpu}, {"cpuPinning": True, "hugepages": "1Gi"}]
+    assert [{field: size[field] for field in fields if field in size} for size in sizes] == expected
+
+    single = built({**special, "spec": {**special["spec"], "individualObjects": True}})
+    specs = [obj["spec"]["template"]["spec"] for obj in single.objects if obj["kind"] == "HarvesterMachineTemplate"]
+    assert [{field: spec[field] for field in fields if field in spec} for spec in specs] == expected
 
 
 def test_the_guides_objects_with_cluster_resource_sets() -> None:

@@ -81,6 +81,39 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         "spec.machines.cpuMax",
         "definition-maxima",
     ),
+    "huge pages without pinned CPUs": (
+        definition(machines={"hugepages": "1Gi"}),
+        "spec.machines.hugepages",
+        "definition-host-resources",
+    ),
+    "pool that pins no CPUs for the huge pages of all": (
+        definition(machines={"cpuPinning": True, "hugepages": "1Gi"}, workers=[{"name": "w", "cpuPinning": False}]),
+        "spec.machines.hugepages",
+        "definition-host-resources",
+    ),
+    "memory of a pool that is no multiple of the pages of all": (
+        definition(
+            machines={"cpuPinning": True, "hugepages": "1Gi"},
+            workers=[{"name": "w", "memory": "4.5Gi", "hugepages": "1Gi"}],
+        ),
+        "spec.workers[0].hugepages",
+        "definition-host-resources",
+    ),
+    "devices of a pool that grows": (
+        definition(machines={"cpuMax": 8}, workers=[{"name": "w", "devices": [{"resourceName": "n.com/a"}]}]),
+        "spec.machines.cpuMax",
+        "definition-host-resources",
+    ),
+    "device twice": (
+        definition(workers=[{"name": "w", "devices": [{"resourceName": "n.com/a"}, {"resourceName": "n.com/a"}]}]),
+        "spec.workers[0].devices[1].resourceName",
+        "definition-host-resources",
+    ),
+    "device without a vendor": (
+        definition(workers=[{"name": "w", "devices": [{"resourceName": "gpu"}]}]),
+        "spec.workers[0].devices[0].resourceName",
+        "schema-pattern",
+    ),
     "secure boot": (
         definition(machines={"firmware": {"secureBoot": True}}),
         "spec.machines.firmware.efi",
@@ -265,4 +298,6 @@ def test_every_rule_is_described() -> None:
         "definition-reserved",
         "definition-park-schedule",
     }
-    assert own | {"definition-twice", "definition-source", "no-secrets-in-git"} == {rule.name for rule in rules.RULES}
+    assert own | {"definition-twice", "definition-source", "no-secrets-in-git"} == {
+        rule.name for rule in rules.all_rules()
+    }

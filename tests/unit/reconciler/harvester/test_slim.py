@@ -4,7 +4,7 @@ import pytest
 
 from caphv.api import names
 from caphv.api.object import Obj
-from caphv.api.virtualmachine import claims_of
+from caphv.api.virtualmachine import claims_of, devices_of
 from caphv.runtime.budget import SHARED_CACHE_BYTES, memory_of
 from reconciler.harvester import slim
 from reconciler.harvester.addressuse import instance_addresses
@@ -74,3 +74,53 @@ def test_what_an_evacuation_reads_is_kept() -> None:
     assert slim.instance(ours)["spec"]["evictionStrategy"] == "External"
     ours["metadata"]["creationTimestamp"] = "2026-11-27T10:00:00Z"
     assert slim.instance(ours)["metadata"]["creationTimestamp"] == "2026-11-27T10:00:00Z"
+
+
+def test_devices_and_huge_pages_of_hosts_are_kept_and_nothing_else_of_their_resources() -> None:
+    allocatable = {
+        "cpu": "64",
+        "memory": "1Ti",
+        "nvidia.com/A10": "2",
+        "nvidia.com/A2": "0",
+        "hugepages-1Gi": "8Gi",
+        "hugepages-2Mi": "0",
+        "devices.kubevirt.io/kvm": "1k",
+    }
+    kept = slim.host({"metadata": {"name": "h"}, "spec": {}, "status": {"allocatable": allocatable}})
+    assert kept["status"] == {"allocatable": {"nvidia.com/A10": "2", "hugepages-1Gi": "8Gi"}}
+    assert "status" not in slim.host({"metadata": {"name": "h"}, "spec": {}, "status": {"allocatable": {"cpu": "1"}}})
+
+
+def test_of_the_conditions_of_hosts_only_readiness_is_kept_without_its_times() -> None:
+    conditions = [
+        {"type": "MemoryPressure", "status": "False"},
+        {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"},
+    ]
+    kept = slim.host({"metadata": {"name": "h"}, "spec": {}, "status": {"conditions": conditions}})
+    assert kept["status"] == {"conditions": [{"type": "Ready", "status": "True"}]}
+
+
+@pytest.mark.parametrize("devices", [{"a": "b"}, ["a"], [["a"]], "a", 1, None])
+def test_malformed_devices_of_others_are_ignored(devices: object) -> None:
+    vmi = foreign_instance(1)
+    vmi["spec"] = {"domain": {"devices": {"hostDevices": devices, "gpus": devices}}}
+    assert not devices_of(slim.instance(vmi).get("spec") or {})
+    vmi["spec"] = {"domain": {"devices": devices}}
+    slim.instance(vmi)
+
+
+@pytest.mark.parametrize("allocatable", [["a/b"], "a/b", 1])
+def test_malformed_resources_of_a_host_are_ignored(allocatable: object) -> None:
+    kept = slim.host({"metadata": {"name": "h"}, "spec": {}, "status": {"allocatable": allocatable}})
+    assert "status" not in kept
+
+
+@pytest.mark.parametrize("labels", [{}, {"caphv.io/cluster": "x"}])
+def test_devices_of_all_instances_are_kept(labels: Obj) -> None:
+    devices = {
+        "hostDevices": [{"name": "a", "deviceName": "n.com/a"}],
+        "gpus": [{"deviceName": "n.com/b"}],
+        "disks": [],
+    }
+    vmi = {"metadata": {"name": "a", "labels": labels}, "spec": {"domain": {"devices": devices}}, "status": {}}
+    assert devices_of(slim.instance(vmi)["spec"]) == {"n.com/a": 1, "n.com/b": 1}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.object import Obj
-from reconciler.machine.vmpolicy import AGENT_SECONDS, CREATION_SECONDS, RESTART_SECONDS
+from reconciler.machine.vmpolicy import AGENT_SECONDS, CREATION_SECONDS, RESTART_SECONDS, SHORTAGE_SECONDS
 from reconciler.machine.vmstatus import typed_addresses
 from tests.support.reconciler.vmlife import AGENT, CLAIM, NICS, UUID, VmLife
 
@@ -96,6 +96,90 @@ async def test_live_migration_keeps_ready(life: VmLife) -> None:
     await life.runs(host="h2")
     assert [(kind, reason) for kind, reason, _ in life.events] == [("Normal", "VMMigrated")]
     assert life.flips() == ["True"]
+
+
+GPU = "nvidia.com/GA102GL_A10"
+INSUFFICIENT = {
+    "conditions": [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": f"0/1 nodes are available: 1 Insufficient {GPU}.",
+        }
+    ]
+}
+
+
+def gpu_host(name: str, count: int) -> Obj:
+    status = {"allocatable": {GPU: str(count)}, "conditions": [{"type": "Ready", "status": "True"}]}
+    return {"metadata": {"name": name}, "spec": {}, "status": status}
+
+
+async def test_device_that_is_not_free_is_named_and_warned_of_once(life: VmLife) -> None:
+    life.obj["spec"]["devices"] = [{"resourceName": GPU}]
+    life.hosts = [gpu_host("h1", 1)]
+    domain = {"devices": {"hostDevices": [{"deviceName": GPU}]}}
+    life.other_instances = [{"metadata": {"name": "x"}, "spec": {"domain": domain}, "status": {"nodeName": "h1"}}]
+    await life.state("ErrorUnschedulable", "Scheduling", **INSUFFICIENT)
+    for seconds, (named, warnings) in (
+        (SHORTAGE_SECONDS - 1, (IN_PROGRESS, [])),
+        (2, ("DevicesExhausted", ["DevicesExhausted"])),
+        (2 * CREATION_SECONDS, ("DevicesExhausted", ["DevicesExhausted"])),
+    ):
+        await life.passes(seconds)
+        _, reason, message = life.condition("VMProvisioningReady")
+        assert (reason, life.warnings()) == (named, warnings)
+        assert message.startswith(f"no host of Harvester has 1 {GPU} free: h1 has 0 of 1 free; ")
+
+    # No watch reports what other hosts do.
+    life.hosts = [gpu_host("h1", 1), gpu_host("h2", 2) | {"spec": {"unschedulable": True}}]
+    await life.passes(40)
+    assert "h2 has 2 of 2 free but takes no VMs" in life.condition("Ready")[2]
+    await life.runs()
+    assert life.condition("Ready")[0] == "True"
+
+
+async def test_restart_of_the_provider_repeats_no_warning_of_a_device(life: VmLife) -> None:
+    life.obj["spec"]["devices"] = [{"resourceName": GPU}]
+    await life.state("ErrorUnschedulable", "Scheduling", **INSUFFICIENT)
+    await life.passes(SHORTAGE_SECONDS + 1)
+    life.restart_provider()
+    await life.reconcile()
+    assert life.condition("VMProvisioningReady")[1] == "DevicesExhausted"
+    await life.passes(SHORTAGE_SECONDS + 1)
+    assert life.warnings() == ["DevicesExhausted"]
+
+
+async def test_shortage_that_follows_another_cause_is_noticed(life: VmLife) -> None:
+    life.obj["spec"]["devices"] = [{"resourceName": GPU}]
+    life.hosts = [gpu_host("h1", 1)]
+    await life.state("ErrorUnschedulable", "Scheduling")
+    await life.passes(2 * CREATION_SECONDS)
+    assert life.condition("VMProvisioningReady")[1] == FAILED
+    life.hosts = []
+    await life.passes(40)
+    assert life.condition("VMProvisioningReady")[1] == "DevicesExhausted"
+
+
+async def test_device_that_is_not_enabled_is_named_although_the_vm_is_starting(life: VmLife) -> None:
+    """The words are those of KubeVirt v1.8.3, which creates no Pod for such a VM."""
+    life.obj["spec"]["devices"] = [{"resourceName": GPU}]
+    text = f"failed to render launch manifest: HostDevice {GPU} is not permitted in permittedHostDevices configuration"
+    refusal = {"type": "Synchronized", "status": "False", "reason": "FailedCreate", "message": text}
+    await life.state("Starting", "Pending", conditions=[refusal])
+    await life.passes(SHORTAGE_SECONDS + 1)
+    _, reason, message = life.condition("VMProvisioningReady")
+    assert (reason, life.warnings()) == ("DevicesExhausted", ["DevicesExhausted"])
+    assert message.startswith(f"{GPU} is not enabled on Harvester: enable such a device there")
+    await life.runs()
+    assert life.condition("Ready")[0] == "True"
+
+
+async def test_machine_without_devices_names_none(life: VmLife) -> None:
+    await life.state("ErrorUnschedulable", "Scheduling", **INSUFFICIENT)
+    await life.passes(2 * CREATION_SECONDS)
+    assert life.condition("VMProvisioningReady")[1] == FAILED
 
 
 async def test_restart_that_a_user_requested_keeps_ready(life: VmLife) -> None:

@@ -29,6 +29,14 @@ def test_storage_is_that_of_the_boot_disk(volumes: list[Obj], size: str) -> None
     assert found == {"cpu": "2", "memory": "4Gi", "ephemeral-storage": size}
 
 
+def test_devices_count_by_the_resource_that_pods_request() -> None:
+    devices = [
+        {"resourceName": "nvidia.com/A10", "count": 2, "nodeResource": "nvidia.com/gpu"},
+        {"resourceName": "a.b/c"},
+    ]
+    assert capacity({"cpu": 2, "devices": devices}) == {"cpu": "2", "nvidia.com/gpu": "2"}
+
+
 @pytest.mark.parametrize("spec", [{}, {"cpu": 0, "memory": "", "volumes": []}, {"memory": "much", "volumes": [{}]}])
 def test_what_is_not_a_quantity_is_left_out(spec: Obj) -> None:
     assert capacity(spec) == {}

@@ -163,3 +163,24 @@ def comparable(vm: Obj) -> Any:
     resources["requests"] = {name: quantity(resources["requests"][name]) for name in REQUESTED}
     vm["metadata"].pop("finalizers", None)
     return vm
+
+
+@pytest.mark.parametrize(
+    ("release", "device", "is_admitted"),
+    [
+        ("1.8", "nvidia.com/NVIDIA_A10-4Q", True),
+        ("1.7", "nvidia.com/NVIDIA_A10-4Q", False),
+        ("1.7", "nvidia.com/GA102GL_A10", True),
+        ("1.8", "nvidia.com/NONE", False),
+    ],
+)
+def test_vgpus_are_host_devices_since_1_8(release: str, device: str, is_admitted: bool) -> None:
+    informers = FakeInformers({})
+    offered = {"nvidia.com/NVIDIA_A10-4Q": "4", "nvidia.com/GA102GL_A10": "1"}
+    informers.hosts.observe(with_version({"metadata": {"name": "h"}, "status": {"allocatable": offered}}, 1))
+    domain = {"devices": {"hostDevices": [{"name": "device-0", "deviceName": device}]}}
+    vm = {"metadata": {"name": "vm", "namespace": "vms"}, "spec": {"template": {"spec": {"domain": domain}}}}
+    settings = MutationSettings(release=release_named(release))
+    denial = admission_rules.check_virtual_machine(vm, None, informers, settings)
+    assert (denial is None) is is_admitted
+    assert denial is None or f"resource name {device} not found in pcidevice and usbdevice cache" in denial.message

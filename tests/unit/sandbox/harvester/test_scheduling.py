@@ -8,7 +8,7 @@ import pytest
 
 from caphv.api.object import Obj
 from sandbox.harvester.quantities import demand, parse_quantity
-from sandbox.harvester.scheduling import Placement, choose_host, selects
+from sandbox.harvester.scheduling import Placement, choose_host, explain_no_host, selects, unpermitted_devices
 
 pytestmark = pytest.mark.unit
 
@@ -143,3 +143,62 @@ def test_a_vm_runs_where_its_devices_are_free(free: int, used: int, requested: i
     new["spec"]["template"]["spec"]["domain"]["devices"] = {"hostDevices": [{"deviceName": "gpu"}] * requested}
     taken = Placement("b", "ns", {}, 1, GIB, Counter(gpu=used))
     assert choose_host(new, [host("a"), other], [taken]) == chosen
+
+
+def pinned_vm(**cpu: object) -> Obj:
+    new = vm(memory="4Gi", cpu="2")
+    domain = new["spec"]["template"]["spec"]["domain"]
+    domain["cpu"] = {"cores": 2, "dedicatedCpuPlacement": True, **cpu}
+    domain["memory"] = {"guest": "4Gi", "hugepages": {"pageSize": "1Gi"}}
+    return new
+
+
+@pytest.mark.parametrize(
+    ("manager", "pages", "fits"), [("true", "4Gi", True), ("false", "4Gi", False), ("true", "3Gi", False)]
+)
+def test_pinned_vm_needs_a_cpu_manager_and_huge_pages_instead_of_memory(manager: str, pages: str, fits: bool) -> None:
+    able = host("a", memory="1Gi")
+    able["metadata"]["labels"]["cpumanager"] = manager
+    able["status"]["allocatable"]["hugepages-1Gi"] = pages
+    assert bool(choose_host(pinned_vm(), [able], [])) == fits
+
+
+def test_isolated_emulator_thread_takes_a_cpu_more() -> None:
+    spec = pinned_vm(isolateEmulatorThread=True)["spec"]["template"]["spec"]
+    assert demand(spec) == (3, 0)
+
+
+def test_explanation_has_the_reasons_of_each_host_as_the_scheduler_writes_them() -> None:
+    new = vm(memory="31Gi", affinity=node_affinity(expression(ZONE, "In", "a")))
+    new["spec"]["template"]["spec"]["domain"]["devices"] = {"hostDevices": [{"deviceName": "n.com/a"}]}
+    hosts = [
+        host("one"),
+        host("two", cpu=1),
+        host("three", "b"),
+        host("four", unschedulable=True),
+        host("five", ready="Unknown"),
+    ]
+    hosts[0]["status"]["allocatable"]["n.com/a"] = "1"
+    assert explain_no_host(new, hosts, [placed("one", memory=8)]) == (
+        "0/5 nodes are available: 1 Insufficient cpu, 1 Insufficient memory, 1 Insufficient n.com/a, "
+        "1 node(s) didn't match Pod's node affinity/selector, 1 node(s) had untolerated taint(s), "
+        "1 node(s) were unschedulable."
+    )
+    taken = Placement("one", "ns", {}, 1, GIB, Counter({"n.com/a": 1}))
+    assert "2 Insufficient n.com/a" in explain_no_host(new, hosts, [taken])
+
+
+def test_explanation_of_anti_affinity() -> None:
+    new = vm(affinity=anti_affinity(HOSTNAME, required=True))
+    text = explain_no_host(new, [host("one")], [placed("one", role="cp")])
+    assert text == "0/1 nodes are available: 1 node(s) didn't match pod anti-affinity rules."
+
+
+def test_device_that_no_host_offers_is_not_permitted_but_one_that_is_disabled_is() -> None:
+    new = vm()
+    new["spec"]["template"]["spec"]["domain"]["devices"] = {"hostDevices": [{"deviceName": "n.com/a"}]}
+    assert unpermitted_devices(new, [host("one")]) == ["n.com/a"]
+    disabled = host("one")
+    disabled["status"]["allocatable"]["n.com/a"] = "0"
+    assert unpermitted_devices(new, [disabled]) == []
+    assert unpermitted_devices(vm(), [host("one")]) == []
