@@ -47,7 +47,8 @@ async def test_three_hosts_are_maintained_without_a_restart_or_a_new_machine(box
             await maintenance.end_upgrade(scenario.harvester, host)
             assert {uid_of(instance) for instance in scenario.view.instances.store} == guests
         assert {uid_of(machine) for machine in scenario.view.machines.store} == machines
-        # None has the annotation afterwards. Whether it had it meanwhile depends on how fast its VM migrates.
+        # Machines have the annotation while their VMs migrate, and none has it afterwards.
+        assert watch.shielded
         await until(lambda: not any(map(is_shielded, scenario.view.machines.store)), "remediation is allowed again")
         assert watch.unready == []
         assert len(scenario.view.running()) == len(machines)
@@ -59,12 +60,18 @@ class Watch:
 
     def __init__(self, scenario: Scenario) -> None:
         self.unready: list[str] = []
+        self.shielded: set[str] = set()
+        scenario.view.machines.add_handler(self._note_shield)
         for informer in (scenario.view.harvester_machines, scenario.view.harvester_clusters):
             informer.add_handler(self._note_readiness)
 
     def _note_readiness(self, change: Change) -> None:
         if change.new is not None and not holds(change.new, "Ready"):
             self.unready.append(str(change.key))
+
+    def _note_shield(self, change: Change) -> None:
+        if change.new is not None and is_shielded(change.new):
+            self.shielded.add(str(change.key))
 
 
 def is_shielded(machine: Obj) -> bool:
