@@ -15,7 +15,7 @@ from caphv.api.release import release_of
 from caphv.api.supported import support
 from caphv.runtime.kubeconfig import Kubeconfig
 from operations.capacity.addresspools import PoolReport
-from operations.doctor import guests, pitfalls, references
+from operations.doctor import guests, pitfalls, references, settings
 from operations.doctor.references import References
 from operations.doctor.rights import AHEAD, Right, describe
 from operations.leftovers.decision import ADDRESS, HarvesterState, examine
@@ -53,6 +53,10 @@ class HarvesterFacts:
     objects: HarvesterObjects | None = None
     denied: list[Right] | None = None
     deployment: Obj | None = None
+    ingress: Obj | None = None
+    """Service `kube-system/ingress-expose`, which has the virtual address."""
+    unread_settings: list[str] = field(default_factory=list)
+    """Settings of Harvester that checks need and the account may not read."""
     storage_classes: list[Obj] = field(default_factory=list)
     machines: list[Obj] = field(default_factory=list)
     clusters: list[Obj] = field(default_factory=list)
@@ -97,6 +101,7 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
         facts.objects, facts.clusters, facts.machines, release_of(facts.deployment)
     )
     yield from pitfalls.checks(facts.objects, facts.storage_classes, facts.machines, subject, now)
+    yield from settings.checks(facts.objects, facts.ingress, facts.unread_settings, subject)
 
 
 def _check_connection(facts: HarvesterFacts, subject: str, *, expired: bool) -> Check:

@@ -14,6 +14,7 @@ from caphv.api.object import (
     ENDPOINT_SLICES,
     LEASES,
     NAMESPACES,
+    SERVICES,
     STORAGE_CLASSES,
     VALIDATING_WEBHOOK_CONFIGURATIONS,
     Key,
@@ -26,14 +27,14 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, RequestError, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import KubeconfigError
 from operations.capacity.poolreader import read_pools
-from operations.doctor import rights
+from operations.doctor import rights, settings
 from operations.doctor.harvester import HarvesterFacts
 from operations.doctor.management import ManagementFacts
 from operations.read.accounts import identity_of, read_kubeconfig
 from operations.read.harvester import read_harvester
 from operations.read.harvesterclient import HarvesterClient
 from operations.read.management import list_all, unseen
-from operations.read.objects import ManagementObjects, target_namespaces
+from operations.read.objects import HarvesterObjects, ManagementObjects, target_namespaces
 from operations.read.owners import OwnerObjects, read_owners
 from operations.read.servers import HARVESTER_SECONDS, answering_client
 from operations.status.provider import newest_lease
@@ -41,6 +42,7 @@ from operations.status.provider import newest_lease
 _WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
 _CERT_MANAGER = "app.kubernetes.io/instance=cert-manager"
 _HARVESTER = Key("harvester-system", "harvester")
+_INGRESS = Key("kube-system", "ingress-expose")
 
 
 async def read_management_facts(client: ApiClient, namespace: str) -> ManagementFacts:
@@ -156,6 +158,8 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
     """Fill facts with what a Harvester answers; what it refuses stays empty."""
     namespaces = target_namespaces(facts.clusters)
     facts.objects = await read_harvester(harvester, namespaces, surroundings=True)
+    if not facts.objects.sees(str(resources.HARVESTER_SETTINGS)):
+        facts.unread_settings = await read_settings(harvester, facts.objects)
 
     with suppress(ApiError):
         needed = [*rights.needed_rights(facts.clusters), *rights.AHEAD]
@@ -168,11 +172,32 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
         items = listed["items"]
         facts.deployment = items[0] if items else None
     with suppress(ApiError):
+        facts.ingress = await harvester.get(SERVICES, _INGRESS.name, _INGRESS.namespace)
+    with suppress(ApiError):
         facts.storage_classes = await list_all(harvester, STORAGE_CLASSES)
     if facts.recorded_owners is not None:
         with suppress(ApiError):
             client = HarvesterClient(harvester, namespaces)
             facts.pools = (await read_pools(client, facts.recorded_owners)).reports()
+
+
+async def read_settings(harvester: ApiClient, objects: HarvesterObjects) -> list[str]:
+    """Read settings one by one, because accounts that may not list all of them may get some.
+
+    Returns the names of those that the account may not read.
+
+    :param harvester: client of the Harvester
+    :param objects: gets the settings
+    """
+    unread = []
+    for name in settings.READ:
+        try:
+            objects.settings.append(await harvester.get(resources.HARVESTER_SETTINGS, name))
+        except NotFound:
+            continue
+        except ApiError:
+            unread.append(name)
+    return unread
 
 
 async def _get(

@@ -1,0 +1,187 @@
+"""The doctor's checks of Harvester's settings."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caphv.api.object import Obj
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Forbidden
+from caphv.runtime.text import load_yaml_all
+from operations.doctor import settings
+from operations.doctor.reading import read_settings
+from operations.read.objects import HarvesterObjects
+from operations.status.check import Check, Result
+from tests.support.memoryserver import MemoryServer
+from tests.support.paths import CHECKOUT
+
+pytestmark = pytest.mark.unit
+
+INGRESS: Obj = {
+    "metadata": {"name": "ingress-expose", "annotations": {"kube-vip.io/loadbalancerIPs": "0.0.0.0"}},
+    "spec": {"clusterIP": "10.53.0.9"},
+    "status": {"loadBalancer": {"ingress": [{"ip": "172.16.0.10"}]}},
+}
+
+
+def host(name: str, address: str, network: str = "10.52.0.0/24") -> Obj:
+    addresses = [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": name}]
+    return {"metadata": {"name": name}, "spec": {"podCIDRs": [network]}, "status": {"addresses": addresses}}
+
+
+def setting(name: str, value: Any) -> Obj:
+    return {
+        "apiVersion": "harvesterhci.io/v1beta1",
+        "kind": "Setting",
+        "metadata": {"name": name},
+        "value": json.dumps(value),
+    }
+
+
+def checked(*values: Obj, hosts: list[Obj] | None = None, ingress: Obj | None = INGRESS) -> list[Check]:
+    hosts = hosts or [host("a", "172.16.0.1"), host("b", "172.16.0.2")]
+    return list(settings.checks(HarvesterObjects(hosts=hosts, settings=list(values)), ingress, [], "Harvester x"))
+
+
+def proxy(exceptions: str = "", **fields: str) -> Obj:
+    return setting("http-proxy", {"httpProxy": "http://proxy:3128", "noProxy": exceptions} | fields)
+
+
+def test_settings_without_a_fault_have_no_finding() -> None:
+    overcommit = setting("overcommit-config", {"cpu": 1600, "memory": 150, "storage": 200})
+    rotation = setting("auto-rotate-rke2-certs", {"enable": True, "expiringInHours": 240})
+    assert checked(overcommit, rotation, proxy("172.16.0.0/16")) == []
+
+
+def test_nothing_is_found_where_no_setting_may_be_read() -> None:
+    assert checked() == []
+    (only,) = settings.checks(HarvesterObjects(), None, ["http-proxy", "auto-rotate-rke2-certs"], "Harvester x")
+    assert (only.result, only.message) == (
+        Result.SKIPPED,
+        "the account may not get auto-rotate-rke2-certs, http-proxy",
+    )
+
+
+# The proxy
+
+
+@pytest.mark.parametrize(
+    "exceptions",
+    ["172.16.0.0/24", "172.16.0.1,172.16.0.2, 172.16.0.10", "*", "example.com,172.16.0.0/12", "172.16.0.1/24"],
+)
+def test_a_proxy_with_exceptions_for_hosts_and_the_virtual_address_is_fine(exceptions: str) -> None:
+    assert checked(proxy(exceptions)) == []
+
+
+def test_hosts_behind_the_proxy_are_an_error_and_named() -> None:
+    (only,) = checked(proxy("172.16.0.1,172.16.0.10,.example.com"))
+    assert (only.id, only.result) == ("proxy", Result.ERROR)
+    assert only.message == "noProxy of setting http-proxy does not cover addresses of hosts: 172.16.0.2"
+    assert "http-proxy" in only.remedy
+
+
+def test_the_virtual_address_and_networks_behind_the_proxy_are_a_warning() -> None:
+    elsewhere = [host("a", "172.16.0.1", "192.168.0.0/24")]
+    service = INGRESS | {"spec": {"clusterIP": "192.168.128.9"}}
+    (only,) = checked(proxy("172.16.0.1"), hosts=elsewhere, ingress=service)
+    assert only.result is Result.WARNING
+    assert only.message.endswith(": 172.16.0.10, 192.168.0.0/24, 192.168.128.9")
+
+
+def test_half_of_a_pod_network_is_not_enough() -> None:
+    elsewhere = [host("a", "10.0.0.1", "192.168.0.0/24")]
+    assert checked(proxy("192.168.0.0/25"), hosts=elsewhere, ingress=None) != []
+    assert checked(proxy("192.168.0.0/25,192.168.0.128/25"), hosts=elsewhere, ingress=None) == []
+
+
+def test_a_static_virtual_address_is_that_of_the_annotation() -> None:
+    service = {"metadata": {"annotations": {"kube-vip.io/loadbalancerIPs": "172.16.0.99"}}}
+    (only,) = checked(proxy("172.16.0.1,172.16.0.2"), ingress=service)
+    assert only.message.endswith(": 172.16.0.99")
+
+
+def test_without_addresses_a_proxy_needs_some_exception() -> None:
+    (only,) = checked(proxy(), hosts=[{"metadata": {"name": "a"}}], ingress=None)
+    assert "has no exceptions" in only.message
+    assert checked(proxy("example.com"), hosts=[{"metadata": {"name": "a"}}], ingress=None) == []
+
+
+@pytest.mark.parametrize("value", [{}, {"noProxy": "example.com"}, [], None, "x"])
+def test_without_a_proxy_nothing_needs_an_exception(value: Any) -> None:
+    assert checked(setting("http-proxy", value)) == []
+
+
+def test_a_setting_that_cannot_be_parsed_is_passed_over() -> None:
+    assert checked({"metadata": {"name": "http-proxy"}, "value": "{"}) == []
+
+
+@given(
+    st.ip_addresses(v=4),
+    st.lists(st.tuples(st.ip_addresses(v=4), st.integers(0, 32)), max_size=4),
+)
+def test_an_address_is_excepted_if_one_entry_holds_it(address: Any, entries: list[tuple[Any, int]]) -> None:
+    networks = [ipaddress.ip_network(f"{base}/{length}", strict=False) for base, length in entries]
+    exceptions = [f" {network}" for network in networks] + ["example.com", ""]
+    network = ipaddress.ip_network(address)
+    assert settings.is_excepted(network, exceptions) == any(address in other for other in networks)
+
+
+def test_the_families_of_addresses_do_not_mix() -> None:
+    address = ipaddress.ip_network("fd00::1")
+    assert not settings.is_excepted(address, ["0.0.0.0/0"])
+    assert settings.is_excepted(address, ["0.0.0.0/0", "fd00::/8"])
+
+
+# Others
+
+
+@pytest.mark.parametrize(
+    ("value", "result"),
+    [
+        ({"enable": False, "expiringInHours": 240}, [Result.WARNING]),
+        ({"expiringInHours": 240}, [Result.WARNING]),
+        ({"enable": True}, []),
+        (None, []),
+    ],
+)
+def test_certificates_that_nothing_renews(value: Any, result: list[Result]) -> None:
+    checks = checked(setting("auto-rotate-rke2-certs", value))
+    assert [check.result for check in checks] == result
+    assert all(check.id == "certificate-rotation" and check.remedy for check in checks)
+
+
+def test_the_default_of_a_setting_counts_until_it_is_set() -> None:
+    default = {"metadata": {"name": "auto-rotate-rke2-certs"}, "default": '{"enable":false}'}
+    assert [check.id for check in checked(default)] == ["certificate-rotation"]
+
+
+def test_more_than_the_default_overcommitment() -> None:
+    (only,) = checked(setting("overcommit-config", {"storage": 400}))
+    assert (only.id, only.result) == ("over-provisioning", Result.WARNING)
+    assert "400 % of the existing storage" in only.message
+
+
+async def test_settings_are_read_one_by_one() -> None:
+    server = MemoryServer()
+    server.put(setting("http-proxy", {}))
+    objects = HarvesterObjects()
+    assert await read_settings(cast("ApiClient", server), objects) == []
+    assert [obj["metadata"]["name"] for obj in objects.settings] == ["http-proxy"]
+
+    server.errors["get Setting"] = Forbidden(403, "Forbidden", "cannot get")
+    assert await read_settings(cast("ApiClient", server), HarvesterObjects()) == list(settings.READ)
+
+
+def test_the_documented_role_grants_what_the_checks_read() -> None:
+    page = (CHECKOUT / "docs" / "tasks" / "doctor.md").read_text(encoding="utf-8")
+    role, binding = load_yaml_all(page.partition("```yaml\n")[2].partition("```")[0])
+    names = {name for rule in role["rules"] for name in rule.get("resourceNames", ())}
+    # Harvester lets every account get this one: harvester v1.8.0, pkg/data/rbac.go.
+    assert names == set(settings.READ) - {settings.CHART_VERSIONS}
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
