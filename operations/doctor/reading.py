@@ -27,7 +27,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, RequestError, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import KubeconfigError
 from operations.capacity.poolreader import read_pools
-from operations.doctor import rights, settings
+from operations.doctor import rancher, rights, settings
 from operations.doctor.harvester import HarvesterFacts
 from operations.doctor.management import ManagementFacts
 from operations.read.accounts import identity_of, read_kubeconfig
@@ -83,6 +83,12 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     facts.extensions = await _list(client, facts, resources.EXTENSION_CONFIGS, "")
     if len(facts.extensions) > 1:
         facts.namespaces = await _list(client, facts, NAMESPACES, "")
+    rancher_settings = await asyncio.gather(
+        *(_get(client, facts, resources.RANCHER_SETTINGS, "", name) for name in rancher.SETTINGS)
+    )
+    if any(rancher_settings):
+        values = map(rancher.value_of, rancher_settings)
+        facts.rancher = dict(zip(rancher.SETTINGS, values, strict=True))
     with suppress(ApiError):
         facts.cert_manager = await list_all(client, DEPLOYMENTS, label_selector=_CERT_MANAGER)
 

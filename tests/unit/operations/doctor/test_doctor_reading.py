@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -10,18 +10,9 @@ from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from operations.doctor.reading import read_management_facts
-from tests.support.memoryserver import MemoryServer
+from tests.support.doctor import ManagementServer
 
 pytestmark = pytest.mark.unit
-
-
-class Server(MemoryServer):
-    async def request(self, method: str, path: str, **options: Any) -> Any:
-        if path == "/version":
-            return {"gitVersion": "v1.34.0"}
-        if path == "/apis/cluster.x-k8s.io":
-            return {"versions": [{"version": "v1beta2"}, {"version": "v1beta1"}]}
-        return await super().request(method, path, **options)
 
 
 def webhooks(*configurations: Obj) -> Obj:
@@ -52,7 +43,7 @@ SERVICE = {"service": {"name": "webhooks", "namespace": "caphv-system"}}
     ],
 )
 async def test_endpoints_are_those_of_the_service_of_the_webhook(configuration: Obj | None, names: list[str]) -> None:
-    server = Server(endpoints("own", "webhooks"), endpoints("other", "another"))
+    server = ManagementServer(endpoints("own", "webhooks"), endpoints("other", "another"))
     if configuration:
         server.put(configuration)
     facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
@@ -61,7 +52,7 @@ async def test_endpoints_are_those_of_the_service_of_the_webhook(configuration: 
 
 
 async def test_a_missing_right_is_noted_and_hides_nothing_else() -> None:
-    server = Server()
+    server = ManagementServer()
     metadata = {"name": "caphv", "namespace": "caphv-system"}
     server.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata})
     server.errors["get Deployment"] = Forbidden(403, "Forbidden", "cannot get")
