@@ -50,6 +50,7 @@ EXTENSION_CONFIGS = Resource(
 CERTIFICATES = Resource("cert-manager.io", "v1", "certificates", "Certificate")
 
 LONGHORN_NODES = Resource("longhorn.io", "v1beta2", "nodes", "Node")
+LONGHORN_RECURRING_JOBS = Resource("longhorn.io", "v1beta2", "recurringjobs", "RecurringJob")
 LONGHORN_SETTINGS = Resource("longhorn.io", "v1beta2", "settings", "Setting")
 
 

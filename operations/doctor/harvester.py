@@ -15,9 +15,10 @@ from caphv.api.release import release_of
 from caphv.api.supported import support
 from caphv.runtime.kubeconfig import Kubeconfig
 from operations.capacity.addresspools import PoolReport
-from operations.doctor import guests, pitfalls, references, settings
+from operations.doctor import guests, pitfalls, references, settings, storage
 from operations.doctor.references import References
 from operations.doctor.rights import AHEAD, Right, describe
+from operations.doctor.storage import Storage
 from operations.leftovers.decision import ADDRESS, HarvesterState, examine
 from operations.read.objects import (
     HarvesterObjects,
@@ -55,9 +56,9 @@ class HarvesterFacts:
     deployment: Obj | None = None
     ingress: Obj | None = None
     """Service `kube-system/ingress-expose`, which has the virtual address."""
-    unread_settings: list[str] = field(default_factory=list)
-    """Settings of Harvester that checks need and the account may not read."""
-    storage_classes: list[Obj] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    """What checks need and the account may not read: a verb and its object."""
+    storage: Storage = field(default_factory=Storage)
     machines: list[Obj] = field(default_factory=list)
     clusters: list[Obj] = field(default_factory=list)
     owners: dict[Key, Obj] = field(default_factory=dict)
@@ -93,15 +94,21 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     yield from _check_hosts(facts.objects, subject)
     yield from _check_volume_replicas(facts, subject)
     yield from _check_pools(facts, subject)
-    named = References(facts.clusters, facts.machines, facts.owners, facts.storage_classes)
+    named = References(facts.clusters, facts.machines, facts.owners, facts.storage.classes)
     yield from references.checks(named, facts.objects, subject)
     yield from _check_guest_agents(facts.objects, subject, now)
     yield from _check_orphans(facts, subject)
     yield from guests.checks(
         facts.objects, facts.clusters, facts.machines, release_of(facts.deployment)
     )
-    yield from pitfalls.checks(facts.objects, facts.storage_classes, facts.machines, subject, now)
-    yield from settings.checks(facts.objects, facts.ingress, facts.unread_settings, subject)
+    yield from pitfalls.checks(facts.objects, facts.storage.classes, facts.machines, subject, now)
+    yield from settings.checks(facts.objects, facts.ingress, subject)
+    yield from storage.checks(
+        facts.storage, facts.objects, facts.machines, facts.deployment, subject
+    )
+    if facts.unread:
+        missing = "; ".join(facts.unread)
+        yield skipped("access", subject, f"not checked, because the account may not {missing}")
 
 
 def _check_connection(facts: HarvesterFacts, subject: str, *, expired: bool) -> Check:
@@ -255,7 +262,7 @@ def _check_volume_replicas(facts: HarvesterFacts, subject: str) -> Iterator[Chec
     Longhorn keeps one replica of a volume on a host, so that such volumes stay degraded.
     """
     ready = sum(map(is_host_ready, facts.objects.hosts)) if facts.objects else 0
-    for storage_class in facts.storage_classes:
+    for storage_class in facts.storage.classes:
         replicas = str(at(storage_class, "parameters", "numberOfReplicas") or "")
         if not replicas.isdigit() or not ready or int(replicas) <= ready:
             continue

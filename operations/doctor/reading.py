@@ -30,6 +30,7 @@ from operations.capacity.poolreader import read_pools
 from operations.doctor import rancher, rights, settings
 from operations.doctor.harvester import HarvesterFacts
 from operations.doctor.management import ManagementFacts
+from operations.doctor.storage import Storage, selectors_of, used_classes
 from operations.read.accounts import identity_of, read_kubeconfig
 from operations.read.harvester import read_harvester
 from operations.read.harvesterclient import HarvesterClient
@@ -42,6 +43,7 @@ from operations.status.provider import newest_lease
 _WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
 _CERT_MANAGER = "app.kubernetes.io/instance=cert-manager"
 _HARVESTER = Key("harvester-system", "harvester")
+_LONGHORN_NAMESPACE = "longhorn-system"
 _INGRESS = Key("kube-system", "ingress-expose")
 
 
@@ -164,8 +166,9 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
     """Fill facts with what a Harvester answers; what it refuses stays empty."""
     namespaces = target_namespaces(facts.clusters)
     facts.objects = await read_harvester(harvester, namespaces, surroundings=True)
-    if not facts.objects.sees(str(resources.HARVESTER_SETTINGS)):
-        facts.unread_settings = await read_settings(harvester, facts.objects)
+    hidden = not facts.objects.sees(str(resources.HARVESTER_SETTINGS))
+    if hidden and (unread := await read_settings(harvester, facts.objects)):
+        facts.unread.append(f"get settings {', '.join(unread)}")
 
     with suppress(ApiError):
         needed = [*rights.needed_rights(facts.clusters), *rights.AHEAD]
@@ -179,12 +182,43 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
         facts.deployment = items[0] if items else None
     with suppress(ApiError):
         facts.ingress = await harvester.get(SERVICES, _INGRESS.name, _INGRESS.namespace)
-    with suppress(ApiError):
-        facts.storage_classes = await list_all(harvester, STORAGE_CLASSES)
+    facts.storage, unlisted = await read_storage(harvester, facts.objects, facts.machines)
+    facts.unread += unlisted
     if facts.recorded_owners is not None:
         with suppress(ApiError):
             client = HarvesterClient(harvester, namespaces)
             facts.pools = (await read_pools(client, facts.recorded_owners)).reports()
+
+
+async def read_storage(
+    harvester: ApiClient, objects: HarvesterObjects, machines: Iterable[Obj]
+) -> tuple[Storage, list[str]]:
+    """Read StorageClasses, and of Longhorn what those in use need.
+
+    The second part of the answer names the lists that the account may not read.
+
+    :param harvester: client of the Harvester
+    :param objects: the objects of the Harvester
+    :param machines: the HarvesterMachines on it
+    """
+    storage, unread = Storage(), []
+
+    async def read(resource: Resource, namespace: str = "") -> list[Obj] | None:
+        try:
+            return await list_all(harvester, resource, namespace)
+        except NotFound:
+            return None
+        except ApiError:
+            unread.append(f"list {resource}")
+            return None
+
+    storage.classes = await read(STORAGE_CLASSES) or []
+    used = used_classes(storage.classes, objects.claims, machines)
+    if used:
+        storage.jobs = await read(resources.LONGHORN_RECURRING_JOBS, _LONGHORN_NAMESPACE)
+    if any(any(selectors_of(storage_class)) for storage_class in used):
+        storage.nodes = await read(resources.LONGHORN_NODES, _LONGHORN_NAMESPACE)
+    return storage, unread
 
 
 async def read_settings(harvester: ApiClient, objects: HarvesterObjects) -> list[str]:
