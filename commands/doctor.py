@@ -155,10 +155,12 @@ async def run_checks(
     """
     from datetime import UTC, datetime
 
+    from caphv.api.compatibility import compatibility
     from caphv.api.object import Key, key_of
     from operations.doctor import (
         annotations,
         bootstrap,
+        cloudproviders,
         clusters,
         fleet,
         harvester,
@@ -193,6 +195,7 @@ async def run_checks(
         parts.key: parts.control_plane for parts in parts_of(answer.objects) if parts.control_plane
     }
     checks += bootstrap.checks(selected, control_planes)
+    checks += cloudproviders.checks(compatibility(), selected, harvesters, control_planes)
     checks += fleet.checks(facts.fleet_clusters, [cluster.key for cluster in selected], now)
     checks += annotations.checks(_objects_of(selected, answer.objects))
 

@@ -12,6 +12,7 @@ from operations.capacity.free import CapacityObjects
 from operations.capacity.machinepools import Pool
 from operations.capacity.newcluster import NewCluster, findings
 from operations.capacity.surroundings import Surroundings
+from operations.read.chartlimits import ChartLimits
 from operations.read.objects import HarvesterObjects, Unseen
 from tests.support.clusters import condition
 
@@ -229,3 +230,32 @@ def test_gateway_and_mask_are_those_of_the_pool(gateway: str, mask: str, fields:
     found = findings(NewCluster(definition(addresses=addresses), machines(1)), surroundings())
     assert [finding.path[-1] for finding in found] == fields
     assert not any(finding.advice for finding in found)
+
+
+# Charts
+
+
+def test_charts_that_harvester_does_not_serve_are_an_error() -> None:
+    old = surroundings()
+    old.chart_limits = ChartLimits((1, 1))
+    rke2 = definition(kubernetesVersion="v1.34.4+rke2r1", addons={"cloudProviderName": "harvester"})
+    finding = only(rke2, old)
+    assert (finding.field, finding.value) == ("spec.kubernetesVersion", "v1.34.4+rke2r1")
+    assert finding.detail.startswith("harvester-cloud-provider 0.2.11 needs Harvester 1.2 or later: upgrade Harvester")
+    assert not finding.advice
+    assert only(definition(kubernetesVersion="v1.34.4+k3s1"), old).field == "spec.addons"
+
+
+def test_charts_that_its_setting_excludes_are_an_error() -> None:
+    strict = surroundings()
+    strict.chart_limits = ChartLimits((1, 8), {"harvester-csi-provider": "<0.1.0"})
+    assert "is not accepted by this Harvester, which takes <0.1.0" in only(definition(), strict).detail
+
+
+@pytest.mark.parametrize(
+    "limits", [ChartLimits(), ChartLimits((1, 8)), ChartLimits(None, {"harvester-csi-provider": 1})]
+)
+def test_an_unknown_harvester_refuses_no_chart(limits: ChartLimits) -> None:
+    found = surroundings()
+    found.chart_limits = limits
+    assert lines(definition(), found) == []
