@@ -37,6 +37,7 @@ class RestoreOptions(ManagementOptions, ChangeOptions):
     keep_existing: bool
     accept_differences: bool
     stopped: bool
+    show_ip_pools: bool
 
 
 @click.command(
@@ -45,6 +46,7 @@ class RestoreOptions(ManagementOptions, ChangeOptions):
 Examples:
   caphv restore backups/2026-11-22 --dry-run
   caphv restore backups/2026-11-22 --kubeconfig new-management.yaml
+  caphv restore backups/2026-11-22 --show-ip-pools > pools.yaml
   caphv restore backups/shop --yes --old-management-cluster-stopped --passphrase-file passphrase
 
 \b
@@ -85,6 +87,11 @@ refused.
     help="Confirm that the old management cluster is stopped, and end the pause without asking.",
 )
 @click.option(
+    "--show-ip-pools",
+    is_flag=True,
+    help="Write the IPPools of the backup as manifests for Harvester, and restore nothing.",
+)
+@click.option(
     "-y", "--yes", is_flag=True, help="Create the objects without asking; they stay paused."
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be created, and change nothing.")
@@ -112,6 +119,10 @@ def restore(directory: Path, options: RestoreOptions) -> None:
         backup = files.read(directory, passphrase)
     except files.BackupError as error:
         raise InputError(str(error)) from None
+
+    if options.show_ip_pools:
+        _show_pools(backup)
+        return
 
     # A dry run reports all problems. Otherwise the first problem ends the command.
     is_whole = _show_missing(backup, options)
@@ -144,6 +155,15 @@ def restore(directory: Path, options: RestoreOptions) -> None:
         _fail(failed, f"What was created differs from the backup, and stays paused. {remedy}")
     echo(f"Verified {counted(len(backup.objects), 'object')}; differences: {len(failed)}")
     _resume(plan, options)
+
+
+def _show_pools(backup: Backup) -> None:
+    """Write the IPPools of a backup as manifests."""
+    from operations.backup.pools import manifests_of
+
+    if not backup.pools:
+        raise InputError("the backup has no IPPools: it was made without --ip-pools")
+    click.echo(manifests_of(backup.pools), nl=False)
 
 
 def _resume(plan: Restore, options: RestoreOptions) -> None:

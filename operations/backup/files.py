@@ -25,7 +25,9 @@ import orjson
 from caphv.api.counting import counted
 from caphv.api.object import Key, Obj, at
 from caphv.api.objectid import ObjectId, id_of
+from caphv.api.resources import IP_POOLS
 from caphv.runtime.text import Limits, TextError, load_json
+from operations.backup.pools import Pools
 from operations.backup.sealing import Opener, Sealer, SealError
 from operations.read.graph import is_cluster_api
 
@@ -71,6 +73,8 @@ class Backup:
     """References that led nowhere when the backup was made."""
     unseen: tuple[str, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
+    pools: Pools = field(default_factory=dict)
+    """IPPools on Harvester that the clusters use."""
 
     def cluster_keys(self) -> set[Key]:
         """Return namespace and name of each of the clusters."""
@@ -144,7 +148,8 @@ def read(folder: Path, passphrase: Callable[[], str] | None) -> Backup:
     reader = _Reader(folder, Opener(passphrase()) if passphrase else None)
     index = reader.read_index(f"{INDEX}{_SEALED}" if passphrase else INDEX)
     entries = {str(entry["file"]): entry for entry in index["objects"]}
-    _check_names(folder, files, entries)
+    pool_entries = {str(entry["file"]): entry for entry in index.get("pools") or ()}
+    _check_names(folder, files, entries | pool_entries)
 
     origin = {name: str(index["origin"].get(name) or "") for name in Origin.__slots__}
     backup = Backup(
@@ -161,6 +166,13 @@ def read(folder: Path, passphrase: Callable[[], str] | None) -> Backup:
             backup.missing[_label(entry)] = str(error)
         else:
             backup.objects[id_of(obj)] = obj
+    for name, entry in sorted(pool_entries.items()):
+        try:
+            pool = reader.read_pool(name, entry)
+        except SealError as error:
+            backup.missing[_label(entry)] = str(error)
+        else:
+            backup.pools.setdefault(str(entry.get("harvester")), []).append(pool)
 
     if not backup.objects:
         reasons = list(backup.missing.values())
@@ -228,12 +240,29 @@ class _Reader:
                 f"{self._folder / name} has format {version!r}; this version of caphv reads "
                 f"{FORMAT}"
             )
-        if not isinstance(index.get("origin"), dict) or not _are_entries(index.get("objects")):
+        lists = (index.get("objects"), index.get("pools", []))
+        if not isinstance(index.get("origin"), dict) or not all(map(_are_entries, lists)):
             raise BackupError(f"{self._folder / name} is not the index of a backup")
         return index
 
     def read_object(self, name: str, entry: Obj) -> Obj:
         """Return the object that an entry of the index names. Raises `SealError`."""
+        obj = self._read_entry(name, entry)
+        # A backup that others made must not create a ClusterRoleBinding here.
+        if not is_kept(id_of(obj)):
+            raise SealError(f"is a {id_of(obj).kind}: no backup has objects of this kind")
+        return obj
+
+    def read_pool(self, name: str, entry: Obj) -> Obj:
+        """Return the IPPool that an entry of the index names. Raises `SealError`."""
+        obj = self._read_entry(name, entry)
+        # A user gives the manifests of pools to an administrator of Harvester.
+        if id_of(obj)[:2] != (IP_POOLS.group, IP_POOLS.kind):
+            raise SealError(f"is a {id_of(obj).kind}, and not an IPPool")
+        return obj
+
+    def _read_entry(self, name: str, entry: Obj) -> Obj:
+        """Return the object in a file of the index, of any kind. Raises `SealError`."""
         # Encryption proves that a file belongs to the backup. The digest proves that two files were
         # not swapped.
         content = self._read(name)
@@ -244,9 +273,6 @@ class _Reader:
         texts = (obj.get("apiVersion"), obj.get("kind"), at(obj, "metadata", "name"))
         if not all(isinstance(text, str) and text for text in texts):
             raise SealError("is not a Kubernetes object")
-        # A backup that others made must not create a ClusterRoleBinding here.
-        if not is_kept(id_of(obj)):
-            raise SealError(f"is a {id_of(obj).kind}: no backup has objects of this kind")
         return obj
 
     def _read(self, name: str) -> bytes:
@@ -301,19 +327,14 @@ def _write(folder: Path, backup: Backup, sealer: Sealer | None) -> int:
 
     entries = []
     for identity, obj in sorted(backup.objects.items()):
-        content = _dump(obj)
-        name = f"{_path(identity)}{ending}"
-        _store(folder / name, content, sealer)
-        entries.append(
-            {
-                "apiVersion": obj["apiVersion"],
-                "kind": identity.kind,
-                "namespace": identity.namespace,
-                "name": identity.name,
-                "file": name,
-                "sha256": hashlib.sha256(content).hexdigest(),
-            }
-        )
+        entries.append(_store_object(folder, f"{_path(identity)}{ending}", obj, sealer))
+
+    pools = []
+    for number, (harvester, objs) in enumerate(sorted(backup.pools.items()), 1):
+        for pool in objs:
+            path = "/".join((f"harvester-{number}", _path(id_of(pool)).partition("/")[2]))
+            entry = _store_object(folder, f"{path}{ending}", pool, sealer)
+            pools.append(entry | {"harvester": harvester})
 
     index = {
         "format": FORMAT,
@@ -323,8 +344,30 @@ def _write(folder: Path, backup: Backup, sealer: Sealer | None) -> int:
         "absent": sorted(backup.absent),
         "unseen": list(backup.unseen),
     }
+    if pools:
+        index["pools"] = pools
     _store(folder / f"{INDEX}{ending}", _dump(index), sealer)
-    return len(entries) + 1
+    return len(entries) + len(pools) + 1
+
+
+def _store_object(folder: Path, name: str, obj: Obj, sealer: Sealer | None) -> Obj:
+    """Write the file of an object; return its entry in the index.
+
+    :param folder: the new folder of the backup
+    :param name: the path of the file below it
+    :param obj: the object
+    :param sealer: encrypts the file, None to write plain text
+    """
+    content, identity = _dump(obj), id_of(obj)
+    _store(folder / name, content, sealer)
+    return {
+        "apiVersion": obj["apiVersion"],
+        "kind": identity.kind,
+        "namespace": identity.namespace,
+        "name": identity.name,
+        "file": name,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
 
 
 def _store(file: Path, content: bytes, sealer: Sealer | None) -> None:
