@@ -6,6 +6,7 @@ the bundles. Harvester itself says in a setting which versions of the charts it 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ CLOUD_PROVIDER, CSI_DRIVER = "harvester-cloud-provider", "harvester-csi-driver"
 # Harvester's setting has another name for the CSI driver's chart.
 _NAMES_IN_SETTING = {CLOUD_PROVIDER: CLOUD_PROVIDER, CSI_DRIVER: "harvester-csi-provider"}
 _COMPARISON = re.compile(r"(>=|<=|>|<|=)?v?(\d{1,6}\.\d{1,6}\.\d{1,6})")
+_RKE2_SUFFIX = re.compile(r"rke2r(\d{1,3})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +37,17 @@ class Need:
 class Compatibility:
     """The rows of the table that compare charts with Kubernetes and Harvester.
 
-    `bundles` is the newest release of the bundles, `charts` are its versions by name, and
-    `harvester` the oldest and newest release of Harvester that it was made for. `rke2` has the
-    charts that RKE2 installs itself, by the first release with them.
+    `charts` are the versions of the newest release of the bundles, by name. `rke2` has the charts
+    that RKE2 installs itself, by the first release with them; its last number is that of `+rke2r1`.
     """
 
-    bundles: str
     charts: Mapping[str, str]
-    harvester: tuple[str, str]
     needs: Sequence[Need]
     rke2: Mapping[Version, Mapping[str, str]]
 
     def rke2_charts(self, version: str) -> Mapping[str, str]:
         """Return versions by chart that a release of RKE2 installs; empty if they are not known."""
-        release = parse(version)
+        release = _rke2_release(version)
         # A minor version of RKE2 never returns to older charts.
         rows = [row for row in self.rke2 if row[:2] == release[:2] and row <= release]
         return self.rke2[max(rows)] if rows else {}
@@ -67,11 +66,6 @@ class Compatibility:
         """
         return [*self._unmet(charts, harvester), *_refused(charts, accepted)]
 
-    def unmade_for(self, harvester: tuple[int, int] | None) -> bool:
-        """Return whether the newest bundles are not made for a release of Harvester."""
-        oldest, newest = map(parse, self.harvester)
-        return harvester is not None and not oldest <= harvester <= newest
-
     def _unmet(self, charts: Mapping[str, str], harvester: tuple[int, int] | None) -> Iterator[str]:
         for need in self.needs:
             version = charts.get(need.chart, "")
@@ -81,25 +75,42 @@ class Compatibility:
 
 
 def in_range(version: str, comparisons: str) -> bool:
-    """Return whether a version meets all comparisons, such as `>=0.0.1 <0.3.0`.
+    """Return whether a version meets comparisons, such as `>=0.0.1 <0.3.0 || >=0.4.0`.
 
-    Comparisons in another form count as met, because a wrong refusal is worse than none.
+    Comparisons in another form count as met, because a wrong refusal is worse than none: Rancher's
+    UI understands all forms of npm's semver.
     """
     release = parse(version)
-    for text in comparisons.split():
-        match = _COMPARISON.fullmatch(text)
-        if match is None:
-            return True
-        limit = parse(match[2])
-        meets = {
-            ">=": release >= limit,
-            "<=": release <= limit,
-            ">": release > limit,
-            "<": release < limit,
-        }
-        if not meets.get(match[1], release == limit):
-            return False
-    return True
+    ranges = [
+        [_COMPARISON.fullmatch(text) for text in alternative.split()]
+        for alternative in comparisons.split("||")
+    ]
+    # An empty alternative takes every version; `0.1.0 - 0.3.0` has a text that is no comparison.
+    if not release or not all(ranges) or not all(itertools.chain(*ranges)):
+        return True
+    return any(all(_meets(release, match) for match in matches if match) for matches in ranges)
+
+
+def _meets(release: Version, comparison: re.Match[str]) -> bool:
+    limit = parse(comparison[2])
+    meets = {
+        ">=": release >= limit,
+        "<=": release <= limit,
+        ">": release > limit,
+        "<": release < limit,
+    }
+    return meets.get(comparison[1], release == limit)
+
+
+def _rke2_release(version: str) -> Version:
+    """Return the numbers of a release of RKE2, with that of `+rke2r2`; empty if it is none.
+
+    Without a suffix it is the first release, as in definitions.
+    """
+    numbers, _, suffix = version.partition("+")
+    revision = _RKE2_SUFFIX.fullmatch(suffix or "rke2r1")
+    release = parse(numbers)
+    return (*release, int(revision[1])) if release and revision else ()
 
 
 def parse_table(content: Mapping[str, Any]) -> Compatibility:
@@ -107,15 +118,13 @@ def parse_table(content: Mapping[str, Any]) -> Compatibility:
 
     Raises KeyError, TypeError for another form.
     """
-    newest = content["releases"][0]
-    supported = newest["supports"]["harvester"]
     return Compatibility(
-        str(newest["name"]),
-        newest["charts"],
-        (str(supported["from"]), str(supported["to"])),
+        content["releases"][0]["charts"],
         [Need(row["chart"], row["from"], row["harvester"]) for row in content.get("needs", ())],
         {
-            parse(row["from"]): {chart: row[chart] for chart in (CLOUD_PROVIDER, CSI_DRIVER)}
+            _rke2_release(row["from"]): {
+                chart: row[chart] for chart in (CLOUD_PROVIDER, CSI_DRIVER)
+            }
             for row in content.get("rke2", ())
         },
     )

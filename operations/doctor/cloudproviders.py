@@ -1,10 +1,13 @@
-"""Check whether the cloud provider and CSI driver of guests fit their Harvester."""
+"""Check whether the cloud provider and CSI driver that RKE2 installs in guests fit Harvester.
+
+Which bundles a guest runs is in Git, and `caphv generate` compares those of a new cluster.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from caphv.api.compatibility import CLOUD_PROVIDER, CSI_DRIVER, Compatibility
+from caphv.api.compatibility import Compatibility
 from caphv.api.object import Key, Obj
 from caphv.api.release import release_of
 from caphv.api.rke2 import installs_cloud_provider
@@ -22,7 +25,7 @@ def checks(
     harvesters: Iterable[HarvesterFacts],
     control_planes: Mapping[Key, Obj],
 ) -> Iterator[Check]:
-    """Yield the checks of Harvesters that answer, and of the clusters there.
+    """Yield the checks of clusters whose Harvester answers.
 
     :param table: which charts fit which Harvester
     :param clusters: the clusters
@@ -30,59 +33,32 @@ def checks(
     :param control_planes: control plane objects by key of the Cluster
     """
     answering = {str(facts.identity): facts for facts in harvesters if facts.objects is not None}
-    for facts in answering.values():
-        yield from _check_bundles(table, facts)
     for cluster in clusters:
-        if cluster.identity in answering:
-            harvester, control_plane = answering[cluster.identity], control_planes.get(cluster.key)
-            yield from _check(table, cluster, harvester, control_plane or {})
+        control_plane = control_planes.get(cluster.key) or {}
+        if cluster.identity in answering and installs_cloud_provider(control_plane):
+            yield from _check(table, cluster, answering[cluster.identity])
 
 
-def _check_bundles(table: Compatibility, facts: HarvesterFacts) -> Iterator[Check]:
-    """Warn of a Harvester that the newest release of the bundles was not made for."""
-    harvester = release_of(facts.deployment)
-    if facts.objects is None or not table.unmade_for(harvester):
-        return
-
-    assert harvester is not None  # noqa: S101 - an unknown release is no problem
-    oldest, newest = table.harvester
-    message = (
-        f"release {table.bundles} of the bundles is made for Harvester {oldest} to {newest}, not "
-        f"{harvester[0]}.{harvester[1]}"
-    )
-    remedy = "Upgrade Harvester, or caphv to a release whose bundles are made for it"
-    subject = f"Harvester {facts.objects.server}"
-    yield Check(_CHECK, subject, Result.WARNING, message, remedy)
-
-
-def _check(
-    table: Compatibility, cluster: Cluster, facts: HarvesterFacts, control_plane: Obj
-) -> Iterator[Check]:
-    """Check the charts of one cluster: RKE2's own, else those of the newest bundles.
+def _check(table: Compatibility, cluster: Cluster, facts: HarvesterFacts) -> Iterator[Check]:
+    """Check the charts that RKE2 installs in one cluster.
 
     :param table: which charts fit which Harvester
     :param cluster: the cluster
     :param facts: what was read of its Harvester
-    :param control_plane: its control plane object
     """
-    subject, harvester = f"Cluster {cluster.key}", release_of(facts.deployment)
-    if installs_cloud_provider(control_plane):
-        source, charts = f"RKE2 {cluster.version}", table.rke2_charts(cluster.version)
-        remedy = (
-            "Upgrade Harvester before the guest: RKE2 installs these charts with its Kubernetes"
-        )
-    else:
-        source, charts = f"the newest bundles ({table.bundles})", table.charts
-        remedy = "Upgrade Harvester, or set the versions of the charts (ccm.version, csi.version)"
-    charts = {name: charts[name] for name in (CLOUD_PROVIDER, CSI_DRIVER) if name in charts}
+    charts = table.rke2_charts(cluster.version)
     if not charts:
         return  # a release of RKE2 that the table does not know
 
+    subject, harvester = f"Cluster {cluster.key}", release_of(facts.deployment)
     accepted = settings.value_of(facts.objects, settings.CHART_VERSIONS) if facts.objects else None
     problems = table.problems(charts, harvester, accepted if isinstance(accepted, dict) else {})
     for problem in problems:
-        yield Check(_CHECK, subject, Result.ERROR, f"{source}: {problem}", remedy)
+        message = f"RKE2 {cluster.version}: {problem}"
+        remedy = "Upgrade Harvester before the guest: RKE2 installs this chart with its Kubernetes"
+        yield Check(_CHECK, subject, Result.ERROR, message, remedy)
     if not problems:
         versions = ", ".join(f"{name} {version}" for name, version in charts.items())
         release = f"Harvester {harvester[0]}.{harvester[1]}" if harvester else "this Harvester"
-        yield ok(_CHECK, subject, f"{source} has {versions}, which fit {release}")
+        message = f"RKE2 {cluster.version} has {versions}, which fit {release}"
+        yield ok(_CHECK, subject, message)

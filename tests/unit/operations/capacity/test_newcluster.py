@@ -243,7 +243,33 @@ def test_charts_that_harvester_does_not_serve_are_an_error() -> None:
     assert (finding.field, finding.value) == ("spec.kubernetesVersion", "v1.34.4+rke2r1")
     assert finding.detail.startswith("harvester-cloud-provider 0.2.11 needs Harvester 1.2 or later: upgrade Harvester")
     assert not finding.advice
-    assert only(definition(kubernetesVersion="v1.34.4+k3s1"), old).field == "spec.addons"
+    for addons in ({}, {"cloudProviderName": "harvester"}):
+        other = definition(kubernetesVersion="v1.34.4+k3s1", distribution="k3s", addons=addons)
+        assert only(other, old).field == "spec.addons"
+
+
+@pytest.mark.parametrize(
+    "addons",
+    [
+        {"ccm": {"version": "0.1.14"}, "csi": {"version": "0.1.14"}},
+        {"ccm": {"enabled": False}, "csi": {"version": "0.1.14"}},
+        {"ccm": {"enabled": False}, "csi": {"enabled": False}},
+    ],
+)
+def test_the_remedy_for_charts_works(addons: Obj) -> None:
+    strict = surroundings()
+    strict.chart_limits = ChartLimits(
+        (1, 1), {"harvester-cloud-provider": "<0.2.0", "harvester-csi-provider": "<0.1.15"}
+    )
+    assert len(lines(definition(), strict)) == 3
+    assert lines(definition(addons=addons), strict) == []
+
+
+def test_charts_of_a_cluster_that_exists_are_those_of_its_lockfile() -> None:
+    annotations = {"caphv.io/owner": "HarvesterMachine/team/shop-abc-1"}
+    old = surroundings(vms=[{"metadata": {"name": "shop-abc-1", "annotations": annotations}}])
+    old.chart_limits = ChartLimits((1, 1))
+    assert lines(definition(), old) == []
 
 
 def test_charts_that_its_setting_excludes_are_an_error() -> None:

@@ -46,19 +46,15 @@ def test_charts_of_rke2_that_fit() -> None:
     )
 
 
-def test_other_clusters_have_the_charts_of_the_bundles() -> None:
-    (only,) = checked(facts(), provider="external")
-    assert only.message.startswith("the newest bundles (")
-    assert compatibility().charts["harvester-csi-driver"] in only.message
-    (only,) = cloudproviders.checks(
-        compatibility(), [Cluster("team", "shop", State.AVAILABLE, identity="team/identity")], [facts()], {}
-    )
-    assert only.result is Result.OK
+@pytest.mark.parametrize("harvester", ["v1.8.1", "v1.1.2", "v2.0.0"])
+def test_nothing_is_claimed_of_charts_in_bundles_because_git_knows_them(harvester: str) -> None:
+    assert checked(facts(harvester), provider="external") == []
+    cluster = Cluster("team", "shop", State.AVAILABLE, identity="team/identity")
+    assert list(cloudproviders.checks(compatibility(), [cluster], [facts(harvester)], {})) == []
 
 
 def test_an_old_harvester_must_be_upgraded_first() -> None:
-    bundles, charts = checked(facts("v1.1.2"))
-    assert (bundles.subject, bundles.result) == ("Harvester https://harvester:6443", Result.WARNING)
+    (charts,) = checked(facts("v1.1.2"))
     assert (charts.subject, charts.result) == ("Cluster team/shop", Result.ERROR)
     assert charts.message == "RKE2 v1.34.4+rke2r1: harvester-cloud-provider 0.2.11 needs Harvester 1.2 or later"
     assert "Upgrade Harvester before the guest" in charts.remedy
@@ -73,12 +69,6 @@ def test_charts_that_harvester_does_not_accept() -> None:
 @pytest.mark.parametrize("accepted", [None, [], {}, {"harvester-cloud-provider": None}])
 def test_without_the_setting_its_ranges_do_not_matter(accepted: Any) -> None:
     assert [check.result for check in checked(facts(accepted=accepted))] == [Result.OK]
-
-
-def test_a_newer_harvester_than_the_bundles_know() -> None:
-    bundles, charts = checked(facts("v2.0.0"))
-    assert "is made for Harvester 1.2 to 1.9, not 2.0" in bundles.message
-    assert charts.result is Result.OK
 
 
 @pytest.mark.parametrize(
