@@ -18,7 +18,8 @@ def release_of(deployment: Obj | None) -> tuple[int, int] | None:
 
     :param deployment: Deployment `harvester-system/harvester`
     """
-    for container in at(deployment, "spec", "template", "spec", "containers") or ():
+    containers = at(deployment, "spec", "template", "spec", "containers")
+    for container in containers if isinstance(containers, list) else ():
         match = _TAG.search(str(at(container, "image") or ""))
         if match:
             return int(match[1]), int(match[2])

@@ -16,6 +16,7 @@ from caphv.api.supported import support
 from caphv.runtime.kubeconfig import Kubeconfig
 from operations.capacity.addresspools import PoolReport
 from operations.doctor import guests, pitfalls, references, settings, storage
+from operations.doctor.forms import number_of
 from operations.doctor.references import References
 from operations.doctor.rights import AHEAD, Right, describe
 from operations.doctor.storage import Storage
@@ -30,6 +31,9 @@ from operations.read.objects import (
 from operations.read.owners import OwnerObjects
 from operations.status.check import Check, Result, ok, skipped
 from operations.status.details import is_host_ready
+
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading values of other types raises."""
 
 _SOON = timedelta(days=14)
 _WITNESS = "node-role.harvesterhci.io/witness"
@@ -68,7 +72,28 @@ class HarvesterFacts:
     pools: tuple[PoolReport, ...] = ()
 
 
-def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
+def checks(facts: HarvesterFacts, now: datetime) -> list[Check]:
+    """Return all checks of one identity and the Harvester behind it.
+
+    Answers in another form end the checks of this Harvester only.
+    """
+    made = []
+    try:
+        made.extend(_checks(facts, now))
+    except MALFORMED as error:
+        server = facts.kubeconfig.server if facts.kubeconfig else "unknown"
+        made.append(malformed(f"Harvester {server}", error))
+    return made
+
+
+def malformed(subject: str, error: Exception) -> Check:
+    """Return the check of a server whose answers cannot be checked. It quotes no answer."""
+    message = f"its answers have another form than Harvester's ({type(error).__name__})"
+    remedy = "Check that the kubeconfig leads to a Harvester of a supported release"
+    return Check("answers", subject, Result.ERROR, message, remedy)
+
+
+def _checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     """Yield all checks of one identity and the Harvester behind it."""
     secret = f"Secret {facts.identity}"
     if facts.kubeconfig is None:
@@ -102,7 +127,7 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
         facts.objects, facts.clusters, facts.machines, release_of(facts.deployment)
     )
     yield from pitfalls.checks(facts.objects, facts.storage.classes, facts.machines, subject, now)
-    yield from settings.checks(facts.objects, facts.ingress, subject)
+    yield from settings.checks(facts.objects, facts.ingress, subject, now)
     yield from storage.checks(
         facts.storage, facts.objects, facts.machines, facts.deployment, subject
     )
@@ -263,8 +288,8 @@ def _check_volume_replicas(facts: HarvesterFacts, subject: str) -> Iterator[Chec
     """
     ready = sum(map(is_host_ready, facts.objects.hosts)) if facts.objects else 0
     for storage_class in facts.storage.classes:
-        replicas = str(at(storage_class, "parameters", "numberOfReplicas") or "")
-        if not replicas.isdigit() or not ready or int(replicas) <= ready:
+        replicas = number_of(at(storage_class, "parameters", "numberOfReplicas"))
+        if replicas is None or not ready or replicas <= ready:
             continue
 
         name = storage_class["metadata"]["name"]

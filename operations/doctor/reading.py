@@ -46,6 +46,13 @@ _HARVESTER = Key("harvester-system", "harvester")
 _LONGHORN_NAMESPACE = "longhorn-system"
 _INGRESS = Key("kube-system", "ingress-expose")
 
+STORAGE_KINDS = (
+    STORAGE_CLASSES,
+    resources.LONGHORN_NODES,
+    resources.LONGHORN_RECURRING_JOBS,
+)
+"""What the checks of storage list."""
+
 
 async def read_management_facts(client: ApiClient, namespace: str) -> ManagementFacts:
     """Read the input of the checks of the management cluster.

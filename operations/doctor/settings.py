@@ -5,16 +5,19 @@ Accounts with the shipped roles may read few of them.
 
 from __future__ import annotations
 
+import bisect
 import ipaddress
 from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 from caphv.api import names
 from caphv.api.counting import name_some
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, annotations_of, at, labels_of
 from caphv.runtime.text import TextError, load_json
-from operations.read.objects import HarvesterObjects
-from operations.status.check import Check, Result
+from operations.doctor.forms import mappings_of, texts_of
+from operations.read.objects import HarvesterObjects, time_of
+from operations.status.check import Check, Result, ok
 
 PROXY = "http-proxy"
 ROTATION = "auto-rotate-rke2-certs"
@@ -39,20 +42,26 @@ _BUILT_IN_EXCEPTIONS = ("127.0.0.1", "10.0.0.0/8")
 # Harvester overcommits to this percentage by default. Beyond it, hosts and disks may fill.
 _MOST_PERCENT = {"memory": 150, "storage": 200}
 _BY_DHCP = "0.0.0.0"  # kube-vip asks DHCP for an address
+# RKE2's certificates end after a year, and the rotation is off by default.
+_OLD_CERTIFICATES = timedelta(days=270)
+_CONTROL_PLANE_LABEL = "node-role.kubernetes.io/control-plane"
 _SHOWN = 5
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-def checks(objects: HarvesterObjects, ingress: Obj | None, subject: str) -> Iterator[Check]:
+def checks(
+    objects: HarvesterObjects, ingress: Obj | None, subject: str, now: datetime
+) -> Iterator[Check]:
     """Yield the checks of the settings of one Harvester.
 
     :param objects: the objects of the Harvester
     :param ingress: Service `kube-system/ingress-expose`, which has the virtual address
     :param subject: the Harvester
+    :param now: the time of the checks
     """
     yield from _check_proxy(objects, ingress, subject)
-    yield from _check_rotation(objects, subject)
+    yield from _check_rotation(objects, subject, now)
     yield from _check_overcommit(objects, subject)
 
 
@@ -67,20 +76,35 @@ def value_of(objects: HarvesterObjects, name: str) -> Any:
     return None
 
 
-def is_excepted(network: Network, exceptions: Iterable[str]) -> bool:
-    """Return whether entries of a `noProxy` together except each address of a network.
+class Exceptions:
+    """The entries of a `noProxy`: each is an address, a network, or `*` for everything.
 
-    An entry is an address, a network, or `*` for everything. Names except no address.
+    Names except no address. The entries are parsed once, because a setting may have tens of
+    thousands of them.
     """
-    entries = [entry.strip() for entry in exceptions]
-    if "*" in entries:
-        return True
 
-    # Two halves of a network except it as well as the network itself.
-    covering = [parsed for entry in entries if (parsed := _parse(entry))]
-    same_family = [other for other in covering if other.version == network.version]
-    collapsed = ipaddress.collapse_addresses(same_family)  # type: ignore[type-var]
-    return any(network.subnet_of(other) for other in collapsed)  # type: ignore[arg-type]
+    def __init__(self, entries: Iterable[str]) -> None:
+        stripped = {entry.strip() for entry in entries}
+        self._has_everything = "*" in stripped
+        networks = [network for entry in stripped if (network := _parse(entry))]
+
+        # Two halves of a network except it as well as the network itself.
+        self._ranges: dict[int, list[tuple[int, int]]] = {}
+        for version in (4, 6):
+            same_family = [network for network in networks if network.version == version]
+            collapsed = ipaddress.collapse_addresses(same_family)  # type: ignore[type-var]
+            self._ranges[version] = list(map(_bounds, collapsed))
+
+    def cover(self, network: Network) -> bool:
+        """Return whether the entries together except each address of a network."""
+        first, last = _bounds(network)
+        ranges = self._ranges[network.version]
+        index = bisect.bisect(ranges, first, key=lambda bounds: bounds[0]) - 1
+        return self._has_everything or (index >= 0 and last <= ranges[index][1])
+
+
+def _bounds(network: Network) -> tuple[int, int]:
+    return int(network.network_address), int(network.broadcast_address)
 
 
 def _check_proxy(objects: HarvesterObjects, ingress: Obj | None, subject: str) -> Iterator[Check]:
@@ -97,7 +121,7 @@ def _check_proxy(objects: HarvesterObjects, ingress: Obj | None, subject: str) -
         return
 
     listed = str(configured.get("noProxy") or "")
-    exceptions = [*_BUILT_IN_EXCEPTIONS, *listed.split(",")]
+    exceptions = Exceptions([*_BUILT_IN_EXCEPTIONS, *listed.split(",")])
     hosts = _uncovered(_host_addresses(objects), exceptions)
     internal = _uncovered([*_virtual_addresses(ingress), *_pod_networks(objects)], exceptions)
 
@@ -132,19 +156,35 @@ def _check_proxy(objects: HarvesterObjects, ingress: Obj | None, subject: str) -
         yield Check("proxy", subject, Result.WARNING, message, remedy)
 
 
-def _check_rotation(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
-    """Warn if Harvester does not renew the certificates of its RKE2, which end after a year."""
+def _check_rotation(objects: HarvesterObjects, subject: str, now: datetime) -> Iterator[Check]:
+    """Warn if Harvester does not renew the certificates of its RKE2, and the oldest may end soon.
+
+    :param objects: the objects of the Harvester
+    :param subject: the Harvester
+    :param now: the time of the check
+    """
     configured = value_of(objects, ROTATION)
-    if isinstance(configured, dict) and not configured.get("enable"):
-        message = (
-            f"setting {ROTATION} is off: after a year, components of Harvester fail when a host "
-            "restarts or is upgraded"
-        )
-        remedy = (
-            f"Enable Harvester's setting {ROTATION}: Advanced, Settings in its UI. Leave the token "
-            "of its RKE2 as it is, because Harvester does not support that rotation"
-        )
-        yield Check("certificate-rotation", subject, Result.WARNING, message, remedy)
+    if not isinstance(configured, dict) or configured.get("enable"):
+        return
+
+    created = [
+        time_of(host["metadata"].get("creationTimestamp"))
+        for host in objects.hosts
+        if _CONTROL_PLANE_LABEL in labels_of(host)
+    ]
+    oldest = min(filter(None, created), default=now)
+    message = (
+        f"setting {ROTATION} is off: certificates of Harvester's RKE2 that are not renewed within "
+        "a year may stop its components"
+    )
+    if now - oldest < _OLD_CERTIFICATES:
+        yield ok("certificate-rotation", subject, message)
+        return
+    remedy = (
+        f"Enable Harvester's setting {ROTATION}: Advanced, Settings in its UI. Leave the token of "
+        "its RKE2 as it is, because Harvester does not support that rotation"
+    )
+    yield Check("certificate-rotation", subject, Result.WARNING, message, remedy)
 
 
 def _check_overcommit(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
@@ -164,7 +204,7 @@ def _check_overcommit(objects: HarvesterObjects, subject: str) -> Iterator[Check
 def _host_addresses(objects: HarvesterObjects) -> Iterator[str]:
     """Yield the addresses that Harvester's own webhook requires: those with type InternalIP."""
     for host in objects.hosts:
-        for address in at(host, "status", "addresses") or ():
+        for address in mappings_of(at(host, "status", "addresses")):
             if address.get("type") == "InternalIP":
                 yield str(address.get("address"))
 
@@ -177,24 +217,22 @@ def _virtual_addresses(ingress: Obj | None) -> Iterator[str]:
         # The status has the address that DHCP assigned.
         if address.strip() != _BY_DHCP:
             yield address
-    for entry in at(ingress, "status", "loadBalancer", "ingress") or ():
+    for entry in mappings_of(at(ingress, "status", "loadBalancer", "ingress")):
         yield str(entry.get("ip") or "")
     yield str(at(ingress, "spec", "clusterIP") or "")
 
 
 def _pod_networks(objects: HarvesterObjects) -> Iterator[str]:
     for host in objects.hosts:
-        spec = host.get("spec") or {}
-        yield from map(str, spec.get("podCIDRs") or [spec.get("podCIDR") or ""])
+        networks = texts_of(at(host, "spec", "podCIDRs"))
+        yield from networks or [str(at(host, "spec", "podCIDR") or "")]
 
 
-def _uncovered(addresses: Iterable[str], exceptions: list[str]) -> list[str]:
+def _uncovered(addresses: Iterable[str], exceptions: Exceptions) -> list[str]:
     """Return the addresses and networks that no exception covers, sorted; others are no network."""
     networks = {address: _parse(address) for address in addresses}
     return sorted(
-        text
-        for text, network in networks.items()
-        if network and not is_excepted(network, exceptions)
+        text for text, network in networks.items() if network and not exceptions.cover(network)
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from caphv.api.counting import counted, name_some
 from caphv.api.object import Obj, at, key_of
 from caphv.runtime.text import TextError, load_json
+from operations.doctor.forms import mappings_of, number_of, texts_of
 from operations.read.objects import HarvesterObjects
 from operations.status.check import Check, Result
 
@@ -21,7 +22,11 @@ _LONGHORN = "driver.longhorn.io"
 _STRICT = "strict-local"
 # Volumes without a job of their own run the jobs of this group.
 _DEFAULT_GROUP = "default"
-_SNAPSHOTTING = {"snapshot", "snapshot-force-create", "backup", "backup-force-create"}
+_SNAPSHOTTING = {"snapshot", "snapshot-force-create"}
+_BACKING_UP = {"backup", "backup-force-create"}
+# The snapshots of the last backup and of the one that runs: longhorn-manager v1.4.0,
+# `app/recurring_job.go`, listSnapshotNamesForCleanup.
+_SNAPSHOTS_OF_BACKUPS = 2
 _MOST_SNAPSHOTS = 250
 # Trimming causes I/O errors in these: https://harvesterhci.io/kb/the_potential_risk_with_filesystem_trim
 _FAULTY_TRIM = {"1.2.0", "1.2.1", "1.3.0"}
@@ -74,7 +79,7 @@ def used_classes(
     """
     used = {str(at(claim, "spec", "storageClassName") or "") for claim in claims}
     for machine in machines:
-        for volume in at(machine, "spec", "volumes") or ():
+        for volume in mappings_of(at(machine, "spec", "volumes")):
             used.add(str(volume.get("storageClass") or ""))
     of_longhorn = [
         obj
@@ -99,8 +104,8 @@ def _check_locality(storage_class: Obj, subject: str) -> Iterator[Check]:
         return
 
     name = storage_class["metadata"]["name"]
-    replicas = _parameter(storage_class, "numberOfReplicas")
-    if replicas.isdigit() and int(replicas) != 1:
+    replicas = number_of(_parameter(storage_class, "numberOfReplicas"))
+    if replicas is not None and replicas != 1:
         message = (
             f"StorageClass {name} has dataLocality {_STRICT} and {replicas} replicas: Longhorn "
             "creates no volume of it"
@@ -125,6 +130,8 @@ def _check_locality(storage_class: Obj, subject: str) -> Iterator[Check]:
 def _check_tags(storage_class: Obj, nodes: list[Obj] | None, subject: str) -> Iterator[Check]:
     """Check that enough hosts have the tags which replicas of a StorageClass need.
 
+    Too few hosts for the replicas are another check.
+
     :param storage_class: the StorageClass
     :param nodes: the nodes of Longhorn; None if they are unknown
     :param subject: the Harvester
@@ -133,25 +140,32 @@ def _check_tags(storage_class: Obj, nodes: list[Obj] | None, subject: str) -> It
     if nodes is None or not (node_tags or disk_tags):
         return
 
-    fitting = [
-        node
+    disks = [
+        disk
         for node in nodes
-        if node_tags <= set(at(node, "spec", "tags") or ())
-        and any(_takes(disk, disk_tags) for disk in (at(node, "spec", "disks") or {}).values())
+        if node_tags <= set(texts_of(at(node, "spec", "tags")))
+        for disk in _tagged_disks(node, disk_tags)
     ]
-    replicas = _parameter(storage_class, "numberOfReplicas")
-    needed = int(replicas) if replicas.isdigit() else 1
-    if len(fitting) >= needed:
+    tagged = len({disk.node for disk in disks})
+    scheduled = len({disk.node for disk in disks if disk.is_scheduled})
+    replicas = number_of(_parameter(storage_class, "numberOfReplicas"))
+    needed = min(1 if replicas is None else replicas, len(nodes))
+    if scheduled >= needed:
         return
 
     tags = [f"nodes {_join(node_tags)}"] if node_tags else []
     tags += [f"disks {_join(disk_tags)}"] if disk_tags else []
-    number = counted(len(fitting), "host has", "hosts have")
+    number = counted(tagged, "host has", "hosts have")
     message = (
-        f"StorageClass {storage_class['metadata']['name']} wants {counted(needed, 'replica')} on "
-        f"tagged {' and '.join(tags)}, and {number} them"
+        f"StorageClass {storage_class['metadata']['name']} needs "
+        f"{counted(needed, 'host')} with tagged {' and '.join(tags)}, and {number} them"
     )
-    result = Result.WARNING if fitting else Result.ERROR
+    if tagged >= needed:
+        message += f"; {scheduled} of these {'takes' if scheduled == 1 else 'take'} new replicas"
+        remedy = "End the maintenance of the others, or allow scheduling on their disks"
+        yield Check("storage-tags", subject, Result.WARNING, message, remedy)
+        return
+    result = Result.WARNING if tagged else Result.ERROR
     remedy = "Tag more disks on Harvester's page of the host, or use a class with other tags"
     yield Check("storage-tags", subject, result, message, remedy)
 
@@ -179,17 +193,13 @@ def _check_snapshots(storage_class: Obj, jobs: list[Obj] | None, subject: str) -
         )
         yield Check("recurring-snapshots", subject, Result.WARNING, message, remedy)
 
-    retained = sum(
-        int(at(job, "spec", "retain") or 0)
-        for job in running
-        if at(job, "spec", "task") in _SNAPSHOTTING
-    )
+    retained = sum(map(_kept_snapshots, running))
     if retained > _MOST_SNAPSHOTS:
         message = (
             f"recurring jobs keep {retained} snapshots of each volume of StorageClass {name}, and "
             f"Longhorn allows {_MOST_SNAPSHOTS}"
         )
-        remedy = "Reduce retain of these RecurringJobs, and add one of task snapshot-cleanup"
+        remedy = "Reduce retain of the RecurringJobs of task snapshot"
         yield Check("recurring-snapshots", subject, Result.WARNING, message, remedy)
 
 
@@ -251,12 +261,38 @@ def _job_selector(storage_class: Obj) -> list[dict[str, Any]]:
 
 
 def _groups_of(job: Obj) -> list[str]:
-    return list(at(job, "spec", "groups") or ())
+    return texts_of(at(job, "spec", "groups"))
 
 
-def _takes(disk: Obj, tags: set[str]) -> bool:
-    """Return whether replicas with these tags may be placed on a disk."""
-    return disk.get("allowScheduling") is not False and tags <= set(disk.get("tags") or ())
+def _kept_snapshots(job: Obj) -> int:
+    """Return how many snapshots of a volume a recurring job keeps.
+
+    A job whose policy is age keeps those of a time, and its `retain` has no meaning.
+    """
+    task = str(at(job, "spec", "task"))
+    if task in _BACKING_UP:
+        return _SNAPSHOTS_OF_BACKUPS
+    is_counted = at(job, "spec", "retentionPolicy") in (None, "", "count-based")
+    return (
+        (number_of(at(job, "spec", "retain")) or 0) if task in _SNAPSHOTTING and is_counted else 0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Disk:
+    """A disk of a node of Longhorn; `is_scheduled` says whether it takes new replicas."""
+
+    node: str
+    is_scheduled: bool
+
+
+def _tagged_disks(node: Obj, tags: set[str]) -> Iterator[_Disk]:
+    """Yield the disks of a node that have all tags."""
+    disks = at(node, "spec", "disks")
+    for disk in mappings_of(list(disks.values()) if isinstance(disks, dict) else []):
+        if tags <= set(texts_of(disk.get("tags"))):
+            refuses = False in (at(node, "spec", "allowScheduling"), disk.get("allowScheduling"))
+            yield _Disk(str(node["metadata"]["name"]), not refuses)
 
 
 def _parameter(storage_class: Obj, name: str) -> str:
@@ -269,7 +305,7 @@ def _join(tags: set[str]) -> str:
 
 def _release_of(deployment: Obj | None) -> str:
     """Return the release of Harvester with its patch, such as `1.3.0`; empty if it is unknown."""
-    for container in at(deployment, "spec", "template", "spec", "containers") or ():
+    for container in mappings_of(at(deployment, "spec", "template", "spec", "containers")):
         if match := _RELEASE.search(str(container.get("image") or "")):
             return match[1]
     return ""

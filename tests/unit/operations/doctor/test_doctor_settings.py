@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import time
 from typing import Any, cast
 
 import pytest
@@ -15,13 +16,17 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.text import load_yaml_all
 from operations.doctor import settings
-from operations.doctor.reading import read_settings
+from operations.doctor.reading import STORAGE_KINDS, read_settings
+from operations.doctor.settings import Exceptions
 from operations.read.objects import HarvesterObjects
 from operations.status.check import Check, Result
+from tests.support.clusters import NOW, ago
 from tests.support.memoryserver import MemoryServer
 from tests.support.paths import CHECKOUT
 
 pytestmark = pytest.mark.unit
+
+PASSWORD = "hunter2"
 
 INGRESS: Obj = {
     "metadata": {"name": "ingress-expose", "annotations": {"kube-vip.io/loadbalancerIPs": "0.0.0.0"}},
@@ -46,11 +51,11 @@ def setting(name: str, value: Any) -> Obj:
 
 def checked(*values: Obj, hosts: list[Obj] | None = None, ingress: Obj | None = INGRESS) -> list[Check]:
     hosts = hosts or [host("a", "172.16.0.1"), host("b", "172.16.0.2")]
-    return list(settings.checks(HarvesterObjects(hosts=hosts, settings=list(values)), ingress, "Harvester x"))
+    return list(settings.checks(HarvesterObjects(hosts=hosts, settings=list(values)), ingress, "Harvester x", NOW))
 
 
 def proxy(exceptions: str = "", **fields: str) -> Obj:
-    return setting("http-proxy", {"httpProxy": "http://proxy:3128", "noProxy": exceptions} | fields)
+    return setting("http-proxy", {"httpProxy": f"http://user:{PASSWORD}@proxy:3128", "noProxy": exceptions} | fields)
 
 
 def test_settings_without_a_fault_have_no_finding() -> None:
@@ -124,16 +129,48 @@ def test_an_address_is_excepted_if_one_entry_holds_it(address: Any, entries: lis
     networks = [ipaddress.ip_network(f"{base}/{length}", strict=False) for base, length in entries]
     exceptions = [f" {network}" for network in networks] + ["example.com", ""]
     network = ipaddress.ip_network(address)
-    assert settings.is_excepted(network, exceptions) == any(address in other for other in networks)
+    assert Exceptions(exceptions).cover(network) == any(address in other for other in networks)
 
 
 def test_the_families_of_addresses_do_not_mix() -> None:
     address = ipaddress.ip_network("fd00::1")
-    assert not settings.is_excepted(address, ["0.0.0.0/0"])
-    assert settings.is_excepted(address, ["0.0.0.0/0", "fd00::/8"])
+    assert not Exceptions(["0.0.0.0/0"]).cover(address)
+    assert Exceptions(["0.0.0.0/0", "fd00::/8"]).cover(address)
+
+
+def test_a_long_list_of_exceptions_takes_no_minutes() -> None:
+    """A setting may have 1.5 MiB."""
+    entries = [f"11.{number >> 8 & 255}.{number & 255}.{number >> 16}" for number in range(60_000)]
+    hosts = [host(f"host-{number}", f"172.16.0.{number}") for number in range(100)]
+    started = time.process_time()
+    (errors, _) = checked(proxy(",".join(entries)), hosts=hosts)
+    assert time.process_time() - started < 10, "it takes one second; it took nine minutes"
+    assert "172.16.0.9" in errors.message or "and 95 more" in errors.message
+
+
+@pytest.mark.parametrize("exceptions", ["", "172.16.0.1", "x"])
+def test_the_password_of_a_proxy_is_in_no_check(exceptions: str) -> None:
+    checks = checked(proxy(exceptions))
+    assert checks
+    assert PASSWORD not in str(checks)
+
+
+# What a server that is no Harvester may answer
+
+
+@pytest.mark.parametrize("value", [5, "x", ["a"], [5], {"a": "b"}, [{}], [None]])
+def test_values_of_other_types_end_nothing(value: Any) -> None:
+    hosts = [{"metadata": {"name": "a"}, "spec": {"podCIDRs": value}, "status": {"addresses": value}}]
+    ingress = {"metadata": {}, "status": {"loadBalancer": {"ingress": value}}}
+    assert {check.id for check in checked(proxy("x"), hosts=hosts, ingress=ingress)} <= {"proxy"}
 
 
 # Others
+
+
+def control_plane(days: int, **labels: str) -> Obj:
+    labels = labels or {"node-role.kubernetes.io/control-plane": "true"}
+    return {"metadata": {"name": "a", "labels": labels, "creationTimestamp": ago(days=days)}}
 
 
 @pytest.mark.parametrize(
@@ -146,14 +183,20 @@ def test_the_families_of_addresses_do_not_mix() -> None:
     ],
 )
 def test_certificates_that_nothing_renews(value: Any, result: list[Result]) -> None:
-    checks = checked(setting("auto-rotate-rke2-certs", value))
+    checks = checked(setting("auto-rotate-rke2-certs", value), hosts=[control_plane(10), control_plane(300)])
     assert [check.result for check in checks] == result
     assert all(check.id == "certificate-rotation" and check.remedy for check in checks)
 
 
-def test_the_default_of_a_setting_counts_until_it_is_set() -> None:
+@pytest.mark.parametrize(
+    "hosts",
+    [[control_plane(0)], [control_plane(200)], [control_plane(10), control_plane(900, worker="true")]],
+    ids=["installed today", "months old", "an old worker"],
+)
+def test_the_default_is_no_finding_while_certificates_are_young(hosts: list[Obj]) -> None:
     default = {"metadata": {"name": "auto-rotate-rke2-certs"}, "default": '{"enable":false}'}
-    assert [check.id for check in checked(default)] == ["certificate-rotation"]
+    (only,) = checked(default, hosts=hosts)
+    assert (only.id, only.result) == ("certificate-rotation", Result.OK)
 
 
 def test_more_than_the_default_overcommitment() -> None:
@@ -176,7 +219,14 @@ async def test_settings_are_read_one_by_one() -> None:
 def test_the_documented_role_grants_what_the_checks_read() -> None:
     page = (CHECKOUT / "docs" / "tasks" / "doctor.md").read_text(encoding="utf-8")
     role, binding = load_yaml_all(page.partition("```yaml\n")[2].partition("```")[0])
-    names = {name for rule in role["rules"] for name in rule.get("resourceNames", ())}
+    rights = {
+        (group, resource): (set(rule["verbs"]), set(rule.get("resourceNames", ())))
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    listed = {(kind.group, kind.plural): ({"list"}, set[str]()) for kind in STORAGE_KINDS}
     # Harvester lets every account get this one: harvester v1.8.0, pkg/data/rbac.go.
-    assert names == set(settings.READ) - {settings.CHART_VERSIONS}
+    names = set(settings.READ) - {settings.CHART_VERSIONS}
+    assert rights == listed | {("harvesterhci.io", "settings"): ({"get"}, names)}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from caphv.api.object import Key, Obj
+from caphv.api.release import release_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.kubeconfig import Kubeconfig
@@ -18,7 +19,7 @@ from operations.doctor.storage import Storage
 from operations.read.objects import HarvesterObjects
 from operations.status.check import Check, Result
 from tests.support.clusters import NOW
-from tests.support.doctor import one
+from tests.support.doctor import found, host, one
 from tests.support.memoryserver import MemoryServer
 
 pytestmark = pytest.mark.unit
@@ -108,19 +109,30 @@ def test_strict_local(replicas: str, result: Result, text: str) -> None:
             [longhorn_node("a", ["storage"], ["ssd", "fast"]), longhorn_node("b", ["storage", "x"], ["fast", "ssd"])],
             None,
         ),
-        ([longhorn_node("a", ["storage"], ["ssd", "fast"])], Result.WARNING),
+        ([longhorn_node("a", ["storage"], ["ssd", "fast"])], None),
+        ([longhorn_node("a", ["storage"], ["ssd", "fast"]), longhorn_node("b", [])], Result.WARNING),
         ([longhorn_node("a", ["storage"], ["ssd"], ["fast"]), longhorn_node("b", [], ["ssd", "fast"])], Result.ERROR),
-        ([longhorn_node(name, ["storage"], ["ssd", "fast"], schedules=False) for name in "ab"], Result.ERROR),
-        ([], Result.ERROR),
+        ([longhorn_node(name, ["storage"], ["ssd", "fast"], schedules=False) for name in "ab"], Result.WARNING),
+        ([], None),
     ],
-    ids=["enough", "one is missing", "tags of several disks do not add up", "disabled disks", "no node"],
+    ids=["enough", "fewer hosts", "one is missing", "tags of several disks do not add up", "no scheduling", "no node"],
 )
 def test_tags_that_replicas_need(nodes: list[Obj], result: Result | None) -> None:
     tagged = storage_class(numberOfReplicas="2", nodeSelector="storage", diskSelector="ssd, fast")
     checks = checked(tagged, nodes=nodes)
     assert [(check.id, check.result) for check in checks] == ([("storage-tags", result)] if result else [])
     for check in checks:
-        assert "2 replicas on tagged nodes storage and disks fast, ssd" in check.message
+        assert "needs 2 hosts with tagged nodes storage and disks fast, ssd" in check.message
+
+
+@pytest.mark.parametrize("of_node", [True, False])
+def test_a_host_in_maintenance_keeps_its_tags(of_node: bool) -> None:
+    nodes = [longhorn_node("a", [], ["ssd"]), longhorn_node("b", [], ["ssd"], schedules=of_node)]
+    nodes[1]["spec"]["allowScheduling"] = not of_node
+    (only,) = checked(storage_class(numberOfReplicas="2", diskSelector="ssd"), nodes=nodes)
+    assert only.message.endswith("2 hosts have them; 1 of these takes new replicas")
+    assert "maintenance" in only.remedy
+    assert "Tag" not in only.remedy
 
 
 def test_without_tags_or_without_the_right_to_see_them_nothing_is_found() -> None:
@@ -146,11 +158,23 @@ def test_jobs_that_do_not_exist_are_named() -> None:
 
 
 def test_more_snapshots_than_longhorn_allows() -> None:
-    jobs = [job("a", 100), job("b", 100, "backup", "data"), job("c", 51, "snapshot-force-create", "data")]
+    jobs = [job("a", 100), job("b", 149, "snapshot", "data"), job("c", 168, "backup-force-create", "data")]
     named = storage_class(recurringJobSelector=selector(("a", False), ("data", True)))
     (only,) = checked(named, jobs=jobs)
     assert "keep 251 snapshots of each volume of StorageClass fast, and Longhorn allows 250" in only.message
+    assert "cleanup" not in only.remedy
     assert checked(storage_class(recurringJobSelector=selector(("a", False), ("b", False))), jobs=jobs) == []
+
+
+def test_a_job_of_backups_keeps_two_snapshots() -> None:
+    jobs = [job("hourly", 168, "backup", "default"), job("daily", 84, "snapshot", "default")]
+    assert checked(storage_class(), jobs=jobs) == []
+
+
+def test_what_a_job_by_age_keeps_is_not_known() -> None:
+    by_age = job("a", 251, "snapshot", "default")
+    by_age["spec"]["retentionPolicy"] = "age-based"
+    assert checked(storage_class(), jobs=[by_age]) == []
 
 
 def test_a_job_counts_once_and_a_cleanup_keeps_nothing() -> None:
@@ -188,6 +212,41 @@ def test_elsewhere_guests_may_trim(image: str) -> None:
     assert checked(machines=[machine()], image=image) == []
     quiet = [machine(disableFstrimTimer=True)]
     assert checked(machines=quiet, image="rancher/harvester:v1.3.0") == []
+
+
+# What a server that is no Harvester may answer
+
+
+@pytest.mark.parametrize("replicas", ["²", "9" * 5000, "-1", "x"])
+def test_what_is_no_number_of_replicas(replicas: str) -> None:
+    odd = storage_class(numberOfReplicas=replicas, dataLocality="strict-local", diskSelector="ssd")
+    assert {check.id for check in checked(odd, nodes=[])} == {"storage-locality"}
+    facts = HarvesterFacts(Key("team", "identity"), Kubeconfig("https://h"), objects=HarvesterObjects())
+    facts.storage.classes = [odd]
+    facts.objects = HarvesterObjects(hosts=[host("a")])
+    assert found(harvester.checks(facts, NOW), "longhorn-replicas") == []
+    assert found(harvester.checks(facts, NOW), "answers") == []
+
+
+@pytest.mark.parametrize("value", [5, "x", ["a"], {"a": "b"}, [{}], [None], [[]], {"d": "x"}, {"d": {"tags": 5}}])
+def test_values_of_other_types_end_nothing(value: Any) -> None:
+    node, weird = longhorn_node("a", []), job("a", 5, "snapshot", "default")
+    node["spec"] = {"tags": value, "disks": value}
+    weird["spec"] = {"retain": value, "task": value, "groups": value, "retentionPolicy": value}
+    deployment = {"spec": {"template": {"spec": {"containers": value}}}}
+    storage_of = Storage([storage_class(diskSelector="ssd")], [node], [weird, job("b", value, "snapshot", "default")])
+    objects = HarvesterObjects(claims=[claim()])
+    checks = storage.checks(storage_of, objects, [{"metadata": {"name": "m"}}], deployment, "Harvester x")
+    assert {check.id for check in checks} <= {"storage-tags"}
+    assert release_of(deployment) is None
+
+
+def test_answers_that_cannot_be_checked_are_one_finding() -> None:
+    kubeconfig = Kubeconfig("https://h")
+    objects = HarvesterObjects(hosts=[{"metadata": {"name": "a"}, "status": {"conditions": 5}}])
+    checks = harvester.checks(HarvesterFacts(Key("team", "identity"), kubeconfig, objects=objects), NOW)
+    assert one(checks, "connection").result is Result.OK
+    assert one(checks, "answers").result is Result.ERROR
 
 
 # Reading
