@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from caphv.api import names, remedies, resources
 from caphv.api.counting import name_some
 from caphv.api.object import Obj, key_of, labels_of
+from caphv.runtime.networkerrors import UNTRUSTED
 from operations.doctor.harvester import HarvesterFacts
 from operations.doctor.management import SUBJECT, ManagementFacts
 from operations.status.check import Check, Result, ok, skipped
@@ -25,6 +26,8 @@ SETTINGS = (CA, AGENT_TLS, SERVER)
 _CERTIFICATE = re.compile(
     r"-----BEGIN CERTIFICATE-----(.{1,100000}?)-----END CERTIFICATE-----", re.S
 )
+_CLUSTERS_PATH = "/k8s/clusters/"
+_HTTPS = 443
 _SPACE = re.compile(r"\s+")
 _SHOWN = 5
 
@@ -89,31 +92,37 @@ def _check_agents(settings: Mapping[str, str], imported: list[str]) -> Check:
 
 def _check_identity(settings: Mapping[str, str], facts: HarvesterFacts) -> Iterator[Check]:
     """Check that an identity which leads through Rancher trusts Rancher's CA of today."""
-    if facts.kubeconfig is None or not _is_same_host(facts.kubeconfig.server, settings[SERVER]):
+    kubeconfig = facts.kubeconfig
+    if kubeconfig is None or kubeconfig.insecure:
         return
-    rancher, identity = (certificates_of(pem) for pem in (settings[CA], facts.kubeconfig.ca))
+    if not _is_through_rancher(kubeconfig.server, settings[SERVER]):
+        return
+    rancher, identity = (certificates_of(pem) for pem in (settings[CA], kubeconfig.ca))
     # Without a CA, the system's CAs decide, and the connection says whether they know Rancher's.
-    works = facts.objects is not None
-    if not rancher or identity & rancher or (works and not identity):
+    # A rejection or a firewall says nothing about the CA.
+    is_refused = facts.objects is None and UNTRUSTED in facts.error
+    if not rancher or identity & rancher or not (identity or is_refused):
         return
 
     secret = f"Secret {facts.identity}"
     message = (
         f"it leads to Harvester through Rancher, and does not contain the CA of Rancher's {CA}: "
-        f"{'the next certificate of Rancher will be refused' if works else 'no connection'}"
+        f"{'no connection' if is_refused else 'the next certificate of Rancher may be refused'}"
     )
     place = {"namespace": facts.identity.namespace, "name": facts.identity.name}
     remedy = (
         "Download Harvester's kubeconfig again, or use one for its API server, port 6443: "
         f"{remedies.ROTATE_IDENTITY(**place)}"
     )
-    yield Check(_CHECK, secret, Result.WARNING if works else Result.ERROR, message, remedy)
+    yield Check(_CHECK, secret, Result.ERROR if is_refused else Result.WARNING, message, remedy)
 
 
-def _is_same_host(server: str, rancher: str) -> bool:
-    """Return whether a URL leads to Rancher. Names of hosts have no case."""
+def _is_through_rancher(server: str, rancher: str) -> bool:
+    """Return whether a URL leads to a cluster through Rancher, and not beside it on its host."""
     try:
-        hosts = [urlsplit(url).hostname for url in (server, rancher)]
+        url, own = urlsplit(server), urlsplit(rancher)
+        # Names of hosts have no case, and `hostname` is in lower case.
+        is_same = (url.hostname, url.port or _HTTPS) == (own.hostname, own.port or _HTTPS)
     except ValueError:
         return False
-    return bool(hosts[0]) and hosts[0] == hosts[1]
+    return bool(url.hostname) and is_same and url.path.startswith(_CLUSTERS_PATH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,7 @@ from caphv.api.object import Key, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.kubeconfig import Kubeconfig
+from caphv.runtime.networkerrors import describe
 from operations.doctor import rancher
 from operations.doctor.harvester import HarvesterFacts
 from operations.doctor.management import ManagementFacts
@@ -35,6 +37,12 @@ def cluster(imported: str = "true") -> Obj:
 def identity(ca: str, server: str = "https://rancher.example.com/k8s/clusters/c-1", **fields: Any) -> HarvesterFacts:
     fine: dict[str, Any] = {"kubeconfig": Kubeconfig(server, ca=ca), "objects": HarvesterObjects()}
     return HarvesterFacts(Key("team", "identity"), **{**fine, **fields})
+
+
+def certificate_error() -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError("self-signed certificate")
+    error.verify_code = 19
+    return error
 
 
 def checked(
@@ -77,22 +85,51 @@ def test_what_is_no_certificate_is_no_ca() -> None:
         identity(pem("CCCC", "AAAA")),
         identity(""),
         identity(pem("OLD"), server="https://172.16.0.10:6443"),
+        identity(pem("OLD"), server="https://rancher.example.com:6443"),
+        identity(pem("OLD"), server="https://rancher.example.com:6443/k8s/clusters/c-1"),
+        identity(pem("OLD"), server="https://rancher.example.com"),
+        identity("", objects=None, error="it rejects the credentials: 401", rejected=True),
+        identity("", objects=None, error="it refuses requests: 403"),
+        identity("", objects=None, error="no answer within 15 s"),
+        identity(pem("OLD"), kubeconfig=Kubeconfig("https://rancher.example.com/k8s/clusters/c", insecure=True)),
         HarvesterFacts(Key("team", "identity")),
     ],
-    ids=["the same", "among others", "the system's", "not through Rancher", "no kubeconfig"],
+    ids=[
+        "the same",
+        "among others",
+        "the system's",
+        "not through Rancher",
+        "the API server on Rancher's host",
+        "another port",
+        "no cluster",
+        "rejected",
+        "forbidden",
+        "a firewall",
+        "verifies nothing",
+        "no kubeconfig",
+    ],
 )
 def test_an_identity_that_trusts_rancher_is_no_finding(facts: HarvesterFacts) -> None:
     assert [check.result for check in checked(facts, ca=pem("AAAA", "BBBB"))] == [Result.OK]
 
 
 def test_an_identity_with_a_former_ca_is_named_before_it_fails() -> None:
-    works, fails = identity(pem("OLD")), identity(pem("OLD"), objects=None)
-    warning = next(check for check in checked(works, ca=pem("AAAA")) if check.subject == SECRET)
+    warning = next(check for check in checked(identity(pem("OLD")), ca=pem("AAAA")) if check.subject == SECRET)
     assert (warning.result, warning.id) == (Result.WARNING, "rancher-ca")
+    assert "may be refused" in warning.message
     assert "caphv identity rotate team/identity" in warning.remedy
-    error = next(check for check in checked(fails, ca=pem("AAAA")) if check.subject == SECRET)
-    assert error.result is Result.ERROR
-    assert "no connection" in error.message
+
+
+@pytest.mark.parametrize("ca", [pem("OLD"), ""])
+def test_only_an_error_of_certificates_is_blamed_on_the_ca(ca: str) -> None:
+    untrusted = describe(certificate_error())
+    refused = identity(ca, objects=None, error=f"it is unreachable: https://rancher.example.com: {untrusted}")
+    error = next(check for check in checked(refused, ca=pem("AAAA")) if check.subject == SECRET)
+    assert (error.result, "no connection" in error.message) == (Result.ERROR, True)
+
+    late = identity(pem("OLD"), objects=None, error="no answer within 15 s")
+    warning = next(check for check in checked(late, ca=pem("AAAA")) if check.subject == SECRET)
+    assert (warning.result, "no connection" in warning.message) == (Result.WARNING, False)
 
 
 def test_without_a_ca_of_rancher_there_is_nothing_to_compare() -> None:
