@@ -15,7 +15,6 @@ from caphv.api.object import (
     LEASES,
     NAMESPACES,
     SERVICES,
-    STORAGE_CLASSES,
     VALIDATING_WEBHOOK_CONFIGURATIONS,
     Key,
     Obj,
@@ -27,15 +26,15 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, RequestError, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import KubeconfigError
 from operations.capacity.poolreader import read_pools
-from operations.doctor import rancher, rights, settings
-from operations.doctor.harvester import HarvesterFacts
+from operations.doctor import rancher, rights
+from operations.doctor.harvester import MALFORMED, HarvesterFacts
 from operations.doctor.management import ManagementFacts
-from operations.doctor.storage import Storage, selectors_of, used_classes
+from operations.doctor.sharedreading import read_shared
 from operations.read.accounts import identity_of, read_kubeconfig
 from operations.read.harvester import read_harvester
 from operations.read.harvesterclient import HarvesterClient
 from operations.read.management import list_all, unseen
-from operations.read.objects import HarvesterObjects, ManagementObjects, target_namespaces
+from operations.read.objects import ManagementObjects, target_namespaces
 from operations.read.owners import OwnerObjects, read_owners
 from operations.read.servers import HARVESTER_SECONDS, answering_client
 from operations.status.provider import newest_lease
@@ -43,15 +42,7 @@ from operations.status.provider import newest_lease
 _WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
 _CERT_MANAGER = "app.kubernetes.io/instance=cert-manager"
 _HARVESTER = Key("harvester-system", "harvester")
-_LONGHORN_NAMESPACE = "longhorn-system"
 _INGRESS = Key("kube-system", "ingress-expose")
-
-STORAGE_KINDS = (
-    STORAGE_CLASSES,
-    resources.LONGHORN_NODES,
-    resources.LONGHORN_RECURRING_JOBS,
-)
-"""What the checks of storage list."""
 
 
 async def read_management_facts(client: ApiClient, namespace: str) -> ManagementFacts:
@@ -125,9 +116,11 @@ async def read_harvester_facts(
     owners: OwnerObjects | None = None
     with suppress(ApiError):
         owners = await read_owners(client, namespace)
-    return await asyncio.gather(
+    harvesters = await asyncio.gather(
         *(_read_facts(client, objects, identity, owners) for identity in sorted(identities))
     )
+    await read_shared(harvesters)
+    return harvesters
 
 
 async def _read_facts(
@@ -166,6 +159,10 @@ async def _read_facts(
         facts.error = f"it refuses requests: {error}"
     except TimeoutError:
         facts.error = f"no answer within {HARVESTER_SECONDS:.0f} s"
+    except MALFORMED as error:
+        # The objects may be half of what there is.
+        facts.objects = None
+        facts.error = f"its answers have another form than Harvester's ({type(error).__name__})"
     return facts
 
 
@@ -173,10 +170,6 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
     """Fill facts with what a Harvester answers; what it refuses stays empty."""
     namespaces = target_namespaces(facts.clusters)
     facts.objects = await read_harvester(harvester, namespaces, surroundings=True)
-    hidden = not facts.objects.sees(str(resources.HARVESTER_SETTINGS))
-    if hidden and (unread := await read_settings(harvester, facts.objects)):
-        facts.unread.append(f"get settings {', '.join(unread)}")
-
     with suppress(ApiError):
         needed = [*rights.needed_rights(facts.clusters), *rights.AHEAD]
         facts.denied = await rights.find_denied(harvester, needed)
@@ -189,62 +182,10 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
         facts.deployment = items[0] if items else None
     with suppress(ApiError):
         facts.ingress = await harvester.get(SERVICES, _INGRESS.name, _INGRESS.namespace)
-    facts.storage, unlisted = await read_storage(harvester, facts.objects, facts.machines)
-    facts.unread += unlisted
     if facts.recorded_owners is not None:
         with suppress(ApiError):
             client = HarvesterClient(harvester, namespaces)
             facts.pools = (await read_pools(client, facts.recorded_owners)).reports()
-
-
-async def read_storage(
-    harvester: ApiClient, objects: HarvesterObjects, machines: Iterable[Obj]
-) -> tuple[Storage, list[str]]:
-    """Read StorageClasses, and of Longhorn what those in use need.
-
-    The second part of the answer names the lists that the account may not read.
-
-    :param harvester: client of the Harvester
-    :param objects: the objects of the Harvester
-    :param machines: the HarvesterMachines on it
-    """
-    storage, unread = Storage(), []
-
-    async def read(resource: Resource, namespace: str = "") -> list[Obj] | None:
-        try:
-            return await list_all(harvester, resource, namespace)
-        except NotFound:
-            return None
-        except ApiError:
-            unread.append(f"list {resource}")
-            return None
-
-    storage.classes = await read(STORAGE_CLASSES) or []
-    used = used_classes(storage.classes, objects.claims, machines)
-    if used:
-        storage.jobs = await read(resources.LONGHORN_RECURRING_JOBS, _LONGHORN_NAMESPACE)
-    if any(any(selectors_of(storage_class)) for storage_class in used):
-        storage.nodes = await read(resources.LONGHORN_NODES, _LONGHORN_NAMESPACE)
-    return storage, unread
-
-
-async def read_settings(harvester: ApiClient, objects: HarvesterObjects) -> list[str]:
-    """Read settings one by one, because accounts that may not list all of them may get some.
-
-    Returns the names of those that the account may not read.
-
-    :param harvester: client of the Harvester
-    :param objects: gets the settings
-    """
-    unread = []
-    for name in settings.READ:
-        try:
-            objects.settings.append(await harvester.get(resources.HARVESTER_SETTINGS, name))
-        except NotFound:
-            continue
-        except ApiError:
-            unread.append(name)
-    return unread
 
 
 async def _get(

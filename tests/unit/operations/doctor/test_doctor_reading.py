@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import cast
+import json
+from typing import Any, cast
 
 import pytest
 
-from caphv.api.object import Obj
+from caphv.api.object import Key, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
+from operations.doctor import reading
 from operations.doctor.reading import read_management_facts
+from operations.read.objects import ManagementObjects
 from tests.support.doctor import ManagementServer
 
 pytestmark = pytest.mark.unit
@@ -60,3 +63,23 @@ async def test_a_missing_right_is_noted_and_hides_nothing_else() -> None:
     facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
     assert {each.what for each in facts.unseen} == {"deployments", "certificates"}
     assert (facts.deployment, facts.webhooks, facts.certificates, facts.fleet, facts.crds) == (None, None, [], None, [])
+
+
+async def test_a_server_that_answers_something_else_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other Harvesters are read nevertheless."""
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "team", "name": "identity"}}
+    kubeconfig = {"clusters": [{"name": "c", "cluster": {"server": "https://harvester:6443"}}]}
+    kubeconfig |= {"users": [{"name": "u", "user": {"token": "t"}}], "current-context": "x"}
+    kubeconfig |= {"contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]}
+    management = ManagementServer({**secret, "stringData": {"kubeconfig": json.dumps(kubeconfig)}})
+
+    async def read_nonsense(*_: Any, **__: Any) -> Any:
+        return [obj["spec"] for obj in cast("list[Any]", [5])]
+
+    monkeypatch.setattr(reading, "read_harvester", read_nonsense)
+    identities = [Key("team", "identity"), Key("team", "absent")]
+    absent, odd = await reading.read_harvester_facts(
+        cast("ApiClient", management), ManagementObjects(server="https://management"), identities, "team"
+    )
+    assert (odd.objects, odd.error) == (None, "its answers have another form than Harvester's (TypeError)")
+    assert absent.kubeconfig is None

@@ -16,8 +16,8 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.text import load_yaml_all
 from operations.doctor import settings
-from operations.doctor.reading import STORAGE_KINDS, read_settings
 from operations.doctor.settings import Exceptions
+from operations.doctor.sharedreading import STORAGE_KINDS, read_settings
 from operations.read.objects import HarvesterObjects
 from operations.status.check import Check, Result
 from tests.support.clusters import NOW, ago
@@ -208,12 +208,11 @@ def test_more_than_the_default_overcommitment() -> None:
 async def test_settings_are_read_one_by_one() -> None:
     server = MemoryServer()
     server.put(setting("http-proxy", {}))
-    objects = HarvesterObjects()
-    assert await read_settings(cast("ApiClient", server), objects) == []
-    assert [obj["metadata"]["name"] for obj in objects.settings] == ["http-proxy"]
+    found, unread = await read_settings(cast("ApiClient", server), settings.READ)
+    assert ([obj["metadata"]["name"] for obj in found], unread) == (["http-proxy"], [])
 
     server.errors["get Setting"] = Forbidden(403, "Forbidden", "cannot get")
-    assert await read_settings(cast("ApiClient", server), HarvesterObjects()) == list(settings.READ)
+    assert await read_settings(cast("ApiClient", server), settings.READ) == ([], list(settings.READ))
 
 
 def test_the_documented_role_grants_what_the_checks_read() -> None:

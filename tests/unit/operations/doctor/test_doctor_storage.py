@@ -14,7 +14,7 @@ from caphv.runtime.errors import Forbidden
 from caphv.runtime.kubeconfig import Kubeconfig
 from operations.doctor import harvester, storage
 from operations.doctor.harvester import HarvesterFacts
-from operations.doctor.reading import read_storage
+from operations.doctor.sharedreading import read_storage
 from operations.doctor.storage import Storage
 from operations.read.objects import HarvesterObjects
 from operations.status.check import Check, Result
@@ -252,25 +252,29 @@ def test_answers_that_cannot_be_checked_are_one_finding() -> None:
 # Reading
 
 
+def by_identities(*claims: Obj) -> list[HarvesterFacts]:
+    """What identities of one Harvester see, each one claim."""
+    return [HarvesterFacts(Key("team", "identity"), objects=HarvesterObjects(claims=[obj])) for obj in claims]
+
+
 async def test_longhorn_is_asked_for_what_classes_in_use_need() -> None:
     server = MemoryServer(storage_class(diskSelector="ssd"), longhorn_node("a", []), job("daily"))
-    objects = HarvesterObjects(claims=[claim()])
-    found, unread = await read_storage(cast("ApiClient", server), objects, [])
-    assert (len(found.classes), len(found.nodes or ()), len(found.jobs or ()), unread) == (1, 1, 1, [])
+    stored, unread = await read_storage(cast("ApiClient", server), by_identities(claim("other"), claim()))
+    assert (len(stored.classes), len(stored.nodes or ()), len(stored.jobs or ()), unread) == (1, 1, 1, [])
 
-    unused, _ = await read_storage(cast("ApiClient", server), HarvesterObjects(), [])
+    unused, _ = await read_storage(cast("ApiClient", server), by_identities())
     assert (unused.nodes, unused.jobs) == (None, None)
 
 
 async def test_lists_that_may_not_be_read_are_named() -> None:
     server = MemoryServer(storage_class(diskSelector="ssd"))
     server.errors["list Node"] = Forbidden(403, "Forbidden", "cannot list")
-    found, unread = await read_storage(cast("ApiClient", server), HarvesterObjects(claims=[claim()]), [])
-    assert (found.nodes, unread) == (None, ["list nodes.longhorn.io"])
+    stored, unread = await read_storage(cast("ApiClient", server), by_identities(claim()))
+    assert (stored.nodes, unread) == (None, ["list nodes.longhorn.io"])
 
     server.errors["list StorageClass"] = Forbidden(403, "Forbidden", "cannot list")
-    found, unread = await read_storage(cast("ApiClient", server), HarvesterObjects(claims=[claim()]), [])
-    assert (found.classes, unread) == ([], ["list storageclasses.storage.k8s.io"])
+    stored, unread = await read_storage(cast("ApiClient", server), by_identities(claim()))
+    assert (stored.classes, unread) == ([], ["list storageclasses.storage.k8s.io"])
 
 
 def test_what_was_not_read_is_one_check_that_was_not_made() -> None:
