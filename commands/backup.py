@@ -135,7 +135,7 @@ def _show(content: Backup) -> None:
     echo(f"Clusters: {', '.join(content.clusters)}")
     for kind, count in sorted(Counter(identity.kind for identity in content.objects).items()):
         echo(f"  {count:>5}  {kind}")
-    for harvester, pools in sorted(content.pools.items()):
+    for harvester, pools in sorted((content.pools or {}).items()):
         echo(f"  {len(pools):>5}  IPPool of Harvester {harvester}")
     for name in sorted(content.absent):
         echo(f"  does not exist, although an object refers to it: {name}")

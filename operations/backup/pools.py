@@ -6,9 +6,11 @@ its manifest creates it again with the addresses that were in use.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 import yaml
 
@@ -18,10 +20,12 @@ from caphv.api.object import Obj, at, key_of
 from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, RequestError, Unauthorized
+from caphv.runtime.kubeconfig import KubeconfigError
+from operations.backup.forms import problem_of
 from operations.read.accounts import Account, identity_of, read_accounts
 from operations.read.management import list_all, unseen
 from operations.read.objects import Unseen
-from operations.read.servers import HARVESTER_SECONDS, answering_client
+from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client
 
 Pools = dict[str, list[Obj]]
 """IPPools by the URL of their Harvester."""
@@ -48,17 +52,27 @@ async def read_pools(client: ApiClient, objects: Mapping[ObjectId, Obj]) -> tupl
     for account in accounts:
         groups[account.kubeconfig.server, account.kubeconfig.ca].append(account)
 
-    pools: Pools = {}
-    for (server, _), group in sorted(groups.items()):
-        identities = {account.identity for account in group}
-        on_it = [obj for obj in clusters if identity_of(obj) in identities]
-        used = used_pools(on_it, machines)
-        existing = await _list_pools(group)
+    servers = asyncio.Semaphore(SERVERS_AT_ONCE)
+    answers = await asyncio.gather(*(_list_pools(group, servers) for group in groups.values()))
+
+    pools: dict[str, dict[str, Obj]] = {}
+    for (server, ca), existing in sorted(zip(groups, answers, strict=True), key=itemgetter(0)):
         if isinstance(existing, Unseen):
             hidden.append(existing)
-        elif chosen := [pool for pool in existing if pool["metadata"]["name"] in used]:
-            pools.setdefault(server, []).extend(map(_typed, chosen))
-    return pools, list(map(str, hidden))
+            continue
+        identities = {account.identity for account in groups[server, ca]}
+        on_it = [obj for obj in clusters if identity_of(obj) in identities]
+        used = used_pools(on_it, machines)
+        for pool in map(_manifest, existing):
+            name = pool["metadata"]["name"]
+            if name not in used:
+                continue
+            if problem := problem_of(pool):
+                hidden.append(Unseen(f"IPPool {name} of Harvester {server}", problem))
+            else:
+                # Bundles of CAs may differ, and lead to the same server.
+                pools.setdefault(server, {}).setdefault(name, pool)
+    return {server: list(objs.values()) for server, objs in pools.items()}, list(map(str, hidden))
 
 
 def used_pools(clusters: Sequence[Obj], machines: Sequence[Obj]) -> set[str]:
@@ -82,18 +96,34 @@ def used_pools(clusters: Sequence[Obj], machines: Sequence[Obj]) -> set[str]:
     return used
 
 
-def manifests_of(pools: Mapping[str, Sequence[Obj]]) -> str:
+def absence_of(unseen: Sequence[str], server: str = "") -> list[str]:
+    """Return which entries of a backup's `unseen` may be about IPPools.
+
+    :param unseen: what could not be read
+    :param server: the URL of a Harvester, if only its pools matter
+    """
+    of_server = (f"IPPools of Harvester {server}: ", f"of Harvester {server}: ")
+    return [
+        text
+        for text in unseen
+        # Where an identity leads is not known.
+        if text.startswith("identity Secret ")
+        or (text.startswith("IPPool") and (not server or any(part in text for part in of_server)))
+    ]
+
+
+def manifests_of(server: str, pools: Sequence[Obj]) -> str:
     """Return IPPools as YAML for `kubectl create`, below a comment that names their Harvester."""
-    parts = []
-    for server, objs in sorted(pools.items()):
-        documents = yaml.safe_dump_all(map(_manifest, objs), sort_keys=False, explicit_start=True)
-        # Quotes keep what a backup of others says within the comment.
-        parts.append(f"# IPPools of Harvester {json.dumps(server)}\n{documents}")
-    return "".join(parts)
+    documents = yaml.safe_dump_all(map(_manifest, pools), sort_keys=False, explicit_start=True)
+    # Quotes keep what a backup of others says within the comment.
+    return f"# IPPools of Harvester {json.dumps(server)}\n{documents}"
 
 
 def _manifest(pool: Obj) -> Obj:
-    """Return what another API server needs to create a pool, with the addresses in use."""
+    """Return what another API server needs to create a pool, with the addresses in use.
+
+    Whatever else a Harvester answers stays out of the backup.
+    """
     metadata = {name: pool["metadata"][name] for name in _KEPT if pool["metadata"].get(name)}
     manifest: Obj = {"metadata": {"name": pool["metadata"]["name"], **metadata}}
     return _typed(manifest | {name: pool[name] for name in ("spec", "status") if name in pool})
@@ -104,20 +134,27 @@ def _typed(pool: Obj) -> Obj:
     return {"apiVersion": kind.api_version, "kind": kind.kind, **pool}
 
 
-async def _list_pools(accounts: list[Account]) -> list[Obj] | Unseen:
-    """Return all IPPools of a Harvester as the first account sees them that may."""
+async def _list_pools(accounts: list[Account], servers: asyncio.Semaphore) -> list[Obj] | Unseen:
+    """Return all IPPools of a Harvester as the first account sees them that may.
+
+    :param accounts: accounts of one Harvester
+    :param servers: limits how many Harvesters are asked at once
+    """
     server = accounts[0].kubeconfig.server
     refusal = Unseen(f"IPPools of Harvester {server}", "no account")
     for account in accounts:
         try:
-            async with answering_client(
-                account.kubeconfig, "harvester", HARVESTER_SECONDS
-            ) as harvester:
+            async with (
+                servers,
+                answering_client(account.kubeconfig, "harvester", HARVESTER_SECONDS) as harvester,
+            ):
                 return await list_all(harvester, resources.IP_POOLS)
         except (Forbidden, Unauthorized) as error:
             refusal = unseen(refusal.what, error)
         except RequestError as error:
             return unseen(refusal.what, error)
+        except KubeconfigError as error:
+            refusal = Unseen(refusal.what, str(error))
         except TimeoutError:
             return Unseen(refusal.what, f"no answer within {HARVESTER_SECONDS:.0f} s")
     return refusal

@@ -17,7 +17,7 @@ def number_of(value: object) -> int | None:
     """Return a number, or that of a text of decimal digits; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    # Digits of other scripts, such as a superscript, are no number, and long texts take long.
+    # Python also converts digits of other scripts, and takes long for long texts.
     if isinstance(value, str) and value.isascii() and value.isdecimal():
         return int(value) if len(value) <= _LONGEST_NUMBER else None
     return None

@@ -218,7 +218,7 @@ def test_elsewhere_guests_may_trim(image: str) -> None:
 
 
 @pytest.mark.parametrize("replicas", ["²", "9" * 5000, "-1", "x"])
-def test_what_is_no_number_of_replicas(replicas: str) -> None:
+def test_numbers_of_replicas_that_cannot_be_read(replicas: str) -> None:
     odd = storage_class(numberOfReplicas=replicas, dataLocality="strict-local", diskSelector="ssd")
     assert {check.id for check in checked(odd, nodes=[])} == {"storage-locality"}
     facts = HarvesterFacts(Key("team", "identity"), Kubeconfig("https://h"), objects=HarvesterObjects())
