@@ -118,7 +118,7 @@ def _check_identity(settings: Mapping[str, str], facts: HarvesterFacts) -> Itera
 
 
 def _is_through_rancher(server: str, rancher: str) -> bool:
-    """Return whether a URL leads to a cluster through Rancher, rather than next to it on its host."""
+    """Return whether a URL leads to a cluster through Rancher, not next to it on its host."""
     try:
         url, own = urlsplit(server), urlsplit(rancher)
         # Names of hosts have no case, and `hostname` is in lower case.
