@@ -77,7 +77,7 @@ def checks(facts: HarvesterFacts, now: datetime) -> list[Check]:
 
     Answers in another form end the checks of this Harvester only.
     """
-    made = []
+    made: list[Check] = []
     try:
         made.extend(_checks(facts, now))
     except MALFORMED as error:
