@@ -9,6 +9,7 @@ import bisect
 import ipaddress
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from caphv.api import names
@@ -103,6 +104,12 @@ class Exceptions:
         return self._has_everything or (index >= 0 and last <= ranges[index][1])
 
 
+@lru_cache(maxsize=16)
+def _exceptions_of(listed: str) -> Exceptions:
+    """Return the exceptions of a setting, which each identity of a Harvester has again."""
+    return Exceptions([*_BUILT_IN_EXCEPTIONS, *listed.split(",")])
+
+
 def _bounds(network: Network) -> tuple[int, int]:
     return int(network.network_address), int(network.broadcast_address)
 
@@ -121,7 +128,7 @@ def _check_proxy(objects: HarvesterObjects, ingress: Obj | None, subject: str) -
         return
 
     listed = str(configured.get("noProxy") or "")
-    exceptions = Exceptions([*_BUILT_IN_EXCEPTIONS, *listed.split(",")])
+    exceptions = _exceptions_of(listed)
     hosts = _uncovered(_host_addresses(objects), exceptions)
     internal = _uncovered([*_virtual_addresses(ingress), *_pod_networks(objects)], exceptions)
 

@@ -139,12 +139,13 @@ def test_the_families_of_addresses_do_not_mix() -> None:
 
 
 def test_a_long_list_of_exceptions_takes_no_minutes() -> None:
-    """A setting may have 1.5 MiB."""
-    entries = [f"11.{number >> 8 & 255}.{number & 255}.{number >> 16}" for number in range(60_000)]
+    """A setting may have 1.5 MiB, and many identities lead to its Harvester."""
+    entries = [f"11.{number >> 8 & 255}.{number & 255}.{number >> 16}" for number in range(20_000)]
     hosts = [host(f"host-{number}", f"172.16.0.{number}") for number in range(100)]
     started = time.process_time()
-    (errors, _) = checked(proxy(",".join(entries)), hosts=hosts)
-    assert time.process_time() - started < 10, "it takes one second; it took nine minutes"
+    for _ in range(20):
+        errors, _ = checked(proxy(",".join(entries)), hosts=hosts)
+    assert time.process_time() - started < 5, "it takes one second; it took minutes"
     assert "172.16.0.9" in errors.message or "and 95 more" in errors.message
 
 
