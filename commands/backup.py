@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 Examples:
   caphv backup -A backups/2026-11-22                 all clusters
   caphv backup team-a/shop backups/shop --passphrase-file passphrase
+  caphv backup -A backups/today --ip-pools           with addresses in use
   caphv backup -A backups/today --dry-run            show what would be saved
   caphv restore backups/2026-11-22                   restore it
 
@@ -54,6 +55,11 @@ Exit status: 0 everything was saved, 1 what you may not read is missing, 2 nothi
     help="Write Secrets in plain text. Anyone who can read the files gets the credentials.",
 )
 @passphrase_options
+@click.option(
+    "--ip-pools",
+    is_flag=True,
+    help="Save the IPPools that the clusters use, too: their Harvesters are read.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be saved, and write nothing.")
 @management_options
 @fill(scope=ScopeOptions)
@@ -63,6 +69,7 @@ def backup(
     passphrase_file: Path | None,
     *,
     unencrypted: bool,
+    ip_pools: bool,
     dry_run: bool,
     scope: ScopeOptions,
 ) -> None:
@@ -71,7 +78,8 @@ def backup(
 
     Nothing is changed or paused, and clusters with problems are saved, too. Objects are read as of
     one moment. Files are encrypted with a passphrase and readable only by you. VMs, disks and the
-    content of workload clusters are not part of it, nor are bundles: Git has them.
+    content of workload clusters are not part of it, nor are bundles: Git has them. Of Harvester,
+    only IPPools can be saved.
     """
     from operations.backup import files
     from operations.backup.sealing import Sealer
@@ -91,7 +99,7 @@ def backup(
         if not unencrypted and not dry_run:
             sealer = Sealer(read_passphrase(passphrase_file, new=True))
         with patient_progress() as step:
-            content = run(_read(scope, chosen, step))
+            content = run(_read(scope, chosen, step, with_pools=ip_pools))
         if not content.clusters:
             raise InputError(f"no clusters in namespace {chosen.namespace}; all namespaces: -A")
 
@@ -110,11 +118,14 @@ def backup(
         sys.exit(1)
 
 
-async def _read(management: ManagementOptions, chosen: Selection, step: Step) -> Backup:
+async def _read(
+    management: ManagementOptions, chosen: Selection, step: Step, *, with_pools: bool
+) -> Backup:
+    """Read the chosen clusters; with pools, those on their Harvesters, too."""
     from operations.backup.reading import read_backup
 
     async with management_client(management) as client:
-        content = await read_backup(client, chosen.query(), step)
+        content = await read_backup(client, chosen.query(), step, with_pools=with_pools)
     chosen.require(content.cluster_keys())
     return content
 
@@ -124,6 +135,8 @@ def _show(content: Backup) -> None:
     echo(f"Clusters: {', '.join(content.clusters)}")
     for kind, count in sorted(Counter(identity.kind for identity in content.objects).items()):
         echo(f"  {count:>5}  {kind}")
+    for harvester, pools in sorted((content.pools or {}).items()):
+        echo(f"  {len(pools):>5}  IPPool of Harvester {harvester}")
     for name in sorted(content.absent):
         echo(f"  does not exist, although an object refers to it: {name}")
     for obj in content.objects.values():

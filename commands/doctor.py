@@ -155,8 +155,18 @@ async def run_checks(
     """
     from datetime import UTC, datetime
 
-    from caphv.api.object import Key
-    from operations.doctor import annotations, bootstrap, clusters, fleet, harvester, management
+    from caphv.api.compatibility import compatibility
+    from caphv.api.object import Key, key_of
+    from operations.doctor import (
+        annotations,
+        bootstrap,
+        cloudproviders,
+        clusters,
+        fleet,
+        harvester,
+        management,
+        rancher,
+    )
     from operations.doctor.reading import read_harvester_facts, read_management_facts
     from operations.status.assembly import parts_of
 
@@ -173,6 +183,9 @@ async def run_checks(
 
     now = datetime.now(UTC)
     checks = [*management.checks(facts, now)]
+    keys = {cluster.key for cluster in selected}
+    objs = [obj for obj in answer.objects.clusters if key_of(obj) in keys]
+    checks += rancher.checks(facts, objs, harvesters)
     for harvester_facts in harvesters:
         checks += harvester.checks(harvester_facts, now)
 
@@ -182,6 +195,7 @@ async def run_checks(
         parts.key: parts.control_plane for parts in parts_of(answer.objects) if parts.control_plane
     }
     checks += bootstrap.checks(selected, control_planes)
+    checks += cloudproviders.checks(compatibility(), selected, harvesters, control_planes)
     checks += fleet.checks(facts.fleet_clusters, [cluster.key for cluster in selected], now)
     checks += annotations.checks(_objects_of(selected, answer.objects))
 

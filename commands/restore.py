@@ -37,6 +37,8 @@ class RestoreOptions(ManagementOptions, ChangeOptions):
     keep_existing: bool
     accept_differences: bool
     stopped: bool
+    show_ip_pools: bool
+    harvester_server: str
 
 
 @click.command(
@@ -45,6 +47,7 @@ class RestoreOptions(ManagementOptions, ChangeOptions):
 Examples:
   caphv restore backups/2026-11-22 --dry-run
   caphv restore backups/2026-11-22 --kubeconfig new-management.yaml
+  caphv restore backups/2026-11-22 --show-ip-pools > pools.yaml
   caphv restore backups/shop --yes --old-management-cluster-stopped --passphrase-file passphrase
 
 \b
@@ -85,6 +88,17 @@ refused.
     help="Confirm that the old management cluster is stopped, and end the pause without asking.",
 )
 @click.option(
+    "--show-ip-pools",
+    is_flag=True,
+    help="Write the IPPools of the backup as manifests for Harvester, and restore nothing.",
+)
+@click.option(
+    "--harvester-server",
+    default="",
+    metavar="URL",
+    help="With --show-ip-pools: the Harvester whose IPPools to write, if there are several.",
+)
+@click.option(
     "-y", "--yes", is_flag=True, help="Create the objects without asking; they stay paused."
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be created, and change nothing.")
@@ -112,6 +126,12 @@ def restore(directory: Path, options: RestoreOptions) -> None:
         backup = files.read(directory, passphrase)
     except files.BackupError as error:
         raise InputError(str(error)) from None
+
+    if options.show_ip_pools:
+        _show_pools(backup, options.harvester_server)
+        return
+    if options.harvester_server:
+        raise click.UsageError("--harvester-server needs --show-ip-pools")
 
     # A dry run reports all problems. Otherwise the first problem ends the command.
     is_whole = _show_missing(backup, options)
@@ -144,6 +164,45 @@ def restore(directory: Path, options: RestoreOptions) -> None:
         _fail(failed, f"What was created differs from the backup, and stays paused. {remedy}")
     echo(f"Verified {counted(len(backup.objects), 'object')}; differences: {len(failed)}")
     _resume(plan, options)
+
+
+def _show_pools(backup: Backup, server: str) -> None:
+    """Write the IPPools of one Harvester as manifests, and name those that are missing.
+
+    :param backup: the backup
+    :param server: the URL of the Harvester; empty if there is only one
+    """
+    from operations.backup.pools import absence_of, manifests_of
+
+    if backup.pools is None:
+        raise InputError("the backup has no IPPools: it was made without --ip-pools")
+    servers = sorted(backup.pools.keys() | backup.missing_pools.keys())
+    if server and server not in servers:
+        raise InputError(f"the backup has no IPPools of {server}, but of: {', '.join(servers)}")
+    # Created on another Harvester, pools would give out addresses that are in use.
+    if not server and len(servers) > 1:
+        raise InputError(
+            f"the backup has IPPools of several Harvesters, {', '.join(servers)}: choose one with "
+            "--harvester-server"
+        )
+
+    server = server or next(iter(servers), "")
+    missing = [
+        f"IPPool {name} ({reason})"
+        for name, reason in sorted(backup.missing_pools.get(server, {}).items())
+    ]
+    hidden = absence_of(backup.unseen, server)
+    if not missing and not hidden and not servers:
+        raise InputError("the clusters of the backup use no IPPools")
+    for text in missing:
+        echo(f"missing: {text}", err=True)
+    for text in hidden:
+        echo(f"was not saved: {text}", err=True)
+
+    if pools := backup.pools.get(server):
+        click.echo(manifests_of(server, pools), nl=False)
+    if missing or hidden:
+        sys.exit(1)
 
 
 def _resume(plan: Restore, options: RestoreOptions) -> None:
@@ -191,6 +250,9 @@ def _show_missing(backup: Backup, options: RestoreOptions) -> bool:
         echo(f"missing: {name} ({reason})", err=True)
     for unseen in backup.unseen:
         echo(f"was not saved: {unseen}", err=True)
+    for server, pools in backup.missing_pools.items():
+        for name, reason in pools.items():
+            echo(f"missing: IPPool {name} of Harvester {server} ({reason})", err=True)
 
     if missing and not options.incomplete:
         _refuse(
@@ -199,7 +261,7 @@ def _show_missing(backup: Backup, options: RestoreOptions) -> bool:
             options,
         )
         return False
-    return True
+    return not backup.missing_pools
 
 
 def _show(plan: Restore, options: RestoreOptions) -> tuple[int, bool]:

@@ -18,8 +18,9 @@ def release_of(deployment: Obj | None) -> tuple[int, int] | None:
 
     :param deployment: Deployment `harvester-system/harvester`
     """
-    for container in at(deployment, "spec", "template", "spec", "containers") or ():
-        match = _TAG.search(str(container.get("image") or ""))
+    containers = at(deployment, "spec", "template", "spec", "containers")
+    for container in containers if isinstance(containers, list) else ():
+        match = _TAG.search(str(at(container, "image") or ""))
         if match:
             return int(match[1]), int(match[2])
     return None

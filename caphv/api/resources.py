@@ -39,6 +39,7 @@ HARVESTER_SETTINGS = Resource("harvesterhci.io", "v1beta1", "settings", "Setting
 
 RANCHER_CLUSTERS = Resource("provisioning.cattle.io", "v1", "clusters", "Cluster")
 MANAGED_CLUSTERS = Resource("management.cattle.io", "v3", "clusters", "Cluster", namespaced=False)
+RANCHER_SETTINGS = Resource("management.cattle.io", "v3", "settings", "Setting", namespaced=False)
 FLEET_CLUSTERS = Resource(FLEET_GROUP, "v1alpha1", "clusters", "Cluster")
 FLEET_BUNDLES = Resource(FLEET_GROUP, "v1alpha1", "bundles", "Bundle")
 HELM_CHARTS = Resource("helm.cattle.io", "v1", "helmcharts", "HelmChart")
@@ -49,6 +50,7 @@ EXTENSION_CONFIGS = Resource(
 CERTIFICATES = Resource("cert-manager.io", "v1", "certificates", "Certificate")
 
 LONGHORN_NODES = Resource("longhorn.io", "v1beta2", "nodes", "Node")
+LONGHORN_RECURRING_JOBS = Resource("longhorn.io", "v1beta2", "recurringjobs", "RecurringJob")
 LONGHORN_SETTINGS = Resource("longhorn.io", "v1beta2", "settings", "Setting")
 
 

@@ -32,6 +32,12 @@ class Problem:
     lost: bool = False
 
 
+def installs_cloud_provider(control_plane: Mapping[str, Any]) -> bool:
+    """Return whether RKE2 installs its own charts of Harvester's cloud provider and CSI driver."""
+    name = at(control_plane, "spec", "serverConfig", "cloudProviderName")
+    return control_plane.get("kind") == "RKE2ControlPlane" and name == "harvester"
+
+
 def problems(spec: Mapping[str, Any], version: str = "") -> Iterator[Problem]:
     """Yield settings of an RKE2Config or a control plane that RKE2's provider cannot use.
 

@@ -10,6 +10,9 @@ import aiohttp
 
 from caphv.runtime.addresses import AddressNotAllowed
 
+UNTRUSTED = "does not match certificate-authority-data"
+"""The end of the description of a server that another CA signed."""
+
 
 def describe(error: BaseException) -> str:
     """Describe why a request failed, without credentials."""
@@ -67,7 +70,7 @@ def _describe_tls(error: Exception) -> str:
         return "the certificate of the server has expired or is not valid yet"
     # Codes 18 to 21 mean that the issuer is not trusted.
     if error.verify_code in (18, 19, 20, 21):
-        return "the certificate of the server does not match certificate-authority-data"
+        return f"the certificate of the server {UNTRUSTED}"
     return f"the certificate of the server is not accepted: {error.verify_message}"
 
 

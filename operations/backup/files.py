@@ -18,22 +18,20 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from caphv.api.counting import counted
 from caphv.api.object import Key, Obj, at
 from caphv.api.objectid import ObjectId, id_of
+from caphv.api.resources import IP_POOLS
 from caphv.runtime.text import Limits, TextError, load_json
+from operations.backup.forms import OBJECT_LIMITS, dump
+from operations.backup.pools import Pools
 from operations.backup.sealing import Opener, Sealer, SealError
 from operations.read.graph import is_cluster_api
 
 FORMAT = 1
 INDEX = "index.json"
 _SEALED = ".sealed"
-# By default etcd keeps no object above 1.5 MiB.
-_OBJECT_LIMITS = Limits(size=8 * 1024 * 1024, nodes=1_000_000)
 # An index has some hundred bytes for each object.
 _INDEX_LIMITS = Limits(size=64 * 1024 * 1024, nodes=10_000_000)
 # Filesystems allow 255 bytes, and we append an ending and sometimes a digest.
@@ -71,6 +69,10 @@ class Backup:
     """References that led nowhere when the backup was made."""
     unseen: tuple[str, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
+    pools: Pools | None = None
+    """IPPools on Harvester that the clusters use; None if they were not saved."""
+    missing_pools: dict[str, dict[str, str]] = field(default_factory=dict)
+    """As `missing`, by Harvester and name. A restore creates no pools, and needs none."""
 
     def cluster_keys(self) -> set[Key]:
         """Return namespace and name of each of the clusters."""
@@ -144,7 +146,9 @@ def read(folder: Path, passphrase: Callable[[], str] | None) -> Backup:
     reader = _Reader(folder, Opener(passphrase()) if passphrase else None)
     index = reader.read_index(f"{INDEX}{_SEALED}" if passphrase else INDEX)
     entries = {str(entry["file"]): entry for entry in index["objects"]}
-    _check_names(folder, files, entries)
+    pools = index.get("pools")
+    pool_entries = {str(entry["file"]): entry for entry in pools or ()}
+    _check_names(folder, files, entries | pool_entries)
 
     origin = {name: str(index["origin"].get(name) or "") for name in Origin.__slots__}
     backup = Backup(
@@ -152,6 +156,7 @@ def read(folder: Path, passphrase: Callable[[], str] | None) -> Backup:
         tuple(map(str, index.get("clusters") or ())),
         absent=frozenset(map(str, index.get("absent") or ())),
         unseen=tuple(map(str, index.get("unseen") or ())),
+        pools=None if pools is None else {},
     )
     # A user who lost a file still wants the others.
     for name, entry in sorted(entries.items()):
@@ -161,12 +166,32 @@ def read(folder: Path, passphrase: Callable[[], str] | None) -> Backup:
             backup.missing[_label(entry)] = str(error)
         else:
             backup.objects[id_of(obj)] = obj
+    _read_pools(backup, reader, pool_entries)
 
     if not backup.objects:
         reasons = list(backup.missing.values())
         reason = reasons[0] if reasons else "it is empty"
         raise BackupError(f"no object of {folder} can be read: {reason}")
     return backup
+
+
+def _read_pools(backup: Backup, reader: _Reader, entries: Mapping[str, Obj]) -> None:
+    """Read the pools of a backup.
+
+    :param backup: gets the pools, and those that are missing
+    :param reader: reads its files
+    :param entries: the entries of the index by file
+    """
+    pools: Pools = {}
+    for name, entry in sorted(entries.items()):
+        harvester = str(entry.get("harvester"))
+        try:
+            pools.setdefault(harvester, []).append(reader.read_pool(name, entry))
+        except SealError as error:
+            missing = backup.missing_pools.setdefault(harvester, {})
+            missing[str(entry.get("name"))] = str(error)
+    if backup.pools is not None:
+        backup.pools = {harvester: objs for harvester, objs in pools.items() if objs}
 
 
 def _check_form(folder: Path, files: set[str], *, is_encrypted: bool) -> None:
@@ -228,25 +253,39 @@ class _Reader:
                 f"{self._folder / name} has format {version!r}; this version of caphv reads "
                 f"{FORMAT}"
             )
-        if not isinstance(index.get("origin"), dict) or not _are_entries(index.get("objects")):
+        lists = (index.get("objects"), index.get("pools", []))
+        if not isinstance(index.get("origin"), dict) or not all(map(_are_entries, lists)):
             raise BackupError(f"{self._folder / name} is not the index of a backup")
         return index
 
     def read_object(self, name: str, entry: Obj) -> Obj:
         """Return the object that an entry of the index names. Raises `SealError`."""
+        obj = self._read_entry(name, entry)
+        # A backup that others made must not create a ClusterRoleBinding here.
+        if not is_kept(id_of(obj)):
+            raise SealError(f"is a {id_of(obj).kind}: no backup has objects of this kind")
+        return obj
+
+    def read_pool(self, name: str, entry: Obj) -> Obj:
+        """Return the IPPool that an entry of the index names. Raises `SealError`."""
+        obj = self._read_entry(name, entry)
+        # A user gives the manifests of pools to an administrator of Harvester.
+        if id_of(obj)[:2] != (IP_POOLS.group, IP_POOLS.kind):
+            raise SealError(f"is a {id_of(obj).kind}, and not an IPPool")
+        return obj
+
+    def _read_entry(self, name: str, entry: Obj) -> Obj:
+        """Return the object in a file of the index, of any kind. Raises `SealError`."""
         # Encryption proves that a file belongs to the backup. The digest proves that two files were
         # not swapped.
         content = self._read(name)
         if hashlib.sha256(content).hexdigest() != entry["sha256"]:
             raise SealError("is not the file that was written: it was changed or damaged")
 
-        obj = self._parse(name, content, _OBJECT_LIMITS)
+        obj = self._parse(name, content, OBJECT_LIMITS)
         texts = (obj.get("apiVersion"), obj.get("kind"), at(obj, "metadata", "name"))
         if not all(isinstance(text, str) and text for text in texts):
             raise SealError("is not a Kubernetes object")
-        # A backup that others made must not create a ClusterRoleBinding here.
-        if not is_kept(id_of(obj)):
-            raise SealError(f"is a {id_of(obj).kind}: no backup has objects of this kind")
         return obj
 
     def _read(self, name: str) -> bytes:
@@ -301,19 +340,14 @@ def _write(folder: Path, backup: Backup, sealer: Sealer | None) -> int:
 
     entries = []
     for identity, obj in sorted(backup.objects.items()):
-        content = _dump(obj)
-        name = f"{_path(identity)}{ending}"
-        _store(folder / name, content, sealer)
-        entries.append(
-            {
-                "apiVersion": obj["apiVersion"],
-                "kind": identity.kind,
-                "namespace": identity.namespace,
-                "name": identity.name,
-                "file": name,
-                "sha256": hashlib.sha256(content).hexdigest(),
-            }
-        )
+        entries.append(_store_object(folder, f"{_path(identity)}{ending}", obj, sealer))
+
+    pools = []
+    for number, (harvester, objs) in enumerate(sorted((backup.pools or {}).items()), 1):
+        for pool in objs:
+            path = "/".join((f"harvester-{number}", _path(id_of(pool)).partition("/")[2]))
+            entry = _store_object(folder, f"{path}{ending}", pool, sealer)
+            pools.append(entry | {"harvester": harvester})
 
     index = {
         "format": FORMAT,
@@ -323,8 +357,30 @@ def _write(folder: Path, backup: Backup, sealer: Sealer | None) -> int:
         "absent": sorted(backup.absent),
         "unseen": list(backup.unseen),
     }
-    _store(folder / f"{INDEX}{ending}", _dump(index), sealer)
-    return len(entries) + 1
+    if backup.pools is not None:
+        index["pools"] = pools
+    _store(folder / f"{INDEX}{ending}", dump(index), sealer)
+    return len(entries) + len(pools) + 1
+
+
+def _store_object(folder: Path, name: str, obj: Obj, sealer: Sealer | None) -> Obj:
+    """Write the file of an object; return its entry in the index.
+
+    :param folder: the new folder of the backup
+    :param name: the path of the file below it
+    :param obj: the object
+    :param sealer: encrypts the file, None to write plain text
+    """
+    content, identity = dump(obj), id_of(obj)
+    _store(folder / name, content, sealer)
+    return {
+        "apiVersion": obj["apiVersion"],
+        "kind": identity.kind,
+        "namespace": identity.namespace,
+        "name": identity.name,
+        "file": name,
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
 
 
 def _store(file: Path, content: bytes, sealer: Sealer | None) -> None:
@@ -333,10 +389,6 @@ def _store(file: Path, content: bytes, sealer: Sealer | None) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target:
         target.write(sealer.seal(content) if sealer else content)
-
-
-def _dump(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS) + b"\n"
 
 
 def _path(identity: ObjectId) -> str:

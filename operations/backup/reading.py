@@ -28,6 +28,7 @@ from caphv.runtime.discovery import kinds_of
 from caphv.runtime.errors import ApiError, Forbidden, NotFound, RequestError
 from operations.backup.files import Backup, Origin
 from operations.backup.order import missing_of
+from operations.backup.pools import read_pools
 from operations.capacity.machinepools import desired_state
 from operations.read.graph import Belongings, belongings, is_cluster_api, references
 from operations.read.management import NoClusterApiError, Step, list_all, unseen
@@ -37,11 +38,22 @@ _REQUESTS_AT_ONCE = 16
 _NONE: Mapping[tuple[str, str], str] = {}
 
 
-async def read_backup(client: ApiClient, query: Query, step: Step = lambda _text: None) -> Backup:
+async def read_backup(
+    client: ApiClient,
+    query: Query,
+    step: Step = lambda _text: None,
+    *,
+    with_pools: bool = False,
+) -> Backup:
     """Read the clusters of a query with all objects that they need.
 
     `unseen` of the answer names what may not be read. Raises `ApiError` and `Unreachable` when the
     Clusters themselves cannot be read.
+
+    :param client: client of the management cluster
+    :param query: which clusters to read
+    :param step: called with a description of each step
+    :param with_pools: whether to read the IPPools on their Harvesters, too
     """
     step("reading which kinds there are")
     kinds = await kinds_to_copy(client)
@@ -57,6 +69,10 @@ async def read_backup(client: ApiClient, query: Query, step: Step = lambda _text
 
     backup = Backup(await _read_origin(client), tuple(map(str, keys)), chosen.objects)
     backup.unseen = tuple(collection.unseen)
+    if with_pools:
+        step("asking Harvesters for IPPools")
+        backup.pools, hidden = await read_pools(client, chosen.objects)
+        backup.unseen += tuple(hidden)
     backup.absent = frozenset(missing_of(backup))
     return backup
 

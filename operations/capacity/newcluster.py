@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api import names
+from caphv.api.compatibility import CLOUD_PROVIDER, CSI_DRIVER, compatibility
 from caphv.api.counting import counted
 from caphv.api.object import Key, annotations_of
 from caphv.validation.finding import Fault, FieldPath, Finding
@@ -108,7 +109,7 @@ def findings(cluster: NewCluster, harvester: Surroundings) -> list[Finding]:
 
     Findings are errors, or advice where the cluster can be created nevertheless.
     """
-    absent = list(shortcomings(cluster.requirements, harvester))
+    absent = [*shortcomings(cluster.requirements, harvester), *_check_charts(cluster, harvester)]
     if not cluster.pools or exists(cluster.key, harvester):
         return absent
     return [*absent, *_check_addresses(cluster, harvester), *_check_room(cluster, harvester)]
@@ -121,6 +122,40 @@ def exists(cluster: Key, harvester: Surroundings) -> bool:
         annotations_of(vm).get(names.OWNER_ANNOTATION, "").startswith(record)
         for vm in harvester.capacity.harvester.vms
     )
+
+
+def _check_charts(cluster: NewCluster, harvester: Surroundings) -> Iterator[Finding]:
+    """Check whether cloud provider and CSI driver of the cluster fit Harvester."""
+    table, version = compatibility(), str(cluster.spec.get("kubernetesVersion") or "")
+    addons = mapping(cluster.spec.get("addons"))
+    distribution = cluster.spec.get("distribution", "rke2")
+    if addons.get("cloudProviderName") == "harvester" and distribution == "rke2":
+        path, charts = ("spec", "kubernetesVersion"), table.rke2_charts(version)
+        remedy = "upgrade Harvester, or use an older release of RKE2, which installs these charts"
+    elif exists(cluster.key, harvester):
+        return  # a lockfile pins its charts
+    else:
+        path, charts = ("spec", "addons"), _bundle_charts(table.charts, addons)
+        remedy = "upgrade Harvester, or set the versions of the charts (ccm.version, csi.version)"
+
+    limits = harvester.chart_limits
+    for problem in table.problems(charts, limits.harvester, limits.accepted):
+        value = version if path[-1] == "kubernetesVersion" else None
+        yield Finding(path, Fault.UNSUPPORTED, f"{problem}: {remedy}", value=value)
+
+
+def _bundle_charts(newest: Mapping[str, str], addons: Mapping[str, Any]) -> dict[str, str]:
+    """Return the charts of cloud provider and CSI driver that bundles install, by name.
+
+    :param newest: versions of the newest bundles
+    :param addons: settings of the cluster, which may name versions of their own
+    """
+    charts = {}
+    for name, chart in (("ccm", CLOUD_PROVIDER), ("csi", CSI_DRIVER)):
+        settings = mapping(addons.get(name))
+        if settings.get("enabled") is not False:
+            charts[chart] = str(settings.get("version") or newest.get(chart) or "")
+    return charts
 
 
 def _check_addresses(cluster: NewCluster, harvester: Surroundings) -> Iterator[Finding]:

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from caphv.api import remedies
+from caphv.api.compatibility import compatibility
 from caphv.api.counting import counted
 from caphv.api.hostresources import HUGEPAGES
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, labels_of
+from caphv.api.rke2 import installs_cloud_provider
 from operations.capacity.hosts import (
     Size,
     count_homeless,
@@ -23,6 +25,7 @@ from operations.capacity.hosts import (
     overcommit_of,
     requests_of,
 )
+from operations.read.chartlimits import ChartLimits
 from operations.read.objects import HarvesterObjects, by_key
 from operations.status.check import Check, Result, ok, skipped
 from operations.status.details import pools_of
@@ -99,6 +102,30 @@ def check_room(parts: Parts, harvester: HarvesterObjects | None, demand: Demand)
     yield from _check_addresses(parts, harvester, demand.machines)
     yield _check_hosts(subject, harvester, demand)
     yield from _check_devices(subject, harvester, demand)
+
+
+def check_charts(parts: Parts, wanted: str, limits: ChartLimits | None) -> Iterator[Check]:
+    """Check whether Harvester serves the charts that another version of RKE2 installs.
+
+    :param parts: the objects of the cluster
+    :param wanted: the version of Kubernetes
+    :param limits: what its Harvester says; None if it cannot be read
+    """
+    charts = compatibility().rke2_charts(wanted)
+    if not installs_cloud_provider(parts.control_plane or {}) or not charts:
+        return
+    subject = f"Cluster {parts.key}"
+    if limits is None:
+        yield skipped("cloud-provider", subject, "Harvester cannot be read")
+        return
+
+    problems = compatibility().problems(charts, limits.harvester, limits.accepted)
+    for problem in problems:
+        remedy = "Upgrade Harvester first: RKE2 installs this chart with its Kubernetes"
+        yield Check("cloud-provider", subject, Result.ERROR, problem, remedy)
+    if not problems:
+        versions = ", ".join(f"{name} {version}" for name, version in charts.items())
+        yield ok("cloud-provider", subject, f"Harvester takes {versions} of RKE2 {wanted}")
 
 
 def _check_addresses(parts: Parts, harvester: HarvesterObjects, needed: int) -> Iterator[Check]:

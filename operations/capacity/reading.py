@@ -12,6 +12,7 @@ from caphv.runtime.errors import ApiError, NotFound, RequestError
 from operations.capacity.free import CapacityObjects
 from operations.capacity.hosts import hosts_of
 from operations.capacity.surroundings import Surroundings
+from operations.read.chartlimits import read_chart_limits
 from operations.read.harvester import join, read_harvester
 from operations.read.harvesterclient import HarvesterClient
 from operations.read.management import list_all, unseen
@@ -97,16 +98,17 @@ async def read_surroundings(client: ApiClient, namespaces: Iterable[str]) -> Sur
 
     Raises `ApiError`, `Unreachable`, and `NotAHarvesterError` for another server.
     """
-    capacity, existing_namespaces, classes = await asyncio.gather(
+    capacity, existing_namespaces, classes, limits = await asyncio.gather(
         read_capacity(client, namespaces, surroundings=True),
         _read_names(client, NAMESPACES),
         _read_names(client, STORAGE_CLASSES),
+        read_chart_limits(client),
     )
     # Any API server answers these requests, even if only to say that the kinds do not exist.
     if str(resources.IMAGES) in capacity.harvester.unserved:
         msg = f"{client.server} is not a Harvester: it does not serve {resources.IMAGES}"
         raise NotAHarvesterError(msg)
-    return Surroundings(capacity, existing_namespaces, classes)
+    return Surroundings(capacity, existing_namespaces, classes, limits)
 
 
 async def _read_names(client: ApiClient, resource: Resource) -> list[str] | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from caphv.api.hostresources import HUGEPAGES, KUBEVIRT_DEVICES
 from caphv.api.object import Obj, at, key_of
 from operations.capacity.free import CapacityObjects
+from operations.read.chartlimits import ChartLimits
 from operations.status.details import pools_of
 
 
@@ -17,6 +18,7 @@ class Surroundings:
     capacity: CapacityObjects
     namespaces: list[str] | None = None
     storage_classes: list[str] | None = None
+    chart_limits: ChartLimits = field(default_factory=ChartLimits)
 
     @property
     def images(self) -> dict[str, Obj] | None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from caphv.api.object import Key
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Conflict
-from operations.capacity.preflight import Demand, check_room, size_of
+from caphv.runtime.errors import Conflict, RequestError
+from caphv.runtime.kubeconfig import KubeconfigError
+from operations.capacity.preflight import Demand, check_charts, check_room, size_of
 from operations.change.changes import Patch, Plan
 from operations.change.clusterparts import cluster_and_parts
 from operations.change.disruptions import disruption_checks
@@ -21,9 +22,13 @@ from operations.change.upgradeplan import (
     surge,
     surging_devices,
 )
+from operations.read.accounts import identity_of
+from operations.read.chartlimits import ChartLimits, read_chart_limits
 from operations.read.management import Step
 from operations.read.objects import ManagementObjects
+from operations.read.servers import HARVESTER_SECONDS, answering_client
 from operations.status.model import Cluster
+from operations.status.parts import Parts
 from operations.status.query import Answer
 
 
@@ -49,9 +54,25 @@ async def plan_with_checks(
     machines = list(parts.harvester_machines.values())
     size = size_of(parts, machines, harvester)
     demand = Demand(surge(parts, deployments), size, surging_devices(parts, deployments))
+    charts = check_charts(parts, version, await _read_limits(answer, parts))
     step("asking the workload cluster")
     budgets = await disruption_checks(client, plan.cluster)
-    return replace(plan, checks=(*plan.checks, *check_room(parts, harvester, demand), *budgets))
+    room = check_room(parts, harvester, demand)
+    return replace(plan, checks=(*plan.checks, *charts, *room, *budgets))
+
+
+async def _read_limits(answer: Answer, parts: Parts) -> ChartLimits | None:
+    """Read which charts the Harvester of a cluster takes; return None if it does not answer."""
+    account = answer.harvesters.accounts.get(identity_of(parts.harvester_cluster or {}))
+    if account is None:
+        return None
+    try:
+        async with answering_client(
+            account.kubeconfig, "harvester", HARVESTER_SECONDS
+        ) as harvester:
+            return await read_chart_limits(harvester)
+    except (RequestError, KubeconfigError, TimeoutError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,11 @@ from caphv.api.release import release_of
 from caphv.api.supported import support
 from caphv.runtime.kubeconfig import Kubeconfig
 from operations.capacity.addresspools import PoolReport
-from operations.doctor import guests, pitfalls, references
+from operations.doctor import guests, pitfalls, references, settings, storage
+from operations.doctor.forms import number_of
 from operations.doctor.references import References
 from operations.doctor.rights import AHEAD, Right, describe
+from operations.doctor.storage import Storage
 from operations.leftovers.decision import ADDRESS, HarvesterState, examine
 from operations.read.objects import (
     HarvesterObjects,
@@ -29,6 +31,9 @@ from operations.read.objects import (
 from operations.read.owners import OwnerObjects
 from operations.status.check import Check, Result, ok, skipped
 from operations.status.details import is_host_ready
+
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading values of other types raises."""
 
 _SOON = timedelta(days=14)
 _WITNESS = "node-role.harvesterhci.io/witness"
@@ -53,7 +58,11 @@ class HarvesterFacts:
     objects: HarvesterObjects | None = None
     denied: list[Right] | None = None
     deployment: Obj | None = None
-    storage_classes: list[Obj] = field(default_factory=list)
+    ingress: Obj | None = None
+    """Service `kube-system/ingress-expose`, which has the virtual address."""
+    unread: list[str] = field(default_factory=list)
+    """What checks need and the account may not read: a verb and its object."""
+    storage: Storage = field(default_factory=Storage)
     machines: list[Obj] = field(default_factory=list)
     clusters: list[Obj] = field(default_factory=list)
     owners: dict[Key, Obj] = field(default_factory=dict)
@@ -63,7 +72,28 @@ class HarvesterFacts:
     pools: tuple[PoolReport, ...] = ()
 
 
-def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
+def checks(facts: HarvesterFacts, now: datetime) -> list[Check]:
+    """Return all checks of one identity and the Harvester behind it.
+
+    Answers in another form end the checks of this Harvester only.
+    """
+    made: list[Check] = []
+    try:
+        made.extend(_checks(facts, now))
+    except MALFORMED as error:
+        server = facts.kubeconfig.server if facts.kubeconfig else "unknown"
+        made.append(malformed(f"Harvester {server}", error))
+    return made
+
+
+def malformed(subject: str, error: Exception) -> Check:
+    """Return the check of a server whose answers cannot be checked. It quotes no answer."""
+    message = f"its answers have another form than Harvester's ({type(error).__name__})"
+    remedy = "Check that the kubeconfig leads to a Harvester of a supported release"
+    return Check("answers", subject, Result.ERROR, message, remedy)
+
+
+def _checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     """Yield all checks of one identity and the Harvester behind it."""
     secret = f"Secret {facts.identity}"
     if facts.kubeconfig is None:
@@ -89,14 +119,21 @@ def checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     yield from _check_hosts(facts.objects, subject)
     yield from _check_volume_replicas(facts, subject)
     yield from _check_pools(facts, subject)
-    named = References(facts.clusters, facts.machines, facts.owners, facts.storage_classes)
+    named = References(facts.clusters, facts.machines, facts.owners, facts.storage.classes)
     yield from references.checks(named, facts.objects, subject)
     yield from _check_guest_agents(facts.objects, subject, now)
     yield from _check_orphans(facts, subject)
     yield from guests.checks(
         facts.objects, facts.clusters, facts.machines, release_of(facts.deployment)
     )
-    yield from pitfalls.checks(facts.objects, facts.storage_classes, facts.machines, subject, now)
+    yield from pitfalls.checks(facts.objects, facts.storage.classes, facts.machines, subject, now)
+    yield from settings.checks(facts.objects, facts.ingress, subject, now)
+    yield from storage.checks(
+        facts.storage, facts.objects, facts.machines, facts.deployment, subject
+    )
+    if facts.unread:
+        missing = "; ".join(facts.unread)
+        yield skipped("access", subject, f"not checked, because the account may not {missing}")
 
 
 def _check_connection(facts: HarvesterFacts, subject: str, *, expired: bool) -> Check:
@@ -250,9 +287,9 @@ def _check_volume_replicas(facts: HarvesterFacts, subject: str) -> Iterator[Chec
     Longhorn keeps one replica of a volume on a host, so that such volumes stay degraded.
     """
     ready = sum(map(is_host_ready, facts.objects.hosts)) if facts.objects else 0
-    for storage_class in facts.storage_classes:
-        replicas = str(at(storage_class, "parameters", "numberOfReplicas") or "")
-        if not replicas.isdigit() or not ready or int(replicas) <= ready:
+    for storage_class in facts.storage.classes:
+        replicas = number_of(at(storage_class, "parameters", "numberOfReplicas"))
+        if replicas is None or not ready or replicas <= ready:
             continue
 
         name = storage_class["metadata"]["name"]

@@ -41,6 +41,8 @@ class ManagementFacts:
     """ExtensionConfigs of Cluster API."""
     namespaces: list[Obj] = field(default_factory=list)
     """Namespaces, if several ExtensionConfigs may serve one."""
+    rancher: dict[str, str] = field(default_factory=dict)
+    """Values of Rancher's settings by name; empty without a Rancher."""
     unseen: list[Unseen] = field(default_factory=list)
 
     def why_unseen(self, what: str) -> str:

@@ -1,4 +1,4 @@
-"""Check for what may go wrong on a Harvester that works: room, storage, images, clocks, settings.
+"""Check for what may go wrong on a Harvester that works: room, storage, images, clocks.
 
 Each is a known pitfall of Harvester, its cloud provider or Longhorn; `docs/troubleshooting.md`
 explains them.
@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Any
 
 from caphv.api.counting import name_some
 from caphv.api.object import Obj, at, key_of
-from caphv.runtime.text import TextError, load_json
 from operations.capacity.hosts import count_homeless, hosts_of, requests_of
+from operations.doctor import settings
 from operations.read.objects import HarvesterObjects, condition_of, conditions_of, time_of
 from operations.status.check import Check, Result, ok
 
@@ -26,8 +25,6 @@ _WITHOUT_MACVLAN = re.compile(r"sle[sd]?[-_ ]?15.{0,200}minimal", re.IGNORECASE)
 _UNTRUSTED = re.compile(r"x509|certificate", re.I)
 _UNREACHABLE = re.compile(r"proxyconnect|no route to host|i/o timeout|no such host", re.I)
 _CLOCK_TOLERANCE = timedelta(seconds=60)
-# Harvester overcommits to this percentage by default. Beyond it, hosts and disks may fill.
-_MOST_PERCENT = {"memory": 150, "storage": 200}
 _SHOWN = 5
 
 
@@ -54,8 +51,6 @@ def checks(
     yield from _check_shared_volumes(objects, storage_classes, machines, subject)
     yield from _check_macvlan(objects, machines, subject)
     yield from _check_external_storage(objects, storage_classes, machines, subject)
-    yield from _check_overcommit(objects, subject)
-    yield from _check_proxy(objects, subject)
     yield from _check_imports(objects, subject)
 
 
@@ -181,7 +176,8 @@ def _check_shared_volumes(
 
     # Without such a network, Longhorn serves shared volumes in the network of Pods, which no guest
     # reaches.
-    networks = [_setting(objects, name) for name in ("storage-network", "rwx-network")]
+    names = (settings.STORAGE_NETWORK, settings.RWX_NETWORK)
+    networks = [settings.value_of(objects, name) for name in names]
     if not any(isinstance(network, dict) and network for network in networks):
         message = (
             f"volumes of StorageClass {name_some(shared, _SHOWN)} cannot be mounted: no network is "
@@ -261,7 +257,7 @@ def _check_external_storage(
         str(obj["metadata"]["name"]): str(obj.get("provisioner") or "") for obj in storage_classes
     }
     used = {provisioners.get(name, "") for name in _volume_fields(machines, "storageClass")}
-    configured = _setting(objects, "csi-driver-config")
+    configured = settings.value_of(objects, settings.CSI_DRIVERS)
     if not isinstance(configured, dict):
         return
 
@@ -273,38 +269,6 @@ def _check_external_storage(
         )
         remedy = "Add provisioner and VolumeSnapshotClass to Harvester's setting csi-driver-config"
         yield Check("external-csi", subject, Result.WARNING, message, remedy)
-
-
-def _check_overcommit(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
-    """Warn of settings beyond Harvester's defaults, which may fill hosts and disks."""
-    configured = _setting(objects, "overcommit-config")
-    if not isinstance(configured, dict):
-        return
-
-    for name, most in _MOST_PERCENT.items():
-        percent = configured.get(name)
-        if isinstance(percent, int) and percent > most:
-            message = f"setting overcommit-config allows {percent} % of the existing {name}"
-            remedy = f"Reduce {name} to {most}, the default, or watch what is really used"
-            yield Check("over-provisioning", subject, Result.WARNING, message, remedy)
-
-
-def _check_proxy(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
-    """Check that a proxy has exceptions for internal addresses."""
-    configured = _setting(objects, "http-proxy")
-    if not isinstance(configured, dict):
-        return
-
-    has_proxy = configured.get("httpProxy") or configured.get("httpsProxy")
-    if has_proxy and not configured.get("noProxy"):
-        message = (
-            "setting http-proxy has no exceptions: images and backups at internal addresses go "
-            "through the proxy"
-        )
-        remedy = (
-            "Add the internal networks and domains to noProxy of Harvester's setting http-proxy"
-        )
-        yield Check("proxy", subject, Result.WARNING, message, remedy)
 
 
 def _check_imports(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
@@ -328,14 +292,3 @@ def _check_imports(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
 def _display_name(image: Obj) -> str:
     """Return the name that Harvester shows for an image."""
     return str(at(image, "spec", "displayName") or key_of(image).name)
-
-
-def _setting(objects: HarvesterObjects, name: str) -> Any:
-    """Return the parsed value of a setting of Harvester; None where it cannot be read."""
-    for setting in objects.settings:
-        if setting["metadata"]["name"] == name:
-            try:
-                return load_json(str(setting.get("value") or setting.get("default") or "null"))
-            except TextError:
-                return None
-    return None

@@ -14,7 +14,7 @@ from caphv.api.object import (
     ENDPOINT_SLICES,
     LEASES,
     NAMESPACES,
-    STORAGE_CLASSES,
+    SERVICES,
     VALIDATING_WEBHOOK_CONFIGURATIONS,
     Key,
     Obj,
@@ -26,9 +26,10 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, RequestError, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import KubeconfigError
 from operations.capacity.poolreader import read_pools
-from operations.doctor import rights
-from operations.doctor.harvester import HarvesterFacts
+from operations.doctor import rancher, rights
+from operations.doctor.harvester import MALFORMED, HarvesterFacts
 from operations.doctor.management import ManagementFacts
+from operations.doctor.sharedreading import read_shared
 from operations.read.accounts import identity_of, read_kubeconfig
 from operations.read.harvester import read_harvester
 from operations.read.harvesterclient import HarvesterClient
@@ -41,6 +42,7 @@ from operations.status.provider import newest_lease
 _WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
 _CERT_MANAGER = "app.kubernetes.io/instance=cert-manager"
 _HARVESTER = Key("harvester-system", "harvester")
+_INGRESS = Key("kube-system", "ingress-expose")
 
 
 async def read_management_facts(client: ApiClient, namespace: str) -> ManagementFacts:
@@ -81,6 +83,12 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     facts.extensions = await _list(client, facts, resources.EXTENSION_CONFIGS, "")
     if len(facts.extensions) > 1:
         facts.namespaces = await _list(client, facts, NAMESPACES, "")
+    rancher_settings = await asyncio.gather(
+        *(_get(client, facts, resources.RANCHER_SETTINGS, "", name) for name in rancher.SETTINGS)
+    )
+    if any(rancher_settings):
+        values = map(rancher.value_of, rancher_settings)
+        facts.rancher = dict(zip(rancher.SETTINGS, values, strict=True))
     with suppress(ApiError):
         facts.cert_manager = await list_all(client, DEPLOYMENTS, label_selector=_CERT_MANAGER)
 
@@ -108,9 +116,11 @@ async def read_harvester_facts(
     owners: OwnerObjects | None = None
     with suppress(ApiError):
         owners = await read_owners(client, namespace)
-    return await asyncio.gather(
+    harvesters = await asyncio.gather(
         *(_read_facts(client, objects, identity, owners) for identity in sorted(identities))
     )
+    await read_shared(harvesters)
+    return harvesters
 
 
 async def _read_facts(
@@ -149,6 +159,10 @@ async def _read_facts(
         facts.error = f"it refuses requests: {error}"
     except TimeoutError:
         facts.error = f"no answer within {HARVESTER_SECONDS:.0f} s"
+    except MALFORMED as error:
+        # The objects may be half of what there is.
+        facts.objects = None
+        facts.error = f"its answers have another form than Harvester's ({type(error).__name__})"
     return facts
 
 
@@ -156,7 +170,6 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
     """Fill facts with what a Harvester answers; what it refuses stays empty."""
     namespaces = target_namespaces(facts.clusters)
     facts.objects = await read_harvester(harvester, namespaces, surroundings=True)
-
     with suppress(ApiError):
         needed = [*rights.needed_rights(facts.clusters), *rights.AHEAD]
         facts.denied = await rights.find_denied(harvester, needed)
@@ -168,7 +181,7 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
         items = listed["items"]
         facts.deployment = items[0] if items else None
     with suppress(ApiError):
-        facts.storage_classes = await list_all(harvester, STORAGE_CLASSES)
+        facts.ingress = await harvester.get(SERVICES, _INGRESS.name, _INGRESS.namespace)
     if facts.recorded_owners is not None:
         with suppress(ApiError):
             client = HarvesterClient(harvester, namespaces)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from caphv.api.compatibility import CLOUD_PROVIDER, CSI_DRIVER, compatibility
 from caphv.api.object import Obj, at
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
@@ -26,6 +27,8 @@ RULES = Rules()
 _CSI_KEY = "cloud-provider-config"
 # First Kubernetes with MutatingAdmissionPolicy in `admissionregistration.k8s.io/v1`.
 _FIRST_POLICY_VERSION = (1, 36)
+# Charts that RKE2 installs itself, by the name of their settings.
+_OWN_CHARTS = {"ccm": CLOUD_PROVIDER, "csi": CSI_DRIVER}
 
 
 def check(facts: ClusterFacts, gathered: Gathered) -> list[Finding]:
@@ -89,10 +92,11 @@ def _check_installed_provider(facts: ClusterFacts, values: Obj) -> Iterator[Find
     "effect.",
     advice=True,
 )
-def _check_effect(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
+def _check_effect(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     if values["distribution"] != "rke2":
         return
 
+    rke2_charts = compatibility().rke2_charts(facts.kubernetes_version)
     # RKE2 always installs its CNI, and CCM and CSI driver only with `cloudProviderName: harvester`.
     own_charts = ["cni"]
     if values["cloudProviderName"] == "harvester":
@@ -104,6 +108,8 @@ def _check_effect(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
                 "has no effect: RKE2 installs its own chart, whose version depends on that of "
                 "Kubernetes"
             )
+            if own := rke2_charts.get(_OWN_CHARTS.get(name, "")):
+                detail += f" and is {own} in {facts.kubernetes_version}"
             yield Finding((name, "version"), Fault.UNSUPPORTED, detail, value=version)
         if name != "cni" and settings.get("enabled") is False:
             detail = (

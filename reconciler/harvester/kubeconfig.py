@@ -7,10 +7,10 @@ import ipaddress
 
 import yaml
 
+from caphv.api import names
 from caphv.api.object import Obj, annotations_of
 
 API_PORT = 6443
-VIP_ANNOTATION = "kube-vip.io/loadbalancerIPs"
 
 
 def kubeconfig(*, server: str, ca: str, token: str, namespace: str) -> str:
@@ -53,7 +53,7 @@ def virtual_address(service: Obj | None) -> str:
     """
     if service is None:
         return ""
-    address = annotations_of(service).get(VIP_ANNOTATION, "").split(",")[0].strip()
+    address = annotations_of(service).get(names.VIP_ANNOTATION, "").split(",")[0].strip()
     try:
         return f"https://{ipaddress.IPv4Address(address)}:{API_PORT}"
     except ValueError:

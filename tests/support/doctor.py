@@ -9,6 +9,7 @@ from caphv.api.object import Obj
 from operations.doctor.management import ManagementFacts
 from operations.status.check import Check
 from tests.support.clusters import ago, condition
+from tests.support.memoryserver import MemoryServer
 
 
 def found(checks: Iterable[Check], check: str) -> list[Check]:
@@ -65,3 +66,14 @@ def host(name: str, zone: str = "", *, ready: bool = True, **spec: Any) -> Obj:
     labels = {"topology.kubernetes.io/zone": zone} if zone else {}
     conditions = {"conditions": [condition("Ready", str(ready))]}
     return {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": conditions}
+
+
+class ManagementServer(MemoryServer):
+    """A management cluster that answers which versions it serves."""
+
+    async def request(self, method: str, path: str, **options: Any) -> Any:
+        if path == "/version":
+            return {"gitVersion": "v1.34.0"}
+        if path == "/apis/cluster.x-k8s.io":
+            return {"versions": [{"version": "v1beta2"}, {"version": "v1beta1"}]}
+        return await super().request(method, path, **options)

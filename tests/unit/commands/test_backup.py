@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,11 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resu
     async def client(*_: object) -> AsyncIterator[None]:
         yield
 
-    async def read_backup(*_: object) -> Backup:
-        return Backup(Origin("b", "2026-11-22T02:00:07Z", "https://10.0.0.5:6443", "u"), ("team/shop",), objects)
+    async def read_backup(*_: object, with_pools: bool) -> Backup:
+        backup = Backup(Origin("b", "2026-11-22T02:00:07Z", "https://10.0.0.5:6443", "u"), ("team/shop",), objects)
+        head = {"apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "IPPool"}
+        pool = {**head, "metadata": {"name": "machines"}, "spec": {}}
+        return replace(backup, pools={"https://harvester:6443": [pool]} if with_pools else {})
 
     def call(*words: str) -> Result:
         return CliRunner().invoke(cli, ["backup", "-A", *words], prog_name="caphv")
@@ -123,3 +127,11 @@ def test_a_backup_names_a_cluster_that_is_parked(saved: Callable[..., Result], m
     monkeypatch.setattr(parking, "concerns", lambda _: True)
     output = saved("tomorrow", "--unencrypted").output
     assert "parked: team/shop: a restore keeps it parked; to have it run, then caphv resume team/shop" in output
+
+
+def test_ip_pools_are_saved_on_request_and_counted(saved: Callable[..., Result], tmp_path: Path) -> None:
+    assert "IPPool" not in saved("without", "--unencrypted").output
+    result = saved("with", "--ip-pools", "--unencrypted")
+    assert result.exit_code == 0, result.output
+    assert "1  IPPool of Harvester https://harvester:6443" in result.output
+    assert [file.name for file in tmp_path.glob("with/harvester-1/*/*.json")] == ["machines.json"]

@@ -12,6 +12,7 @@ from operations.capacity.free import CapacityObjects
 from operations.capacity.machinepools import Pool
 from operations.capacity.newcluster import NewCluster, findings
 from operations.capacity.surroundings import Surroundings
+from operations.read.chartlimits import ChartLimits
 from operations.read.objects import HarvesterObjects, Unseen
 from tests.support.clusters import condition
 
@@ -253,3 +254,58 @@ def test_devices_for_all_machines_of_a_pool(replicas: int, warned: bool) -> None
     found = surroundings(hosts=[host("one", A10=2), host("two", A10=1)])
     text = "\n".join(lines(definition(machines={"devices": devices}), found, *machines(replicas, devices=devices)))
     assert ("3 free, and the cluster needs 4" in text) == warned
+
+
+# Charts
+
+
+def test_charts_that_harvester_does_not_serve_are_an_error() -> None:
+    old = surroundings()
+    old.chart_limits = ChartLimits((1, 1))
+    rke2 = definition(kubernetesVersion="v1.34.4+rke2r1", addons={"cloudProviderName": "harvester"})
+    finding = only(rke2, old)
+    assert (finding.field, finding.value) == ("spec.kubernetesVersion", "v1.34.4+rke2r1")
+    assert finding.detail.startswith("harvester-cloud-provider 0.2.11 needs Harvester 1.2 or later: upgrade Harvester")
+    assert not finding.advice
+    for addons in ({}, {"cloudProviderName": "harvester"}):
+        other = definition(kubernetesVersion="v1.34.4+k3s1", distribution="k3s", addons=addons)
+        assert only(other, old).field == "spec.addons"
+
+
+@pytest.mark.parametrize(
+    "addons",
+    [
+        {"ccm": {"version": "0.1.14"}, "csi": {"version": "0.1.14"}},
+        {"ccm": {"enabled": False}, "csi": {"version": "0.1.14"}},
+        {"ccm": {"enabled": False}, "csi": {"enabled": False}},
+    ],
+)
+def test_the_remedy_for_charts_works(addons: Obj) -> None:
+    strict = surroundings()
+    strict.chart_limits = ChartLimits(
+        (1, 1), {"harvester-cloud-provider": "<0.2.0", "harvester-csi-provider": "<0.1.15"}
+    )
+    assert len(lines(definition(), strict)) == 3
+    assert lines(definition(addons=addons), strict) == []
+
+
+def test_charts_of_a_cluster_that_exists_are_those_of_its_lockfile() -> None:
+    annotations = {"caphv.io/owner": "HarvesterMachine/team/shop-abc-1"}
+    old = surroundings(vms=[{"metadata": {"name": "shop-abc-1", "annotations": annotations}}])
+    old.chart_limits = ChartLimits((1, 1))
+    assert lines(definition(), old) == []
+
+
+def test_charts_that_its_setting_excludes_are_an_error() -> None:
+    strict = surroundings()
+    strict.chart_limits = ChartLimits((1, 8), {"harvester-csi-provider": "<0.1.0"})
+    assert "is not accepted by this Harvester, which takes <0.1.0" in only(definition(), strict).detail
+
+
+@pytest.mark.parametrize(
+    "limits", [ChartLimits(), ChartLimits((1, 8)), ChartLimits(None, {"harvester-csi-provider": 1})]
+)
+def test_an_unknown_harvester_refuses_no_chart(limits: ChartLimits) -> None:
+    found = surroundings()
+    found.chart_limits = limits
+    assert lines(definition(), found) == []

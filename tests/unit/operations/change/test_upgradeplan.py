@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key
+from operations.capacity.preflight import check_charts
 from operations.change.changes import Change, ChangeError, Plan
 from operations.change.clusterparts import cluster_and_parts
 from operations.change.upgradeplan import Version, plan_upgrade, progress, surge
+from operations.read.chartlimits import ChartLimits
 from operations.status.check import Result
 from tests.support.clusters import VERSION, Builder
 
@@ -189,3 +191,32 @@ def test_versions_have_the_order_of_releases(one: tuple[int, ...], other: tuple[
 def test_a_pre_release_comes_before_its_release() -> None:
     found = [Version.parse(text) for text in ("v1.37.0-alpha.1", "v1.37.0-rc.1", "v1.37.0")]
     assert found == sorted(found, key=lambda version: version or Version(0, 0, 0, False, "", "", 0))
+
+
+# Charts that RKE2 installs
+
+
+def with_rke2_charts() -> Any:
+    found, _, _ = parts(Builder())
+    found.control_plane["kind"] = "RKE2ControlPlane"
+    found.control_plane["spec"]["serverConfig"] = {"cloudProviderName": "harvester"}
+    return found
+
+
+def test_a_harvester_that_does_not_serve_the_charts_has_to_be_upgraded_first() -> None:
+    (only,) = check_charts(with_rke2_charts(), NEXT, ChartLimits((1, 1)))
+    assert (only.id, only.result) == ("cloud-provider", Result.ERROR)
+    assert only.message == "harvester-cloud-provider 0.2.14 needs Harvester 1.2 or later"
+    assert "Upgrade Harvester first" in only.remedy
+    (only,) = check_charts(with_rke2_charts(), NEXT, ChartLimits((1, 8)))
+    assert (only.result, only.message.endswith(f"of RKE2 {NEXT}")) == (Result.OK, True)
+
+
+def test_a_harvester_that_does_not_answer_is_no_passed_check() -> None:
+    assert [check.result for check in check_charts(with_rke2_charts(), NEXT, None)] == [Result.SKIPPED]
+
+
+def test_charts_of_bundles_do_not_change_with_kubernetes() -> None:
+    found, _, _ = parts(Builder())
+    assert list(check_charts(found, NEXT, ChartLimits((1, 1)))) == []
+    assert list(check_charts(with_rke2_charts(), "v1.99.0+rke2r1", None)) == []

@@ -16,6 +16,7 @@ from caphv.runtime.text import load_yaml_all
 from operations.capacity.addresspools import Entry, PoolReport, Verdict
 from operations.doctor import harvester, rights
 from operations.doctor.harvester import HarvesterFacts
+from operations.doctor.storage import Storage
 from operations.read.objects import HarvesterObjects
 from operations.read.owners import OwnerObjects
 from operations.status.check import Result
@@ -189,7 +190,7 @@ def test_what_many_machines_name_is_one_finding_with_the_variable_that_sets_it()
         clusters=[cluster],
         machines=machines,
         owners={Key("team", "shop"): owner},
-        storage_classes=[{"metadata": {"name": "fast"}}],
+        storage=Storage([{"metadata": {"name": "fast"}}]),
     )
 
     wrong = {check.id: check for check in harvester.checks(facts, NOW) if check.wrong}
@@ -229,7 +230,7 @@ def test_gateway_and_mask_of_another_subnet_than_the_pools_are_errors() -> None:
 
 def test_more_replicas_of_a_volume_than_hosts_are_a_warning() -> None:
     classes = [{"metadata": {"name": "longhorn"}, "parameters": {"numberOfReplicas": "3"}}]
-    assert one(harvester.checks(harvester_facts(storage_classes=classes), NOW), "longhorn-replicas").wrong
+    assert one(harvester.checks(harvester_facts(storage=Storage(classes)), NOW), "longhorn-replicas").wrong
 
 
 def test_a_witness_is_no_host_for_machines() -> None:

@@ -82,8 +82,6 @@ FINE: dict[str, Any] = {
     "claims": [claim("disk", "ReadWriteMany")],
     "images": [image("sles", "SLES 15 SP7 Cloud")],
     "settings": [
-        setting("overcommit-config", {"cpu": 1600, "memory": 150, "storage": 200}),
-        setting("http-proxy", {"httpProxy": "http://proxy:3128", "noProxy": "10.0.0.0/8"}),
         setting("csi-driver-config", {"driver.longhorn.io": {}}),
     ],
 }
@@ -131,18 +129,6 @@ AHEAD = ago(seconds=-300)
             "default/sles has no kernel module macvlan",
         ),
         (
-            {"settings": [setting("overcommit-config", {"storage": 400})]},
-            "over-provisioning",
-            Result.WARNING,
-            "400 % of the existing storage",
-        ),
-        (
-            {"settings": [setting("http-proxy", {"httpsProxy": "http://proxy:3128", "noProxy": ""})]},
-            "proxy",
-            Result.WARNING,
-            "has no exceptions",
-        ),
-        (
             {"images": [image("sles", "x", "x509: certificate signed by unknown authority")]},
             "host-ca",
             Result.ERROR,
@@ -166,7 +152,7 @@ def test_a_driver_that_cannot_be_backed_up_is_found() -> None:
 
 
 def test_a_setting_that_cannot_be_parsed_is_skipped() -> None:
-    broken = {"metadata": {"name": "overcommit-config"}, "value": "{"}
+    broken = {"metadata": {"name": "csi-driver-config"}, "value": "{"}
     assert [each for each in checked(settings=[broken]) if each.wrong] == []
 
 

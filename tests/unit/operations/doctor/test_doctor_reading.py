@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import pytest
 
-from caphv.api.object import Obj
+from caphv.api.object import Key, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
+from operations.doctor import reading
 from operations.doctor.reading import read_management_facts
-from tests.support.memoryserver import MemoryServer
+from operations.read.objects import ManagementObjects
+from tests.support.doctor import ManagementServer
 
 pytestmark = pytest.mark.unit
-
-
-class Server(MemoryServer):
-    async def request(self, method: str, path: str, **options: Any) -> Any:
-        if path == "/version":
-            return {"gitVersion": "v1.34.0"}
-        if path == "/apis/cluster.x-k8s.io":
-            return {"versions": [{"version": "v1beta2"}, {"version": "v1beta1"}]}
-        return await super().request(method, path, **options)
 
 
 def webhooks(*configurations: Obj) -> Obj:
@@ -52,7 +46,7 @@ SERVICE = {"service": {"name": "webhooks", "namespace": "caphv-system"}}
     ],
 )
 async def test_endpoints_are_those_of_the_service_of_the_webhook(configuration: Obj | None, names: list[str]) -> None:
-    server = Server(endpoints("own", "webhooks"), endpoints("other", "another"))
+    server = ManagementServer(endpoints("own", "webhooks"), endpoints("other", "another"))
     if configuration:
         server.put(configuration)
     facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
@@ -61,7 +55,7 @@ async def test_endpoints_are_those_of_the_service_of_the_webhook(configuration: 
 
 
 async def test_a_missing_right_is_noted_and_hides_nothing_else() -> None:
-    server = Server()
+    server = ManagementServer()
     metadata = {"name": "caphv", "namespace": "caphv-system"}
     server.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata})
     server.errors["get Deployment"] = Forbidden(403, "Forbidden", "cannot get")
@@ -69,3 +63,23 @@ async def test_a_missing_right_is_noted_and_hides_nothing_else() -> None:
     facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
     assert {each.what for each in facts.unseen} == {"deployments", "certificates"}
     assert (facts.deployment, facts.webhooks, facts.certificates, facts.fleet, facts.crds) == (None, None, [], None, [])
+
+
+async def test_a_server_that_answers_something_else_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other Harvesters are read nevertheless."""
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "team", "name": "identity"}}
+    kubeconfig = {"clusters": [{"name": "c", "cluster": {"server": "https://harvester:6443"}}]}
+    kubeconfig |= {"users": [{"name": "u", "user": {"token": "t"}}], "current-context": "x"}
+    kubeconfig |= {"contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]}
+    management = ManagementServer({**secret, "stringData": {"kubeconfig": json.dumps(kubeconfig)}})
+
+    async def read_nonsense(*_: Any, **__: Any) -> Any:
+        return [obj["spec"] for obj in cast("list[Any]", [5])]
+
+    monkeypatch.setattr(reading, "read_harvester", read_nonsense)
+    identities = [Key("team", "identity"), Key("team", "absent")]
+    absent, odd = await reading.read_harvester_facts(
+        cast("ApiClient", management), ManagementObjects(server="https://management"), identities, "team"
+    )
+    assert (odd.objects, odd.error) == (None, "its answers have another form than Harvester's (TypeError)")
+    assert absent.kubeconfig is None

@@ -198,3 +198,13 @@ def test_a_version_that_has_no_effect_is_reported() -> None:
     (advice,) = RENDERER.render_one(made_by("RKE2ControlPlane", reported), {}).findings
     assert (advice.advice, advice.rule, advice.field.endswith(".cni.version")) == (True, "addons-without-effect", True)
     assert not RENDERER.render_one(made_by("KubeadmControlPlane", reported), {}).findings
+
+
+def test_the_version_that_rke2_installs_is_named() -> None:
+    own = {"cloudProviderName": "harvester", "ccm": {"version": "0.2.15"}, "csi": {"version": "0.1.31"}}
+    topology = {"classRef": {"name": "harvester-rke2"}, "version": "v1.34.4+rke2r1"}
+    facts = cluster("a", own, spec={"topology": topology, "clusterNetwork": PODS})
+    versions = {finding.field.rpartition(".")[0][-3:]: finding for finding in RENDERER.render_one(facts, {}).findings}
+    assert {finding.rule for finding in versions.values()} == {"addons-without-effect"}
+    assert "and is 0.2.11 in v1.34.4+rke2r1" in versions["ccm"].detail
+    assert "and is 0.1.25 in v1.34.4+rke2r1" in versions["csi"].detail

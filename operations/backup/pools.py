@@ -1,0 +1,164 @@
+"""Save the IPPools on Harvester that clusters use, and show them as manifests.
+
+A restore creates nothing on Harvester. Where a pool was lost together with the management cluster,
+its manifest creates it again with the addresses that were in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+
+import yaml
+
+from caphv.api import names, resources
+from caphv.api.ippool import referenced_pools
+from caphv.api.object import Obj, at, key_of
+from caphv.api.objectid import ObjectId
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import Forbidden, RequestError, Unauthorized
+from caphv.runtime.kubeconfig import KubeconfigError
+from operations.backup.forms import problem_of
+from operations.read.accounts import Account, identity_of, read_accounts
+from operations.read.management import list_all, unseen
+from operations.read.objects import Unseen
+from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client
+
+Pools = dict[str, list[Obj]]
+"""IPPools by the URL of their Harvester."""
+
+_CONFIGS = ("vmNetworkConfig", "loadBalancerConfig")
+_KEPT = ("labels", "annotations")
+
+
+async def read_pools(client: ApiClient, objects: Mapping[ObjectId, Obj]) -> tuple[Pools, list[str]]:
+    """Read the IPPools that clusters use, by the identities of their HarvesterClusters.
+
+    Never raises. The second part of the answer names what could not be read.
+
+    :param client: client of the management cluster
+    :param objects: the objects of the clusters, with their identities
+    """
+    clusters = _of_kind(objects, resources.HARVESTER_CLUSTERS.kind)
+    machines = _of_kind(objects, resources.HARVESTER_MACHINES.kind)
+    secrets = {key_of(obj): obj for obj in _of_kind(objects, "Secret")}
+    accounts, hidden = await read_accounts(client, clusters, secrets)
+
+    # With another CA, another server may answer at the same address.
+    groups: dict[tuple[str, str], list[Account]] = defaultdict(list)
+    for account in accounts:
+        groups[account.kubeconfig.server, account.kubeconfig.ca].append(account)
+
+    servers = asyncio.Semaphore(SERVERS_AT_ONCE)
+    answers = await asyncio.gather(*(_list_pools(group, servers) for group in groups.values()))
+
+    pools: dict[str, dict[str, Obj]] = {}
+    for (server, ca), existing in sorted(zip(groups, answers, strict=True), key=itemgetter(0)):
+        if isinstance(existing, Unseen):
+            hidden.append(existing)
+            continue
+        identities = {account.identity for account in groups[server, ca]}
+        on_it = [obj for obj in clusters if identity_of(obj) in identities]
+        used = used_pools(on_it, machines)
+        for pool in map(_manifest, existing):
+            name = pool["metadata"]["name"]
+            if name not in used:
+                continue
+            if problem := problem_of(pool):
+                hidden.append(Unseen(f"IPPool {name} of Harvester {server}", problem))
+            else:
+                # Bundles of CAs may differ, and lead to the same server.
+                pools.setdefault(server, {}).setdefault(name, pool)
+    return {server: list(objs.values()) for server, objs in pools.items()}, list(map(str, hidden))
+
+
+def used_pools(clusters: Sequence[Obj], machines: Sequence[Obj]) -> set[str]:
+    """Return the names of IPPools that clusters name or create, or that machines have addresses of.
+
+    :param clusters: HarvesterClusters of one Harvester
+    :param machines: HarvesterMachines of these and of other clusters
+    """
+    used: set[str] = set()
+    for obj in (*clusters, *machines):
+        for config in _CONFIGS:
+            used.update(referenced_pools(at(obj, "spec", config) or {}))
+        # A machine keeps its address when its cluster names other pools.
+        used.update(referenced_pools({"ipPoolRef": at(obj, "status", "allocatedPoolRef")}))
+
+    suffixes = {"vmNetworkConfig": names.VM_POOL_SUFFIX, "loadBalancerConfig": names.POOL_SUFFIX}
+    for cluster in clusters:
+        for config, suffix in suffixes.items():
+            if at(cluster, "spec", config, "ipPool"):
+                used.update(names.generated_names(cluster, suffix))
+    return used
+
+
+def absence_of(unseen: Sequence[str], server: str = "") -> list[str]:
+    """Return which entries of a backup's `unseen` may be about IPPools.
+
+    :param unseen: what could not be read
+    :param server: the URL of a Harvester, if only its pools matter
+    """
+    of_server = (f"IPPools of Harvester {server}: ", f"of Harvester {server}: ")
+    return [
+        text
+        for text in unseen
+        # Where an identity leads is not known.
+        if text.startswith("identity Secret ")
+        or (text.startswith("IPPool") and (not server or any(part in text for part in of_server)))
+    ]
+
+
+def manifests_of(server: str, pools: Sequence[Obj]) -> str:
+    """Return IPPools as YAML for `kubectl create`, below a comment that names their Harvester."""
+    documents = yaml.safe_dump_all(map(_manifest, pools), sort_keys=False, explicit_start=True)
+    # Quotes keep what a backup of others says within the comment.
+    return f"# IPPools of Harvester {json.dumps(server)}\n{documents}"
+
+
+def _manifest(pool: Obj) -> Obj:
+    """Return what another API server needs to create a pool, with the addresses in use.
+
+    Whatever else a Harvester answers stays out of the backup.
+    """
+    metadata = {name: pool["metadata"][name] for name in _KEPT if pool["metadata"].get(name)}
+    manifest: Obj = {"metadata": {"name": pool["metadata"]["name"], **metadata}}
+    return _typed(manifest | {name: pool[name] for name in ("spec", "status") if name in pool})
+
+
+def _typed(pool: Obj) -> Obj:
+    kind = resources.IP_POOLS
+    return {"apiVersion": kind.api_version, "kind": kind.kind, **pool}
+
+
+async def _list_pools(accounts: list[Account], servers: asyncio.Semaphore) -> list[Obj] | Unseen:
+    """Return all IPPools of a Harvester as the first account sees them that may.
+
+    :param accounts: accounts of one Harvester
+    :param servers: limits how many Harvesters are asked at once
+    """
+    server = accounts[0].kubeconfig.server
+    refusal = Unseen(f"IPPools of Harvester {server}", "no account")
+    for account in accounts:
+        try:
+            async with (
+                servers,
+                answering_client(account.kubeconfig, "harvester", HARVESTER_SECONDS) as harvester,
+            ):
+                return await list_all(harvester, resources.IP_POOLS)
+        except (Forbidden, Unauthorized) as error:
+            refusal = unseen(refusal.what, error)
+        except RequestError as error:
+            return unseen(refusal.what, error)
+        except KubeconfigError as error:
+            refusal = Unseen(refusal.what, str(error))
+        except TimeoutError:
+            return Unseen(refusal.what, f"no answer within {HARVESTER_SECONDS:.0f} s")
+    return refusal
+
+
+def _of_kind(objects: Mapping[ObjectId, Obj], kind: str) -> list[Obj]:
+    return [obj for identity, obj in objects.items() if identity.kind == kind]
