@@ -132,6 +132,35 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         "spec.machines.tpm.enabled",
         "definition-hardening",
     ),
+    "snapshots of kubeadm": (
+        kubeadm(etcdSnapshots={"retention": 3}),
+        "spec.etcdSnapshots",
+        "definition-etcd-snapshots",
+    ),
+    "ca that is not used": (
+        definition(
+            etcdSnapshots={
+                "s3": {
+                    "endpoint": "s3.example.com",
+                    "bucket": "etcd",
+                    "credentialsSecretName": "etcd-s3",
+                    "caSecretName": "ca",
+                    "insecureSkipVerify": True,
+                }
+            }
+        ),
+        "spec.etcdSnapshots.s3.caSecretName",
+        "definition-etcd-snapshots",
+    ),
+    "store as a URL": (
+        definition(
+            etcdSnapshots={
+                "s3": {"endpoint": "https://s3.example.com", "bucket": "etcd", "credentialsSecretName": "etcd-s3"}
+            }
+        ),
+        "spec.etcdSnapshots.s3.endpoint",
+        "schema-pattern",
+    ),
     "registries of kubeadm": (
         kubeadm(registries={"mirrors": {"docker.io": {"endpoint": ["https://m.example.com"]}}}),
         "spec.registries",
