@@ -11,19 +11,23 @@ from click.testing import CliRunner
 
 from caphv.api import remedies
 from caphv.api.names import RKE2_HOOK
-from caphv.api.object import NODES
+from caphv.api.object import NODES, Obj
+from caphv.api.resources import ETCD_SNAPSHOT_FILES
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Unreachable
+from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from caphv.runtime.etcd import ETCDCTL
 from caphv.runtime.exec import ExecError, pod_exec
 from commands.main import cli
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from sandbox.processes.apiserver import private_file
+from tests.support.etcdsnapshots import CRD, snapshot_file
+from tests.support.openapi import CRDS
 from tests.support.printed import printed_in
 from tests.support.reconciler.case import CLUSTER_LABEL, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.conditions import condition_of
 from tests.support.reconciler.servers import control_plane, machines_of
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -193,6 +197,36 @@ async def test_a_deletion_that_waits_for_a_deleted_node_is_ended(case: Case, tmp
         await case.patch(MACHINES, machine, {"metadata": {"finalizers": []}})
     finally:
         await client.close()
+
+
+async def test_snapshots_that_servers_recorded_are_listed(case: Case, tmp_path: Path) -> None:
+    client = await control_plane(case, "a")
+    try:
+        ref = f"{case.name}/{case.name}"
+        status, text = await caphv(case, tmp_path, "etcd", "snapshots", ref)
+        assert (status, "records no snapshots" in text) == (2, True), text
+
+        await client.create(CRDS, CRD)
+        files = [snapshot_file("a", "2026-01-01T12:00:00Z", s3=True), snapshot_file("b", "2026-01-01T00:00:00Z")]
+        for file in files:
+            await until(lambda file=file: created(client, file), "the API serves no ETCDSnapshotFiles")
+        status, text = await caphv(case, tmp_path, "etcd", "snapshots", ref)
+        assert status == 1, text
+        lines = [line.split()[:2] for line in text.splitlines()[1:3]]
+        assert lines == [["etcd-snapshot-a-12", "ready"], ["etcd-snapshot-b-00", "lost"]]
+        status, text = await caphv(case, tmp_path, "etcd", "snapshots", ref, "-o", "json")
+        locations = [item["location"] for item in json.loads(text)["items"]]
+        assert locations == [file["spec"]["location"] for file in files]
+    finally:
+        await client.close()
+
+
+async def created(client: ApiClient, obj: Obj) -> bool:
+    try:
+        await client.create(ETCD_SNAPSHOT_FILES, obj)
+    except NotFound:
+        return False
+    return True
 
 
 async def caphv(case: Case, folder: Path, *arguments: str) -> tuple[int, str]:
