@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from caphv.api import parking, remedies
-from caphv.api.names import PAUSED_ANNOTATION, Reason
+from caphv.api.names import ETCD_RESTORE_ANNOTATION, PAUSED_ANNOTATION, Reason
 from caphv.api.object import Obj, annotations_of, at, being_deleted, key_of
 
 
@@ -222,6 +222,9 @@ def resume_command(obj: Obj) -> str:
     # The provider would pause a parked cluster again.
     if kind == "cluster" and parking.concerns(obj) and not being_deleted(obj):
         return remedies.RESUME_PARKED(ref=key_of(obj))
+    # Without this pause, machines would be replaced while their servers are stopped.
+    if kind == "cluster" and ETCD_RESTORE_ANNOTATION in annotations_of(obj):
+        return remedies.FINISH_RESTORE(ref=key_of(obj))
 
     # A Cluster may be paused in both ways at once.
     commands = []

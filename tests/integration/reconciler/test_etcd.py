@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from caphv.api import remedies
-from caphv.api.names import RKE2_HOOK
+from caphv.api.names import ETCD_RESTORE_ANNOTATION, RKE2_HOOK
 from caphv.api.object import NODES, Obj
 from caphv.api.resources import ETCD_SNAPSHOT_FILES
 from caphv.runtime.client import ApiClient
@@ -24,7 +24,14 @@ from sandbox.processes.apiserver import private_file
 from tests.support.etcdsnapshots import CRD, snapshot_file
 from tests.support.openapi import CRDS
 from tests.support.printed import printed_in
-from tests.support.reconciler.case import CLUSTER_LABEL, HARVESTER_MACHINES, MACHINES, Case
+from tests.support.reconciler.case import (
+    CLUSTER_LABEL,
+    CLUSTERS,
+    HARVESTER_CLUSTERS,
+    HARVESTER_MACHINES,
+    MACHINES,
+    Case,
+)
 from tests.support.reconciler.conditions import condition_of
 from tests.support.reconciler.servers import control_plane, machines_of
 from tests.support.waiting import until
@@ -217,6 +224,46 @@ async def test_snapshots_that_servers_recorded_are_listed(case: Case, tmp_path: 
         status, text = await caphv(case, tmp_path, "etcd", "snapshots", ref, "-o", "json")
         locations = [item["location"] for item in json.loads(text)["items"]]
         assert locations == [file["spec"]["location"] for file in files]
+    finally:
+        await client.close()
+
+
+async def test_a_restore_pauses_the_cluster_until_its_nodes_are_ready(case: Case, tmp_path: Path) -> None:
+    client, machines = await control_plane(case, "a", "b"), machines_of("a", "b")
+    try:
+        reference = {"apiGroup": "controlplane.cluster.x-k8s.io", "kind": "RKE2ControlPlane", "name": case.name}
+        await case.patch(CLUSTERS, case.name, {"spec": {"controlPlaneRef": reference}})
+        for name, machine in machines.items():
+            status = {"status": {"nodeRef": {"name": name}}}
+            await case.management.patch(MACHINES, machine, case.name, status, subresource="status")
+        ref, words = f"{case.name}/{case.name}", ("--on", machines["a"], "/var/backup/snapshot")
+        status, text = await caphv(case, tmp_path, "etcd", "restore", ref, *words, "--dry-run")
+        assert status == 0, text
+        assert not (await case.get(CLUSTERS, case.name))["spec"].get("paused")
+
+        status, text = await caphv(case, tmp_path, "etcd", "restore", ref, *words, "--yes")
+        assert status == 0, text
+        address = (await case.get(HARVESTER_MACHINES, "a"))["status"]["addresses"][0]["address"]
+        assert f"Restore the snapshot, and start the server: Machine {machines['a']} (ssh " in text
+        assert f"@{address})" in text
+        await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: condition_of(obj, "Paused").get("status") == "True")
+
+        # Another operator sees the pause, and how it ends.
+        _, text = await caphv(case, tmp_path, "status", ref)
+        command = printed_in(remedies.FINISH_RESTORE, text)
+        await client.delete(NODES, "a")
+        status, text = await caphv(case, tmp_path, *command.split()[1:], "--yes")
+        assert (status, f"Node a of Machine {machines['a']} does not exist" in text) == (1, True), text
+        assert (await case.get(CLUSTERS, case.name))["spec"]["paused"]
+        node = {"metadata": {"name": "a"}, "spec": {"providerID": "harvester://a"}}
+        await client.create(NODES, {"apiVersion": "v1", "kind": "Node", **node})
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+        await client.patch(NODES, "a", "", {"status": {"conditions": [ready]}}, subresource="status")
+        status, text = await caphv(case, tmp_path, *command.split()[1:], "--yes")
+        assert status == 0, text
+        cluster = await case.get(CLUSTERS, case.name)
+        assert not cluster["spec"].get("paused")
+        assert ETCD_RESTORE_ANNOTATION not in (cluster["metadata"].get("annotations") or {})
     finally:
         await client.close()
 

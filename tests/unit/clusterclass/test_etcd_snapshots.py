@@ -75,7 +75,7 @@ def test_rke2_gets_schedule_retention_and_store() -> None:
             "enforceSslVerify": True,
         },
     }
-    # RKE2 keeps five in the store unless it is told otherwise.
+    # Without the flag, RKE2 keeps five in the store.
     (content,) = (file["content"] for path, file in files(spec).items() if path.endswith(CONFIG))
     assert yaml.safe_load(content) == {"etcd-s3-retention": 28}
 

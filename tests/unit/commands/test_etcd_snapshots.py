@@ -60,7 +60,7 @@ def test_programs_get_all_fields(servers: Servers, output: str) -> None:
     assert result.exit_code == 1
 
 
-def test_a_failed_snapshot_is_told_with_its_reason_and_cannot_act_as_control_codes(servers: Servers) -> None:
+def test_a_failed_snapshot_has_its_reason_which_cannot_act_as_control_codes(servers: Servers) -> None:
     result = snapshots(servers, snapshot_file("cp-1", "2026-01-01T00:00:00Z", error="disk \x1b[2Jfull"))
     assert (result.exit_code, "\x1b" in result.stdout) == (1, False)
     assert "full" in result.stdout

@@ -316,6 +316,14 @@ def test_a_paused_cluster_says_how_to_resume_it(
     assert (problem.severity, problem.since) == (Severity.NOTE, ago(hours=5))
 
 
+def test_the_pause_of_a_restore_ends_with_it() -> None:
+    builder = Builder()
+    builder.cluster["spec"]["paused"] = True
+    builder.cluster["metadata"]["annotations"] = {"caphv.io/etcd-restore": "{}"}
+    (problem,) = problems(builder)
+    assert problem.next_step == "Resume it: caphv etcd restore team/shop --finish"
+
+
 def test_a_pause_hides_nothing_else() -> None:
     builder = Builder()
     builder.cluster["spec"]["paused"] = True
