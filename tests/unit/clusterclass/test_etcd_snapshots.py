@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from caphv.api.object import Obj
 from caphv.clusterclass.templates import Part, apply_patches, variables_of
-from tests.support.clusterclasses import objects, templates
+from sandbox.capi.crds import custom_resource_definitions
+from tests.support.clusterclasses import objects, problems, templates
 
 pytestmark = pytest.mark.unit
 
@@ -169,6 +170,25 @@ def test_k3s_reads_the_credentials_as_they_are_in_the_secret(tmp_path_factory: A
     assert yaml.safe_load(written.read_text()) == {"etcd-s3-access-key": "AKIA1", "etcd-s3-secret-key": key}
     assert written.stat().st_mode & 0o777 == 0o600
     assert (root / "umask").read_text().strip() != "0077"
+
+
+@pytest.mark.parametrize("distribution", ["rke2", "k3s"])
+def test_servers_fit_the_crds_of_the_sandbox(distribution: str) -> None:
+    crds = {crd["spec"]["names"]["kind"]: crd for crd in custom_resource_definitions()}
+    (template,) = (
+        obj for _, obj in templates(f"harvester-{distribution}") if obj["kind"].endswith("ControlPlaneTemplate")
+    )
+    spec = server(distribution, etcdSnapshots=SNAPSHOTS)
+    spec = {"kthreesConfigSpec": spec} if distribution == "k3s" else spec
+    patched = {**template, "spec": {"template": {"spec": spec}}}
+    assert problems(patched, crds[template["kind"]]) == []
+
+
+def test_servers_fit_the_real_crd_of_rke2(shared_crds: Path) -> None:
+    file = shared_crds / "controlplane.cluster.x-k8s.io_rke2controlplanetemplates.yaml"
+    (template,) = (obj for _, obj in templates("harvester-rke2") if obj["kind"] == "RKE2ControlPlaneTemplate")
+    patched = {**template, "spec": {"template": {"spec": server("rke2", etcdSnapshots=SNAPSHOTS)}}}
+    assert problems(patched, yaml.load(file.read_text(), yaml.CSafeLoader)) == []
 
 
 @pytest.mark.parametrize("distribution", ["rke2", "k3s"])
