@@ -42,7 +42,7 @@ def rke2_etcd(snapshots: Mapping[str, Any], cluster: Key) -> Obj:
     if "retention" in snapshots:
         config["retention"] = str(snapshots["retention"])
     if s3 := snapshots.get("s3"):
-        store = _store(s3, cluster)
+        store = _store(s3)
         store["s3CredentialSecret"] = _reference(s3["credentialsSecretName"], cluster)
         if "caSecretName" in s3:
             store["endpointCAsecret"] = _reference(s3["caSecretName"], cluster)
@@ -52,7 +52,7 @@ def rke2_etcd(snapshots: Mapping[str, Any], cluster: Key) -> Obj:
     return {"backupConfig": config}
 
 
-def server_files(distribution: str, snapshots: Mapping[str, Any], cluster: Key) -> Sequence[Obj]:
+def server_files(distribution: str, snapshots: Mapping[str, Any]) -> Sequence[Obj]:
     """Return the files of servers; K3s reads all settings from files."""
     if not snapshots or distribution not in FILES:
         return []
@@ -60,9 +60,9 @@ def server_files(distribution: str, snapshots: Mapping[str, Any], cluster: Key) 
     s3 = snapshots.get("s3") or {}
     config: Obj = {}
     if distribution == "k3s":
-        config = _k3s_config(snapshots, s3, cluster)
-    if retention := s3 and (s3.get("retention") or snapshots.get("retention")):
-        config["etcd-s3-retention"] = retention
+        config = _k3s_config(snapshots, s3)
+    if s3:
+        config["etcd-s3-retention"] = s3["retention"]
 
     files: list[Obj] = []
     if config:
@@ -82,7 +82,7 @@ def k3s_commands(snapshots: Mapping[str, Any]) -> Sequence[str]:
     return [_K3S_CREDENTIALS] if snapshots.get("s3") else []
 
 
-def _k3s_config(snapshots: Mapping[str, Any], s3: Mapping[str, Any], cluster: Key) -> Obj:
+def _k3s_config(snapshots: Mapping[str, Any], s3: Mapping[str, Any]) -> Obj:
     config: Obj = {}
     if "schedule" in snapshots:
         config["etcd-snapshot-schedule-cron"] = snapshots["schedule"]
@@ -92,7 +92,7 @@ def _k3s_config(snapshots: Mapping[str, Any], s3: Mapping[str, Any], cluster: Ke
         return config
 
     config["etcd-s3"] = True
-    config |= {f"etcd-s3-{name}": value for name, value in _store(s3, cluster).items()}
+    config |= {f"etcd-s3-{name}": value for name, value in _store(s3).items()}
     if "caSecretName" in s3:
         config["etcd-s3-endpoint-ca"] = f"{_K3S_FOLDER}/{_CA}"
     if s3.get("insecureSkipVerify"):
@@ -100,13 +100,9 @@ def _k3s_config(snapshots: Mapping[str, Any], s3: Mapping[str, Any], cluster: Ke
     return config
 
 
-def _store(s3: Mapping[str, Any], cluster: Key) -> Obj:
+def _store(s3: Mapping[str, Any]) -> Obj:
     """Return the fields that have the same names in both distributions."""
-    # Retention counts all snapshots in a folder, so clusters must not share one.
-    store = {"folder": f"{cluster.namespace}/{cluster.name}", **s3}
-    return {
-        name: store[name] for name in ("endpoint", "bucket", "folder", "region") if name in store
-    }
+    return {name: s3[name] for name in ("endpoint", "bucket", "folder", "region") if name in s3}
 
 
 def _reference(name: str, cluster: Key) -> Obj:

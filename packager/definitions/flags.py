@@ -436,7 +436,13 @@ FLAGS = (
     Flag(
         "--etcd-s3-folder",
         ("spec", "etcdSnapshots", "s3", "folder"),
-        "Folder in the bucket.  [default: namespace and name of the cluster]",
+        "Folder in the bucket for this cluster alone, of all management clusters.",
+    ),
+    Flag(
+        "--etcd-s3-retention",
+        ("spec", "etcdSnapshots", "s3", "retention"),
+        "Snapshots of etcd to keep in the S3 store, of all machines together.",
+        value=_number,
     ),
     Flag(
         "--etcd-s3-region",

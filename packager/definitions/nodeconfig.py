@@ -90,7 +90,7 @@ def config_after_rendering(
     files = [_file(path, content) for path, content in server_files.items()]
     if not definition.cluster_class:
         snapshots = definition.etcd_snapshots
-        files += etcdsnapshots.server_files(definition.distribution, snapshots, definition.key)
+        files += etcdsnapshots.server_files(definition.distribution, snapshots)
 
     return replace(
         config,

@@ -79,7 +79,13 @@ MIRRORS = {"mirrors": {"docker.io": {"endpoint": [f"https://{REGISTRY}"]}}}
 SNAPSHOTS = {
     "schedule": "0 */6 * * *",
     "retention": 28,
-    "s3": {"endpoint": "s3.example.com", "bucket": "etcd", "credentialsSecretName": "etcd-s3"},
+    "s3": {
+        "endpoint": "s3.example.com",
+        "bucket": "etcd",
+        "folder": "snapshots",
+        "retention": 84,
+        "credentialsSecretName": "etcd-s3",
+    },
 }
 HARDENED = {
     "cisProfile": "cis",

@@ -191,9 +191,18 @@ def test_the_guides_example_makes_the_guides_objects(kubeconfig: Path) -> None:
             {"schedule": "@daily", "retention": 28},
         ),
         (
-            ["--etcd-s3-endpoint", "s3.example.com", "--etcd-s3-bucket", "etcd", "--etcd-s3-secret", "etcd-s3"],
+            [
+                *("--etcd-s3-endpoint", "s3.example.com", "--etcd-s3-bucket", "etcd", "--etcd-s3-folder", "production"),
+                *("--etcd-s3-retention", "84", "--etcd-s3-secret", "etcd-s3"),
+            ],
             "etcdSnapshots.s3",
-            {"endpoint": "s3.example.com", "bucket": "etcd", "credentialsSecretName": "etcd-s3"},
+            {
+                "endpoint": "s3.example.com",
+                "bucket": "etcd",
+                "folder": "production",
+                "retention": 84,
+                "credentialsSecretName": "etcd-s3",
+            },
         ),
         (["--no-rancher-auto-import"], "rancherAutoImport", False),
         (["--target-namespace", "vms"], "targetNamespace", "vms"),

@@ -49,7 +49,14 @@ SECURE: Obj = {
 SNAPSHOTS = {
     "schedule": "0 */6 * * *",
     "retention": 28,
-    "s3": {"endpoint": "s3.example.com", "bucket": "etcd", "credentialsSecretName": "etcd-s3", "caSecretName": "ca"},
+    "s3": {
+        "endpoint": "s3.example.com",
+        "bucket": "etcd",
+        "folder": "team-a/production",
+        "retention": 84,
+        "credentialsSecretName": "etcd-s3",
+        "caSecretName": "ca",
+    },
 }
 CASES = {
     "placed": definition(**PLACED),

@@ -19,7 +19,13 @@ from tests.support.packager.definitions import RENDERER, built, definition, k3s,
 pytestmark = pytest.mark.unit
 
 DEMO = Key("team", "demo")
-S3 = {"endpoint": "s3.example.com", "bucket": "etcd", "credentialsSecretName": "etcd-s3"}
+S3 = {
+    "endpoint": "s3.example.com",
+    "bucket": "etcd",
+    "folder": "team-a/production",
+    "retention": 84,
+    "credentialsSecretName": "etcd-s3",
+}
 SNAPSHOTS = {"schedule": "0 */6 * * *", "retention": 28, "s3": S3}
 
 
@@ -28,7 +34,6 @@ def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Obj]:
 
 
 STORES = some(
-    folder=st.just("team-a/production"),
     region=st.just("eu-central-1"),
     retention=st.integers(1, 10_000),
     caSecretName=st.just("ca"),
@@ -59,8 +64,8 @@ def parsed(files: Any) -> Any:
 def test_servers_are_configured_as_by_the_class(snapshots: Obj) -> None:
     rke2, k3s_server = server_of_the_class("rke2", snapshots), server_of_the_class("k3s", snapshots)
     assert rke2["serverConfig"].get("etcd", {}) == rke2_etcd(snapshots, DEMO)
-    assert parsed(rke2.get("files", ())) == parsed(server_files("rke2", snapshots, DEMO))
-    assert parsed(k3s_server.get("files", ())) == parsed(server_files("k3s", snapshots, DEMO))
+    assert parsed(rke2.get("files", ())) == parsed(server_files("rke2", snapshots))
+    assert parsed(k3s_server.get("files", ())) == parsed(server_files("k3s", snapshots))
     assert k3s_server.get("preK3sCommands", []) == k3s_commands(snapshots)
 
 
