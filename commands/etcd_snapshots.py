@@ -49,8 +49,8 @@ def snapshots(cluster: str, *, output: str, scope: ScopeOptions) -> None:
     """List the snapshots that RKE2 or K3s took of etcd, the newest first.
 
     A snapshot has a line for its file on a control plane machine, and one for its copy in the S3
-    store. `failed` ones were not written, `lost` ones were on a machine that no longer exists. The
-    list comes from ETCDSnapshotFiles in the workload cluster, whose API has to answer.
+    store. `failed` copies were not written, `lost` ones were on a machine that no longer exists.
+    The list comes from ETCDSnapshotFiles in the workload cluster, whose API has to answer.
     """
     key = selection((cluster,), scope).keys[0]
     with patient_progress() as step:

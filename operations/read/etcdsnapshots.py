@@ -7,8 +7,10 @@ since v1.28.4 (`pkg/etcd/snapshot.go`), and RKE2 embeds K3s.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from caphv.api.object import NODES, Obj, at
@@ -18,6 +20,8 @@ from caphv.runtime.client import ApiClient
 from operations.read.management import list_all
 
 READY, FAILED, LOST = "ready", "failed", "lost"
+# Limits of Linux, in characters.
+_LONGEST_PATH, _LONGEST_NAME = 4095, 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,11 @@ class EtcdSnapshot:
     size: int = 0
     created: str = ""
     error: str = ""
+
+    @property
+    def path(self) -> str:
+        """The path on the Node; empty for a copy in a store."""
+        return "" if self.s3 else _path(self.location)
 
     @property
     def wrong(self) -> bool:
@@ -64,23 +73,53 @@ def snapshots_of(objs: Iterable[Obj], nodes: Collection[str]) -> tuple[EtcdSnaps
     return tuple(snapshots)
 
 
+def is_path(text: str) -> bool:
+    """Return whether a text is an absolute path of a file, without `..` or control characters."""
+    is_normal = text.startswith("/") and posixpath.normpath(text) == text != "/"
+    return is_normal and text.isprintable() and len(text) <= _LONGEST_PATH
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text is a name of a file, without control characters."""
+    is_file = bool(text) and "/" not in text and text not in (".", "..")
+    return is_file and text.isprintable() and len(text) <= _LONGEST_NAME
+
+
 def _snapshot(obj: Obj, nodes: Collection[str]) -> EtcdSnapshot:
-    node, s3 = _text(obj, "spec", "nodeName"), bool(at(obj, "spec", "s3"))
+    name, node = _text(obj, "spec", "snapshotName"), _text(obj, "spec", "nodeName")
+    location, s3 = _text(obj, "spec", "location"), bool(at(obj, "spec", "s3"))
     state = READY if at(obj, "status", "readyToUse") is True else FAILED
+    error = _text(obj, "status", "error", "message")
+
+    # The workload cluster writes the records, and a reset without a file restores nothing.
+    if state == READY and not is_name(name):
+        state, error = FAILED, "its name is no name of a file"
+    elif state == READY and not s3 and not is_path(_path(location)):
+        state, error = FAILED, "its location is no path of a file"
     # Such a record stays until a server compares it with the Nodes again.
-    if state == READY and not s3 and node not in nodes:
+    elif state == READY and not s3 and node not in nodes:
         state = LOST
 
+    created = _text(obj, "status", "creationTime")
+    if not _is_time(created):
+        created = _text(obj, "metadata", "creationTimestamp")
+    size = max(0, int(quantity(at(obj, "status", "size")) or 0))
     return EtcdSnapshot(
-        _text(obj, "spec", "snapshotName"),
-        state,
-        node,
-        _text(obj, "spec", "location"),
-        s3,
-        int(quantity(at(obj, "status", "size")) or 0),
-        _text(obj, "status", "creationTime") or _text(obj, "metadata", "creationTimestamp"),
-        _text(obj, "status", "error", "message"),
+        name, state, node, location, s3, size, created if _is_time(created) else "", error
     )
+
+
+def _path(location: str) -> str:
+    """Return the path of a location `file:///…`; empty for another one."""
+    return location.removeprefix("file://") if location.startswith("file:///") else ""
+
+
+def _is_time(text: str) -> bool:
+    """Return whether a text is a time with a zone."""
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def _text(obj: Obj, *path: str) -> str:
