@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from caphv.api.object import Key
     from caphv.runtime.client import ApiClient
     from operations.change.changes import Plan
-    from operations.change.etcdrestore import Restore, Step
+    from operations.change.etcdrestore import Restore
+    from operations.change.etcdsteps import Distribution, Step
     from operations.read.etcdsnapshots import EtcdSnapshot
     from operations.status.check import Check
     from operations.status.model import Cluster
@@ -123,13 +124,12 @@ def _begin_or_continue(
     force: bool,
 ) -> None:
     """Begin a restore, or show one that has begun. Raises `ChangeError`."""
-    from commands.output import changes
     from commands.output import etcdrestore as out
     from operations.change import etcdrestore
-    from operations.change.changes import ChangeError, Plan
+    from operations.change.changes import ChangeError
+    from operations.change.etcdsteps import distribution_of
 
-    distribution = etcdrestore.distribution_of(state.parts.cluster, state.parts.control_plane)
-    users = _ssh_users(state.parts)
+    distribution = distribution_of(state.parts.cluster, state.parts.control_plane)
     begun = etcdrestore.restore_of(state.parts.cluster)
     if begun is not None:
         if snapshot not in ("", begun.snapshot) or machine not in ("", begun.machine):
@@ -139,21 +139,15 @@ def _begin_or_continue(
                     "it, or end it with --finish --force"
                 ]
             )
-        checks = _finish_checks(state, begun)
-        steps = etcdrestore.steps(state.cluster, distribution, begun, users)
-        if change.is_text:
-            out.show(state.parts.key, steps)
-            changes.show_checks(checks)
-        else:
-            _print(Plan(state.parts.key, (), tuple(checks)), steps, change, applied=False)
+        _continue(state, begun, _steps(state, distribution, begun), change, scope)
         return
 
     if not snapshot:
         raise ChangeError([f"no restore of {state.parts.key} has begun: name a snapshot"])
     restore, copy = etcdrestore.choose(state.cluster, snapshot, machine, state.snapshots)
+    steps = _steps(state, distribution, restore)
     checks = etcdrestore.begin_checks(state.parts, state.cluster, restore, copy, state.silence)
     plan = etcdrestore.begin(state.parts, restore, checks)
-    steps = etcdrestore.steps(state.cluster, distribution, restore, users)
 
     question = (
         f"Pause cluster {state.parts.key}, to restore {restore.snapshot} on Machine "
@@ -162,15 +156,52 @@ def _begin_or_continue(
     if change.is_text and change.dry_run:
         out.show(state.parts.key, steps)
     if not change.is_text and (change.dry_run or (plan.errors and not force)):
-        _print(plan, steps, change, applied=False)
-        sys.exit(0 if change.dry_run else 1)
+        _print(plan, restore, steps, change, applied=False)
+        sys.exit(1 if plan.errors and not force else 0)
     if not agree(plan, change, question, force=force, wait=False):
         return
     apply_plan(plan, scope)
     if change.is_text:
         out.show(state.parts.key, steps)
     else:
-        _print(plan, steps, change, applied=True)
+        _print(plan, restore, steps, change, applied=True)
+
+
+def _continue(
+    state: _State,
+    begun: Restore,
+    steps: Sequence[Step],
+    change: ChangeOptions,
+    scope: ScopeOptions,
+) -> None:
+    """Show a restore that has begun, and pause the Cluster again if its pause has ended."""
+    from commands.output import changes
+    from commands.output import etcdrestore as out
+    from operations.change import etcdrestore
+    from operations.change.changes import Plan
+
+    plan = etcdrestore.pause_again(state.parts, begun)
+    question = f"Pause cluster {state.parts.key} again?"
+    applied = bool(plan.changes) and agree(plan, change, question, force=False, wait=False)
+    if applied:
+        apply_plan(plan, scope)
+
+    checks = _finish_checks(state, begun)
+    if change.is_text:
+        out.show(state.parts.key, steps)
+        changes.show_checks(checks)
+    elif not (plan.changes and change.dry_run):
+        whole = Plan(plan.cluster, plan.patches, (*plan.checks, *checks))
+        _print(whole, begun, steps, change, applied=applied)
+
+
+def _steps(state: _State, distribution: Distribution, restore: Restore) -> tuple[Step, ...]:
+    from operations.change.etcdsteps import steps
+
+    users = _ssh_users(state.parts)
+    return steps(
+        state.cluster, distribution, restore.snapshot, restore.machine, users, s3=restore.s3
+    )
 
 
 def _finish(state: _State, change: ChangeOptions, scope: ScopeOptions, *, force: bool) -> None:
@@ -178,7 +209,13 @@ def _finish(state: _State, change: ChangeOptions, scope: ScopeOptions, *, force:
     from operations.change import etcdrestore
     from operations.change.changes import ChangeError
 
-    begun = etcdrestore.restore_of(state.parts.cluster)
+    try:
+        begun = etcdrestore.restore_of(state.parts.cluster)
+    except ChangeError:
+        if not force:
+            raise
+        _discard(state, change, scope)
+        return
     if begun is None:
         raise ChangeError([f"no restore of {state.parts.key} has begun"])
     plan = etcdrestore.finish(state.parts, begun, _finish_checks(state, begun))
@@ -188,6 +225,23 @@ def _finish(state: _State, change: ChangeOptions, scope: ScopeOptions, *, force:
         report(plan, change, applied=True)
 
 
+def _discard(state: _State, change: ChangeOptions, scope: ScopeOptions) -> None:
+    """Remove a record that cannot be read, and say that the pause stays."""
+    from caphv.api import remedies
+    from caphv.api.object import at
+    from operations.change import etcdrestore
+
+    key = state.parts.key
+    plan = etcdrestore.discard(state.parts)
+    if not agree(plan, change, f"Remove the record of cluster {key}?", force=True, wait=False):
+        return
+    apply_plan(plan, scope)
+    report(plan, change, applied=True)
+    if at(state.parts.cluster, "spec", "paused"):
+        command = remedies.RESUME_CLUSTER(kind="cluster", name=key.name, namespace=key.namespace)
+        click.echo(f"The Cluster stays paused. Resume it: {command}", err=True)
+
+
 def _finish_checks(state: _State, begun: Restore) -> list[Check]:
     from operations.change import etcdrestore
 
@@ -195,12 +249,16 @@ def _finish_checks(state: _State, begun: Restore) -> list[Check]:
     return etcdrestore.finish_checks(state.parts, state.cluster, begun, nodes)
 
 
-def _print(plan: Plan, steps: Sequence[Step], change: ChangeOptions, *, applied: bool) -> None:
+def _print(
+    plan: Plan, restore: Restore, steps: Sequence[Step], change: ChangeOptions, *, applied: bool
+) -> None:
     """Write a plan with its commands as data."""
     from operations.status.model import as_json
 
     content = {
         "cluster": str(plan.cluster),
+        "snapshot": restore.snapshot,
+        "machine": restore.machine,
         "changes": as_json(plan.changes),
         "checks": as_json(plan.checks),
         "steps": as_json(steps),
@@ -250,15 +308,15 @@ async def _read(management: ManagementOptions, key: Key) -> _State:
 
 
 async def _read_nodes(client: ApiClient) -> dict[str, bool]:
-    from caphv.api.object import NODES
+    from datetime import UTC, datetime
+
+    from caphv.api.object import LEASES, NODES
+    from operations.change.etcdrestore import ready_nodes
     from operations.read.management import list_all
-    from operations.read.objects import condition_of
 
     nodes = await list_all(client, NODES)
-    return {
-        str(node["metadata"]["name"]): condition_of(node, "Ready").get("status") == "True"
-        for node in nodes
-    }
+    leases = await list_all(client, LEASES, "kube-node-lease")
+    return ready_nodes(nodes, leases, datetime.now(UTC))
 
 
 async def _read_snapshots(client: ApiClient) -> tuple[EtcdSnapshot, ...]:

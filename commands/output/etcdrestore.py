@@ -8,7 +8,7 @@ from caphv.api import remedies
 from caphv.api.object import Key
 from commands.output.overview import console
 from commands.output.text import Text
-from operations.change.etcdrestore import Step
+from operations.change.etcdsteps import Step
 
 
 def show(cluster: Key, steps: Sequence[Step]) -> None:
@@ -18,7 +18,8 @@ def show(cluster: Key, steps: Sequence[Step]) -> None:
     :param steps: the commands of each machine
     """
     out = console()
-    out.print(Text("Run these commands in this order, each after the previous one has ended:"))
+    out.print(Text("Run these steps in this order, each after the previous one has succeeded."))
+    out.print(Text("Stop at the first failure: the steps after it would lose what still works."))
     for number, step in enumerate(steps, 1):
         place = f"ssh {step.login}" if step.login else "it has no address"
         title = (f"{number}. {step.title}", "bold")

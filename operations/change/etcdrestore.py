@@ -1,52 +1,35 @@
-"""Plan to restore etcd of a cluster from a snapshot, with the order of RKE2 and K3s: pure.
+"""Plan to restore etcd of a cluster from a snapshot: pure.
 
 Restoring needs a shell on the servers, which no controller has. The plan pauses the Cluster, so
-that nothing replaces machines meanwhile, lists the commands for each server, and ends the pause
-once the cluster works.
-
-The order is that of rancher/rke2-docs `docs/datastore/backup_restore.md` and k3s-io/docs
-`docs/cli/etcd-snapshot.md` (August 2026), "Restoring Snapshots", "Multiple Servers". Databases are
-set aside and not deleted, because the snapshots of a server are next to them. A server that joined
-another one refuses the reset while its configuration names that server (rancher/rke2#3178,
-k3s-io/k3s#8488).
+that nothing replaces machines meanwhile, and ends the pause once the cluster works. The commands
+for the servers are in `operations.change.etcdsteps`.
 """
 
 from __future__ import annotations
 
 import json
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from caphv.api import names, parking, remedies
 from caphv.api.counting import name_some
 from caphv.api.names import ETCD_RESTORE_ANNOTATION
-from caphv.api.object import Key, Obj, annotations_of, at, being_deleted
-from caphv.runtime.text import load_json
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of
+from caphv.runtime.text import TextError, load_json, load_yaml
 from operations.change.changes import Change, ChangeError, Plan, patch_of
-from operations.read.etcdsnapshots import READY, EtcdSnapshot
+from operations.change.etcdsteps import address_of, control_planes
+from operations.read.etcdsnapshots import READY, EtcdSnapshot, is_name, is_path
+from operations.read.objects import condition_of
 from operations.status.check import Check, Result, ok, skipped
 from operations.status.model import Cluster, Machine
 from operations.status.parts import Parts
 
 _NAMED = 5
-# The tar archive is unpacked to the last folder where /usr/local is read-only.
-_PROGRAM_PATH = "$PATH:/usr/local/bin:/opt/rke2/bin"
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """What differs between RKE2 and K3s on a server."""
-
-    program: str
-    service: str
-    data: str
-    join_port: int
-
-    @property
-    def config(self) -> str:
-        """The file of configuration that the bootstrap provider writes."""
-        return f"/etc/rancher/{self.program}/config.yaml"
+# A kubelet renews its Lease every ten seconds.
+_FRESH = timedelta(minutes=1)
+_SNAPSHOT_FILE = "config.yaml.d/55-etcd-snapshots.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +46,6 @@ class Restore:
     paused: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Commands for the shell of one machine; `login` is `user@address`, empty if unknown."""
-
-    title: str
-    machine: str
-    login: str
-    commands: tuple[str, ...]
-
-
 def restore_of(cluster: Obj) -> Restore | None:
     """Return the restore that a Cluster records; None if none has begun.
 
@@ -83,31 +56,27 @@ def restore_of(cluster: Obj) -> Restore | None:
         return None
     try:
         record = load_json(text)
-        return Restore(
+        restore = Restore(
             str(record["snapshot"]),
             record["s3"] is True,
             str(record["machine"]),
             record["paused"] is True,
         )
+        if not _is_file(restore):
+            raise ValueError("no file")
     except (ValueError, TypeError, KeyError):
         raise ChangeError(
-            [f"annotation {ETCD_RESTORE_ANNOTATION} is no record of a restore: remove it"]
+            [
+                f"annotation {ETCD_RESTORE_ANNOTATION} is no record of a restore: --finish --force "
+                "removes it"
+            ]
         ) from None
+    return restore
 
 
-def distribution_of(cluster: Obj, control_plane: Obj | None) -> Distribution:
-    """Return the distribution of a cluster. Raises `ChangeError` for one without snapshots.
-
-    :param cluster: the Cluster
-    :param control_plane: its control plane object, None if the user may not read it
-    """
-    kind = str(at(cluster, "spec", "controlPlaneRef", "kind") or "")
-    if kind == "RKE2ControlPlane":
-        data = at(control_plane, "spec", "agentConfig", "dataDir") or "/var/lib/rancher/rke2"
-        return Distribution("rke2", "rke2-server", str(data), 9345)
-    if kind == "KThreesControlPlane":
-        return Distribution("k3s", "k3s", "/var/lib/rancher/k3s", 6443)
-    raise ChangeError([f"{kind or 'the control plane'} takes no snapshots: RKE2 and K3s do"])
+def _is_file(restore: Restore) -> bool:
+    """Return whether a restore names a file; a reset without one keeps the old database."""
+    return is_name(restore.snapshot) if restore.s3 else is_path(restore.snapshot)
 
 
 def choose(
@@ -130,7 +99,9 @@ def choose(
         listed = ", ".join(sorted(servers)) or "none"
         raise ChangeError([f"{machine} is no control plane machine of the cluster: {listed}"])
 
-    if snapshot.startswith("/"):
+    if snapshot.startswith("/") or not is_name(snapshot):
+        if not is_path(snapshot):
+            raise ChangeError([f"{snapshot!r} is no absolute path of a file, and no name of one"])
         return Restore(snapshot, False, machine or _only(servers)), None
     if snapshots is None:
         # A name alone means the store, because files have paths.
@@ -141,6 +112,8 @@ def choose(
         known = list(dict.fromkeys(copy.name for copy in snapshots if not copy.wrong))
         listed = name_some(known, _NAMED) or "none that can be restored"
         raise ChangeError([f"the cluster has no snapshot {snapshot}; there are {listed}"])
+    # A server records a failed upload in addition to the file that it wrote.
+    copies = [copy for copy in copies if not copy.wrong] or copies
 
     # A copy on a disk is only good for its machine.
     owners = {name: server.node.name for name, server in servers.items() if server.node}
@@ -148,7 +121,7 @@ def choose(
     for copy in local:
         owner = next((name for name, node in owners.items() if node == copy.node), "")
         if owner and owner == machine:
-            return Restore(copy.location.removeprefix("file://"), False, owner), copy
+            return Restore(copy.path, False, owner), copy
     for copy in copies:
         if copy.s3:
             return Restore(copy.name, True, machine or _readiest(servers)), copy
@@ -159,7 +132,7 @@ def choose(
         where = f"on Node {copy.node} only"
         remedy = f"leave --on away: that is Machine {owner}" if owner else "choose another one"
         raise ChangeError([f"snapshot {snapshot} is {where}: {remedy}"])
-    return Restore(copy.location.removeprefix("file://"), False, owner), copy
+    return Restore(copy.path, False, owner), copy
 
 
 def begin(parts: Parts, restore: Restore, checks: Sequence[Check]) -> Plan:
@@ -182,6 +155,31 @@ def begin(parts: Parts, restore: Restore, checks: Sequence[Check]) -> Plan:
     return Plan(parts.key, (patch_of(cluster, body, changes),), tuple(checks))
 
 
+def pause_again(parts: Parts, restore: Restore) -> Plan:
+    """Return the plan that pauses a Cluster whose pause has ended before the restore."""
+    if is_held(parts.cluster) or being_deleted(parts.cluster):
+        return Plan(parts.key)
+    subject = f"Cluster {parts.key}"
+    message = "its pause has ended: machines may have been replaced since"
+    remedy = "Compare its machines with the steps, and pause it again"
+    return begin(parts, restore, (Check("pause", subject, Result.WARNING, message, remedy),))
+
+
+def discard(parts: Parts) -> Plan:
+    """Return the plan that removes a record which cannot be read; a pause stays."""
+    body: Obj = {"metadata": {"annotations": {ETCD_RESTORE_ANNOTATION: None}}}
+    change = Change(
+        f"Cluster {parts.key}", f"annotation {ETCD_RESTORE_ANNOTATION}", "unreadable", "(removed)"
+    )
+    return Plan(parts.key, (patch_of(parts.cluster, body, (change,)),))
+
+
+def is_held(cluster: Obj) -> bool:
+    """Return whether a pause keeps controllers from replacing machines."""
+    is_paused = bool(at(cluster, "spec", "paused"))
+    return is_paused or names.PAUSED_ANNOTATION in annotations_of(cluster)
+
+
 def finish(parts: Parts, restore: Restore, checks: Sequence[Check]) -> Plan:
     """Return the plan that removes the record, and ends the pause that the command began."""
     subject = f"Cluster {parts.key}"
@@ -200,6 +198,8 @@ def begin_checks(
 ) -> list[Check]:
     """Check that a restore may begin.
 
+    Raises `ChangeError` for a cluster that is parked, moved or deleted, which is never restored.
+
     :param parts: the objects of the cluster
     :param cluster: their model
     :param restore: which snapshot, on which machine
@@ -207,7 +207,9 @@ def begin_checks(
     :param why: why the workload cluster does not answer, or empty
     """
     subject = f"Cluster {parts.key}"
-    checks = list(_refusals(parts.cluster, subject))
+    if refusals := list(_refusals(parts.cluster)):
+        raise ChangeError(refusals)
+    checks: list[Check] = []
     if copy is not None and copy.state != READY:
         message = f"snapshot {copy.name} is {copy.state}: {copy.error or 'it cannot be restored'}"
         checks.append(Check("snapshot", subject, Result.ERROR, message, "Choose another snapshot"))
@@ -217,14 +219,21 @@ def begin_checks(
         reason = f"the workload cluster does not answer: {why}" if why else "a path is not checked"
         checks.append(skipped("snapshot", subject, reason))
 
-    for server in _servers(cluster):
-        if server.addresses:
-            continue
-        is_target = server.name == restore.machine
-        result = Result.ERROR if is_target else Result.WARNING
-        message = f"Machine {server.name} has no address"
-        remedy = "Choose another one with --on" if is_target else "Replace it afterwards"
-        checks.append(Check("machine", subject, result, message, remedy))
+    if restore.s3:
+        checks += _store_checks(parts, copy, subject)
+    for server in control_planes(cluster):
+        if server.deleting:
+            message = f"Machine {server.name} is being deleted, and is not part of the new cluster"
+            remedy = "Stop it with the others; its deletion continues after --finish"
+            checks.append(Check("machine", subject, Result.WARNING, message, remedy))
+        elif not address_of(server):
+            message = f"Machine {server.name} has no address, so its server cannot be stopped"
+            remedy = "Shut its VM down in Harvester, give --force, and replace it afterwards"
+            checks.append(Check("machine", subject, Result.ERROR, message, remedy))
+    if parking.schedule_of(parts.cluster) is not None:
+        message = "its schedule may park it as soon as the restore is finished"
+        remedy = f"Keep it running afterwards: {_keep_running(parts.key)}"
+        checks.append(Check("schedule", subject, Result.WARNING, message, remedy))
     if not why:
         message = "the workload cluster answers: what was written to it since the snapshot is lost"
         remedy = "Stale members alone need no snapshot: " + remedies.REMOVE_MEMBERS(ref=parts.key)
@@ -240,16 +249,24 @@ def finish_checks(
     :param parts: the objects of the cluster
     :param cluster: their model
     :param restore: the restore that has begun
-    :param nodes: the Nodes of the workload cluster and whether they are ready, or why it does not
-        answer
+    :param nodes: the Nodes of the workload cluster and whether they are ready, as `ready_nodes`
+        returns them, or why it does not answer
     """
     subject = f"Cluster {parts.key}"
+    if being_deleted(parts.cluster):
+        return [skipped("api", subject, "it is being deleted: it need not answer any more")]
+
+    checks: list[Check] = []
+    if restore.machine not in {machine.name for machine in cluster.machines}:
+        message = f"Machine {restore.machine}, on which the snapshot was restored, does not exist"
+        remedy = "End this restore with --force, and begin again on another machine"
+        checks.append(Check("machine", subject, Result.ERROR, message, remedy))
     if isinstance(nodes, str):
         remedy = f"Restore the snapshot on Machine {restore.machine}, and start its server"
         message = f"the workload cluster does not answer: {nodes}"
-        return [Check("api", subject, Result.ERROR, message, remedy)]
+        return [*checks, Check("api", subject, Result.ERROR, message, remedy)]
 
-    checks = [ok("api", subject, "the workload cluster answers")]
+    checks.append(ok("api", subject, "the workload cluster answers"))
     expected: set[str] = set()
     for machine in cluster.machines:
         node = machine.node.name if machine.node else machine.infrastructure or machine.name
@@ -258,7 +275,7 @@ def finish_checks(
             if machine.control_plane:
                 checks.append(ok("machine", subject, f"Node {node} is ready"))
             continue
-        state = "is not ready" if node in nodes else "does not exist"
+        state = "is not ready, or silent since the restore" if node in nodes else "does not exist"
         message = f"Node {node} of Machine {machine.name} {state}"
         if machine.name == restore.machine:
             remedy = "Start its server, and read its log"
@@ -266,7 +283,10 @@ def finish_checks(
         else:
             delete = remedies.DELETE_MACHINE(machine=machine.name, namespace=parts.key.namespace)
             remedy = f"Start its service again, or replace the machine afterwards: {delete}"
-            checks.append(Check("machine", subject, Result.WARNING, message, remedy))
+            # Without the pause, controllers delete servers while etcd has a single member.
+            is_server = machine.control_plane and not machine.deleting
+            result = Result.ERROR if is_server else Result.WARNING
+            checks.append(Check("machine", subject, result, message, remedy))
 
     for node in sorted(nodes.keys() - expected):
         message = f"Node {node} is in the snapshot, but its machine no longer exists"
@@ -275,70 +295,62 @@ def finish_checks(
     return checks
 
 
-def steps(
-    cluster: Cluster, distribution: Distribution, restore: Restore, users: Mapping[str, str]
-) -> tuple[Step, ...]:
-    """Return the commands in order, for each server.
+def ready_nodes(nodes: Iterable[Obj], leases: Iterable[Obj], now: datetime) -> dict[str, bool]:
+    """Return the Nodes and whether each is ready, and its kubelet has renewed its Lease.
 
-    :param cluster: the cluster
-    :param distribution: RKE2 or K3s
-    :param restore: which snapshot, on which machine
-    :param users: the user for SSH by name of the HarvesterMachine
+    A snapshot contains the conditions of its time, which a server that is still stopped keeps
+    until the grace period is over.
+
+    :param nodes: the Nodes of the workload cluster
+    :param leases: the Leases of namespace `kube-node-lease`
+    :param now: the present time, with a zone
     """
-    servers = _servers(cluster)
-    target = [server for server in servers if server.name == restore.machine]
-    others = [server for server in servers if server.name != restore.machine]
-    program, service = distribution.program, distribution.service
-    run = f'sudo env "PATH={_PROGRAM_PATH}"'
-
-    # The containers of the old cluster outlive the service, and would answer clients.
-    stop = (f"sudo systemctl stop {service}", f"{run} {program}-killall.sh")
-    source = f"--cluster-reset-restore-path={shlex.quote(restore.snapshot)}"
-    # A server with a store would look for a file there.
-    local = "" if restore.s3 else "--etcd-s3=false "
-    database = shlex.quote(f"{distribution.data}/server/db")
-    # The first server of a cluster joined none. Without its database it would begin a new cluster.
-    address = next((server.addresses[0] for server in target if server.addresses), "")
-    joined = shlex.quote(f"\\nserver: https://{address}:{distribution.join_port}\\n")
-    join = (
-        f"sudo grep -q '^server:' {distribution.config} || "
-        f"printf {joined} | sudo tee -a {distribution.config}"
-    )
-
-    result = [_step("Stop the server", server, users, stop) for server in (*target, *others)]
-    result += [
-        _step(
-            "Restore the snapshot, and start the server",
-            server,
-            users,
-            (
-                f"sudo sed -i.before-restore 's/^server:/#server:/' {distribution.config}",
-                f"{run} {program} server --cluster-reset {local}{source}",
-                f"sudo systemctl start {service}",
-            ),
-        )
-        for server in target
-    ]
-    result += [
-        _step(
-            "Set the old database aside, and join",
-            server,
-            users,
-            (
-                f'sudo mv {database} {database}.before-restore-"$(date +%s)"',
-                join,
-                f"sudo systemctl start {service}",
-            ),
-        )
-        for server in others
-    ]
-    return tuple(result)
+    alive = {str(at(lease, "metadata", "name")) for lease in leases if _is_fresh(lease, now)}
+    result: dict[str, bool] = {}
+    for node in nodes:
+        name = str(at(node, "metadata", "name"))
+        result[name] = condition_of(node, "Ready").get("status") == "True" and name in alive
+    return result
 
 
-def _step(title: str, machine: Machine, users: Mapping[str, str], commands: Sequence[str]) -> Step:
-    user = users.get(machine.infrastructure or machine.name, "")
-    login = "@".join(filter(None, (user, machine.addresses[0]))) if machine.addresses else ""
-    return Step(title, machine.name, login, tuple(commands))
+def _is_fresh(lease: Obj, now: datetime) -> bool:
+    try:
+        renewed = datetime.fromisoformat(str(at(lease, "spec", "renewTime")))
+        return now - renewed < _FRESH
+    except (ValueError, TypeError, OverflowError):
+        return False
+
+
+def _store_checks(parts: Parts, copy: EtcdSnapshot | None, subject: str) -> Iterator[Check]:
+    """Yield what keeps servers from finding the snapshot in their S3 store."""
+    flags = "Restore a file with its path, or add --etcd-s3-… flags to the command"
+    store = _store_of(parts.control_plane)
+    if store is None:
+        message = "no S3 store is configured on its machines, as far as the control plane says"
+        yield Check("store", subject, Result.WARNING, message, flags)
+    elif copy is not None and copy.location != f"s3://{posixpath.join(*store, copy.name)}":
+        message = f"the snapshot is in {copy.location}, and not in the store that is configured"
+        yield Check("store", subject, Result.ERROR, message, flags)
+
+
+def _store_of(control_plane: Obj | None) -> tuple[str, str] | None:
+    """Return bucket and folder that servers are configured with; None if no store is known."""
+    store = at(control_plane, "spec", "serverConfig", "etcd", "backupConfig", "s3")
+    if isinstance(store, dict):
+        return str(store.get("bucket") or ""), str(store.get("folder") or "").strip("/")
+
+    files = at(control_plane, "spec", "kthreesConfigSpec", "files")
+    for file in files if isinstance(files, list) else ():
+        if not str(at(file, "path") or "").endswith(_SNAPSHOT_FILE):
+            continue
+        try:
+            config = load_yaml(str(at(file, "content") or ""))
+        except TextError:
+            continue
+        if isinstance(config, dict) and config.get("etcd-s3") is True:
+            folder = str(config.get("etcd-s3-folder") or "").strip("/")
+            return str(config.get("etcd-s3-bucket") or ""), folder
+    return None
 
 
 def _servers(cluster: Cluster) -> list[Machine]:
@@ -363,27 +375,26 @@ def _readiest(servers: Mapping[str, Machine]) -> str:
 
     def rank(server: Machine) -> tuple[bool, bool, str]:
         is_ready = bool(server.node and server.node.ready == "True")
-        return (not is_ready, not server.addresses, server.name)
+        return (not is_ready, not address_of(server), server.name)
 
     return min(servers.values(), key=rank).name
 
 
-def _refusals(cluster: Obj, subject: str) -> Iterator[Check]:
-    """Yield what forbids a restore."""
-    refusals = [
-        (being_deleted(cluster), "it is being deleted", "Wait for its end"),
-        (parking.concerns(cluster), "it is parked", f"Resume it: {_resume(cluster)}"),
-        (
-            names.MOVING_ANNOTATION in annotations_of(cluster),
-            "it is being moved to another management cluster",
-            "Complete the move, and restore there",
-        ),
-    ]
-    for refused, message, remedy in refusals:
-        if refused:
-            yield Check("cluster", subject, Result.ERROR, message, remedy)
+def _refusals(cluster: Obj) -> Iterator[str]:
+    """Yield what forbids a restore, with a remedy."""
+    if being_deleted(cluster):
+        yield "the Cluster is being deleted: wait for its end"
+    if parking.concerns(cluster):
+        yield f"the Cluster is parked: resume it: {remedies.RESUME_PARKED(ref=key_of(cluster))}"
+    if names.MOVING_ANNOTATION in annotations_of(cluster):
+        yield "the Cluster is being moved: complete the move, and restore it there"
 
 
-def _resume(cluster: Obj) -> str:
-    metadata = cluster["metadata"]
-    return remedies.RESUME_PARKED(ref=Key(metadata["namespace"], metadata["name"]))
+def _keep_running(key: Key) -> str:
+    return remedies.SET_ANNOTATION(
+        kind="cluster",
+        name=key.name,
+        namespace=key.namespace,
+        annotation=names.PARK_ANNOTATION,
+        value="false",
+    )

@@ -93,9 +93,9 @@ def _snapshot(obj: Obj, nodes: Collection[str]) -> EtcdSnapshot:
 
     # The workload cluster writes the records, and a reset without a file restores nothing.
     if state == READY and not is_name(name):
-        state, error = FAILED, "its name is no name of a file"
+        state, error = FAILED, "its name is not that of a file"
     elif state == READY and not s3 and not is_path(_path(location)):
-        state, error = FAILED, "its location is no path of a file"
+        state, error = FAILED, "its location is not a path of a file"
     # Such a record stays until a server compares it with the Nodes again.
     elif state == READY and not s3 and node not in nodes:
         state = LOST

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from click.testing import CliRunner
 
 from caphv.api import remedies
 from caphv.api.names import ETCD_RESTORE_ANNOTATION, RKE2_HOOK
-from caphv.api.object import NODES, Obj
+from caphv.api.object import LEASES, NAMESPACES, NODES, Obj
 from caphv.api.resources import ETCD_SNAPSHOT_FILES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
@@ -231,7 +233,7 @@ async def test_snapshots_that_servers_recorded_are_listed(case: Case, tmp_path: 
 async def test_a_restore_pauses_the_cluster_until_its_nodes_are_ready(case: Case, tmp_path: Path) -> None:
     client, machines = await control_plane(case, "a", "b"), machines_of("a", "b")
     try:
-        reference = {"apiGroup": "controlplane.cluster.x-k8s.io", "kind": "RKE2ControlPlane", "name": case.name}
+        reference = {"apiGroup": "controlplane.cluster.x-k8s.io", "kind": "KThreesControlPlane", "name": case.name}
         await case.patch(CLUSTERS, case.name, {"spec": {"controlPlaneRef": reference}})
         for name, machine in machines.items():
             status = {"status": {"nodeRef": {"name": name}}}
@@ -248,9 +250,19 @@ async def test_a_restore_pauses_the_cluster_until_its_nodes_are_ready(case: Case
         assert f"@{address})" in text
         await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: condition_of(obj, "Paused").get("status") == "True")
 
+        # A user ends the pause too early.
+        await case.patch(CLUSTERS, case.name, {"spec": {"paused": False}})
+        _, text = await caphv(case, tmp_path, "status", ref)
+        command = printed_in(remedies.CONTINUE_RESTORE, text)
+        status, text = await caphv(case, tmp_path, *command.split()[1:], "--yes")
+        assert (status, "its pause has ended" in text) == (0, True), text
+        assert (await case.get(CLUSTERS, case.name))["spec"]["paused"]
+        await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: condition_of(obj, "Paused").get("status") == "True")
+
         # Another operator sees the pause, and how it ends.
         _, text = await caphv(case, tmp_path, "status", ref)
         command = printed_in(remedies.FINISH_RESTORE, text)
+        await renew_leases(client, "a", "b")
         await client.delete(NODES, "a")
         status, text = await caphv(case, tmp_path, *command.split()[1:], "--yes")
         assert (status, f"Node a of Machine {machines['a']} does not exist" in text) == (1, True), text
@@ -266,6 +278,18 @@ async def test_a_restore_pauses_the_cluster_until_its_nodes_are_ready(case: Case
         assert ETCD_RESTORE_ANNOTATION not in (cluster["metadata"].get("annotations") or {})
     finally:
         await client.close()
+
+
+async def renew_leases(client: ApiClient, *nodes: str) -> None:
+    """Renew the Leases as kubelets do."""
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-node-lease"}}
+    with suppress(ApiError):
+        await client.create(NAMESPACES, space)
+    for node in nodes:
+        metadata = {"name": node, "namespace": "kube-node-lease"}
+        spec = {"renewTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")}
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        await client.create(LEASES, lease)
 
 
 async def created(client: ApiClient, obj: Obj) -> bool:

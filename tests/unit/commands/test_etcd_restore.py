@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
@@ -14,6 +16,8 @@ from caphv.api.names import ETCD_RESTORE_ANNOTATION
 from caphv.api.object import Obj
 from caphv.runtime.errors import Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
+from commands.access.changes import confirm
+from commands.options.changes import ChangeOptions
 from tests.support import kubeconfigs
 from tests.support.clusters import Builder
 from tests.support.commandservers import Servers
@@ -29,6 +33,12 @@ def node(name: str, status: str = "True") -> Obj:
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {"conditions": conditions}}
 
 
+def lease(name: str) -> Obj:
+    metadata = {"name": name, "namespace": "kube-node-lease"}
+    spec = {"renewTime": datetime.now(UTC).isoformat()}
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+
+
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Servers:
     servers = Servers(monkeypatch, tmp_path)
@@ -41,6 +51,13 @@ def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Servers:
     servers.workload.put(snapshot_file("cp-1", "2026-01-01T12:00:00Z", s3=True))
     for name in ("cp-1", "cp-2", "cp-3", "worker-1"):
         servers.workload.put(node(name))
+        servers.workload.put(lease(name))
+    builder = servers.management
+    control_plane = builder.find("RKE2ControlPlane", "shop", "team")
+    assert control_plane is not None
+    store = {"bucket": "etcd-snapshots", "folder": "team/shop"}
+    control_plane["spec"] |= {"serverConfig": {"etcd": {"backupConfig": {"s3": store}}}}
+    builder.put(control_plane)
     return servers
 
 
@@ -111,11 +128,57 @@ def test_without_a_terminal_consent_is_an_option(servers: Servers) -> None:
     assert "paused" not in cluster(servers)["spec"]
 
 
-def test_no_token_is_shown(servers: Servers) -> None:
-    secret = {"name": "shop-token", "namespace": "team"}
-    value = base64.b64encode(b"K10secret::server:token").decode()
-    servers.management.put({"apiVersion": "v1", "kind": "Secret", "metadata": secret, "data": {"value": value}})
-    assert "K10secret" not in call(servers, NAME, "--dry-run").output
+def test_no_key_of_what_is_read_is_shown(servers: Servers) -> None:
+    control_plane = servers.management.find("RKE2ControlPlane", "shop", "team")
+    assert control_plane is not None
+    content = "token: K10secret\netcd-s3-secret-key: K10secret\n"
+    control_plane["spec"]["files"] = [
+        {"path": "/etc/rancher/rke2/config.yaml.d/55-etcd-snapshots.yaml", "content": content}
+    ]
+    servers.management.put(control_plane)
+    for words in ((NAME, "--dry-run"), (NAME, "--dry-run", "-o", "json"), (NAME, "--yes"), ()):
+        assert "K10secret" not in call(servers, *words).output
+
+
+def test_a_question_cannot_act_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a snapshot comes from the workload cluster."""
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr(click, "confirm", lambda question, **_: asked.append(question))
+    confirm(ChangeOptions(yes=False, dry_run=False), "/x\x1b[2J\x1b]0;t\x07\rPause cluster other?")
+    assert asked[0].isprintable()
+
+
+def test_a_machine_that_is_deleted_leaves_no_server_without_a_database(servers: Servers) -> None:
+    assert call(servers, NAME, "--on", "cp-2", "--yes").exit_code == 0
+    machine = servers.management.find("Machine", "cp-2", "team")
+    assert machine is not None
+    machine["metadata"]["deletionTimestamp"] = "2026-01-01T12:00:00Z"
+    servers.management.put(machine)
+    result = call(servers)
+    assert (result.exit_code, "mv " in result.output, "--finish --force" in result.output) == (2, False, True)
+
+
+def test_a_pause_that_has_ended_begins_again(servers: Servers) -> None:
+    assert call(servers, NAME, "--yes").exit_code == 0
+    obj = cluster(servers)
+    obj["spec"]["paused"] = False
+    servers.management.put(obj)
+    result = call(servers, "--yes")
+    assert (result.exit_code, "its pause has ended" in result.stdout) == (0, True), result.output
+    assert cluster(servers)["spec"]["paused"] is True
+
+
+def test_a_record_that_cannot_be_read_is_given_up(servers: Servers) -> None:
+    obj = cluster(servers)
+    obj["metadata"]["annotations"] = {ETCD_RESTORE_ANNOTATION: "x"}
+    obj["spec"]["paused"] = True
+    servers.management.put(obj)
+    assert call(servers, "--finish", "--yes").exit_code == 2
+    result = call(servers, "--finish", "--force", "--yes")
+    assert (result.exit_code, "kubectl patch cluster shop" in result.output) == (0, True), result.output
+    assert not cluster(servers)["metadata"]["annotations"]
+    assert cluster(servers)["spec"]["paused"] is True
 
 
 @pytest.mark.parametrize("words", [("--finish", NAME), ("--finish", "--on", "cp-1")])

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
-from pathlib import Path
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from caphv.api.names import ETCD_RESTORE_ANNOTATION
 from caphv.api.object import Key, Obj
 from operations.change.changes import ChangeError
 from operations.change.clusterparts import cluster_and_parts
 from operations.change.etcdrestore import (
-    Distribution,
     Restore,
     begin,
     begin_checks,
     choose,
-    distribution_of,
+    discard,
     finish,
     finish_checks,
+    pause_again,
+    ready_nodes,
     restore_of,
-    steps,
 )
 from operations.read.etcdsnapshots import EtcdSnapshot, snapshots_of
 from operations.status.check import Check, Result
@@ -55,10 +53,6 @@ def copies(*, s3: bool = True, local: bool = True) -> tuple[EtcdSnapshot, ...]:
     return snapshots_of(files, {"cp-1", "cp-2", "cp-3"})
 
 
-def distribution(kind: str, control_plane: Obj | None = None) -> Distribution:
-    return distribution_of({"spec": {"controlPlaneRef": {"kind": kind}}}, control_plane)
-
-
 def failed(checks: list[Check]) -> list[str]:
     return [check.id for check in checks if check.result is Result.ERROR]
 
@@ -82,8 +76,6 @@ def test_a_machine_that_is_deleted_or_has_no_address_is_not_chosen() -> None:
     _, cluster = parts_of(builder)
     restore, _ = choose(cluster, NAME, "", copies())
     assert restore.machine == "cp-3"
-    machines = {step.machine for step in steps(cluster, distribution("RKE2ControlPlane"), restore, {})}
-    assert machines == {"cp-2", "cp-3"}
     with pytest.raises(ChangeError, match="cp-1 is no control plane machine"):
         choose(cluster, NAME, "cp-1", copies())
 
@@ -119,71 +111,6 @@ def test_a_file_of_a_machine_that_no_longer_exists_is_refused() -> None:
         choose(parts_of(three())[1], "etcd-snapshot-gone-12", "", files)
 
 
-def test_all_servers_stop_first_and_the_others_join_last() -> None:
-    _, cluster = parts_of(three())
-    rke2 = distribution("RKE2ControlPlane")
-    plan = steps(cluster, rke2, Restore(NAME, True, "cp-2"), {"cp-2": "sles"})
-    assert [(step.title.split()[0], step.machine) for step in plan] == [
-        *(("Stop", name) for name in ("cp-2", "cp-1", "cp-3")),
-        ("Restore", "cp-2"),
-        *(("Set", name) for name in ("cp-1", "cp-3")),
-    ]
-    assert plan[0].login.startswith("sles@10.0.0.")
-    _, reset, start = plan[3].commands
-    assert reset.endswith(f"rke2 server --cluster-reset --cluster-reset-restore-path={NAME}")
-    assert start == "sudo systemctl start rke2-server"
-    # Nothing is deleted: the snapshots of a server are in the same folder.
-    assert not any("rm " in command for step in plan for command in step.commands)
-
-
-def test_k3s_has_other_names_and_a_file_is_not_looked_for_in_the_store() -> None:
-    _, cluster = parts_of(Builder())
-    k3s = distribution("KThreesControlPlane")
-    plan = steps(cluster, k3s, Restore("/backup/db", False, "cp-1"), {})
-    text = "\n".join(command for step in plan for command in step.commands)
-    assert "k3s server --cluster-reset --etcd-s3=false --cluster-reset-restore-path=/backup/db" in text
-    assert "rke2-server" not in text
-    assert "systemctl stop k3s" in text
-    with pytest.raises(ChangeError, match="KubeadmControlPlane takes no snapshots"):
-        distribution("KubeadmControlPlane")
-
-
-def test_the_database_is_where_the_control_plane_says() -> None:
-    _, cluster = parts_of(three())
-    folder = distribution("RKE2ControlPlane", {"spec": {"agentConfig": {"dataDir": "/data/my rke2"}}})
-    plan = steps(cluster, folder, Restore(NAME, True, "cp-1"), {})
-    assert plan[-1].commands[0].startswith("sudo mv '/data/my rke2/server/db' '/data/my rke2/server/db'.before-")
-
-
-@given(st.text(min_size=1))
-def test_a_name_of_a_snapshot_cannot_act_as_a_command(name: str) -> None:
-    """It comes from the workload cluster."""
-    _, cluster = parts_of(Builder())
-    rke2 = distribution("RKE2ControlPlane")
-    reset = steps(cluster, rke2, Restore(name, True, "cp-1"), {})[1].commands[1]
-    assert shlex.split(reset)[-1] == f"--cluster-reset-restore-path={name}"
-
-
-@pytest.mark.parametrize("config", ["token: x\n", "token: x", "server: https://other:9345\ntoken: x\n"])
-def test_a_server_that_joins_names_a_server_that_lives_and_the_restored_one_none(tmp_path: Path, config: str) -> None:
-    """The first server of a cluster would begin a new cluster otherwise."""
-    _, cluster = parts_of(three())
-    rke2 = distribution("RKE2ControlPlane")
-    plan = steps(cluster, rke2, Restore(NAME, True, "cp-1"), {})
-    file = tmp_path / "config.yaml"
-
-    def run(command: str) -> list[str]:
-        file.write_text(config)
-        script = command.replace("sudo ", "").replace("/etc/rancher/rke2/config.yaml", str(file))
-        subprocess.run(["/bin/sh", "-c", script], check=True, capture_output=True)
-        return [line for line in file.read_text().splitlines() if line.startswith("server:")]
-
-    address = cluster.machines[0].addresses[0]
-    own = ["server: https://other:9345"] if "server:" in config else [f"server: https://{address}:9345"]
-    assert run(plan[-1].commands[1]) == own
-    assert run(plan[3].commands[0]) == []
-
-
 def test_the_cluster_records_the_restore_and_only_its_own_pause_ends() -> None:
     for paused in (False, True):
         builder = three(spec={"paused": paused} if paused else {})
@@ -200,7 +127,16 @@ def test_the_cluster_records_the_restore_and_only_its_own_pause_ends() -> None:
         assert patch.body.get("spec") == (None if paused else {"paused": False})
 
 
-@pytest.mark.parametrize("text", ["", "cp-1", "[]", "{}", '{"snapshot": "a", "s3": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "cp-1", "[]", "{}", '{"snapshot": "a", "s3": 1}'),
+        *(
+            f'{{"snapshot": "{snapshot}", "s3": {s3}, "machine": "cp-1", "paused": true}}'
+            for snapshot, s3 in (("", "true"), ("", "false"), ("relative", "false"), ("a/b", "true"))
+        ),
+    ],
+)
 def test_an_unreadable_record_is_refused(text: str) -> None:
     assert restore_of({"metadata": {}}) is None
     with pytest.raises(ChangeError, match="is no record of a restore"):
@@ -216,26 +152,113 @@ def test_a_restore_begins_only_with_a_good_snapshot_on_a_machine_with_an_address
     restore, copy = choose(cluster, NAME, "", broken)
     assert failed(begin_checks(parts, cluster, restore, copy, "")) == ["snapshot"]
 
+    # A server that cannot be stopped would run with the old database.
     builder = three()
     builder.harvester_machines["cp-2"]["status"]["addresses"] = []
     parts, cluster = parts_of(builder)
-    assert failed(begin_checks(parts, cluster, Restore(NAME, True, "cp-2"), None, "silent")) == ["machine"]
-    assert failed(begin_checks(parts, cluster, Restore(NAME, True, "cp-1"), None, "silent")) == []
+    assert failed(begin_checks(parts, cluster, Restore(NAME, True, "cp-1"), None, "silent")) == ["machine"]
+
+
+def test_a_file_is_good_although_its_upload_failed() -> None:
+    """A server records both under one name."""
+    file = snapshot_file("cp-2", TAKEN)
+    upload = snapshot_file("cp-2", TAKEN, s3=True, error="no answer")
+    known = snapshots_of([upload, file], {"cp-2"})
+    _, cluster = parts_of(three())
+    assert choose(cluster, NAME, "", known)[0] == Restore(f"{FOLDER}/{NAME}", False, "cp-2")
+
+    lost = snapshots_of([snapshot_file("cp-2", TAKEN, error="full"), snapshot_file("cp-2", TAKEN, s3=True)], {"cp-2"})
+    assert choose(cluster, NAME, "cp-2", lost)[0] == Restore(NAME, True, "cp-2")
+
+
+@pytest.mark.parametrize(
+    ("store", "result"),
+    [
+        (None, Result.WARNING),
+        ({"bucket": "etcd-snapshots", "folder": "team/shop"}, None),
+        ({"bucket": "etcd-snapshots", "folder": "other"}, Result.ERROR),
+    ],
+)
+@pytest.mark.parametrize("kind", ["RKE2ControlPlane", "KThreesControlPlane"])
+def test_servers_look_for_the_snapshot_in_their_own_store(kind: str, store: Any, result: Result | None) -> None:
+    builder = three()
+    parts, cluster = parts_of(builder)
+    spec: Obj = {}
+    if store and kind == "RKE2ControlPlane":
+        spec = {"serverConfig": {"etcd": {"backupConfig": {"s3": store}}}}
+    elif store:
+        content = f"etcd-s3: true\netcd-s3-bucket: {store['bucket']}\netcd-s3-folder: {store['folder']}\n"
+        file = {"path": "/etc/rancher/k3s/config.yaml.d/55-etcd-snapshots.yaml", "content": content}
+        spec = {"kthreesConfigSpec": {"files": [file]}}
+    parts = replace(parts, control_plane={"kind": kind, "spec": spec})
+    restore, copy = choose(cluster, NAME, "cp-1", copies(local=False))
+    found = [check.result for check in begin_checks(parts, cluster, restore, copy, "") if check.id == "store"]
+    assert found == ([result] if result else [])
+
+
+def test_machines_that_are_being_deleted_and_a_schedule_are_named() -> None:
+    builder = three()
+    builder.machines["cp-3"]["metadata"]["deletionTimestamp"] = TAKEN
+    builder.cluster["metadata"]["annotations"] = {"caphv.io/park-schedule": "Mon-Fri 20:00-06:00 Europe/Berlin"}
+    parts, cluster = parts_of(builder)
+    checks = begin_checks(parts, cluster, Restore("/backup/db", False, "cp-1"), None, "")
+    warnings = {check.id: check.message for check in checks if check.result is Result.WARNING}
+    assert "cp-3 is being deleted" in warnings["machine"]
+    assert "schedule" in warnings
+
+
+def test_a_pause_that_ended_too_early_begins_again() -> None:
+    builder, begun = three(), Restore(NAME, True, "cp-2", paused=False)
+    parts, _ = parts_of(builder)
+    (patch,) = pause_again(parts, begun).patches
+    assert patch.body["spec"] == {"paused": True}
+    assert '"paused": true' in patch.body["metadata"]["annotations"][ETCD_RESTORE_ANNOTATION]
+    builder.cluster["spec"]["paused"] = True
+    assert pause_again(parts_of(builder)[0], begun).patches == ()
+
+
+def test_a_record_that_cannot_be_read_is_removed_and_the_pause_stays() -> None:
+    builder = three(spec={"paused": True})
+    builder.cluster["metadata"]["annotations"] = {ETCD_RESTORE_ANNOTATION: "x"}
+    (patch,) = discard(parts_of(builder)[0]).patches
+    assert patch.body == {"metadata": {"annotations": {ETCD_RESTORE_ANNOTATION: None}}}
+
+
+NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("renewed", "ready"),
+    [
+        ((NOW - timedelta(seconds=15)).isoformat(), True),
+        # The clock of the server is ahead.
+        ((NOW + timedelta(minutes=5)).isoformat(), True),
+        ((NOW - timedelta(hours=1)).isoformat(), False),
+        ("2026-01-02T12:00:00", False),
+        (None, False),
+    ],
+)
+def test_a_node_of_a_server_that_is_still_stopped_is_not_ready(renewed: str | None, ready: bool) -> None:
+    """The snapshot says that it was."""
+    node: Obj = {"metadata": {"name": "cp-1"}, "status": {"conditions": [condition("Ready", "True")]}}
+    lease: Obj = {"metadata": {"name": "cp-1"}, "spec": {"renewTime": renewed}}
+    assert ready_nodes([node], [lease], NOW) == {"cp-1": ready}
+    assert ready_nodes([node], [], NOW) == {"cp-1": False}
 
 
 @pytest.mark.parametrize(
     "metadata",
     [
-        {"annotations": {"caphv.io/park": "true"}},
         {"annotations": {"caphv.io/moving-to": "x"}},
         {"deletionTimestamp": TAKEN},
     ],
 )
-def test_a_cluster_that_is_parked_moved_or_deleted_is_not_restored(metadata: Obj) -> None:
+def test_a_cluster_that_is_moved_or_deleted_is_never_restored(metadata: Obj) -> None:
     builder = three()
     builder.cluster["metadata"] |= metadata
     parts, cluster = parts_of(builder)
-    assert failed(begin_checks(parts, cluster, Restore(NAME, True, "cp-1"), None, "")) == ["cluster"]
+    with pytest.raises(ChangeError, match="the Cluster is being"):
+        begin_checks(parts, cluster, Restore(NAME, True, "cp-1"), None, "")
 
 
 def test_a_restore_is_complete_when_the_restored_node_is_ready() -> None:
@@ -246,10 +269,33 @@ def test_a_restore_is_complete_when_the_restored_node_is_ready() -> None:
     assert failed(finish_checks(parts, cluster, begun, "no answer")) == ["api"]
     assert failed(finish_checks(parts, cluster, begun, nodes | {"cp-2": False})) == ["machine"]
 
-    # Others may be replaced afterwards.
+    # Without the pause, controllers would delete a server while etcd has a single member.
     del nodes["cp-1"]
     checks = finish_checks(parts, cluster, begun, nodes | {"worker-1": False, "old": True})
-    assert failed(checks) == []
-    warnings = {check.message: check.remedy for check in checks if check.result is Result.WARNING}
-    assert [message.split()[1] for message in warnings] == ["cp-1", "worker-1", "old"]
-    assert "kubectl delete machine cp-1 -n team" in warnings["Node cp-1 of Machine cp-1 does not exist"]
+    assert failed(checks) == ["machine"]
+    wrong = {check.message: check.remedy for check in checks if check.wrong}
+    assert [message.split()[1] for message in wrong] == ["cp-1", "worker-1", "old"]
+    assert "kubectl delete machine cp-1 -n team" in wrong["Node cp-1 of Machine cp-1 does not exist"]
+
+
+def test_a_restore_is_not_complete_when_its_machine_was_deleted() -> None:
+    builder = three()
+    del builder.machines["cp-2"]
+    parts, cluster = parts_of(builder)
+    nodes = dict.fromkeys(("cp-1", "cp-3", "worker-1"), True)
+    assert failed(finish_checks(parts, cluster, Restore(NAME, True, "cp-2"), nodes)) == ["machine"]
+
+
+def test_the_restore_of_a_cluster_that_is_being_deleted_ends_without_checks() -> None:
+    builder = three()
+    builder.cluster["metadata"]["deletionTimestamp"] = TAKEN
+    parts, cluster = parts_of(builder)
+    assert failed(finish_checks(parts, cluster, Restore(NAME, True, "cp-2"), "no answer")) == []
+
+
+def test_a_parked_cluster_is_never_restored() -> None:
+    builder = three()
+    builder.cluster["metadata"]["annotations"] = {"caphv.io/park": "true"}
+    parts, cluster = parts_of(builder)
+    with pytest.raises(ChangeError, match="caphv resume team/shop"):
+        begin_checks(parts, cluster, Restore(NAME, True, "cp-1"), None, "")

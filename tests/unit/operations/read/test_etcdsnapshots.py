@@ -61,7 +61,7 @@ def test_a_file_without_a_path_cannot_be_restored(location: str | None) -> None:
     file = snapshot_file("cp-1", "2026-01-01T00:00:00Z")
     file["spec"]["location"] = location
     (snapshot,) = snapshots_of([file], {"cp-1"})
-    assert (snapshot.state, snapshot.error) == ("failed", "its location is no path of a file")
+    assert (snapshot.state, snapshot.error) == ("failed", "its location is not a path of a file")
 
 
 @pytest.mark.parametrize("time", ["2026-01-01T12:00:00", "2026-01-01", "yesterday", "0001-01-01T00:00:00+14:00"])
