@@ -13,7 +13,10 @@ import click
 from caphv.api.counting import counted
 from commands.access.changes import confirm
 from commands.access.management import management_client, run
+from commands.access.workload import workload_client
 from commands.errors import CommandError, InputError
+from commands.etcd_restore import restore
+from commands.etcd_snapshots import snapshots
 from commands.options.changes import ChangeOptions, change_options
 from commands.options.formats import output_option
 from commands.options.groups import fill
@@ -45,7 +48,11 @@ Examples:
 """
 )
 def etcd() -> None:
-    """List etcd members and remove stale ones."""
+    """List etcd members and snapshots, remove stale members, and restore a snapshot."""
+
+
+etcd.add_command(snapshots)
+etcd.add_command(restore)
 
 
 @etcd.command(
@@ -312,26 +319,13 @@ async def _ask_etcd(
     options: ManagementOptions, key: Key, cluster: Cluster
 ) -> AsyncIterator[_Answer]:
     """Lend the first etcd Pod that answers. Raises `InputError` if no Pod answers."""
-    from caphv.api.object import Key as ObjectKey
-    from caphv.runtime.errors import ApiError, RequestError
+    from caphv.runtime.errors import RequestError
     from caphv.runtime.etcd import ETCDCTL, ETCDCTL_KUBEADM, find_pods, list_members
     from caphv.runtime.exec import ExecError
-    from caphv.runtime.kubeconfig import KubeconfigError
-    from operations.read.accounts import read_kubeconfig
 
     control_planes = [group.kind for group in cluster.groups if group.kind != "MachineDeployment"]
     program = ETCDCTL_KUBEADM if control_planes[:1] == ["KubeadmControlPlane"] else ETCDCTL
-    async with management_client(options) as management:
-        try:
-            # Cluster API stores an administrator's kubeconfig for each cluster.
-            access = await read_kubeconfig(
-                management, ObjectKey(key.namespace, f"{key.name}-kubeconfig"), "value"
-            )
-            client = access.client(name="workload", user_agent="caphv-cli", timeout=10)
-        except (ApiError, KubeconfigError) as error:
-            raise InputError(f"the workload cluster cannot be queried: {error}") from None
-
-    try:
+    async with workload_client(options, key) as client:
         errors = []
         try:
             pods = await find_pods(client)
@@ -353,5 +347,3 @@ async def _ask_etcd(
             "server"
         )
         raise InputError(f"etcd cannot be queried: {'; '.join(errors) or hint}")
-    finally:
-        await client.close()

@@ -28,6 +28,7 @@ _BY_FIELD = {
     ("spec", "registries"): "Registries",
     ("spec", "addons", "imageRegistry"): "Registries",
     ("spec", "hardening"): "Hardening",
+    ("spec", "etcdSnapshots"): "Snapshots of etcd",
 }
 _BY_PARAMETER = {
     "individual_objects": "Cluster",

@@ -44,6 +44,9 @@ FLEET_CLUSTERS = Resource(FLEET_GROUP, "v1alpha1", "clusters", "Cluster")
 FLEET_BUNDLES = Resource(FLEET_GROUP, "v1alpha1", "bundles", "Bundle")
 HELM_CHARTS = Resource("helm.cattle.io", "v1", "helmcharts", "HelmChart")
 HELM_CHART_CONFIGS = Resource("helm.cattle.io", "v1", "helmchartconfigs", "HelmChartConfig")
+ETCD_SNAPSHOT_FILES = Resource(
+    "k3s.cattle.io", "v1", "etcdsnapshotfiles", "ETCDSnapshotFile", namespaced=False
+)
 EXTENSION_CONFIGS = Resource(
     "runtime.cluster.x-k8s.io", "v1beta2", "extensionconfigs", "ExtensionConfig", namespaced=False
 )

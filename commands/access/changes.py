@@ -33,7 +33,10 @@ def confirm(change: ChangeOptions, question: str) -> None:
         return
     if not sys.stdin.isatty():
         raise click.UsageError("confirmation needs a terminal: use --yes or --dry-run")
-    click.confirm(question, abort=True, err=not change.is_text)
+    from caphv.api.plaintext import one_line
+
+    # Names in the question may come from a workload cluster.
+    click.confirm(one_line(question), abort=True, err=not change.is_text)
 
 
 def agree(plan: Plan, change: ChangeOptions, question: str, *, force: bool, wait: bool) -> bool:

@@ -413,6 +413,53 @@ FLAGS = (
         value=_mirrors,
     ),
     Flag(
+        "--etcd-snapshot-schedule",
+        ("spec", "etcdSnapshots", "schedule"),
+        "When RKE2 or K3s takes snapshots of etcd, in the form of cron.  [default: every 12 hours]",
+    ),
+    Flag(
+        "--etcd-snapshot-retention",
+        ("spec", "etcdSnapshots", "retention"),
+        "Snapshots of etcd to keep on each machine.  [default: 5]",
+        value=_number,
+    ),
+    Flag(
+        "--etcd-s3-endpoint",
+        ("spec", "etcdSnapshots", "s3", "endpoint"),
+        "S3 service for snapshots of etcd, host[:port].",
+    ),
+    Flag(
+        "--etcd-s3-bucket",
+        ("spec", "etcdSnapshots", "s3", "bucket"),
+        "Bucket for snapshots of etcd.",
+    ),
+    Flag(
+        "--etcd-s3-folder",
+        ("spec", "etcdSnapshots", "s3", "folder"),
+        "Folder in the bucket for this cluster alone, of all management clusters.",
+    ),
+    Flag(
+        "--etcd-s3-retention",
+        ("spec", "etcdSnapshots", "s3", "retention"),
+        "Snapshots of etcd to keep in the S3 store, of all machines together.",
+        value=_number,
+    ),
+    Flag(
+        "--etcd-s3-region",
+        ("spec", "etcdSnapshots", "s3", "region"),
+        "Region of the S3 service.",
+    ),
+    Flag(
+        "--etcd-s3-secret",
+        ("spec", "etcdSnapshots", "s3", "credentialsSecretName"),
+        "Secret in the namespace with aws_access_key_id and aws_secret_access_key.",
+    ),
+    Flag(
+        "--etcd-s3-ca-secret",
+        ("spec", "etcdSnapshots", "s3", "caSecretName"),
+        "Secret in the namespace with the CA of the S3 service, ca.pem.",
+    ),
+    Flag(
         "--cis-profile",
         ("spec", "hardening", "cisProfile"),
         "CIS profile of RKE2.",

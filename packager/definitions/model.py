@@ -98,6 +98,7 @@ class Definition:
     fleet: FleetSource | None = None
     failure_domains: tuple[str, ...] = ()
     guest_volumes: str = ""
+    etcd_snapshots: Mapping[str, Any] = field(default_factory=dict)
     guest_config: Mapping[str, Any] = field(default_factory=dict)
     registries: Mapping[str, Any] = field(default_factory=dict)
     hardening: Hardening = field(default_factory=Hardening)
@@ -172,6 +173,7 @@ def _definition(obj: Obj) -> Definition:
         fleet=_fleet(spec["fleet"]) if "fleet" in spec else None,
         failure_domains=tuple(control_plane.get("failureDomains", ())),
         guest_volumes=spec.get("guestVolumes", ""),
+        etcd_snapshots=spec.get("etcdSnapshots", {}),
         guest_config=machines.get("guestConfig", {}),
         registries=spec.get("registries", {}),
         hardening=_hardening(spec.get("hardening", {})),

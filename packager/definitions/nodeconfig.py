@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caphv.api.object import Obj, at
-from packager.definitions import started
+from packager.definitions import etcdsnapshots, started
 from packager.definitions.model import NONE, Definition
 from packager.rendering import yaml
 from packager.rendering.nodefiles import node_files
@@ -87,9 +87,14 @@ def config_after_rendering(
             server_files[_K3S_REGISTRIES] = registries
             agent_files[_K3S_REGISTRIES] = registries
 
+    files = [_file(path, content) for path, content in server_files.items()]
+    if not definition.cluster_class:
+        snapshots = definition.etcd_snapshots
+        files += etcdsnapshots.server_files(definition.distribution, snapshots)
+
     return replace(
         config,
-        server_files=[_file(path, content) for path, content in server_files.items()],
+        server_files=files,
         agent_files=[_file(path, content) for path, content in agent_files.items()],
         server_config=nodes.server_config,
     )
@@ -128,8 +133,8 @@ def _servers(objects: Iterable[Obj]) -> list[Any]:
     """
     for obj in objects:
         if topology := _topology(obj):
-            sizes = _values(topology, ("controlPlane",))
-            return [*_machine_fields(topology), sizes, at(topology, "controlPlane", "variables")]
+            values = _values(topology, ("controlPlane", "etcdSnapshots"))
+            return [*_machine_fields(topology), values, at(topology, "controlPlane", "variables")]
 
         if str(obj.get("kind")).endswith("ControlPlane"):
             machine = at(obj, "spec", "machineTemplate")
@@ -142,6 +147,12 @@ def _servers(objects: Iterable[Obj]) -> list[Any]:
                 at(obj, "spec", "agentConfig", "cisProfile") or None,
                 at(obj, "spec", "preRKE2Commands") or None,
                 at(obj, "spec", "serverConfig", "kubeAPIServer") or None,
+                at(obj, "spec", "serverConfig", "etcd", "backupConfig") or None,
+                [
+                    file
+                    for file in _control_plane_files(obj)
+                    if at(file, "path") in etcdsnapshots.FILES.values() or at(file, "contentFrom")
+                ],
             ]
     return []
 
@@ -176,9 +187,13 @@ def _server_files(objects: Iterable[Obj]) -> list[Obj]:
         if topology := _topology(obj):
             return _as_list(_values(topology, ("controlPlaneFiles",)).get("controlPlaneFiles"))
         if str(obj.get("kind")).endswith("ControlPlane"):
-            files = at(obj, "spec", "files") or at(obj, "spec", "kthreesConfigSpec", "files")
-            return _as_list(files)
+            return _control_plane_files(obj)
     return []
+
+
+def _control_plane_files(obj: Obj) -> list[Obj]:
+    files = at(obj, "spec", "files") or at(obj, "spec", "kthreesConfigSpec", "files")
+    return _as_list(files)
 
 
 def _agent_files(objects: Iterable[Obj]) -> list[Obj]:

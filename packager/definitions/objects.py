@@ -17,6 +17,7 @@ import orjson
 from caphv.api.names import API_VERSION, GROUP
 from caphv.api.object import Obj
 from packager.addons.merge import merge
+from packager.definitions import etcdsnapshots
 from packager.definitions.hardening import POD_SECURITY_FILE
 from packager.definitions.model import Definition, Pool
 from packager.definitions.nodeconfig import NodeConfig
@@ -118,6 +119,8 @@ def _rke2(definition: Definition, boot: NodeConfig) -> Obj:
     server = merge({"cni": boot.cni}, boot.server_config)
     if hardening.api_server_arguments:
         server["kubeAPIServer"] = {"extraArgs": list(hardening.api_server_arguments)}
+    if etcd := etcdsnapshots.rke2_etcd(definition.etcd_snapshots, definition.key):
+        server["etcd"] = etcd
 
     node = _rke2_node(definition, boot)
     # Only servers read the file, because agents have no API server.
@@ -164,9 +167,15 @@ def _k3s(definition: Definition, boot: NodeConfig) -> Obj:
         "kthreesConfigSpec": {
             "serverConfig": server,
             **files,
-            **_commands(definition, "preK3sCommands"),
+            **_k3s_server_commands(definition),
         }
     }
+
+
+def _k3s_server_commands(definition: Definition) -> Obj:
+    commands = definition.hardening.commands
+    commands = [*commands, *etcdsnapshots.k3s_commands(definition.etcd_snapshots)]
+    return {"preK3sCommands": commands} if commands else {}
 
 
 def _kubeadm(definition: Definition, boot: NodeConfig) -> Obj:

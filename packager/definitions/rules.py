@@ -217,6 +217,25 @@ def _check_registries(obj: Obj) -> Iterator[Finding]:
 
 
 @RULES.rule(
+    "definition-etcd-snapshots",
+    KINDS,
+    "Snapshots of etcd must be set for RKE2 and K3s only, and a CA must not come with "
+    "`insecureSkipVerify`.",
+)
+def _check_etcd_snapshots(obj: Obj) -> Iterator[Finding]:
+    spec = obj["spec"]
+    snapshots, path = spec.get("etcdSnapshots"), ("spec", "etcdSnapshots")
+    if snapshots and spec.get("distribution", "rke2") == "kubeadm":
+        detail = "is for RKE2 and K3s: kubeadm takes no snapshots, so run etcdctl, and remove this"
+        yield Finding(path, Fault.FORBIDDEN, detail)
+
+    s3 = (snapshots or {}).get("s3", {})
+    if s3.get("insecureSkipVerify") and "caSecretName" in s3:
+        detail = "has no effect with insecureSkipVerify: remove one of them"
+        yield Finding((*path, "s3", "caSecretName"), Fault.FORBIDDEN, detail)
+
+
+@RULES.rule(
     "definition-address",
     KINDS,
     "Gateway and DNS servers must be IPv4 addresses, and the subnet mask must be one.",

@@ -66,6 +66,7 @@ def _variables(definition: Definition, boot: NodeConfig) -> Obj:
         "failureDomains": list(definition.failure_domains),
         "guestVolumes": definition.guest_volumes,
         "registries": dict(definition.registries),
+        "etcdSnapshots": dict(definition.etcd_snapshots),
     }
     variables |= {name: value for name, value in optional.items() if value}
 

@@ -10,7 +10,8 @@ import base64
 import gzip
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 
 from caphv.api.names import CONTROL_PLANE_LABEL
 from caphv.api.object import (
@@ -29,7 +30,15 @@ from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import AlreadyExists, NotFound
 from sandbox.capi import bootstrapstatus, secrets, userdata
 from sandbox.capi.caches import Caches, cluster_key
-from sandbox.capi.nodeconfig import Node, Role, UnusableConfigError, registries, registry_secrets
+from sandbox.capi.nodeconfig import (
+    Node,
+    Role,
+    UnusableConfigError,
+    etcd_snapshots,
+    registries,
+    registry_secrets,
+    snapshot_secrets,
+)
 from sandbox.capi.resources import MACHINES, condition, is_paused
 
 log = logging.getLogger(__name__)
@@ -158,8 +167,14 @@ class Bootstrap:
         registry_files: list[Obj] = []
         if not self._distribution.is_k3s:
             spec = node.config.get("privateRegistriesConfig") or {}
-            content, certificates = registries(spec, await self._registry_secrets(spec))
+            data = await self._read_secrets(registry_secrets(spec))
+            content, certificates = registries(spec, data)
             registry_files = [*certificates, userdata.registries_file(content)]
+        if not self._distribution.is_k3s and node.role is not Role.WORKER:
+            data = await self._read_secrets(snapshot_secrets(node.server))
+            snapshots, store_files = etcd_snapshots(node.server, data)
+            node = replace(node, snapshots=snapshots)
+            registry_files += store_files
 
         # Other servers take the CAs from the first one.
         authority_files: list[Obj] = []
@@ -174,10 +189,12 @@ class Bootstrap:
         guest = userdata.Guest(node, files, registry_files, authority_files)
         return userdata.render(self._distribution, guest)
 
-    async def _registry_secrets(self, spec: Mapping[str, Obj]) -> dict[str, dict[str, bytes]]:
+    async def _read_secrets(
+        self, references: Iterable[tuple[str, str]]
+    ) -> dict[str, dict[str, bytes]]:
         """Return the data of the Secrets that exist, by `namespace/name`."""
         data = {}
-        for namespace, name in registry_secrets(spec):
+        for namespace, name in references:
             try:
                 secret = await self._client.get(SECRETS, name, namespace)
             except NotFound:

@@ -7,7 +7,7 @@ provider cannot use. A real provider reports such an error only in its log.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -48,7 +48,8 @@ class Node:
 
     `endpoint` is `host:port` of the workload API, and `joins_at` the host where RKE2's nodes join.
     `config` is the spec of the bootstrap object, `server` has the settings of the control plane's
-    servers, and `network` is the `clusterNetwork` of the Cluster.
+    servers, `network` is the `clusterNetwork` of the Cluster, and `snapshots` are the arguments of
+    RKE2's servers for snapshots of etcd.
     """
 
     role: Role
@@ -59,6 +60,7 @@ class Node:
     network: Obj = field(default_factory=dict)
     token: str = field(default="", repr=False)
     joins_at: str = ""
+    snapshots: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def host(self) -> str:
@@ -92,7 +94,7 @@ def rke2_config(node: Node) -> Obj:
     if node.role is not Role.FIRST:
         config["server"] = f"https://{node.joins_at or node.host}:{RKE2_PORT}"
     if node.role is not Role.WORKER:
-        config |= _rke2_server(node)
+        config |= _rke2_server(node) | dict(node.snapshots)
     return _without_empty(config)
 
 
@@ -170,6 +172,55 @@ def registries(
     return content, files
 
 
+def etcd_snapshots(
+    server: Mapping[str, Any], secrets: Mapping[str, Mapping[str, bytes]]
+) -> tuple[Obj, list[Obj]]:
+    """Return arguments of RKE2's servers for snapshots of etcd, and the file with the store's CA.
+
+    Raises UnusableConfigError.
+
+    :param server: `serverConfig` of a control plane of RKE2
+    :param secrets: the data of the Secrets to which it refers, by `namespace/name`
+    """
+    backup = at(server, "etcd", "backupConfig") or {}
+    config: Obj = {
+        "etcd-disable-snapshots": backup.get("disableAutomaticSnapshots"),
+        "etcd-snapshot-name": backup.get("snapshotName"),
+        "etcd-snapshot-retention": backup.get("retention"),
+        "etcd-snapshot-schedule-cron": backup.get("scheduleCron"),
+    }
+    s3 = backup.get("s3")
+    if s3 is None:
+        return config, []
+
+    config |= {
+        f"etcd-s3-{name}": s3.get(name) for name in ("bucket", "endpoint", "folder", "region")
+    }
+    # The zero value of Go means that no certificate is verified.
+    config |= {"etcd-s3": True, "etcd-s3-skip-ssl-verify": not s3.get("enforceSslVerify")}
+    if s3.get("s3CredentialSecret"):
+        data = _secret(s3["s3CredentialSecret"], secrets)
+        for key, name in (("access", "aws_access_key_id"), ("secret", "aws_secret_access_key")):
+            if name not in data:
+                raise UnusableConfigError(f"aws credentials secret is missing {name}")
+            config[f"etcd-s3-{key}-key"] = data[name].decode()
+
+    files = []
+    if s3.get("endpointCAsecret"):
+        data = _secret(s3["endpointCAsecret"], secrets)
+        if "ca.pem" not in data:
+            raise UnusableConfigError("endpoint CA secret is missing ca.pem")
+        config["etcd-s3-endpoint-ca"] = "/etc/rancher/rke2/etcd-s3-ca.crt"
+        files.append({"path": config["etcd-s3-endpoint-ca"], "content": data["ca.pem"].decode()})
+    return config, files
+
+
+def snapshot_secrets(server: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    """Return namespace and name of the Secrets that `serverConfig.etcd` names."""
+    s3 = at(server, "etcd", "backupConfig", "s3") or {}
+    return _named([s3.get("s3CredentialSecret"), s3.get("endpointCAsecret")])
+
+
 def registry_secrets(spec: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Return namespace and name of the Secrets that `privateRegistriesConfig` names."""
     references = [
@@ -177,6 +228,10 @@ def registry_secrets(spec: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         for config in (spec.get("configs") or {}).values()
         for reference in (config.get("authSecret"), at(config, "tls", "tlsConfigSecret"))
     ]
+    return _named(references)
+
+
+def _named(references: Iterable[Mapping[str, Any] | None]) -> Sequence[tuple[str, str]]:
     return [
         (str(reference.get("namespace") or ""), str(reference["name"]))
         for reference in references

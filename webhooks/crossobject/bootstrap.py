@@ -56,6 +56,30 @@ def _lost(inventory: Inventory) -> Iterator[Located]:
             yield LocatedFinding(entry, spec.at(*problem.path).invalid(problem.detail))
 
 
+@RULES.rule(
+    "rke2-etcd-store-unverified",
+    tuple(kind for kind, group, _ in _KINDS if group == CONTROL_PLANE_GROUP),
+    "`enforceSslVerify` of an S3 store for snapshots must be set: without it, RKE2's provider "
+    "accepts any certificate.",
+    example="`s3` without `enforceSslVerify`: set it to true",
+    advice=True,
+)
+def _unverified(inventory: Inventory) -> Iterator[Located]:
+    for kind, group, path in _KINDS:
+        if group != CONTROL_PLANE_GROUP:
+            continue
+        for entry in inventory.of_kind(kind, group):
+            s3 = entry.field.at(*path, "serverConfig", "etcd", "backupConfig", "s3")
+            if s3.mapping and "enforceSslVerify" not in s3.mapping:
+                detail = (
+                    "must be set: without it, RKE2's provider (v0.25.0) accepts any certificate of "
+                    "the store: set it to true, or to false if that is intended"
+                )
+                yield LocatedFinding(
+                    entry, s3.at("enforceSslVerify").problem(Fault.REQUIRED, detail)
+                )
+
+
 def _problems(inventory: Inventory) -> Iterator[tuple[Entry, Field, rke2.Problem]]:
     """Yield the object, its spec, and a problem of its bootstrap settings."""
     for kind, group, path in _KINDS:

@@ -76,12 +76,24 @@ EVERY_VARIABLE: dict[str, Any] = {
 }
 REGISTRY = "registry.example.com:5000"
 MIRRORS = {"mirrors": {"docker.io": {"endpoint": [f"https://{REGISTRY}"]}}}
+SNAPSHOTS = {
+    "schedule": "0 */6 * * *",
+    "retention": 28,
+    "s3": {
+        "endpoint": "s3.example.com",
+        "bucket": "etcd",
+        "folder": "snapshots",
+        "retention": 84,
+        "credentialsSecretName": "etcd-s3",
+    },
+}
 HARDENED = {
     "cisProfile": "cis",
     "stig": True,
     "fipsRequired": True,
     "imageRegistry": REGISTRY,
     "registries": {**MIRRORS, "configs": {REGISTRY: {"authSecret": {"name": "registry", "namespace": "default"}}}},
+    "etcdSnapshots": SNAPSHOTS,
 }
 # The control plane object of each class.
 CONTROL_PLANES = {
@@ -125,6 +137,7 @@ async def test_a_cluster_of_rke2_lives_through_all_changes_of_its_topology(box: 
             await scenario.upgrade(f"{KUBERNETES_VERSION}{RELEASES[clusterclass.HARVESTER_RKE2]}")
         # Without the Secret, RKE2's provider makes no data.
         await registry_secret_is_there(scenario)
+        await snapshots_secret_is_there(scenario)
         await scenario.set_variable("cpuCount", 3, **HARDENED)
         assert {machine["spec"]["cpu"] for machine in scenario.view.harvester_machines.store} == {3}
         await nodes_are_hardened(scenario)
@@ -140,12 +153,13 @@ async def test_a_cluster_of_another_distribution_lives_through_all_changes_of_it
 ) -> None:
     k3s, kubeadm = (cluster_class == name for name in (clusterclass.HARVESTER_K3S, clusterclass.HARVESTER_KUBEADM))
     # By DHCP, where those of RKE2 have their addresses from pools.
-    registry = {"imageRegistry": REGISTRY, "registries": MIRRORS} if k3s else {}
+    registry = {"imageRegistry": REGISTRY, "registries": MIRRORS, "etcdSnapshots": SNAPSHOTS} if k3s else {}
     variables = EVERY_VARIABLE | registry
     suffix = "-whole" if whole else ""
     scenario = scenario_of(box, cluster_class, suffix, load_balancer="", machines=(), variables=variables)
     async with scenario.watching():
         await a_class_of_its_own_is_there(scenario)
+        await snapshots_secret_is_there(scenario)
         await scenario.create()
         await scenario.bring_up()
         await the_class_is_what_stands(scenario)
@@ -247,6 +261,10 @@ async def each_variable_has_its_effect(scenario: Scenario) -> None:
         # Agents get it from their server.
         assert await texts_of_guests(scenario, f'system-default-registry: "{REGISTRY}"') == 1
         assert await texts_of_guests(scenario, f"https://{REGISTRY}") == 2
+        (config,) = await files_of_guests(scenario, "/etc/rancher/k3s/config.yaml.d/55-etcd-snapshots.yaml")
+        assert (config["etcd-s3-bucket"], config["etcd-snapshot-retention"]) == ("etcd", 28)
+        assert await files_of_guests(scenario, "/etc/rancher/k3s/etcd-s3/access-key") == ["AKIA1"]
+        assert await texts_of_guests(scenario, "56-etcd-s3.yaml") == 1
 
 
 async def texts_of_guests(scenario: Scenario, text: str) -> int:
@@ -271,6 +289,15 @@ async def registry_secret_is_there(scenario: Scenario) -> None:
         scenario.management,
         [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "registry", "namespace": "default"}, **content}],
     )
+
+
+async def snapshots_secret_is_there(scenario: Scenario) -> None:
+    """Create the Secret with access to the S3 store."""
+    space = kinds.typed(NAMESPACES, {"metadata": {"name": scenario.spec.namespace}})
+    metadata = {"name": "etcd-s3", "namespace": scenario.spec.namespace}
+    content = {"stringData": {"aws_access_key_id": "AKIA1", "aws_secret_access_key": "sandbox"}}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, **content}
+    await manifests.apply(scenario.management, [space, secret])
 
 
 async def workers_of_another_class_have_their_own_size(scenario: Scenario) -> None:
@@ -318,7 +345,8 @@ async def nodes_are_hardened(scenario: Scenario) -> None:
     server = control_plane["spec"]
     assert server["agentConfig"] == {**common, "podSecurityAdmissionConfigFile": pod_security}
     files = [file["path"].rpartition("/")[2] for file in server["files"]]
-    assert files == ["rke2-calico-config.yaml", "rancher-pss.yaml", "audit-policy.yaml", "60-stig.yaml"]
+    own = ["55-etcd-snapshots.yaml", "rancher-pss.yaml", "audit-policy.yaml", "60-stig.yaml"]
+    assert files == ["rke2-calico-config.yaml", *own]
     assert "tls-min-version=VersionTLS12" in server["serverConfig"]["kubeAPIServer"]["extraArgs"]
     template = await seen(*place, CONFIG_TEMPLATES, lambda obj: "cisProfile" in the_spec(obj)["agentConfig"])
     agent = the_spec(template)
@@ -330,6 +358,10 @@ async def nodes_are_hardened(scenario: Scenario) -> None:
     found = await files_of_guests(scenario, "/etc/rancher/rke2/registries.yaml")
     assert found == 2 * [{**MIRRORS, "configs": {REGISTRY: {"auth": {"username": "reader", "password": "sandbox"}}}}]
     assert await texts_of_guests(scenario, "fips_enabled") == 2
+    configs = await files_of_guests(scenario, "/etc/rancher/rke2/config.yaml")
+    (config,) = (config for config in configs if "etcd-s3" in config)
+    assert (config["etcd-s3-access-key"], config["etcd-snapshot-retention"]) == ("AKIA1", "28")
+    assert "etcd-s3-skip-ssl-verify" not in config
 
 
 def the_spec(template: Obj) -> Obj:

@@ -106,8 +106,8 @@ def test_each_folder_is_a_class() -> None:
 
 def test_classes_differ_only_in_variables_for_what_their_distribution_has() -> None:
     own = {
-        "harvester-rke2": {"cni", "cisProfile", "stig", "imageRegistry", "registries"},
-        "harvester-k3s": {"cni", "imageRegistry", "registries"},
+        "harvester-rke2": {"cni", "cisProfile", "stig", "imageRegistry", "registries", "etcdSnapshots"},
+        "harvester-k3s": {"cni", "imageRegistry", "registries", "etcdSnapshots"},
         "harvester-kubeadm": set[str](),
     }
     variables = {name: {entry["name"]: entry for entry in the_class(name)["spec"]["variables"]} for name in CLASSES}
@@ -119,7 +119,7 @@ def test_classes_differ_only_in_variables_for_what_their_distribution_has() -> N
 def test_variables_of_0_12_are_optional_and_have_no_default_so_that_the_class_changes_no_cluster() -> None:
     new = {
         *("guestConfig", "nodeAffinity", "workloadAffinity", "fipsRequired"),
-        *("cisProfile", "stig", "imageRegistry", "registries"),
+        *("cisProfile", "stig", "imageRegistry", "registries", "etcdSnapshots"),
         *("cpuMax", "memoryMax"),
         *("devices", "cpuPinning", "isolateEmulatorThread", "numaPassthrough", "hugepages"),
     }

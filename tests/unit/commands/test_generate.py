@@ -185,6 +185,25 @@ def test_the_guides_example_makes_the_guides_objects(kubeconfig: Path) -> None:
             "registries.mirrors",
             {"docker.io": {"endpoint": ["https://a.example.com", "https://b.example.com"]}},
         ),
+        (
+            ["--etcd-snapshot-schedule", "@daily", "--etcd-snapshot-retention", "28"],
+            "etcdSnapshots",
+            {"schedule": "@daily", "retention": 28},
+        ),
+        (
+            [
+                *("--etcd-s3-endpoint", "s3.example.com", "--etcd-s3-bucket", "etcd", "--etcd-s3-folder", "production"),
+                *("--etcd-s3-retention", "84", "--etcd-s3-secret", "etcd-s3"),
+            ],
+            "etcdSnapshots.s3",
+            {
+                "endpoint": "s3.example.com",
+                "bucket": "etcd",
+                "folder": "production",
+                "retention": 84,
+                "credentialsSecretName": "etcd-s3",
+            },
+        ),
         (["--no-rancher-auto-import"], "rancherAutoImport", False),
         (["--target-namespace", "vms"], "targetNamespace", "vms"),
         (["--fleet-addon-repo", "https://git.example.com/f.git"], "addonDelivery", "Fleet"),

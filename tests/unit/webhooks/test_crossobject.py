@@ -277,6 +277,12 @@ WRONG: list[tuple[str, str, Obj, str]] = [
         {"spec.privateRegistriesConfig": {"configs": {"r": {}, "s": {}}}},
         "spec.privateRegistriesConfig.configs",
     ),
+    (
+        "rke2-etcd-store-unverified",
+        "control_plane",
+        {"spec.serverConfig": {"etcd": {"backupConfig": {"s3": {"endpoint": "s3.example.com"}}}}},
+        "spec.serverConfig.etcd.backupConfig.s3.enforceSslVerify",
+    ),
     ("one-zone", "template", {f"{TEMPLATE}.failureDomain": "zone-a"}, f"{TEMPLATE}.failureDomain"),
     ("one-zone", "others", {f"{TEMPLATE}.failureDomain": "zone-a"}, f"{TEMPLATE}.failureDomain"),
     ("storage-class-migration", "storage", {"parameters": {}}, f"{TEMPLATE}.volumes[0].storageClass"),
@@ -409,6 +415,13 @@ def test_an_external_endpoint_may_have_another_port(objects: dict[str, Obj]) -> 
     assert findings(objects) == set()
     changed(objects["cluster"], {"spec.controlPlaneEndpoint": {"host": "a", "port": 6443}})
     assert findings(objects) == {("cluster-endpoint-given", "spec.controlPlaneEndpoint.port")}
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_a_store_whose_verification_is_decided_is_no_finding(objects: dict[str, Obj], verified: bool) -> None:
+    s3 = {"endpoint": "s3.example.com", "enforceSslVerify": verified}
+    objects["control_plane"]["spec"]["serverConfig"] = {"etcd": {"backupConfig": {"s3": s3}}}
+    assert check_together(list(objects.values())) == []
 
 
 def test_a_schedule_that_can_be_read_is_no_finding(objects: dict[str, Obj]) -> None:

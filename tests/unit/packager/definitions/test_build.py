@@ -46,11 +46,25 @@ SECURE: Obj = {
     "machines": {"firmware": {"efi": True, "secureBoot": True}, "tpm": {"enabled": True}},
     "registries": {**MIRRORS, "configs": {"docker.io": {"authSecret": {"name": "registry", "namespace": "team-a"}}}},
 }
+SNAPSHOTS = {
+    "schedule": "0 */6 * * *",
+    "retention": 28,
+    "s3": {
+        "endpoint": "s3.example.com",
+        "bucket": "etcd",
+        "folder": "team-a/production",
+        "retention": 84,
+        "credentialsSecretName": "etcd-s3",
+        "caSecretName": "ca",
+    },
+}
 CASES = {
     "placed": definition(**PLACED),
     "placed-individual": definition(**PLACED, individualObjects=True),
     "secure": definition(**SECURE),
     "secure-individual": definition(**SECURE, individualObjects=True),
+    "snapshots-individual": definition(etcdSnapshots=SNAPSHOTS, individualObjects=True),
+    "k3s-snapshots-individual": k3s(etcdSnapshots=SNAPSHOTS, individualObjects=True),
     "k3s-individual": k3s(registries=MIRRORS, hardening={"fipsRequired": True}, individualObjects=True),
     "class": definition(),
     "class-sets": definition(addonDelivery="ClusterResourceSet"),

@@ -13,6 +13,13 @@ pytestmark = pytest.mark.unit
 
 CALICO = {"cni": {"name": "calico"}}
 
+S3 = {
+    "endpoint": "s3.example.com",
+    "bucket": "etcd",
+    "folder": "team-a/production",
+    "retention": 84,
+    "credentialsSecretName": "etcd-s3",
+}
 CASES: dict[str, tuple[Obj, str, str]] = {
     "class and objects": (
         definition(clusterClass="mine", individualObjects=True),
@@ -131,6 +138,31 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         definition(hardening={"stig": True, "cisProfile": "cis"}),
         "spec.machines.tpm.enabled",
         "definition-hardening",
+    ),
+    "snapshots of kubeadm": (
+        kubeadm(etcdSnapshots={"retention": 3}),
+        "spec.etcdSnapshots",
+        "definition-etcd-snapshots",
+    ),
+    "ca that is not used": (
+        definition(etcdSnapshots={"s3": {**S3, "caSecretName": "ca", "insecureSkipVerify": True}}),
+        "spec.etcdSnapshots.s3.caSecretName",
+        "definition-etcd-snapshots",
+    ),
+    "store as a URL": (
+        definition(etcdSnapshots={"s3": {**S3, "endpoint": "https://s3.example.com"}}),
+        "spec.etcdSnapshots.s3.endpoint",
+        "schema-pattern",
+    ),
+    "folder that clusters would share": (
+        definition(etcdSnapshots={"s3": {name: value for name, value in S3.items() if name != "folder"}}),
+        "spec.etcdSnapshots.s3.folder",
+        "schema-required",
+    ),
+    "store that keeps five of all machines": (
+        definition(etcdSnapshots={"s3": {name: value for name, value in S3.items() if name != "retention"}}),
+        "spec.etcdSnapshots.s3.retention",
+        "schema-required",
     ),
     "registries of kubeadm": (
         kubeadm(registries={"mirrors": {"docker.io": {"endpoint": ["https://m.example.com"]}}}),
