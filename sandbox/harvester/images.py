@@ -1,12 +1,16 @@
 """Harvester's controller of VM images: their StorageClass, and the import.
 
-An image of type `upload` waits for its upload, which the sandbox does not have.
+An image of type `upload` waits for its upload, which the sandbox does not have. A file that is
+downloaded contains nothing but its URL, so that `content_checksum` is known, and hosts below
+`.invalid` do not exist.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
+from urllib.parse import urlsplit
 
 from caphv.api.object import STORAGE_CLASSES, Key, Obj, at, uid_of
 from caphv.runtime.cache import Change
@@ -17,6 +21,11 @@ from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers
 
 VIRTUAL_SIZE = 600 * 1024**2
+
+
+def content_checksum(url: str) -> str:
+    """Return the SHA-512 checksum of the simulated file behind a URL."""
+    return hashlib.sha512(url.encode()).hexdigest()
 
 
 class Images:
@@ -57,12 +66,13 @@ class Images:
         if not conditions:
             return True
 
+        status_of = {entry["type"]: entry["status"] for entry in conditions}
+        if status_of.get("RetryLimitExceeded") == "True":
+            return False
+
         # If this controller has not written the status, a user did so to simulate an import.
         is_ours = uid_of(image) in self._start_times or datavolumes.is_cdi(image)
-        imported = next(
-            (entry["status"] for entry in conditions if entry["type"] == "Imported"), ""
-        )
-        return is_ours and imported == "Unknown"
+        return is_ours and status_of.get("Imported", "Unknown") == "Unknown"
 
     async def _import(self, key: Key, image: Obj) -> Result | None:
         by_uid = self._config.release.image_class_by_uid
@@ -75,6 +85,8 @@ class Images:
         remaining = self._start_times.setdefault(uid_of(image), time_now) + duration - time_now
         if remaining <= 0:
             self._start_times.pop(uid_of(image), None)
+            if error := _download_error(image):
+                return await self._report_failure(key, image, error)
             await self._report(key, image, storage_class, 100)
             return None
 
@@ -82,6 +94,37 @@ class Images:
         progress = 50 if remaining <= duration / 2 else 0
         await self._report(key, image, storage_class, progress)
         return Result(requeue_after=min(remaining, duration / 2))
+
+    async def _report_failure(self, key: Key, image: Obj, error: str) -> Result | None:
+        """Report a failed attempt, and begin the next one unless the limit is reached."""
+        # As `failStateTransit` in pkg/image/common/operator.go of harvester v1.9.0-rc6.
+        failed, retry = (at(image, "status", "failed") or 0) + 1, image["spec"].get("retry", 3)
+        attempt = f"retry attempted {failed - 1}/{retry} " if failed > 1 else ""
+        message = f"{attempt}failed due to error: {error}"
+        exceeded = failed > retry
+
+        conditions = [
+            {
+                "type": "RetryLimitExceeded",
+                "status": "True" if exceeded else "False",
+                "message": message,
+            }
+        ]
+        if _is_reachable(image):
+            conditions += [
+                {"type": "Initialized", "status": "True"},
+                {
+                    "type": "Imported",
+                    "status": "False" if exceeded else "Unknown",
+                    "message": message if exceeded else "",
+                },
+            ]
+        status = {"failed": failed, "progress": 0, "conditions": conditions}
+        await self._informers.patch(self._informers.images, key, {"status": status})
+        if exceeded:
+            return None
+        self._start_times[uid_of(image)] = time.monotonic()
+        return Result(requeue_after=max(self._config.import_seconds, 0.01))
 
     async def _import_by_cdi(self, key: Key, image: Obj) -> None:
         """Let CDI download the image, and report the progress."""
@@ -105,6 +148,24 @@ class Images:
         }
         if any(at(image, "status", name) != value for name, value in status.items()):
             await self._informers.patch(self._informers.images, key, {"status": status})
+
+
+def _is_reachable(image: Obj) -> bool:
+    return not (urlsplit(image["spec"].get("url") or "").hostname or "").endswith(".invalid")
+
+
+def _download_error(image: Obj) -> str:
+    """Return why the download of an image fails, empty if it succeeds."""
+    url, checksum = image["spec"].get("url") or "", image["spec"].get("checksum") or ""
+    if not _is_reachable(image):
+        return f'Head "{url}": dial tcp: lookup {urlsplit(url).hostname}: no such host'
+    actual = content_checksum(url)
+    if checksum and checksum != actual:
+        return (
+            f"failed to process sync file: the expected checksum {checksum} doesn't match the file "
+            f"actual checksum {actual}"
+        )
+    return ""
 
 
 def _percent(volume: Obj) -> int:

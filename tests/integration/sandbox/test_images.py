@@ -11,7 +11,7 @@ import pytest
 
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj
 from caphv.runtime.cache import Change, Informer
-from caphv.runtime.errors import NotFound
+from caphv.runtime.errors import Invalid, NotFound
 from sandbox.harvester import kinds
 from sandbox.processes import network
 from sandbox.processes.apiserver import ApiServer
@@ -64,6 +64,54 @@ async def test_import_reports_its_progress(place: Place, spec: dict[str, str]) -
         image = await sim.client.get(kinds.IMAGES, "one", sim.namespace)
         target = spec.get("targetStorageClassName") or f"lh-{image['metadata']['uid']}"
         assert image["status"]["storageClassName"] == target
+
+
+@pytest.mark.parametrize(
+    ("host", "checksum", "text", "imported"),
+    [
+        ("images.example.com", "0" * 128, "doesn't match the file actual checksum", "False"),
+        ("images.invalid", "", "lookup images.invalid: no such host", None),
+    ],
+)
+async def test_import_that_fails_is_repeated_and_given_up(
+    place: Place, host: str, checksum: str, text: str, imported: str | None
+) -> None:
+    async with simulation(place, f"fails-{host.partition('.')[2].replace('.', '-')}") as sim:
+        spec = {
+            "displayName": "one",
+            "sourceType": "download",
+            "url": f"https://{host}/one.qcow2",
+            "checksum": checksum,
+        }
+        obj = {"metadata": {"name": "one", "namespace": sim.namespace}, "spec": {**spec, "retry": 2}}
+        await sim.client.create(kinds.IMAGES, kinds.typed(kinds.IMAGES, obj))
+
+        def conditions(image: Obj) -> dict[str, Obj]:
+            return {entry["type"]: entry for entry in (image.get("status") or {}).get("conditions") or ()}
+
+        def is_given_up(image: Obj) -> bool:
+            return conditions(image).get("RetryLimitExceeded", {}).get("status") == "True"
+
+        image = await sim.until(kinds.IMAGES, "one", is_given_up)
+        assert text in conditions(image)["RetryLimitExceeded"]["message"]
+        assert conditions(image)["RetryLimitExceeded"]["message"].startswith("retry attempted 2/2 failed due to error")
+        assert conditions(image).get("Imported", {}).get("status") == imported
+        assert image["status"]["failed"] == 3
+
+
+async def test_second_image_of_a_name_is_refused(place: Place) -> None:
+    async with simulation(place, "twice") as sim:
+        for number, refusal in ((1, ""), (2, "A resource with the same name exists")):
+            metadata = {"name": f"image-{number}", "namespace": sim.namespace}
+            spec = {"displayName": "one", "sourceType": "download", "url": "https://images.example.com/one.qcow2"}
+            obj = kinds.typed(kinds.IMAGES, {"metadata": metadata, "spec": spec})
+            if not refusal:
+                await sim.client.create(kinds.IMAGES, obj)
+                await sim.until(kinds.IMAGES, "image-1", lambda image: image.get("status"))
+                continue
+            with pytest.raises(Invalid, match=refusal) as caught:
+                await sim.client.create(kinds.IMAGES, obj)
+            assert (caught.value.status, caught.value.reason) == (409, "Conflict")
 
 
 async def test_guest_starts_when_cdi_has_filled_its_disk(place: Place) -> None:
