@@ -31,6 +31,7 @@ from webhooks.rules import (
     addresses,
     cluster,
     guest,
+    images,
     immutability,
     machine,
     objectnames,
@@ -85,6 +86,7 @@ RULES: dict[str, Rule] = {
     for rules in (
         machine.RULES,
         volumes.RULES,
+        images.RULES,
         addresses.RULES,
         pools.RULES,
         cluster.RULES,

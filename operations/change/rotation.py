@@ -266,7 +266,7 @@ class Rotation:
 
         if missing:
             targets = (str(cluster["spec"]["targetNamespace"]) for cluster in identity.clusters)
-            command = remedies.GRANT_RIGHTS(target=next(targets, "NAMESPACE"), pools="")
+            command = remedies.GRANT_RIGHTS(target=next(targets, "NAMESPACE"), more="")
             raise RotationError(
                 f"not changed: the account may not {'; '.join(rights.describe(missing))}. Grant "
                 f"it: {command}, with --name and --namespace of the account"

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from caphv.api import remedies
+from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, at
 from operations.capacity.preflight import check_controllers, check_health, surge_of
+from operations.capacity.requirements import imports_of, looked_up
 from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
+from operations.read.objects import condition_of
 from operations.status.check import Check, Result, ok
 from operations.status.model import Cluster
 from operations.status.parts import Parts
@@ -95,7 +98,7 @@ def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wan
     patches, later = _patches(parts, deployments, cluster, wanted)
     checks = [*check_controllers(parts), *_skew(parts, cluster, wanted, version)]
     if patches:
-        checks += check_health(cluster)
+        checks += [*check_health(cluster), *_check_images(parts, wanted)]
     pending = tuple(change for patch in later for change in patch.changes)
     return Plan(parts.key, tuple(patches), tuple(checks), pending)
 
@@ -178,6 +181,40 @@ def is_control_plane_upgraded(cluster: Cluster, wanted: str) -> bool:
     return cluster.control_plane.complete and all(
         machine.version == wanted and machine.ready and not machine.deleting for machine in machines
     )
+
+
+def _check_images(parts: Parts, wanted: str) -> Iterator[Check]:
+    """Check that declared images for the version are imported: a rollout would stop without them.
+
+    Images that no HarvesterCluster declares are not known here; `caphv plan` asks Harvester.
+    """
+    spec = at(parts.harvester_cluster, "spec") or {}
+    target, declared = str(spec.get("targetNamespace") or ""), imports_of(spec)
+    needed = {
+        image.text if "/" in image.text else f"{target}/{image.text}"
+        for machine in parts.harvester_machines.values()
+        for volume in at(machine, "spec", "volumes") or ()
+        for image in looked_up((), volume.get("imageLookup"), wanted)
+    }
+    needed &= declared
+    if not needed:
+        return
+
+    subject = f"Cluster {parts.key}"
+    condition = condition_of(parts.harvester_cluster, ConditionType.IMAGES_READY)
+    message = str(condition.get("message") or "")
+    # A long message leaves out some of the images.
+    concerned = condition.get("status") == "False" and (
+        any(image in message for image in needed) or " more" in message
+    )
+    if not concerned:
+        yield ok("images", subject, f"imported: {', '.join(sorted(needed))}")
+    elif condition.get("reason") == Reason.IMAGE_IMPORT_FAILED:
+        remedy = "Correct it first: new machines would get no VM"
+        yield Check("images", subject, Result.ERROR, message, remedy)
+    else:
+        remedy = "Wait for it, or new machines will"
+        yield Check("images", subject, Result.WARNING, message, remedy)
 
 
 def _skew(parts: Parts, cluster: Cluster, wanted: str, version: Version) -> Iterator[Check]:

@@ -152,14 +152,14 @@ def _check_rights(facts: HarvesterFacts, subject: str) -> Check:
     denied = set(facts.denied) - AHEAD
     if denied:
         message = f"the account may not {'; '.join(describe(denied))}"
-        command = remedies.GRANT_RIGHTS(target=_target(facts), pools="")
+        command = remedies.GRANT_RIGHTS(target=_target(facts), more="")
         remedy = f"Grant the roles in deploy/harvester/clusterroles.yaml, as this does: {command}"
         return Check("rights", subject, Result.ERROR, message, remedy)
 
     message = "the account has all rights that the provider needs"
     if later := AHEAD.intersection(facts.denied):
         missing = "; ".join(describe(later))
-        command = remedies.GRANT_RIGHTS(target=_target(facts), pools="")
+        command = remedies.GRANT_RIGHTS(target=_target(facts), more="")
         message += (
             f"; Harvester after 1.9 also requires {missing}: before an upgrade, run {command}"
         )

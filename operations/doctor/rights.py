@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import product, starmap
 
 from caphv import data
+from caphv.api.bootimage import imports
 from caphv.api.names import GUESTS_PREFIX
 from caphv.api.object import (
     CLUSTER_ROLE_BINDINGS,
@@ -25,6 +26,7 @@ from operations.read.objects import target_namespaces
 _IN_NAMESPACES = "caphv-account-namespace"
 _GUESTS = "caphv-account-guests"
 _POOLS = "caphv-account-pools"
+_IMAGES = "caphv-account-images"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -67,13 +69,16 @@ def needed_rights(clusters: Iterable[Obj]) -> list[Right]:
     `AHEAD` and `OPTIONAL` are not among them.
     """
     # The namespaces in which an account has a role, by the name of the role.
-    namespaces: dict[str, set[str]] = {_IN_NAMESPACES: set(), _GUESTS: set(), _POOLS: set()}
+    namespaces: dict[str, set[str]] = {
+        role: set() for role in (_IN_NAMESPACES, _GUESTS, _POOLS, _IMAGES)
+    }
     for cluster in clusters:
         spec = cluster.get("spec") or {}
         targets = target_namespaces([cluster])
         namespaces[_IN_NAMESPACES] |= targets
         if spec.get("cloudConfig") or spec.get("updateCloudProviderConfig"):
             namespaces[_GUESTS] |= targets
+        namespaces[_IMAGES] |= {image.namespace for image in imports(spec).values()}
         # Pools that the provider creates have no namespace.
         configs = ("loadBalancerConfig", "vmNetworkConfig")
         if any(at(spec, config, "ipPool") for config in configs):

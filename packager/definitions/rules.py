@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from caphv.api import names, parking
+from caphv.api import bootimage, names, parking
 from caphv.api.object import Obj
 from caphv.api.parkschedule import ScheduleError, load_zone, parse_schedule
 from caphv.api.quantity import quantity
@@ -180,6 +180,39 @@ def _check_maxima(obj: Obj) -> Iterator[Finding]:
             yield Finding((*place, maximum), Fault.INVALID, detail, value=sizes[maximum])
             if not is_own:
                 return  # the same holds for other pools
+
+
+@RULES.rule(
+    "definition-image",
+    KINDS,
+    "Machines must have either `image` or `imageLookup`, the latter with `baseOS` if its format "
+    "contains `{{.BaseOS}}`. Images must have different names, and must be no ISOs.",
+)
+def _check_images(obj: Obj) -> Iterator[Finding]:
+    spec = obj["spec"]
+    machines, path = spec["machines"], ("spec", "machines")
+    lookup = machines.get("imageLookup")
+    if lookup is None and "image" not in machines:
+        detail = "name a VirtualMachineImage on Harvester, or set imageLookup"
+        yield Finding((*path, "image"), Fault.REQUIRED, detail)
+    if lookup is not None:
+        if "image" in machines:
+            detail = "image names the image already: remove one of them"
+            yield Finding((*path, "imageLookup"), Fault.FORBIDDEN, detail)
+        if bootimage.needs_base_os(lookup["format"]) and "baseOS" not in lookup:
+            detail = "format contains {{.BaseOS}}: name the operating system"
+            yield Finding((*path, "imageLookup", "baseOS"), Fault.REQUIRED, detail)
+
+    names_before: set[str] = set()
+    for index, image in enumerate(spec.get("images", ())):
+        place: FieldPath = ("spec", "images", index)
+        if bootimage.is_iso(image["url"]):
+            detail = "is an ISO, which starts an installer: give a cloud image (qcow2)"
+            yield Finding((*place, "url"), Fault.INVALID, detail, value=image["url"])
+        if image["name"] in names_before:
+            detail = "another image has this name: remove one of them"
+            yield Finding((*place, "name"), Fault.DUPLICATE, detail, value=image["name"])
+        names_before.add(image["name"])
 
 
 @RULES.rule("definition-firmware", KINDS, "UEFI must be enabled for Secure Boot.")

@@ -26,6 +26,11 @@ CLUSTER_SPEC = {
     ".controlPlaneFailureDomains",
     ".controlPlaneFailureDomains[]",
     ".guestVolumes",
+    ".images",
+    ".images[]",
+    ".images[].checksum",
+    ".images[].name",
+    ".images[].url",
     ".loadBalancerConfig.healthCheck",
     ".loadBalancerConfig.healthCheck.failureThreshold",
     ".loadBalancerConfig.healthCheck.periodSeconds",
@@ -34,6 +39,7 @@ CLUSTER_SPEC = {
 }
 MAXIMA = {".cpuMax", ".memoryMax"}
 DISK_MODES = {".volumes[].accessMode", ".volumes[].volumeMode"}
+LOOKUP = {".volumes[].imageLookup", ".volumes[].imageLookup.baseOS", ".volumes[].imageLookup.format"}
 # What ours have beyond the Go provider's, below the spec or status of a kind.
 ADDED = {
     "harvesterclusters": {
@@ -44,7 +50,7 @@ ADDED = {
     "harvesterclustertemplates": {f".spec.template.spec{field}" for field in CLUSTER_SPEC},
     "harvestermachines": {
         ".spec.networkConfig.subnetMask",
-        *(f".spec{field}" for field in GUEST_CONFIG | DISK_MODES | MAXIMA),
+        *(f".spec{field}" for field in GUEST_CONFIG | DISK_MODES | LOOKUP | MAXIMA),
         ".status.virtualMachine",
         ".status.virtualMachine.host",
         ".status.virtualMachine.instanceUID",
@@ -52,7 +58,7 @@ ADDED = {
     },
     "harvestermachinetemplates": {
         ".spec.template.spec.networkConfig.subnetMask",
-        *(f".spec.template.spec{field}" for field in GUEST_CONFIG | DISK_MODES | MAXIMA),
+        *(f".spec.template.spec{field}" for field in GUEST_CONFIG | DISK_MODES | LOOKUP | MAXIMA),
         ".status",
         ".status.capacity",
         ".status.capacity{}",

@@ -117,7 +117,7 @@ def test_variables_of_0_12_are_optional_and_have_no_default_so_that_the_class_ch
     new = {
         *("guestConfig", "nodeAffinity", "workloadAffinity", "fipsRequired"),
         *("cisProfile", "stig", "imageRegistry", "registries"),
-        *("cpuMax", "memoryMax"),
+        *("cpuMax", "memoryMax", "imageLookup", "images"),
     }
     found = [variable for name in CLASSES for variable in the_class(name)["spec"]["variables"]]
     checked = [variable for variable in found if variable["name"] in new]

@@ -13,7 +13,7 @@ from operations.change.changes import Change, ChangeError, Plan
 from operations.change.clusterparts import cluster_and_parts
 from operations.change.upgradeplan import Version, plan_upgrade, progress, surge
 from operations.status.check import Result
-from tests.support.clusters import VERSION, Builder
+from tests.support.clusters import VERSION, Builder, condition
 
 pytestmark = pytest.mark.unit
 
@@ -137,6 +137,34 @@ def test_what_is_wrong_with_the_cluster_forbids_it() -> None:
     ((result, text),) = verdicts(plan(builder), "health")
     assert result is Result.ERROR
     assert text.startswith("HarvesterMachine/worker-1: the VirtualMachine does not exist")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "result"),
+    [
+        ("True", "ImagesReady", "", Result.OK),
+        ("False", "ImagesImporting", "default/sles-1.36.3-rke2r1: 50 %", Result.WARNING),
+        ("False", "ImageImportFailed", "default/sles-1.36.3-rke2r1: checksum", Result.ERROR),
+        ("False", "ImageImportFailed", "default/a: checksum; default/b: checksum and 1 more", Result.ERROR),
+        ("False", "ImageImportFailed", "default/a: checksum", Result.OK),
+    ],
+)
+def test_version_whose_image_cannot_be_imported_is_refused(
+    status: str, reason: str, message: str, result: Result
+) -> None:
+    builder = Builder()
+    spec = builder.harvester_cluster["spec"]
+    spec["images"] = [{"name": "default/sles-1.36.3-rke2r1", "url": "https://i.example.com/a", "checksum": "a" * 128}]
+    found = condition("ImagesReady", status, reason, message)
+    builder.harvester_cluster["status"]["conditions"].append(found)
+    assert verdicts(plan(builder), "images") == [], "no machine has its image by version"
+    for machine in builder.harvester_machines.values():
+        machine["spec"]["volumes"] = [
+            {"volumeType": "image", "imageLookup": {"format": "default/sles-{{.K8sVersion}}"}}
+        ]
+    assert [verdict for verdict, _ in verdicts(plan(builder), "images")] == [result]
+    del spec["images"]
+    assert verdicts(plan(builder), "images") == []
 
 
 def test_it_is_complete_when_every_machine_has_the_version_and_works() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from caphv.api.object import Obj
@@ -12,6 +14,17 @@ from tests.support.packager.definitions import built, definition, k3s, kubeadm
 pytestmark = pytest.mark.unit
 
 CALICO = {"cni": {"name": "calico"}}
+
+
+def without_image(**machines: Any) -> Obj:
+    obj = definition(machines=machines)
+    del obj["spec"]["machines"]["image"]
+    return obj
+
+
+def image(**fields: str) -> Obj:
+    return {"name": "default/a", "url": "https://i.example.com/a.qcow2", "checksum": "a" * 128, **fields}
+
 
 CASES: dict[str, tuple[Obj, str, str]] = {
     "class and objects": (
@@ -80,6 +93,29 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         definition(machines={"cpuMax": 1}, controlPlane={"replicas": 1}, workers=[{"name": "w"}]),
         "spec.machines.cpuMax",
         "definition-maxima",
+    ),
+    "no image": (without_image(), "spec.machines.image", "definition-image"),
+    "image and lookup": (
+        definition(machines={"imageLookup": {"format": "default/sles-{{.K8sVersion}}"}}),
+        "spec.machines.imageLookup",
+        "definition-image",
+    ),
+    "lookup without a system": (
+        without_image(imageLookup={"format": "{{.BaseOS}}-{{.K8sVersion}}"}),
+        "spec.machines.imageLookup.baseOS",
+        "definition-image",
+    ),
+    "lookup by an unknown term": (
+        without_image(imageLookup={"format": "{{.OS}}"}),
+        "spec.machines.imageLookup.format",
+        "schema-pattern",
+    ),
+    "iso": (definition(images=[image(url="https://i.example.com/a.iso")]), "spec.images[0].url", "definition-image"),
+    "image twice": (definition(images=[image(), image()]), "spec.images[1].name", "definition-image"),
+    "image without a checksum": (
+        definition(images=[{"name": "a", "url": "https://i.example.com/a"}]),
+        "spec.images[0].checksum",
+        "schema-required",
     ),
     "secure boot": (
         definition(machines={"firmware": {"secureBoot": True}}),

@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 
+from caphv.api.bootimage import ImageImport
 from caphv.api.object import Obj
 from reconciler.harvester import slim
-from reconciler.machine.images import ResolvedImage, pending_images, resolve_image, unusable_images
+from reconciler.machine.images import (
+    ResolvedImage,
+    awaited_images,
+    failed_imports,
+    import_failure,
+    pending_images,
+    resolve_image,
+    unusable_images,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -102,3 +111,88 @@ class TestUse:
         images = self.resolved(image("a", imported="Unknown"))
         blank = {"volumeType": "storageClass", "storageClass": "x", "volumeSize": "1Gi"}
         assert pending_images([blank], images) == unusable_images([blank], images) == []
+
+    def test_attempt_that_failed_is_reported_while_harvester_tries_again(self) -> None:
+        images = self.resolved(attempted("False", "retry attempted 1/3 failed due to error: no such host"))
+        (message,) = pending_images([VOLUME], images)
+        assert message.endswith("the last attempt retry attempted 1/3 failed due to error: no such host")
+        assert unusable_images([VOLUME], images) == []
+
+    def test_url_that_never_answered_is_a_failure(self) -> None:
+        images = self.resolved(attempted("True", "failed due to error: got 404 status code"))
+        assert pending_images([VOLUME], images) == []
+        (message,) = unusable_images([VOLUME], images)
+        assert "cannot import the image: failed due to error: got 404 status code" in message
+
+    def test_query_of_a_url_is_not_reported(self) -> None:
+        url = 'Head "https://images.example.com/a.qcow2?X-Amz-Signature=secret": no such host'
+        (message,) = unusable_images([VOLUME], self.resolved(attempted("True", url)))
+        assert 'Head "https://images.example.com/a.qcow2?…": no such host' in message
+        assert "secret" not in message
+
+
+def attempted(exceeded: str, message: str) -> Obj:
+    obj = image("a", imported=None, storageClassName="")
+    entry = {"type": "RetryLimitExceeded", "status": exceeded, "message": message}
+    return slim.image({**obj, "status": {"conditions": [entry]}})
+
+
+SUM, OTHER_SUM = "a" * 128, "b" * 128
+DECLARED = ImageImport("default", "a", "https://images.example.com/a.qcow2", SUM)
+
+
+class TestDeclared:
+    """An image that a HarvesterCluster declares must be the one that it declares."""
+
+    @staticmethod
+    def failure(**spec: str) -> str:
+        obj = image("a")
+        found = resolve_image("default/a", [slim.image({**obj, "spec": {**obj["spec"], **spec}})], "target")
+        assert found
+        return import_failure(found, DECLARED)
+
+    def test_same_checksum_is_used(self) -> None:
+        assert self.failure(checksum=SUM.upper(), backend="backingimage") == ""
+
+    @pytest.mark.parametrize(
+        ("spec", "text"),
+        [
+            ({"checksum": OTHER_SUM}, "with checksum bbbbbbbbbbbb… instead of aaaaaaaaaaaa…"),
+            ({}, "with no checksum that it verified instead of"),
+            ({"checksum": SUM, "backend": "cdi"}, "with no checksum that it verified instead of"),
+        ],
+    )
+    def test_another_content_is_refused(self, spec: dict[str, str], text: str) -> None:
+        failure = self.failure(**spec)
+        assert text in failure
+        assert "delete VirtualMachineImage default/a on Harvester" in failure
+        images = {"default/a": ResolvedImage("default", "a", "lh-a", checksum=spec.get("checksum", ""))}
+        if spec.get("backend") != "cdi":
+            (problem,) = failed_imports([VOLUME], images, {"default/a": DECLARED})
+            assert problem == f"spec.volumes[0].imageName is 'default/a': {failure}"
+            assert unusable_images([VOLUME], images, {"default/a": DECLARED}) == []
+
+    def test_iso_is_refused_with_the_reason(self) -> None:
+        assert "is an ISO, which starts an installer" in self.failure(checksum=SUM, url="https://x.example.com/a.iso")
+
+    @pytest.mark.parametrize("volume", [VOLUME, {**VOLUME, "imageLookup": {"format": "default/a"}}])
+    def test_iso_by_lookup_is_refused_and_by_name_is_meant(self, volume: Obj) -> None:
+        problems = unusable_images([volume], {"default/a": ResolvedImage("default", "a", "lh-a", iso=True)})
+        assert bool(problems) is ("imageLookup" in volume)
+        assert all("imageLookup gives 'default/a': VirtualMachineImage default/a is an ISO" in p for p in problems)
+
+    def test_absent_image_is_awaited(self) -> None:
+        assert awaited_images([VOLUME], {}, {"default/a": DECLARED}) == ["spec.volumes[0].imageName is 'default/a'"]
+        present = {"default/a": ResolvedImage("default", "a", "lh-a")}
+        assert awaited_images([VOLUME], present, {"default/a": DECLARED}) == awaited_images([VOLUME], {}, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "shown"), [({"harvesterhci.io/image-type": "iso"}, "a"), ({}, "Installer.ISO"), ({}, "a.qcow2")]
+)
+def test_iso_is_known_by_its_type_and_its_name(labels: dict[str, str], shown: str) -> None:
+    obj = image("a", shown=shown)
+    obj["metadata"]["labels"] = labels
+    found = resolve_image("default/a", [slim.image(obj)], "target")
+    assert found
+    assert found.iso is (shown != "a.qcow2")
