@@ -265,9 +265,18 @@ def test_right_that_only_a_later_harvester_asks_for_is_shipped_and_accounts_with
 def test_right_to_import_images_is_needed_in_their_namespaces() -> None:
     entry = {"url": "https://images.example.com/a.qcow2", "checksum": "a" * 128}
     images = [{"name": "a", **entry}, {"name": "shared/b", **entry}, {"name": "invalid"}]
-    needed = rights.needed_rights([{"spec": {"targetNamespace": "vms", "images": images}}])
+    clusters = [{"metadata": {"name": "c", "namespace": "team"}, "spec": {"targetNamespace": "vms", "images": images}}]
+    needed = rights.import_rights(clusters)
+    assert not set(needed).intersection(rights.needed_rights(clusters)), "a cluster can do without"
     creates = {right.namespace for right in needed if str(right) == "create virtualmachineimages.harvesterhci.io"}
     assert creates == {"vms", "shared"}
+
+    check = one(harvester.checks(harvester_facts(denied=needed, clusters=clusters), NOW), "rights")
+    assert check.result is Result.WARNING
+    assert "--import-images shared --import-images vms" in check.remedy
+    check = one(harvester.checks(harvester_facts(denied=[RIGHT, *needed], clusters=clusters), NOW), "rights")
+    assert check.result is Result.ERROR
+    assert "--import-images shared --import-images vms" in check.remedy
 
 
 def test_rights_for_cloud_configs_and_pools_are_needed_where_clusters_have_them() -> None:
