@@ -186,7 +186,8 @@ def _check_maxima(obj: Obj) -> Iterator[Finding]:
     "definition-image",
     KINDS,
     "Machines must have either `image` or `imageLookup`, the latter with `baseOS` if its format "
-    "contains `{{.BaseOS}}`. Images must have different names, and must be no ISOs.",
+    "contains `{{.BaseOS}}`. Images must have different names and be no ISOs, and their URLs must "
+    "not lead to loopback or link-local addresses.",
 )
 def _check_images(obj: Obj) -> Iterator[Finding]:
     spec = obj["spec"]
@@ -203,16 +204,25 @@ def _check_images(obj: Obj) -> Iterator[Finding]:
             detail = "format contains {{.BaseOS}}: name the operating system"
             yield Finding((*path, "imageLookup", "baseOS"), Fault.REQUIRED, detail)
 
-    names_before: set[str] = set()
+    yield from _check_imports(spec)
+
+
+def _check_imports(spec: dict[str, Any]) -> Iterator[Finding]:
+    target, names_before = spec.get("targetNamespace", "default"), set[str]()
     for index, image in enumerate(spec.get("images", ())):
         place: FieldPath = ("spec", "images", index)
+        # Findings leave out the URL, because its query may grant a download.
         if bootimage.is_iso(image["url"]):
             detail = "is an ISO, which starts an installer: give a cloud image (qcow2)"
-            yield Finding((*place, "url"), Fault.INVALID, detail, value=image["url"])
-        if image["name"] in names_before:
+            yield Finding((*place, "url"), Fault.INVALID, detail)
+        if bootimage.leads_inside(image["url"]):
+            detail = "leads to the host that downloads it: name a server"
+            yield Finding((*place, "url"), Fault.INVALID, detail)
+        name = bootimage.qualified(image["name"], target)
+        if name in names_before:
             detail = "another image has this name: remove one of them"
             yield Finding((*place, "name"), Fault.DUPLICATE, detail, value=image["name"])
-        names_before.add(image["name"])
+        names_before.add(name)
 
 
 @RULES.rule("definition-firmware", KINDS, "UEFI must be enabled for Secure Boot.")

@@ -16,16 +16,21 @@ from dataclasses import dataclass
 from caphv.api import names
 from caphv.api.bootimage import ImageImport, is_iso
 from caphv.api.conditions import get_condition
-from caphv.api.object import Obj, at, key_of, labels_of
+from caphv.api.object import Obj, at, being_deleted, key_of, labels_of, uid_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
 
-# Harvester names two checksums of 128 digits if they differ.
+# Harvester names a checksum of 128 digits if it differs from that of the file.
 _LONGEST_REASON = 512
-# Harvester's messages contain the URL, and a query may have a signature that grants a download.
-_QUERY = re.compile(r"[?][^\s\"']+")
+# Harvester's messages contain the URL: its user information is a password, and its query may have a
+# signature that grants a download.
+_USER = re.compile(r"(?<=://)[^/\s?#]*@")
+_QUERY = re.compile(r"(?<=\S)[?#]\S+")
+# The checksum of what was downloaded would tell users about content that they cannot read.
+_ACTUAL = re.compile(r"(actual checksum:?\s+)[0-9a-fA-F]{16,}")
+_LONGEST_MESSAGE = 4096
 # Each new message causes a write of the status of every waiting machine.
-_PROGRESS_STEP = 10
+PROGRESS_STEP = 10
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,9 @@ class ResolvedImage:
     :param virtual_size: the least size of a disk in bytes, 0 if that is not known
     :param pending: the work that Harvester has yet to do
     :param failure: the work that Harvester could not do
-    :param checksum: the SHA-512 checksum that Harvester verified, empty without one
+    :param checksum: the SHA-512 checksum that Harvester had to verify, empty without one
     :param iso: whether it is an ISO, as far as its type and its names say so
+    :param doubt: why its class may not have its content; empty if nothing indicates that
     """
 
     namespace: str
@@ -48,6 +54,7 @@ class ResolvedImage:
     failure: str = ""
     checksum: str = ""
     iso: bool = False
+    doubt: str = ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -68,17 +75,19 @@ def resolve_image(
     :param image_name: `<namespace>/<name>` or `<name>`
     """
     namespace, name = split_reference(image_name, default_namespace)
-    candidates = sorted(
-        (image for image in images if image["metadata"].get("namespace") == namespace),
-        key=lambda image: str(image["metadata"]["name"]),
+    images = list(images)
+    candidates = [
+        image
+        for image in images
+        if image["metadata"].get("namespace") == namespace
+        and name in (at(image, "spec", "displayName"), image["metadata"]["name"])
+    ]
+    image = min(
+        candidates,
+        key=lambda image: (at(image, "spec", "displayName") != name, image["metadata"]["name"]),
+        default=None,
     )
-    for image in candidates:
-        if at(image, "spec", "displayName") == name:
-            return _resolve(image)
-    for image in candidates:
-        if image["metadata"]["name"] == name:
-            return _resolve(image)
-    return None
+    return _resolve(image, images) if image else None
 
 
 def describe_search(reference: str, objects: Iterable[Obj], default_namespace: str) -> str:
@@ -100,8 +109,11 @@ def split_reference(reference: str, default_namespace: str) -> tuple[str, str]:
     return namespace or default_namespace, name
 
 
-def _resolve(image: Obj) -> ResolvedImage:
-    """Return the properties of a VirtualMachineImage."""
+def _resolve(image: Obj, images: Iterable[Obj]) -> ResolvedImage:
+    """Return the properties of a VirtualMachineImage.
+
+    :param images: all images of the Harvester
+    """
     key = key_of(image)
     status = image.get("status") or {}
     storage_class = str(status.get("storageClassName") or "")
@@ -114,7 +126,9 @@ def _resolve(image: Obj) -> ResolvedImage:
     error = _message(imported) or _message(attempts)
 
     pending = failure = ""
-    if imported.get("status") == "True":
+    if being_deleted(image):
+        pending = "the image is being deleted"
+    elif imported.get("status") == "True":
         if not storage_class:
             pending = "Harvester has not created the StorageClass of the image yet"
     elif imported.get("status") == "False" or attempts.get("status") == "True":
@@ -134,12 +148,46 @@ def _resolve(image: Obj) -> ResolvedImage:
         failure=failure,
         checksum=_verified_checksum(image),
         iso=_is_iso(image),
+        doubt=_class_doubt(image, storage_class, images),
     )
 
 
+def _class_doubt(image: Obj, storage_class: str, images: Iterable[Obj]) -> str:
+    """Return why the class in the status of an image may have the content of another one.
+
+    The status is no subresource, so that a user who creates an image can write it.
+    """
+    # A class of CDI is the user's, for any number of images.
+    if not storage_class or at(image, "spec", "backend") == "cdi":
+        return ""
+    name = image["metadata"]["name"]
+    if storage_class not in (f"longhorn-{name}", f"lh-{uid_of(image)}"):
+        return f"its StorageClass {storage_class!r} is not one that Harvester gives it"
+    others = (
+        key_of(other)
+        for other in images
+        if at(other, "status", "storageClassName") == storage_class
+        and key_of(other) != key_of(image)
+    )
+    if other := next(others, None):
+        return f"its StorageClass {storage_class!r} is that of {other.namespace}/{other.name}, too"
+    return ""
+
+
 def _message(condition: Obj) -> str:
-    text = _QUERY.sub("?…", str(condition.get("message") or ""))
-    return plain(text, _LONGEST_REASON)
+    return redacted(str(condition.get("message") or ""))
+
+
+def redacted(text: str) -> str:
+    """Return a message of Harvester without passwords, queries, and checksums of downloads."""
+
+    def shorten(query: re.Match[str]) -> str:
+        # The query ends where blanks begin, because it may contain quotes; those behind it stay.
+        content = query[0].rstrip("\"':,;.)")
+        return f"{query[0][0]}…{query[0][len(content) :]}"
+
+    text = _USER.sub("", plain(text, _LONGEST_MESSAGE))
+    return plain(_ACTUAL.sub(r"\1…", _QUERY.sub(shorten, text)), _LONGEST_REASON)
 
 
 def _verified_checksum(image: Obj) -> str:
@@ -160,7 +208,7 @@ def _is_iso(image: Obj) -> bool:
 def _progress(percent: object) -> str:
     if not isinstance(percent, int):
         return ""
-    return f", at least {percent // _PROGRESS_STEP * _PROGRESS_STEP} % done"
+    return f", at least {percent // PROGRESS_STEP * PROGRESS_STEP} % done"
 
 
 def import_failure(image: ResolvedImage, declared: ImageImport) -> str:
@@ -180,6 +228,8 @@ def import_failure(image: ResolvedImage, declared: ImageImport) -> str:
             f"Harvester has the image with {has} instead of {declared.checksum[:12]}…; give the "
             f"image another name, or {again}"
         )
+    if image.doubt:
+        return f"{image.doubt}; give the image another name, or {again}"
     return _iso_failure(image)
 
 

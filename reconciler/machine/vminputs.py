@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 from caphv.api import names
 from caphv.api.bootimage import ImageImport, imports, with_image_names
+from caphv.api.clusterapi import externally_managed, paused
 from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType
 from caphv.api.object import Obj, annotations_of, at
@@ -63,7 +64,7 @@ def require_inputs(scope: MachineScope) -> VirtualMachineInputs:
             advice = template_advice(scope) if problems else []
             raise scope.failure("; ".join([*failures, *problems, *advice]), uploaded)
         if awaited := awaited_images(volumes, inputs.images, declared):
-            raise scope.in_progress(_describe_import(scope, awaited), uploaded)
+            raise scope.in_progress(describe_import(scope, awaited), uploaded)
         if pending := pending_images(volumes, inputs.images):
             raise scope.in_progress("; ".join(pending), uploaded)
     return inputs
@@ -90,12 +91,17 @@ def _without_lookups(
             yield error
 
 
-def _describe_import(scope: MachineScope, awaited: Sequence[str]) -> str:
+def describe_import(scope: MachineScope, awaited: Sequence[str]) -> str:
     """Say what the import of images waits for, as the cluster's condition does."""
-    conditions = at(scope.harvester_cluster, "status", "conditions") or []
+    cluster = scope.harvester_cluster
+    conditions = at(cluster, "status", "conditions") or []
     condition = get_condition(conditions, ConditionType.IMAGES_READY) or {}
     cause = str(condition.get("message") or "")
-    if condition.get("status") != "False" or not cause:
+    if cluster and externally_managed(cluster):
+        cause = "the HarvesterCluster is managed externally: import it by hand"
+    elif cluster and paused(scope.cluster, cluster):
+        cause = "the HarvesterCluster is paused: resume it, or import it by hand"
+    elif condition.get("status") != "False" or not cause:
         cause = "the HarvesterCluster has Harvester import it"
     return f"{', '.join(awaited)}: {cause}"
 

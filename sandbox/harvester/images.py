@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from caphv.api.object import STORAGE_CLASSES, Key, Obj, at, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
-from caphv.runtime.errors import AlreadyExists
+from caphv.runtime.errors import AlreadyExists, NotFound
 from sandbox.harvester import datavolumes, fixtures, kinds
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers
@@ -37,6 +37,8 @@ class Images:
         self._controller = Controller("images", self._reconcile)
         # The time (monotonic) at which the import of an image began, by uid.
         self._start_times: dict[str, float] = {}
+        # The class of each image that this controller imports.
+        self._classes: dict[Key, str] = {}
 
     async def run(self) -> None:
         """Run until cancelled; the informers must be synced."""
@@ -50,7 +52,10 @@ class Images:
 
     async def _reconcile(self, key: Key) -> Result | None:
         image = self._informers.images.get(*key)
-        if image is None or not self._needs_import(image):
+        if image is None:
+            await self._delete_class(self._classes.pop(key, ""))
+            return None
+        if not self._needs_import(image):
             return None
 
         if datavolumes.is_cdi(image):
@@ -77,9 +82,16 @@ class Images:
     async def _import(self, key: Key, image: Obj) -> Result | None:
         by_uid = self._config.release.image_class_by_uid
         storage_class = f"lh-{uid_of(image)}" if by_uid else f"longhorn-{key.name}"
+        # A class has no namespace. Harvester deletes it before the import and with the image, whose
+        # ever it is (harvester v1.7.2: `Initialize` and `OnRemove` in
+        # pkg/image/backingimage/backingimage.go, `GetImageStorageClassName` in pkg/util/image.go).
+        if uid_of(image) not in self._start_times:
+            await self._delete_class(storage_class)
+        self._classes[key] = storage_class
         with contextlib.suppress(AlreadyExists):
-            obj = kinds.typed(STORAGE_CLASSES, fixtures.storage_class(storage_class))
-            await self._informers.client.create(STORAGE_CLASSES, obj)
+            obj = fixtures.storage_class(storage_class)
+            obj["parameters"] = {**obj["parameters"], "backingImage": f"vmi-{uid_of(image)}"}
+            await self._informers.client.create(STORAGE_CLASSES, kinds.typed(STORAGE_CLASSES, obj))
 
         time_now, duration = time.monotonic(), self._config.import_seconds
         remaining = self._start_times.setdefault(uid_of(image), time_now) + duration - time_now
@@ -94,6 +106,11 @@ class Images:
         progress = 50 if remaining <= duration / 2 else 0
         await self._report(key, image, storage_class, progress)
         return Result(requeue_after=min(remaining, duration / 2))
+
+    async def _delete_class(self, name: str) -> None:
+        if name:
+            with contextlib.suppress(NotFound):
+                await self._informers.client.delete(STORAGE_CLASSES, name)
 
     async def _report_failure(self, key: Key, image: Obj, error: str) -> Result | None:
         """Report a failed attempt, and begin the next one unless the limit is reached."""

@@ -72,14 +72,34 @@ def _image_import_iso(subject: Subject) -> Iterator[Finding]:
     for image in subject.spec.at("images").each():
         url = image.at("url")
         if bootimage.is_iso(url.text):
-            yield url.invalid("is an ISO, which starts an installer: give a cloud image (qcow2)")
+            # The value is left out here and below, because a query may grant a download.
+            detail = "is an ISO, which starts an installer: give a cloud image (qcow2)"
+            yield Finding(url.path, Fault.INVALID, detail)
+
+
+@RULES.rule(
+    "image-import-host",
+    CLUSTERS,
+    "The URL of an image must not lead to a loopback or link-local address.",
+    "images[].url",
+    example=(
+        f"images: [{{name: sles-15, url: 'https://127.0.0.1/a.qcow2', checksum: {'a' * 128}}}]"
+    ),
+)
+def _image_import_host(subject: Subject) -> Iterator[Finding]:
+    for image in subject.spec.at("images").each():
+        url = image.at("url")
+        if bootimage.leads_inside(url.text):
+            detail = "leads to the host that downloads it: name a server"
+            yield Finding(url.path, Fault.INVALID, detail)
 
 
 @RULES.rule(
     "image-import-unique",
     CLUSTERS,
-    "Names of images must be unique.",
+    "Names of images must be unique, also with the target namespace.",
     "images[].name",
+    "targetNamespace",
     example=(
         "images: [{name: sles-15, url: 'https://images.example.com/a.qcow2', checksum: "
         f"{'a' * 128}}}, {{name: sles-15, url: 'https://images.example.com/b.qcow2', checksum: "
@@ -87,9 +107,11 @@ def _image_import_iso(subject: Subject) -> Iterator[Finding]:
     ),
 )
 def _image_import_unique(subject: Subject) -> Iterator[Finding]:
+    target = subject.spec.at("targetNamespace").text
     names: set[str] = set()
     for image in subject.spec.at("images").each():
         name = image.at("name")
-        if name.text and name.text in names:
+        qualified = bootimage.qualified(name.text, target)
+        if name.text and qualified in names:
             yield name.problem(Fault.DUPLICATE, "another image has this name: remove one of them")
-        names.add(name.text)
+        names.add(qualified)

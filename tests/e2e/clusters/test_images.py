@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from typing import NamedTuple
 
 import pytest
 
@@ -26,6 +27,13 @@ pytestmark = pytest.mark.e2e
 VERSIONS = (EARLIER_VERSION, LATER_VERSION)
 # Images of clusters that are upgraded, and of one whose later image has a bad checksum.
 GOOD, BAD = "rolled", "stopped"
+
+
+class ImportedImage(NamedTuple):
+    """Name and uid of a VirtualMachineImage."""
+
+    name: str
+    uid: str
 
 
 def name_of(system: str, version: str) -> str:
@@ -50,6 +58,13 @@ def spec_of(name: str, system: str) -> ClusterSpec:
     )
 
 
+async def images_of(scenario: Scenario) -> set[str]:
+    """The display names of the images of all VMs' first disks."""
+    images = (await scenario.harvester.list(kinds.IMAGES, "default"))["items"]
+    shown = {f"default/{image['metadata']['name']}": f"default/{image['spec']['displayName']}" for image in images}
+    return {shown[image_of(vm)] for vm in scenario.view.vms.store}
+
+
 def image_of(vm: Obj) -> str:
     """The image of a VM's first disk."""
     claims = json.loads(vm["metadata"]["annotations"]["harvesterhci.io/volumeClaimTemplates"])
@@ -69,28 +84,28 @@ async def test_new_version_boots_from_its_image_and_clusters_share_the_import(bo
             await stack.enter_async_context(scenario.watching())
             await scenario.create()
         await asyncio.gather(*(scenario.bring_up() for scenario in scenarios))
-        assert {image_of(vm) for vm in first.view.vms.store} == {name_of(GOOD, EARLIER_VERSION)}
+        assert await images_of(first) == {name_of(GOOD, EARLIER_VERSION)}
         imports = await imported(first)
         assert set(imports) == {name_of(system, version) for system in (GOOD, BAD) for version in VERSIONS}
 
         templates = await template_names(first)
         await asyncio.gather(first.upgrade(LATER_VERSION), rollout_stops(stopped))
-        assert {image_of(vm) for vm in first.view.vms.store} == {name_of(GOOD, LATER_VERSION)}
+        assert await images_of(first) == {name_of(GOOD, LATER_VERSION)}
         assert await template_names(first) == templates, "the version alone has changed"
 
         await asyncio.gather(*(scenario.delete() for scenario in scenarios))
         assert await imported(first) == imports, "one import for all clusters, which outlives them"
-        for name in imports:
-            await first.harvester.delete(kinds.IMAGES, name.rpartition("/")[2], "default")
+        for image in imports.values():
+            await first.harvester.delete(kinds.IMAGES, image.name, "default")
 
 
-async def imported(scenario: Scenario) -> dict[str, str]:
-    """The uid of each image that was imported for these clusters, by name."""
+async def imported(scenario: Scenario) -> dict[str, ImportedImage]:
+    """The images that were imported for these clusters, by display name."""
     images = (await scenario.harvester.list(kinds.IMAGES, "default"))["items"]
     return {
-        f"default/{image['metadata']['name']}": uid_of(image)
+        f"default/{image['spec']['displayName']}": ImportedImage(image["metadata"]["name"], uid_of(image))
         for image in images
-        if image["metadata"]["name"].startswith((GOOD, BAD))
+        if image["spec"]["displayName"].startswith((GOOD, BAD))
     }
 
 

@@ -27,19 +27,21 @@ VERSION, LATER = "v1.36.2+rke2r1", "v1.36.3+rke2r1"
 
 
 async def images_of(case: Case, prefix: str) -> list[Obj]:
-    """The images on Harvester whose names begin with a prefix."""
+    """The images on Harvester whose display names begin with a prefix."""
     images = (await case.harvester.list(kinds.IMAGES, "default"))["items"]
-    return [image for image in images if image["metadata"]["name"].startswith(prefix)]
+    return [image for image in images if image["spec"]["displayName"].startswith(prefix)]
 
 
 async def drop(case: Case, name: str) -> None:
-    await case.harvester.delete(kinds.IMAGES, name, "default")
+    for image in await images_of(case, name):
+        await case.harvester.delete(kinds.IMAGES, image["metadata"]["name"], "default")
 
 
-def image_of(vm: Obj) -> Any:
-    """The image of a VM's first disk."""
+async def image_of(case: Case, vm: Obj) -> Any:
+    """The display name of the image of a VM's first disk."""
     claims = json.loads(vm["metadata"]["annotations"]["harvesterhci.io/volumeClaimTemplates"])
-    return claims[0]["metadata"]["annotations"]["harvesterhci.io/imageId"]
+    namespace, _, name = claims[0]["metadata"]["annotations"]["harvesterhci.io/imageId"].partition("/")
+    return (await case.harvester.get(kinds.IMAGES, name, namespace))["spec"]["displayName"]
 
 
 async def test_two_clusters_have_one_import_and_machines_boot_from_that_of_their_version(
@@ -52,7 +54,7 @@ async def test_two_clusters_have_one_import_and_machines_boot_from_that_of_their
     for cluster in (case, other):
         await cluster.until(HARVESTER_CLUSTERS, cluster.name, is_true("ImagesReady"))
     found = await images_of(case, prefix)
-    assert sorted(image["metadata"]["name"] for image in found) == names
+    assert sorted(image["spec"]["displayName"] for image in found) == names
     assert {image["metadata"]["labels"]["caphv.io/imported"] for image in found} == {"true"}
     assert {image["spec"]["checksum"] for image in found} == {entry["checksum"] for entry in images}
     uids = {image["metadata"]["uid"] for image in found}
@@ -60,8 +62,8 @@ async def test_two_clusters_have_one_import_and_machines_boot_from_that_of_their
     # The same spec, and another version: what a rollout of a new version creates.
     for name, version in (("before", VERSION), ("after", LATER)):
         await case.ready_machine(name, version=version, volumes=[by_version(prefix)])
-    assert image_of(await case.vm("before")) == f"default/{names[0]}"
-    assert image_of(await case.vm("after")) == f"default/{names[1]}"
+    assert await image_of(case, await case.vm("before")) == names[0]
+    assert await image_of(case, await case.vm("after")) == names[1]
     assert condition_of(await case.get(HARVESTER_MACHINES, "before"), "VMUpToDate")["status"] == "True"
 
     # Neither the end of a machine nor that of a cluster takes an image, which others use.
@@ -90,7 +92,9 @@ async def test_bad_checksum_stops_the_machine_before_its_vm_until_it_is_correcte
     assert is_ready(cluster), "a cluster without an image is a cluster"
     message = condition_of(cluster, "ImagesReady")["message"]
     assert "retry attempted 3/3" in message
-    assert f"delete VirtualMachineImage default/{name} on Harvester" in message
+    (image,) = await images_of(case, name)
+    assert f"delete VirtualMachineImage default/{image['metadata']['name']} on Harvester" in message
+    assert "actual checksum …" in message, "no one learns the checksum of what was downloaded"
     events = (await case.management.list(EVENTS, case.name))["items"]
     assert [event["type"] for event in events if event["reason"] == "ImageImportFailed"] == ["Warning"]
 
@@ -101,12 +105,17 @@ async def test_bad_checksum_stops_the_machine_before_its_vm_until_it_is_correcte
 
     # The image of the wrong checksum stays until a user deletes it: nothing is replaced.
     right = declared(f"default/{name}")
-    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"images": [right]}})
-    await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: obj["metadata"]["generation"] > 1)
-    assert len(await images_of(case, name)) == 1
+    changed = await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"images": [right]}})
+    generation = changed["metadata"]["generation"]
+    await case.until(
+        HARVESTER_CLUSTERS,
+        case.name,
+        lambda obj: condition_of(obj, "ImagesReady")["observedGeneration"] == generation,
+    )
+    assert await images_of(case, name) == [image]
     await drop(case, name)
     await case.until(HARVESTER_CLUSTERS, case.name, is_true("ImagesReady"))
-    assert image_of(await case.vm("one", timeout=AT_ONCE)) == f"default/{name}"
+    assert await image_of(case, await case.vm("one", timeout=AT_ONCE)) == name
     await case.delete_machine("one")
     await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"images": None}})
     await drop(case, name)
@@ -139,7 +148,27 @@ async def test_content_of_others_is_not_taken_for_the_declared_image(case: Case)
     await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"images": None}})
     await case.vm("one", timeout=AT_ONCE)
     await case.delete_machine("one")
-    await drop(case, f"{name}-x7k2p")
+    await drop(case, name)
+
+
+async def test_status_that_a_user_wrote_leads_to_no_other_content(case: Case) -> None:
+    """A user who may create an image also writes its status, because that is no subresource."""
+    name = f"{case.name}-forged"
+    entry = declared(f"default/{name}")
+    spec = {"displayName": name, "sourceType": "download", "url": entry["url"], "checksum": entry["checksum"]}
+    status = {"storageClassName": "lh-of-my-image", "conditions": [{"type": "Imported", "status": "True"}]}
+    obj = {"metadata": {"name": f"{name}-x7k2p", "namespace": "default"}, "spec": spec, "status": status}
+    await case.harvester.create(kinds.IMAGES, kinds.typed(kinds.IMAGES, obj))
+    await case.ready_cluster(images=[entry])
+    text = "StorageClass 'lh-of-my-image' is not one that Harvester gives it"
+    await case.until(HARVESTER_CLUSTERS, case.name, is_false("ImagesReady", "ImageImportFailed", text))
+    volume = {"volumeType": "image", "imageName": f"default/{name}", "volumeSize": "40Gi"}
+    await case.create_machine("one", volumes=[volume])
+    await case.until(HARVESTER_MACHINES, "one", is_false("VMProvisioningReady", "VMProvisioningFailed", text))
+    assert await case.names(kinds.VIRTUAL_MACHINES) == []
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"images": None}})
+    await case.delete_machine("one")
+    await drop(case, name)
 
 
 async def test_lookup_without_a_version_is_a_failure_with_its_remedy(case: Case) -> None:

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from caphv import data
 from caphv.api import bootimage
-from caphv.api.bootimage import ImageLookupError, import_problems, imports, is_iso, look_up, with_image_names
+from caphv.api.bootimage import (
+    ImageImport,
+    ImageLookupError,
+    import_problems,
+    imports,
+    is_iso,
+    look_up,
+    with_image_names,
+)
 from caphv.api.object import Obj
 
 pytestmark = pytest.mark.unit
@@ -137,6 +145,45 @@ def test_no_other_scheme_and_no_credentials(url: str | None) -> None:
     assert "secret" not in problem
 
 
+@pytest.mark.parametrize(
+    ("host", "inside"),
+    [
+        *((host, True) for host in ("localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.9.9.9", "0.0.0.0")),
+        *((host, True) for host in ("169.254.169.254", "0", "2130706433", "127.1", "0x7f.0.0.1", "0x7f000001")),
+        *((host, True) for host in ("0177.0.0.1", "169.0376.1.1", "[::1]", "[::]", "[0:0::0001]", "[fe80::1]")),
+        *(
+            (host, True)
+            for host in ("[FEBF::1]", "[::ffff:7f00:1]", "[::127.0.0.1]", "[64:ff9b::7f00:1]", "127.0.0.1.")
+        ),
+        *((host, False) for host in ("images.example.com", "10.0.0.1", "172.16.127.1", "192.168.169.254")),
+        *(
+            (host, False)
+            for host in ("169.253.0.1", "128.0.0.1", "[fd00::1]", "[2001:db8::1]", "localhost.example.com")
+        ),
+        *((host, False) for host in ("127.example.com", "0.example.com", "mylocalhost", "1.2.3.4.example.com")),
+    ],
+)
+def test_url_that_leads_to_the_downloading_host_is_refused(host: str, inside: bool) -> None:
+    for url in (f"http://{host}/a.qcow2", f"https://{host}:9500/a.qcow2"):
+        assert bool(list(import_problems({"images": [{"name": "a", "url": url, "checksum": SUM}]}))) is inside, url
+
+
+def test_an_image_is_declared_once_with_or_without_its_namespace() -> None:
+    images = [{"name": name, "url": URL, "checksum": SUM} for name in ("sles", "team-a/sles", "sles")]
+    problems = list(import_problems({"targetNamespace": "team-a", "images": images}))
+    assert problems == [
+        f"spec.images[{index}].name: team-a/sles is declared twice: remove one of them" for index in (1, 2)
+    ]
+
+
+@given(st.text(min_size=1, max_size=63), st.text(min_size=1, max_size=63))
+def test_name_of_the_object_is_valid_and_depends_on_the_namespace(name: str, other: str) -> None:
+    objects = [ImageImport(namespace, name, URL, SUM).object_name for namespace in ("a", "b")]
+    assert objects[0] != objects[1]
+    assert re.fullmatch("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", objects[0])
+    assert (ImageImport("a", other, URL, SUM).object_name == objects[0]) is (name == other)
+
+
 def test_an_iso_is_known_by_the_end_of_its_path() -> None:
     assert is_iso("https://images.example.com/a.ISO?token=x")
     assert not is_iso("https://images.example.com/a.qcow2?from=b.iso")
@@ -149,10 +196,11 @@ def test_any_entry_is_an_import_or_a_problem(entry: dict[str, Any]) -> None:
 
 
 def test_patterns_are_those_of_the_schemas() -> None:
-    schemas = data.folder("schemas")
+    schemas, local = data.folder("schemas"), bootimage.LOCAL.pattern.replace("\\", "\\\\")
     lookup = json.loads((schemas / "harvestermachine.json").read_text())["$defs"]["imageLookup"]["properties"]
     entry = json.loads((schemas / "harvestercluster.json").read_text())["$defs"]["images"]["items"]["properties"]
     assert lookup["format"]["pattern"] == bootimage.FORMAT.pattern
+    assert any(local in rule["rule"] for rule in entry["url"]["x-kubernetes-validations"])
     assert [entry[name]["pattern"] for name in ("name", "url", "checksum")] == [
         *(pattern.pattern for pattern in (bootimage.NAME, bootimage.URL, bootimage.CHECKSUM))
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from reconciler.machine.images import (
     resolve_image,
     unusable_images,
 )
+from reconciler.machine.vminputs import describe_import
 
 pytestmark = pytest.mark.unit
 
@@ -31,7 +33,7 @@ def image(
     if imported is not None:
         conditions.append({"type": "Imported", "status": imported, "message": message, "lastUpdateTime": "now"})
     full = {
-        "metadata": {"namespace": namespace, "name": name},
+        "metadata": {"namespace": namespace, "name": name, "uid": name},
         "spec": {"displayName": shown or name, "sourceType": "download"},
         "status": {"storageClassName": f"lh-{name}", "conditions": conditions, **status},
     }
@@ -130,6 +132,34 @@ class TestUse:
         assert 'Head "https://images.example.com/a.qcow2?…": no such host' in message
         assert "secret" not in message
 
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "https://images.example.com/a?sig=ab'SECRET",
+            'https://images.example.com/a?sig=ab"SECRET',
+            "https://user:SECRET@images.example.com/a",
+            "https://user:x@SECRET@images.example.com/a?b#SECRET",
+        ],
+    )
+    def test_no_part_of_a_url_that_may_be_secret_is_reported(self, url: str) -> None:
+        resolved = self.resolved(attempted("True", f'Head "{url}": dial tcp: no such host'))
+        (message,) = unusable_images([VOLUME], resolved)
+        assert "SECRET" not in message
+        assert 'Head "https://images.example.com/a' in message
+        assert '": dial tcp: no such host' in message
+
+    def test_checksum_of_a_download_is_not_reported(self) -> None:
+        text = f"the expected checksum {SUM} doesn't match the file actual checksum {OTHER_SUM}"
+        (message,) = unusable_images([VOLUME], self.resolved(attempted("True", text)))
+        assert "doesn't match the file actual checksum …" in message
+        assert OTHER_SUM[:16] not in message
+
+    def test_image_that_is_being_deleted_is_waited_for(self) -> None:
+        obj = image("a")
+        obj["metadata"]["deletionTimestamp"] = "now"
+        (message,) = pending_images([VOLUME], self.resolved(obj))
+        assert message.endswith("the image is being deleted")
+
 
 def attempted(exceeded: str, message: str) -> Obj:
     obj = image("a", imported=None, storageClassName="")
@@ -181,6 +211,28 @@ class TestDeclared:
         assert bool(problems) is ("imageLookup" in volume)
         assert all("imageLookup gives 'default/a': VirtualMachineImage default/a is an ISO" in p for p in problems)
 
+    @pytest.mark.parametrize(
+        ("storage_class", "other", "text"),
+        [
+            ("lh-a", "lh-b", ""),
+            ("longhorn-a", "", ""),
+            ("lh-evil", "", "StorageClass 'lh-evil' is not one that Harvester gives it"),
+            ("longhorn-a", "longhorn-a", "StorageClass 'longhorn-a' is that of team-b/a, too"),
+        ],
+    )
+    def test_class_of_another_image_is_refused(self, storage_class: str, other: str, text: str) -> None:
+        images = [
+            image("a", storageClassName=storage_class),
+            image("a", namespace="team-b", storageClassName=other),
+        ]
+        images[0]["spec"]["checksum"] = SUM
+        found = resolve_image("default/a", images, "target")
+        assert found
+        failure = import_failure(found, DECLARED)
+        assert text in failure
+        assert bool(failure) is bool(text)
+        assert unusable_images([VOLUME], {"default/a": found}) == [], "an image that is named is the user's choice"
+
     def test_absent_image_is_awaited(self) -> None:
         assert awaited_images([VOLUME], {}, {"default/a": DECLARED}) == ["spec.volumes[0].imageName is 'default/a'"]
         present = {"default/a": ResolvedImage("default", "a", "lh-a")}
@@ -196,3 +248,19 @@ def test_iso_is_known_by_its_type_and_its_name(labels: dict[str, str], shown: st
     found = resolve_image("default/a", [slim.image(obj)], "target")
     assert found
     assert found.iso is (shown != "a.qcow2")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "paused", "cause"),
+    [
+        ("", False, "default/a: Harvester is importing the image"),
+        ("cluster.x-k8s.io/managed-by", False, "the HarvesterCluster is managed externally: import it by hand"),
+        ("cluster.x-k8s.io/paused", False, "the HarvesterCluster is paused: resume it, or import it by hand"),
+        ("", True, "the HarvesterCluster is paused: resume it, or import it by hand"),
+    ],
+)
+def test_machine_says_what_the_import_of_its_image_waits_for(annotation: str, paused: bool, cause: str) -> None:
+    condition = {"type": "ImagesReady", "status": "False", "message": "default/a: Harvester is importing the image"}
+    cluster = {"metadata": {"annotations": {annotation: ""}}, "status": {"conditions": [condition]}}
+    scope: Any = SimpleNamespace(harvester_cluster=cluster, cluster={"spec": {"paused": paused}})
+    assert describe_import(scope, ["spec.volumes[0].imageName is 'default/a'"]).partition(": ")[2] == cause
