@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from caphv.api import remedies
+from caphv.api.bootimage import PENDING_IMPORTS
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, at
 from operations.capacity.preflight import check_controllers, check_health, surge_of
@@ -200,21 +201,39 @@ def _check_images(parts: Parts, wanted: str) -> Iterator[Check]:
     if not needed:
         return
 
-    subject = f"Cluster {parts.key}"
+    subject, named = f"Cluster {parts.key}", ", ".join(sorted(needed))
     condition = condition_of(parts.harvester_cluster, ConditionType.IMAGES_READY)
-    message = str(condition.get("message") or "")
-    # A long message leaves out some of the images.
-    concerned = condition.get("status") == "False" and (
-        any(image in message for image in needed) or " more" in message
-    )
-    if not concerned:
-        yield ok("images", subject, f"imported: {', '.join(sorted(needed))}")
-    elif condition.get("reason") == Reason.IMAGE_IMPORT_FAILED:
+    status, message = condition.get("status"), str(condition.get("message") or "")
+    generation = at(parts.harvester_cluster, "metadata", "generation") or 0
+    is_current = (condition.get("observedGeneration") or 0) >= generation
+    if status == "True" and is_current:
+        yield ok("images", subject, f"imported: {named}")
+    elif status != "False" or not is_current:
+        remedy = "Wait until condition ImagesReady tells, or new machines may have to wait"
+        message = f"it is not known yet whether Harvester has imported {named}"
+        yield Check("images", subject, Result.WARNING, message, remedy)
+    elif concerned := [image for image in needed if _has_failed(image, condition)]:
         remedy = "Correct it first: new machines would get no VM"
-        yield Check("images", subject, Result.ERROR, message, remedy)
-    else:
+        detail = f"{', '.join(sorted(concerned))} cannot be imported: {message}"
+        yield Check("images", subject, Result.ERROR, detail, remedy)
+    elif " more" in message or any(_part_about(image, message) for image in needed):
+        # The message leaves out some of many images, so that these may not be imported.
         remedy = "Wait for it, or new machines will"
         yield Check("images", subject, Result.WARNING, message, remedy)
+    else:
+        yield ok("images", subject, f"imported: {named}")
+
+
+def _part_about(image: str, message: str) -> str:
+    """Return what the message of the condition says from an image on, empty if it is not named."""
+    return f"; {message}".partition(f"; {image}: ")[2]
+
+
+def _has_failed(image: str, condition: Obj) -> bool:
+    """Return whether the condition says that the import of an image has failed."""
+    part = _part_about(image, str(condition.get("message") or ""))
+    is_failure = condition.get("reason") == Reason.IMAGE_IMPORT_FAILED
+    return is_failure and bool(part) and not part.startswith(PENDING_IMPORTS)
 
 
 def _skew(parts: Parts, cluster: Cluster, wanted: str, version: Version) -> Iterator[Check]:

@@ -17,6 +17,8 @@ from tests.support.clusters import VERSION, Builder, condition
 
 pytestmark = pytest.mark.unit
 
+IMAGE = "default/sles-1.36.3-rke2r1"
+
 NEXT = "v1.36.3+rke2r1"
 
 
@@ -143,10 +145,14 @@ def test_what_is_wrong_with_the_cluster_forbids_it() -> None:
     ("status", "reason", "message", "result"),
     [
         ("True", "ImagesReady", "", Result.OK),
-        ("False", "ImagesImporting", "default/sles-1.36.3-rke2r1: 50 %", Result.WARNING),
-        ("False", "ImageImportFailed", "default/sles-1.36.3-rke2r1: checksum", Result.ERROR),
-        ("False", "ImageImportFailed", "default/a: checksum; default/b: checksum and 1 more", Result.ERROR),
+        ("False", "ImagesImporting", f"{IMAGE}: 50 %", Result.WARNING),
+        ("False", "ImageImportFailed", f"{IMAGE}: checksum", Result.ERROR),
+        ("False", "ImageImportFailed", f"default/a: checksum; {IMAGE}: checksum", Result.ERROR),
+        ("False", "ImageImportFailed", f"default/a: bad; {IMAGE}: Harvester is importing the image", Result.WARNING),
+        ("False", "ImageImportFailed", "default/a: checksum; default/b: checksum and 1 more", Result.WARNING),
+        ("False", "ImageImportFailed", f"default/a: checksum; see {IMAGE}-x: checksum", Result.OK),
         ("False", "ImageImportFailed", "default/a: checksum", Result.OK),
+        ("Unknown", "ImagesImporting", "", Result.WARNING),
     ],
 )
 def test_version_whose_image_cannot_be_imported_is_refused(
@@ -163,6 +169,15 @@ def test_version_whose_image_cannot_be_imported_is_refused(
             {"volumeType": "image", "imageLookup": {"format": "default/sles-{{.K8sVersion}}"}}
         ]
     assert [verdict for verdict, _ in verdicts(plan(builder), "images")] == [result]
+    # What the provider reported before the last change of the spec, or not at all, is no answer.
+    builder.harvester_cluster["metadata"]["generation"] = 2
+    for observed in (1, None):
+        found["observedGeneration"] = observed
+        assert [verdict for verdict, _ in verdicts(plan(builder), "images")] == [Result.WARNING]
+    found["observedGeneration"] = 2
+    assert [verdict for verdict, _ in verdicts(plan(builder), "images")] == [result]
+    builder.harvester_cluster["status"]["conditions"].remove(found)
+    assert [verdict for verdict, _ in verdicts(plan(builder), "images")] == [Result.WARNING]
     del spec["images"]
     assert verdicts(plan(builder), "images") == []
 
