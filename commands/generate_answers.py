@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api.bootimage import look_up
 from caphv.api.counting import counted
 from caphv.api.plaintext import one_line
 from commands.output.echo import echo
@@ -81,6 +82,8 @@ class Interview:
             # Machines without IPPools use DHCP, which provides these values.
             has_pool = self.values.get("--ip-pool-refs") or self.values.get("--ip-pool")
             if flag.name in _POOL_FLAGS and not has_pool:
+                continue
+            if flag.name == "--image" and self.values.get("--image-lookup"):
                 continue
             self.answers[flag.name] = self._ask(flag)
 
@@ -230,7 +233,7 @@ def _summary(
     return [
         ("Cluster", f"{definition.key}, {definition.distribution} {definition.version}"),
         *sizes,
-        ("Image", str(definition.control_plane.volumes[0].get("imageName"))),
+        ("Image", _image(definition)),
         ("Login", f"user {definition.ssh_user}, KeyPair {definition.ssh_key_pair}"),
         ("Networks", ", ".join(definition.networks)),
         ("Machine addresses", addresses),
@@ -248,6 +251,14 @@ def _summary(
         ),
         ("Add-ons", f"by {definition.delivery}" if definition.delivery != "None" else "none"),
     ]
+
+
+def _image(definition: Definition) -> str:
+    """Return the image of the boot disks, which all pools have in common."""
+    boot = definition.control_plane.volumes[0]
+    if lookup := boot.get("imageLookup"):
+        return look_up(lookup, definition.version)
+    return str(boot.get("imageName"))
 
 
 def _disks(volumes: tuple[Mapping[str, Any], ...]) -> str:

@@ -31,6 +31,7 @@ class AccountOptions:
     targets: tuple[str, ...]
     all_namespaces: bool
     create_ip_pools: bool
+    import_images: tuple[str, ...]
     server: str
     expires_in: int | None
     lasting_token: bool
@@ -95,6 +96,13 @@ kubeconfig --file team-a.yaml
     "--create-ip-pools",
     is_flag=True,
     help="May also create and delete IPPools, for clusters that describe their own.",
+)
+@click.option(
+    "--import-images",
+    multiple=True,
+    metavar="NAMESPACE",
+    callback=_check_names,
+    help="Namespace into which clusters may have images imported; may be repeated.",
 )
 @click.option(
     "--server",
@@ -177,7 +185,11 @@ def create(
         raise click.UsageError("--lasting-token and --expires-in exclude each other")
 
     account = identityaccount.Account(
-        options.name, options.namespace, options.targets, options.create_ip_pools
+        options.name,
+        options.namespace,
+        options.targets,
+        options.create_ip_pools,
+        images=options.import_images,
     )
     if dry_run:
         _warn_about_scope(account)

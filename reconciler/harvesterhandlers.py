@@ -37,6 +37,7 @@ from reconciler.predicates import (
     entries,
     guest_fields,
     host_fields,
+    image_fields,
     may_serve_more,
     pool_fields,
     restored_labels,
@@ -204,10 +205,17 @@ class HarvesterHandlers:
                 self._machines.add(key_of(machine))
             self._add_cluster_of_load_balancer(sessions, Key(namespace, name))
 
-    def _image(self, sessions: _Sessions, _change: Change) -> None:
-        """Enqueue the machines that wait for an image."""
+    def _image(self, sessions: _Sessions, change: Change) -> None:
+        """Enqueue the machines that wait for an image, and the clusters that declare it."""
+        if not differs(change, image_fields):
+            return
+        image = change.obj
+        image_names = {str(image["metadata"]["name"]), str(at(image, "spec", "displayName") or "")}
         for session in sessions:
             self._context.topics.notify(triggers.images(session.fingerprint))
+            for name in image_names:
+                topic = triggers.image(session.fingerprint, change.key.namespace, name)
+                self._context.topics.notify(topic)
 
     def _key_pair(self, sessions: _Sessions, _change: Change) -> None:
         """Enqueue the machines that wait for a key pair."""

@@ -181,6 +181,9 @@ class ClusterMemory:
     account_lost: bool = False
     # When the guests' account was last seen on Harvester. Without it, the account is read again.
     account_checked_at: float | None = None
+    # Value of annotation `caphv.io/reconcile-at` at the last attempt to import images. Without it,
+    # refused imports are tried again.
+    images_tried_at: str = ""
     # The last report about the guests' credentials. Without it, an Event is repeated for a paused
     # cluster.
     expiry_reported: str = ""

@@ -19,6 +19,7 @@ from caphv.api.object import (
 from caphv.runtime.cache import Change
 from reconciler.harvester.topology import accepts_machines
 from reconciler.machine.guestlabels import VM_LABELS
+from reconciler.machine.images import PROGRESS_STEP
 from reconciler.machine.node import initialization
 from reconciler.machine.vmstatus import is_agent_connected, is_paused
 from reconciler.machinetemplate.controller import ARCHITECTURE
@@ -36,6 +37,18 @@ _METADATA = (
 def differs(change: Change, fields: Callable[[Obj], Any]) -> bool:
     """Return whether an object appeared, was deleted, or has changed in fields that matter."""
     return change.old is None or change.new is None or fields(change.old) != fields(change.new)
+
+
+def image_fields(image: Obj) -> list[Any]:
+    """Return the fields of a VirtualMachineImage that machines and clusters read.
+
+    Harvester writes the progress of an import in steps of 1 %, and conditions report each tenth.
+    """
+    status = dict(image.get("status") or {})
+    if isinstance(progress := status.pop("progress", None), int):
+        status["progress"] = progress // PROGRESS_STEP
+    deleted = image["metadata"].get("deletionTimestamp")
+    return [image["metadata"].get("labels"), deleted, image.get("spec"), status]
 
 
 def metadata_fields(obj: Obj) -> list[Any]:

@@ -109,6 +109,11 @@ class StatusDraft:
             return False
         return reason in ("", reported.get("reason"))
 
+    def has_reason(self, condition: ConditionType, reason: str) -> bool:
+        """Return whether the condition of the server's status has this reason already."""
+        reported = conditions.get_condition(self._before.get("conditions") or [], condition)
+        return reported is not None and reported.get("reason") == reason
+
     def has(self, condition: ConditionType) -> bool:
         """Return whether the working copy has the condition, with any status."""
         return conditions.get_condition(self.fields.get("conditions") or [], condition) is not None

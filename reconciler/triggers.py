@@ -120,6 +120,14 @@ def images(harvester: str) -> Hashable:
     return "images", harvester
 
 
+def image(harvester: str, namespace: str, name: str) -> Hashable:
+    """Return the topic of the images of a Harvester with a name or display name.
+
+    :param harvester: fingerprint of a session on it
+    """
+    return "image", harvester, namespace, name
+
+
 def key_pairs(harvester: str) -> Hashable:
     """Return the topic of the key pairs of a Harvester."""
     return "key pairs", harvester

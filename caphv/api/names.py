@@ -121,6 +121,8 @@ FORMER_CLUSTERS_ANNOTATION = "caphv.io/former-management-clusters"
 RECLAIM_POLICY_ANNOTATION = "caphv.io/reclaim-policy"
 # Our own label on VMs: namespace and name of their Cluster.
 CLUSTER_LABEL = "caphv.io/cluster"
+# Our own label on VirtualMachineImages that the provider has imported, for whatever cluster.
+IMPORTED_LABEL = "caphv.io/imported"
 # On the Secret with the cloud config in a workload cluster: hashes of its content and of the inputs
 # of that content, and times of its token.
 CONTENT_ANNOTATION = "caphv.io/content-hash"
@@ -173,6 +175,8 @@ NETWORK_IPS_ANNOTATION = "networks.harvesterhci.io/ips"
 DISK_NAMES_ANNOTATION = "harvesterhci.io/diskNames"
 SSH_NAMES_ANNOTATION = "harvesterhci.io/sshNames"
 IMAGE_ID_ANNOTATION = "harvesterhci.io/imageId"
+# Of Harvester's UI, on images: `iso` or `raw_qcow2`.
+IMAGE_TYPE_LABEL = "harvesterhci.io/image-type"
 WITNESS_LABEL = "node-role.harvesterhci.io/witness"
 MAINTENANCE_ANNOTATION = "harvesterhci.io/maintain-status"
 # On a host that Harvester is asked to drain for maintenance, or to drain by force, and the taint of
@@ -243,6 +247,7 @@ class ConditionType(StrEnum):
     INIT_MACHINE_CREATED = "InitMachineCreated"
     FLEET_INTEGRATION_READY = "FleetIntegrationReady"
     ADDON_BUNDLES_READY = "AddonBundlesReady"
+    IMAGES_READY = "ImagesReady"
     PARKED = "Parked"
     HOSTS_EVACUATED = "HostsEvacuated"
     # HarvesterMachine
@@ -293,6 +298,8 @@ class Reason(StrEnum):
     ADDON_BUNDLES_NOT_PUSHED = "AddonBundlesNotPushed"
     ADDON_BUNDLES_NOT_APPLIED = "AddonBundlesNotApplied"
     ADDON_BUNDLES_MISSING = "AddonBundlesMissing"
+    IMAGES_IMPORTING = "ImagesImporting"
+    IMAGE_IMPORT_FAILED = "ImageImportFailed"
     PARKING = "Parking"
     RESUMING = "Resuming"
     PARK_BLOCKED = "ParkBlocked"

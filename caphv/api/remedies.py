@@ -74,9 +74,8 @@ NEW_IDENTITY = Remedy(
 # replace an expired one.
 ROTATE_IDENTITY = Remedy("caphv identity rotate {namespace}/{name} --harvester-kubeconfig FILE")
 GRANT_RIGHTS = Remedy(
-    "caphv identity create --harvester-kubeconfig FILE --target-namespace {target}{pools}"
+    "caphv identity create --harvester-kubeconfig FILE --target-namespace {target}{more}"
 )
-
 # Harvester
 RELEASE_ADDRESSES = Remedy("caphv pools release {pool} -n {namespace}")
 UNCORDON_HOST = Remedy("kubectl uncordon {host}")

@@ -24,6 +24,8 @@ from operations.capacity.requirements import (
     Value,
     bare,
     device_values,
+    imports_of,
+    looked_up,
     mapping,
     shortcomings,
     texts_at,
@@ -34,6 +36,8 @@ _MACHINES: FieldPath = ("spec", "machines")
 _ADDRESSES: FieldPath = ("spec", "addresses")
 _POOLS: FieldPath = (*_ADDRESSES, "ipPoolRefs")
 _LOAD_BALANCER: FieldPath = ("spec", "loadBalancer")
+# The first release of a distribution, for a version without one.
+_SUFFIXES = {"rke2": "+rke2r1", "k3s": "+k3s1"}
 _FITTING = "VMs that fit on a host"
 _DEFAULT_STORAGE_CLASS = "longhorn"
 
@@ -87,12 +91,15 @@ class NewCluster:
         balancer = mapping(self.spec.get("loadBalancer"))
 
         image = _text_at(machines, _MACHINES, "image")
+        lookup = machines.get("imageLookup")
+        images = looked_up((*_MACHINES, "imageLookup"), lookup, _full_version(self.spec))
         key_pair = _text_at(machines, _MACHINES, "sshKeyPair")
         balancer_pool = _text_at(balancer, _LOAD_BALANCER, "ipPoolRef")
         return Requirements(
             self.target_namespace,
             namespace=Value(("spec", "targetNamespace"), self.target_namespace),
-            images=[image] if image else [],
+            images=[image] if image else images,
+            imported=imports_of({**self.spec, "targetNamespace": self.target_namespace}),
             key_pairs=[key_pair] if key_pair else [],
             networks=texts_at((*_MACHINES, "networks"), machines.get("networks")),
             storage_classes=_storage_classes(machines.get("extraDisks")),
@@ -102,6 +109,13 @@ class NewCluster:
             gateway=_text_at(addresses, _ADDRESSES, "gateway"),
             subnet_mask=_text_at(addresses, _ADDRESSES, "subnetMask"),
         )
+
+
+def _full_version(spec: Mapping[str, Any]) -> str:
+    """Return the Kubernetes version of the machines of a definition, which may be invalid."""
+    version = str(spec.get("kubernetesVersion") or "")
+    suffix = _SUFFIXES.get(str(spec.get("distribution") or "rke2"), "")
+    return version if "+" in version or not version else version + suffix
 
 
 def findings(cluster: NewCluster, harvester: Surroundings) -> list[Finding]:

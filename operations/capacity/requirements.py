@@ -6,11 +6,12 @@ the fields that hold the names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from caphv.api import ippool
+from caphv.api.bootimage import ImageLookupError, imports, look_up
 from caphv.api.hostresources import HUGEPAGES
 from caphv.api.object import Obj, at
 from caphv.validation.finding import Fault, FieldPath, Finding, did_you_mean
@@ -38,12 +39,14 @@ class Requirements:
 
     A name without a namespace is a name in the target namespace. `pools` give addresses to
     machines. These are on `networks`, or on `networks_of_machines` where other objects name the
-    networks. `balancer_pools` give addresses to load balancers.
+    networks. `balancer_pools` give addresses to load balancers. `imported` are the qualified names
+    of images that the provider imports if Harvester lacks them.
     """
 
     target_namespace: str
     namespace: Value | None = None
     images: Sequence[Value] = ()
+    imported: Collection[str] = ()
     key_pairs: Sequence[Value] = ()
     networks: Sequence[Value] = ()
     storage_classes: Sequence[Value] = ()
@@ -73,13 +76,21 @@ def shortcomings(required: Requirements, harvester: Surroundings) -> Iterator[Fi
 
 
 def machine_requirements(
-    spec: Mapping[str, Any], target_namespace: str, root: FieldPath = ()
+    spec: Mapping[str, Any],
+    target_namespace: str,
+    root: FieldPath = (),
+    *,
+    version: str = "",
+    imported: Collection[str] = (),
 ) -> Requirements:
     """Return the objects that the spec of a HarvesterMachine names.
 
     :param spec: the spec of a HarvesterMachine, or of the machines of a template
     :param target_namespace: the namespace of its VM
     :param root: the path of the spec in its object
+    :param version: Kubernetes version of the machines; if it is empty, lookups of images are left
+        out
+    :param imported: images that the provider imports, by `imports_of`
     """
     # A spec may be invalid. The schema reports values of a wrong type, so that they are skipped.
     images, classes = [], []
@@ -90,6 +101,8 @@ def machine_requirements(
         path = (*root, "volumes", index)
         if volume.get("imageName"):
             images.append(Value((*path, "imageName"), str(volume["imageName"])))
+        elif version:
+            images += looked_up((*path, "imageLookup"), volume.get("imageLookup"), version)
         if volume.get("storageClass"):
             classes.append(Value((*path, "storageClass"), str(volume["storageClass"])))
 
@@ -101,6 +114,7 @@ def machine_requirements(
     return Requirements(
         target_namespace,
         images=images,
+        imported=imported,
         key_pairs=key_pairs,
         networks=texts_at((*root, "networks"), spec.get("networks")),
         storage_classes=classes,
@@ -138,6 +152,19 @@ def cluster_requirements(
         balancer_pools=_pool_values(balancer, (*root, "loadBalancerConfig")),
         **_addresses(mapping(spec.get("vmNetworkConfig")), (*root, "vmNetworkConfig")),
     )
+
+
+def looked_up(path: FieldPath, lookup: Any, version: str) -> list[Value]:
+    """Return the image that a lookup gives for a version; other checks report invalid ones."""
+    try:
+        return [Value(path, look_up(mapping(lookup), version))] if lookup else []
+    except ImageLookupError:
+        return []
+
+
+def imports_of(cluster_spec: Mapping[str, Any]) -> set[str]:
+    """Return the qualified names of images that a cluster declares."""
+    return set(map(str, imports(cluster_spec).values()))
 
 
 def texts_at(path: FieldPath, values: Any) -> list[Value]:
@@ -216,7 +243,10 @@ def _check_images(required: Requirements, harvester: Surroundings) -> Iterator[F
     if existing is None:
         return
     target = required.target_namespace
-    yield from _find_absent(required.images, existing, "VM image", IMAGES, target)
+    needed = [
+        value for value in required.images if _qualify(value.text, target) not in required.imported
+    ]
+    yield from _find_absent(needed, existing, "VM image", IMAGES, target)
 
     for value in required.images:
         image = existing.get(_qualify(value.text, required.target_namespace))

@@ -261,16 +261,39 @@ class Rotation:
                     "not changed"
                 )
             missing = await rights.find_denied(probe, rights.needed_rights(identity.clusters))
+            lost = await self._find_lost(probe)
         finally:
             await probe.close()
 
-        if missing:
+        if missing or lost:
             targets = (str(cluster["spec"]["targetNamespace"]) for cluster in identity.clusters)
-            command = remedies.GRANT_RIGHTS(target=next(targets, "NAMESPACE"), pools="")
+            more = rights.import_flags(lost)
+            command = remedies.GRANT_RIGHTS(target=next(targets, "NAMESPACE"), more=more)
+            missing += lost
             raise RotationError(
                 f"not changed: the account may not {'; '.join(rights.describe(missing))}. Grant "
                 f"it: {command}, with --name and --namespace of the account"
             )
+
+    async def _find_lost(self, probe: ApiClient) -> list[rights.Right]:
+        """Return optional rights that the former token has, and the new one lacks.
+
+        A right that is missing anyway must not keep a token in use until it expires.
+        """
+        optional = rights.import_rights(self.identity.clusters)
+        missing = await rights.find_denied(probe, optional) if optional else []
+        if not missing:
+            return []
+
+        former = parse_kubeconfig(self.identity.content.decode()).client(**_CLIENT_OPTIONS)
+        try:
+            lacked = await rights.find_denied(former, missing)
+        except RequestError:
+            # A token that is not valid any more has nothing to lose.
+            return []
+        finally:
+            await former.close()
+        return sorted(set(missing) - set(lacked))
 
     async def _write(self, content: str) -> None:
         """Write the new token, with an annotation that names the former one while it is valid."""

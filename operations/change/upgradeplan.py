@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from caphv.api import remedies
+from caphv.api.bootimage import PENDING_IMPORTS
+from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, at
 from operations.capacity.preflight import (
     check_controllers,
@@ -15,8 +17,10 @@ from operations.capacity.preflight import (
     devices_of_machines,
     surge_of,
 )
+from operations.capacity.requirements import imports_of, looked_up
 from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
 from operations.change.scaling import servers_of, workers_of
+from operations.read.objects import condition_of
 from operations.status.check import Check, Result, ok
 from operations.status.model import Cluster
 from operations.status.parts import Parts
@@ -102,7 +106,7 @@ def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wan
     patches, later = _patches(parts, deployments, cluster, wanted)
     checks = [*check_controllers(parts), *_skew(parts, cluster, wanted, version)]
     if patches:
-        checks += check_health(cluster)
+        checks += [*check_health(cluster), *_check_images(parts, wanted)]
     pending = tuple(change for patch in later for change in patch.changes)
     return Plan(parts.key, tuple(patches), tuple(checks), pending)
 
@@ -196,6 +200,58 @@ def is_control_plane_upgraded(cluster: Cluster, wanted: str) -> bool:
     return cluster.control_plane.complete and all(
         machine.version == wanted and machine.ready and not machine.deleting for machine in machines
     )
+
+
+def _check_images(parts: Parts, wanted: str) -> Iterator[Check]:
+    """Check that declared images for the version are imported: a rollout would stop without them.
+
+    Images that no HarvesterCluster declares are not known here; `caphv plan` asks Harvester.
+    """
+    spec = at(parts.harvester_cluster, "spec") or {}
+    target, declared = str(spec.get("targetNamespace") or ""), imports_of(spec)
+    needed = {
+        image.text if "/" in image.text else f"{target}/{image.text}"
+        for machine in parts.harvester_machines.values()
+        for volume in at(machine, "spec", "volumes") or ()
+        for image in looked_up((), volume.get("imageLookup"), wanted)
+    }
+    needed &= declared
+    if not needed:
+        return
+
+    subject, named = f"Cluster {parts.key}", ", ".join(sorted(needed))
+    condition = condition_of(parts.harvester_cluster, ConditionType.IMAGES_READY)
+    status, message = condition.get("status"), str(condition.get("message") or "")
+    generation = at(parts.harvester_cluster, "metadata", "generation") or 0
+    is_current = (condition.get("observedGeneration") or 0) >= generation
+    if status == "True" and is_current:
+        yield ok("images", subject, f"imported: {named}")
+    elif status != "False" or not is_current:
+        remedy = "Wait until condition ImagesReady tells, or new machines may have to wait"
+        message = f"it is not known yet whether Harvester has imported {named}"
+        yield Check("images", subject, Result.WARNING, message, remedy)
+    elif concerned := [image for image in needed if _has_failed(image, condition)]:
+        remedy = "Correct it first: new machines would get no VM"
+        detail = f"{', '.join(sorted(concerned))} cannot be imported: {message}"
+        yield Check("images", subject, Result.ERROR, detail, remedy)
+    elif " more" in message or any(_part_about(image, message) for image in needed):
+        # The message leaves out some of many images, so that these may not be imported.
+        remedy = "Wait for it, or new machines will"
+        yield Check("images", subject, Result.WARNING, message, remedy)
+    else:
+        yield ok("images", subject, f"imported: {named}")
+
+
+def _part_about(image: str, message: str) -> str:
+    """Return what the message of the condition says from an image on, empty if it is not named."""
+    return f"; {message}".partition(f"; {image}: ")[2]
+
+
+def _has_failed(image: str, condition: Obj) -> bool:
+    """Return whether the condition says that the import of an image has failed."""
+    part = _part_about(image, str(condition.get("message") or ""))
+    is_failure = condition.get("reason") == Reason.IMAGE_IMPORT_FAILED
+    return is_failure and bool(part) and not part.startswith(PENDING_IMPORTS)
 
 
 def _skew(parts: Parts, cluster: Cluster, wanted: str, version: Version) -> Iterator[Check]:

@@ -18,7 +18,7 @@ from operations.capacity.addresspools import PoolReport
 from operations.doctor import guests, pitfalls, references, settings, storage
 from operations.doctor.forms import number_of
 from operations.doctor.references import References
-from operations.doctor.rights import AHEAD, Right, describe
+from operations.doctor.rights import AHEAD, Right, describe, import_flags, import_rights
 from operations.doctor.storage import Storage
 from operations.leftovers.decision import ADDRESS, HarvesterState, examine
 from operations.read.objects import (
@@ -187,16 +187,21 @@ def _check_rights(facts: HarvesterFacts, subject: str) -> Check:
 
     # Rights that only a later Harvester needs do not matter today.
     denied = set(facts.denied) - AHEAD
+    # An account without these can use images that Harvester has.
+    imports = denied.intersection(import_rights(facts.clusters))
     if denied:
         message = f"the account may not {'; '.join(describe(denied))}"
-        command = remedies.GRANT_RIGHTS(target=_target(facts), pools="")
+        command = remedies.GRANT_RIGHTS(target=_target(facts), more=import_flags(imports))
         remedy = f"Grant the roles in deploy/harvester/clusterroles.yaml, as this does: {command}"
+        if denied == imports:
+            message += ", so that images of spec.images have to be imported by hand"
+            return Check("rights", subject, Result.WARNING, message, remedy)
         return Check("rights", subject, Result.ERROR, message, remedy)
 
     message = "the account has all rights that the provider needs"
     if later := AHEAD.intersection(facts.denied):
         missing = "; ".join(describe(later))
-        command = remedies.GRANT_RIGHTS(target=_target(facts), pools="")
+        command = remedies.GRANT_RIGHTS(target=_target(facts), more="")
         message += (
             f"; Harvester after 1.9 also requires {missing}: before an upgrade, run {command}"
         )

@@ -171,7 +171,11 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
     namespaces = target_namespaces(facts.clusters)
     facts.objects = await read_harvester(harvester, namespaces, surroundings=True)
     with suppress(ApiError):
-        needed = [*rights.needed_rights(facts.clusters), *rights.AHEAD]
+        needed = [
+            *rights.needed_rights(facts.clusters),
+            *rights.import_rights(facts.clusters),
+            *rights.AHEAD,
+        ]
         facts.denied = await rights.find_denied(harvester, needed)
     with suppress(ApiError):
         # The role of the provider allows it to list this one name, but not to get it.

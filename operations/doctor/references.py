@@ -14,6 +14,7 @@ from operations.capacity.free import CapacityObjects
 from operations.capacity.requirements import (
     Requirements,
     cluster_requirements,
+    imports_of,
     machine_requirements,
     place_of,
     shortcomings,
@@ -79,15 +80,24 @@ def _requirements_of(references: References) -> Iterator[tuple[Obj, Requirements
         names = at(obj, "spec", "networks") or ()
         networks.setdefault(_cluster_of(obj), set()).update(map(str, names))
 
-    targets = {}
+    targets, imported = {}, {}
     for obj in references.clusters:
         spec, cluster = obj.get("spec") or {}, _cluster_of(obj)
         targets[cluster] = str(spec.get("targetNamespace") or "")
+        imported[cluster] = imports_of(spec)
         yield obj, cluster_requirements(spec, networks.get(cluster, ()), ("spec",))
 
     for obj in references.machines:
-        target = targets.get(_cluster_of(obj), "")
-        yield obj, machine_requirements(obj.get("spec") or {}, target, ("spec",))
+        cluster = _cluster_of(obj)
+        yield (
+            obj,
+            machine_requirements(
+                obj.get("spec") or {},
+                targets.get(cluster, ""),
+                ("spec",),
+                imported=imported.get(cluster, ()),
+            ),
+        )
 
 
 def _cluster_of(obj: Obj) -> Key:

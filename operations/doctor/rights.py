@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import product, starmap
 
 from caphv import data
+from caphv.api.bootimage import imports
 from caphv.api.names import GUESTS_PREFIX
 from caphv.api.object import (
     CLUSTER_ROLE_BINDINGS,
@@ -25,6 +26,7 @@ from operations.read.objects import target_namespaces
 _IN_NAMESPACES = "caphv-account-namespace"
 _GUESTS = "caphv-account-guests"
 _POOLS = "caphv-account-pools"
+_IMAGES = "caphv-account-images"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -64,10 +66,12 @@ Disks then have the spec's modes, or Longhorn's, and volumes of parked clusters 
 def needed_rights(clusters: Iterable[Obj]) -> list[Right]:
     """Return the rights of the shipped roles that these HarvesterClusters need.
 
-    `AHEAD` and `OPTIONAL` are not among them.
+    `AHEAD`, `OPTIONAL` and `import_rights` are not among them.
     """
     # The namespaces in which an account has a role, by the name of the role.
-    namespaces: dict[str, set[str]] = {_IN_NAMESPACES: set(), _GUESTS: set(), _POOLS: set()}
+    namespaces: dict[str, set[str]] = {
+        role: set() for role in (_IN_NAMESPACES, _GUESTS, _POOLS, _IMAGES)
+    }
     for cluster in clusters:
         spec = cluster.get("spec") or {}
         targets = target_namespaces([cluster])
@@ -85,10 +89,31 @@ def needed_rights(clusters: Iterable[Obj]) -> list[Right]:
         for name in namespaces[_GUESTS]
     }
 
-    path = data.folder("deploy/harvester") / "clusterroles.yaml"
-    for role in load_yaml_all(path.read_text(encoding="utf-8")):
+    for role in _shipped_roles():
         rights.update(_role_rights(role, namespaces))
     return sorted(rights - AHEAD - OPTIONAL)
+
+
+def import_rights(clusters: Iterable[Obj]) -> list[Right]:
+    """Return the rights to import the images that these HarvesterClusters declare.
+
+    An account can do without: Harvester may have the images, or get them by hand.
+    """
+    declared = (imports(cluster.get("spec") or {}) for cluster in clusters)
+    namespaces = {image.namespace for images in declared for image in images.values()}
+    roles = (role for role in _shipped_roles() if role["metadata"]["name"] == _IMAGES)
+    return sorted(right for role in roles for right in _role_rights(role, {_IMAGES: namespaces}))
+
+
+def import_flags(rights: Iterable[Right]) -> str:
+    """Return the arguments of `caphv identity create` that grant rights to import images."""
+    namespaces = sorted({right.namespace for right in rights})
+    return "".join(f" --import-images {namespace}" for namespace in namespaces)
+
+
+def _shipped_roles() -> list[Obj]:
+    path = data.folder("deploy/harvester") / "clusterroles.yaml"
+    return load_yaml_all(path.read_text(encoding="utf-8"))
 
 
 async def find_denied(client: ApiClient, rights: Iterable[Right]) -> list[Right]:

@@ -33,12 +33,13 @@ _WARNINGS = frozenset(
         Reason.ADDON_BUNDLES_NOT_APPLIED,
         Reason.FAILURE_DOMAIN_UNAVAILABLE,
         Reason.LIMIT_REACHED,
+        Reason.IMAGE_IMPORT_FAILED,
         Reason.EVACUATION_BLOCKED,
     }
 )
 # A cluster works without add-ons, and some clusters are meant to have none. An evacuation is
-# requested, and reports itself what does not end in time.
-_NOTES = frozenset({Reason.ADDON_BUNDLES_MISSING, Reason.EVACUATING})
+# requested, and reports itself what does not end in time. A download may take its time.
+_NOTES = frozenset({Reason.ADDON_BUNDLES_MISSING, Reason.EVACUATING, Reason.IMAGES_IMPORTING})
 
 
 def condition_problem(parts: Parts, obj: Obj, kind: str, condition: Obj, now: datetime) -> Problem:

@@ -48,6 +48,7 @@ _ADDITIONAL = (
     ConditionType.CLOUD_PROVIDER_CONFIG_READY,
     ConditionType.FLEET_INTEGRATION_READY,
     ConditionType.ADDON_BUNDLES_READY,
+    ConditionType.IMAGES_READY,
     ConditionType.HOSTS_EVACUATED,
 )
 # Reasons that follow from a decision of the user.

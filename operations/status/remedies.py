@@ -121,6 +121,10 @@ _BY_REASON: dict[str, str] = {
         f"{remedies.SUSPEND_ADDONS}"
     ),
     Reason.INFRASTRUCTURE_PROVISIONING_FAILED: _LOOK,
+    Reason.IMAGES_IMPORTING: f"No action needed; to follow it: {remedies.FOLLOW_ALL}",
+    Reason.IMAGE_IMPORT_FAILED: (
+        f"Correct spec.images, or do what the message says on Harvester: {remedies.EDIT_OBJECT}"
+    ),
     Reason.EVACUATING: f"No action needed; to follow it: {remedies.FOLLOW_ALL}",
     Reason.EVACUATION_BLOCKED: (
         "Do what it says, or remove annotation caphv.io/evacuate from the host"
@@ -143,6 +147,10 @@ _BY_REASON: dict[str, str] = {
 # Cluster API reverts changes of the objects that it creates from a topology, so that users must
 # correct the variables of the topology.
 _IN_TOPOLOGY: dict[str, str] = {
+    Reason.IMAGE_IMPORT_FAILED: (
+        "Correct variable images, or do what the message says on Harvester: "
+        f"{remedies.EDIT_CLUSTER}"
+    ),
     Reason.VM_IP_POOL_CREATION_FAILED: (
         "Correct the variables of the addresses of machines, or free the name on "
         f"Harvester: {remedies.EDIT_CLUSTER}"

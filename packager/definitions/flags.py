@@ -242,6 +242,16 @@ FLAGS = (
         None,
     ),
     Flag(
+        "--image-lookup",
+        ("spec", "machines", "imageLookup", "format"),
+        "Instead of --image, its name by version, for example default/{{.BaseOS}}-{{.K8sVersion}}.",
+    ),
+    Flag(
+        "--base-os",
+        ("spec", "machines", "imageLookup", "baseOS"),
+        "What {{.BaseOS}} in --image-lookup stands for, for example sles-15-sp7.",
+    ),
+    Flag(
         "--cpu",
         ("spec", "machines", "cpu"),
         "CPU cores of a VM.  [default: 2]",

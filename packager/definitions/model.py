@@ -99,6 +99,7 @@ class Definition:
     failure_domains: tuple[str, ...] = ()
     guest_volumes: str = ""
     etcd_snapshots: Mapping[str, Any] = field(default_factory=dict)
+    images: tuple[Mapping[str, Any], ...] = ()
     guest_config: Mapping[str, Any] = field(default_factory=dict)
     registries: Mapping[str, Any] = field(default_factory=dict)
     hardening: Hardening = field(default_factory=Hardening)
@@ -174,6 +175,7 @@ def _definition(obj: Obj) -> Definition:
         failure_domains=tuple(control_plane.get("failureDomains", ())),
         guest_volumes=spec.get("guestVolumes", ""),
         etcd_snapshots=spec.get("etcdSnapshots", {}),
+        images=tuple(spec.get("images", ())),
         guest_config=machines.get("guestConfig", {}),
         registries=spec.get("registries", {}),
         hardening=_hardening(spec.get("hardening", {})),
@@ -194,9 +196,10 @@ def _version(version: str, distribution: str) -> str:
 def _pool(name: str, pool: Obj, machines: Obj, *, replicas: int) -> Pool:
     """Return a pool, whose own sizes override the sizes of all machines."""
     # The machine boots from the disk with the image. All other disks are empty.
+    source = "imageLookup" if "imageLookup" in machines else "imageName"
     boot = {
         "volumeType": "image",
-        "imageName": machines["image"],
+        source: machines.get("imageLookup") or machines["image"],
         "volumeSize": pool.get("diskSize") or machines.get("diskSize", "40Gi"),
         "bootOrder": 1,
     }

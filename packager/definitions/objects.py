@@ -83,6 +83,8 @@ def harvester_cluster(definition: Definition, boot: NodeConfig) -> Obj:
     spec["cloudConfig"] = {"delivery": boot.cloud_config_delivery}
     if definition.failure_domains:
         spec["controlPlaneFailureDomains"] = list(definition.failure_domains)
+    if definition.images:
+        spec["images"] = [dict(image) for image in definition.images]
     if definition.guest_volumes:
         spec["guestVolumes"] = definition.guest_volumes
     return _obj(definition, API_VERSION, "HarvesterCluster", definition.key.name, spec)

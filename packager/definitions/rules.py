@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from caphv.api import names, parking
+from caphv.api import bootimage, names, parking
 from caphv.api.object import Obj
 from caphv.api.parkschedule import ScheduleError, load_zone, parse_schedule
 from caphv.validation.finding import Fault, FieldPath, Finding
@@ -152,6 +152,49 @@ def _check_external_endpoint(balancer: Obj) -> Iterator[Finding]:
     if host.rpartition(".")[2].isdecimal() and not _is_ipv4(host):
         detail = "must be an IPv4 address or a DNS name"
         yield Finding((*path, "endpoint", "host"), Fault.INVALID, detail, value=host)
+
+
+@RULES.rule(
+    "definition-image",
+    KINDS,
+    "Machines must have either `image` or `imageLookup`, the latter with `baseOS` if its format "
+    "contains `{{.BaseOS}}`. Images must have different names and be no ISOs, and their URLs must "
+    "not lead to loopback or link-local addresses.",
+)
+def _check_images(obj: Obj) -> Iterator[Finding]:
+    spec = obj["spec"]
+    machines, path = spec["machines"], ("spec", "machines")
+    lookup = machines.get("imageLookup")
+    if lookup is None and "image" not in machines:
+        detail = "name a VirtualMachineImage on Harvester, or set imageLookup"
+        yield Finding((*path, "image"), Fault.REQUIRED, detail)
+    if lookup is not None:
+        if "image" in machines:
+            detail = "image names the image already: remove one of them"
+            yield Finding((*path, "imageLookup"), Fault.FORBIDDEN, detail)
+        if bootimage.needs_base_os(lookup["format"]) and "baseOS" not in lookup:
+            detail = "format contains {{.BaseOS}}: name the operating system"
+            yield Finding((*path, "imageLookup", "baseOS"), Fault.REQUIRED, detail)
+
+    yield from _check_imports(spec)
+
+
+def _check_imports(spec: dict[str, Any]) -> Iterator[Finding]:
+    target, names_before = spec.get("targetNamespace", "default"), set[str]()
+    for index, image in enumerate(spec.get("images", ())):
+        place: FieldPath = ("spec", "images", index)
+        # Findings leave out the URL, because its query may grant a download.
+        if bootimage.is_iso(image["url"]):
+            detail = "is an ISO, which starts an installer: give a cloud image (qcow2)"
+            yield Finding((*place, "url"), Fault.INVALID, detail)
+        if bootimage.leads_inside(image["url"]):
+            detail = "leads to the host that downloads it: name a server"
+            yield Finding((*place, "url"), Fault.INVALID, detail)
+        name = bootimage.qualified(image["name"], target)
+        if name in names_before:
+            detail = "another image has this name: remove one of them"
+            yield Finding((*place, "name"), Fault.DUPLICATE, detail, value=image["name"])
+        names_before.add(name)
 
 
 @RULES.rule("definition-firmware", KINDS, "UEFI must be enabled for Secure Boot.")

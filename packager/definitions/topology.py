@@ -65,6 +65,7 @@ def _variables(definition: Definition, boot: NodeConfig) -> Obj:
         "guestConfig": dict(definition.guest_config),
         "failureDomains": list(definition.failure_domains),
         "guestVolumes": definition.guest_volumes,
+        "images": [dict(image) for image in definition.images],
         "registries": dict(definition.registries),
         "etcdSnapshots": dict(definition.etcd_snapshots),
     }

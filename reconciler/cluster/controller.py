@@ -28,6 +28,7 @@ from reconciler.cluster import (
     guestname,
     guestvolumes,
     identity,
+    images,
     limits,
     loadbalancer,
     pools,
@@ -78,6 +79,7 @@ class ClusterReconciler:
             self._ensure_endpoint,
             self._set_ready,
             # Support the running cluster. None of these phases blocks machines.
+            images.ensure_images,
             self._watch_workload_cluster,
             fleet.ensure_fleet_labels,
             cloudconfig.ensure_cloud_config,

@@ -47,6 +47,7 @@ from reconciler.harvester.kubeconfig import API_PORT, kubeconfig
 MANAGER = "caphv-identity"
 MOVE_LABEL = "clusterctl.cluster.x-k8s.io/move"
 CLUSTER_WIDE_ROLE, POOLS_ROLE = "caphv-account", "caphv-account-pools"
+IMAGES_ROLE = "caphv-account-images"
 NAMESPACE_ROLE, GUESTS_ROLE = "caphv-account-namespace", "caphv-account-guests"
 AVAILABILITY_ROLE = "caphv-identity"
 _RESOURCES = {
@@ -75,6 +76,7 @@ class Account:
     :param targets: target namespaces of the account; if empty, its rights hold in all namespaces
     :param pools: whether the account may create and delete IPPools
     :param token: name of the Secret with the lasting token, empty for the default
+    :param images: namespaces into which the account may import images
     """
 
     name: str
@@ -82,6 +84,7 @@ class Account:
     targets: tuple[str, ...] = ()
     pools: bool = False
     token: str = ""
+    images: tuple[str, ...] = ()
 
     @property
     def token_secret(self) -> str:
@@ -119,7 +122,7 @@ def objects(
     ]
 
     metadata = {"name": account.name, "namespace": account.namespace}
-    namespaces = dict.fromkeys((account.namespace, *account.targets))
+    namespaces = dict.fromkeys((account.namespace, *account.targets, *account.images))
     token = token_secret(account.namespace, account.name, account.token_secret)
 
     return [
@@ -134,6 +137,7 @@ def objects(
         _binding(account, AVAILABILITY_ROLE, of="Role", namespace=HARVESTER_NAMESPACE),
         *([_binding(account, POOLS_ROLE)] if account.pools else []),
         *(_binding(account, NAMESPACE_ROLE, namespace=name) for name in account.targets or ("",)),
+        *(_binding(account, IMAGES_ROLE, namespace=name) for name in account.images),
         *([] if account.targets else _own_tokens(account)),
         *(
             obj
@@ -251,11 +255,16 @@ def identity_secret(name: str, namespace: str, content: str) -> Obj:
     }
 
 
-def command_for(target: str, *, pools: bool = False) -> str:
-    """Return the end of a message about a refused request: the command that grants the right."""
+def command_for(target: str, *, pools: bool = False, images: str = "") -> str:
+    """Return the end of a message about a refused request: the command that grants the right.
+
+    :param images: namespace into which images may be imported, empty for none
+    """
     # The command names the target namespace, so that a new account never gets rights in all
     # namespaces.
-    command = remedies.GRANT_RIGHTS(target=target, pools=" --create-ip-pools" if pools else "")
+    more = " --create-ip-pools" if pools else ""
+    more += f" --import-images {images}" if images else ""
+    command = remedies.GRANT_RIGHTS(target=target, more=more)
     return (
         f"; an administrator of Harvester can grant it: {command}, with --name and --namespace of "
         "the account"

@@ -36,6 +36,7 @@ from reconciler.harvester.harvester import (
     Harvesters,
     Probe,
 )
+from reconciler.harvester.importrefusals import ImportRefusals
 from reconciler.harvester.sharedcache import Collection
 from reconciler.harvester.sharing import CacheSharing
 from reconciler.harvester.views import (
@@ -149,6 +150,7 @@ class Session(ClusterWideCaches):
         )
 
         self.namespaces: dict[str, TargetNamespace] = {}
+        self.import_refusals = ImportRefusals()
         self.allocator = AddressAllocator(self.client, lambda: self.pools, self.address_in_use)
 
     # Caches

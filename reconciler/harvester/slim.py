@@ -6,7 +6,7 @@ from typing import Any
 
 from caphv.api import names
 from caphv.api.hostresources import HUGEPAGES, KUBEVIRT_DEVICES
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, annotations_of, at, labels_of
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _INSTANCE = ("phase", "nodeName", "reason")
@@ -180,15 +180,19 @@ def _host_resources(allocatable: Obj) -> Obj:
 
 
 def image(image: Obj) -> Obj:
-    """Keep the name of an image, whether it is imported, its size, and the class of its copies."""
+    """Keep name, source and type of an image, its import, its size, and the class of its copies."""
     conditions = (image.get("status") or {}).get("conditions") or ()
     imported = [
-        _kept(c, ("type", "status", "message")) for c in conditions if c.get("type") == "Imported"
+        _kept(c, ("type", "status", "message"))
+        for c in conditions
+        if c.get("type") in ("Imported", "RetryLimitExceeded")
     ]
     status = _kept(image.get("status"), ("storageClassName", "progress", "virtualSize"))
+    kind = labels_of(image).get(names.IMAGE_TYPE_LABEL)
+    labels = {"labels": {names.IMAGE_TYPE_LABEL: kind}} if kind else {}
     return {
-        "metadata": _metadata(image),
-        "spec": _kept(image.get("spec"), ("displayName",)),
+        "metadata": {**_metadata(image), **labels},
+        "spec": _kept(image.get("spec"), ("displayName", "url", "checksum", "backend")),
         "status": {**status, "conditions": imported},
     }
 

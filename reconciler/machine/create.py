@@ -86,7 +86,7 @@ async def _offered_modes(
     profiles = scope.context.memory.storage_profiles
     classes = {
         storage_class_of(volume, inputs.images.get(volume.get("imageName", "")))
-        for volume in scope.spec["volumes"]
+        for volume in inputs.machine["spec"]["volumes"]
         if not (volume.get("accessMode") and volume.get("volumeMode"))
     }
     return {

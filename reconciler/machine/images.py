@@ -9,17 +9,28 @@ then stays Pending forever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from caphv.api import names
+from caphv.api.bootimage import ImageImport, is_iso
 from caphv.api.conditions import get_condition
-from caphv.api.object import Obj, at, key_of
+from caphv.api.object import Obj, at, being_deleted, key_of, labels_of, uid_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
 
-_LONGEST_REASON = 256
+# Harvester names a checksum of 128 digits if it differs from that of the file.
+_LONGEST_REASON = 512
+# Harvester's messages contain the URL: its user information is a password, and its query may have a
+# signature that grants a download.
+_USER = re.compile(r"(?<=://)[^/\s?#]*@")
+_QUERY = re.compile(r"(?<=\S)[?#]\S+")
+# The checksum of what was downloaded would tell users about content that they cannot read.
+_ACTUAL = re.compile(r"(actual checksum:?\s+)[0-9a-fA-F]{16,}")
+_LONGEST_MESSAGE = 4096
 # Each new message causes a write of the status of every waiting machine.
-_PROGRESS_STEP = 10
+PROGRESS_STEP = 10
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,9 @@ class ResolvedImage:
     :param virtual_size: the least size of a disk in bytes, 0 if that is not known
     :param pending: the work that Harvester has yet to do
     :param failure: the work that Harvester could not do
+    :param checksum: the SHA-512 checksum that Harvester had to verify, empty without one
+    :param iso: whether it is an ISO, as far as its type and its names say so
+    :param doubt: why its class may not have its content; empty if nothing indicates that
     """
 
     namespace: str
@@ -38,6 +52,9 @@ class ResolvedImage:
     virtual_size: int = 0
     pending: str = ""
     failure: str = ""
+    checksum: str = ""
+    iso: bool = False
+    doubt: str = ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -58,17 +75,19 @@ def resolve_image(
     :param image_name: `<namespace>/<name>` or `<name>`
     """
     namespace, name = split_reference(image_name, default_namespace)
-    candidates = sorted(
-        (image for image in images if image["metadata"].get("namespace") == namespace),
-        key=lambda image: str(image["metadata"]["name"]),
+    images = list(images)
+    candidates = [
+        image
+        for image in images
+        if image["metadata"].get("namespace") == namespace
+        and name in (at(image, "spec", "displayName"), image["metadata"]["name"])
+    ]
+    image = min(
+        candidates,
+        key=lambda image: (at(image, "spec", "displayName") != name, image["metadata"]["name"]),
+        default=None,
     )
-    for image in candidates:
-        if at(image, "spec", "displayName") == name:
-            return _resolve(image)
-    for image in candidates:
-        if image["metadata"]["name"] == name:
-            return _resolve(image)
-    return None
+    return _resolve(image, images) if image else None
 
 
 def describe_search(reference: str, objects: Iterable[Obj], default_namespace: str) -> str:
@@ -90,45 +109,178 @@ def split_reference(reference: str, default_namespace: str) -> tuple[str, str]:
     return namespace or default_namespace, name
 
 
-def _resolve(image: Obj) -> ResolvedImage:
-    """Return the properties of a VirtualMachineImage."""
+def _resolve(image: Obj, images: Iterable[Obj]) -> ResolvedImage:
+    """Return the properties of a VirtualMachineImage.
+
+    :param images: all images of the Harvester
+    """
     key = key_of(image)
     status = image.get("status") or {}
     storage_class = str(status.get("storageClassName") or "")
-    imported = get_condition(status.get("conditions") or [], "Imported") or {}
+    conditions = status.get("conditions") or []
+    imported = get_condition(conditions, "Imported") or {}
+    # Before Harvester gives up, only this condition has the errors of attempts. Of an image whose
+    # URL does not answer, it is the only one (harvester v1.9.0-rc6: `failStateTransit` in
+    # pkg/image/common/operator.go).
+    attempts = get_condition(conditions, "RetryLimitExceeded") or {}
+    error = _message(imported) or _message(attempts)
 
     pending = failure = ""
-    if imported.get("status") == "False":
-        reason = plain(str(imported.get("message") or ""), _LONGEST_REASON)
-        failure = f"Harvester cannot import the image: {reason}"
-    elif imported.get("status") != "True":
+    if being_deleted(image):
+        pending = "the image is being deleted"
+    elif imported.get("status") == "True":
+        if not storage_class:
+            pending = "Harvester has not created the StorageClass of the image yet"
+    elif imported.get("status") == "False" or attempts.get("status") == "True":
+        failure = f"Harvester cannot import the image: {error}"
+    else:
         pending = f"Harvester is importing the image{_progress(status.get('progress'))}"
-    elif not storage_class:
-        pending = "Harvester has not created the StorageClass of the image yet"
+        if _message(attempts):
+            pending += f"; the last attempt {_message(attempts)}"
 
     size = status.get("virtualSize")
-    virtual_size = size if isinstance(size, int) and size > 0 else 0
-    return ResolvedImage(key.namespace, key.name, storage_class, virtual_size, pending, failure)
+    return ResolvedImage(
+        key.namespace,
+        key.name,
+        storage_class,
+        virtual_size=size if isinstance(size, int) and size > 0 else 0,
+        pending=pending,
+        failure=failure,
+        checksum=_verified_checksum(image),
+        iso=_is_iso(image),
+        doubt=_class_doubt(image, storage_class, images),
+    )
+
+
+def _class_doubt(image: Obj, storage_class: str, images: Iterable[Obj]) -> str:
+    """Return why the class in the status of an image may have the content of another one.
+
+    The status is no subresource, so that a user who creates an image can write it.
+    """
+    # A class of CDI is the user's, for any number of images.
+    if not storage_class or at(image, "spec", "backend") == "cdi":
+        return ""
+    name = image["metadata"]["name"]
+    if storage_class not in (f"longhorn-{name}", f"lh-{uid_of(image)}"):
+        return f"its StorageClass {storage_class!r} is not one that Harvester gives it"
+    others = (
+        key_of(other)
+        for other in images
+        if at(other, "status", "storageClassName") == storage_class
+        and key_of(other) != key_of(image)
+    )
+    if other := next(others, None):
+        return f"its StorageClass {storage_class!r} is that of {other.namespace}/{other.name}, too"
+    return ""
+
+
+def _message(condition: Obj) -> str:
+    return redacted(str(condition.get("message") or ""))
+
+
+def redacted(text: str) -> str:
+    """Return a message of Harvester without passwords, queries, and checksums of downloads."""
+
+    def shorten(query: re.Match[str]) -> str:
+        # The query ends where blanks begin, because it may contain quotes; those behind it stay.
+        content = query[0].rstrip("\"':,;.)")
+        return f"{query[0][0]}…{query[0][len(content) :]}"
+
+    text = _USER.sub("", plain(text, _LONGEST_MESSAGE))
+    return plain(_ACTUAL.sub(r"\1…", _QUERY.sub(shorten, text)), _LONGEST_REASON)
+
+
+def _verified_checksum(image: Obj) -> str:
+    # CDI never reads the checksum (harvester v1.9.0-rc6: only pkg/image/backingimage passes it on).
+    if at(image, "spec", "backend") == "cdi":
+        return ""
+    return str(at(image, "spec", "checksum") or "").lower()
+
+
+def _is_iso(image: Obj) -> bool:
+    return (
+        labels_of(image).get(names.IMAGE_TYPE_LABEL) == "iso"
+        or is_iso(str(at(image, "spec", "url") or ""))
+        or str(at(image, "spec", "displayName") or "").lower().endswith(".iso")
+    )
 
 
 def _progress(percent: object) -> str:
     if not isinstance(percent, int):
         return ""
-    return f", at least {percent // _PROGRESS_STEP * _PROGRESS_STEP} % done"
+    return f", at least {percent // PROGRESS_STEP * PROGRESS_STEP} % done"
 
 
-def unusable_images(volumes: Sequence[Obj], images: Mapping[str, ResolvedImage]) -> list[str]:
+def import_failure(image: ResolvedImage, declared: ImageImport) -> str:
+    """Return why an image on Harvester is not the declared one; empty if it may be used."""
+    again = (
+        f"correct its entry in spec.images of the HarvesterCluster if that is wrong, and delete "
+        f"VirtualMachineImage {image} on Harvester to have it imported again"
+    )
+    if image.failure:
+        return f"{image.failure}; {again}"
+    if image.checksum != declared.checksum:
+        # Another user of Harvester may have taken the name for another content.
+        has = (
+            f"checksum {image.checksum[:12]}…" if image.checksum else "no checksum that it verified"
+        )
+        return (
+            f"Harvester has the image with {has} instead of {declared.checksum[:12]}…; give the "
+            f"image another name, or {again}"
+        )
+    if image.doubt:
+        return f"{image.doubt}; give the image another name, or {again}"
+    return _iso_failure(image)
+
+
+def _iso_failure(image: ResolvedImage) -> str:
+    if not image.iso:
+        return ""
+    return f"VirtualMachineImage {image} is an ISO, which starts an installer; use a cloud image"
+
+
+def failed_imports(
+    volumes: Sequence[Obj],
+    images: Mapping[str, ResolvedImage],
+    declared: Mapping[str, ImageImport],
+) -> list[str]:
+    """Return why images on Harvester are not those that the HarvesterCluster declares.
+
+    :param volumes: `spec.volumes` of a HarvesterMachine
+    :param images: the image for each `imageName` that was found
+    :param declared: the declared imports by `imageName`
+    """
+    return [
+        f"{_field(index, volume)}: {failure}"
+        for index, volume, image in _image_volumes(volumes, images)
+        if volume["imageName"] in declared
+        and (failure := import_failure(image, declared[volume["imageName"]]))
+    ]
+
+
+def unusable_images(
+    volumes: Sequence[Obj],
+    images: Mapping[str, ResolvedImage],
+    declared: Collection[str] = (),
+) -> list[str]:
     """Return the problems that a user has to fix before Harvester can create these volumes.
 
     :param volumes: `spec.volumes` of a HarvesterMachine
     :param images: the image for each `imageName` that was found
+    :param declared: names of images about whose import `failed_imports` reports
     """
     problems = []
     for index, volume, image in _image_volumes(volumes, images):
-        if image.failure:
-            problems.append(
-                f"{_field(index, volume)}: {image.failure}; import it again on Harvester"
-            )
+        failure = ""
+        if volume["imageName"] not in declared:
+            if image.failure:
+                failure = f"{image.failure}; import it again on Harvester"
+            elif volume.get("imageLookup"):
+                # An ISO that is named may be meant, for example as a second disk.
+                failure = _iso_failure(image)
+
+        if failure:
+            problems.append(f"{_field(index, volume)}: {failure}")
         elif image.is_too_large(volume.get("volumeSize")):
             least = f"{-(-image.virtual_size // 1024**3)}Gi"
             problems.append(
@@ -147,6 +299,21 @@ def pending_images(volumes: Sequence[Obj], images: Mapping[str, ResolvedImage]) 
     ]
 
 
+def awaited_images(
+    volumes: Sequence[Obj],
+    images: Mapping[str, ResolvedImage],
+    declared: Mapping[str, ImageImport],
+) -> list[str]:
+    """Return the fields with images that Harvester lacks and the HarvesterCluster imports."""
+    return [
+        _field(index, volume)
+        for index, volume in enumerate(volumes)
+        if volume.get("volumeType") == "image"
+        and volume.get("imageName") in declared
+        and volume["imageName"] not in images
+    ]
+
+
 def _image_volumes(
     volumes: Sequence[Obj], images: Mapping[str, ResolvedImage]
 ) -> Iterator[tuple[int, Obj, ResolvedImage]]:
@@ -158,4 +325,6 @@ def _image_volumes(
 
 
 def _field(index: int, volume: Obj) -> str:
+    if volume.get("imageLookup"):
+        return f"spec.volumes[{index}].imageLookup gives {volume['imageName']!r}"
     return f"spec.volumes[{index}].imageName is {volume['imageName']!r}"

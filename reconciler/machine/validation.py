@@ -82,6 +82,12 @@ def _volume_errors(field: str, volume: Obj, images: Collection[str]) -> Iterator
     if kind == "image" and not image:
         remedy = "name a VirtualMachineImage, for example default/my-image"
         yield SpecError(f"{field}.imageName", image, remedy)
+    elif kind == "image" and image not in images and volume.get("imageLookup"):
+        remedy = (
+            "Harvester has no such image; have it imported by spec.images of the HarvesterCluster, "
+            "upload it, or correct format or baseOS"
+        )
+        yield SpecError(f"{field}.imageLookup", image, remedy)
     elif kind == "image" and image not in images:
         remedy = "Harvester has no such image; upload it or correct the name"
         yield SpecError(f"{field}.imageName", image, remedy)

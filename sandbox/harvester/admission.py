@@ -72,6 +72,7 @@ class Admission:
         app.router.add_post("/claims", self._handle_claim_deletion)
         app.router.add_post("/pools", self._handle_pool)
         app.router.add_post("/loadbalancers", self._handle_load_balancer)
+        app.router.add_post("/images", self._handle_image)
 
         # The API server keeps its connections, so that calls need no TLS handshake.
         runner = web.AppRunner(app, access_log=None, keepalive_timeout=3600)
@@ -115,6 +116,10 @@ class Admission:
         return _answer(
             review, admission_rules.check_claim_deletion(review["oldObject"], self._informers)
         )
+
+    async def _handle_image(self, request: web.Request) -> web.Response:
+        review = await self._read_review(request)
+        return _answer(review, admission_rules.check_image(review["object"], self._informers))
 
     async def _handle_pool(self, request: web.Request) -> web.Response:
         review = await self._read_review(request)
@@ -240,7 +245,10 @@ async def _register(client: ApiClient, url: str, ca: pki.CA) -> None:
         webhook("pools", kinds.IP_POOLS, [*changes, "DELETE"], spec_only=True),
         webhook("loadbalancers", kinds.LOAD_BALANCERS, changes, spec_only=True),
     ]
-    validators = [webhook("claims", PERSISTENT_VOLUME_CLAIMS, ["DELETE"])]
+    validators = [
+        webhook("claims", PERSISTENT_VOLUME_CLAIMS, ["DELETE"]),
+        webhook("images", kinds.IMAGES, ["CREATE"]),
+    ]
     await _put(client, MUTATING_WEBHOOK_CONFIGURATIONS, MUTATOR, mutators)
     await _put(client, VALIDATING_WEBHOOK_CONFIGURATIONS, "harvester-validator", validators)
 

@@ -27,6 +27,7 @@ from sandbox.harvester.releases import Release
 # NVIDIA names the types of vGPUs after the card, the GiB of memory, and a letter for their use, for
 # example NVIDIA_A10-4Q.
 _VGPU = re.compile(r"-[0-9]+[A-Z]$")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,23 @@ def check_claim_deletion(claim: Obj, informers: Informers) -> Denial | None:
                 f"PersistentVolumeClaim {key_of(claim)} is used by VirtualMachine {key_of(vm)}"
             )
             return Denial(message, 409, "Conflict")
+    return None
+
+
+def check_image(image: Obj, informers: Informers) -> Denial | None:
+    """Deny a new image with the display name of another one in its namespace.
+
+    Also deny a display name that no label can hold (harvester v1.9.0-rc6: `CheckDisplayName` in
+    pkg/image/common/validator.go). Earlier releases accept such a name, and never import the image.
+    """
+    name = str(image["spec"]["displayName"])
+    if not _LABEL_VALUE.fullmatch(name):
+        message = f"displayName is not a valid Kubernetes label value: {name}"
+        return Denial(message, 422, "Invalid")
+    namespace = image["metadata"]["namespace"]
+    for other in informers.images.store:
+        if other["metadata"]["namespace"] == namespace and other["spec"]["displayName"] == name:
+            return Denial("A resource with the same name exists", 409, "Conflict")
     return None
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
 import json
+from http import HTTPStatus
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from caphv.api.object import DEPLOYMENTS, NAMESPACES, NODES, Obj, Resource
 from caphv.api.resources import STORAGE_PROFILES
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import AlreadyExists
+from caphv.runtime.errors import AlreadyExists, Invalid
 from sandbox import manifests
 from sandbox.harvester import ippools, kinds
 from sandbox.harvester.config import Host, Image, Network, Pool, SimulatorConfig
@@ -81,8 +81,12 @@ def storage_profile(name: str) -> Obj:
 
 
 async def _ensure(client: ApiClient, resource: Resource, obj: Obj) -> None:
-    with contextlib.suppress(AlreadyExists):
+    try:
         await client.create(resource, kinds.typed(resource, obj))
+    except (AlreadyExists, Invalid) as error:
+        # The webhook of an earlier run denies an existing image before the API server does.
+        if error.status != HTTPStatus.CONFLICT:
+            raise
 
 
 def _objects(config: SimulatorConfig) -> list[tuple[Resource, Obj]]:

@@ -1,22 +1,31 @@
 """Harvester's controller of VM images: their StorageClass, and the import.
 
-An image of type `upload` waits for its upload, which the sandbox does not have.
+An image of type `upload` waits for its upload, which the sandbox does not have. A file that is
+downloaded contains nothing but its URL, so that `content_checksum` is known, and hosts below
+`.invalid` do not exist.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
+from urllib.parse import urlsplit
 
 from caphv.api.object import STORAGE_CLASSES, Key, Obj, at, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
-from caphv.runtime.errors import AlreadyExists
+from caphv.runtime.errors import AlreadyExists, NotFound
 from sandbox.harvester import datavolumes, fixtures, kinds
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers
 
 VIRTUAL_SIZE = 600 * 1024**2
+
+
+def content_checksum(url: str) -> str:
+    """Return the SHA-512 checksum of the simulated file behind a URL."""
+    return hashlib.sha512(url.encode()).hexdigest()
 
 
 class Images:
@@ -28,6 +37,8 @@ class Images:
         self._controller = Controller("images", self._reconcile)
         # The time (monotonic) at which the import of an image began, by uid.
         self._start_times: dict[str, float] = {}
+        # The class of each image that this controller imports.
+        self._classes: dict[Key, str] = {}
 
     async def run(self) -> None:
         """Run until cancelled; the informers must be synced."""
@@ -41,7 +52,10 @@ class Images:
 
     async def _reconcile(self, key: Key) -> Result | None:
         image = self._informers.images.get(*key)
-        if image is None or not self._needs_import(image):
+        if image is None:
+            await self._delete_class(self._classes.pop(key, ""))
+            return None
+        if not self._needs_import(image):
             return None
 
         if datavolumes.is_cdi(image):
@@ -57,24 +71,34 @@ class Images:
         if not conditions:
             return True
 
+        status_of = {entry["type"]: entry["status"] for entry in conditions}
+        if status_of.get("RetryLimitExceeded") == "True":
+            return False
+
         # If this controller has not written the status, a user did so to simulate an import.
         is_ours = uid_of(image) in self._start_times or datavolumes.is_cdi(image)
-        imported = next(
-            (entry["status"] for entry in conditions if entry["type"] == "Imported"), ""
-        )
-        return is_ours and imported == "Unknown"
+        return is_ours and status_of.get("Imported", "Unknown") == "Unknown"
 
     async def _import(self, key: Key, image: Obj) -> Result | None:
         by_uid = self._config.release.image_class_by_uid
         storage_class = f"lh-{uid_of(image)}" if by_uid else f"longhorn-{key.name}"
+        # A class has no namespace. Harvester deletes it before the import and with the image, whose
+        # ever it is (harvester v1.7.2: `Initialize` and `OnRemove` in
+        # pkg/image/backingimage/backingimage.go, `GetImageStorageClassName` in pkg/util/image.go).
+        if uid_of(image) not in self._start_times:
+            await self._delete_class(storage_class)
+        self._classes[key] = storage_class
         with contextlib.suppress(AlreadyExists):
-            obj = kinds.typed(STORAGE_CLASSES, fixtures.storage_class(storage_class))
-            await self._informers.client.create(STORAGE_CLASSES, obj)
+            obj = fixtures.storage_class(storage_class)
+            obj["parameters"] = {**obj["parameters"], "backingImage": f"vmi-{uid_of(image)}"}
+            await self._informers.client.create(STORAGE_CLASSES, kinds.typed(STORAGE_CLASSES, obj))
 
         time_now, duration = time.monotonic(), self._config.import_seconds
         remaining = self._start_times.setdefault(uid_of(image), time_now) + duration - time_now
         if remaining <= 0:
             self._start_times.pop(uid_of(image), None)
+            if error := _download_error(image):
+                return await self._report_failure(key, image, error)
             await self._report(key, image, storage_class, 100)
             return None
 
@@ -82,6 +106,42 @@ class Images:
         progress = 50 if remaining <= duration / 2 else 0
         await self._report(key, image, storage_class, progress)
         return Result(requeue_after=min(remaining, duration / 2))
+
+    async def _delete_class(self, name: str) -> None:
+        if name:
+            with contextlib.suppress(NotFound):
+                await self._informers.client.delete(STORAGE_CLASSES, name)
+
+    async def _report_failure(self, key: Key, image: Obj, error: str) -> Result | None:
+        """Report a failed attempt, and begin the next one unless the limit is reached."""
+        # As `failStateTransit` in pkg/image/common/operator.go of harvester v1.9.0-rc6.
+        failed, retry = (at(image, "status", "failed") or 0) + 1, image["spec"].get("retry", 3)
+        attempt = f"retry attempted {failed - 1}/{retry} " if failed > 1 else ""
+        message = f"{attempt}failed due to error: {error}"
+        exceeded = failed > retry
+
+        conditions = [
+            {
+                "type": "RetryLimitExceeded",
+                "status": "True" if exceeded else "False",
+                "message": message,
+            }
+        ]
+        if _is_reachable(image):
+            conditions += [
+                {"type": "Initialized", "status": "True"},
+                {
+                    "type": "Imported",
+                    "status": "False" if exceeded else "Unknown",
+                    "message": message if exceeded else "",
+                },
+            ]
+        status = {"failed": failed, "progress": 0, "conditions": conditions}
+        await self._informers.patch(self._informers.images, key, {"status": status})
+        if exceeded:
+            return None
+        self._start_times[uid_of(image)] = time.monotonic()
+        return Result(requeue_after=max(self._config.import_seconds, 0.01))
 
     async def _import_by_cdi(self, key: Key, image: Obj) -> None:
         """Let CDI download the image, and report the progress."""
@@ -105,6 +165,24 @@ class Images:
         }
         if any(at(image, "status", name) != value for name, value in status.items()):
             await self._informers.patch(self._informers.images, key, {"status": status})
+
+
+def _is_reachable(image: Obj) -> bool:
+    return not (urlsplit(image["spec"].get("url") or "").hostname or "").endswith(".invalid")
+
+
+def _download_error(image: Obj) -> str:
+    """Return why the download of an image fails, empty if it succeeds."""
+    url, checksum = image["spec"].get("url") or "", image["spec"].get("checksum") or ""
+    if not _is_reachable(image):
+        return f'Head "{url}": dial tcp: lookup {urlsplit(url).hostname}: no such host'
+    actual = content_checksum(url)
+    if checksum and checksum != actual:
+        return (
+            f"failed to process sync file: the expected checksum {checksum} doesn't match the file "
+            f"actual checksum {actual}"
+        )
+    return ""
 
 
 def _percent(volume: Obj) -> int:

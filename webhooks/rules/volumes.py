@@ -38,8 +38,9 @@ def _volume_type(subject: Subject) -> Iterator[Finding]:
 @RULES.rule(
     "volume-image",
     MACHINES,
-    "A disk of type `image` must name its image.",
+    "A disk of type `image` must name its image, or say by `imageLookup` how it is found.",
     "volumes[].imageName",
+    "volumes[].imageLookup",
     "volumes[].volumeType",
     example="volumes: [{volumeType: image, volumeSize: 40Gi}]",
     refused_by_go=True,
@@ -47,9 +48,11 @@ def _volume_type(subject: Subject) -> Iterator[Finding]:
 def _volume_image(subject: Subject) -> Iterator[Finding]:
     for volume in _volumes(subject):
         name = volume.at("imageName")
-        if volume.at("volumeType").value == IMAGE and not name.present:
+        is_found = name.present or volume.at("imageLookup").value is not None
+        if volume.at("volumeType").value == IMAGE and not is_found:
             yield name.required(
-                "a disk of type image needs one, for example default/opensuse-leap-micro"
+                "a disk of type image needs one, for example default/opensuse-leap-micro, or an "
+                "imageLookup"
             )
 
 

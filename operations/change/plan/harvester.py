@@ -14,6 +14,7 @@ from operations.capacity.reading import NotAHarvesterError, read_surroundings
 from operations.capacity.requirements import (
     Requirements,
     cluster_requirements,
+    imports_of,
     machine_requirements,
     place_of,
     shortcomings,
@@ -98,7 +99,13 @@ def shortcomings_of(
 def _requirements(after: DesiredState) -> Iterator[Requirements]:
     target = str(after.infrastructure.get("targetNamespace") or "")
     machines = [
-        machine_requirements(pool.machine, target, (name,))
+        machine_requirements(
+            pool.machine,
+            target,
+            (name,),
+            version=str(pool.inputs.get("version") or ""),
+            imported=imports_of(after.infrastructure),
+        )
         for name, pool in after.pools.items()
         if pool.machine
     ]

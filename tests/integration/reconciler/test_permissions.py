@@ -43,6 +43,7 @@ from sandbox.harvester.config import SimulatorConfig
 from sandbox.processes import binaries, children, network, pki
 from sandbox.processes.apiserver import ApiServer, Etcd, private_file
 from tests.support import rancher
+from tests.support.images import declared
 from tests.support.paths import CHECKOUT
 from tests.support.permissions import GROUPS, asked, granted, in_namespace
 from tests.support.printed import Person
@@ -85,7 +86,7 @@ HARVESTER = [
 MANAGER = "system:serviceaccount:caphv-system:caphv-controller-manager"
 LIMITED = "system:serviceaccount:caphv-system:limited"
 FORMER = "system:serviceaccount:caphv-system:former"
-ACCOUNT = identityaccount.Account("caphv", "caphv-system", pools=True)
+ACCOUNT = identityaccount.Account("caphv", "caphv-system", pools=True, images=("default",))
 NARROW = identityaccount.Account("narrow", "caphv-system", ("narrow-3-vms",))
 ON_HARVESTER = f"system:serviceaccount:{ACCOUNT.namespace}:{ACCOUNT.name}"
 # Checked within an apply, see tests/integration/webhooks/test_rights.py.
@@ -102,6 +103,7 @@ class Unlucky(inprocess.Hook):
     """
 
     REPEATED = ("virtualmachines", "loadbalancers", "ippools", "services", "secrets", "serviceaccounts", "namespaces")
+    REPEATED += ("virtualmachineimages",)
     EXEMPT = ("leases", "events", "tokenreviews", "subjectaccessreviews")
 
     def __init__(self) -> None:
@@ -253,7 +255,9 @@ async def test_account_without_target_namespaces_gets_more_rights_by_the_command
         pool = {"rangeStart": f"{case.subnet}.1", "rangeEnd": f"{case.subnet}.2", "gateway": case.gateway}
         pool |= {"subnet": f"{restricted.prefix}.0.0/17", "vmNetwork": "default/production"}
         await case.create_cluster(
-            loadBalancerConfig={"ipamType": "pool", "ipPool": pool}, cloudConfig={"delivery": "File"}
+            loadBalancerConfig={"ipamType": "pool", "ipPool": pool},
+            cloudConfig={"delivery": "File"},
+            images=[declared("shared/sles")],
         )
         command = f"caphv identity create --harvester-kubeconfig FILE --target-namespace {case.target}"
         message = f"{command} --create-ip-pools"
@@ -272,9 +276,21 @@ async def test_account_without_target_namespaces_gets_more_rights_by_the_command
         guests = f"caphv-guests:{case.target}"
         subject = {"kind": "ServiceAccount", "name": case.name, "namespace": case.target}
         assert (await case.harvester.get(BINDINGS, guests))["subjects"] == [subject]
+        await imports_images(case, person, f"{command} --import-images shared", account)
         await limits(case, identity)
     async with restricted.harvester.client() as client:
         assert not (await client.get(BINDINGS, guests)).get("subjects")
+
+
+async def imports_images(case: Case, person: Person, command: str, account: str) -> None:
+    """The right to import images into a namespace is named when it is missing, and granted by the command."""
+    refused = is_false("ImagesReady", "ImageImportFailed", command)
+    found = await case.until(HARVESTER_CLUSTERS, case.name, refused)
+    message = condition_of(found, "ImagesReady")["message"]
+    # A person reads the whole command; `follows` ends at a blank in what is filled in.
+    await person.follows(remedies.GRANT_RIGHTS, message, options=f"--import-images shared {account}")
+    await reconcile_now(case)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("ImagesReady"))
 
 
 @pytest.mark.usefixtures("runner")

@@ -169,6 +169,7 @@ class Case:
         labels: Obj | None = None,
         finalizers: list[str] | None = None,
         machine_name: str = "",
+        version: str = "",
         **spec: Any,
     ) -> None:
         """Create a Machine and its HarvesterMachine, linked as the core does; `spec` is of the latter.
@@ -183,6 +184,8 @@ class Case:
         }
         if failure_domain:
             wanted["failureDomain"] = failure_domain
+        if version:
+            wanted["version"] = version
         finalizer = f"{CORE}/core"
         machine = await self.create(MACHINES, machine_name or name, wanted, labels=labels, finalizers=[finalizer])
         await self.create(

@@ -13,6 +13,7 @@ from caphv.runtime.errors import NotFound
 from reconciler.harvester import identityaccount
 from sandbox.harvester import kinds
 from tests.support import rancher
+from tests.support.images import declared
 from tests.support.metrics import bind, scrape, token
 from tests.support.reconciler.case import (
     CLUSTER_LABEL,
@@ -53,8 +54,10 @@ async def live(case: Case) -> None:
         vmNetworkConfig={"ipPool": described(11, 14), "gateway": case.gateway, "subnetMask": "255.255.128.0"},
         updateCloudProviderConfig=await config_map(case),
         cloudConfig={"delivery": "Secret"},
+        images=[declared(f"default/{case.name}-image")],
     )
     await case.until(HARVESTER_CLUSTERS, case.name, is_true("CloudProviderConfigReady"))
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("ImagesReady"))
     await until_workload_secret(case, lambda _: True)
     template = {"template": {"spec": machine_spec()}}
     await case.create(HARVESTER_MACHINE_TEMPLATES, "machines", template, labels={CLUSTER_LABEL: case.name})

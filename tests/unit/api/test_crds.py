@@ -26,6 +26,11 @@ CLUSTER_SPEC = {
     ".controlPlaneFailureDomains",
     ".controlPlaneFailureDomains[]",
     ".guestVolumes",
+    ".images",
+    ".images[]",
+    ".images[].checksum",
+    ".images[].name",
+    ".images[].url",
     ".loadBalancerConfig.healthCheck",
     ".loadBalancerConfig.healthCheck.failureThreshold",
     ".loadBalancerConfig.healthCheck.periodSeconds",
@@ -45,6 +50,7 @@ HOST_RESOURCES = {
     ".numaPassthrough",
 }
 DISK_MODES = {".volumes[].accessMode", ".volumes[].volumeMode"}
+LOOKUP = {".volumes[].imageLookup", ".volumes[].imageLookup.baseOS", ".volumes[].imageLookup.format"}
 # What ours have beyond the Go provider's, below the spec or status of a kind.
 ADDED = {
     "harvesterclusters": {
@@ -55,7 +61,7 @@ ADDED = {
     "harvesterclustertemplates": {f".spec.template.spec{field}" for field in CLUSTER_SPEC},
     "harvestermachines": {
         ".spec.networkConfig.subnetMask",
-        *(f".spec{field}" for field in GUEST_CONFIG | DISK_MODES | MAXIMA | HOST_RESOURCES),
+        *(f".spec{field}" for field in GUEST_CONFIG | DISK_MODES | LOOKUP | MAXIMA | HOST_RESOURCES),
         ".status.virtualMachine",
         ".status.virtualMachine.host",
         ".status.virtualMachine.instanceUID",
@@ -63,7 +69,7 @@ ADDED = {
     },
     "harvestermachinetemplates": {
         ".spec.template.spec.networkConfig.subnetMask",
-        *(f".spec.template.spec{field}" for field in GUEST_CONFIG | DISK_MODES | MAXIMA | HOST_RESOURCES),
+        *(f".spec.template.spec{field}" for field in GUEST_CONFIG | DISK_MODES | LOOKUP | MAXIMA | HOST_RESOURCES),
         ".status",
         ".status.capacity",
         ".status.capacity{}",

@@ -47,6 +47,7 @@ def interview(
 ) -> tuple[Interview, str]:
     """Ask for one flag, all others being given; return the interview and what it wrote."""
     found = Interview(dict.fromkeys((flag.name for flag in FLAGS), "x") | LEAST | {missing: ""}, lambda _: None)
+    found.given["--image-lookup"] = ""
     found.given |= {f"--{name.replace('_', '-')}": value for name, value in given.items()}
     found.harvester = harvester
     found._check_harvester = lambda _flag, _text: None  # type: ignore[method-assign]
@@ -95,6 +96,11 @@ def test_a_long_list_is_cut(images: int, more: str) -> None:
     assert ("more" in text) is bool(more)
     assert more in text
     assert ("  30  default/sles-29" in text, "sles-30" in text) == (True, False)
+
+
+def test_image_by_version_is_not_asked_for() -> None:
+    found, _ = interview("--image", image_lookup="default/sles-{{.K8sVersion}}")
+    assert found.answers == {}
 
 
 def test_several_pools_are_given_by_number() -> None:

@@ -270,7 +270,7 @@ def test_questions_offer_only_names_that_can_be_shown() -> None:
         {"metadata": {"namespace": "default", "name": name}, "spec": {"displayName": shown}}
         for name, shown in (("a", "sles\x1b[2K"), ("b", "sles-15"))
     ]
-    given = {flag.name: "x" for flag in FLAGS} | {"--image": ""}
+    given = {flag.name: "x" for flag in FLAGS} | {"--image": "", "--image-lookup": ""}
 
     @click.command()
     def ask() -> None:

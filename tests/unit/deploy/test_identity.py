@@ -62,6 +62,18 @@ def test_cluster_wide_rights_delete_nothing_and_issue_no_tokens(targets: tuple[s
     assert ("ClusterRoleBinding", "", "caphv-account-pools") in bindings(pools)
 
 
+@pytest.mark.parametrize("targets", [(), ("a", "b")])
+def test_images_are_imported_into_named_namespaces_only(targets: tuple[str, ...]) -> None:
+    def places(account: Account) -> list[tuple[str, str]]:
+        return [(kind, place) for kind, place, role in bindings(account) if role == "caphv-account-images"]
+
+    assert places(Account("caphv", "caphv-system", targets)) == []
+    images = Account("caphv", "caphv-system", targets, images=("default", "images"))
+    assert sorted(places(images)) == [("RoleBinding", "default"), ("RoleBinding", "images")]
+    rules = [rule for role, rule in bound(images, "RoleBinding") if role == "caphv-account-images"]
+    assert {verb for rule in rules for verb in rule["verbs"]} == {"create"}
+
+
 def test_tokens_are_issued_in_target_namespaces_or_for_the_account_itself() -> None:
     for targets in ((), ("a", "b")):
         found = [
@@ -150,7 +162,7 @@ def bound(account: Account, kind: str, *, place: bool = False) -> list[tuple[str
 
 def test_no_role_grants_everything_of_anything() -> None:
     roles = [obj for obj in objects(Account("caphv", "caphv-system")) if obj["kind"] in ("ClusterRole", "Role")]
-    assert len(roles) == 6
+    assert len(roles) == 7
     for rule in (rule for role in roles for rule in role["rules"]):
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
 

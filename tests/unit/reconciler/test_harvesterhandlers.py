@@ -217,6 +217,42 @@ def test_address_that_a_load_balancer_no_longer_holds_wakes_who_waits_for_a_pool
 
 
 @pytest.mark.parametrize(
+    ("change", "wakes"),
+    [
+        ({}, False),
+        ({"progress": 58}, False),
+        ({"progress": 60}, True),
+        ({"storageClassName": "lh-x"}, True),
+        (None, True),
+    ],
+)
+def test_image_wakes_those_who_wait_for_it_once_for_each_tenth_of_its_import(change: Obj | None, wakes: bool) -> None:
+    topics, queue = Topics(), WorkQueue[Key]("waiting")
+    awaited = {
+        "any": triggers.images("account"),
+        "name": triggers.image("account", "default", "image-x"),
+        "shown": triggers.image("account", "default", "sles"),
+        "other": triggers.image("account", "default", "other"),
+        "elsewhere": triggers.image("account", "vms", "sles"),
+    }
+    for name, topic in awaited.items():
+        topics.subscribe(queue, Key("team", name), topic)
+    context = SimpleNamespace(
+        caches=None,
+        queues=SimpleNamespace(clusters=None, machines=None, templates=None, identities=None),
+        topics=topics,
+    )
+    metadata = {"namespace": "default", "name": "image-x", "resourceVersion": "1"}
+    old = {"metadata": metadata, "spec": {"displayName": "sles"}, "status": {"progress": 51}}
+    new = None
+    if change is not None:
+        new = {**old, "metadata": {**metadata, "resourceVersion": "2"}, "status": {"progress": 51, **change}}
+    session = cast(Mapping[Session, None], [SimpleNamespace(fingerprint="account")])
+    HarvesterHandlers(cast(Context, context)).handle(session, Change(resources.IMAGES, old, new))
+    assert len(queue) == (3 if wakes else 0)
+
+
+@pytest.mark.parametrize(
     ("annotation", "wakes"),
     [("addresses.caphv.io/10.0.0.1", False), ("caphv.io/superseded-version", False), ("team.io/note", True)],
 )

@@ -67,6 +67,18 @@ def test_nothing_is_wrong_with_what_exists() -> None:
     assert lines({"spec": None}, surroundings()) == []
 
 
+@pytest.mark.parametrize("declared", [True, False])
+def test_image_by_version_exists_or_is_imported(declared: bool) -> None:
+    wanted = definition(kubernetesVersion="v1.36.2", targetNamespace="default")
+    del wanted["spec"]["machines"]["image"]
+    wanted["spec"]["machines"]["imageLookup"] = {"format": "sles-{{.K8sVersion}}"}
+    entry = {"name": "default/sles-1.36.2-rke2r1", "url": "https://i.example.com/a", "checksum": "a" * 128}
+    wanted["spec"]["images"] = [entry] if declared else []
+    found = lines(wanted, surroundings(), *machines(3, 2))
+    absent = 'spec.machines.imageLookup: Invalid value: "sles-1.36.2-rke2r1": VM image does not exist'
+    assert [line.partition(" in namespace")[0] for line in found] == ([] if declared else [absent])
+
+
 def test_everything_that_is_absent_is_named_at_once_with_field_value_and_remedy() -> None:
     wanted = definition(
         machines={

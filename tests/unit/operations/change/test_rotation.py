@@ -8,7 +8,7 @@ import pytest
 
 from caphv.api.object import NAMESPACES, SECRETS, Key, Resource
 from caphv.api.resources import HARVESTER_CLUSTERS
-from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, ServerFault, Unreachable
+from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, ServerFault, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from commands.identity_rotate import token_issuer
 from operations.change import rotation
@@ -111,6 +111,37 @@ async def test_token_with_fewer_rights_is_not_written(server: Server, monkeypatc
     assert await rotate(server)
     assert server.identity["data"]["kubeconfig"] == before
     assert server.deleted == []
+
+
+IMAGE = {"name": "shared/sles", "url": "https://images.example.com/a.qcow2", "checksum": "a" * 128}
+
+
+@pytest.mark.parametrize("former", ["lacks", "had", "is expired"])
+async def test_right_to_import_images_is_only_demanded_if_the_former_token_had_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch, former: str
+) -> None:
+    server.cluster["spec"]["images"] = [IMAGE]
+    rights_to_import = rights.import_rights([server.cluster])
+    assert rights_to_import
+    asked: list[object] = []
+
+    async def denied(_client: object, questions: list[rights.Right]) -> list[rights.Right]:
+        if questions != rights_to_import:
+            return []
+        asked.append(questions)
+        if len(asked) == 2 and former == "is expired":
+            raise Unauthorized(401, "Unauthorized", "expired")
+        return [] if len(asked) == 2 and former == "had" else questions
+
+    monkeypatch.setattr(rights, "find_denied", denied)
+    before = server.identity["data"]["kubeconfig"]
+    error = await rotate(server)
+    if former == "had":
+        assert "may not create virtualmachineimages.harvesterhci.io in namespace shared" in error
+        assert "--target-namespace shop --import-images shared" in error
+        assert server.identity["data"]["kubeconfig"] == before
+    else:
+        assert (error, server.deleted) == ("", ["caphv-token"])
 
 
 async def test_a_cluster_that_had_no_connection_is_not_waited_for(server: Server) -> None:

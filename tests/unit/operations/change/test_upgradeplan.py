@@ -15,9 +15,11 @@ from operations.change.clusterparts import cluster_and_parts
 from operations.change.upgradeplan import Version, plan_upgrade, progress, surge
 from operations.read.chartlimits import ChartLimits
 from operations.status.check import Result
-from tests.support.clusters import VERSION, Builder
+from tests.support.clusters import VERSION, Builder, condition
 
 pytestmark = pytest.mark.unit
+
+IMAGE = "default/sles-1.36.3-rke2r1"
 
 NEXT = "v1.36.3+rke2r1"
 
@@ -139,6 +141,47 @@ def test_what_is_wrong_with_the_cluster_forbids_it() -> None:
     ((result, text),) = verdicts(plan(builder), "health")
     assert result is Result.ERROR
     assert text.startswith("HarvesterMachine/worker-1: the VirtualMachine does not exist")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "message", "result"),
+    [
+        ("True", "ImagesReady", "", Result.OK),
+        ("False", "ImagesImporting", f"{IMAGE}: 50 %", Result.WARNING),
+        ("False", "ImageImportFailed", f"{IMAGE}: checksum", Result.ERROR),
+        ("False", "ImageImportFailed", f"default/a: checksum; {IMAGE}: checksum", Result.ERROR),
+        ("False", "ImageImportFailed", f"default/a: bad; {IMAGE}: Harvester is importing the image", Result.WARNING),
+        ("False", "ImageImportFailed", "default/a: checksum; default/b: checksum and 1 more", Result.WARNING),
+        ("False", "ImageImportFailed", f"default/a: checksum; see {IMAGE}-x: checksum", Result.OK),
+        ("False", "ImageImportFailed", "default/a: checksum", Result.OK),
+        ("Unknown", "ImagesImporting", "", Result.WARNING),
+    ],
+)
+def test_version_whose_image_cannot_be_imported_is_refused(
+    status: str, reason: str, message: str, result: Result
+) -> None:
+    builder = Builder()
+    spec = builder.harvester_cluster["spec"]
+    spec["images"] = [{"name": "default/sles-1.36.3-rke2r1", "url": "https://i.example.com/a", "checksum": "a" * 128}]
+    found = condition("ImagesReady", status, reason, message)
+    builder.harvester_cluster["status"]["conditions"].append(found)
+    assert verdicts(plan(builder), "images") == [], "no machine has its image by version"
+    for machine in builder.harvester_machines.values():
+        machine["spec"]["volumes"] = [
+            {"volumeType": "image", "imageLookup": {"format": "default/sles-{{.K8sVersion}}"}}
+        ]
+    assert [verdict for verdict, _ in verdicts(plan(builder), "images")] == [result]
+    # What the provider reported before the last change of the spec, or not at all, is no answer.
+    builder.harvester_cluster["metadata"]["generation"] = 2
+    for observed in (1, None):
+        found["observedGeneration"] = observed
+        assert [verdict for verdict, _ in verdicts(plan(builder), "images")] == [Result.WARNING]
+    found["observedGeneration"] = 2
+    assert [verdict for verdict, _ in verdicts(plan(builder), "images")] == [result]
+    builder.harvester_cluster["status"]["conditions"].remove(found)
+    assert [verdict for verdict, _ in verdicts(plan(builder), "images")] == [Result.WARNING]
+    del spec["images"]
+    assert verdicts(plan(builder), "images") == []
 
 
 def test_it_is_complete_when_every_machine_has_the_version_and_works() -> None:

@@ -250,7 +250,7 @@ def test_rights_are_those_of_the_shipped_roles_in_each_target_namespace() -> Non
 def test_right_that_only_a_later_harvester_asks_for_is_shipped_and_accounts_without_it_are_no_problem() -> None:
     roles = load_yaml_all((data.folder("deploy/harvester") / "clusterroles.yaml").read_text(encoding="utf-8"))
     images = [rule["verbs"] for role in roles for rule in role["rules"] if "virtualmachineimages" in rule["resources"]]
-    assert images == [["get", "list", "watch"]]
+    assert images == [["get", "list", "watch"], ["create"]]
     needed = rights.needed_rights([{"spec": {"targetNamespace": "a"}}])
     assert {right.verb for right in needed if right.resource == "virtualmachineimages"} == {"list", "watch"}
     check = one(harvester.checks(harvester_facts(denied=[*rights.AHEAD]), NOW), "rights")
@@ -261,6 +261,23 @@ def test_right_that_only_a_later_harvester_asks_for_is_shipped_and_accounts_with
     )
     check = one(harvester.checks(harvester_facts(denied=[RIGHT, *rights.AHEAD]), NOW), "rights")
     assert (check.result, "virtualmachineimages" in check.message) == (Result.ERROR, False)
+
+
+def test_right_to_import_images_is_needed_in_their_namespaces() -> None:
+    entry = {"url": "https://images.example.com/a.qcow2", "checksum": "a" * 128}
+    images = [{"name": "a", **entry}, {"name": "shared/b", **entry}, {"name": "invalid"}]
+    clusters = [{"metadata": {"name": "c", "namespace": "team"}, "spec": {"targetNamespace": "vms", "images": images}}]
+    needed = rights.import_rights(clusters)
+    assert not set(needed).intersection(rights.needed_rights(clusters)), "a cluster can do without"
+    creates = {right.namespace for right in needed if str(right) == "create virtualmachineimages.harvesterhci.io"}
+    assert creates == {"vms", "shared"}
+
+    check = one(harvester.checks(harvester_facts(denied=needed, clusters=clusters), NOW), "rights")
+    assert check.result is Result.WARNING
+    assert "--import-images shared --import-images vms" in check.remedy
+    check = one(harvester.checks(harvester_facts(denied=[RIGHT, *needed], clusters=clusters), NOW), "rights")
+    assert check.result is Result.ERROR
+    assert "--import-images shared --import-images vms" in check.remedy
 
 
 def test_rights_for_cloud_configs_and_pools_are_needed_where_clusters_have_them() -> None:

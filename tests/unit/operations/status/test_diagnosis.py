@@ -449,6 +449,17 @@ def test_a_host_that_is_evacuated_is_no_problem_until_a_machine_stays(reason: st
     assert (problem.severity, problem.cause) == (severity, "worker-1 leaves harvester-2")
 
 
+@pytest.mark.parametrize(
+    ("reason", "severity"), [("ImagesImporting", Severity.NOTE), ("ImageImportFailed", Severity.WARNING)]
+)
+def test_an_import_of_an_image_is_no_problem_until_it_fails(reason: str, severity: Severity) -> None:
+    builder = Builder()
+    found = condition("ImagesReady", "False", reason, "default/sles: why", hours=2)
+    builder.harvester_cluster["status"]["conditions"].append(found)
+    (problem,) = problems(builder)
+    assert (problem.severity, problem.cause) == (severity, "default/sles: why")
+
+
 @pytest.mark.parametrize("reason", [*Reason, "SomethingNew", "TopologyReconcileFailed"])
 def test_every_reason_has_a_next_step_without_gaps(reason: str) -> None:
     subject = Subject("team", "shop", "HarvesterMachine", "worker-1", "team/identity", "vms")

@@ -173,6 +173,29 @@ def test_maxima_of_all_machines_and_of_a_pool() -> None:
     assert {spec["memoryMax"] for spec in specs} == {"32Gi"}
 
 
+def test_image_by_version_and_images_to_import() -> None:
+    lookup = {"format": "default/{{.BaseOS}}-{{.K8sVersion}}", "baseOS": "sles-15-sp7"}
+    images = [{"name": "default/sles-15-sp7-1.36.2-rke2r1", "url": "https://i.example.com/a", "checksum": "a" * 128}]
+    found = definition(machines={"imageLookup": lookup}, images=images)
+    del found["spec"]["machines"]["image"]
+    topology = built(found)
+    assert variables(topology)["images"] == images
+    assert variables(topology)["controlPlane"]["volumes"][0]["imageLookup"] == lookup
+
+    single = built({**found, "spec": {**found["spec"], "individualObjects": True}})
+    assert one(single, "HarvesterCluster")["spec"]["images"] == images
+    templates = [obj for obj in single.objects if obj["kind"] == "HarvesterMachineTemplate"]
+    for obj in templates:
+        boot = obj["spec"]["template"]["spec"]["volumes"][0]
+        assert boot["imageLookup"] == lookup
+        assert "imageName" not in boot
+
+    # A template with another name would replace the machines before their version does.
+    newer = {**found["spec"], "individualObjects": True, "kubernetesVersion": "v1.36.3"}
+    names = {obj["metadata"]["name"] for obj in built({**found, "spec": newer}).objects}
+    assert {obj["metadata"]["name"] for obj in templates} <= names
+
+
 def test_machines_without_maxima_have_no_such_field() -> None:
     found = built(CASES["individual"])
     for obj in found.objects:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from caphv.api.object import Obj
@@ -20,6 +22,18 @@ S3 = {
     "retention": 84,
     "credentialsSecretName": "etcd-s3",
 }
+
+
+def without_image(**machines: Any) -> Obj:
+    obj = definition(machines=machines)
+    del obj["spec"]["machines"]["image"]
+    return obj
+
+
+def image(**fields: str) -> Obj:
+    return {"name": "default/a", "url": "https://i.example.com/a.qcow2", "checksum": "a" * 128, **fields}
+
+
 CASES: dict[str, tuple[Obj, str, str]] = {
     "class and objects": (
         definition(clusterClass="mine", individualObjects=True),
@@ -120,6 +134,29 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         definition(workers=[{"name": "w", "devices": [{"resourceName": "gpu"}]}]),
         "spec.workers[0].devices[0].resourceName",
         "schema-pattern",
+    ),
+    "no image": (without_image(), "spec.machines.image", "definition-image"),
+    "image and lookup": (
+        definition(machines={"imageLookup": {"format": "default/sles-{{.K8sVersion}}"}}),
+        "spec.machines.imageLookup",
+        "definition-image",
+    ),
+    "lookup without a system": (
+        without_image(imageLookup={"format": "{{.BaseOS}}-{{.K8sVersion}}"}),
+        "spec.machines.imageLookup.baseOS",
+        "definition-image",
+    ),
+    "lookup by an unknown term": (
+        without_image(imageLookup={"format": "{{.OS}}"}),
+        "spec.machines.imageLookup.format",
+        "schema-pattern",
+    ),
+    "iso": (definition(images=[image(url="https://i.example.com/a.iso")]), "spec.images[0].url", "definition-image"),
+    "image twice": (definition(images=[image(), image()]), "spec.images[1].name", "definition-image"),
+    "image without a checksum": (
+        definition(images=[{"name": "a", "url": "https://i.example.com/a"}]),
+        "spec.images[0].checksum",
+        "schema-required",
     ),
     "secure boot": (
         definition(machines={"firmware": {"secureBoot": True}}),

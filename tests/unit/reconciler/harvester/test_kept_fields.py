@@ -113,12 +113,18 @@ def test_host_keeps_whether_vms_may_run_there() -> None:
     assert slim.host({"metadata": METADATA})["spec"] == {"unschedulable": False}
 
 
-def test_image_keeps_name_import_and_size() -> None:
+def test_image_keeps_name_source_type_import_and_size() -> None:
     conditions = [{"type": "Imported", "status": "True", "message": "", "x": 1}, {"type": "Initialized"}]
+    conditions.append({"type": "RetryLimitExceeded", "status": "False"})
     status = {"storageClassName": "c", "progress": 100, "virtualSize": 5, "size": 1, "conditions": conditions}
-    found = slim.image({"metadata": METADATA, "spec": {"displayName": "d", "url": "u"}, "status": status})
-    assert found["spec"] == {"displayName": "d"}
+    spec = {"displayName": "d", "url": "u", "checksum": "c", "backend": "cdi"}
+    metadata = {**METADATA, "labels": {"harvesterhci.io/image-type": "iso", "other": "x"}}
+    found = slim.image({"metadata": metadata, "spec": {**spec, "sourceType": "download"}, "status": status})
+    assert found["spec"] == spec
+    assert found["metadata"]["labels"] == {"harvesterhci.io/image-type": "iso"}
+    assert "labels" not in slim.image({"metadata": METADATA})["metadata"]
     imported = [{"type": "Imported", "status": "True", "message": ""}]
+    imported.append({"type": "RetryLimitExceeded", "status": "False"})
     assert found["status"] == {"storageClassName": "c", "progress": 100, "virtualSize": 5, "conditions": imported}
     assert slim.image({"metadata": METADATA}) == {"metadata": METADATA, "spec": {}, "status": {"conditions": []}}
 

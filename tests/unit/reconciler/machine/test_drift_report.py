@@ -38,12 +38,13 @@ def image(name: str = "image-x", storage_class: str = "lh-x") -> Obj:
 class Machine:
     """A machine in zone `a` with a VM that was created for its spec."""
 
-    def __init__(self) -> None:
+    def __init__(self, **spec: Any) -> None:
         self.images, self.domains, self.topics = [image()], [ZONE], Topics()
+        self.version = "v1.36.2"
         self.queue: WorkQueue[Key] = WorkQueue("machines")
         self._memory = MachineMemory("u")
         metadata = {"namespace": "team", "name": "one", "uid": "u", "generation": 1}
-        self.obj: Obj = {"metadata": metadata, "spec": machine_spec()}
+        self.obj: Obj = {"metadata": metadata, "spec": {**machine_spec(), **spec}}
         self.vm = virtual_machine(inputs_of(self._scope()))
         self.vm["metadata"] |= {"uid": "vm", "generation": 1}
 
@@ -69,6 +70,7 @@ class Machine:
         store = SimpleNamespace(by_index=lambda *_: (), count=lambda *_: 0)
         scope = SimpleNamespace(
             obj=self.obj,
+            machine={"spec": {"version": self.version}},
             spec=self.obj["spec"],
             owner=OWNER,
             cluster_key=Key("team", "cluster"),
@@ -93,6 +95,17 @@ def test_image_that_harvester_no_longer_has_is_no_drift_of_a_vm_that_runs() -> N
     machine.vm["metadata"]["generation"] = 2
     machine.vm["spec"]["template"]["spec"]["domain"]["cpu"]["cores"] = 3
     assert machine.drift().startswith("cores is 3, not 2")
+
+
+def test_disk_that_exists_keeps_the_image_of_its_version() -> None:
+    lookup = {"format": "default/{{.BaseOS}}", "baseOS": "sles-15"}
+    machine = Machine(volumes=[{"volumeType": "image", "imageLookup": lookup, "volumeSize": "40Gi"}])
+    assert machine.drift() == ""
+    machine.obj["spec"]["volumes"][0]["imageLookup"]["format"] = "default/{{.K8sVersion}}"
+    machine.obj["metadata"]["generation"] = 2
+    for images in ([image()], [image(), {**image("image-y"), "spec": {"displayName": "1.36.2"}}], []):
+        machine.images = list(images)
+        assert machine.drift() == ""
 
 
 def test_another_image_of_the_name_is_compared_when_it_appears_and_when_it_disappears() -> None:

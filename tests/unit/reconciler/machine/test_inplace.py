@@ -94,6 +94,7 @@ class Machine:
         vms = SimpleNamespace(store=SimpleNamespace(by_index=lambda *_: (), count=lambda *_: 0), observe=lambda _: None)
         scope = SimpleNamespace(
             obj=self.obj,
+            machine=None,
             spec=self.obj["spec"],
             owner=OWNER,
             cluster_key=Key("team", "cluster"),

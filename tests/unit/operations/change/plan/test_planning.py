@@ -393,6 +393,17 @@ async def test_what_harvester_lacks_is_reported_once_with_the_variable_that_name
     assert plan.short
 
 
+async def test_new_version_needs_its_image_or_its_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookup = {"imageLookup": {"format": "default/{{.BaseOS}}-{{.K8sVersion}}", "baseOS": "sles"}}
+    entry = {"name": "default/sles-1.36.2-rke2r1", "url": "https://i.example.com/a", "checksum": "a" * 128}
+    for images, missing in (([], ["default/sles-1.36.2-rke2r1"]), ([entry], [])):
+        Harvester(monkeypatch)
+        given = {"images": images} if images else {}
+        cluster = {**topology_cluster(**lookup, **given), "metadata": {"name": "other", "namespace": "team"}}
+        plan = await planned(server(), cluster, harvester=True)
+        assert [found.value for found in plan.clusters[0].shortcomings if found.check == "images"] == missing
+
+
 async def test_what_the_account_does_not_see_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     harvester = Harvester(monkeypatch)
     host = {
