@@ -112,7 +112,9 @@ def test_a_warning_is_no_error_and_a_note_is_no_check() -> None:
 def test_a_cause_that_another_check_reports_is_skipped() -> None:
     builder = Builder()
     reason, message = "HarvesterAuthenticationFailed", "Harvester refuses the token of Secret team/identity"
-    builder.harvester_cluster["status"]["conditions"] = [condition("HarvesterConnectionReady", "False", reason, message)]
+    builder.harvester_cluster["status"]["conditions"] = [
+        condition("HarvesterConnectionReady", "False", reason, message)
+    ]
     (cluster,) = overview_of(builder.objects(), NOW).clusters
 
     assert one(clusters.checks([cluster], {"team/identity"}), "cluster").result is Result.SKIPPED
