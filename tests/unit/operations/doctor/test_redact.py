@@ -224,6 +224,24 @@ def test_texts_and_names_of_unusual_length_are_removed() -> None:
     assert redact({"a" * 513: 1}) == {REMOVED: 1}
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"data": {"a": "many words"}, "x": 1}', '{"data": "(removed)", "x": 1}'),
+        ('  [{"runcmd": ["many words"]}]', '[{"runcmd": "(removed)"}]'),
+        ("kind: Secret\ndata:\n  a: many words\n", "kind: Secret\ndata: (removed)\n"),
+    ],
+)
+def test_text_that_is_data_is_reduced_as_data(text: str, expected: str) -> None:
+    assert redact({"message": text}) == {"message": expected}
+
+
+def test_only_annotations_of_known_domains_keep_their_values() -> None:
+    annotations = {"caphv.io/park": "true", "example.com/x": "many words", "evilcaphv.io/x": "many words"}
+    expected = {"caphv.io/park": "true", "example.com/x": REMOVED, "evilcaphv.io/x": REMOVED}
+    assert redact({"annotations": annotations}) == {"annotations": expected}
+
+
 def test_scripts_of_nodes_are_removed_wherever_they_are() -> None:
     for text in ("#cloud-config\nhostname: a", "## template: jinja\nhostname: a", "#!/bin/sh\nhostname a"):
         assert redact({"message": text}) == {"message": REMOVED}
