@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 
 from caphv.api.names import PARK_ANNOTATION, PARKED_SINCE_ANNOTATION, PARKED_STRATEGY_ANNOTATION, STOPS_LAST_ANNOTATION
-from caphv.api.object import annotations_of
+from caphv.api.object import Obj, annotations_of
 from caphv.runtime.errors import Conflict, NotFound, Unreachable
 from caphv.runtime.etcd import Member
 from caphv.runtime.exec import ExecError
 from reconciler.cluster.parking import writing
+from tests.support.reconciler.evacuation import add_pod
 from tests.support.reconciler.infrastructure import ready
 from tests.support.reconciler.parking import (
     SINCE,
@@ -129,3 +131,37 @@ async def test_the_leader_of_etcd_stops_last_or_else_the_last_by_name(
         add_node(case, name, unschedulable=False)
     await case.reconcile()
     assert annotations_of(cluster(case))[STOPS_LAST_ANNOTATION] == last
+
+
+async def test_pods_of_workers_are_evicted_before_their_vms_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    evicted: list[str] = []
+
+    async def request(method: str, path: str, **_: object) -> None:
+        evicted.append(f"{method} {path.split('/')[-2]}")
+
+    case = await ready(monkeypatch)
+    list_all = case.workload.list
+
+    async def list_selected(*arguments: Any, field_selector: str = "", **options: Any) -> Obj:
+        answer = await list_all(*arguments, **options)
+        node = field_selector.removeprefix("spec.nodeName=")
+        items = [pod for pod in answer["items"] if not node or pod["spec"]["nodeName"] == node]
+        return {**answer, "items": items}
+
+    park(case)
+    for name in ("cp", "stopped", "w"):
+        strategy = "Halted" if name == "stopped" else "RerunOnFailure"
+        add_vm(case, name, control_plane=name == "cp", strategy=strategy, former="Always" if name == "stopped" else "")
+        add_node(case, name, parked_boot=f"{name}-run/boot", cordoned_by_park=SINCE)
+        add_pod(case, f"pod-of-{name}", name)
+    monkeypatch.setattr(case.workload, "request", request)
+    monkeypatch.setattr(case.workload, "list", list_selected)
+    await case.reconcile()
+    assert evicted == ["POST pod-of-w"], "others have no other place, or have ended with their VM"
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
+
+    pod = case.workload.find("Pod", "pod-of-w", "default")
+    assert pod is not None
+    case.workload.put({**pod, "status": {"phase": "Succeeded"}})
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
