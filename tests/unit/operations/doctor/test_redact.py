@@ -289,10 +289,12 @@ def test_a_private_key_is_removed_up_to_its_end_or_its_last_line(text: str, expe
     [
         ({"kind": "Secret", "type": "a", "data": {"name": "b"}}, {"kind": "Secret", "type": "a", "data": REMOVED}),
         ({"kind": "ConfigMap", "data": {"name": "b"}}, None),
-        ({"tlsToken": {"name": "a", "namespace": "b", "key": "c"}}, None),
+        ({"token": {"name": "a", "namespace": "b", "key": "c"}}, None),
         ({"token": {"name": "a", "value": "b"}}, {"token": REMOVED}),
         ({"token": {"namespace": "a"}}, {"token": REMOVED}),
         ({"auth": {"secretName": "a"}}, None),
+        ({"auth": {"secretName": "a", "secretRef": "b", "secretKeyRef": "c", "remoteRef": "d"}}, None),
+        ({"env": [{"name": "runcmd", "value": "b"}]}, {"env": [{"name": "runcmd", "value": REMOVED}]}),
         ({"auth": {"secretName": "a", "token": "b"}}, {"auth": REMOVED}),
         ({"secretName": "a", "secretKey": "b"}, None),
         ({"secretKey": "b"}, {"secretKey": REMOVED}),
