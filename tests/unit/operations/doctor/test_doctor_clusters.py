@@ -95,7 +95,7 @@ def test_problems_of_a_cluster_are_checks_with_their_next_step() -> None:
     assert "kubectl delete machine worker-1" in check.remedy
 
 
-def test_a_warning_is_no_error_and_a_note_is_no_check() -> None:
+def test_a_warning_stays_a_warning_and_a_note_has_no_check() -> None:
     (healthy,) = overview_of(Builder().objects(), NOW).clusters
     found = list(clusters.checks([healthy]))
     assert [(check.id, check.result) for check in found] == [("cluster", Result.OK)]

@@ -81,7 +81,7 @@ def test_what_may_not_be_read_is_skipped() -> None:
     assert (check.result, "kube-system" in check.message) == (Result.SKIPPED, True)
 
 
-def test_nothing_is_said_of_hosts_that_are_not_seen() -> None:
+def test_nothing_is_reported_of_hosts_that_are_not_seen() -> None:
     checks = checked()
     assert found(checks, "hosts") == found(checks, "zones") == found(checks, "guest-agent") == []
     assert found(checked(HarvesterObjects(hosts=[host("a"), host("b")])), "zones") == []

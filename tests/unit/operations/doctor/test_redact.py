@@ -313,7 +313,7 @@ def test_yaml_with_aliases_is_searched_as_text() -> None:
     assert redact({"message": text}) == {"message": text.replace("hunter22", REMOVED)}
 
 
-def test_a_certificate_hides_the_key_beside_it() -> None:
+def test_a_certificate_hides_the_key_next_to_it() -> None:
     assert redact({"key": "secret-1", "crt": "c"}) == {"key": REMOVED, "crt": "c"}
     assert redact({"key": "a", "effect": "NoSchedule"}) == {"key": "a", "effect": "NoSchedule"}
 

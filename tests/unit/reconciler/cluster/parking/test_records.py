@@ -1,4 +1,4 @@
-"""What parking records on Nodes, on the Cluster and on VMs, beside what others write there."""
+"""What parking records on Nodes, on the Cluster and on VMs next to what others write there."""
 
 from __future__ import annotations
 
