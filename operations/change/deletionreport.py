@@ -71,11 +71,7 @@ def remains_of(objects: ManagementObjects, key: Key) -> Parts | None:
 
     A Cluster that lost its finalizers leaves its infrastructure behind, and no owner deletes it.
     """
-    machines = [
-        obj
-        for obj in by_cluster(objects.machines).get(key, ())
-        if key_of(obj).namespace == key.namespace
-    ]
+    machines = by_cluster(objects.machines).get(key, [])
     harvester_clusters = [
         *by_cluster(objects.harvester_clusters).get(key, []),
         *(obj for obj in objects.harvester_clusters if key_of(obj) == key),

@@ -135,8 +135,8 @@ def _check_provider(facts: ManagementFacts) -> Check:
         remedy = f"Check its log: {remedies.LOGS(namespace=facts.namespace)}"
         return Check("provider", SUBJECT, Result.ERROR, f"{place} has no ready replica", remedy)
 
-    containers: list[Obj] = facts.deployment["spec"]["template"]["spec"].get("containers") or []
-    image = containers[0].get("image", "") if containers else ""
+    container = facts.deployment["spec"]["template"]["spec"]["containers"][0]
+    image = container.get("image", "")
     return ok("provider", SUBJECT, f"{place}: {ready} of {replicas} ready, {image}")
 
 

@@ -267,7 +267,7 @@ def _reduce_text(text: str) -> str:
 
 def _is_value_of(argument: Any, value: Any) -> bool:
     """Whether an item of a list is the value of the argument before it, as in a command."""
-    if not isinstance(argument, str) or not isinstance(value, str) or len(argument) > 128:
+    if not isinstance(argument, str) or not isinstance(value, str):
         return False
     return ARGUMENT.fullmatch(argument) is not None and not value.startswith("-")
 
@@ -298,7 +298,7 @@ def _is_secret_field(name: str) -> bool:
 
 
 def _is_secret_name(name: str) -> bool:
-    return len(name) <= 256 and SECRET_NAME.search(name) is not None
+    return SECRET_NAME.search(name) is not None
 
 
 def _holds_secret_text(name: str) -> bool:

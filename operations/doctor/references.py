@@ -47,10 +47,6 @@ class References:
     """Clusters by namespace and name."""
     storage_classes: list[Obj] = field(default_factory=list)
 
-    def owner_of(self, obj: Obj) -> Obj | None:
-        """Return the Cluster of an object."""
-        return self.owners.get(_cluster_of(obj))
-
 
 def checks(references: References, harvester: HarvesterObjects, subject: str) -> Iterator[Check]:
     """Yield an error for each absent or unfit object, and a success for each complete kind."""
@@ -83,9 +79,10 @@ def _requirements_of(references: References) -> Iterator[tuple[Obj, Requirements
     targets, imported = {}, {}
     for obj in references.clusters:
         spec, cluster = obj.get("spec") or {}, _cluster_of(obj)
-        targets[cluster] = str(spec.get("targetNamespace") or "")
+        requirement = cluster_requirements(spec, networks.get(cluster, ()), ("spec",))
+        targets[cluster] = requirement.target_namespace
         imported[cluster] = imports_of(spec)
-        yield obj, cluster_requirements(spec, networks.get(cluster, ()), ("spec",))
+        yield obj, requirement
 
     for obj in references.machines:
         cluster = _cluster_of(obj)
@@ -108,7 +105,6 @@ def _check(references: References, places: list[tuple[Obj, Finding]], subject: s
     """Return the check of a name that several objects have in common."""
     obj, finding = places[0]
     kind = "HarvesterCluster" if obj in references.clusters else "HarvesterMachine"
-    kind = str(obj.get("kind") or kind)
     names = list(dict.fromkeys(str(key_of(place)) for place, _ in places))
     message = (
         f"{finding.value}: {finding.detail} ({kind} {name_some(names, _SHOWN)}, {finding.field})"
@@ -125,10 +121,10 @@ def _remedy(references: References, obj: Obj, kind: str, finding: Finding) -> st
     :param kind: the kind of the object
     :param finding: the finding about the reference
     """
-    key, owner = key_of(obj), references.owner_of(obj)
+    key, cluster = key_of(obj), _cluster_of(obj)
     # Cluster API reverts changes of the objects that it created from a topology.
-    if place := place_of(owner, str(finding.value)):
-        command = remedies.EDIT_CLUSTER(cluster=key_of(owner or obj).name, namespace=key.namespace)
+    if place := place_of(references.owners.get(cluster), str(finding.value)):
+        command = remedies.EDIT_CLUSTER(cluster=cluster.name, namespace=cluster.namespace)
         return f"To name another, correct {place}: {command}"
 
     if kind == "HarvesterCluster":

@@ -39,10 +39,6 @@ class Right:
     verb: str
     name: str = ""
 
-    def __str__(self) -> str:
-        resource = f"{self.resource}.{self.group}" if self.group else self.resource
-        return f"{self.verb} {resource}{f' {self.name}' if self.name else ''}"
-
 
 AHEAD = frozenset({Right("", IMAGES.group, IMAGES.plural, "get")})
 """Rights that Harvester after 1.9 needs when a VM is created, and no version before.
@@ -177,7 +173,5 @@ def _review(right: Right) -> Obj:
         "apiVersion": SELF_SUBJECT_ACCESS_REVIEWS.api_version,
         "kind": SELF_SUBJECT_ACCESS_REVIEWS.kind,
         "metadata": {},
-        "spec": {
-            "resourceAttributes": {name: value for name, value in attributes.items() if value}
-        },
+        "spec": {"resourceAttributes": attributes},
     }

@@ -58,7 +58,7 @@ def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj
         if at(instance, "status", "phase") in ENDED_PHASES:
             continue
         used_on = str(at(instance, "status", "nodeName") or "")
-        in_use[used_on] = in_use.get(used_on, Counter()) + devices_of(instance.get("spec") or {})
+        in_use[used_on] = in_use.get(used_on, Counter()) + devices_of(at(instance, "spec"))
     # The scheduler may give any device to one that has no host yet.
     pending = in_use.get("", Counter())
     for host in suitable:
@@ -74,7 +74,7 @@ def describe_local_disks(vm: Obj, instance: Obj | None) -> str:
     KubeVirt does not say which disks are local to a host: those of some storage classes are, while
     others only do not allow two hosts at a time.
     """
-    if devices_of(at(vm, *INSTANCE) or {}):
+    if devices_of(at(vm, *INSTANCE)):
         return ""  # the reason why it cannot migrate
     for condition in at(instance, "status", "conditions") or ():
         if (condition.get("type"), condition.get("status")) == ("LiveMigratable", "False"):

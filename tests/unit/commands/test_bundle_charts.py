@@ -165,6 +165,20 @@ def test_charts_are_vendored_once(clusters: Path, charts: Path, origin: Origin) 
     assert (origin.files(), origin.count()) == (files, 1)
 
 
+def test_a_vendored_chart_that_was_changed_by_hand_is_not_replaced(
+    clusters: Path, charts: Path, tmp_path: Path
+) -> None:
+    write(clusters, manifest("a", KUBEADM))
+    (tmp_path / "fleet").mkdir()
+    options = ("--charts", charts, "--folder", tmp_path / "fleet")
+    assert call("vendor", clusters, *options).exit_code == 0
+    (file,) = (tmp_path / "fleet").rglob("harvester-csi-driver-*/Chart.yaml")
+    file.write_text("changed")
+    result = call("vendor", clusters, *options)
+    assert (result.exit_code, "does not match its digest" in result.output) == (2, True), result.output
+    assert file.read_text() == "changed"
+
+
 def test_charts_that_are_not_available_are_not_vendored(clusters: Path, origin: Origin, tmp_path: Path) -> None:
     write(clusters, manifest("a", KUBEADM))
     (tmp_path / "none").mkdir()

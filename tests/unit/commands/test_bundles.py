@@ -136,6 +136,7 @@ def test_gitrepo_of_the_management_cluster_is_printed(tmp_path: Path) -> None:
     more = ("--path", "x", "--branch", "stable", "--client-secret", "s", "--ca-file", tmp_path / "ca.pem")
     result = packager_call("gitrepo", "--repo", "https://git.example.com/f.git", *more)
     repo = yaml.safe_load(result.stdout)
+    assert not result.stdout.endswith("\n\n")
     assert repo["metadata"] == {"name": "caphv-management", "namespace": "fleet-local"}
     assert repo["spec"]["paths"] == ["x/namespaces/*/*", "x/manifests/*/*/*", "x/gitrepos/*/*"]
     assert (repo["spec"]["branch"], repo["spec"]["clientSecretName"]) == ("stable", "s")
@@ -373,3 +374,19 @@ def test_every_command_teaches_with_examples(name: str) -> None:
     text = call(name, "--help").output
     assert f"caphv bundles {name}" in text.partition("Examples:")[2]
     assert "Exit status:" in text
+
+
+# The management cluster
+
+
+def test_files_are_suggested_only_to_a_user_who_named_no_management_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = tmp_path / "missing"
+    monkeypatch.setenv("KUBECONFIG", str(missing))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    hint = "alternatively, give files or folders with clusters"
+    for words, has_hint in (((), True), (("--kubeconfig", missing), False), (("--context", "x"), False)):
+        result = call("render", *words)
+        assert (result.exit_code, "cannot read the management cluster: " in result.output) == (2, True), result.output
+        assert (hint in result.output) is has_hint

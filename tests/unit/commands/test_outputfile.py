@@ -99,6 +99,11 @@ def test_an_error_of_a_file_is_a_message_and_not_a_traceback(
     with pytest.raises(SystemExit) as caught:
         main.main()
     assert (caught.value.code, capsys.readouterr().err) == (1, "Error: some/file: Is a directory\n")
+    # So has a full disk, which has no name.
+    monkeypatch.setattr(main, "cli", fails(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(SystemExit) as caught:
+        main.main()
+    assert (caught.value.code, capsys.readouterr().err) == (1, "Error: No space left on device\n")
     # One without a file is no mistake of the user.
     monkeypatch.setattr(main, "cli", fails(OSError(errno.EIO, "Input/output error")))
     with pytest.raises(OSError, match="Input/output"):

@@ -59,6 +59,7 @@ def test_a_cluster_is_parked_by_its_annotation(servers: Servers) -> None:
     assert result.exit_code == 0, result.output
     assert "3 machines will be stopped" in result.stdout
     assert "caphv status team/shop --watch" in result.stdout
+    assert "hosts" not in result.stdout, "they are not to be shut down"
     assert annotations_of(cluster(servers))[PARK_ANNOTATION] == "true"
     assert servers.management.requests == ["patch Cluster shop"]
 
@@ -97,6 +98,7 @@ def test_what_remains_for_the_hosts_is_shown_when_all_is_parked(
     assert result.exit_code == 0, result.output
     assert "run it again with --wait" in result.stdout
     assert "To shut the hosts down" not in result.stdout
+    assert "hosts" not in servers.caphv("park", "--all-on", "harvester", "--yes", "-o", "json").stdout, "it is data"
     park(servers)
     assert "To shut the hosts down" in servers.caphv("park", "--all-on", "harvester", "--yes", "--wait").stdout
 

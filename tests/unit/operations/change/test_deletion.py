@@ -76,6 +76,7 @@ async def test_remains_are_those_of_a_cluster_that_does_not_exist(
 def test_a_second_run_keeps_the_list_of_the_first(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "leftovers.yaml"
     save_leftovers(parts_on(server), file)
+    assert file.read_text().startswith("---\n")
     server.builder.machines.pop("worker-1")
     server.builder.harvester_machines.pop("worker-1")
     save_leftovers(parts_on(server), file)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from caphv.api.object import Key
 from operations.change.deletionreport import (
     PendingDeletion,
@@ -13,6 +15,7 @@ from operations.change.deletionreport import (
     pending_remains,
     remains_of,
 )
+from operations.read.objects import ManagementObjects
 from operations.status.assembly import parts_of
 from operations.status.parts import Parts
 from tests.support.clusters import NOW, Builder, ago, condition
@@ -195,3 +198,19 @@ def test_a_cluster_with_an_external_endpoint_leaves_no_load_balancer() -> None:
     kinds = {left.kind for left in leftovers_of(parts(builder))}
     assert kinds
     assert not {"LoadBalancer", "Service"} & kinds
+
+
+@pytest.mark.parametrize("kinds", ["machines", "harvester_clusters", "harvester_machines"])
+def test_objects_of_any_kind_are_remains(kinds: str) -> None:
+    whole = Builder().objects()
+    left = remains_of(ManagementObjects(**{kinds: getattr(whole, kinds)}), Key("team", "shop"))
+    assert left is not None
+    assert (bool(left.machines), bool(left.harvester_cluster), bool(left.harvester_machines)) == (
+        kinds == "machines",
+        kinds == "harvester_clusters",
+        kinds == "harvester_machines",
+    )
+
+
+def test_objects_of_a_namesake_in_another_namespace_are_no_remains() -> None:
+    assert remains_of(Builder().objects(), Key("other", "shop")) is None

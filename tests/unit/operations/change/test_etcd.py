@@ -103,6 +103,21 @@ def test_the_rest_must_have_a_quorum() -> None:
     assert errors([member(1, "stale")], 0) == {"quorum"}
 
 
+@pytest.mark.parametrize(
+    ("states", "result", "message"),
+    [
+        (["healthy", "healthy", "unhealthy", "stale"], Result.OK, "2 of 3 remaining members are healthy"),
+        (["healthy", "unhealthy", "stale"], Result.ERROR, "1 of 2 remaining members are healthy: etcd would have no"),
+        (["healthy", "learner", "stale"], Result.OK, "1 of 1 remaining members are healthy"),
+        (["stale"], Result.ERROR, "0 of 0 remaining members are healthy: etcd would have no quorum"),
+    ],
+)
+def test_the_members_that_remain_are_counted(states: list[str], result: Result, message: str) -> None:
+    found = [member(number, state) for number, state in enumerate(states)]
+    (check,) = removal_checks(Key("team", "shop"), found, [found[-1]])
+    assert (check.id, check.result, check.message.startswith(message)) == ("quorum", result, True)
+
+
 @given(st.lists(st.sampled_from(["healthy", "unhealthy", "stale"]), min_size=1, max_size=7))
 def test_removing_stale_members_never_costs_a_quorum_that_there_was(kinds: list[str]) -> None:
     found = [member(number, state) for number, state in enumerate(kinds)]

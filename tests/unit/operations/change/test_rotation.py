@@ -89,6 +89,17 @@ async def test_the_second_call_of_an_interrupted_rotation_knows_that_the_new_tok
     assert f"{STILL}: Harvester: https://server: no answer" in await rotate(server)
 
 
+async def test_an_interrupted_rotation_is_completed_without_another_token(server: Server) -> None:
+    server.fail = failing("delete", SECRETS, FORBIDDEN)
+    assert await rotate(server)
+    written = server.identity["data"]["kubeconfig"]
+    requests: list[tuple[str, Resource]] = []
+    server.fail = lambda verb, resource, _: requests.append((verb, resource))
+    assert (await rotate(server), server.deleted) == ("", ["caphv-token"])
+    assert not {("write", SECRETS), ("create", SECRETS)} & {*requests}
+    assert server.identity["data"]["kubeconfig"] == written
+
+
 async def test_token_of_another_harvester_is_not_written(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Server()
     other.uid = "another"

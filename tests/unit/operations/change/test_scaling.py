@@ -77,6 +77,16 @@ def test_without_a_topology_control_plane_and_deployment_are_changed() -> None:
     assert (second.kind, second.key.name, second.body) == ("MachineDeployment", "shop-md-0", {"spec": {"replicas": 5}})
 
 
+def test_a_control_plane_of_machines_alone_cannot_be_scaled() -> None:
+    objects = without_topology(Builder()).objects()
+    objects.control_planes.clear()
+    parts, deployments, _ = cluster_and_parts(objects, Key("team", "shop"))
+    with pytest.raises(ChangeError, match="create or delete its Machines instead"):
+        plan_scale(parts, deployments, Scale(3))
+    (patch,) = plan_scale(parts, deployments, Scale(workers={"shop-md-0": 5})).patches
+    assert patch.kind == "MachineDeployment"
+
+
 def test_a_pool_of_a_topology_has_its_name_there() -> None:
     builder = without_topology(Builder())
     builder.deployment["metadata"]["labels"][POOL_LABEL] = "gpu"

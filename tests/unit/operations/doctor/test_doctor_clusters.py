@@ -9,8 +9,8 @@ import pytest
 from operations.doctor import bootstrap, clusters
 from operations.status.assembly import overview_of
 from operations.status.check import Result
-from operations.status.model import Replicas
-from tests.support.clusters import NOW, Builder
+from operations.status.model import Replicas, Severity
+from tests.support.clusters import NOW, Builder, condition
 from tests.support.doctor import one
 
 
@@ -24,6 +24,22 @@ def test_an_even_control_plane_and_one_on_a_single_host_are_warnings() -> None:
     checks = list(clusters.checks([shaped]))
     assert one(checks, "quorum").wrong
     assert "3 of 3 control plane machines run in host harvester-1" in one(checks, "placement").message
+
+
+@pytest.mark.parametrize(
+    ("desired", "messages"),
+    [
+        (0, []),
+        (1, []),
+        (2, ["2 control plane machines survive no more failures than 1"]),
+        (3, []),
+        (4, ["4 control plane machines survive no more failures than 3"]),
+    ],
+)
+def test_an_even_control_plane_survives_no_more_than_one_machine_less(desired: int, messages: list[str]) -> None:
+    (cluster,) = overview_of(Builder().objects(), NOW).clusters
+    shaped = replace(cluster, control_plane=replace(cluster.control_plane, desired=desired))
+    assert [check.message for check in clusters.checks([shaped]) if check.id == "quorum"] == messages
 
 
 @pytest.mark.parametrize(
@@ -77,6 +93,37 @@ def test_problems_of_a_cluster_are_checks_with_their_next_step() -> None:
     check = one(clusters.checks(overview_of(builder.objects(), NOW).clusters), "cluster")
     assert check.result is Result.ERROR
     assert "kubectl delete machine worker-1" in check.remedy
+
+
+def test_a_warning_stays_a_warning_and_a_note_has_no_check() -> None:
+    (healthy,) = overview_of(Builder().objects(), NOW).clusters
+    found = list(clusters.checks([healthy]))
+    assert [(check.id, check.result) for check in found] == [("cluster", Result.OK)]
+
+    builder = Builder()
+    builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    (broken,) = overview_of(builder.objects(), NOW).clusters
+    (problem,) = broken.problems
+    for severity, result in ((Severity.WARNING, Result.WARNING), (Severity.NOTE, Result.OK)):
+        shaped = replace(broken, problems=(replace(problem, severity=severity),))
+        assert one(clusters.checks([shaped]), "cluster").result is result
+
+
+def test_a_cause_that_another_check_reports_is_skipped() -> None:
+    builder = Builder()
+    reason, message = "HarvesterAuthenticationFailed", "Harvester refuses the token of Secret team/identity"
+    builder.harvester_cluster["status"]["conditions"] = [
+        condition("HarvesterConnectionReady", "False", reason, message)
+    ]
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+
+    assert one(clusters.checks([cluster], {"team/identity"}), "cluster").result is Result.SKIPPED
+    assert one(clusters.checks([cluster], {"team/other"}), "cluster").result is Result.ERROR
+
+    builder = Builder()
+    builder.break_machine("worker-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    (cluster,) = overview_of(builder.objects(), NOW).clusters
+    assert one(clusters.checks([cluster], {"team/identity"}), "cluster").result is Result.ERROR
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,18 @@ def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() ->
         ({"fleet": fleet_of("v0.12.3")}, "fleet-version", Result.WARNING, "older than 0.13.0"),
         ({"fleet": fleet_of("v0.15.0")}, "fleet-version", Result.WARNING, "leaves what others changed"),
         ({"unseen": [Unseen("deployments", "forbidden")]}, "provider", Result.SKIPPED, "forbidden"),
+        ({"unseen": [Unseen("customresourcedefinitions", "forbidden")]}, "crds", Result.SKIPPED, "forbidden"),
+        ({"unseen": [Unseen("leases", "forbidden")]}, "leader", Result.SKIPPED, "forbidden"),
+        ({"unseen": [Unseen("validatingwebhookconfigurations", "no")]}, "webhooks", Result.SKIPPED, "no"),
+        ({"webhooks": None}, "webhooks", Result.SKIPPED, "no admission webhooks are registered"),
+        ({"cluster_api": ()}, "cluster-api", Result.OK, ""),
+        ({"deployment": deployment(2)}, "provider", Result.OK, "2 of 1 ready, caphv:0.12"),
+        ({"deployment": {**deployment(1), "status": {}}}, "provider", Result.ERROR, "no ready replica"),
+        ({"lease": lease(ago(seconds=60))}, "leader", Result.OK, "pod-1 holds Lease caphv-system/heartbeat"),
+        ({"lease": lease(ago(seconds=61))}, "leader", Result.ERROR, "61 seconds ago"),
+        ({"lease": lease(ago(seconds=-60))}, "leader", Result.OK, "pod-1 holds"),
+        ({"lease": lease(ago(seconds=-61))}, "clock", Result.WARNING, "61 seconds in the future"),
+        ({"lease": {**lease(""), "spec": None}}, "leader", Result.OK, "unknown holds"),
     ],
 )
 def test_the_management_cluster(fields: Any, check: str, result: Result, text: str) -> None:
@@ -115,7 +127,63 @@ def test_a_webhook_without_its_authority_is_an_error() -> None:
     assert first.result is Result.ERROR
 
 
-def test_a_certificate_that_ends_soon_is_a_warning() -> None:
-    status = {"notAfter": "2026-11-24T00:00:00Z", "conditions": [condition("Ready", "True")]}
-    soon = facts(certificates=[{"metadata": {"name": "caphv-webhook"}, "status": status}])
-    assert one(management.checks(soon, NOW), "certificates").result is Result.WARNING
+@pytest.mark.parametrize(
+    ("service", "entries", "unseen", "result"),
+    [
+        ({"namespace": "n", "name": "s"}, [{"endpoints": None}], [], Result.ERROR),
+        ({"namespace": "n", "name": "s"}, [{"endpoints": [{}, {"conditions": {"ready": False}}]}], [], Result.OK),
+        ({"namespace": "n", "name": "s"}, [], [Unseen("endpointslices", "forbidden")], None),
+        (None, [], [], None),
+    ],
+)
+def test_endpoints_are_checked_where_a_service_leads_to_them(
+    service: Any, entries: list[Obj], unseen: list[Unseen], result: Result | None
+) -> None:
+    webhook = {"clientConfig": {"service": service, "caBundle": "CA"}}
+    served = facts(webhooks={"metadata": {}, "webhooks": [webhook]}, endpoints=entries, unseen=unseen)
+    assert [check.result for check in found(management.checks(served, NOW), "webhooks")] == ([result] if result else [])
+
+
+def test_a_configuration_without_webhooks_has_no_check() -> None:
+    empty = facts(webhooks={"metadata": {}, "webhooks": None}, endpoints=[])
+    assert found(management.checks(empty, NOW), "webhooks") == []
+
+
+def test_a_deployment_counts_its_replicas_and_names_its_image() -> None:
+    scaled = deployment(1) | {"status": {"replicas": 3, "readyReplicas": 1}}
+    assert one(management.checks(facts(deployment=scaled), NOW), "provider").message.endswith(
+        ": 1 of 3 ready, caphv:0.12"
+    )
+    unknown = deployment(1) | {"status": {"readyReplicas": 1}}
+    assert ": 1 of 0 ready, " in one(management.checks(facts(deployment=unknown), NOW), "provider").message
+
+
+def test_only_the_reason_of_the_kind_itself_is_given() -> None:
+    unseen = [Unseen("secrets", "other"), Unseen("leases", "forbidden")]
+    seen = facts(unseen=unseen)
+    assert (seen.why_unseen("leases"), seen.why_unseen("deployments")) == ("forbidden", "")
+
+
+@pytest.mark.parametrize(
+    ("status", "result", "text"),
+    [
+        ({"notAfter": "2026-11-29T11:59:59Z"}, Result.WARNING, "ends at 2026-11-29 11:59 UTC"),
+        ({"notAfter": "2026-11-29T12:00:00Z"}, Result.OK, "is valid until 2026-11-29T12:00:00Z"),
+        ({}, Result.OK, "caphv-system/caphv-webhook is valid"),
+        ({"conditions": [condition("Ready", "False", message="no issuer")]}, Result.ERROR, "caphv-webhook: no issuer"),
+        ({"conditions": [condition("Ready", "False")]}, Result.ERROR, "caphv-webhook: not ready"),
+    ],
+)
+def test_a_certificate_must_be_ready_and_not_end_within_seven_days(status: Obj, result: Result, text: str) -> None:
+    certificate = {"metadata": {"name": "caphv-webhook"}, "status": status}
+    check = one(management.checks(facts(certificates=[certificate]), NOW), "certificates")
+    assert (check.result, check.message.endswith(text)) == (result, True)
+
+
+def test_no_certificate_is_awaited_without_webhooks() -> None:
+    absent = facts(webhooks=None, certificates=[], cert_manager=[])
+    assert found(management.checks(absent, NOW), "cert-manager") == []
+
+
+def test_a_management_cluster_without_fleet_has_no_check_of_it() -> None:
+    assert found(management.checks(facts(fleet=None), NOW), "fleet-version") == []

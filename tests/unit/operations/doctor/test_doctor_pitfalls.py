@@ -64,6 +64,10 @@ def test_volumes_that_guests_share_need_a_network() -> None:
     assert messages([off, on], "a") == ["machines have one VM network, and may not reach shared volumes: team/m"]
     assert messages([off, on], "a", "b") == []
     assert messages([], "a") == []
+    # Neither an empty object nor a text is a network.
+    for value in ({}, "x"):
+        assert len(messages([setting("rwx-network", value)], "a", "b")) == 1
+    assert messages([on]) == []
 
 
 def machine(image_name: str = "default/sles", storage_class: str = "fast") -> Obj:
@@ -141,6 +145,65 @@ def test_a_pitfall_is_found(fields: Any, check: str, result: Result, text: str) 
     (only,) = [each for each in checked(**fields) if each.id == check]
     assert (only.result, text in only.message) == (result, True), only.message
     assert only.remedy
+
+
+def results(check: str, **fields: Any) -> list[Result]:
+    return [found.result for found in checked(**fields) if found.id == check]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"hosts": []}, []),
+        ({"instances": []}, []),
+        ({"hosts": [host("a")], "instances": [instance("x")]}, [Result.OK]),
+        # One host takes the VMs of the other, or does not.
+        ({"hosts": [host("a", "17Gi"), host("b", "26Gi")]}, [Result.OK]),
+        ({"hosts": [host("a", "9Gi"), host("b", "17Gi")]}, [Result.WARNING]),
+        # An instance that has no host yet counts for the size of VMs only.
+        ({"instances": [{"metadata": {"namespace": "vms", "name": "x"}}, instance("y")]}, [Result.OK]),
+    ],
+)
+def test_hosts_need_room_for_a_rollout_and_for_a_lost_host(fields: Any, expected: list[Result]) -> None:
+    assert results("host-capacity", **fields) == expected
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [(61, [Result.WARNING]), (60, []), (-600, [])])
+def test_a_clock_may_be_a_minute_ahead(ahead: int, expected: list[Result]) -> None:
+    hosts = [host("a", lastHeartbeatTime=ago(seconds=-ahead)), host("b")]
+    assert results("clock", hosts=hosts) == expected
+
+
+@pytest.mark.parametrize("paused", [{"status": "False"}, {"reason": "PausedByUser"}, {"type": "Ready"}])
+def test_only_a_pause_for_an_error_of_a_disk_is_one(paused: dict[str, str]) -> None:
+    error = instance("x", **{"reason": "PausedIOError", **paused})
+    assert results("fstrim", instances=[error]) == []
+
+
+def test_a_disk_without_modes_is_not_known_to_be_of_one_host() -> None:
+    assert results("rwx", claims=[claim("disk")]) == []
+
+
+def test_an_image_may_be_named_without_its_namespace() -> None:
+    images = [image("image-x7", "SLES15-SP6-Minimal-VM.x86_64-Cloud")]
+    for name in ("image-x7", "default/image-x7"):
+        assert results("macvlan", images=images, machines=[machine(name)]) == [Result.WARNING]
+    assert results("macvlan", images=images, machines=[machine("default/other")]) == []
+
+
+def test_a_machine_without_volumes_and_a_class_without_a_driver_are_no_pitfalls() -> None:
+    empty = {"metadata": {"namespace": "team", "name": "m"}, "spec": {}}
+    assert [found.id for found in checked(machines=[empty])] == ["host-capacity"]
+    assert results("external-csi", storage=[{"metadata": {"name": "fast"}}]) == []
+
+
+@pytest.mark.parametrize(
+    ("percents", "count"),
+    [({"storage": 200}, 0), ({"storage": 201}, 1), ({"memory": 150}, 0), ({"memory": 151}, 1), ({"cpu": 9999}, 0)],
+)
+def test_overcommitment_beyond_harvesters_default_is_a_warning(percents: dict[str, int], count: int) -> None:
+    settings = [setting("overcommit-config", percents)]
+    assert results("over-provisioning", settings=settings) == [Result.WARNING] * count
 
 
 def test_a_driver_that_cannot_be_backed_up_is_found() -> None:

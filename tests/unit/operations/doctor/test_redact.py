@@ -180,6 +180,144 @@ def test_what_helps_stays() -> None:
     assert redact(value) == value
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"password": "", "token": None, "auth": {}},
+        {"metadata": {"annotations": None}},
+        {"annotations": ["a", "b"]},
+        {"variables": {"replicas": "many words"}},
+        {"variables": ["true", {"name": 1, "value": "v1.36.2"}]},
+        {"agentConfig": {"mode": "enabled", "mtu": "1450", "ports": ["80", "443"]}},
+    ],
+)
+def test_what_cannot_be_a_secret_stays(value: Any) -> None:
+    assert redact(value) == value
+
+
+@pytest.mark.parametrize("name", ["dbPassword", "runcmd"])
+def test_a_variable_with_the_name_of_a_secret_loses_even_a_number(name: str) -> None:
+    assert redact({"variables": [{"name": name, "value": "1234"}]}) == {"variables": [{"name": name, "value": REMOVED}]}
+    assert redact({"variables": [{"name": name, "value": ""}]}) == {"variables": [{"name": name, "value": ""}]}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("--v=2", "--v=2"),
+        ("--cipher=TLS_A", f"--cipher={REMOVED}"),
+        ("cipher=TLS_A", REMOVED),
+        ("--a b=TLS_A", REMOVED),
+        (f"--{'a' * 200}=TLS_A", REMOVED),
+        ("TLS_A", REMOVED),
+    ],
+)
+def test_of_an_argument_of_a_node_the_name_stays(value: str, expected: str) -> None:
+    assert redact({"agentConfig": {"arguments": value}}) == {"agentConfig": {"arguments": expected}}
+
+
+def test_texts_and_names_of_unusual_length_are_removed() -> None:
+    longest = "a " * (64 * 1024)
+    assert redact({"message": longest}) == {"message": longest}
+    assert redact({"message": f"{longest}a"}) == {"message": REMOVED}
+    assert redact({"a" * 512: 1}) == {"a" * 512: 1}
+    assert redact({"a" * 513: 1}) == {REMOVED: 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"data": {"a": "many words"}, "x": 1}', '{"data": "(removed)", "x": 1}'),
+        ('  [{"runcmd": ["many words"]}]', '[{"runcmd": "(removed)"}]'),
+        ("kind: Secret\ndata:\n  a: many words\n", "kind: Secret\ndata: (removed)\n"),
+    ],
+)
+def test_text_that_is_data_is_reduced_as_data(text: str, expected: str) -> None:
+    assert redact({"message": text}) == {"message": expected}
+
+
+def test_only_annotations_of_known_domains_keep_their_values() -> None:
+    annotations = {"caphv.io/park": "true", "example.com/x": "many words", "evilcaphv.io/x": "many words"}
+    expected = {"caphv.io/park": "true", "example.com/x": REMOVED, "evilcaphv.io/x": REMOVED}
+    assert redact({"annotations": annotations}) == {"annotations": expected}
+
+
+def test_scripts_of_nodes_are_removed_wherever_they_are() -> None:
+    for text in ("#cloud-config\nhostname: a", "## template: jinja\nhostname: a", "#!/bin/sh\nhostname a"):
+        assert redact({"message": text}) == {"message": REMOVED}
+
+
+@pytest.mark.parametrize(
+    "text", ["state: ready", "first line\nsecond line", '{"zone": "Zürich"}', "zone: Zürich\nb: 1\n"]
+)
+def test_texts_without_secrets_stay_as_they_are_written(text: str) -> None:
+    assert redact({"message": text}) == {"message": text}
+
+
+def test_a_name_of_any_length_hides_its_value() -> None:
+    name = f"{'a' * 300}-password"
+    assert "secret-1" not in str(redact({name: "secret-1"}))
+    assert redact([{"name": name, "value": "secret-1"}]) == [{"name": name, "value": REMOVED}]
+
+
+@pytest.mark.parametrize("items", [[1, "a"], ["--token", 5], ["--token", None], [None, "a"], [f"--{'a' * 200}", "a"]])
+def test_items_that_are_no_argument_with_a_text_stay(items: list[Any]) -> None:
+    assert redact({"command": items}) == {"command": items}
+
+
+BEGIN, END = "-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----"
+LINES = "\nMIIEowIBAAKCAQEA\nMIIEowIBAAKCAQEB"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"a {BEGIN}{END} b", f"a {REMOVED} b"),
+        (f"{END} a {BEGIN}x{END} b", f"{END} a {REMOVED} b"),
+        (f"a {BEGIN}{LINES} b", f"a {REMOVED} b"),
+        (f"a {BEGIN}{LINES} b {BEGIN}x y{END} c", f"a {REMOVED} b {REMOVED} c"),
+        (f"a {BEGIN} b", f"a {REMOVED} b"),
+        (f"a {BEGIN}x{END} b {BEGIN}y{END} c", f"a {REMOVED} b {REMOVED} c"),
+    ],
+)
+def test_a_private_key_is_removed_up_to_its_end_or_its_last_line(text: str, expected: str) -> None:
+    assert redact_text(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"kind": "Secret", "type": "a", "data": {"name": "b"}}, {"kind": "Secret", "type": "a", "data": REMOVED}),
+        ({"kind": "ConfigMap", "data": {"name": "b"}}, None),
+        ({"token": {"name": "a", "namespace": "b", "key": "c"}}, None),
+        ({"token": {"name": "a", "value": "b"}}, {"token": REMOVED}),
+        ({"token": {"namespace": "a"}}, {"token": REMOVED}),
+        ({"auth": {"secretName": "a"}}, None),
+        ({"auth": {"secretName": "a", "secretRef": "b", "secretKeyRef": "c", "remoteRef": "d"}}, None),
+        ({"env": [{"name": "runcmd", "value": "b"}]}, {"env": [{"name": "runcmd", "value": REMOVED}]}),
+        ({"auth": {"secretName": "a", "token": "b"}}, {"auth": REMOVED}),
+        ({"secretName": "a", "secretKey": "b"}, None),
+        ({"secretKey": "b"}, {"secretKey": REMOVED}),
+        ({"secretRef": "a", "apiKey": "b"}, {"secretRef": "a", "apiKey": REMOVED}),
+        ({"name": 1, "value": "b"}, None),
+        ({"myPassword": 5, "other": 5}, None),
+        ({"token": 5}, {"token": REMOVED}),
+    ],
+)
+def test_a_reference_to_a_secret_stays_and_a_secret_does_not(value: Any, expected: Any) -> None:
+    assert redact(value) == (value if expected is None else expected)
+
+
+def test_yaml_with_aliases_is_searched_as_text() -> None:
+    text = "first: &x\n  password: hunter22\nsecond: *x\n"
+    assert redact({"message": text}) == {"message": text.replace("hunter22", REMOVED)}
+
+
+def test_a_certificate_hides_the_key_next_to_it() -> None:
+    assert redact({"key": "secret-1", "crt": "c"}) == {"key": REMOVED, "crt": "c"}
+    assert redact({"key": "a", "effect": "NoSchedule"}) == {"key": "a", "effect": "NoSchedule"}
+
+
 # A secret that nothing but its place gives away.
 SECRETS = st.text("GHJKLMNPQRSTVWXYZ ", min_size=4, max_size=30).map(lambda text: f"Q{text}Q")
 KEYS = st.sampled_from(["password", "token", "apiKey", "etcd-s3-secret-key", "CLIENT_SECRET", "passphrase"])

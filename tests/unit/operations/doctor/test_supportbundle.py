@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import ssl
+import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -12,12 +14,13 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import RawTestServer
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.connection import Connection
 from caphv.runtime.errors import Forbidden
 from operations.doctor import supportbundle as bundle
 from operations.doctor.redact import redact_text
+from operations.read.harvester import Harvesters
 from operations.read.objects import HarvesterObjects, ManagementObjects, Unseen
 
 PASSWORD, TOKEN = "s3cret", "abcdef0123456789"
@@ -124,6 +127,109 @@ def test_what_was_not_seen_on_a_harvester_is_redacted() -> None:
     files = dict(bundle.files_of_harvester(1, objects))
     assert "refuses" in files["harvester-1/server.txt"]
     assert PASSWORD not in files["harvester-1/server.txt"]
+
+
+def obj(kind: str, name: str, namespace: str = "team", cluster: str = "") -> Obj:
+    labels = {"cluster.x-k8s.io/cluster-name": cluster} if cluster else {}
+    return {"kind": kind, "metadata": {"name": name, "namespace": namespace, "labels": labels}}
+
+
+def test_only_objects_of_the_chosen_clusters_are_collected() -> None:
+    objects = ManagementObjects(
+        clusters=[obj("Cluster", "shop"), obj("Cluster", "other"), obj("Cluster", "shop", "far")],
+        machines=[obj("Machine", "m", cluster="shop"), obj("Machine", "n", cluster="other"), obj("Machine", "unknown")],
+        # These may have no label yet, and another name than their cluster.
+        harvester_clusters=[obj("HarvesterCluster", "shop-x"), obj("HarvesterCluster", "shop-x", "far")],
+        control_planes=[obj("RKE2ControlPlane", "cp"), obj("RKE2ControlPlane", "cp", "far")],
+        harvester_machines=[obj("HarvesterMachine", "m", cluster="shop"), obj("HarvesterMachine", "m", "far", "shop")],
+    )
+    assert [path for path, _ in bundle.files_of_management(objects, [Key("team", "shop")])] == [
+        "management/cluster/team/shop.yaml",
+        "management/machine/team/m.yaml",
+        "management/rke2controlplane/team/cp.yaml",
+        "management/harvestercluster/team/shop-x.yaml",
+        "management/harvestermachine/team/m.yaml",
+    ]
+
+
+class Events:
+    """An API client that lists Events, by namespace; other namespaces may not be read."""
+
+    budget = None
+
+    def __init__(self, **events: list[Obj]) -> None:
+        self.events = events
+
+    async def list(self, _: object, namespace: str = "", **__: object) -> dict[str, Any]:
+        if namespace not in self.events:
+            raise Forbidden(403, "Forbidden", f"denied to Bearer {TOKEN}")
+        return {"metadata": {}, "items": self.events[namespace]}
+
+
+def event(message: str, **times: str) -> Obj:
+    about = {"kind": "Machine", "name": "m"}
+    created = {"creationTimestamp": times.pop("created", "2026-11-27T09:00:00Z")}
+    return {"metadata": created, "involvedObject": about, "type": "Normal", "reason": "R", "message": message, **times}
+
+
+async def test_events_are_in_order_of_time_and_errors_are_among_them() -> None:
+    client = Events(
+        team=[
+            event("third", lastTimestamp="2026-11-27T12:00:00Z", eventTime="2026-11-27T08:00:00Z"),
+            event("second", eventTime="2026-11-27T11:00:00Z"),
+            event("first", created="2026-11-27T10:00:00Z"),
+            {**event(f"sent Bearer {TOKEN}"), "involvedObject": None},
+        ]
+    )
+    text = await bundle.read_events(cast("ApiClient", client), ["team", "denied", "team"])
+    assert text.splitlines() == [
+        "denied: denied to Bearer (removed)",
+        "2026-11-27T09:00:00Z Normal R team None/None: sent Bearer (removed)",
+        "2026-11-27T10:00:00Z Normal R team Machine/m: first",
+        "2026-11-27T11:00:00Z Normal R team Machine/m: second",
+        "2026-11-27T12:00:00Z Normal R team Machine/m: third",
+    ]
+    assert text.endswith("third\n")
+
+
+async def test_a_log_is_asked_for_with_the_credentials_of_the_client_and_no_redirect_gets_them() -> None:
+    asked: list[web.BaseRequest] = []
+
+    async def handler(request: web.BaseRequest) -> web.Response:
+        asked.append(request)
+        return web.Response(status=302, headers={"Location": "/elsewhere"}, text="moved")
+
+    async with answering(handler) as address:
+        text = await log_of(f"http://{address}")
+    (request,) = asked
+    assert request.headers["Authorization"] == f"Bearer {TOKEN}"
+    assert (request.path, request.query["container"]) == ("/api/v1/namespaces/caphv-system/pods/caphv-0/log", "manager")
+    assert int(request.query["limitBytes"]) == 5 * 1024 * 1024
+    assert text == "cannot be read: HTTP 302: moved\n"
+
+
+async def test_a_namespace_without_pods_says_so() -> None:
+    client = cast("ApiClient", Events(empty=[]))
+    connection = Connection("http://127.0.0.1:1", ssl.create_default_context(), authorization, None, None)
+    files = await bundle.read_logs(client, connection, "empty", lambda _: None)
+    assert files == {"logs/README.txt": "no Pods in namespace empty\n"}
+
+
+def test_an_archive_has_private_files_below_one_folder() -> None:
+    content = bundle.archive({"b.txt": "größer", "a/a.txt": ""}, "support")
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
+        assert [(member.name, member.mode) for member in tar] == [("support/a/a.txt", 0o600), ("support/b.txt", 0o600)]
+        file = tar.extractfile("support/b.txt")
+        assert file is not None
+        assert file.read().decode() == "größer"
+
+
+def test_harvesters_are_numbered_by_their_addresses() -> None:
+    harvesters = Harvesters()
+    for server in ("https://b", "https://a"):
+        harvesters.by_identity[Key("team", server)] = HarvesterObjects(server=server, version="v1")
+    files = dict(bundle.files_of_harvesters(harvesters))
+    assert files == {"harvester-1/server.txt": "https://a\nv1\n", "harvester-2/server.txt": "https://b\nv1\n"}
 
 
 CAUSES = (

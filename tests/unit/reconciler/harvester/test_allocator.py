@@ -62,8 +62,8 @@ class Copy:
     def store(self) -> Iterator[Obj]:
         return iter([self._obj])
 
-    def get(self, _namespace: str, _name: str) -> Obj:
-        return self._obj
+    def get(self, _namespace: str, name: str) -> Obj | None:
+        return self._obj if name == self._obj["metadata"]["name"] else None
 
     def observe(self, obj: Obj) -> None:
         if int(obj["metadata"]["resourceVersion"]) > int(self._obj["metadata"]["resourceVersion"]):

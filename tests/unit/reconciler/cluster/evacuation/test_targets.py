@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Obj
-from reconciler.cluster.evacuation.targets import obstacle
+from reconciler.cluster.evacuation.targets import describe_bound_claims, describe_local_disks, obstacle
 from reconciler.machine.placement import REQUIRED
 
 pytestmark = pytest.mark.unit
@@ -108,9 +108,59 @@ HERE, OTHER = host("h0", gpus=1), host("h1", gpus=1)
         (vm(affinity=requires({**expression("Lt", "1Ki"), "key": "size"})), [HERE, sized("10")], [], "requires this"),
         (vm(affinity=requires(expression("Unheard"))), [HERE, OTHER], [], "requires this host"),
         (vm(affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}]}}}), [HERE, OTHER], [], "requires this"),
+        (vm(affinity=requires({"key": "rack", "operator": "Exists"})), [HERE, OTHER], [], ""),
+        (tolerant(key="team"), [HERE, host("h1", gpus=1, taints=[{"key": "team", "effect": "NoSchedule"}])], [], ""),
+        (tolerant(key="team"), [HERE, host("h1", gpus=1, taints=[TAINT])], [], "no other host is ready"),
+        ({}, [HERE, OTHER], [], ""),
+        (vm(), [HERE, OTHER], [{"spec": instance("", 1)["spec"]}], "no other host has"),
+        (vm(), [HERE, OTHER], [{"status": {"nodeName": "h1"}}], ""),
+        (vm(), [HERE, {**OTHER, "status": {"conditions": OTHER["status"]["conditions"]}}], [], "no other host has"),
+        (vm(), [HERE, {**OTHER, "status": {**OTHER["status"], "allocatable": {GPU: "x"}}}], [], "no other host has"),
     ],
 )
 def test_obstacle(leaving: Obj, hosts: list[Obj], instances: list[Obj], part: str) -> None:
     reason = obstacle(leaving, "h0", hosts, instances)
     assert part in reason
     assert bool(reason) is bool(part)
+
+
+def claim(name: str, *modes: str) -> Obj:
+    return {"metadata": {"name": name, "namespace": "vms"}, "spec": {"accessModes": list(modes)}}
+
+
+@pytest.mark.parametrize(
+    ("claims", "name"),
+    [
+        ([], ""),
+        ([claim("disk-0", "ReadWriteMany")], ""),
+        ([claim("disk-0", "ReadWriteOnce", "ReadWriteMany")], ""),
+        ([claim("disk-0", "ReadWriteMany"), claim("disk-1", "ReadWriteOnce")], "disk-1"),
+        ([claim("other", "ReadWriteOnce")], ""),
+        ([{**claim("disk-0"), "spec": {}}], "disk-0"),
+    ],
+)
+def test_a_disk_that_only_one_host_can_have_may_be_local(claims: list[Obj], name: str) -> None:
+    disks = [{"name": each, "persistentVolumeClaim": {"claimName": each}} for each in ("disk-0", "disk-1")]
+    reason = describe_bound_claims(vm(volumes=disks), claims)
+    assert reason.startswith(f"disk {name} is not ReadWriteMany, ") if name else reason == ""
+
+
+@pytest.mark.parametrize(
+    ("condition", "part"),
+    [
+        ({"type": "LiveMigratable", "status": "False", "reason": "DisksNotLiveMigratable"}, "(DisksNotLiveMigratable)"),
+        ({"type": "LiveMigratable", "status": "False"}, "(no reason)"),
+        ({"type": "LiveMigratable", "status": "True"}, ""),
+        ({"type": "Ready", "status": "False"}, ""),
+    ],
+)
+def test_an_instance_that_cannot_migrate_may_have_a_local_disk_unless_it_has_a_device(
+    condition: Obj, part: str
+) -> None:
+    running = {"status": {"conditions": [condition]}}
+    reason = describe_local_disks(vm(0), running)
+    assert part in reason
+    assert bool(reason) is bool(part)
+    assert describe_local_disks(vm(1), running) == ""
+    assert describe_local_disks(vm(0), None) == ""
+    assert bool(describe_local_disks({}, running)) is bool(part)

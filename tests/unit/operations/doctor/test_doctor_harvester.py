@@ -1,0 +1,187 @@
+"""Findings of `caphv doctor` about a Harvester and its identity, at their edges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from caphv.api.object import Key, Obj
+from caphv.api.ownership import Owner, record
+from caphv.runtime.kubeconfig import Kubeconfig
+from operations.capacity.addresspools import Entry, PoolReport, Verdict
+from operations.doctor import harvester
+from operations.doctor.harvester import HarvesterFacts
+from operations.read.objects import HarvesterObjects, Unseen
+from operations.read.owners import OwnerObjects
+from operations.status.check import Check, Result
+from tests.support.clusters import NOW, ago, condition, token
+from tests.support.doctor import found, host, one
+
+IDENTITY = Key("team", "identity")
+LEAK = Entry("machines", "10.0.0.9", "team/gone", Verdict.LEAKED)
+
+
+def checked(objects: HarvesterObjects | None = None, **fields: Any) -> list[Check]:
+    fields.setdefault("kubeconfig", Kubeconfig("https://h", token=token(days=90)))
+    facts = HarvesterFacts(IDENTITY, objects=objects or HarvesterObjects(), **fields)
+    return list(harvester.checks(facts, NOW))
+
+
+def unanswered(days: float, **fields: Any) -> Check:
+    facts = HarvesterFacts(IDENTITY, Kubeconfig("https://h", token=token(days=days)), "refused", **fields)
+    return one(harvester.checks(facts, NOW), "connection")
+
+
+def test_expired_credentials_that_are_rejected_are_reported_once() -> None:
+    assert unanswered(-1, rejected=True).result is Result.SKIPPED
+    assert unanswered(-1).result is Result.ERROR
+    assert unanswered(90, rejected=True).result is Result.ERROR
+
+
+def test_a_rejected_token_is_replaced_and_an_unreachable_server_is_searched() -> None:
+    assert "caphv identity rotate" in unanswered(90, rejected=True).remedy
+    assert "Check address, firewall and proxy" in unanswered(90).remedy
+
+
+def test_clusters_of_a_harvester_that_does_not_answer_are_named() -> None:
+    assert unanswered(90).message == "refused"
+    clusters = [{"metadata": {"name": "shop", "namespace": "team"}}]
+    expected = "refused; HarvesterClusters of Secret team/identity: team/shop"
+    assert unanswered(90, clusters=clusters).message == expected
+
+
+@pytest.mark.parametrize(
+    ("left", "result"),
+    [
+        (timedelta(days=14), Result.OK),
+        (timedelta(days=14, seconds=-1), Result.WARNING),
+        (timedelta(seconds=1), Result.WARNING),
+        (timedelta(), Result.ERROR),
+    ],
+)
+def test_credentials_end_soon_within_fourteen_days(left: timedelta, result: Result) -> None:
+    kubeconfig = Kubeconfig("https://h", token=token(seconds=left.total_seconds()))
+    assert one(checked(kubeconfig=kubeconfig), "credentials").result is result
+
+
+def test_credentials_without_an_end_are_valid() -> None:
+    check = one(checked(kubeconfig=Kubeconfig("https://h", token="t")), "credentials")
+    assert (check.result, "no expiry date" in check.message) == (Result.OK, True)
+
+
+def test_what_may_not_be_read_is_skipped() -> None:
+    checks = checked()
+    assert one(checks, "rights").result is Result.SKIPPED
+    assert one(checks, "harvester").result is Result.SKIPPED
+    owners = OwnerObjects("", {}, None)
+    check = one(checked(recorded_owners=owners), "orphans")
+    assert (check.result, "kube-system" in check.message) == (Result.SKIPPED, True)
+
+
+def test_nothing_is_reported_of_hosts_that_are_not_seen() -> None:
+    checks = checked()
+    assert found(checks, "hosts") == found(checks, "zones") == found(checks, "guest-agent") == []
+    assert found(checked(HarvesterObjects(hosts=[host("a"), host("b")])), "zones") == []
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        ("rancher/harvester:v1.7.0", [(Result.OK, "Harvester v1.7")]),
+        ("rancher/harvester:v1.2.0", [(Result.WARNING, "Harvester v1.2 is older than")]),
+        ("rancher/harvester:latest", []),
+    ],
+)
+def test_a_release_is_compared_with_those_that_are_supported(image: str, expected: list[tuple[Result, str]]) -> None:
+    deployment = {"spec": {"template": {"spec": {"containers": [{"image": image}]}}}}
+    checks = found(checked(deployment=deployment), "harvester-version")
+    assert [
+        (check.result, check.message.startswith(text)) for check, (_, text) in zip(checks, expected, strict=True)
+    ] == [(result, True) for result, _ in expected]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "ready", "wrong"),
+    [("3", 2, True), ("2", 2, False), ("3", 0, False), ("many", 2, False), (None, 2, False)],
+)
+def test_a_class_may_have_as_many_replicas_as_hosts_are_ready(replicas: str | None, ready: int, wrong: bool) -> None:
+    classes = [{"metadata": {"name": "longhorn"}, "parameters": {"numberOfReplicas": replicas}}]
+    hosts = [host(f"h{n}", ready=n < ready) for n in range(3)]
+    assert bool(found(checked(HarvesterObjects(hosts=hosts), storage_classes=classes), "longhorn-replicas")) is wrong
+
+
+def pool_checks(report: PoolReport, *, used: bool = True) -> list[Check]:
+    spec = {"vmNetworkConfig": {"ipPoolRef": "machines" if used else "other"}}
+    machine = {"metadata": {"name": "m", "namespace": "team"}, "spec": spec}
+    ranges = [{"subnet": "10.0.0.0/24"}]
+    pools = [{"metadata": {"name": name}, "spec": {"ranges": ranges}} for name in ("machines", "other")]
+    return found(checked(HarvesterObjects(pools=pools), machines=[machine], pools=(report,)), "pools")
+
+
+def report(total: int, free: int, available: int | None = None, **fields: Any) -> PoolReport:
+    return PoolReport("h", "machines", total, free if available is None else available, free, **fields)
+
+
+@pytest.mark.parametrize(
+    ("free", "result"),
+    [(-1, Result.ERROR), (0, Result.ERROR), (1, Result.WARNING), (9, Result.WARNING), (10, Result.OK)],
+)
+def test_a_pool_is_scarce_below_a_tenth(free: int, result: Result) -> None:
+    (check,) = pool_checks(report(100, free))
+    assert (check.result, f"{free} of 100 addresses are free" in check.message) == (result, True)
+
+
+def test_a_pool_that_no_cluster_uses_is_reported_only_when_it_is_wrong() -> None:
+    assert pool_checks(report(100, 0), used=False) == []
+    (check,) = pool_checks(report(100, 50, available=40), used=False)
+    assert check.result is Result.WARNING
+    assert check.message.endswith("status.available is 40")
+    (check,) = pool_checks(report(100, 50, entries=(LEAK,)), used=False)
+    assert check.message.endswith("1 has leaked")
+
+
+def test_a_pool_with_wrong_ranges_is_an_error() -> None:
+    (check,) = pool_checks(report(0, 0, error="IPPool machines: no range"))
+    assert (check.result, check.message) == (Result.ERROR, "IPPool machines: no range")
+
+
+def instance(phase: str = "Running", created: str | None = ago(minutes=11), **agent: str) -> Obj:
+    metadata: Obj = {"name": "x", "namespace": "vms"}
+    if created:
+        metadata["creationTimestamp"] = created
+    conditions = [condition("AgentConnected", status) for status in agent.values()]
+    return {"metadata": metadata, "status": {"phase": phase, "conditions": conditions}}
+
+
+@pytest.mark.parametrize(
+    ("vm", "result"),
+    [
+        (instance(), Result.WARNING),
+        (instance(agent="False"), Result.WARNING),
+        (instance(agent="True"), Result.OK),
+        (instance(created=ago(minutes=10)), Result.OK),
+        (instance(created=None), Result.OK),
+        (instance("Scheduling"), Result.OK),
+    ],
+)
+def test_a_guest_agent_must_answer_ten_minutes_after_its_vm_was_created(vm: Obj, result: Result) -> None:
+    assert one(checked(HarvesterObjects(instances=[vm])), "guest-agent").result is result
+
+
+def test_a_volume_is_an_orphan_only_where_the_vms_that_may_use_it_are_seen() -> None:
+    owners = OwnerObjects("us", {}, None)
+    annotations = record(Owner("HarvesterMachine", "team", "gone", "m-uid", "us"))
+    claim = {"metadata": {"name": "gone-disk-0-abcde", "namespace": "vms", "annotations": annotations}}
+    seen = HarvesterObjects(claims=[claim], namespaces=frozenset({"vms"}))
+    assert "vms/gone-disk-0-abcde" in one(checked(seen, recorded_owners=owners), "orphans").message
+
+    unseen = replace(seen, unseen=[Unseen("virtualmachines.kubevirt.io of namespace vms", "forbidden")])
+    assert one(checked(unseen, recorded_owners=owners), "orphans").result is Result.OK
+
+
+def test_a_leaked_address_is_no_orphan_because_its_pool_reports_it() -> None:
+    checks = checked(recorded_owners=OwnerObjects("us", {}, None), pools=(report(100, 50, entries=(LEAK,)),))
+    assert (one(checks, "orphans").result, one(checks, "pools").wrong) == (Result.OK, True)
