@@ -269,7 +269,9 @@ def test_right_to_import_images_is_needed_in_their_namespaces() -> None:
     clusters = [{"metadata": {"name": "c", "namespace": "team"}, "spec": {"targetNamespace": "vms", "images": images}}]
     needed = rights.import_rights(clusters)
     assert not set(needed).intersection(rights.needed_rights(clusters)), "a cluster can do without"
-    creates = {right.namespace for right in needed if str(right) == "create virtualmachineimages.harvesterhci.io"}
+    creates = {
+        right.namespace for right in needed if (right.verb, right.resource) == ("create", "virtualmachineimages")
+    }
     assert creates == {"vms", "shared"}
 
     check = one(harvester.checks(harvester_facts(denied=needed, clusters=clusters), NOW), "rights")

@@ -14,6 +14,7 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from operations.capacity.addresspools import Entry, PoolReport, Verdict
 from operations.doctor import harvester
 from operations.doctor.harvester import HarvesterFacts
+from operations.doctor.storage import Storage
 from operations.read.objects import HarvesterObjects, Unseen
 from operations.read.owners import OwnerObjects
 from operations.status.check import Check, Result
@@ -110,7 +111,7 @@ def test_a_release_is_compared_with_those_that_are_supported(image: str, expecte
 def test_a_class_may_have_as_many_replicas_as_hosts_are_ready(replicas: str | None, ready: int, wrong: bool) -> None:
     classes = [{"metadata": {"name": "longhorn"}, "parameters": {"numberOfReplicas": replicas}}]
     hosts = [host(f"h{n}", ready=n < ready) for n in range(3)]
-    assert bool(found(checked(HarvesterObjects(hosts=hosts), storage_classes=classes), "longhorn-replicas")) is wrong
+    assert bool(found(checked(HarvesterObjects(hosts=hosts), storage=Storage(classes)), "longhorn-replicas")) is wrong
 
 
 def pool_checks(report: PoolReport, *, used: bool = True) -> list[Check]:

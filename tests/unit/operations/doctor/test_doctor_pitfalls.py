@@ -197,15 +197,6 @@ def test_a_machine_without_volumes_and_a_class_without_a_driver_are_no_pitfalls(
     assert results("external-csi", storage=[{"metadata": {"name": "fast"}}]) == []
 
 
-@pytest.mark.parametrize(
-    ("percents", "count"),
-    [({"storage": 200}, 0), ({"storage": 201}, 1), ({"memory": 150}, 0), ({"memory": 151}, 1), ({"cpu": 9999}, 0)],
-)
-def test_overcommitment_beyond_harvesters_default_is_a_warning(percents: dict[str, int], count: int) -> None:
-    settings = [setting("overcommit-config", percents)]
-    assert results("over-provisioning", settings=settings) == [Result.WARNING] * count
-
-
 def test_a_driver_that_cannot_be_backed_up_is_found() -> None:
     (only,) = [
         each for each in checked(storage=classes(fast="rook-ceph.rbd.csi.ceph.com")) if each.id == "external-csi"

@@ -206,6 +206,14 @@ def test_more_than_the_default_overcommitment() -> None:
     assert "400 % of the existing storage" in only.message
 
 
+@pytest.mark.parametrize(
+    ("percents", "count"),
+    [({"storage": 200}, 0), ({"storage": 201}, 1), ({"memory": 150}, 0), ({"memory": 151}, 1), ({"cpu": 9999}, 0)],
+)
+def test_overcommitment_up_to_the_default_is_no_finding(percents: dict[str, int], count: int) -> None:
+    assert len(checked(setting("overcommit-config", percents))) == count
+
+
 async def test_settings_are_read_one_by_one() -> None:
     server = MemoryServer()
     server.put(setting("http-proxy", {}))
