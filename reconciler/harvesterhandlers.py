@@ -28,6 +28,7 @@ from reconciler.harvester.session import Session, SessionEvents
 from reconciler.harvester.topology import accepts_machines
 from reconciler.machine.growth import growth_fields
 from reconciler.machine.guestlabels import guest_cluster_name
+from reconciler.machine.inplace import is_update_in_progress
 from reconciler.machine.node import topology
 from reconciler.machine.vm import has_maxima
 from reconciler.predicates import (
@@ -120,7 +121,8 @@ class HarvesterHandlers:
                 continue
             key = key_of(harvester_cluster)
             if self._context.sessions.uses(key, sessions, change.key.namespace):
-                if changed or (resized and has_maxima(machine.get("spec") or {})):
+                grows = has_maxima(machine.get("spec") or {}) or is_update_in_progress(machine)
+                if changed or (resized and grows):
                     self._machines.add(key_of(machine))
                 # A VM that a user starts while its cluster is parked is stopped again.
                 if balanced or evacuates or (changed and parking.concerns(cluster)):

@@ -276,6 +276,7 @@ def _create_context(
         identity_finalizer=names.identity_finalizer(options.watch_filter),
         cross_namespace_refs=options.cross_namespace_refs,
         allow_insecure_identities=options.allow_insecure_identities,
+        updates_in_place=bool(options.extension_address),
     )
 
 

@@ -14,15 +14,15 @@ import orjson
 
 from caphv.api import names
 from caphv.api.conditions import get_condition
-from caphv.api.names import ConditionType
-from caphv.api.object import Key, Obj, annotations_of, at
-from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES, HARVESTER_MACHINES
-from reconciler.extension.decision import (
+from caphv.api.livechanges import (
     Policy,
     live_changes,
     machine_obstacles,
     other_changes,
 )
+from caphv.api.names import ConditionType
+from caphv.api.object import Key, Obj, annotations_of, at
+from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES, HARVESTER_MACHINES
 from reconciler.machine.growth import updated_message
 
 API_VERSION = "hooks.runtime.cluster.x-k8s.io/v1alpha1"
@@ -224,7 +224,7 @@ class _Decision:
         changes = live_changes(self.current, self.desired)
         reasons = (*changes.reasons, *self.others)
         if changes.live:
-            obstacles = machine_obstacles(self.machines(), growth=changes.needs_growth)
+            obstacles = machine_obstacles(self.machines(), changes)
             reasons = (*reasons, *obstacles)
         if reasons and self.policy is Policy.ONLY:
             message = f"machines must not be replaced ({Policy.ONLY}): {'; '.join(reasons)}"

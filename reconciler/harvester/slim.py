@@ -6,10 +6,13 @@ from typing import Any
 
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of, at
+from caphv.api.virtualmachine import is_machine_pvc
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _INSTANCE = ("phase", "nodeName", "reason")
 _SIZE = (("currentCPUTopology", ("sockets",)), ("memory", ("guestCurrent",)))
+_CLAIM = ("claimName", "capacity")
+_MOST_VOLUMES = 64
 _INTERFACE = ("name", "interfaceName", "ipAddress", "ipAddresses")
 # Each address is parsed when the machine is reconciled. A node that announces the addresses of its
 # Services has hundreds of them, and a hostile Harvester sends as many as an event can carry.
@@ -83,6 +86,8 @@ def instance(vmi: Obj) -> Obj:
     for section, fields in _SIZE if marks else ():
         if size := _kept(status.get(section), fields):
             slim_status[section] = size
+    if marks and (volumes := _machine_volumes(vmi)):
+        slim_status["volumeStatus"] = volumes
     own = {
         "domain": {"firmware": _kept(firmware, ("uuid",))},
         **_kept(vmi.get("spec"), ("evictionStrategy",)),
@@ -90,6 +95,25 @@ def instance(vmi: Obj) -> Obj:
     spec = {"spec": own} if marks else {}
     metadata = {**_metadata(vmi, "creationTimestamp"), **marks}
     return {"metadata": metadata, **spec, "status": slim_status}
+
+
+def _machine_volumes(vmi: Obj) -> list[Obj]:
+    """Return the state of the disks of a machine.
+
+    Volumes that a CSI driver hot-plugs come and go, and their state matters to no machine.
+    """
+    volumes = []
+    for volume in (vmi.get("status") or {}).get("volumeStatus") or ():
+        claim = _kept(volume.get("persistentVolumeClaimInfo"), _CLAIM)
+        if "capacity" in claim:
+            claim["capacity"] = _kept(claim["capacity"], ("storage",))
+        is_machines = not volume.get("hotplugVolume") or is_machine_pvc(
+            vmi["metadata"]["name"], str(claim.get("claimName"))
+        )
+        if claim and is_machines:
+            state = _kept(volume, ("phase", "message"))
+            volumes.append({**state, "persistentVolumeClaimInfo": claim})
+    return volumes[:_MOST_VOLUMES]
 
 
 def _interfaces(interfaces: list[Obj]) -> list[Obj]:

@@ -33,6 +33,37 @@ class ClaimTemplate:
     access_modes: tuple[object, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk of the machine: its volume in the VM, and its claim."""
+
+    volume: str
+    claim: str
+    hotplugged: bool
+
+
+def machine_disks(vm: Obj) -> list[Disk]:
+    """Return the disks of a VM that its machine may have, in the order of the machine's volumes.
+
+    Of hot-plugged volumes, which others add, only those that an update in place has added.
+    """
+    disks = []
+    for volume in at(vm, *VOLUMES) or ():
+        source = claim_source(volume)
+        if source.get("claimName"):
+            name, claim = str(volume.get("name")), str(source["claimName"])
+            disks.append(Disk(name, claim, hotplugged=bool(source.get("hotpluggable"))))
+
+    boot = [disk for disk in disks if not disk.hotplugged]
+    return [*boot, *(disk for disk in disks if disk.hotplugged and _is_added(vm, disk))]
+
+
+def _is_added(vm: Obj, disk: Disk) -> bool:
+    """Return whether an update in place has hot-plugged a disk."""
+    name = vm["metadata"]["name"]
+    return disk.claim == f"{name}-{disk.volume}" and is_machine_pvc(name, disk.claim)
+
+
 def claim_templates(vm: Obj) -> list[ClaimTemplate]:
     """Return the claims in the VM's annotation in order, none if the annotation is invalid."""
     try:
@@ -60,8 +91,8 @@ def _claim_template(entry: object) -> ClaimTemplate:
 def own_claims(vm: Obj, claims: Mapping[str, Obj], owner: Owner, disks: int) -> list[str]:
     """Return the names of the machine's own claims in the annotation of its VM.
 
-    Hot-plugged volumes never belong to the machine. The result is empty if the annotation is
-    invalid.
+    Of hot-plugged volumes, only those that an update in place has added belong to the machine. The
+    result is empty if the annotation is invalid.
 
     :param vm: the VM of the machine
     :param claims: the PersistentVolumeClaims of the namespace by name
@@ -88,11 +119,12 @@ def own_claims(vm: Obj, claims: Mapping[str, Obj], owner: Owner, disks: int) -> 
 
 
 def boot_claims(vm: Obj) -> list[str]:
-    """Return the names of the claims in the VM's annotation that are not hot-plugged.
+    """Return the names of the claims in the VM's annotation that others have not hot-plugged.
 
     Empty if the annotation is invalid.
     """
     hotplugged = {source["claimName"] for source in claim_sources(vm) if source.get("hotpluggable")}
+    hotplugged -= {disk.claim for disk in machine_disks(vm)}
     return [template.name for template in claim_templates(vm) if template.name not in hotplugged]
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of, at
 from caphv.api.release import hotplug_obstacle
 from reconciler import triggers
+from reconciler.harvester.storageprofiles import ClaimModes
 from reconciler.harvester.topology import has_single_host
+from reconciler.machine.disks import storage_class_of
 from reconciler.machine.images import (
     ResolvedImage,
     describe_search,
@@ -91,6 +95,27 @@ def disk_images(scope: MachineScope, vm: Obj) -> dict[str, ResolvedImage]:
             reference = split_reference(str(used_image or image_name), scope.target_namespace)
             images[image_name] = ResolvedImage(*reference, storage_class="")
     return images
+
+
+async def offered_modes(
+    scope: MachineScope, inputs: VirtualMachineInputs
+) -> dict[str, Sequence[ClaimModes]]:
+    """Return the modes of StorageClasses, for disks whose spec lacks a mode.
+
+    Raises `ApiError`, `Unreachable`.
+    """
+    session = scope.session()
+    profiles = scope.context.memory.storage_profiles
+    classes = {
+        storage_class_of(volume, inputs.images.get(volume.get("imageName", "")))
+        for volume in scope.spec["volumes"]
+        if not (volume.get("accessMode") and volume.get("volumeMode"))
+    }
+    return {
+        name: await profiles.modes_of(session.client, session.fingerprint, name)
+        for name in classes
+        if name
+    }
 
 
 def template_advice(scope: MachineScope) -> list[str]:

@@ -16,6 +16,7 @@ from caphv.api.names import (
     MAINTENANCE_ANNOTATION,
     PARK_ANNOTATION,
     PARKED_SINCE_ANNOTATION,
+    UPDATE_IN_PROGRESS_ANNOTATION,
     generated_names,
 )
 from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj, Resource
@@ -145,13 +146,20 @@ def test_label_that_a_user_removes_from_a_vm_requeues_its_machine(name: str) -> 
         ({"memory": {"guestCurrent": "8Gi"}}, True),
         ({"memory": {"guestAtBoot": "8Gi"}}, False),
         ({"conditions": [{"type": "LiveMigratable", "status": "True"}]}, True),
+        ({"volumeStatus": [{"phase": "Ready"}]}, True),
     ],
 )
-def test_size_of_an_instance_requeues_only_a_machine_that_can_grow(status: Obj, matters: bool) -> None:
+def test_size_of_an_instance_requeues_only_a_machine_that_can_grow_or_is_updated(status: Obj, matters: bool) -> None:
     old = vm({"phase": "Running"})
     change = Change(resources.VIRTUAL_MACHINE_INSTANCES, old, vm({"phase": "Running", **status}))
-    for maxima, requeued in (({}, False), ({"memoryMax": "32Gi"}, matters)):
+    updated = {UPDATE_IN_PROGRESS_ANNOTATION: ""}
+    for maxima, marks, requeued in (
+        ({}, {}, False),
+        ({"memoryMax": "32Gi"}, {}, matters),
+        ({}, updated, matters),
+    ):
         fixture = Fixture(**maxima)
+        fixture.machines[0]["metadata"]["annotations"] = marks
         fixture.harvester.handle({}, change)
         assert (len(fixture.queue) == 1) is requeued
 

@@ -183,7 +183,7 @@ def updated(status: str, message: str, *others: Obj) -> Obj:
 
 
 WANTED: Obj = {"desired": machine_side({**SPEC, "cpu": 8})}
-DONE = "the VM has 8 CPUs and 8Gi of memory"
+DONE = "the VM has 8 CPUs, 8Gi of memory"
 
 
 class TestUpdateMachine:
@@ -195,7 +195,7 @@ class TestUpdateMachine:
         ("machine", "message"),
         [
             (updated("True", ""), f"waiting until {DONE}"),
-            (updated("True", "the VM has 4 CPUs and 8Gi of memory"), f"waiting until {DONE}"),
+            (updated("True", "the VM has 4 CPUs, 8Gi of memory"), f"waiting until {DONE}"),
             (updated("False", "the VM migrates"), "the VM migrates"),
             (updated("Unknown", "the VM does not exist"), "the VM does not exist"),
             (updated("True", "", {"type": "Ready", "status": "False", "message": "stopped"}), "stopped"),

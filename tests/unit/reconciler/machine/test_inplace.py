@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -13,18 +14,22 @@ import pytest
 from caphv.api import conditions, names
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj, at
-from caphv.runtime.errors import ApiError, Forbidden, Invalid, ServerFault
+from caphv.api.ownership import record
+from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, ServerFault
 from caphv.runtime.queue import WorkQueue
+from reconciler.machine.growth import updated_message
 from reconciler.machine.inplace import update_in_place
 from reconciler.machine.placement import REQUIRED, as_harvester_keeps, avoidance_patch
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.status import report_drift
 from reconciler.machine.vm import virtual_machine
+from reconciler.machine.vmclaims import machine_disks, own_claims
 from reconciler.machine.vminputs import inputs_of
-from reconciler.memory import MachineMemory
+from reconciler.memory import MachineMemory, Memory
 from reconciler.status import StatusDraft
 from reconciler.triggers import Topics
-from sandbox.harvester import hotplug, instances
+from sandbox.harvester import disks, hotplug, instances
+from sandbox.harvester.releases import release_named
 from tests.support.ippools import merge
 from tests.support.reconciler.machines import OWNER, machine_spec
 
@@ -44,8 +49,15 @@ class Harvester:
 
     def __init__(self) -> None:
         self.images, self.hosts, self.error = [IMAGE], HOSTS, cast(ApiError | None, None)
-        self.fingerprint, self.deployment_object = "harvester", None
+        self.fingerprint = "harvester"
+        image = "rancher/harvester:v1.8.2"
+        self.deployment_object: Obj = {"spec": {"template": {"spec": {"containers": [{"image": image}]}}}}
         self.client = self
+        self.storage_class: Obj = {
+            "metadata": {"name": "lh-x"},
+            "provisioner": "driver.longhorn.io",
+            "allowVolumeExpansion": True,
+        }
         self.vm: Obj = {}
 
     async def patch(self, _resource: Any, _name: str, _namespace: str, patch: Obj) -> Obj:
@@ -53,6 +65,11 @@ class Harvester:
             raise self.error
         self.vm = merge(self.vm, patch)
         return self.vm
+
+    async def get(self, resource: Any, name: str) -> Obj:
+        if resource.kind != "StorageClass":
+            raise NotFound(404, "NotFound", name)
+        return {**self.storage_class, "metadata": {"name": name}}
 
     def session(self) -> Any:
         stores = {name: SimpleNamespace(store=getattr(self, name)) for name in ("images", "hosts")}
@@ -66,7 +83,8 @@ class Machine:
     def __init__(self, **spec: Any) -> None:
         self.harvester, self.events = Harvester(), list[str]()
         self.requeue_after: float | None = None
-        self._memory = MachineMemory("u")
+        self.conditions: list[Obj] = []
+        self._memory, self._shared = MachineMemory("u"), Memory()
         metadata = {"namespace": "team", "name": "one", "uid": "u", "generation": 1}
         self.obj: Obj = {"metadata": metadata, "spec": {**machine_spec(), "cpuMax": 8, "memoryMax": "16Gi", **spec}}
         vm = virtual_machine(replace(inputs_of(self._scope()), hotplug=True))
@@ -83,6 +101,7 @@ class Machine:
         vm, refusal = await update_in_place(scope, copy.deepcopy(self.harvester.vm), self.vmi)
         report_drift(scope, vm, self.vmi, refusal)
         self.requeue_after = scope.requeue_after
+        self.conditions = scope.draft.fields["conditions"]
         return conditions.get_condition(scope.draft.fields["conditions"], ConditionType.VM_UP_TO_DATE) or {}
 
     @property
@@ -102,6 +121,7 @@ class Machine:
             failure_domain="",
             failure_domains=[],
             memory=self._memory,
+            context=SimpleNamespace(updates_in_place=True, memory=self._shared),
             draft=StatusDraft(self.obj),
             session=self.harvester.session,
             namespace=lambda: SimpleNamespace(vms=vms),
@@ -225,3 +245,140 @@ async def test_other_difference_of_the_vm_stays_visible_during_an_update() -> No
     condition = await machine.update(cpu=4)
     assert (machine.sockets, condition["reason"]) == (4, "VMDiffers")
     assert condition["message"].startswith("hostname is other, not one")
+
+
+DISK: Obj = machine_spec()["volumes"][0]
+EMPTY: Obj = {"volumeType": "storageClass", "storageClass": "longhorn", "volumeSize": "10Gi"}
+
+
+def claim_templates(machine: Machine) -> list[Obj]:
+    annotations = machine.harvester.vm["metadata"]["annotations"]
+    templates: list[Obj] = json.loads(annotations[names.VOLUME_CLAIM_TEMPLATES_ANNOTATION])
+    return templates
+
+
+def claim_sizes(machine: Machine) -> list[str]:
+    return [at(template, "spec", "resources", "requests", "storage") for template in claim_templates(machine)]
+
+
+async def complete(machine: Machine) -> Obj:
+    """Let KubeVirt attach disks and Longhorn enlarge them; return condition `VMUpToDate`."""
+    claims = {}
+    for template in claim_templates(machine):
+        status = {"phase": "Bound", "capacity": template["spec"]["resources"]["requests"]}
+        claims[template["metadata"]["name"]] = {**template, "status": status}
+    patch = disks.instance_patch(machine.harvester.vm, machine.vmi, claims, release_named("1.8"))
+    machine.vmi = merge(machine.vmi, patch)
+    return await machine.update()
+
+
+async def test_disk_grows_by_the_annotation_of_its_vm_until_the_instance_has_it() -> None:
+    machine = Machine()
+    await complete(machine)
+    template = copy.deepcopy(machine.harvester.vm["spec"]["template"])
+    before = claim_sizes(machine)
+    condition = await machine.update(volumes=[{**DISK, "volumeSize": "60Gi"}])
+    assert (before, claim_sizes(machine)) == (["40Gi"], ["60Gi"])
+    assert machine.harvester.vm["spec"]["template"] == template
+    assert (condition["status"], condition["reason"], machine.events) == ("False", "VMUpdating", ["VMUpdated"])
+    assert condition["message"] == "Harvester changes disks of the VM: volumes[0] grows from 40Gi to 60Gi"
+
+    condition = await complete(machine)
+    assert (condition["status"], condition["message"]) == ("True", updated_message(machine.obj["spec"]))
+    assert machine.events == ["VMUpdated"]
+
+
+async def test_disk_is_added_to_a_running_vm_and_is_the_machines() -> None:
+    machine = Machine()
+    boot = copy.deepcopy(machine.harvester.vm["spec"]["template"]["spec"]["volumes"])
+    condition = await machine.update(volumes=[DISK, EMPTY])
+    spec = machine.harvester.vm["spec"]["template"]["spec"]
+    *others, added = spec["volumes"]
+    claim = added["persistentVolumeClaim"]["claimName"]
+    assert others == boot
+    assert added == {
+        "name": claim.removeprefix("one-"),
+        "persistentVolumeClaim": {"claimName": claim, "hotpluggable": True},
+    }
+    assert spec["domain"]["devices"]["disks"][-1] == {"name": added["name"], "disk": {"bus": "scsi"}}
+    assert claim_sizes(machine) == ["40Gi", "10Gi"]
+    assert condition["message"] == "Harvester changes disks of the VM: volumes[1] is being attached (not seen yet)"
+
+    condition = await complete(machine)
+    assert (condition["status"], condition["message"]) == ("True", updated_message(machine.obj["spec"]))
+    claims = {claim: {"metadata": {"annotations": record(OWNER)}}}
+    assert claim in own_claims(machine.harvester.vm, claims, OWNER, 2)
+    assert await machine.update(volumes=[DISK, EMPTY, EMPTY])
+    assert len(machine_disks(machine.harvester.vm)) == 3
+
+
+async def test_disk_that_is_larger_already_stays() -> None:
+    machine = Machine()
+    templates = claim_templates(machine)
+    templates[0]["spec"]["resources"]["requests"]["storage"] = "80Gi"
+    machine.harvester.vm["metadata"]["annotations"][names.VOLUME_CLAIM_TEMPLATES_ANNOTATION] = json.dumps(templates)
+    condition = await machine.update(volumes=[{**DISK, "volumeSize": "60Gi"}])
+    assert (claim_sizes(machine), condition["reason"]) == (["80Gi"], "VMDiffers")
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "[]", "[{}]", '[{"metadata": {"name": "one-disk-0-aaaaa"}}]'])
+async def test_annotation_that_a_user_broke_is_not_rewritten(text: str) -> None:
+    machine = Machine()
+    machine.harvester.vm["metadata"]["annotations"][names.VOLUME_CLAIM_TEMPLATES_ANNOTATION] = text
+    before = copy.deepcopy(machine.harvester.vm["spec"]["template"]["spec"]["volumes"])
+    condition = await machine.update(volumes=[{**DISK, "volumeSize": "60Gi"}])
+    assert machine.harvester.vm["metadata"]["annotations"][names.VOLUME_CLAIM_TEMPLATES_ANNOTATION] == text
+    assert machine.harvester.vm["spec"]["template"]["spec"]["volumes"] == before
+    by_type = {entry["type"]: entry for entry in machine.conditions}
+    assert by_type["DisksCanGrow"]["status"] == "False"
+    assert condition["reason"] in ("VMUpdating", "VMDiffers")
+
+
+async def test_growth_of_all_kinds_is_one_write() -> None:
+    machine = Machine()
+    await machine.update(cpu=4, volumes=[{**DISK, "volumeSize": "60Gi"}, EMPTY])
+    assert (machine.sockets, claim_sizes(machine), machine.events) == (4, ["60Gi", "10Gi"], ["VMUpdated"])
+    assert machine.harvester.vm["spec"]["template"]["spec"]["domain"]["devices"]["interfaces"]
+
+
+@pytest.mark.parametrize(
+    ("release", "storage_class", "growth", "addition"),
+    [
+        ("v1.8.2", {}, "", ""),
+        ("v1.7.3", {}, "", "Harvester 1.7 does not support it, 1.8 and later do"),
+        ("v1.6.1", {}, "Harvester 1.6 does not support it", "Harvester 1.6 does not support it"),
+        ("head", {}, "the release of Harvester is unknown", "the release of Harvester is unknown"),
+        ("v1.8.2", {"provisioner": "lvm.driver.harvesterhci.io"}, "StorageClass lh-x is not of driver.longhorn.io", ""),
+        ("v1.8.2", {"allowVolumeExpansion": False}, "StorageClass lh-x has no allowVolumeExpansion", ""),
+        ("v1.8.2", {"parameters": {"frontend": "ublk"}}, "StorageClass lh-x has frontend ublk", ""),
+        ("v1.8.2", {"parameters": {"encrypted": "true"}}, "StorageClass lh-x is encrypted and lacks", ""),
+    ],
+)
+async def test_disks_that_cannot_change_stay_and_conditions_say_why(
+    release: str, storage_class: Obj, growth: str, addition: str
+) -> None:
+    machine = Machine()
+    containers = [{"image": f"rancher/harvester:{release}"}]
+    machine.harvester.deployment_object = {"spec": {"template": {"spec": {"containers": containers}}}}
+    machine.harvester.storage_class |= storage_class
+    condition = await machine.update(volumes=[{**DISK, "volumeSize": "60Gi"}, EMPTY])
+
+    conditions_by_type = {entry["type"]: entry for entry in machine.conditions}
+    for kind, obstacle in (("DisksCanGrow", growth), ("DisksCanBeAdded", addition)):
+        assert conditions_by_type[kind]["status"] == ("False" if obstacle else "True")
+        assert obstacle in conditions_by_type[kind].get("message", "")
+        assert obstacle in condition["message"]
+    assert claim_sizes(machine) == (["40Gi"] if growth else ["60Gi"]) + ([] if addition else ["10Gi"])
+    assert machine.requeue_after == (60 if growth or addition else None)
+
+
+async def test_disks_that_others_hotplug_are_no_difference_and_stay() -> None:
+    machine = Machine()
+    spec = machine.harvester.vm["spec"]["template"]["spec"]
+    spec["volumes"].append({"name": "disk-1", "persistentVolumeClaim": {"claimName": "pvc-1", "hotpluggable": True}})
+    spec["domain"]["devices"]["disks"].append({"name": "disk-1", "disk": {"bus": "scsi"}})
+    assert (await machine.update())["status"] == "True"
+    await machine.update(volumes=[DISK, EMPTY])
+    volumes = [volume["name"] for volume in machine.harvester.vm["spec"]["template"]["spec"]["volumes"]]
+    assert volumes[:3] == ["disk-0", "cloudinitdisk", "disk-1"]
+    assert len(set(volumes)) == len(volumes) == 4
