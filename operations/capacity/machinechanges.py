@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
@@ -49,6 +49,10 @@ class PoolEffect:
     replaced: int = 0
     surge: int = 0
     reasons: tuple[Field, ...] = ()
+    updated: int = 0
+    """Machines that keep their VMs."""
+    why_replaced: tuple[str, ...] = ()
+    """Why machines are not updated in place, where an extension does that."""
 
     @property
     def created(self) -> int:
@@ -106,6 +110,7 @@ def effect_of(
     before: DesiredState,
     after: DesiredState,
     outdated: Mapping[str, int] | None = None,
+    obstacles: Callable[[Pool, Pool], tuple[str, ...]] = lambda _before, _after: ("",),
 ) -> ClusterEffect:
     """Compare a cluster before and after.
 
@@ -113,6 +118,8 @@ def effect_of(
     :param before: the desired state of its objects now
     :param after: their desired state after the change
     :param outdated: by pool, the number of machines that a current rollout still has to replace
+    :param obstacles: returns why a change of a pool replaces its machines, nothing if it is made in
+        place
     """
     unknown = tuple(dict.fromkeys((*before.unknown, *after.unknown)))
     if unknown:
@@ -126,7 +133,7 @@ def effect_of(
         if name in before.pools and not new.fixed:
             new = replace(new, replicas=old.replicas)
 
-        effect = _pool_effect(old, new, outdated.get(name, 0))
+        effect = _pool_effect(old, new, outdated.get(name, 0), obstacles)
         if effect is not None:
             effects.append(effect)
             needs += _needs(old, new, effect, after.infrastructure)
@@ -170,7 +177,12 @@ def _list_fields(before: list[Any], after: list[Any], path: str) -> Iterator[Fie
         yield Field(path, _format_short(before), _format_short(after))
 
 
-def _pool_effect(before: Pool, after: Pool, outdated: int) -> PoolEffect | None:
+def _pool_effect(
+    before: Pool,
+    after: Pool,
+    outdated: int,
+    obstacles: Callable[[Pool, Pool], tuple[str, ...]],
+) -> PoolEffect | None:
     """Return the effect on the machines of a pool, None if there is none."""
     reasons: tuple[Field, ...] = ()
     if before.inputs and after.inputs:
@@ -178,8 +190,12 @@ def _pool_effect(before: Pool, after: Pool, outdated: int) -> PoolEffect | None:
 
     # A current rollout replaces its outdated machines in any case.
     kept = min(before.replicas, after.replicas)
-    replaced = kept if reasons else min(outdated, kept)
-    if not replaced and before.replicas == after.replicas:
+    why_replaced = obstacles(before, after) if reasons else ("",)
+    if outdated and not why_replaced:
+        why_replaced = ("a rollout is under way",)
+    updated = 0 if why_replaced else kept
+    replaced = kept - updated if reasons else min(outdated, kept)
+    if not replaced and not updated and before.replicas == after.replicas:
         return None
 
     # Providers add a machine first whatever the strategy says, because etcd with one or two members
@@ -188,7 +204,14 @@ def _pool_effect(before: Pool, after: Pool, outdated: int) -> PoolEffect | None:
     if replaced and after.name == "control plane" and after.replicas < 3:
         surge = 1
     return PoolEffect(
-        after.name, before.replicas, after.replicas, replaced, surge, reasons[:_MOST_REASONS]
+        after.name,
+        before.replicas,
+        after.replicas,
+        replaced,
+        surge,
+        reasons[:_MOST_REASONS],
+        updated,
+        tuple(filter(None, why_replaced)),
     )
 
 
