@@ -59,7 +59,7 @@ def classes_of(vm: Obj) -> list[str]:
     return list(classes)
 
 
-def disk_growth_obstacle(vmi: Obj | None, classes: Mapping[str, str]) -> str:
+def disk_growth_obstacle(vm: Obj, vmi: Obj | None, classes: Mapping[str, str]) -> str:
     """Return why the disks of a VM cannot grow; empty if all can.
 
     :param vmi: the instance of the VM, None if it does not run
@@ -72,7 +72,15 @@ def disk_growth_obstacle(vmi: Obj | None, classes: Mapping[str, str]) -> str:
             f"annotation {names.VOLUME_CLAIM_TEMPLATES_ANNOTATION} of the VM does not name the "
             "StorageClass of each disk"
         )
-    return "; ".join(filter(None, classes.values()))
+    # Harvester refuses larger hot-plugged file systems.
+    modes = {at(template, "metadata", "name"): _mode(template) for template in _templates(vm)}
+    fixed = [
+        disk.claim
+        for disk in machine_disks(vm)
+        if disk.hotplugged and modes.get(disk.claim) != "Block"
+    ]
+    added = [f"{claim} was added and has volumeMode Filesystem" for claim in fixed]
+    return "; ".join(filter(None, [*classes.values(), *added]))
 
 
 def disk_addition_obstacle(vm: Obj, vmi: Obj | None) -> str:
@@ -191,6 +199,10 @@ def _hotplugged(claim: str) -> Obj:
 
 def _size(template: Obj) -> object:
     return at(template, *_REQUEST)
+
+
+def _mode(template: Obj) -> object:
+    return at(template, "spec", "volumeMode")
 
 
 def _with_size(template: Obj, size: object) -> Obj:

@@ -98,7 +98,7 @@ async def _disk_obstacles(scope: MachineScope, vm: Obj, vmi: Obj | None) -> _Dis
             name: await known.obstacle_of(session.client, session.fingerprint, name) if name else ""
             for name in classes_of(vm)
         }
-        growth = disk_growth_obstacle(vmi, classes)
+        growth = disk_growth_obstacle(vm, vmi, classes)
     addition = more_disks_obstacle(session.deployment_object) or disk_addition_obstacle(vm, vmi)
     return _DiskObstacles(growth, addition)
 

@@ -372,6 +372,16 @@ async def test_disks_that_cannot_change_stay_and_conditions_say_why(
     assert machine.requeue_after == (60 if growth or addition else None)
 
 
+@pytest.mark.parametrize(("mode", "grows"), [("Block", True), ("Filesystem", False)])
+async def test_file_system_that_was_added_cannot_grow(mode: str, grows: bool) -> None:
+    machine = Machine()
+    empty = {**EMPTY, "volumeMode": mode}
+    await machine.update(volumes=[DISK, empty])
+    condition = await machine.update(volumes=[DISK, {**empty, "volumeSize": "20Gi"}])
+    assert claim_sizes(machine) == ["40Gi", "20Gi" if grows else "10Gi"]
+    assert ("was added and has volumeMode Filesystem" in condition["message"]) is not grows
+
+
 async def test_disks_that_others_hotplug_are_no_difference_and_stay() -> None:
     machine = Machine()
     spec = machine.harvester.vm["spec"]["template"]["spec"]
