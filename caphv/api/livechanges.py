@@ -21,6 +21,7 @@ _AFFINITIES = ("nodeAffinity", "workloadAffinity")
 _VOLUMES, _SIZE = "volumes", "volumeSize"
 # Type of a volume without content.
 _EMPTY = "storageClass"
+_SHARED = "ReadWriteMany"
 # Cluster API compares a Machine without these fields. They never need another machine.
 _IGNORED = frozenset(
     {
@@ -138,6 +139,12 @@ def _volume_reasons(current: list[Obj], desired: list[Obj]) -> Iterator[str]:
             yield f"volumes[{index}] is added and has an image"
         if volume.get("bootOrder"):
             yield f"volumes[{index}] is added and has a boot order"
+        # One disk that is not shared keeps its VM from each migration. What a StorageClass offers
+        # is not known here.
+        if volume.get("accessMode") != _SHARED:
+            yield f"volumes[{index}] is added and its accessMode is not {_SHARED}"
+        if not volume.get("storageClass"):
+            yield f"volumes[{index}] is added and has no storageClass"
 
 
 def other_changes(current: Obj, desired: Obj, name: str) -> tuple[str, ...]:

@@ -107,8 +107,10 @@ def _machine_volumes(vmi: Obj) -> list[Obj]:
         claim = _kept(volume.get("persistentVolumeClaimInfo"), _CLAIM)
         if "capacity" in claim:
             claim["capacity"] = _kept(claim["capacity"], ("storage",))
+        # The name of its volume stays when Harvester gives a disk another claim.
+        name = vmi["metadata"]["name"]
         is_machines = not volume.get("hotplugVolume") or is_machine_pvc(
-            vmi["metadata"]["name"], str(claim.get("claimName"))
+            name, f"{name}-{volume.get('name')}"
         )
         if claim and is_machines:
             state = _kept(volume, ("phase", "message"))

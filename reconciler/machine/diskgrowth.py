@@ -15,16 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of, at
+from caphv.api.ownership import Owner, Ownership, ownership_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
-from caphv.api.virtualmachine import VOLUMES
+from caphv.api.virtualmachine import VOLUMES, claims_of, is_machine_pvc
 from caphv.runtime.text import load_json
-from reconciler.machine.vmclaims import claim_templates, machine_disks
+from reconciler.harvester.storageprofiles import READ_WRITE_MANY
+from reconciler.machine.disks import pvc_name
+from reconciler.machine.vmclaims import Disk, claim_templates, machine_disks
 
 LONGHORN = "driver.longhorn.io"
 _DISKS = ("spec", "template", "spec", "domain", "devices", "disks")
 _REQUEST = ("spec", "resources", "requests", "storage")
 _READY = "Ready"
+_MIGRATION = "Migration"
 _LONGEST = 256
 # Longhorn grows volumes of its second engine unless they have this frontend (its manual, "Volume
 # Expansion").
@@ -57,6 +61,54 @@ def classes_of(vm: Obj) -> list[str]:
         name = template.storage_class if template else None
         classes[name if isinstance(name, str) else ""] = None
     return list(classes)
+
+
+def identity_obstacle(vm: Obj, claims: Mapping[str, Obj], owner: Owner, number: int) -> str:
+    """Return why it is not certain which disk of a VM is which of its machine; empty if it is.
+
+    A claim that has grown cannot shrink, so disks of others and disks that users exchanged must not
+    be taken for those of the machine.
+
+    :param claims: the claims of the VM by name, as far as they are known
+    :param number: number of disks in the machine's spec
+    """
+    disks = machine_disks(vm)
+    unnamed = [disk.claim for disk in disks if disk.index is None]
+    if unnamed:
+        return f"{', '.join(unnamed)} does not have the name of a disk of the machine"
+
+    numbers = sorted(disk.index for disk in disks if disk.index is not None)
+    if not numbers or numbers != list(range(len(numbers))) or len(numbers) > number:
+        return (
+            f"the VM has disks {', '.join(map(str, numbers))}, and its machine disks 0 to "
+            f"{number - 1}: correct the VM on Harvester"
+        )
+
+    strangers = [disk.claim for disk in disks if not _is_machines(disk, vm, claims, owner)]
+    if strangers:
+        return f"{', '.join(strangers)} may not be a disk of the machine"
+
+    name = vm["metadata"]["name"]
+    listed = [template.name for template in claim_templates(vm)]
+    unused = [claim for claim in listed if claim not in claims_of(vm)]
+    detached = [claim for claim in unused if is_machine_pvc(name, claim)]
+    if detached or len(set(listed)) < len(listed):
+        return (
+            f"annotation {names.VOLUME_CLAIM_TEMPLATES_ANNOTATION} of the VM lists disks that it "
+            "does not have, or a disk twice: correct the VM on Harvester"
+        )
+    return ""
+
+
+def _is_machines(disk: Disk, vm: Obj, claims: Mapping[str, Obj], owner: Owner) -> bool:
+    """Return whether a disk that has the name of the machine's disk is the machine's."""
+    ownership = ownership_of(claims.get(disk.claim) or {}, owner)
+    if ownership is not Ownership.UNRECORDED:
+        return ownership is Ownership.OURS
+    # The Go provider, or CDI from an image, has created the claim, or it is not known yet. In
+    # Harvester's UI, disks that users add have numbers, too, but not that of the first disk.
+    index = disk.index or 0
+    return index == 0 or disk.claim == pvc_name(vm["metadata"]["name"], owner.uid, index)
 
 
 def disk_growth_obstacle(vm: Obj, vmi: Obj | None, classes: Mapping[str, str]) -> str:
@@ -94,6 +146,13 @@ def disk_addition_obstacle(vm: Obj, vmi: Obj | None) -> str:
         if (condition.get("type"), condition.get("status")) == ("RestartRequired", "True"):
             text = condition.get("message", "")
             return f"a change needs a restart first ({text}): restart the VM on Harvester"
+    # KubeVirt attaches no disk of the spec then (HandleDeclarativeVolumes in its
+    # pkg/storage/hotplug/hotplug.go, v1.7.0), and Harvester leaves the strategy as it is.
+    if at(vm, "spec", "updateVolumesStrategy") == _MIGRATION:
+        return (
+            f"its volumes were migrated (updateVolumesStrategy {_MIGRATION}): remove that field on "
+            "Harvester"
+        )
     if not claim_templates(vm):
         return f"annotation {names.VOLUME_CLAIM_TEMPLATES_ANNOTATION} of the VM is not valid"
     return ""
@@ -106,9 +165,11 @@ def larger_disks(vm: Obj, expected: Obj) -> Obj:
 
     :param expected: the VM of the machine's spec
     """
+    sizes = [_size(template) for template in _templates(expected)]
     wanted = {
-        disk.claim: _size(template)
-        for disk, template in zip(machine_disks(vm), _templates(expected), strict=False)
+        disk.claim: sizes[disk.index]
+        for disk in machine_disks(vm)
+        if disk.index is not None and disk.index < len(sizes)
     }
     templates = _templates(vm)
     is_changed = False
@@ -127,8 +188,7 @@ def added_disks(vm: Obj, expected: Obj) -> Obj:
     :param vm: the VM, or the VM with a patch of `larger_disks`
     :param expected: the VM of the machine's spec
     """
-    present = len(machine_disks(vm))
-    templates = _templates(expected)[present:]
+    templates = missing_templates(vm, expected)
     if not templates or not claim_templates(vm):
         return {}
 
@@ -160,6 +220,21 @@ def added_disks(vm: Obj, expected: Obj) -> Obj:
     }
 
 
+def missing_templates(vm: Obj, expected: Obj) -> list[Obj]:
+    """Return the claims of the machine's disks that a VM lacks."""
+    disks, templates = machine_disks(vm), _templates(expected)
+    present = {disk.index for disk in disks}
+    if None in present:
+        # Harvester gives the disks of a restored VM other names.
+        return templates[len(disks) :]
+    return [template for index, template in enumerate(templates) if index not in present]
+
+
+def is_shared(template: Obj) -> bool:
+    """Return whether a VM with this claim can still migrate."""
+    return READ_WRITE_MANY in (at(template, "spec", "accessModes") or ())
+
+
 def pending_disks(vm: Obj, vmi: Obj | None, volumes: Sequence[Obj]) -> Iterator[str]:
     """Yield what disks of an instance lack, because Harvester has not completed a change yet.
 
@@ -169,8 +244,11 @@ def pending_disks(vm: Obj, vmi: Obj | None, volumes: Sequence[Obj]) -> Iterator[
         at(status, "persistentVolumeClaimInfo", "claimName"): status
         for status in at(vmi, "status", "volumeStatus") or ()
     }
-    for index, (disk, volume) in enumerate(zip(machine_disks(vm), volumes, strict=False)):
-        state = states.get(disk.claim)
+    for position, disk in enumerate(machine_disks(vm)):
+        index = position if disk.index is None else disk.index
+        if index >= len(volumes):
+            continue
+        volume, state = volumes[index], states.get(disk.claim)
         if disk.hotplugged and at(state, "phase") != _READY:
             detail = str(at(state, "message") or at(state, "phase") or "not seen yet")
             yield f"volumes[{index}] is being attached ({plain(detail, _LONGEST)})"

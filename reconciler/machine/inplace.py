@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, at, key_of
-from caphv.api.release import larger_disks_obstacle, more_disks_obstacle
-from caphv.runtime.errors import Forbidden, Invalid, ServerFault
-from reconciler.machine.diskgrowth import (
-    added_disks,
-    classes_of,
-    disk_addition_obstacle,
-    disk_growth_obstacle,
-    larger_disks,
+from caphv.runtime.errors import Forbidden, Invalid, RequestError, ServerFault
+from reconciler.machine.diskgrowth import added_disks, larger_disks, missing_templates
+from reconciler.machine.diskupdate import (
+    CANNOT_BE_ADDED,
+    CANNOT_GROW,
+    DiskObstacles,
+    addition_refusals,
+    disk_difference,
+    disk_obstacles,
+    report_disks,
 )
-from reconciler.machine.growth import describe_size, growth_obstacle, growth_patch
+from reconciler.machine.growth import describe_size, growth_obstacle, growth_patch, is_growing
 from reconciler.machine.placement import (
     affinity_patch,
     avoid,
@@ -25,14 +27,13 @@ from reconciler.machine.placement import (
 )
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.validation import InvalidSpecError
-from reconciler.machine.vm import has_maxima, virtual_machine
+from reconciler.machine.vm import can_grow, has_maxima, virtual_machine
 from reconciler.machine.vmclaims import machine_disks
 from reconciler.machine.vminputs import disk_images, inputs_of, offered_modes
 
 _RETRY_SECONDS = 60.0
 _AFFINITY = ("spec", "template", "spec", "affinity")
-_DISKS_CANNOT_GROW = "disks of the VM cannot grow"
-_DISKS_CANNOT_BE_ADDED = "the VM cannot get disks"
+_UNKNOWN = "Harvester does not answer what is needed to decide"
 
 
 def is_update_in_progress(machine: Obj) -> bool:
@@ -50,23 +51,25 @@ async def update_in_place(scope: MachineScope, vm: Obj, vmi: Obj | None) -> tupl
     """
     grows = has_maxima(scope.spec)
     obstacle = growth_obstacle(vm, vmi, scope.session().hosts.store) if grows else ""
-    disks = await _disk_obstacles(scope, vm, vmi)
     message = f"the VM cannot grow: {obstacle}"
+    disks: DiskObstacles | None = None
+    if scope.context.updates_in_place or is_update_in_progress(scope.obj):
+        disks = await disk_obstacles(scope, vm, vmi)
 
-    refusals = []
-    if is_update_in_progress(scope.obj) and (expected := await _expected_vm(scope, vm)):
+    refusals: list[str] = []
+    if disks and is_update_in_progress(scope.obj) and (expected := await _expected_vm(scope, vm)):
         growth = growth_patch(vm, expected) if grows else {}
         if growth and obstacle:
             growth = {}
             refusals.append(message)
-        disk_changes, disk_refusals = _disk_changes(vm, expected, disks)
-        refusals += disk_refusals
+        # Harvester may refuse one change, for example because of a quota, and accept another.
+        vm = await _write(scope, vm, _merge_affinity(growth, vm, expected), refusals)
+        waits = grows and _lacks_size(vm, vmi, expected)
+        vm = await _change_disks(scope, vm, expected, disks, refusals, waits=waits)
         if refusals:
-            # No watch of this machine reports a host that accepts VMs again.
+            # No watch of this machine reports a host that accepts VMs again, a larger quota or a
+            # StorageClass.
             scope.requeue_in(_RETRY_SECONDS)
-        if patch := _merged(_merge_affinity(growth, vm, expected), disk_changes):
-            vm, denial = await _write(scope, vm, patch)
-            refusals = [denial] if denial else refusals
 
     if not grows:
         scope.draft.drop(ConditionType.VM_CAN_GROW)
@@ -74,87 +77,59 @@ async def update_in_place(scope: MachineScope, vm: Obj, vmi: Obj | None) -> tupl
         scope.draft.set_false(ConditionType.VM_CAN_GROW, Reason.VM_CANNOT_GROW, message)
     else:
         scope.draft.set_true(ConditionType.VM_CAN_GROW)
-    _report_disks(scope, disks)
+    report_disks(scope, disks)
     return vm, "; ".join(refusals)
 
 
-@dataclass(frozen=True)
-class _DiskObstacles:
-    """Why disks of a VM cannot grow, and why it cannot get disks; empty if they can."""
-
-    growth: str
-    addition: str
+def _lacks_size(vm: Obj, vmi: Obj | None, expected: Obj) -> bool:
+    """Return whether a VM with maxima has less CPU or memory than its machine."""
+    return bool(growth_patch(vm, expected)) or (can_grow(vm) and is_growing(vm, vmi))
 
 
-async def _disk_obstacles(scope: MachineScope, vm: Obj, vmi: Obj | None) -> _DiskObstacles | None:
-    """Return what keeps the disks of a VM from changes; None where nothing updates machines."""
-    if not (scope.context.updates_in_place or is_update_in_progress(scope.obj)):
-        return None
-    session = scope.session()
-    growth = larger_disks_obstacle(session.deployment_object)
-    if not growth:
-        known = scope.context.memory.storage_classes
-        classes = {
-            name: await known.obstacle_of(session.client, session.fingerprint, name) if name else ""
-            for name in classes_of(vm)
-        }
-        growth = disk_growth_obstacle(vm, vmi, classes)
-    addition = more_disks_obstacle(session.deployment_object) or disk_addition_obstacle(vm, vmi)
-    return _DiskObstacles(growth, addition)
-
-
-def _disk_changes(
-    vm: Obj, expected: Obj, obstacles: _DiskObstacles | None
-) -> tuple[Obj, list[str]]:
-    """Return the merge patch of a VM for its disks, and why they cannot change.
+async def _change_disks(
+    scope: MachineScope,
+    vm: Obj,
+    expected: Obj,
+    obstacles: DiskObstacles,
+    refusals: list[str],
+    *,
+    waits: bool,
+) -> Obj:
+    """Enlarge the disks of a VM and give it those that it lacks; return the VM.
 
     :param expected: the VM of the machine's spec
+    :param refusals: gets why disks cannot change
+    :param waits: whether the VM still has to migrate, so that it gets no disk yet
     """
-    if obstacles is None:
-        return {}, []
-    refusals = []
-    patch = larger_disks(vm, expected)
-    if patch and obstacles.growth:
-        refusals.append(f"{_DISKS_CANNOT_GROW}: {obstacles.growth}")
-        patch = {}
+    larger, lacks = larger_disks(vm, expected), bool(missing_templates(vm, expected))
+    if not (larger or lacks):
+        return vm
+    if difference := disk_difference(vm, expected):
+        # A change that cannot be completed is not begun.
+        obstacles = DiskObstacles(obstacles.growth or difference, obstacles.addition or difference)
 
-    # The annotation of the VM lists larger and additional disks alike.
-    if additions := added_disks(_with_annotations(vm, patch), expected):
-        if obstacles.addition:
-            refusals.append(f"{_DISKS_CANNOT_BE_ADDED}: {obstacles.addition}")
-        else:
-            patch = additions
-    return patch, refusals
+    if larger and obstacles.growth != "":
+        refusals.append(f"{CANNOT_GROW}: {obstacles.growth or _UNKNOWN}")
+    else:
+        vm = await _write(scope, vm, larger, refusals)
 
-
-def _with_annotations(vm: Obj, patch: Obj) -> Obj:
-    """Return a VM with the annotations of a merge patch."""
-    annotations = {**annotations_of(vm), **(at(patch, "metadata", "annotations") or {})}
-    return {**vm, "metadata": {**vm["metadata"], "annotations": annotations}}
-
-
-def _report_disks(scope: MachineScope, obstacles: _DiskObstacles | None) -> None:
-    """Set the conditions of disks where machines are updated in place."""
-    for condition, reason, text, obstacle in (
-        (
-            ConditionType.DISKS_CAN_GROW,
-            Reason.DISKS_CANNOT_GROW,
-            _DISKS_CANNOT_GROW,
-            obstacles.growth if obstacles else "",
-        ),
-        (
-            ConditionType.DISKS_CAN_BE_ADDED,
-            Reason.DISKS_CANNOT_BE_ADDED,
-            _DISKS_CANNOT_BE_ADDED,
-            obstacles.addition if obstacles else "",
-        ),
-    ):
-        if not scope.context.updates_in_place:
-            scope.draft.drop(condition)
-        elif obstacle:
-            scope.draft.set_false(condition, reason, f"{text}: {obstacle}")
-        else:
-            scope.draft.set_true(condition)
+    if not lacks:
+        return vm
+    if obstacles.addition != "":
+        refusals.append(f"{CANNOT_BE_ADDED}: {obstacles.addition or _UNKNOWN}")
+        return vm
+    try:
+        reasons = [reason async for reason in addition_refusals(scope, vm, expected)]
+    except RequestError:
+        reasons = [_UNKNOWN]
+    if reasons:
+        refusals.append(f"{CANNOT_BE_ADDED}: {'; '.join(reasons)}")
+    elif waits:
+        # A migration and a disk that is being attached keep each other waiting.
+        refusals.append(f"{CANNOT_BE_ADDED}: it gets {describe_size(scope.spec)} first")
+    else:
+        vm = await _write(scope, vm, added_disks(vm, expected), refusals)
+    return vm
 
 
 async def _expected_vm(scope: MachineScope, vm: Obj) -> Obj | None:
@@ -167,19 +142,6 @@ async def _expected_vm(scope: MachineScope, vm: Obj) -> Obj | None:
         return virtual_machine(inputs)
     except InvalidSpecError:
         return None
-
-
-def _merged(patch: Obj, disks: Obj) -> Obj:
-    """Return a merge patch for CPU, memory and affinity together with one for disks."""
-    if not disks:
-        return patch
-    spec = dict(at(patch, "spec", "template", "spec") or {})
-    added = at(disks, "spec", "template", "spec") or {}
-    if added:
-        domain = {**(spec.get("domain") or {}), **added["domain"]}
-        spec |= {"volumes": added["volumes"], "domain": domain}
-    changes = {"spec": {"template": {"spec": spec}}} if spec else {}
-    return {"metadata": disks["metadata"], **changes}
 
 
 def _merge_affinity(growth: Obj, vm: Obj, expected: Obj) -> Obj:
@@ -199,8 +161,20 @@ def _merge_affinity(growth: Obj, vm: Obj, expected: Obj) -> Obj:
     return {"spec": {"template": {"spec": spec}}} if spec else {}
 
 
-async def _write(scope: MachineScope, vm: Obj, patch: Obj) -> tuple[Obj, str]:
-    """Return the VM after a patch, and why Harvester refuses it."""
+async def _write(scope: MachineScope, vm: Obj, patch: Obj, refusals: list[str]) -> Obj:
+    """Return the VM after a patch, or as it is if the patch is empty or Harvester refuses it.
+
+    :param refusals: gets why Harvester refuses the patch
+    """
+    if not patch:
+        return vm
+    changed = at(patch, "spec", "template", "spec") or {}
+    domain = changed.get("domain") or {}
+    texts = [describe_size(scope.spec)] if {"cpu", "memory"} & domain.keys() else []
+    texts += ["the affinity of its machine"] if "affinity" in changed else []
+    texts += ["the disks of its machine"] if "metadata" in patch else []
+    text = " and ".join(texts)
+
     # The version keeps a change that was made for an older spec from undoing a newer one.
     version = {"resourceVersion": vm["metadata"]["resourceVersion"]}
     patch = {**patch, "metadata": {**(patch.get("metadata") or {}), **version}}
@@ -212,14 +186,8 @@ async def _write(scope: MachineScope, vm: Obj, patch: Obj) -> tuple[Obj, str]:
     except (Forbidden, Invalid, ServerFault) as error:
         # For example a quota, which no watch reports when it is raised. Harvester's admission
         # denies some changes with code 500.
-        scope.requeue_in(_RETRY_SECONDS)
-        return vm, f"Harvester refuses the change: {error.message}"
+        refusals.append(f"Harvester refuses {text}: {error.message}")
+        return vm
     scope.namespace().vms.observe(vm)
-
-    changed = at(patch, "spec", "template", "spec") or {}
-    domain = changed.get("domain") or {}
-    texts = [describe_size(scope.spec)] if {"cpu", "memory"} & domain.keys() else []
-    texts += ["the affinity of its machine"] if "affinity" in changed else []
-    texts += ["the disks of its machine"] if "annotations" in patch["metadata"] else []
-    scope.event("VMUpdated", f"VirtualMachine {key} gets {' and '.join(texts)}")
-    return vm, ""
+    scope.event("VMUpdated", f"VirtualMachine {key} gets {text}")
+    return vm

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of, at
 from caphv.api.ownership import Owner, record
-from caphv.api.virtualmachine import VOLUMES, claim_source, claim_sources, is_machine_pvc
+from caphv.api.virtualmachine import (
+    VOLUMES,
+    claim_source,
+    claim_sources,
+    disk_index,
+    is_machine_pvc,
+)
 from caphv.runtime.text import load_json
 
 
@@ -35,11 +41,15 @@ class ClaimTemplate:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A disk of the machine: its volume in the VM, and its claim."""
+    """A disk of the machine: its volume in the VM, and its claim.
+
+    :param index: its number in the machine's spec by the name of its claim, None if that has none
+    """
 
     volume: str
     claim: str
     hotplugged: bool
+    index: int | None
 
 
 def machine_disks(vm: Obj) -> list[Disk]:
@@ -47,21 +57,27 @@ def machine_disks(vm: Obj) -> list[Disk]:
 
     Of hot-plugged volumes, which others add, only those that an update in place has added.
     """
+    vm_name = vm["metadata"]["name"]
     disks = []
     for volume in at(vm, *VOLUMES) or ():
         source = claim_source(volume)
         if source.get("claimName"):
             name, claim = str(volume.get("name")), str(source["claimName"])
-            disks.append(Disk(name, claim, hotplugged=bool(source.get("hotpluggable"))))
+            index = disk_index(vm_name, claim)
+            disks.append(Disk(name, claim, bool(source.get("hotpluggable")), index))
 
     boot = [disk for disk in disks if not disk.hotplugged]
-    return [*boot, *(disk for disk in disks if disk.hotplugged and _is_added(vm, disk))]
+    added = [disk for disk in disks if disk.hotplugged and is_added_volume(vm_name, disk.volume)]
+    return [*boot, *added]
 
 
-def _is_added(vm: Obj, disk: Disk) -> bool:
-    """Return whether an update in place has hot-plugged a disk."""
-    name = vm["metadata"]["name"]
-    return disk.claim == f"{name}-{disk.volume}" and is_machine_pvc(name, disk.claim)
+def is_added_volume(vm_name: str, volume: str) -> bool:
+    """Return whether a hot-plugged volume has the name that an update in place gives.
+
+    Harvester gives the volume another claim when its storage is migrated or a backup restored. No
+    UI and no CSI driver gives such names.
+    """
+    return is_machine_pvc(vm_name, f"{vm_name}-{volume}")
 
 
 def claim_templates(vm: Obj) -> list[ClaimTemplate]:

@@ -66,7 +66,8 @@ def instance_patch(vm: Obj, vmi: Obj, claims: Mapping[str, Obj], release: Releas
     spec = vmi["spec"]
     volumes, disks = list(spec.get("volumes") or ()), list(at(spec, "domain", "devices", "disks"))
     present = {volume["name"] for volume in volumes}
-    if release.attaches_from_spec:
+    # KubeVirt leaves declared volumes alone while it replaces some by a migration.
+    if release.attaches_from_spec and at(vm, "spec", "updateVolumesStrategy") != "Migration":
         added = [
             volume
             for volume in at(vm, *_VM_SPEC, "volumes") or ()

@@ -224,7 +224,8 @@ def larger_disks(scenario: Scenario) -> list[Obj]:
     (vm, *_) = scenario.view.vms.store
     template, *_ = json.loads(annotations_of(vm)[names.VOLUME_CLAIM_TEMPLATES_ANNOTATION])
     empty = {"volumeType": "storageClass", "storageClass": template["spec"]["storageClassName"]}
-    return [{**disk, "volumeSize": "60Gi"}, *others, {**empty, "volumeSize": "10Gi"}]
+    empty |= {"volumeSize": "10Gi", "accessMode": "ReadWriteMany"}
+    return [{**disk, "volumeSize": "60Gi"}, *others, empty]
 
 
 def disks(scenario: Scenario) -> list[list[str]]:

@@ -100,7 +100,7 @@ async def test_affinity_follows_its_machine_in_place_in_both_directions(case: Ca
         await case.until(HARVESTER_MACHINES, "one", lambda obj: not condition_of(obj, "VMUpToDate").get("message"))
 
 
-EMPTY: Obj = {"volumeType": "storageClass", "storageClass": "longhorn-image-sles", "volumeSize": "10Gi"}
+EMPTY: Obj = {"volumeType": "storageClass", "volumeSize": "10Gi", "accessMode": "ReadWriteMany"}
 
 
 async def test_disks_grow_and_are_added_while_the_vm_runs_and_are_deleted_with_it(case: Case) -> None:

@@ -124,7 +124,8 @@ async def grow(case: Case, name: str) -> None:
     (disk,) = (await case.get(HARVESTER_MACHINES, name))["spec"]["volumes"]
     templates = json.loads(annotations_of(await case.vm(name))[VOLUME_CLAIM_TEMPLATES_ANNOTATION])
     empty = {"volumeType": "storageClass", "storageClass": templates[0]["spec"]["storageClassName"]}
-    volumes = [{**disk, "volumeSize": "60Gi"}, {**empty, "volumeSize": "10Gi"}]
+    empty |= {"volumeSize": "10Gi", "accessMode": "ReadWriteMany"}
+    volumes = [{**disk, "volumeSize": "60Gi"}, empty]
     metadata = {"annotations": {UPDATE_IN_PROGRESS_ANNOTATION: ""}}
     progress = {"metadata": metadata, "spec": {"cpu": 4, "volumes": volumes}}
     await case.patch(HARVESTER_MACHINES, name, progress)

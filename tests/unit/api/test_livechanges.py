@@ -11,7 +11,12 @@ pytestmark = pytest.mark.unit
 
 DISK: Obj = {"volumeType": "image", "imageName": "default/sles", "volumeSize": "40Gi"}
 LARGER: Obj = {**DISK, "volumeSize": "60Gi"}
-EMPTY: Obj = {"volumeType": "storageClass", "storageClass": "longhorn", "volumeSize": "10Gi"}
+EMPTY: Obj = {
+    "volumeType": "storageClass",
+    "storageClass": "longhorn",
+    "volumeSize": "10Gi",
+    "accessMode": "ReadWriteMany",
+}
 SPEC: Obj = {
     "cpu": 4,
     "cpuMax": 16,
@@ -60,7 +65,16 @@ def test_growth_additional_disks_and_affinities_are_live(change: Obj, live: Obj)
         ({"volumes": [{**DISK, "volumeSize": "much"}]}, "volumes[0].volumeSize is not a quantity"),
         ({"volumes": [{**DISK, "imageName": "other"}]}, "a change of volumes[0].imageName needs another VM"),
         ({"volumes": [{**LARGER, "bootOrder": 1}]}, "a change of volumes[0].bootOrder needs another VM"),
-        ({"volumes": [LARGER, DISK]}, "volumes[1] is added and has an image"),
+        ({"volumes": [DISK, {**EMPTY, "volumeType": "image"}]}, "volumes[1] is added and has an image"),
+        (
+            {"volumes": [DISK, {**EMPTY, "accessMode": "ReadWriteOnce"}]},
+            "volumes[1] is added and its accessMode is not ReadWriteMany",
+        ),
+        (
+            {"volumes": [DISK, {**EMPTY, "accessMode": None}]},
+            "volumes[1] is added and its accessMode is not ReadWriteMany",
+        ),
+        ({"volumes": [DISK, {**EMPTY, "storageClass": ""}]}, "volumes[1] is added and has no storageClass"),
         ({"volumes": [DISK, {**EMPTY, "bootOrder": 2}]}, "volumes[1] is added and has a boot order"),
     ],
 )

@@ -85,6 +85,7 @@ def test_of_volumes_those_of_the_machine_are_kept_with_claim_capacity_and_phase(
     volumes = [
         volume("disk-0", "restored"),
         volume("disk-1-abcde", "a-disk-1-abcde", **hotplugged),
+        volume("disk-2-abcde", "a-disk-2-abcde-target", **hotplugged),
         volume("pvc-1", "pvc-1", **hotplugged),
         {"name": "cloudinitdisk", "target": "vdb"},
     ]
@@ -95,6 +96,10 @@ def test_of_volumes_those_of_the_machine_are_kept_with_claim_capacity_and_phase(
         {
             "phase": "Ready",
             "persistentVolumeClaimInfo": {"claimName": "a-disk-1-abcde", "capacity": {"storage": "10Gi"}},
+        },
+        {
+            "phase": "Ready",
+            "persistentVolumeClaimInfo": {"claimName": "a-disk-2-abcde-target", "capacity": {"storage": "10Gi"}},
         },
     ]
     vmi["metadata"]["labels"] = {}
