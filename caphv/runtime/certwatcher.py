@@ -150,4 +150,9 @@ def server_context(
                 f"{client_authority} has no certificate authority of clients: {error.reason}"
             ) from None
         context.verify_mode = ssl.CERT_REQUIRED
+        # A session that is resumed checks no certificate again, not even after the authorities of
+        # clients have changed. TLS 1.2 has sessions without tickets, too.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
     return context
