@@ -259,6 +259,11 @@ def pending_disks(vm: Obj, vmi: Obj | None, volumes: Sequence[Obj]) -> Iterator[
             yield f"volumes[{index}] grows from {capacity} to {volume.get('volumeSize')}"
 
 
+def disk_states(obj: Obj) -> object:
+    """Return the field of the status of an instance on which `pending_disks` depends."""
+    return at(obj, "status", "volumeStatus")
+
+
 def _templates(vm: Obj) -> list[Obj]:
     """Return the claims in the VM's annotation with all fields; none if it is invalid."""
     if not claim_templates(vm):

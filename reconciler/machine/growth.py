@@ -89,7 +89,6 @@ def growth_fields(obj: Obj) -> list[object]:
         at(obj, "status", "memory", "guestCurrent"),
         _condition(obj, "RestartRequired").get("status"),
         _condition(obj, "LiveMigratable").get("status"),
-        at(obj, "status", "volumeStatus"),
     ]
 
 

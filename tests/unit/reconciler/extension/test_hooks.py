@@ -173,8 +173,8 @@ class TestCanUpdate:
         assert answer(hook, request, facts()).keys() == {"apiVersion", "kind", "status"}
 
 
-def updated(status: str, message: str, *others: Obj) -> Obj:
-    condition = {"type": "VMUpToDate", "status": status, "message": message}
+def updated(status: str, message: str, *others: Obj, reason: str = "VMDiffers") -> Obj:
+    condition = {"type": "VMUpToDate", "status": status, "message": message, "reason": reason}
     return {
         "metadata": {"name": "one"},
         "spec": {"providerID": "harvester://a"},
@@ -202,6 +202,15 @@ class TestUpdateMachine:
             (
                 updated("False", "it differs", {"type": "VMCanGrow", "status": "False", "message": "it cannot grow"}),
                 "it cannot grow",
+            ),
+            (
+                updated(
+                    "False",
+                    "volumes[1] is being attached",
+                    {"type": "VMCanGrow", "status": "False", "message": "it cannot grow"},
+                    reason="VMUpdating",
+                ),
+                "volumes[1] is being attached",
             ),
         ],
     )
