@@ -82,7 +82,8 @@ def _pool(pool: PoolEffect) -> list[tuple[Action, str]]:
 
     if pool.updated:
         number = counted(pool.updated, "machine is", "machines are")
-        effects.append((Action.CHANGE, f"{name}: {number} updated in place, one after another"))
+        how = "updated in place, one after another, if Cluster API has gate InPlaceUpdates"
+        effects.append((Action.CHANGE, f"{name}: {number} {how}"))
 
     change = pool.after - pool.before
     if change:

@@ -191,8 +191,8 @@ def _pool_effect(
     # A current rollout replaces its outdated machines in any case.
     kept = min(before.replicas, after.replicas)
     why_replaced = obstacles(before, after) if reasons else ("",)
-    if outdated and not why_replaced:
-        why_replaced = ("a rollout is under way",)
+    if outdated and not (reasons and why_replaced) and obstacles(before, after) != ("",):
+        why_replaced = ("a rollout is under way, and whether it keeps machines is not known",)
     updated = 0 if why_replaced else kept
     replaced = kept - updated if reasons else min(outdated, kept)
     if not replaced and not updated and before.replicas == after.replicas:

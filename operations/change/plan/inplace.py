@@ -1,7 +1,7 @@
 """Predict whether Cluster API updates machines in place, by the decision of the extension: pure.
 
-What cannot be known counts as a replacement: the feature gates of Cluster API, and with control
-planes also those of their providers.
+What cannot be known counts as a replacement, for example the gates of providers of control planes.
+The exception is Cluster API's own feature gate InPlaceUpdates, which the output names.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class InPlaceUpdates:
         if self.policy is None:
             return ("",)
         policy = after.in_place_policy or self.policy
+        if policy not in list(Policy):
+            return (f"policy {policy} is not known: use {', '.join(Policy)}",)
         if policy == Policy.NEVER:
             return (f"the policy is {policy}",)
         reasons = self._reasons(before, after)
@@ -62,7 +64,10 @@ class InPlaceUpdates:
         if not before.machine or not after.machine:
             return (*others, "its HarvesterMachineTemplate cannot be read")
         changes = live_changes(before.machine, after.machine)
-        obstacles = machine_obstacles(self.machines.get(after.name, ()), changes)
+        machines = self.machines.get(after.name, ())
+        obstacles = list(machine_obstacles(machines, changes))
+        if unseen := max(0, before.replicas - len(machines)):
+            obstacles.append(f"{unseen} of {before.replicas} machines cannot be seen")
         return (*others, *changes.reasons, *obstacles)
 
 

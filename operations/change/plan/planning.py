@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -56,13 +56,16 @@ async def plan_of_manifests(
     )
 
     management, models = await _models(client, preview.clusters)
-    clusters, hidden = [], []
+    clusters: list[ClusterPlan] = []
+    hidden: list[str] = []
+    configs, unread = await _extension_configs(client) if preview.clusters else ([], [])
     for key in preview.clusters:
         model = models.get(key)
         before = _actual(desired_state(key, preview.before), model, management)
         after = desired_state(key, preview.after)
-        updates, unread = await _in_place_updates(client, key, management)
-        hidden += unread
+        updates = await _in_place_updates(client, key, management, configs)
+        if any(pool.updates_in_place for pool in after.pools.values()):
+            hidden += unread
         effect = effect_of(key, before, after, _outdated(model, management), updates.obstacles)
         if not effect.changes and not effect.unknown:
             continue
@@ -88,7 +91,9 @@ async def plan_of_cluster(
 
     after = desired_state(key, objects)
     before = _actual(after, models[key], management)
-    effect = effect_of(key, before, after, _outdated(models[key], management))
+    configs, _ = await _extension_configs(client)
+    updates = await _in_place_updates(client, key, management, configs)
+    effect = effect_of(key, before, after, _outdated(models[key], management), updates.obstacles)
     cluster, hidden = await _cluster_plan(client, effect, after, objects, with_harvester)
     clusters = (cluster,) if effect.changes or effect.unknown else ()
     return Plan((), clusters, (*unseen, *hidden))
@@ -136,18 +141,28 @@ def _outdated(model: Cluster | None, objects: ManagementObjects) -> Mapping[str,
     return numbers
 
 
-async def _in_place_updates(
-    client: ApiClient, cluster: Key, objects: ManagementObjects
-) -> tuple[InPlaceUpdates, list[str]]:
-    """Return what decides on updates in place of a cluster, and what could not be seen of it."""
+async def _extension_configs(client: ApiClient) -> tuple[list[Obj], list[str]]:
+    """Return the ExtensionConfigs, and why they could not be seen."""
     try:
-        configs = await list_all(client, resources.EXTENSION_CONFIGS)
-        namespace = await client.get(NAMESPACES, cluster.namespace) if configs else {}
+        return list(await list_all(client, resources.EXTENSION_CONFIGS)), []
     except NotFound:
-        return InPlaceUpdates(), []  # the namespace, or the core's Runtime SDK, does not exist
+        return [], []  # the core has no Runtime SDK
     except RequestError as error:
         why = "machines count as replaced, as without updates in place"
-        return InPlaceUpdates(), [f"ExtensionConfigs and their namespaces: {error} ({why})"]
+        return [], [f"ExtensionConfigs: {error} ({why})"]
+
+
+async def _in_place_updates(
+    client: ApiClient, cluster: Key, objects: ManagementObjects, configs: Sequence[Obj]
+) -> InPlaceUpdates:
+    """Return what decides on updates in place of a cluster.
+
+    :param configs: the ExtensionConfigs
+    """
+    try:
+        namespace = await client.get(NAMESPACES, cluster.namespace) if configs else {}
+    except RequestError:
+        return InPlaceUpdates()
 
     policy = extension_policy(configs, namespace) if configs else None
     harvester_machines = {key_of(obj): obj for obj in objects.harvester_machines}
@@ -162,7 +177,7 @@ async def _in_place_updates(
         obj = harvester_machines.get(Key(cluster.namespace, name)) or {}
         if clusterapi.cluster_name(machine) == cluster.name:
             machines.setdefault(pool, []).append(obj)
-    return InPlaceUpdates(policy, machines), []
+    return InPlaceUpdates(policy, machines)
 
 
 def _pool_name(kind: str, name: str, objects: ManagementObjects) -> str:

@@ -218,7 +218,8 @@ def test_plan_says_what_is_made_in_place_and_why_not(capsys: pytest.CaptureFixtu
     )
     assert shown(found, capsys) == [
         "Cluster team/shop",
-        "  ~ worker pool md-0: 3 machines are updated in place, one after another",
+        "  ~ worker pool md-0: 3 machines are updated in place, one after another, if Cluster API has gate "
+        "InPlaceUpdates",
         "      machine.cpu: 4 → 8",
         "  ± worker pool md-1: 1 machine is replaced, 1 more at a time",
         "      machine.cpu: 4 → 8",

@@ -66,6 +66,10 @@ def test_without_an_extension_machines_are_replaced_without_a_reason() -> None:
         (pool(GROWN), InPlaceUpdates("Prefer", {"md-0": [{}]}), "see condition VMCanGrow"),
         (pool(GROWN), replace(ENABLED, policy="Never"), "the policy is Never"),
         (pool(GROWN, in_place_policy="Never"), ENABLED, "the policy is Never"),
+        (pool(GROWN, in_place_policy="Onyl"), ENABLED, "policy Onyl is not known: use Prefer, Only, Never"),
+        (pool(GROWN), replace(ENABLED, policy="Onyl"), "policy Onyl is not known"),
+        (pool(GROWN), InPlaceUpdates("Prefer"), "3 of 3 machines cannot be seen"),
+        (pool(GROWN), InPlaceUpdates("Prefer", {"md-0": [able(), able()]}), "1 of 3 machines cannot be seen"),
         (pool({**MACHINE, "cpu": 2}), replace(ENABLED, policy="Only"), "Cluster API stops the rollout"),
         (replace(pool(GROWN), updates_in_place=False), ENABLED, "its rollout is not RollingUpdate with maxSurge 0"),
     ],
@@ -83,7 +87,15 @@ def test_annotation_overrides_the_setting() -> None:
 
 def test_machines_of_a_current_rollout_are_replaced() -> None:
     effect = planned(pool(GROWN), ENABLED, outdated=1)
-    assert (effect.updated, effect.replaced, effect.why_replaced) == (0, 3, ("a rollout is under way",))
+    why = "a rollout is under way, and whether it keeps machines is not known"
+    assert (effect.updated, effect.replaced, effect.why_replaced) == (0, 3, (why,))
+
+
+def test_rest_of_a_rollout_is_not_said_to_be_replaced_for_certain() -> None:
+    effect = planned(pool(), ENABLED, outdated=2)
+    assert (effect.updated, effect.replaced) == (0, 2)
+    assert effect.why_replaced == ("a rollout is under way, and whether it keeps machines is not known",)
+    assert planned(pool(), InPlaceUpdates(), outdated=2).why_replaced == ()
 
 
 def test_template_of_a_cluster_without_topology_is_compared_by_its_content() -> None:
@@ -112,7 +124,7 @@ def test_rollout_and_annotation_of_a_topology_count(edit: Callable[[Obj], None],
     for objects, cpus in ((before, 2), (after, 4)):
         edit(topology(objects))
         variable("worker", {"cpuCount": cpus, "cpuMax": 8})(topology(objects))
-    updates = InPlaceUpdates("Prefer", {"md-0": [able()], "md-1": [able()]})
+    updates = InPlaceUpdates("Prefer", {"md-0": [able(), able()], "md-1": [able(), able()]})
     effect = effect_of(KEY, desired_state(KEY, before), desired_state(KEY, after), None, updates.obstacles)
     assert {pool.pool: pool.updated for pool in effect.pools} == {"md-0": updated, "md-1": updated}
 
