@@ -86,7 +86,7 @@ def test_component_of_updates_in_place_is_the_value_of_the_chart(checkout: Path,
     assert config["spec"]["settings"] == {"policy": "Only"}
 
     values["inPlaceUpdates"]["clientCASecret"] = "clients"
-    objects = parsed(template(helm, chart, tmp_path, values))
+    objects = parsed(template(tmp_path, values))
     (pod,) = [obj["spec"]["template"]["spec"] for key, obj in objects.items() if key[0] == "Deployment"]
     (manager,) = pod["containers"]
     assert "--runtime-extension-client-ca=/etc/caphv/extension-clients/ca.crt" in manager["args"]
