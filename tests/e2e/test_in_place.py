@@ -108,7 +108,12 @@ async def test_workers_grow_without_a_replacement(box: Sandbox, whole: bool) -> 
         # The machines keep their VMs with larger and additional disks, too, whenever the provider stops.
         worker = {**grown, "volumes": larger_disks(scenario)}
         wanted = [[volume["volumeSize"] for volume in worker["volumes"]]] * 3
-        assert await planned(scenario, worker) == [(3, 0)]
+
+        async def is_planned_in_place() -> bool:
+            # The MachineDeployment reports the end of its rollout some time after the Machines.
+            return await planned(scenario, worker) == [(3, 0)]
+
+        await until(is_planned_in_place, "disks are planned in place", 60)
         await set_variable(scenario, "worker", worker)
         await restart_until(box, lambda: disks(scenario) == wanted, 30 if whole else 2)
         await has_rolled_out(scenario, lambda: disks(scenario) == wanted)
