@@ -100,6 +100,7 @@ class RunOptions(WebhookOptions, ControllerOptions):
     allow_harvester_cidr: tuple[Any, ...]
     harvester_cache_size: int
     runtime_extension_bind_address: str
+    runtime_extension_client_ca: Path | None
     zap_log_level: str | None
     zap_encoder: str | None
     zap_devel: bool
@@ -203,6 +204,16 @@ lease.
         "the certificate in --webhook-cert-dir; default: nowhere."
     ),
 )
+@click.option(
+    "--runtime-extension-client-ca",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    metavar="FILE",
+    help=(
+        "Certificate authorities of the clients of the runtime extension: others are refused. "
+        "Default: anyone may ask."
+    ),
+)
 @log_options
 @click.option("--zap-log-level", default=None, hidden=True)
 @click.option("--zap-encoder", type=click.Choice(["json", "console"]), default=None, hidden=True)
@@ -295,6 +306,7 @@ def _run(options: RunOptions, log: logging.Logger) -> int:
         harvester_cache_mib=options.harvester_cache_size,
         extension_address=_extension_address(options),
         extension_certificate=Path(options.webhook_cert_dir),
+        extension_clients=options.runtime_extension_client_ca,
         addresses=BindAddresses(options.metrics_bind_address, options.health_probe_bind_address),
     )
 

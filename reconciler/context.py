@@ -34,6 +34,7 @@ class Context:
     :param identity_finalizer: finalizer of identity Secrets in use
     :param cross_namespace_refs: whether a HarvesterCluster may use objects of other namespaces
     :param allow_insecure_identities: whether a kubeconfig may leave the server unverified
+    :param updates_in_place: whether the runtime extension for updates in place is served
     """
 
     client: ApiClient
@@ -49,6 +50,7 @@ class Context:
     identity_finalizer: str = names.identity_finalizer()
     cross_namespace_refs: bool = True
     allow_insecure_identities: bool = False
+    updates_in_place: bool = False
     topics: Topics = field(default_factory=Topics)
     memory: Memory = field(default_factory=Memory)
 

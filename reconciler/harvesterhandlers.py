@@ -16,6 +16,7 @@ from caphv.api.object import (
     key_of,
     labels_of,
 )
+from caphv.api.release import release_of
 from caphv.runtime.cache import Change
 from reconciler import triggers
 from reconciler.caches import cluster_name
@@ -26,8 +27,10 @@ from reconciler.harvester.addressuse import (
 )
 from reconciler.harvester.session import Session, SessionEvents
 from reconciler.harvester.topology import accepts_machines
+from reconciler.machine.diskgrowth import disk_states
 from reconciler.machine.growth import growth_fields
 from reconciler.machine.guestlabels import guest_cluster_name
+from reconciler.machine.inplace import is_update_in_progress
 from reconciler.machine.node import topology
 from reconciler.machine.vm import has_maxima
 from reconciler.predicates import (
@@ -93,7 +96,9 @@ class HarvesterHandlers:
         relabelled = kind == "VirtualMachine" and differs(change, restored_labels)
         changed = (relabelled or differs(change, vm_fields)) and not without_status(change)
         # KubeVirt reports sizes and migratability of each VM some time after it has started.
-        resized = not changed and change.old and change.new and differs(change, growth_fields)
+        is_update = not changed and change.old and change.new
+        resized = is_update and differs(change, growth_fields)
+        attached = is_update and differs(change, disk_states)
         if changed and kind == "VirtualMachineInstance":
             freed_addresses = instance_addresses(change.old) - instance_addresses(change.new)
             if freed_addresses:
@@ -103,7 +108,7 @@ class HarvesterHandlers:
         is_backend = names.MACHINE_TYPE_LABEL in labels_of(change.obj)
         balanced = is_backend and differs(change, backend_fields)
         evacuates = changed and _concerns_evacuation(sessions, change)
-        if not (changed or balanced or resized):
+        if not (changed or balanced or resized or attached):
             return
 
         name = change.key.name
@@ -121,7 +126,11 @@ class HarvesterHandlers:
                 continue
             key = key_of(harvester_cluster)
             if self._context.sessions.uses(key, sessions, change.key.namespace):
-                if changed or (resized and has_maxima(machine.get("spec") or {})):
+                is_updated = is_update_in_progress(machine)
+                may_follow = is_updated or self._context.updates_in_place
+                grows = has_maxima(machine.get("spec") or {}) or may_follow
+                # Only an update waits for disks.
+                if changed or (resized and grows) or (attached and is_updated):
                     self._machines.add(key_of(machine))
                 # A VM that a user starts while its cluster is parked is stopped again.
                 if balanced or evacuates or (changed and parking.concerns(cluster)):
@@ -233,6 +242,9 @@ class HarvesterHandlers:
 
             # Machines copy zone and region of their host to their Node.
             if change.old is not None and change.new is not None and differs(change, topology):
+                self._add_machines_on(session)
+            # Disks of running VMs can change since certain releases.
+            if self._context.updates_in_place and differs(change, release_of):
                 self._add_machines_on(session)
             # A VM grows by a migration to another host.
             if differs(change, accepts_machines):

@@ -67,6 +67,7 @@ class ProviderOptions:
     :param harvester_cache_mib: memory for cached objects of one Harvester
     :param extension_address: where to serve the runtime extension, `[host]:port`; empty for nowhere
     :param extension_certificate: folder with the certificate of the runtime extension
+    :param extension_clients: authorities of the clients of the runtime extension, None for anyone
     """
 
     kubeconfig: str = ""
@@ -83,6 +84,7 @@ class ProviderOptions:
     harvester_cache_mib: int = SHARED_CACHE_BYTES // MIB
     extension_address: str = ""
     extension_certificate: Path = Path()
+    extension_clients: Path | None = None
 
 
 async def run(
@@ -143,7 +145,10 @@ class Provider:
         if options.extension_address:
             self.manager.add_runnable(
                 ExtensionServer(
-                    options.extension_address, options.extension_certificate, self.context.caches
+                    options.extension_address,
+                    options.extension_certificate,
+                    self.context.caches,
+                    options.extension_clients,
                 )
             )
         self._fill_manager(options.concurrency)
@@ -276,6 +281,7 @@ def _create_context(
         identity_finalizer=names.identity_finalizer(options.watch_filter),
         cross_namespace_refs=options.cross_namespace_refs,
         allow_insecure_identities=options.allow_insecure_identities,
+        updates_in_place=bool(options.extension_address),
     )
 
 

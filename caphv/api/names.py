@@ -256,6 +256,8 @@ class ConditionType(StrEnum):
     MACHINE_CREATED = "MachineCreated"
     VM_UP_TO_DATE = "VMUpToDate"
     VM_CAN_GROW = "VMCanGrow"
+    DISKS_CAN_GROW = "DisksCanGrow"
+    DISKS_CAN_BE_ADDED = "DisksCanBeAdded"
     GUEST_AGENT_CONNECTED = "GuestAgentConnected"
 
 
@@ -316,6 +318,8 @@ class Reason(StrEnum):
     VM_DIFFERS = "VMDiffers"
     VM_UPDATING = "VMUpdating"
     VM_CANNOT_GROW = "VMCannotGrow"
+    DISKS_CANNOT_GROW = "DisksCannotGrow"
+    DISKS_CANNOT_BE_ADDED = "DisksCannotBeAdded"
 
 
 def reason_when_true(condition_type: ConditionType) -> str:

@@ -76,13 +76,21 @@ def is_machine_pvc(vm_name: str, claim_name: str, disks: int | None = None) -> b
 
     :param disks: number of disks that count; None for all
     """
-    # This provider, the Go provider and Harvester's UI name disks like this. Disks that users add
-    # in the UI have higher numbers than the disks of the spec.
+    # Disks that users add in Harvester's UI have higher numbers than the disks of the spec.
+    index = disk_index(vm_name, claim_name)
+    return index is not None and (disks is None or index < disks)
+
+
+def disk_index(vm_name: str, claim_name: str) -> int | None:
+    """Return the number in the name of a disk of this VM; None for other claims.
+
+    This provider, the Go provider and Harvester's UI name disks like this.
+    """
     prefix = f"{vm_name}-disk-"
     if not claim_name.startswith(prefix):
-        return False
+        return None
     match = _DISK.fullmatch(claim_name.removeprefix(prefix))
-    return match is not None and (disks is None or int(match[1]) < disks)
+    return int(match[1]) if match else None
 
 
 def secrets_of(*vms: Obj) -> set[str]:

@@ -18,6 +18,10 @@ _END = b"-----END CERTIFICATE-----"
 _Versions = tuple[tuple[int, int, int], ...]
 
 
+class ClientAuthorityError(Exception):
+    """The file with the authorities of clients cannot be used."""
+
+
 class CertWatcher:
     """Serve `tls.crt` and `tls.key` of a folder. New connections get the newest matching pair.
 
@@ -25,8 +29,14 @@ class CertWatcher:
     written, the previous pair stays in use.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, client_authority: Path | None = None) -> None:
+        """Watch a folder.
+
+        :param client_authority: file with the authorities of clients, which must show a certificate
+            of one of them; None to accept all clients
+        """
         self._files = (folder / "tls.crt", folder / "tls.key")
+        self._client_authority = client_authority
         self._versions: _Versions = ()
         self._current: ssl.SSLContext | None = None
         self.problem = f"certificate {self._files[0]} has not been read yet"
@@ -37,10 +47,11 @@ class CertWatcher:
         Afterwards `problem` describes a problem with the newest pair, and is empty without one.
         """
         try:
-            stats = [file.stat() for file in self._files]
+            authority = [self._client_authority] if self._client_authority else []
+            stats = [file.stat() for file in (*self._files, *authority)]
             versions = tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
             if versions != self._versions:
-                self._current = server_context(self._files)
+                self._current = server_context(self._files, self._client_authority)
                 self._report("")
                 log.info("serving the certificate in %s", self._files[0].parent)
                 # Record the versions last, so that each refresh retries a pair that cannot be read.
@@ -51,6 +62,8 @@ class CertWatcher:
             self._report(
                 f"certificate: {name} is missing; create it, or let cert-manager create it"
             )
+        except ClientAuthorityError as error:
+            self._report(str(error))
         except ssl.SSLError as error:
             self._report(
                 f"certificate: {self._files[0]} and tls.key do not match: {error.reason or error}"
@@ -112,10 +125,16 @@ def authority(folder: Path) -> bytes:
         return b""
 
 
-def server_context(files: tuple[Path, Path]) -> ssl.SSLContext:
-    """Return the TLS context of a server with a certificate file and a key file.
+def server_context(
+    files: tuple[Path, Path], client_authority: Path | None = None
+) -> ssl.SSLContext:
+    """Return the TLS context of a server.
 
-    Raises `OSError`, `ssl.SSLError`.
+    Raises `OSError`, `ssl.SSLError`, `ClientAuthorityError`.
+
+    :param files: certificate file and key file
+    :param client_authority: file with the authorities whose certificates clients must show, None to
+        accept all clients
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -123,4 +142,17 @@ def server_context(files: tuple[Path, Path]) -> ssl.SSLContext:
     # Give a pass phrase, so that an encrypted key fails. Otherwise OpenSSL would ask for the pass
     # phrase on the terminal and wait.
     context.load_cert_chain(*files, password=b"")
+    if client_authority:
+        try:
+            context.load_verify_locations(cafile=client_authority)
+        except ssl.SSLError as error:
+            raise ClientAuthorityError(
+                f"{client_authority} has no certificate authority of clients: {error.reason}"
+            ) from None
+        context.verify_mode = ssl.CERT_REQUIRED
+        # A session that is resumed checks no certificate again, not even after the authorities of
+        # clients have changed. TLS 1.2 has sessions without tickets, too.
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
     return context

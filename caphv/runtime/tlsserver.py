@@ -39,13 +39,17 @@ class TLSServer(Runnable):
     body_seconds: ClassVar[float] = 5.0
     drain_seconds: ClassVar[float] = 0.0
 
-    def __init__(self, address: str, folder: Path) -> None:
-        """Raise ValueError for an address without a port."""
+    def __init__(self, address: str, folder: Path, client_authority: Path | None = None) -> None:
+        """Raise ValueError for an address without a port.
+
+        :param client_authority: file with the authorities whose certificates clients must show,
+            None to accept all clients
+        """
         place = listening_address(address)
         if place is None:
             raise ValueError(f"{address!r} is no [host]:port to listen on")
         self._address = place
-        self._certificates = CertWatcher(folder)
+        self._certificates = CertWatcher(folder, client_authority)
         self._is_serving = False
         self.is_draining = False
 

@@ -53,6 +53,8 @@ def _show_cluster(out: Console, cluster: ClusterPlan) -> None:
         for action, text in _pool(pool):
             out.print(_line(action, text, ""), soft_wrap=True)
         _fields(out, pool.reasons)
+        for why in pool.why_replaced[:_MOST_FIELDS]:
+            out.print(Text(f"      not in place: {why}", style="dim"), soft_wrap=True)
 
     if cluster.vms_created or cluster.vms_deleted:
         created = counted(cluster.vms_created, "VM is", "VMs are")
@@ -77,6 +79,11 @@ def _pool(pool: PoolEffect) -> list[tuple[Action, str]]:
         )
         number = counted(pool.replaced, "machine is", "machines are")
         effects.append((Action.REPLACE, f"{name}: {number} replaced{extra}"))
+
+    if pool.updated:
+        number = counted(pool.updated, "machine is", "machines are")
+        how = "updated in place, one after another, if Cluster API has gate InPlaceUpdates"
+        effects.append((Action.CHANGE, f"{name}: {number} {how}"))
 
     change = pool.after - pool.before
     if change:
@@ -135,5 +142,7 @@ def _summary(out: Console, plan: Plan) -> None:
     new = sum(max(0, pool.after - pool.before) for pool in pools)
     replaced = sum(pool.replaced for pool in pools)
     deleted = sum(max(0, pool.before - pool.after) for pool in pools)
-    machines = f"{new} created, {replaced} replaced, {deleted} deleted"
+    updated = sum(pool.updated for pool in pools)
+    in_place = f"{updated} updated in place, " if updated else ""
+    machines = f"{new} created, {in_place}{replaced} replaced, {deleted} deleted"
     out.print(Text(f"Plan: objects {', '.join(counts)}{more}; machines {machines}", style="bold"))

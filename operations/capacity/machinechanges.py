@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
@@ -50,6 +50,10 @@ class PoolEffect:
     replaced: int = 0
     surge: int = 0
     reasons: tuple[Field, ...] = ()
+    updated: int = 0
+    """Machines that keep their VMs."""
+    why_replaced: tuple[str, ...] = ()
+    """Why machines are not updated in place, where an extension does that."""
 
     @property
     def created(self) -> int:
@@ -116,6 +120,7 @@ def effect_of(
     before: DesiredState,
     after: DesiredState,
     outdated: Mapping[str, int] | None = None,
+    obstacles: Callable[[Pool, Pool], tuple[str, ...]] = lambda _before, _after: ("",),
 ) -> ClusterEffect:
     """Compare a cluster before and after.
 
@@ -123,6 +128,8 @@ def effect_of(
     :param before: the desired state of its objects now
     :param after: their desired state after the change
     :param outdated: by pool, the number of machines that a current rollout still has to replace
+    :param obstacles: returns why a change of a pool replaces its machines, nothing if it is made in
+        place
     """
     unknown = tuple(dict.fromkeys((*before.unknown, *after.unknown)))
     if unknown:
@@ -136,7 +143,7 @@ def effect_of(
         if name in before.pools and not new.fixed:
             new = replace(new, replicas=old.replicas)
 
-        effect = _pool_effect(old, new, outdated.get(name, 0))
+        effect = _pool_effect(old, new, outdated.get(name, 0), obstacles)
         if effect is not None:
             effects.append(effect)
             needs += _needs(old, new, effect, after.infrastructure)
@@ -180,7 +187,12 @@ def _list_fields(before: list[Any], after: list[Any], path: str) -> Iterator[Fie
         yield Field(path, _format_short(before), _format_short(after))
 
 
-def _pool_effect(before: Pool, after: Pool, outdated: int) -> PoolEffect | None:
+def _pool_effect(
+    before: Pool,
+    after: Pool,
+    outdated: int,
+    obstacles: Callable[[Pool, Pool], tuple[str, ...]],
+) -> PoolEffect | None:
     """Return the effect on the machines of a pool, None if there is none."""
     reasons: tuple[Field, ...] = ()
     if before.inputs and after.inputs:
@@ -188,8 +200,12 @@ def _pool_effect(before: Pool, after: Pool, outdated: int) -> PoolEffect | None:
 
     # A current rollout replaces its outdated machines in any case.
     kept = min(before.replicas, after.replicas)
-    replaced = kept if reasons else min(outdated, kept)
-    if not replaced and before.replicas == after.replicas:
+    why_replaced = obstacles(before, after) if reasons else ("",)
+    if outdated and not (reasons and why_replaced) and obstacles(before, after) != ("",):
+        why_replaced = ("a rollout is under way, and whether it keeps machines is not known",)
+    updated = 0 if why_replaced else kept
+    replaced = kept - updated if reasons else min(outdated, kept)
+    if not replaced and not updated and before.replicas == after.replicas:
         return None
 
     # Providers add a machine first whatever the strategy says, because etcd with one or two members
@@ -198,7 +214,14 @@ def _pool_effect(before: Pool, after: Pool, outdated: int) -> PoolEffect | None:
     if replaced and after.name == "control plane" and after.replicas < 3:
         surge = 1
     return PoolEffect(
-        after.name, before.replicas, after.replicas, replaced, surge, reasons[:_MOST_REASONS]
+        after.name,
+        before.replicas,
+        after.replicas,
+        replaced,
+        surge,
+        reasons[:_MOST_REASONS],
+        updated,
+        tuple(filter(None, why_replaced)),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api import clusterapi, names, resources
-from caphv.api.object import Key, Obj, at, key_of, labels_of, owner_reference
+from caphv.api.object import Key, Obj, annotations_of, at, key_of, labels_of, owner_reference
 from caphv.api.objectid import ObjectId, group_of, id_of
 from caphv.clusterclass.gotemplate import UnsupportedError
 from caphv.clusterclass.templates import Class, apply_patches, template_refs, variables_of
@@ -52,6 +52,10 @@ class Pool:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     machine: Obj = field(default_factory=dict)
     fixed: bool = True
+    updates_in_place: bool = False
+    """Whether its rollout lets Cluster API update machines in place without a new one first."""
+    in_place_policy: str = ""
+    """Annotation `caphv.io/in-place-updates` of its MachineDeployment; empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,20 @@ def _topology_pool(cluster_class: Class, cluster: Obj, entry: Obj) -> Pool:
     # A strategy in the topology replaces the strategy of the class.
     replicas, fixed = _replicas(entry)
     rollout = entry if entry.get("strategy") or entry.get("rollout") else worker
-    return Pool(str(entry.get("name")), replicas, _surge(rollout, replicas), inputs, machine, fixed)
+    annotations = {
+        **(at(worker, "metadata", "annotations") or {}),
+        **(at(entry, "metadata", "annotations") or {}),
+    }
+    return Pool(
+        str(entry.get("name")),
+        replicas,
+        _surge(rollout, replicas),
+        inputs,
+        machine,
+        fixed,
+        _updates_in_place(rollout, replicas),
+        str(annotations.get(names.IN_PLACE_ANNOTATION) or ""),
+    )
 
 
 def _replicas(entry: Obj) -> tuple[int, bool]:
@@ -244,7 +261,15 @@ def _deployment(obj: Obj, objects: Objects) -> Pool:
     replicas = int(spec.get("replicas", 1) or 0)
     name = labels_of(obj).get(TOPOLOGY_NAME) or key_of(obj).name
     machine = _machine_of(ref, key_of(obj).namespace, objects)
-    return Pool(name, replicas, _surge(spec, replicas), inputs, machine)
+    return Pool(
+        name,
+        replicas,
+        _surge(spec, replicas),
+        inputs,
+        machine,
+        updates_in_place=_updates_in_place(spec, replicas),
+        in_place_policy=annotations_of(obj).get(names.IN_PLACE_ANNOTATION, ""),
+    )
 
 
 def _machine_of(ref: Obj, namespace: str, objects: Objects) -> Obj:
@@ -266,13 +291,21 @@ def _resolve(ref: Any, namespace: str, objects: Objects) -> Obj | None:
 
 def _surge(spec: Obj, replicas: int) -> int:
     """Return the number of machines that a rollout adds for a time."""
-    # v1beta2 has `rollout`; in v1beta1, control planes and MachineDeployments differ.
-    strategy = (
-        at(spec, "rollout", "strategy") or spec.get("rolloutStrategy") or spec.get("strategy") or {}
-    )
+    strategy = _strategy(spec)
     if strategy.get("type") == "OnDelete":
         return 0
     return surge_of(replicas, at(strategy, "rollingUpdate", "maxSurge"))
+
+
+def _updates_in_place(spec: Obj, replicas: int) -> bool:
+    """Return whether a rollout adds no machine, and replaces machines without their deletion."""
+    return _strategy(spec).get("type") != "OnDelete" and _surge(spec, replicas) == 0
+
+
+def _strategy(spec: Obj) -> Obj:
+    # v1beta2 has `rollout`; in v1beta1, control planes and MachineDeployments differ.
+    strategy = at(spec, "rollout", "strategy") or spec.get("rolloutStrategy")
+    return dict(strategy or spec.get("strategy") or {})
 
 
 def _drop_fields(spec: Obj, names: frozenset[str]) -> Obj:

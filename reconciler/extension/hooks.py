@@ -14,15 +14,15 @@ import orjson
 
 from caphv.api import names
 from caphv.api.conditions import get_condition
-from caphv.api.names import ConditionType
-from caphv.api.object import Key, Obj, annotations_of, at
-from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES, HARVESTER_MACHINES
-from reconciler.extension.decision import (
+from caphv.api.livechanges import (
     Policy,
     live_changes,
     machine_obstacles,
     other_changes,
 )
+from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Key, Obj, annotations_of, at
+from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES, HARVESTER_MACHINES
 from reconciler.machine.growth import updated_message
 
 API_VERSION = "hooks.runtime.cluster.x-k8s.io/v1alpha1"
@@ -155,7 +155,10 @@ def _knows_machine(wanted: Obj, machine: Obj | None) -> bool:
 
 def _reported_wait(conditions: list[Obj]) -> str:
     """Return the first message that says what a machine waits for; empty without one."""
-    for kind in _WAITS:
+    up_to_date = get_condition(conditions, ConditionType.VM_UP_TO_DATE) or {}
+    # The update itself knows best. A machine that waits for a disk may never be able to grow.
+    is_updating = up_to_date.get("reason") == Reason.VM_UPDATING
+    for kind in ((ConditionType.VM_UP_TO_DATE,) if is_updating else ()) + _WAITS:
         condition = get_condition(conditions, kind) or {}
         if condition.get("status", "True") != "True" and condition.get("message"):
             return str(condition["message"])
@@ -224,7 +227,7 @@ class _Decision:
         changes = live_changes(self.current, self.desired)
         reasons = (*changes.reasons, *self.others)
         if changes.live:
-            obstacles = machine_obstacles(self.machines(), growth=changes.needs_growth)
+            obstacles = machine_obstacles(self.machines(), changes)
             reasons = (*reasons, *obstacles)
         if reasons and self.policy is Policy.ONLY:
             message = f"machines must not be replaced ({Policy.ONLY}): {'; '.join(reasons)}"

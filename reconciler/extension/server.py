@@ -1,9 +1,9 @@
 """Serve Cluster API's runtime extension for updates in place over HTTPS.
 
 It runs in the process of the provider, unlike the webhooks, because its answers come from the
-caches of the management cluster. A standby has these caches, too, so each replica answers. Anyone
-in the cluster may ask: no answer changes anything, and messages of conditions are only in answers
-to requests with the providerID of the machine.
+caches of the management cluster. A standby has these caches, too, so each replica answers. Unless
+clients need a certificate, anyone in the cluster may ask: no answer changes anything, and messages
+of conditions are only in answers to requests with the providerID of the machine.
 """
 
 from __future__ import annotations
@@ -35,13 +35,18 @@ _CONCURRENT = 4
 
 
 class ExtensionServer(TLSServer):
-    """Serve the runtime extension with what these caches hold."""
+    """Serve the runtime extension with what these caches hold.
+
+    With a file of authorities, only clients with a certificate of one of them are served.
+    """
 
     name = "runtime extension"
     max_body = _MAX_BODY
 
-    def __init__(self, address: str, folder: Path, caches: Caches) -> None:
-        super().__init__(address, folder)
+    def __init__(
+        self, address: str, folder: Path, caches: Caches, client_authority: Path | None = None
+    ) -> None:
+        super().__init__(address, folder, client_authority)
         self._caches = caches
         self._facts = Facts(
             machine=lambda key: caches.harvester_machines.get(*key),

@@ -7,10 +7,13 @@ from typing import Any
 from caphv.api import names
 from caphv.api.hostresources import HUGEPAGES, KUBEVIRT_DEVICES
 from caphv.api.object import Obj, annotations_of, at, labels_of
+from caphv.api.virtualmachine import is_machine_pvc
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _INSTANCE = ("phase", "nodeName", "reason")
 _SIZE = (("currentCPUTopology", ("sockets",)), ("memory", ("guestCurrent",)))
+_CLAIM = ("claimName", "capacity")
+_MOST_VOLUMES = 64
 _INTERFACE = ("name", "interfaceName", "ipAddress", "ipAddresses")
 # Each address is parsed when the machine is reconciled. A node that announces the addresses of its
 # Services has hundreds of them, and a hostile Harvester sends as many as an event can carry.
@@ -86,6 +89,8 @@ def instance(vmi: Obj) -> Obj:
     for section, fields in _SIZE if marks else ():
         if size := _kept(status.get(section), fields):
             slim_status[section] = size
+    if marks and (volumes := _machine_volumes(vmi)):
+        slim_status["volumeStatus"] = volumes
     # Devices of other VMs count, too, because a device has one user.
     requested = at(vmi, "spec", "domain", "devices")
     devices = _devices(requested) if isinstance(requested, dict) else {}
@@ -109,6 +114,29 @@ def _devices(devices: Obj) -> Obj:
         for name in ("hostDevices", "gpus")
         if isinstance(listed := devices.get(name), list) and listed
     }
+
+
+def _machine_volumes(vmi: Obj) -> list[Obj]:
+    """Return the state of the disks of a machine.
+
+    Volumes that a CSI driver hot-plugs come and go, and their state matters to no machine.
+    """
+    volumes = []
+    listed = at(vmi, "status", "volumeStatus")
+    for volume in listed if isinstance(listed, list) else ():
+        info = at(volume, "persistentVolumeClaimInfo")
+        claim = _kept(info if isinstance(info, dict) else None, _CLAIM)
+        if "capacity" in claim:
+            claim["capacity"] = {"storage": at(info, "capacity", "storage")}
+        # The name of its volume stays when Harvester gives a disk another claim.
+        name = vmi["metadata"]["name"]
+        is_machines = not volume.get("hotplugVolume") or is_machine_pvc(
+            name, f"{name}-{volume.get('name')}"
+        )
+        if claim and is_machines:
+            state = _kept(volume, ("phase", "message"))
+            volumes.append({**state, "persistentVolumeClaimInfo": claim})
+    return volumes[:_MOST_VOLUMES]
 
 
 def _interfaces(interfaces: list[Obj]) -> list[Obj]:

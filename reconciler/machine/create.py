@@ -7,7 +7,6 @@ providerID would look like the old VM. The machine reports the loss, and its own
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from caphv.api import resources
@@ -16,10 +15,9 @@ from caphv.api.object import Key, Obj
 from caphv.api.release import hotplug_obstacle
 from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, Invalid, RequestError
 from reconciler import metrics
-from reconciler.harvester.storageprofiles import READ_WRITE_MANY, ClaimModes
+from reconciler.harvester.storageprofiles import READ_WRITE_MANY
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
 from reconciler.machine.bootstrap import bootstrap_data, ensure_secret
-from reconciler.machine.disks import storage_class_of
 from reconciler.machine.ipaddress import ensure_address, restore_address
 from reconciler.machine.labelling import ensure_labels
 from reconciler.machine.quota import REFUSED_SECONDS, check_quota, handle_refusal, record_free_quota
@@ -27,7 +25,7 @@ from reconciler.machine.scope import MachineScope
 from reconciler.machine.validation import InvalidSpecError
 from reconciler.machine.vm import VirtualMachineInputs, has_maxima, virtual_machine
 from reconciler.machine.vmclaims import claim_templates
-from reconciler.machine.vminputs import require_inputs
+from reconciler.machine.vminputs import offered_modes, require_inputs
 from reconciler.triggers import Delay
 
 
@@ -75,25 +73,7 @@ async def _create_vm(scope: MachineScope) -> Obj:
     bootstrap = await bootstrap_data(scope)
     network = await ensure_address(scope)
     await ensure_secret(scope, network, bootstrap)
-    return await _request_vm(scope, replace(inputs, offered=await _offered_modes(scope, inputs)))
-
-
-async def _offered_modes(
-    scope: MachineScope, inputs: VirtualMachineInputs
-) -> dict[str, Sequence[ClaimModes]]:
-    """Return the modes of StorageClasses, for disks whose spec lacks a mode."""
-    session = scope.session()
-    profiles = scope.context.memory.storage_profiles
-    classes = {
-        storage_class_of(volume, inputs.images.get(volume.get("imageName", "")))
-        for volume in inputs.machine["spec"]["volumes"]
-        if not (volume.get("accessMode") and volume.get("volumeMode"))
-    }
-    return {
-        name: await profiles.modes_of(session.client, session.fingerprint, name)
-        for name in classes
-        if name
-    }
+    return await _request_vm(scope, replace(inputs, offered=await offered_modes(scope, inputs)))
 
 
 def _migration_warning(vm: Obj) -> str:

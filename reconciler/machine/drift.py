@@ -20,7 +20,7 @@ from reconciler.machine import hostresources
 from reconciler.machine.images import split_reference
 from reconciler.machine.placement import as_harvester_keeps, without_requirement
 from reconciler.machine.vm import can_grow
-from reconciler.machine.vmclaims import ClaimTemplate, claim_templates
+from reconciler.machine.vmclaims import ClaimTemplate, claim_templates, machine_disks
 
 _STARTED = ("Always", "RerunOnFailure")
 # If an overlay network has DHCP, Harvester's admission has replaced the bridge of an interface by
@@ -51,6 +51,8 @@ def _field_differences(expected: Obj, actual: Obj) -> Iterator[str]:
         del expected_fields["guest memory"]
 
     for expected_disk, disk in zip(expected_fields["disks"], actual_fields["disks"], strict=False):
+        if disk.pop("hotplugged", False):
+            expected_disk.pop("bus")
         if "storageClass" not in expected_disk:
             # Only Harvester knows the class of an image, and the image may have been deleted.
             disk.pop("storageClass", None)
@@ -155,16 +157,26 @@ def _interface(entry: Obj) -> tuple[str, str]:
 
 
 def _disks(vm: Obj, spec: Obj, devices: Obj) -> list[dict[str, Any]]:
-    """Return the disks of volumes that are not hot-plugged, in the order of the volumes."""
+    """Return the disks of a VM in the order of its volumes, without those that others hot-plugged.
+
+    Hot-plugged disks of the machine follow its other ones, and have a bus of their own.
+    """
     templates = {template.name: template for template in claim_templates(vm)}
     disks = {disk["name"]: disk for disk in devices.get("disks") or ()}
-    result = []
+    hotplugged = [disk for disk in machine_disks(vm) if disk.hotplugged]
+    result: list[dict[str, Any]] = []
+    claims = 0
     for volume in spec.get("volumes") or ():
         source = volume.get("persistentVolumeClaim") or volume.get("dataVolume") or {}
         if source.get("hotpluggable"):
             continue
         template = templates.get(source.get("claimName", ""))
         result.append(_disk(disks.get(volume["name"]) or {}, template))
+        claims = len(result) if source else claims
+
+    result[claims:claims] = [
+        {**_disk({}, templates.get(disk.claim)), "hotplugged": True} for disk in hotplugged
+    ]
     return result
 
 

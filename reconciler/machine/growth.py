@@ -102,11 +102,15 @@ def updated_message(spec: Obj) -> str:
 
     It differs for specs that differ in a field that a running VM follows.
     """
+    sizes = [str(volume.get("volumeSize")) for volume in spec.get("volumes") or ()]
+    parts = [f"{spec.get('cpu')} CPUs", f"{spec.get('memory')} of memory"]
+    parts += [f"disks of {' and '.join(sizes)}"] if sizes else []
+
     rules = {name: spec[name] for name in _AFFINITIES if spec.get(name)}
-    if not rules:
-        return f"the VM has {describe_size(spec)}"
-    digest = hashlib.sha256(orjson.dumps(rules, option=orjson.OPT_SORT_KEYS)).hexdigest()[:8]
-    return f"the VM has {describe_size(spec)}, and affinity {digest}"
+    if rules:
+        digest = hashlib.sha256(orjson.dumps(rules, option=orjson.OPT_SORT_KEYS)).hexdigest()[:8]
+        parts.append(f"affinity {digest}")
+    return f"the VM has {', '.join(parts)}"
 
 
 def _has_target(vm: Obj, vmi: Obj, hosts: Iterable[Obj]) -> bool:

@@ -7,8 +7,18 @@ from dataclasses import replace
 from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, at, key_of
-from caphv.runtime.errors import Forbidden, Invalid, ServerFault
-from reconciler.machine.growth import describe_size, growth_obstacle, growth_patch
+from caphv.runtime.errors import Forbidden, Invalid, RequestError, ServerFault
+from reconciler.machine.diskgrowth import added_disks, larger_disks, missing_templates
+from reconciler.machine.diskupdate import (
+    CANNOT_BE_ADDED,
+    CANNOT_GROW,
+    DiskObstacles,
+    addition_refusals,
+    disk_difference,
+    disk_obstacles,
+    report_disks,
+)
+from reconciler.machine.growth import describe_size, growth_obstacle, growth_patch, is_growing
 from reconciler.machine.placement import (
     affinity_patch,
     avoid,
@@ -17,11 +27,13 @@ from reconciler.machine.placement import (
 )
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.validation import InvalidSpecError
-from reconciler.machine.vm import has_maxima, virtual_machine
-from reconciler.machine.vminputs import disk_images, inputs_of
+from reconciler.machine.vm import can_grow, has_maxima, virtual_machine
+from reconciler.machine.vmclaims import machine_disks
+from reconciler.machine.vminputs import disk_images, inputs_of, offered_modes
 
 _RETRY_SECONDS = 60.0
 _AFFINITY = ("spec", "template", "spec", "affinity")
+_UNKNOWN = "Harvester does not answer what is needed to decide"
 
 
 def is_update_in_progress(machine: Obj) -> bool:
@@ -32,23 +44,32 @@ def is_update_in_progress(machine: Obj) -> bool:
 async def update_in_place(scope: MachineScope, vm: Obj, vmi: Obj | None) -> tuple[Obj, str]:
     """Write what a running VM can follow to the VM; return the VM, and why it cannot follow.
 
-    Affinities change, and a VM that can grow gets CPU and memory of the spec. Sets condition
-    `VMCanGrow` of a machine with maxima. Changes nothing unless Cluster API updates the machine.
+    Affinities change, a VM that can grow gets CPU and memory of the spec, and disks become larger
+    or are added. Sets condition `VMCanGrow` of a machine with maxima, and the conditions of disks
+    where machines are updated in place. Changes nothing unless Cluster API updates the machine.
     Raises `Conflict`, `ApiError` and `Unreachable` for a retry.
     """
     grows = has_maxima(scope.spec)
     obstacle = growth_obstacle(vm, vmi, scope.session().hosts.store) if grows else ""
     message = f"the VM cannot grow: {obstacle}"
-    refusal = ""
-    if is_update_in_progress(scope.obj) and (expected := _expected_vm(scope, vm)):
+    disks: DiskObstacles | None = None
+    if scope.context.updates_in_place or is_update_in_progress(scope.obj):
+        disks = await disk_obstacles(scope, vm, vmi)
+
+    refusals: list[str] = []
+    if disks and is_update_in_progress(scope.obj) and (expected := await _expected_vm(scope, vm)):
         growth = growth_patch(vm, expected) if grows else {}
         if growth and obstacle:
-            # No watch of this machine reports a host that accepts VMs again.
+            growth = {}
+            refusals.append(message)
+        # Harvester may refuse one change, for example because of a quota, and accept another.
+        vm = await _write(scope, vm, _merge_affinity(growth, vm, expected), refusals)
+        waits = grows and _lacks_size(vm, vmi, expected)
+        vm = await _change_disks(scope, vm, expected, disks, refusals, waits=waits)
+        if refusals:
+            # No watch of this machine reports a host that accepts VMs again, a larger quota or a
+            # StorageClass.
             scope.requeue_in(_RETRY_SECONDS)
-            growth, refusal = {}, message
-        if patch := _merge_affinity(growth, vm, expected):
-            vm, denial = await _write(scope, vm, patch)
-            refusal = denial or refusal
 
     if not grows:
         scope.draft.drop(ConditionType.VM_CAN_GROW)
@@ -56,13 +77,67 @@ async def update_in_place(scope: MachineScope, vm: Obj, vmi: Obj | None) -> tupl
         scope.draft.set_false(ConditionType.VM_CAN_GROW, Reason.VM_CANNOT_GROW, message)
     else:
         scope.draft.set_true(ConditionType.VM_CAN_GROW)
-    return vm, refusal
+    report_disks(scope, disks)
+    return vm, "; ".join(refusals)
 
 
-def _expected_vm(scope: MachineScope, vm: Obj) -> Obj | None:
+def _lacks_size(vm: Obj, vmi: Obj | None, expected: Obj) -> bool:
+    """Return whether a VM with maxima has less CPU or memory than its machine."""
+    return bool(growth_patch(vm, expected)) or (can_grow(vm) and is_growing(vm, vmi))
+
+
+async def _change_disks(
+    scope: MachineScope,
+    vm: Obj,
+    expected: Obj,
+    obstacles: DiskObstacles,
+    refusals: list[str],
+    *,
+    waits: bool,
+) -> Obj:
+    """Enlarge the disks of a VM and give it those that it lacks; return the VM.
+
+    :param expected: the VM of the machine's spec
+    :param refusals: gets why disks cannot change
+    :param waits: whether the VM still has to migrate, so that it gets no disk yet
+    """
+    larger, lacks = larger_disks(vm, expected), bool(missing_templates(vm, expected))
+    if not (larger or lacks):
+        return vm
+    if difference := disk_difference(vm, expected):
+        # A change that cannot be completed is not begun.
+        obstacles = DiskObstacles(obstacles.growth or difference, obstacles.addition or difference)
+
+    if larger and obstacles.growth != "":
+        refusals.append(f"{CANNOT_GROW}: {obstacles.growth or _UNKNOWN}")
+    else:
+        vm = await _write(scope, vm, larger, refusals)
+
+    if not lacks:
+        return vm
+    if obstacles.addition != "":
+        refusals.append(f"{CANNOT_BE_ADDED}: {obstacles.addition or _UNKNOWN}")
+        return vm
+    try:
+        reasons = [reason async for reason in addition_refusals(scope, vm, expected)]
+    except RequestError:
+        reasons = [_UNKNOWN]
+    if reasons:
+        refusals.append(f"{CANNOT_BE_ADDED}: {'; '.join(reasons)}")
+    elif waits:
+        # A migration and a disk that is being attached keep each other waiting.
+        refusals.append(f"{CANNOT_BE_ADDED}: it gets {describe_size(scope.spec)} first")
+    else:
+        vm = await _write(scope, vm, added_disks(vm, expected), refusals)
+    return vm
+
+
+async def _expected_vm(scope: MachineScope, vm: Obj) -> Obj | None:
     """Return the VM of the spec; None if the spec is invalid, as condition VMUpToDate reports."""
     # The image of a disk may have been deleted since.
     inputs = replace(inputs_of(scope, vm), images=disk_images(scope, vm))
+    if len(scope.spec.get("volumes") or ()) > len(machine_disks(vm)):
+        inputs = replace(inputs, offered=await offered_modes(scope, inputs))
     try:
         return virtual_machine(inputs)
     except InvalidSpecError:
@@ -86,10 +161,23 @@ def _merge_affinity(growth: Obj, vm: Obj, expected: Obj) -> Obj:
     return {"spec": {"template": {"spec": spec}}} if spec else {}
 
 
-async def _write(scope: MachineScope, vm: Obj, patch: Obj) -> tuple[Obj, str]:
-    """Return the VM after a patch, and why Harvester refuses it."""
+async def _write(scope: MachineScope, vm: Obj, patch: Obj, refusals: list[str]) -> Obj:
+    """Return the VM after a patch, or as it is if the patch is empty or Harvester refuses it.
+
+    :param refusals: gets why Harvester refuses the patch
+    """
+    if not patch:
+        return vm
+    changed = at(patch, "spec", "template", "spec") or {}
+    domain = changed.get("domain") or {}
+    texts = [describe_size(scope.spec)] if {"cpu", "memory"} & domain.keys() else []
+    texts += ["the affinity of its machine"] if "affinity" in changed else []
+    texts += ["the disks of its machine"] if "metadata" in patch else []
+    text = " and ".join(texts)
+
     # The version keeps a change that was made for an older spec from undoing a newer one.
-    patch = {**patch, "metadata": {"resourceVersion": vm["metadata"]["resourceVersion"]}}
+    version = {"resourceVersion": vm["metadata"]["resourceVersion"]}
+    patch = {**patch, "metadata": {**(patch.get("metadata") or {}), **version}}
     key = key_of(vm)
     try:
         vm = await scope.session().client.patch(
@@ -98,12 +186,8 @@ async def _write(scope: MachineScope, vm: Obj, patch: Obj) -> tuple[Obj, str]:
     except (Forbidden, Invalid, ServerFault) as error:
         # For example a quota, which no watch reports when it is raised. Harvester's admission
         # denies some changes with code 500.
-        scope.requeue_in(_RETRY_SECONDS)
-        return vm, f"Harvester refuses the change: {error.message}"
+        refusals.append(f"Harvester refuses {text}: {error.message}")
+        return vm
     scope.namespace().vms.observe(vm)
-
-    changed = at(patch, "spec", "template", "spec")
-    texts = [describe_size(scope.spec)] if "domain" in changed else []
-    texts += ["the affinity of its machine"] if "affinity" in changed else []
-    scope.event("VMUpdated", f"VirtualMachine {key} gets {' and '.join(texts)}")
-    return vm, ""
+    scope.event("VMUpdated", f"VirtualMachine {key} gets {text}")
+    return vm

@@ -15,6 +15,7 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, annotations_of, at, uid_of
 from reconciler import triggers
 from reconciler.harvester.topology import domain_of_host
+from reconciler.machine.diskgrowth import pending_disks
 from reconciler.machine.drift import drift
 from reconciler.machine.growth import describe_size, is_growing, updated_message
 from reconciler.machine.images import ResolvedImage
@@ -130,6 +131,9 @@ def _report_equal_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> None:
             f"the VM migrates in order to get {describe_size(scope.spec)}; if this stays, another "
             "host needs room for it"
         )
+        scope.draft.set_false(condition, Reason.VM_UPDATING, message)
+    elif pending := list(pending_disks(vm, vmi, scope.spec.get("volumes") or ())):
+        message = f"Harvester changes disks of the VM: {'; '.join(pending)}"
         scope.draft.set_false(condition, Reason.VM_UPDATING, message)
     else:
         # The runtime extension compares the message with the spec that Cluster API wants.

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from caphv.api import names
 from caphv.api.object import Obj, annotations_of, at
 from caphv.api.ownership import Owner, record
-from caphv.api.virtualmachine import VOLUMES, claim_source, claim_sources, is_machine_pvc
+from caphv.api.virtualmachine import (
+    VOLUMES,
+    claim_source,
+    claim_sources,
+    disk_index,
+    is_machine_pvc,
+)
 from caphv.runtime.text import load_json
 
 
@@ -31,6 +37,47 @@ class ClaimTemplate:
     storage_class: object
     image: object
     access_modes: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A disk of the machine: its volume in the VM, and its claim.
+
+    :param index: its number in the machine's spec by the name of its claim, None if that has none
+    """
+
+    volume: str
+    claim: str
+    hotplugged: bool
+    index: int | None
+
+
+def machine_disks(vm: Obj) -> list[Disk]:
+    """Return the disks of a VM that its machine may have, in the order of the machine's volumes.
+
+    Of hot-plugged volumes, which others add, only those that an update in place has added.
+    """
+    vm_name = vm["metadata"]["name"]
+    disks = []
+    for volume in at(vm, *VOLUMES) or ():
+        source = claim_source(volume)
+        if source.get("claimName"):
+            name, claim = str(volume.get("name")), str(source["claimName"])
+            index = disk_index(vm_name, claim)
+            disks.append(Disk(name, claim, bool(source.get("hotpluggable")), index))
+
+    boot = [disk for disk in disks if not disk.hotplugged]
+    added = [disk for disk in disks if disk.hotplugged and is_added_volume(vm_name, disk.volume)]
+    return [*boot, *added]
+
+
+def is_added_volume(vm_name: str, volume: str) -> bool:
+    """Return whether a hot-plugged volume has the name that an update in place gives.
+
+    Harvester gives the volume another claim when its storage is migrated or a backup restored. No
+    UI and no CSI driver gives such names.
+    """
+    return is_machine_pvc(vm_name, f"{vm_name}-{volume}")
 
 
 def claim_templates(vm: Obj) -> list[ClaimTemplate]:
@@ -60,8 +107,8 @@ def _claim_template(entry: object) -> ClaimTemplate:
 def own_claims(vm: Obj, claims: Mapping[str, Obj], owner: Owner, disks: int) -> list[str]:
     """Return the names of the machine's own claims in the annotation of its VM.
 
-    Hot-plugged volumes never belong to the machine. The result is empty if the annotation is
-    invalid.
+    Of hot-plugged volumes, only those that an update in place has added belong to the machine. The
+    result is empty if the annotation is invalid.
 
     :param vm: the VM of the machine
     :param claims: the PersistentVolumeClaims of the namespace by name
@@ -88,11 +135,12 @@ def own_claims(vm: Obj, claims: Mapping[str, Obj], owner: Owner, disks: int) -> 
 
 
 def boot_claims(vm: Obj) -> list[str]:
-    """Return the names of the claims in the VM's annotation that are not hot-plugged.
+    """Return the names of the claims in the VM's annotation that others have not hot-plugged.
 
     Empty if the annotation is invalid.
     """
     hotplugged = {source["claimName"] for source in claim_sources(vm) if source.get("hotpluggable")}
+    hotplugged -= {disk.claim for disk in machine_disks(vm)}
     return [template.name for template in claim_templates(vm) if template.name not in hotplugged]
 
 

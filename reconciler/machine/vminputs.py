@@ -13,7 +13,9 @@ from caphv.api.names import ConditionType
 from caphv.api.object import Obj, annotations_of, at
 from caphv.api.release import hotplug_obstacle
 from reconciler import triggers
+from reconciler.harvester.storageprofiles import ClaimModes
 from reconciler.harvester.topology import has_single_host
+from reconciler.machine.disks import storage_class_of
 from reconciler.machine.images import (
     ResolvedImage,
     awaited_images,
@@ -175,6 +177,27 @@ def disk_images(scope: MachineScope, vm: Obj) -> dict[str, ResolvedImage]:
             reference = split_reference(str(used_image or image_name), scope.target_namespace)
             images[image_name] = ResolvedImage(*reference, storage_class="")
     return images
+
+
+async def offered_modes(
+    scope: MachineScope, inputs: VirtualMachineInputs
+) -> dict[str, Sequence[ClaimModes]]:
+    """Return the modes of StorageClasses, for disks whose spec lacks a mode.
+
+    Raises `ApiError`, `Unreachable`.
+    """
+    session = scope.session()
+    profiles = scope.context.memory.storage_profiles
+    classes = {
+        storage_class_of(volume, inputs.images.get(volume.get("imageName", "")))
+        for volume in inputs.machine["spec"]["volumes"]
+        if not (volume.get("accessMode") and volume.get("volumeMode"))
+    }
+    return {
+        name: await profiles.modes_of(session.client, session.fingerprint, name)
+        for name in classes
+        if name
+    }
 
 
 def template_advice(scope: MachineScope) -> list[str]:

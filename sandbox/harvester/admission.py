@@ -33,6 +33,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, Invalid, ServerFault
 from sandbox.harvester import (
     admission_rules,
+    disks,
     guestbalancers,
     hotplug,
     kinds,
@@ -104,6 +105,8 @@ class Admission:
         domain = mutated["spec"]["template"]["spec"]["domain"]
         if reason := hotplug.denial_reason(domain) or pinning.denial_reason(domain):
             return _answer(review, admission_rules.Denial(reason, 422, "Invalid"))
+        if old and (reason := self._disks_problem(vm, old)):
+            return _answer(review, admission_rules.Denial(reason, 422, "Invalid"))
         finalizers = kinds.finalizers_of(mutated)
         patch: list[Obj] = [
             {"op": "replace", "path": "/spec", "value": mutated["spec"]},
@@ -152,6 +155,12 @@ class Admission:
         # Before the informers have synced, every network seems to be missing.
         await self._informers.wait_synced()
         return orjson.loads(await request.read())["request"]
+
+    def _disks_problem(self, vm: Obj, old: Obj) -> str:
+        classes = self._informers.storage_classes
+        return disks.denial_reason(
+            vm, old, lambda name: classes.get("", name), self._config.release
+        )
 
     def _mutation_settings(self, namespace: str) -> MutationSettings:
         def read_network(name: str) -> VmNetwork:

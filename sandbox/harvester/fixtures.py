@@ -62,6 +62,7 @@ def storage_class(name: str) -> Obj:
         "provisioner": "driver.longhorn.io",
         "parameters": IMAGE_STORAGE_PARAMETERS,
         "volumeBindingMode": "Immediate",
+        "allowVolumeExpansion": True,
     }
 
 

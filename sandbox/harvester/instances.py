@@ -8,10 +8,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import uuid
-from string import ascii_lowercase
 
 from caphv.api.object import Obj, at, uid_of
-from sandbox.harvester import hotplug, kinds, migration
+from sandbox.harvester import disks, hotplug, kinds, migration
 from sandbox.harvester.mutations import interfaces_of
 
 # Namespace of the UUIDs that KubeVirt derives from names.
@@ -121,12 +120,12 @@ def running_patch(vmi: Obj, claims: list[Obj]) -> Obj:
     conditions = [entry for entry in conditions if entry["type"] != migration.MIGRATABLE]
     conditions.append(migration.migratable_condition(vmi, claims))
 
-    # Guests see the disks in this order.
-    disks = [disk["name"] for disk in vmi["spec"]["domain"]["devices"].get("disks") or ()]
-    volumes = [
-        {"name": name, "target": f"vd{letter}"}
-        for name, letter in zip(disks, ascii_lowercase, strict=False)
-    ]
+    by_name = {claim["metadata"]["name"]: claim for claim in claims}
+    volumes = disks.volume_states(
+        vmi["spec"].get("volumes") or (),
+        vmi["spec"]["domain"]["devices"].get("disks") or (),
+        by_name,
+    )
     sizes = hotplug.current_sizes(vmi)
     return _phase_patch(vmi, "Running", conditions, volumeStatus=volumes, **sizes)
 

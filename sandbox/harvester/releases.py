@@ -63,6 +63,12 @@ class Release:
     # Leave sockets and memory of VMs with the annotation of hot-plug as they are.
     keeps_maxima: bool = True
 
+    # Check at admission whether a larger disk of a running VM can grow.
+    checks_larger_disks: bool = True
+
+    # Attach a hot-pluggable disk in the spec of a running VM.
+    attaches_from_spec: bool = True
+
     # Remove `cpumanager`, a label of hosts, from the affinity of VMs.
     drops_cpu_manager: bool = True
 
@@ -74,6 +80,7 @@ class Release:
 
 
 _BEFORE_1_8: dict[str, Any] = {
+    "attaches_from_spec": False,
     "managed_tap": False,
     "moves_gpus": False,
     "guards_vms": False,
@@ -83,6 +90,7 @@ _BEFORE_1_8: dict[str, Any] = {
 }
 _BEFORE_1_7: dict[str, Any] = {
     **_BEFORE_1_8,
+    "checks_larger_disks": False,
     "assigns_macs": False,
     "matches_loosely": False,
     "vm_balancers_lack_network": False,

@@ -15,6 +15,7 @@ from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import NotFound
 from sandbox.harvester import (
+    disks,
     hostlabels,
     hotplug,
     instances,
@@ -236,10 +237,33 @@ class VirtualMachines:
             return Result(requeue_after=wait)
         vmi = self._informers.vmis.get(*key_of(vm)) or vmi
         if patch := hotplug.request_patch(vm, vmi):
-            await self._patch_instance(vmi, patch)
+            vmi = await self._patch_instance(vmi, patch)
+        wait = await self._update_disks(vm, vmi)
         await self._migrate(vm)
         await self._report(vm, RUNNING)
-        return None
+        return Result(requeue_after=wait) if wait > 0 else None
+
+    async def _update_disks(self, vm: Obj, vmi: Obj) -> float:
+        """Let disks of a running VM grow, and attach others; return the seconds until a next step.
+
+        A claim that is deleted under a running VM is not created again.
+        """
+        attached = {status["name"]: status for status in vmi["status"].get("volumeStatus") or ()}
+        hotplugged = (
+            volume
+            for volume in at(vm, "spec", "template", "spec", "volumes") or ()
+            if at(volume, "persistentVolumeClaim", "hotpluggable")
+        )
+        incomplete = any(
+            at(attached.get(volume["name"]), "phase") != "Ready" for volume in hotplugged
+        )
+        pending = await self._volumes.ensure(vm) if incomplete else Pending()
+        await self._volumes.enlarge(vm)
+
+        claims = {claim["metadata"]["name"]: claim for claim in self._claims(vm)}
+        if patch := disks.instance_patch(vm, vmi, claims, self._config.release):
+            await self._patch_instance(vmi, patch)
+        return pending.retry_after or 0
 
     async def _update_instance(self, vm: Obj, vmi: Obj, *, runs: bool) -> None:
         """Bring labels, annotations and phase of an instance up to date, in one write."""

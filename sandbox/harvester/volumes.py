@@ -14,9 +14,9 @@ import logging
 import time
 from dataclasses import dataclass
 
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, annotations_of, at, key_of, uid_of
-from caphv.runtime.errors import AlreadyExists, NotFound
-from sandbox.harvester import datavolumes, kinds
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Key, Obj, annotations_of, at, key_of, uid_of
+from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound
+from sandbox.harvester import datavolumes, disks, kinds
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.informers import Informers, claim_templates, claims_of
 
@@ -67,6 +67,22 @@ class Volumes:
         if not pending.missing and not pending.unbound:
             self._start_times.pop(uid_of(vm), None)
         return pending
+
+    async def enlarge(self, vm: Obj) -> None:
+        """Enlarge the claims that are smaller than their templates in the VM's annotation."""
+        namespace = vm["metadata"]["namespace"]
+        claims = [self._informers.claims.get(namespace, name) for name in claims_of(vm)]
+        bound = [claim for claim in claims if claim and _is_bound(claim)]
+        for name, size in disks.larger_claims(vm, bound).items():
+            key, requests = Key(namespace, name), {"storage": size}
+            request = {"spec": {"resources": {"requests": requests}}}
+            # Kubernetes refuses classes that do not allow it.
+            with contextlib.suppress(NotFound, Forbidden):
+                await self._informers.patch(self._informers.claims, key, request)
+                status = {"status": {"capacity": requests}}
+                await self._informers.patch(
+                    self._informers.claims, key, status, subresource="status"
+                )
 
     async def remove(self, vm: Obj) -> None:
         """Delete the claims that the VM's annotation lists, and keep all others."""

@@ -1,9 +1,11 @@
-"""Machines of the real Cluster API core grow in place; any other change replaces them as ever."""
+"""Machines of the real Cluster API core and their disks grow in place; any other change replaces them as ever."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import copy
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from caphv.api.clusterapi import infrastructure_ref
 from caphv.api.object import Obj, Resource, annotations_of, at, uid_of
 from caphv.api.resources import EXTENSION_CONFIGS
 from caphv.runtime.kubeconfig import parse_kubeconfig
+from operations.change.plan.planning import plan_of_manifests
 from sandbox import clusterclass
 from sandbox.capi.core import GATES_VARIABLE
 from sandbox.cluster import EARLIER_VERSION, ClusterSpec
@@ -87,10 +90,13 @@ async def test_workers_grow_without_a_replacement(box: Sandbox, whole: bool) -> 
         await scenario.bring_up()
         before = identities(scenario, scenario.view.workers())
         await all_can_grow(scenario, 3)
+        grown = {"cpuCount": 8, "cpuMax": 8, "memoryMax": "8Gi"}
+        assert await planned(scenario, grown) == [(3, 0)]
+        assert await planned(scenario, {**grown, "cpuMax": 16}) == [(0, 3)]
 
-        await set_variable(scenario, "worker", {"cpuCount": 8, "cpuMax": 8, "memoryMax": "8Gi"})
+        await set_variable(scenario, "worker", grown)
         if whole:
-            await restart_until(box, lambda: sizes(scenario, scenario.view.workers()) == [8, 8, 8])
+            await restart_until(box, lambda: sizes(scenario, scenario.view.workers()) == [8, 8, 8], 30)
         await has_rolled_out(scenario, lambda: sizes(scenario, scenario.view.workers()) == [8, 8, 8])
         assert identities(scenario, scenario.view.workers()) == before
         # Neither the finalizer nor the identity of the machine is lost.
@@ -98,6 +104,20 @@ async def test_workers_grow_without_a_replacement(box: Sandbox, whole: bool) -> 
             obj = harvester_machine(scenario, machine)
             assert obj["metadata"]["finalizers"] == [names.MACHINE_FINALIZER]
             assert obj["spec"]["providerID"] == machine["spec"]["providerID"]
+
+        # The machines keep their VMs with larger and additional disks, too, whenever the provider stops.
+        worker = {**grown, "volumes": larger_disks(scenario)}
+        wanted = [[volume["volumeSize"] for volume in worker["volumes"]]] * 3
+
+        async def is_planned_in_place() -> bool:
+            # The MachineDeployment reports the end of its rollout some time after the Machines.
+            return await planned(scenario, worker) == [(3, 0)]
+
+        await until(is_planned_in_place, "disks are planned in place", 60)
+        await set_variable(scenario, "worker", worker)
+        await restart_until(box, lambda: disks(scenario) == wanted, 30 if whole else 2)
+        await has_rolled_out(scenario, lambda: disks(scenario) == wanted)
+        assert identities(scenario, scenario.view.workers()) == before
 
         if whole:
             await another_image_replaces_workers(scenario, before)
@@ -153,6 +173,20 @@ async def set_variable(scenario: Scenario, name: str, value: object) -> None:
     await patch_cluster(scenario, {"op": "replace", "path": path, "value": value})
 
 
+async def planned(scenario: Scenario, worker: Obj) -> list[tuple[int, int]]:
+    """For each pool that changes, how many machines a plan updates in place and replaces."""
+    (cluster,) = scenario.view.clusters.store
+    spec = copy.deepcopy(cluster["spec"])
+    (variable,) = [entry for entry in spec["topology"]["variables"] if entry["name"] == "worker"]
+    variable["value"] = worker
+    head = {"apiVersion": scenario.view.clusters.resource.api_version, "kind": "Cluster"}
+    metadata = {name: cluster["metadata"][name] for name in ("name", "namespace")}
+    manifest = {**head, "metadata": metadata, "spec": spec}
+    plan = await plan_of_manifests(scenario.management, [manifest], scenario.spec.namespace, with_harvester=False)
+    assert [change.error for change in plan.objects] == [""]
+    return [(pool.updated, pool.replaced) for found in plan.clusters for pool in found.pools]
+
+
 async def patch_cluster(scenario: Scenario, operation: Obj) -> None:
     informer = scenario.view.clusters
     name, namespace = scenario.spec.name, scenario.spec.namespace
@@ -188,8 +222,31 @@ async def has_rolled_out(scenario: Scenario, is_reached: Any) -> None:
     await until(is_over, "the rollout is over", PATIENCE)
 
 
-async def restart_until(box: Sandbox, is_reached: Any) -> None:
-    for _ in range(30):
+def larger_disks(scenario: Scenario) -> list[Obj]:
+    """The volumes of workers with a larger first disk and an additional empty one."""
+    machine = harvester_machine(scenario, scenario.view.workers()[0])
+    disk, *others = machine["spec"]["volumes"]
+    (vm, *_) = scenario.view.vms.store
+    template, *_ = json.loads(annotations_of(vm)[names.VOLUME_CLAIM_TEMPLATES_ANNOTATION])
+    empty = {"volumeType": "storageClass", "storageClass": template["spec"]["storageClassName"]}
+    empty |= {"volumeSize": "10Gi", "accessMode": "ReadWriteMany"}
+    return [{**disk, "volumeSize": "60Gi"}, *others, empty]
+
+
+def disks(scenario: Scenario) -> list[list[str]]:
+    """Capacities of the disks that the instance of each worker has."""
+    namespace = scenario.spec.target_namespace
+    capacities = []
+    for machine in scenario.view.workers():
+        vmi = scenario.view.instances.get(namespace, infrastructure_ref(machine)[1])
+        states = [state for state in at(vmi, "status", "volumeStatus") or () if state["target"]]
+        sizes = [at(state, "persistentVolumeClaimInfo", "capacity", "storage") for state in states]
+        capacities.append([size for size in sizes if size])
+    return capacities
+
+
+async def restart_until(box: Sandbox, is_reached: Any, times: int) -> None:
+    for _ in range(times):
         if is_reached():
             return
         await box.restart("provider")

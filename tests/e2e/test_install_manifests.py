@@ -85,6 +85,14 @@ def test_component_of_updates_in_place_is_the_value_of_the_chart(checkout: Path,
     assert config["spec"]["clientConfig"]["service"]["namespace"] == "capi"
     assert config["spec"]["settings"] == {"policy": "Only"}
 
+    values["inPlaceUpdates"]["clientCASecret"] = "clients"
+    objects = parsed(template(tmp_path, values))
+    (pod,) = [obj["spec"]["template"]["spec"] for key, obj in objects.items() if key[0] == "Deployment"]
+    (manager,) = pod["containers"]
+    assert "--runtime-extension-client-ca=/etc/caphv/extension-clients/ca.crt" in manager["args"]
+    (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "extension-clients"]
+    assert volume["secret"] == {"secretName": "clients", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+
 
 def test_overlay_without_cert_manager_has_nothing_of_it(checkout: Path) -> None:
     built = call(binaries.binary("kustomize"), "build", checkout / "deploy" / "kustomize" / "overlays" / "self-signed")

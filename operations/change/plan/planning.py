@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from caphv.api import resources
-from caphv.api.object import Key, Obj, at, key_of, labels_of
+from caphv.api import clusterapi, resources
+from caphv.api.object import NAMESPACES, Key, Obj, at, key_of, labels_of
 from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound, RequestError
 from operations.backup.reading import read_objects
 from operations.capacity.free import CapacityObjects
 from operations.capacity.machinechanges import ClusterEffect, effect_of
@@ -23,13 +24,16 @@ from operations.capacity.machinepools import (
 from operations.capacity.needs import needs_and_free
 from operations.capacity.surroundings import Surroundings
 from operations.change.plan.harvester import ask_harvester, shortcomings_of
+from operations.change.plan.inplace import InPlaceUpdates, extension_policy
 from operations.change.plan.model import ClusterPlan, ObjectPlan, Plan
 from operations.change.plan.reading import read_preview
 from operations.doctor.guests import services
-from operations.read.management import read_management
+from operations.read.management import list_all, read_management
 from operations.read.objects import ManagementObjects
 from operations.status.assembly import overview_of
 from operations.status.model import Cluster
+
+_DEPLOYMENT = "cluster.x-k8s.io/deployment-name"
 
 
 async def plan_of_manifests(
@@ -52,12 +56,17 @@ async def plan_of_manifests(
     )
 
     management, models = await _models(client, preview.clusters)
-    clusters, hidden = [], []
+    clusters: list[ClusterPlan] = []
+    hidden: list[str] = []
+    configs, unread = await _extension_configs(client) if preview.clusters else ([], [])
     for key in preview.clusters:
         model = models.get(key)
         before = _actual(desired_state(key, preview.before), model, management)
         after = desired_state(key, preview.after)
-        effect = effect_of(key, before, after, _outdated(model, management))
+        updates = await _in_place_updates(client, key, management, configs)
+        if any(pool.updates_in_place for pool in after.pools.values()):
+            hidden += unread
+        effect = effect_of(key, before, after, _outdated(model, management), updates.obstacles)
         if not effect.changes and not effect.unknown:
             continue
         cluster, unseen = await _cluster_plan(client, effect, after, preview.after, with_harvester)
@@ -82,7 +91,9 @@ async def plan_of_cluster(
 
     after = desired_state(key, objects)
     before = _actual(after, models[key], management)
-    effect = effect_of(key, before, after, _outdated(models[key], management))
+    configs, _ = await _extension_configs(client)
+    updates = await _in_place_updates(client, key, management, configs)
+    effect = effect_of(key, before, after, _outdated(models[key], management), updates.obstacles)
     cluster, hidden = await _cluster_plan(client, effect, after, objects, with_harvester)
     clusters = (cluster,) if effect.changes or effect.unknown else ()
     return Plan((), clusters, (*unseen, *hidden))
@@ -130,6 +141,45 @@ def _outdated(model: Cluster | None, objects: ManagementObjects) -> Mapping[str,
     return numbers
 
 
+async def _extension_configs(client: ApiClient) -> tuple[list[Obj], list[str]]:
+    """Return the ExtensionConfigs, and why they could not be seen."""
+    try:
+        return list(await list_all(client, resources.EXTENSION_CONFIGS)), []
+    except NotFound:
+        return [], []  # the core has no Runtime SDK
+    except RequestError as error:
+        why = "machines count as replaced, as without updates in place"
+        return [], [f"ExtensionConfigs: {error} ({why})"]
+
+
+async def _in_place_updates(
+    client: ApiClient, cluster: Key, objects: ManagementObjects, configs: Sequence[Obj]
+) -> InPlaceUpdates:
+    """Return what decides on updates in place of a cluster.
+
+    :param configs: the ExtensionConfigs
+    """
+    try:
+        namespace = await client.get(NAMESPACES, cluster.namespace) if configs else {}
+    except RequestError:
+        return InPlaceUpdates()
+
+    policy = extension_policy(configs, namespace) if configs else None
+    harvester_machines = {key_of(obj): obj for obj in objects.harvester_machines}
+    machines: dict[str, list[Obj]] = {}
+    for machine in objects.machines:
+        deployment = labels_of(machine).get(_DEPLOYMENT)
+        if key_of(machine).namespace != cluster.namespace or not deployment:
+            continue
+        pool = _pool_name("MachineDeployment", deployment, objects)
+        name = clusterapi.infrastructure_ref(machine)[1]
+        # Nothing is known of a machine that was not read.
+        obj = harvester_machines.get(Key(cluster.namespace, name)) or {}
+        if clusterapi.cluster_name(machine) == cluster.name:
+            machines.setdefault(pool, []).append(obj)
+    return InPlaceUpdates(policy, machines)
+
+
 def _pool_name(kind: str, name: str, objects: ManagementObjects) -> str:
     """Return the name of a pool, which in a topology differs from its MachineDeployment's name."""
     if kind != "MachineDeployment":
@@ -158,7 +208,8 @@ async def _cluster_plan(
     harvester_cluster = _harvester_cluster(effect.cluster, after, objects)
     harvester: Surroundings | None = None
     hidden: list[str] = []
-    if with_harvester and (effect.needs.vms or effect.infrastructure):
+    changes_vms = effect.needs.vms or any(pool.updated for pool in effect.pools)
+    if with_harvester and (changes_vms or effect.infrastructure):
         harvester, hidden = await ask_harvester(client, harvester_cluster, objects)
 
     capacity = harvester.capacity if harvester else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caphv.api import names, resources
-from caphv.api.object import Obj, at
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, Obj, at
 from sandbox.harvester import kinds
 from tests.support.reconciler.case import HARVESTER_MACHINES, Case
 from tests.support.reconciler.conditions import condition_of, is_false, is_true
@@ -57,7 +57,10 @@ async def test_vm_grows_while_cluster_api_updates_its_machine_in_place(case: Cas
 
     def has_grown(machine: Obj) -> bool:
         condition = condition_of(machine, "VMUpToDate")
-        return (condition["status"], condition["message"]) == ("True", "the VM has 4 CPUs and 8Gi of memory")
+        return (condition["status"], condition["message"]) == (
+            "True",
+            "the VM has 4 CPUs, 8Gi of memory, disks of 40Gi",
+        )
 
     machine = await case.until(HARVESTER_MACHINES, "one", has_grown)
     vmi = await case.get(kinds.INSTANCES, "one")
@@ -95,3 +98,40 @@ async def test_affinity_follows_its_machine_in_place_in_both_directions(case: Ca
             HARVESTER_MACHINES, "one", {"metadata": {"annotations": {names.UPDATE_IN_PROGRESS_ANNOTATION: None}}}
         )
         await case.until(HARVESTER_MACHINES, "one", lambda obj: not condition_of(obj, "VMUpToDate").get("message"))
+
+
+EMPTY: Obj = {"volumeType": "storageClass", "volumeSize": "10Gi", "accessMode": "ReadWriteMany"}
+
+
+async def test_disks_grow_and_are_added_while_the_vm_runs_and_are_deleted_with_it(case: Case) -> None:
+    await case.ready_cluster()
+    machine = await case.ready_machine("one")
+    (disk,) = machine["spec"]["volumes"]
+    instance = (await case.get(kinds.INSTANCES, "one"))["metadata"]["uid"]
+    (boot,) = await case.names(PERSISTENT_VOLUME_CLAIMS)
+    storage_class = (await case.get(PERSISTENT_VOLUME_CLAIMS, boot))["spec"]["storageClassName"]
+    empty = {**EMPTY, "storageClass": storage_class}
+    volumes = [{**disk, "volumeSize": "60Gi"}, empty]
+    progress = {"metadata": {"annotations": {names.UPDATE_IN_PROGRESS_ANNOTATION: ""}}}
+    await case.patch(HARVESTER_MACHINES, "one", {**progress, "spec": {"volumes": volumes}})
+
+    done = "disks of 60Gi and 10Gi"
+    updated = await case.until(
+        HARVESTER_MACHINES, "one", lambda obj: done in condition_of(obj, "VMUpToDate").get("message", "")
+    )
+    assert condition_of(updated, "VMUpToDate")["status"] == "True"
+    vmi = await case.get(kinds.INSTANCES, "one")
+    states = {entry["name"]: entry for entry in vmi["status"]["volumeStatus"]}
+    assert states["disk-0"]["persistentVolumeClaimInfo"]["capacity"] == {"storage": "60Gi"}
+    (added,) = [state for name, state in states.items() if name.startswith("disk-1-")]
+    assert (added["phase"], added["persistentVolumeClaimInfo"]["capacity"]) == ("Ready", {"storage": "10Gi"})
+    assert vmi["metadata"]["uid"] == instance
+    assert len(await case.names(PERSISTENT_VOLUME_CLAIMS)) == 2
+
+    complete = {"metadata": {"annotations": {names.UPDATE_IN_PROGRESS_ANNOTATION: None}}}
+    await case.patch(HARVESTER_MACHINES, "one", complete)
+    # The hot-plugged disk is no difference.
+    await case.until(HARVESTER_MACHINES, "one", is_true("VMUpToDate"))
+    assert not condition_of(await case.get(HARVESTER_MACHINES, "one"), "VMUpToDate").get("message")
+    await case.delete_machine("one")
+    assert await case.names(PERSISTENT_VOLUME_CLAIMS) == []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
-from caphv.api.names import UPDATE_IN_PROGRESS_ANNOTATION
-from caphv.api.object import LEASES, NODES, Obj, being_deleted, uid_of
+from caphv.api.names import UPDATE_IN_PROGRESS_ANNOTATION, VOLUME_CLAIM_TEMPLATES_ANNOTATION
+from caphv.api.object import LEASES, NODES, Obj, annotations_of, being_deleted, uid_of
 from caphv.runtime.errors import ApiError, Conflict
 from sandbox.harvester import kinds
 from sandbox.harvester.faults import Fault, Faults
@@ -120,7 +121,13 @@ async def scale_and_migrate(case: Case, first: str, second: str) -> None:
 async def grow(case: Case, name: str) -> None:
     """Cluster API updates the machine in place."""
     before = await case.get(kinds.INSTANCES, name)
-    progress = {"metadata": {"annotations": {UPDATE_IN_PROGRESS_ANNOTATION: ""}}, "spec": {"cpu": 4}}
+    (disk,) = (await case.get(HARVESTER_MACHINES, name))["spec"]["volumes"]
+    templates = json.loads(annotations_of(await case.vm(name))[VOLUME_CLAIM_TEMPLATES_ANNOTATION])
+    empty = {"volumeType": "storageClass", "storageClass": templates[0]["spec"]["storageClassName"]}
+    empty |= {"volumeSize": "10Gi", "accessMode": "ReadWriteMany"}
+    volumes = [{**disk, "volumeSize": "60Gi"}, empty]
+    metadata = {"annotations": {UPDATE_IN_PROGRESS_ANNOTATION: ""}}
+    progress = {"metadata": metadata, "spec": {"cpu": 4, "volumes": volumes}}
     await case.patch(HARVESTER_MACHINES, name, progress)
 
     def has_grown(machine: Obj) -> bool:
@@ -130,6 +137,12 @@ async def grow(case: Case, name: str) -> None:
     await case.until(HARVESTER_MACHINES, name, has_grown)
     instance = await case.get(kinds.INSTANCES, name)
     assert instance["status"]["currentCPUTopology"]["sockets"] == 4
+    capacities = [
+        state["persistentVolumeClaimInfo"]["capacity"]["storage"]
+        for state in instance["status"]["volumeStatus"]
+        if "persistentVolumeClaimInfo" in state
+    ]
+    assert capacities == ["60Gi", "10Gi"]
     assert uid_of(instance) == uid_of(before)
 
 

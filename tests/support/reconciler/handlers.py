@@ -47,7 +47,8 @@ class Fixture:
         )
         queues = SimpleNamespace(clusters=self.clusters, machines=self.queue, templates=None, identities=None)
         sessions = SimpleNamespace(uses=lambda *_: True, users=lambda *_: [CLUSTER])
-        context = cast(Context, SimpleNamespace(caches=caches, queues=queues, sessions=sessions))
+        self.context = SimpleNamespace(caches=caches, queues=queues, sessions=sessions, updates_in_place=False)
+        context = cast(Context, self.context)
         self.handlers, self.harvester = EventHandlers(context), HarvesterHandlers(context)
 
     def node(self, old: Obj | None, new: Obj | None) -> bool:

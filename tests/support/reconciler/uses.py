@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-from caphv.api.names import ENDPOINT_HOOK, PARK_ANNOTATION, identity_finalizer
+from caphv.api.names import ENDPOINT_HOOK, PARK_ANNOTATION, UPDATE_IN_PROGRESS_ANNOTATION, identity_finalizer
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, annotations_of, uid_of
 from caphv.api.resources import FLEET_CLUSTERS
 from caphv.runtime.errors import NotFound
@@ -40,6 +40,19 @@ async def watched(case: Case, port: int) -> None:
     assert (await scrape(port, await token(case.management, "prometheus")))[0] == 200
 
 
+async def update_in_place(case: Case, name: str) -> None:
+    """Have Cluster API update a machine in place, although nothing changes."""
+    for value in ("", None):
+        progress = {"metadata": {"annotations": {UPDATE_IN_PROGRESS_ANNOTATION: value}}}
+        await case.patch(HARVESTER_MACHINES, name, progress)
+
+        def is_reported(machine: Obj, *, wanted: bool = value is not None) -> bool:
+            message = condition_of(machine, "VMUpToDate").get("message") or ""
+            return message.startswith("the VM has ") is wanted
+
+        await case.until(HARVESTER_MACHINES, name, is_reported)
+
+
 async def live(case: Case) -> None:
     """A cluster with everything: created pools, load balancer, and the cloud config in two of its places."""
 
@@ -63,6 +76,7 @@ async def live(case: Case) -> None:
     await case.create(HARVESTER_MACHINE_TEMPLATES, "machines", template, labels={CLUSTER_LABEL: case.name})
     await case.until(HARVESTER_MACHINE_TEMPLATES, "machines", lambda obj: obj.get("status"))
     await case.ready_machine("cp", control_plane=True)
+    await update_in_place(case, "cp")
     await case.until(HARVESTER_CLUSTERS, case.name, is_true("InitMachineCreated"))
     await handed_over(case)
     await repaired(case)

@@ -147,6 +147,7 @@ class VmLife:
             client=self,
             caches=caches,
             memory=self._memory,
+            updates_in_place=False,
             topics=Topics(),
             queues=SimpleNamespace(machines=WorkQueue[Key]("test")),
             sessions=SimpleNamespace(of=lambda _: session),

@@ -210,6 +210,25 @@ def test_each_pool_says_what_happens_to_its_machines(capsys: pytest.CaptureFixtu
     ]
 
 
+def test_plan_says_what_is_made_in_place_and_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = (Field("machine.cpu", "4", "8"),)
+    found = planned(
+        PoolEffect("md-0", 3, 3, reasons=reasons, updated=3),
+        PoolEffect("md-1", 1, 1, replaced=1, surge=1, reasons=reasons, why_replaced=("its rollout",)),
+    )
+    assert shown(found, capsys) == [
+        "Cluster team/shop",
+        "  ~ worker pool md-0: 3 machines are updated in place, one after another, if Cluster API has gate "
+        "InPlaceUpdates",
+        "      machine.cpu: 4 → 8",
+        "  ± worker pool md-1: 1 machine is replaced, 1 more at a time",
+        "      machine.cpu: 4 → 8",
+        "      not in place: its rollout",
+        "Plan: objects 0 to create, 0 to change in place; machines 0 created, 3 updated in place, 1 replaced, "
+        "0 deleted",
+    ]
+
+
 def test_objects_have_the_mark_of_their_action_and_few_fields(capsys: pytest.CaptureFixture[str]) -> None:
     fields = tuple(Field(f"spec.f{number}", "a", "b") for number in range(10))
     found = ClustersPlan(

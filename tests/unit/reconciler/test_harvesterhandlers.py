@@ -16,9 +16,10 @@ from caphv.api.names import (
     MAINTENANCE_ANNOTATION,
     PARK_ANNOTATION,
     PARKED_SINCE_ANNOTATION,
+    UPDATE_IN_PROGRESS_ANNOTATION,
     generated_names,
 )
-from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj, Resource
+from caphv.api.object import DEPLOYMENTS, NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj, Resource
 from caphv.runtime.cache import Change
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
@@ -145,14 +146,54 @@ def test_label_that_a_user_removes_from_a_vm_requeues_its_machine(name: str) -> 
         ({"memory": {"guestCurrent": "8Gi"}}, True),
         ({"memory": {"guestAtBoot": "8Gi"}}, False),
         ({"conditions": [{"type": "LiveMigratable", "status": "True"}]}, True),
+        ({"conditions": [{"type": "RestartRequired", "status": "True"}]}, True),
     ],
 )
-def test_size_of_an_instance_requeues_only_a_machine_that_can_grow(status: Obj, matters: bool) -> None:
+def test_size_of_an_instance_requeues_only_a_machine_that_can_grow_or_is_updated(status: Obj, matters: bool) -> None:
     old = vm({"phase": "Running"})
     change = Change(resources.VIRTUAL_MACHINE_INSTANCES, old, vm({"phase": "Running", **status}))
-    for maxima, requeued in (({}, False), ({"memoryMax": "32Gi"}, matters)):
+    updated = {UPDATE_IN_PROGRESS_ANNOTATION: ""}
+    for maxima, marks, updates_in_place, requeued in (
+        ({}, {}, False, False),
+        ({"memoryMax": "32Gi"}, {}, False, matters),
+        ({}, updated, False, matters),
+        ({}, {}, True, matters),
+    ):
         fixture = Fixture(**maxima)
+        fixture.context.updates_in_place = updates_in_place
+        fixture.machines[0]["metadata"]["annotations"] = marks
         fixture.harvester.handle({}, change)
+        assert (len(fixture.queue) == 1) is requeued
+
+
+def test_disks_of_an_instance_requeue_only_a_machine_that_is_updated() -> None:
+    old, new = vm({"phase": "Running"}), vm({"phase": "Running", "volumeStatus": [{"phase": "Ready"}]})
+    for marks, updates_in_place, requeued in (
+        ({}, False, False),
+        ({}, True, False),
+        ({UPDATE_IN_PROGRESS_ANNOTATION: ""}, True, True),
+    ):
+        fixture = Fixture(memoryMax="32Gi")
+        fixture.context.updates_in_place = updates_in_place
+        fixture.machines[0]["metadata"]["annotations"] = marks
+        fixture.harvester.handle({}, Change(resources.VIRTUAL_MACHINE_INSTANCES, old, new))
+        assert (len(fixture.queue) == 1) is requeued
+
+
+@pytest.mark.parametrize("updates_in_place", [True, False])
+def test_upgrade_of_harvester_requeues_machines_whose_disks_may_change_now(updates_in_place: bool) -> None:
+    def deployment(image: str) -> Obj:
+        containers = [{"image": f"rancher/harvester:{image}"}]
+        return {"metadata": {"name": "harvester"}, "spec": {"template": {"spec": {"containers": containers}}}}
+
+    sessions: dict[Session, None] = {cast(Session, None): None}
+    for old, new, requeued in (
+        (deployment("v1.7.1"), deployment("v1.8.0"), updates_in_place),
+        (deployment("v1.8.0"), deployment("v1.8.2"), False),
+    ):
+        fixture = Fixture()
+        fixture.context.updates_in_place = updates_in_place
+        fixture.harvester.handle(sessions, Change(DEPLOYMENTS, old, new))
         assert (len(fixture.queue) == 1) is requeued
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,72 +9,25 @@ from typing import Any
 import pytest
 
 from caphv.api.names import AUTOSCALER_MAX_SIZE, AUTOSCALER_MIN_SIZE
-from caphv.api.object import Key, Obj
-from caphv.api.objectid import ObjectId, id_of
+from caphv.api.object import Obj
+from caphv.api.objectid import id_of
 from operations.capacity.free import CapacityObjects
 from operations.capacity.machinechanges import ClusterEffect, PoolEffect, effect_of, fields
 from operations.capacity.machinepools import desired_state
 from operations.capacity.needs import needs_and_free
 from operations.read.objects import HarvesterObjects
-from tests.support.clusterclasses import objects as class_objects
 from tests.support.clusters import condition
+from tests.support.topologies import KEY, topology, variable, world
 
 pytestmark = pytest.mark.unit
 
-KEY = Key("team", "shop")
 CLASSES = ["harvester-rke2", "harvester-k3s", "harvester-kubeadm"]
-
-
-def world(name: str = "harvester-rke2") -> dict[ObjectId, Obj]:
-    """A cluster with two pools and its class."""
-    variables = {
-        "targetNamespace": "vms",
-        "image": "default/sles-15",
-        "sshKeyPair": "default/key",
-        "vmNetworks": ["default/production"],
-        "ipPoolRef": "machines",
-        "gateway": "10.0.0.1",
-        "subnetMask": "255.255.255.0",
-        "cpuCount": 2,
-        "memorySize": "4Gi",
-    }
-    pools = [{"class": "default-worker", "name": pool, "replicas": 2} for pool in ("md-0", "md-1")]
-    cluster = {
-        "apiVersion": "cluster.x-k8s.io/v1beta2",
-        "kind": "Cluster",
-        "metadata": {"name": KEY.name, "namespace": KEY.namespace},
-        "spec": {
-            "topology": {
-                "classRef": {"name": name, "namespace": "classes"},
-                "version": "v1.36.2",
-                "controlPlane": {"replicas": 3},
-                "workers": {"machineDeployments": pools},
-                "variables": [{"name": key, "value": value} for key, value in variables.items()],
-            }
-        },
-    }
-    objs = [cluster, *copy.deepcopy(class_objects(name))]
-    for obj in objs[1:]:
-        obj["metadata"]["namespace"] = "classes"
-    return {id_of(obj): obj for obj in objs}
-
-
-def topology(objects: dict[ObjectId, Obj]) -> Obj:
-    return next(obj for identity, obj in objects.items() if identity.kind == "Cluster")["spec"]["topology"]
 
 
 def change(edit: Callable[[Obj], None], name: str = "harvester-rke2") -> ClusterEffect:
     before, after = world(name), world(name)
     edit(topology(after))
     return effect_of(KEY, desired_state(KEY, before), desired_state(KEY, after))
-
-
-def variable(name: str, value: Any) -> Callable[[Obj], None]:
-    def edit(found: Obj) -> None:
-        found["variables"] = [each for each in found["variables"] if each["name"] != name]
-        found["variables"].append({"name": name, "value": value})
-
-    return edit
 
 
 def numbers(effect: ClusterEffect) -> dict[str, tuple[int, int, int]]:

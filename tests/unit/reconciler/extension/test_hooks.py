@@ -173,8 +173,8 @@ class TestCanUpdate:
         assert answer(hook, request, facts()).keys() == {"apiVersion", "kind", "status"}
 
 
-def updated(status: str, message: str, *others: Obj) -> Obj:
-    condition = {"type": "VMUpToDate", "status": status, "message": message}
+def updated(status: str, message: str, *others: Obj, reason: str = "VMDiffers") -> Obj:
+    condition = {"type": "VMUpToDate", "status": status, "message": message, "reason": reason}
     return {
         "metadata": {"name": "one"},
         "spec": {"providerID": "harvester://a"},
@@ -183,7 +183,7 @@ def updated(status: str, message: str, *others: Obj) -> Obj:
 
 
 WANTED: Obj = {"desired": machine_side({**SPEC, "cpu": 8})}
-DONE = "the VM has 8 CPUs and 8Gi of memory"
+DONE = "the VM has 8 CPUs, 8Gi of memory"
 
 
 class TestUpdateMachine:
@@ -195,13 +195,22 @@ class TestUpdateMachine:
         ("machine", "message"),
         [
             (updated("True", ""), f"waiting until {DONE}"),
-            (updated("True", "the VM has 4 CPUs and 8Gi of memory"), f"waiting until {DONE}"),
+            (updated("True", "the VM has 4 CPUs, 8Gi of memory"), f"waiting until {DONE}"),
             (updated("False", "the VM migrates"), "the VM migrates"),
             (updated("Unknown", "the VM does not exist"), "the VM does not exist"),
             (updated("True", "", {"type": "Ready", "status": "False", "message": "stopped"}), "stopped"),
             (
                 updated("False", "it differs", {"type": "VMCanGrow", "status": "False", "message": "it cannot grow"}),
                 "it cannot grow",
+            ),
+            (
+                updated(
+                    "False",
+                    "volumes[1] is being attached",
+                    {"type": "VMCanGrow", "status": "False", "message": "it cannot grow"},
+                    reason="VMUpdating",
+                ),
+                "volumes[1] is being attached",
             ),
         ],
     )

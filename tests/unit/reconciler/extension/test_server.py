@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from caphv.api.object import Obj
+from caphv.runtime.certwatcher import CertWatcher
 from reconciler.caches import Caches
 from reconciler.extension.server import ExtensionServer
 from sandbox.processes import children, pki
@@ -67,7 +68,13 @@ def request(cpu: int) -> Obj:
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, machines: Cache, harvester_machines: Cache) -> AsyncIterator[aiohttp.ClientSession]:
+async def serving(
+    folder: Path,
+    machines: Cache,
+    harvester_machines: Cache,
+    client_authority: Path | None = None,
+    client: pki.KeyPair | None = None,
+) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a server with these caches."""
     ca = pki.CA.create("extension")
     pair = ca.server(["127.0.0.1"])
@@ -75,11 +82,16 @@ async def serving(folder: Path, machines: Cache, harvester_machines: Cache) -> A
     (folder / "tls.key").write_bytes(pair.key)
     (port,) = children.free_ports(1)
     caches: Any = SimpleNamespace(machines=machines, harvester_machines=harvester_machines)
-    server = ExtensionServer(f"127.0.0.1:{port}", folder, cast(Caches, caches))
+    server = ExtensionServer(f"127.0.0.1:{port}", folder, cast(Caches, caches), client_authority)
     task = asyncio.create_task(server.run())
     try:
         await until(lambda: not server.not_ready())
-        connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cadata=ca.certificate.decode()))
+        context = ssl.create_default_context(cadata=ca.certificate.decode())
+        if client:
+            (folder / "client.crt").write_bytes(client.certificate)
+            (folder / "client.key").write_bytes(client.key)
+            context.load_cert_chain(folder / "client.crt", folder / "client.key")
+        connector = aiohttp.TCPConnector(ssl=context)
         async with aiohttp.ClientSession(f"https://127.0.0.1:{port}", connector=connector) as session:
             yield session
     finally:
@@ -159,3 +171,41 @@ async def test_not_ready_without_a_certificate_says_what_is_missing(tmp_path: Pa
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_only_clients_with_a_certificate_of_the_authority_are_served(tmp_path: Path) -> None:
+    clients, others = pki.CA.create("clients"), pki.CA.create("others")
+    authority = tmp_path / "clients.crt"
+    authority.write_bytes(clients.certificate)
+    async with serving(tmp_path, Cache(), Cache(), authority, clients.client("core")) as session:
+        assert (await ask(session, f"{ROOT}/discovery", {}))[0] == 200
+        # The authority is read again when it changes.
+        authority.write_bytes(others.certificate)
+
+        async def is_refused() -> bool:
+            try:
+                async with session.post(f"{ROOT}/discovery", json={}, headers={"Connection": "close"}):
+                    return False
+            except aiohttp.ClientError:
+                return True
+
+        await until(is_refused, "the former authority is refused", 10)
+
+    authority.write_bytes(clients.certificate)
+    for stranger in (None, others.client("core"), clients.server(["127.0.0.1"])):
+        async with serving(tmp_path, Cache(), Cache(), authority, stranger) as session:
+            with pytest.raises(aiohttp.ClientError):
+                await ask(session, f"{ROOT}/discovery", {})
+
+
+async def test_server_without_an_authority_of_clients_is_reported_and_not_served(tmp_path: Path) -> None:
+    pair = pki.CA.create("extension").server(["127.0.0.1"])
+    (tmp_path / "tls.crt").write_bytes(pair.certificate)
+    (tmp_path / "tls.key").write_bytes(pair.key)
+    for content, problem in ((None, "is missing"), (b"nothing", "has no certificate authority of clients")):
+        authority = tmp_path / "clients.crt"
+        if content is not None:
+            authority.write_bytes(content)
+        watcher = CertWatcher(tmp_path, authority)
+        assert not watcher.refresh()
+        assert problem in watcher.problem

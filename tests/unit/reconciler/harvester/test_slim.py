@@ -124,3 +124,33 @@ def test_devices_of_all_instances_are_kept(labels: Obj) -> None:
     }
     vmi = {"metadata": {"name": "a", "labels": labels}, "spec": {"domain": {"devices": devices}}, "status": {}}
     assert devices_of(slim.instance(vmi)["spec"]) == {"n.com/a": 1, "n.com/b": 1}
+
+
+def test_of_volumes_those_of_the_machine_are_kept_with_claim_capacity_and_phase() -> None:
+    def volume(name: str, claim: str, **fields: object) -> Obj:
+        info = {"claimName": claim, "capacity": {"storage": "10Gi", "other": "x"}, "requests": {"storage": "10Gi"}}
+        return {"name": name, "target": "vda", "persistentVolumeClaimInfo": info, **fields}
+
+    hotplugged: Obj = {"hotplugVolume": {"attachPodName": "hp"}, "phase": "Ready"}
+    volumes = [
+        volume("disk-0", "restored"),
+        volume("disk-1-abcde", "a-disk-1-abcde", **hotplugged),
+        volume("disk-2-abcde", "a-disk-2-abcde-target", **hotplugged),
+        volume("pvc-1", "pvc-1", **hotplugged),
+        {"name": "cloudinitdisk", "target": "vdb"},
+    ]
+    vmi: Obj = {"metadata": {"name": "a", "labels": {"caphv.io/cluster": "x"}}, "status": {"volumeStatus": volumes}}
+    kept = slim.instance(vmi)["status"]["volumeStatus"]
+    assert kept == [
+        {"persistentVolumeClaimInfo": {"claimName": "restored", "capacity": {"storage": "10Gi"}}},
+        {
+            "phase": "Ready",
+            "persistentVolumeClaimInfo": {"claimName": "a-disk-1-abcde", "capacity": {"storage": "10Gi"}},
+        },
+        {
+            "phase": "Ready",
+            "persistentVolumeClaimInfo": {"claimName": "a-disk-2-abcde-target", "capacity": {"storage": "10Gi"}},
+        },
+    ]
+    vmi["metadata"]["labels"] = {}
+    assert "volumeStatus" not in slim.instance(vmi)["status"]

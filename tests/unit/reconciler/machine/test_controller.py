@@ -71,6 +71,7 @@ class Machine:
         return SimpleNamespace(
             caches=caches,
             memory=Memory(),
+            updates_in_place=False,
             topics=Topics(),
             queues=SimpleNamespace(machines=WorkQueue[Key]("test")),
             sessions=SimpleNamespace(of=lambda _: session),

@@ -231,7 +231,8 @@ def test_message_tells_specs_apart_that_differ_in_what_a_running_vm_follows() ->
         {"nodeAffinity": {"a": 2}},
         {"nodeAffinity": None},
         {"workloadAffinity": {}},
+        {"volumes": [{"volumeSize": "40Gi"}]},
     ]
     messages = [updated_message({**spec, **other}) for other in others]
-    assert [message != updated_message(spec) for message in messages] == [True, True, True, True, False]
+    assert [message != updated_message(spec) for message in messages] == [True, True, True, True, False, True]
     assert updated_message({"memory": "8Gi", "cpu": 4, "nodeAffinity": {"a": 1}}) == updated_message(spec)

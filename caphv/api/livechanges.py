@@ -1,12 +1,12 @@
 """Which changes of a HarvesterMachine a running VM can follow: pure.
 
-A VM grows within the maxima that it was created with, and its affinities can change. All other
-changes need another VM.
+A VM grows within the maxima that it was created with, its disks grow, it gets additional empty
+disks, and its affinities can change. All other changes need another VM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -18,6 +18,10 @@ from caphv.api.quantity import quantity
 
 _MAXIMA = {"cpu": "cpuMax", "memory": "memoryMax"}
 _AFFINITIES = ("nodeAffinity", "workloadAffinity")
+_VOLUMES, _SIZE = "volumes", "volumeSize"
+# Type of a volume without content.
+_EMPTY = "storageClass"
+_SHARED = "ReadWriteMany"
 # Cluster API compares a Machine without these fields. They never need another machine.
 _IGNORED = frozenset(
     {
@@ -50,10 +54,14 @@ class Changes:
 
     :param live: fields that a running VM can follow, with their new values; None for removed ones
     :param reasons: why the other changes need another VM, one for each field
+    :param grows_disks: whether disks become larger
+    :param adds_disks: whether disks are added
     """
 
     live: Obj
     reasons: tuple[str, ...] = ()
+    grows_disks: bool = False
+    adds_disks: bool = False
 
     @property
     def needs_growth(self) -> bool:
@@ -72,16 +80,30 @@ def live_changes(current: Obj, desired: Obj) -> Changes:
             reasons.append(reason)
         else:
             live[field] = desired.get(field)
-    return Changes(live, tuple(reasons))
+
+    before, after = current.get(_VOLUMES) or [], desired.get(_VOLUMES) or []
+    follows = _VOLUMES in live
+    return Changes(
+        live,
+        tuple(reasons),
+        grows_disks=follows and before != after[: len(before)],
+        adds_disks=follows and len(after) > len(before),
+    )
 
 
 def _reason(field: str, current: Obj, desired: Obj) -> str:
     """Return why a changed field needs another VM; empty if a running VM can follow."""
     if field in _AFFINITIES:
         return ""
-    if field not in _MAXIMA:
-        return f"a change of {field} needs another VM"
+    if field == _VOLUMES:
+        return next(_volume_reasons(current.get(field) or [], desired.get(field) or []), "")
+    if field in _MAXIMA:
+        return _size_reason(field, current, desired)
+    return f"a change of {field} needs another VM"
 
+
+def _size_reason(field: str, current: Obj, desired: Obj) -> str:
+    """Return why a changed size needs another VM; empty if a running VM can follow."""
     maximum = _MAXIMA[field]
     before, after = quantity(current.get(field)), quantity(desired.get(field))
     most = quantity(current.get(maximum))
@@ -92,6 +114,37 @@ def _reason(field: str, current: Obj, desired: Obj) -> str:
     if after > most:
         return f"{field} becomes larger than {maximum}"
     return ""
+
+
+def _volume_reasons(current: list[Obj], desired: list[Obj]) -> Iterator[str]:
+    """Yield why changed volumes need another VM; nothing if a running VM can follow.
+
+    Volumes have no names, so that those of the same position are compared.
+    """
+    if len(desired) < len(current):
+        yield f"{len(current) - len(desired)} of {len(current)} volumes are removed"
+
+    for index, (before, after) in enumerate(zip(current, desired, strict=False)):
+        for field in sorted(before.keys() | after.keys()):
+            if field != _SIZE and not _equal(before.get(field), after.get(field)):
+                yield f"a change of volumes[{index}].{field} needs another VM"
+        old, new = quantity(before.get(_SIZE)), quantity(after.get(_SIZE))
+        if old is None or new is None:
+            yield f"volumes[{index}].{_SIZE} is not a quantity"
+        elif new < old:
+            yield f"volumes[{index}] becomes smaller"
+
+    for index, volume in enumerate(desired[len(current) :], len(current)):
+        if volume.get("volumeType") != _EMPTY:
+            yield f"volumes[{index}] is added and has an image"
+        if volume.get("bootOrder"):
+            yield f"volumes[{index}] is added and has a boot order"
+        # One disk that is not shared keeps its VM from each migration. What a StorageClass offers
+        # is not known here.
+        if volume.get("accessMode") != _SHARED:
+            yield f"volumes[{index}] is added and its accessMode is not {_SHARED}"
+        if not volume.get("storageClass"):
+            yield f"volumes[{index}] is added and has no storageClass"
 
 
 def other_changes(current: Obj, desired: Obj, name: str) -> tuple[str, ...]:
@@ -109,13 +162,13 @@ def other_changes(current: Obj, desired: Obj, name: str) -> tuple[str, ...]:
     )
 
 
-def machine_obstacles(machines: Collection[Obj], *, growth: bool) -> tuple[str, ...]:
+def machine_obstacles(machines: Collection[Obj], changes: Changes) -> tuple[str, ...]:
     """Return why an update in place of HarvesterMachines could not finish.
 
     Names conditions and numbers only, because anyone may ask.
 
     :param machines: the HarvesterMachines; the status of one that is not known is empty
-    :param growth: whether the VMs have to grow
+    :param changes: the changes that their VMs have to follow
     """
     obstacles = []
     differing = len([machine for machine in machines if not _follows(machine)])
@@ -125,14 +178,17 @@ def machine_obstacles(machines: Collection[Obj], *, growth: bool) -> tuple[str, 
             f"{ConditionType.VM_UP_TO_DATE} of each HarvesterMachine"
         )
 
-    fixed = [
-        m for m in machines if _condition(m, ConditionType.VM_CAN_GROW).get("status") != "True"
-    ]
-    if growth and fixed:
-        obstacles.append(
-            f"{len(fixed)} of {len(machines)} VMs cannot grow: see condition "
-            f"{ConditionType.VM_CAN_GROW} of each HarvesterMachine"
-        )
+    for is_needed, condition, ability in (
+        (changes.needs_growth, ConditionType.VM_CAN_GROW, "cannot grow"),
+        (changes.grows_disks, ConditionType.DISKS_CAN_GROW, "have disks that cannot grow"),
+        (changes.adds_disks, ConditionType.DISKS_CAN_BE_ADDED, "cannot get disks"),
+    ):
+        unable = [m for m in machines if _condition(m, condition).get("status") != "True"]
+        if is_needed and unable:
+            obstacles.append(
+                f"{len(unable)} of {len(machines)} VMs {ability}: see condition {condition} of "
+                "each HarvesterMachine"
+            )
     return tuple(obstacles)
 
 
