@@ -117,6 +117,8 @@ async def _ensure_image(
     refusals = session.import_refusals
     refusal = refusals.of(image)
     if refusal is None and (namesake := _find_namesake(session.images.store, image)):
+        namespace, name = key_of(namesake)
+        scope.subscribe(triggers.image(session.fingerprint, namespace, name))
         return _describe_namesake(namesake), "", answers
     if refusal is None and not answers:
         # Each further request might take as long as the time-out, and the phases that follow do not

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from caphv.api.bootimage import imports
 from caphv.api.object import EVENTS, Obj
 from caphv.runtime.errors import Invalid
 from sandbox.harvester import kinds
@@ -149,6 +150,22 @@ async def test_content_of_others_is_not_taken_for_the_declared_image(case: Case)
     await case.vm("one", timeout=AT_ONCE)
     await case.delete_machine("one")
     await drop(case, name)
+
+
+async def test_image_of_another_namespace_keeps_its_name_until_it_is_deleted(case: Case) -> None:
+    entry = declared(f"default/{case.name}-namesake")
+    (image,) = imports({"images": [entry]}).values()
+    spec = {"displayName": "other", "sourceType": "download", "url": "https://images.example.com/other.qcow2"}
+    obj = {"metadata": {"name": image.object_name, "namespace": case.target}, "spec": spec}
+    await case.ready_cluster()
+    await case.harvester.create(kinds.IMAGES, kinds.typed(kinds.IMAGES, obj))
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"images": [entry]}})
+    says = is_false("ImagesReady", "ImageImportFailed", "of another namespace has the name")
+    await case.until(HARVESTER_CLUSTERS, case.name, says)
+    await case.harvester.delete(kinds.IMAGES, image.object_name, case.target)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("ImagesReady"))
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"images": None}})
+    await drop(case, image.name)
 
 
 async def test_status_that_a_user_wrote_leads_to_no_other_content(case: Case) -> None:

@@ -47,6 +47,9 @@ FOLLOWED = {
     ("cluster/identity.py", "credentials expired at"): (
         "test_expiry.py::test_refused_credentials_are_reported_in_both_conditions"
     ),
+    ("cluster/images.py", "of another namespace has the name"): (
+        "test_images.py::test_image_of_another_namespace_keeps_its_name_until_it_is_deleted"
+    ),
     ("cluster/pools.py", "create it or"): "test_cluster.py::test_missing_pool_is_named_and_picked_up_when_it_comes",
     ("cluster/pools.py", "delete them or give"): (
         "test_guest_balancers.py::test_pool_in_use_names_its_holders_until_they_release_it"
