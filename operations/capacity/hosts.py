@@ -96,7 +96,7 @@ class Host:
 def hosts_of(harvester: HarvesterObjects) -> list[Host]:
     """Return the hosts that take VMs: ready, not cordoned, not in maintenance, and no witness."""
     requests_by_host: dict[str, Size] = {}
-    for instance in _running(harvester):
+    for instance in running_instances(harvester):
         name = str(at(instance, "status", "nodeName") or "")
         size = requests_of(instance.get("spec") or {})
         requests_by_host[name] = requests_by_host.get(name, Size()) + size
@@ -117,7 +117,7 @@ def hosts_of(harvester: HarvesterObjects) -> list[Host]:
     return sorted(hosts, key=lambda host: host.name)
 
 
-def _running(harvester: HarvesterObjects) -> Iterator[Obj]:
+def running_instances(harvester: HarvesterObjects) -> Iterator[Obj]:
     """Yield the instances that use something of their host."""
     for instance in harvester.instances:
         # An instance that has ended keeps its host until it is deleted.
@@ -131,7 +131,7 @@ def free_devices(harvester: HarvesterObjects) -> dict[str, Counter[str]]:
     Bytes of huge pages count as devices, too, by a name such as `hugepages-1Gi`.
     """
     in_use: dict[str, Counter[str]] = {}
-    for instance in _running(harvester):
+    for instance in running_instances(harvester):
         name = str(at(instance, "status", "nodeName") or "")
         in_use[name] = in_use.get(name, Counter()) + _devices_of_instance(instance)
 

@@ -12,7 +12,12 @@ from datetime import datetime, timedelta
 
 from caphv.api.counting import name_some
 from caphv.api.object import Obj, at, key_of
-from operations.capacity.hosts import count_homeless, hosts_of, requests_of
+from operations.capacity.hosts import (
+    count_homeless,
+    hosts_of,
+    requests_of,
+    running_instances,
+)
 from operations.doctor import settings
 from operations.read.objects import HarvesterObjects, condition_of, conditions_of, time_of
 from operations.status.check import Check, Result, ok
@@ -62,7 +67,7 @@ def _check_capacity(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
     hosts = hosts_of(objects)
     placed = [
         (str(at(obj, "status", "nodeName") or ""), requests_of(obj.get("spec") or {}))
-        for obj in objects.instances
+        for obj in running_instances(objects)
     ]
     if not hosts or not placed:
         return

@@ -14,6 +14,7 @@ from caphv.api.names import GUESTS_PREFIX
 from caphv.api.object import (
     CLUSTER_ROLE_BINDINGS,
     SELF_SUBJECT_ACCESS_REVIEWS,
+    STORAGE_CLASSES,
     VOLUME_ATTACHMENTS,
     Obj,
     at,
@@ -49,13 +50,15 @@ See harvester b86f33942: pkg/webhook/resources/virtualmachine/validator.go,
 
 OPTIONAL = frozenset(
     {
+        Right("", STORAGE_CLASSES.group, STORAGE_CLASSES.plural, "get"),
         Right("", STORAGE_PROFILES.group, STORAGE_PROFILES.plural, "get"),
         Right("", VOLUME_ATTACHMENTS.group, VOLUME_ATTACHMENTS.plural, "list"),
     }
 )
 """Rights that the provider can do without.
 
-Disks then have the spec's modes, or Longhorn's, and volumes of parked clusters are not checked.
+Disks then have the spec's modes, or Longhorn's, larger ones replace their machines, and volumes of
+parked clusters are not checked.
 """
 
 

@@ -124,6 +124,8 @@ def _machine_volumes(vmi: Obj) -> list[Obj]:
     volumes = []
     listed = at(vmi, "status", "volumeStatus")
     for volume in listed if isinstance(listed, list) else ():
+        if not isinstance(volume, dict):
+            continue
         info = at(volume, "persistentVolumeClaimInfo")
         claim = _kept(info if isinstance(info, dict) else None, _CLAIM)
         if "capacity" in claim:
@@ -186,9 +188,10 @@ def host(node: Obj) -> Obj:
     resources = _host_resources(allocatable) if isinstance(allocatable, dict) else {}
     status: Obj = {"allocatable": resources} if resources else {}
     # Without the times, which change with each heartbeat.
+    conditions = at(node, "status", "conditions")
     ready = [
         _kept(condition, ("type", "status"))
-        for condition in at(node, "status", "conditions") or ()
+        for condition in (conditions if isinstance(conditions, list) else ())
         if isinstance(condition, dict) and condition.get("type") == "Ready"
     ]
     if ready:

@@ -1,8 +1,8 @@
 """Find out, and remember, which machines would find no other host than the one that they leave.
 
-Hosts, claims and instances are listed, because caches have neither devices, readiness and access
-modes nor other namespaces. These lists are long, and a drain is polled every two seconds: they are
-read before a machine begins to move and before its VM is stopped, and seldom in between.
+Hosts, claims and instances are listed, because caches have neither access modes nor all resources
+of hosts, and not all namespaces. These lists are long, and a drain is polled every two seconds:
+they are read before a machine begins to move and before its VM is stopped, and seldom in between.
 """
 
 from __future__ import annotations

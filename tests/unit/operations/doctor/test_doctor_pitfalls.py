@@ -160,6 +160,14 @@ def results(check: str, **fields: Any) -> list[Result]:
         # One host takes the VMs of the other, or does not.
         ({"hosts": [host("a", "17Gi"), host("b", "26Gi")]}, [Result.OK]),
         ({"hosts": [host("a", "9Gi"), host("b", "17Gi")]}, [Result.WARNING]),
+        # One that has ended uses nothing of its host.
+        (
+            {
+                "hosts": [host("a", "9Gi"), host("b", "17Gi")],
+                "instances": [{**instance("x"), "status": {"nodeName": "b", "phase": "Failed"}}, instance("y")],
+            },
+            [Result.OK],
+        ),
         # An instance that has no host yet counts for the size of VMs only.
         ({"instances": [{"metadata": {"namespace": "vms", "name": "x"}}, instance("y")]}, [Result.OK]),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 import pytest
 
+from caphv import data
 from caphv.runtime.client import ApiClient
 from operations.doctor.rights import Right, describe, find_denied, needed_rights
 
@@ -65,3 +67,11 @@ def test_accounts_of_guests_are_needed_for_every_kind_of_cloud_config(field: str
 
 def test_a_cluster_without_a_spec_needs_what_all_need() -> None:
     assert needed_rights([{}]) == needed_rights([])
+
+
+def test_what_the_shipped_role_calls_optional_is_not_needed() -> None:
+    text = (data.folder("deploy/harvester") / "clusterroles.yaml").read_text(encoding="utf-8")
+    optional = re.findall(r"# Optional:.*\n- apiGroups: \[(.*)\]\n  resources: \[(.*)\]\n", text)
+    assert len(optional) >= 3
+    needed = {(right.group, right.resource) for right in needed_rights([])}
+    assert needed.isdisjoint(optional)

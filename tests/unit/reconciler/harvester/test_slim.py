@@ -115,6 +115,19 @@ def test_malformed_resources_of_a_host_are_ignored(allocatable: object) -> None:
     assert "status" not in kept
 
 
+@pytest.mark.parametrize("malformed", [["a"], "a", 5, {"a": "b"}])
+def test_malformed_conditions_and_volumes_are_ignored(malformed: object) -> None:
+    host = {"metadata": {"name": "h"}, "spec": {}, "status": {"conditions": malformed}}
+    assert "status" not in slim.host(host)
+    vmi = {
+        "metadata": {"name": "a", "labels": {"caphv.io/cluster": "x"}},
+        "status": {"volumeStatus": malformed, "phase": "Running"},
+    }
+    assert "volumeStatus" not in slim.instance(vmi)["status"]
+    vmi["status"] = {"volumeStatus": [{"name": "a", "persistentVolumeClaimInfo": malformed}]}
+    slim.instance(vmi)
+
+
 @pytest.mark.parametrize("labels", [{}, {"caphv.io/cluster": "x"}])
 def test_devices_of_all_instances_are_kept(labels: Obj) -> None:
     devices = {
