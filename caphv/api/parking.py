@@ -7,7 +7,6 @@ an interrupted park or resume needs to continue is in annotations.
 from __future__ import annotations
 
 from caphv.api.names import (
-    ETCD_RESTORE_ANNOTATION,
     MOVING_ANNOTATION,
     PARK_ANNOTATION,
     PARK_SCHEDULE_ANNOTATION,
@@ -80,11 +79,6 @@ def awaits_confirmation(cluster: Obj) -> bool:
 def is_moving(cluster: Obj) -> bool:
     """Return whether `caphv move` has the Cluster, whose pause no one else may end."""
     return MOVING_ANNOTATION in annotations_of(cluster)
-
-
-def is_restoring_etcd(cluster: Obj) -> bool:
-    """Return whether etcd is being restored, for which all control plane machines must run."""
-    return ETCD_RESTORE_ANNOTATION in annotations_of(cluster) and not being_deleted(cluster)
 
 
 def is_resumed_unpaused(cluster: Obj) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from caphv.api import parking, remedies
-from caphv.api.names import ETCD_RESTORE_ANNOTATION, PAUSED_ANNOTATION, Reason
+from caphv.api.names import PAUSED_ANNOTATION, Reason
 from caphv.api.object import Obj, annotations_of, at, being_deleted, key_of
 
 
@@ -230,14 +230,11 @@ def resume_command(obj: Obj) -> str:
     # The provider would pause a parked cluster again.
     if kind == "cluster" and parking.concerns(obj) and not being_deleted(obj):
         return remedies.RESUME_PARKED(ref=key_of(obj))
+
     # A Cluster may be paused in both ways at once.
     commands = []
     if kind == "cluster" and at(obj, "spec", "paused"):
-        # Without this pause, machines would be replaced while their servers are stopped.
-        if ETCD_RESTORE_ANNOTATION in annotations_of(obj):
-            commands.append(remedies.FINISH_RESTORE(ref=key_of(obj)))
-        else:
-            commands.append(remedies.RESUME_CLUSTER(**place))
+        commands.append(remedies.RESUME_CLUSTER(**place))
     if PAUSED_ANNOTATION in annotations_of(obj):
         commands.append(remedies.REMOVE_ANNOTATION(**place, annotation=PAUSED_ANNOTATION))
     return " && ".join(commands)

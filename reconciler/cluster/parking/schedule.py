@@ -39,8 +39,7 @@ async def follow_schedule(scope: ClusterScope, now: datetime) -> float | None:
             return None  # the record stays as it is, until a user corrects the schedule
         parked, until = moment.parked, moment.until
 
-    is_held = parking.is_moving(cluster) or parking.is_restoring_etcd(cluster)
-    if is_held or being_deleted(cluster) or being_deleted(scope.obj):
+    if parking.is_moving(cluster) or being_deleted(cluster) or being_deleted(scope.obj):
         _report(scope, "")
         return None
     # A pause of a user or of a restore holds everything, this included.

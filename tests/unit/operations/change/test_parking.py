@@ -90,10 +90,6 @@ def _move(builder: Builder) -> None:
     annotate(builder.cluster, moving_to="x")
 
 
-def _restore(builder: Builder) -> None:
-    annotate(builder.cluster, etcd_restore="{}")
-
-
 def _pause(builder: Builder) -> None:
     builder.harvester_cluster["metadata"]["annotations"] = {names.PAUSED_ANNOTATION: ""}
 
@@ -107,7 +103,6 @@ def _manage(builder: Builder) -> None:
     [
         (_delete, "being deleted"),
         (_move, "being moved"),
-        (_restore, "being restored"),
         (_pause, "keeps the provider from it"),
         (_manage, "another controller manages"),
     ],
