@@ -116,7 +116,7 @@ async def test_no_machine_is_remediated_while_harvester_migrates_it(monkeypatch:
     machine["metadata"]["annotations"] = {SKIP_REMEDIATION_ANNOTATION: "by a user"}
     case.management.put(machine)
     drained(case, "h0", kind)
-    assert await case.reconcile() is not None
+    assert await case.reconcile() == 60.0, "a migration requeues the cluster"
     assert annotations_of(found(case, "Machine", "m-w")) == {SKIP_REMEDIATION_ANNOTATION: SKIPPED_BY_US}
     assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
     assert case.condition("HostsEvacuated") == ("", "")
