@@ -27,7 +27,12 @@ from caphv.runtime.errors import (
 )
 from reconciler import triggers
 from reconciler.cluster.evacuation.plan import Action, Step, next_step
-from reconciler.cluster.evacuation.reading import Surroundings, concerns, read_surroundings
+from reconciler.cluster.evacuation.reading import (
+    Surroundings,
+    concerns,
+    forget_drains,
+    read_surroundings,
+)
 from reconciler.cluster.evacuation.targets import INSTANCE
 from reconciler.cluster.evacuation.writing import perform
 from reconciler.cluster.parking.drain import evict
@@ -59,6 +64,7 @@ async def evacuate_hosts(scope: ClusterScope) -> None:
     """
     try:
         _require_hosts(scope)
+        forget_drains(scope)
         if concerns(scope):
             await _advance(scope)
         else:
