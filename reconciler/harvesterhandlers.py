@@ -308,11 +308,14 @@ def _has_recorded_volume(session: Session, change: Change) -> bool:
 
 
 def _concerns_evacuation(sessions: _Sessions, change: Change) -> bool:
-    """Return whether an instance comes to a host that is evacuated, or leaves one."""
+    """Return whether an instance comes to a host that is evacuated or drained, or leaves one."""
     if change.resource.kind != "VirtualMachineInstance":
         return False
     before, after = (str(at(obj, "status", "nodeName") or "") for obj in (change.old, change.new))
     if before == after:
         return False
     hosts = (session.hosts.get("", name) for session in sessions for name in (before, after))
-    return any(host is not None and evacuation.is_wanted(host) for host in hosts)
+    return any(
+        host is not None and (evacuation.is_wanted(host) or evacuation.is_drained(host))
+        for host in hosts
+    )

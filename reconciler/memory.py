@@ -209,6 +209,9 @@ class ClusterMemory:
     # The machines that are being evacuated, each with its stage, and since when. Without it, the
     # stage gets its whole time again.
     evacuation_stages: dict[str, tuple[str, float]] = field(default_factory=dict)
+    # Since when machines are on hosts that Harvester drains, by the names of both. Without it, they
+    # are kept from remediation for the whole time again.
+    drained_since: dict[tuple[str, str], float] = field(default_factory=dict)
     # When it was last checked whether these machines would find another host, and why they would
     # not. Without it, that is checked at once.
     evacuation_reviews: dict[str, tuple[float, str]] = field(default_factory=dict)

@@ -101,7 +101,8 @@ def _not_running(
     message = state.message
     condition, reason = ConditionType.VM_PROVISIONING_READY, Reason.DEVICES_EXHAUSTED
     # A restart of the provider resets the clock, but not what was reported.
-    is_over = lasted >= SHORTAGE_SECONDS or scope.draft.had_reason(condition, reason)
+    is_reported = scope.draft.had_reason(condition, reason)
+    is_over = lasted >= SHORTAGE_SECONDS or is_reported
     shortage = _find_shortage(scope, state)
     if shortage:
         message = f"{shortage.message} ({state.message})"
@@ -110,7 +111,8 @@ def _not_running(
         # message follows what other VMs and hosts do.
         delays.append(Delay(_REFRESH_SECONDS if is_over else SHORTAGE_SECONDS - lasted))
     if shortage and shortage.devices and (is_over or verdict.failed):
-        return Blocked(condition, reason, message, Watched.VM, *delays, warn=True)
+        # How many are free changes with the VMs of others, which is no news.
+        return Blocked(condition, reason, message, Watched.VM, *delays, warn=not is_reported)
     if verdict.failed:
         return scope.failure(message, Watched.VM, *delays)
 

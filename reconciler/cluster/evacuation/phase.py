@@ -27,7 +27,12 @@ from caphv.runtime.errors import (
 )
 from reconciler import triggers
 from reconciler.cluster.evacuation.plan import Action, Step, next_step
-from reconciler.cluster.evacuation.reading import Surroundings, concerns, read_surroundings
+from reconciler.cluster.evacuation.reading import (
+    Surroundings,
+    concerns,
+    forget_drains,
+    read_surroundings,
+)
 from reconciler.cluster.evacuation.targets import INSTANCE
 from reconciler.cluster.evacuation.writing import perform
 from reconciler.cluster.parking.drain import evict
@@ -41,6 +46,8 @@ _REFUSED_SECONDS = 60.0
 # A machine on a host that is evacuated may turn out to be one that cannot migrate. One that comes
 # there requeues its cluster.
 _REVIEW_SECONDS = 30.0
+# A migration requeues its cluster. The end of an instance, or of the time for a hold, does not.
+_HELD_SECONDS = 60.0
 # Of one reconcile. What is left continues at once, after others had their turn.
 _MOST_STEPS = 20
 # Begins the values of the label with which maintenance stops a VM.
@@ -57,6 +64,7 @@ async def evacuate_hosts(scope: ClusterScope) -> None:
     """
     try:
         _require_hosts(scope)
+        forget_drains(scope)
         if concerns(scope):
             await _advance(scope)
         else:
@@ -174,7 +182,7 @@ async def _wait(scope: ClusterScope, around: Surroundings, step: Step) -> None:
 def _report_done(scope: ClusterScope, around: Surroundings) -> None:
     """Say that Harvester can maintain the hosts, and what it will do with the other machines."""
     if any(vm.held_by_us for vm in around.seen.vms):
-        scope.requeue_within(_BLOCKED_SECONDS)  # nothing tells this cluster of a migration
+        scope.requeue_within(_HELD_SECONDS)
     if not around.evacuated:
         _report_invalid(scope)
         return

@@ -33,7 +33,8 @@ class EvacuatedVm:
 
     :param host: the host of its instance; empty without one
     :param leaves: its instance runs on a host that is evacuated, and Harvester cannot migrate it
-    :param drained: its instance is on a host that Harvester drains
+    :param drained: its instance is on a host that Harvester drains, for no longer than
+        `HOLD_SECONDS`
     :param source: the host in the record of the move; empty unless the move has begun
     :param lost: Harvester has halted it for the drain of its host, and does not start it again
     :param obstacle: why it cannot start on another host; empty if it can, or once it was stopped
@@ -136,6 +137,11 @@ class Stage(Enum):
 
 # Seconds until a stage needs a user. Harvester gives a guest two minutes to shut down.
 STAGE_SECONDS = {Stage.DRAIN: 300.0, Stage.STOP: 240.0, Stage.START: 300.0, Stage.RETURN: 600.0}
+
+
+# Seconds for which a drain by Harvester keeps a Machine from remediation. A drain that is stuck, or
+# a mark that is left from one, must not do so for days.
+HOLD_SECONDS = 3600.0
 
 
 class Action(Enum):

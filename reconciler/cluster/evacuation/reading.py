@@ -49,6 +49,7 @@ from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.etcd import find_pods
 from reconciler.cluster.evacuation import obstacles
 from reconciler.cluster.evacuation.plan import (
+    HOLD_SECONDS,
     STAGE_SECONDS,
     Action,
     EvacuatedNode,
@@ -134,6 +135,15 @@ def concerns(scope: ClusterScope) -> bool:
     return False
 
 
+def forget_drains(scope: ClusterScope) -> None:
+    """Forget since when machines were on hosts that are drained no more. Raises `Blocked`."""
+    hosts, since = scope.require_session().hosts, scope.memory.drained_since
+    for machine, name in list(since):
+        host = hosts.get("", name)
+        if host is None or not evacuation.is_drained(host):
+            del since[machine, name]
+
+
 async def read_surroundings(scope: ClusterScope, *, unheld: bool = False) -> Surroundings:
     """Read what the next step depends on. Raises `Blocked`, `ApiError`, `Unreachable`.
 
@@ -211,7 +221,7 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
         record = scope.context.owner(HARVESTER_MACHINES.kind, machine)
         ownership = ownership_of(vm, record)
         found = _vm(around, name, instance, wanted, ownership)
-        if ownership is Ownership.OURS:
+        if ownership is Ownership.OURS and _is_alive(instance):
             host = scope.require_session().hosts.get("", found.host) if found.host else None
             found = replace(found, drained=host is not None and evacuation.migrates_guests(host))
         if ownership is Ownership.OURS and (found.started or not found.former):
@@ -221,6 +231,8 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
             # Once it was stopped, it is started all the same.
             obstacle = found.obstacle or "it is paused; end that"
             found = replace(found, obstacle=obstacle, drained=False, lost=False)
+        if found.drained and _is_held_for_long(scope, found):
+            found = replace(found, drained=False)
         vms.append(found)
     around.seen = Seen(vms=tuple(vms))
 
@@ -260,7 +272,7 @@ def _vm(
     machine, vm = around.machines[name], around.vms[name]
     host = str(at(instance, "status", "nodeName") or "")
     phase = at(instance, "status", "phase")
-    is_alive = instance is not None and not being_deleted(instance) and phase not in _ENDED
+    is_alive = _is_alive(instance)
     leaves = is_alive and host in wanted and not _can_migrate(vm, instance or {})
     if is_alive and host in wanted and not leaves:
         migrates = migrates_when_evicted(instance or {})
@@ -291,6 +303,19 @@ def _vm(
         status=plain(str(at(vm, "status", "printableStatus") or ""), _LONGEST_STATUS),
         joins=not at(owner, "status", "nodeRef"),
     )
+
+
+def _is_alive(instance: Obj | None) -> bool:
+    if instance is None or being_deleted(instance):
+        return False
+    return at(instance, "status", "phase") not in _ENDED
+
+
+def _is_held_for_long(scope: ClusterScope, vm: EvacuatedVm) -> bool:
+    """Return whether a machine was on a host that is drained for longer than drains take."""
+    current_time = time.monotonic()
+    since = scope.memory.drained_since.setdefault((vm.name, vm.host), current_time)
+    return current_time - since >= HOLD_SECONDS
 
 
 def _halted_on(scope: ClusterScope, machine: Obj, vm: Obj, instance: Obj | None) -> str:

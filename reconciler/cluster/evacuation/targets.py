@@ -1,8 +1,8 @@
 """Decide whether a VM that has to leave its host could start on another one: pure.
 
 The scheduler decides about CPU and memory. Here are the reasons for which it would find no host at
-all, so that no guest is stopped that could not start again: devices, affinity, and hosts that take
-no VMs.
+all, so that no guest is stopped that could not start again: devices, huge pages, affinity, and
+hosts that take no VMs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from caphv.api.evacuation import UNREADY_TAINTS, is_ready
+from caphv.api.hostresources import HUGEPAGES
 from caphv.api.object import Obj, at, key_of, labels_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
@@ -43,6 +44,14 @@ def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj
     suitable = [host for host in usable if _selects(spec, host)]
     if not suitable:
         return "its affinity or node selector requires this host; change it, or delete the Machine"
+    if at(spec, "domain", "memory", "hugepages"):
+        pages, memory = _pages_of(spec)
+        suitable = [host for host in suitable if _has(host, pages, memory)]
+        if not suitable:
+            return (
+                f"no other host has {memory} of {pages}; reserve such pages at the boot of one, or "
+                "delete the Machine"
+            )
     if at(spec, "affinity", "podAffinity", REQUIRED) or at(
         spec, "affinity", "podAntiAffinity", REQUIRED
     ):
@@ -94,6 +103,20 @@ def describe_bound_claims(vm: Obj, claims: Iterable[Obj]) -> str:
         if name in used and _SHARED not in modes:
             return f"disk {name} is not {_SHARED}, {_LOCAL}"
     return ""
+
+
+def _pages_of(spec: Obj) -> tuple[str, str]:
+    """Return the resource of the huge pages of an instance, and the memory that it has of them."""
+    domain = spec["domain"]
+    # Without a size of the guest, that of the Pod counts.
+    memory = at(domain, "memory", "guest") or at(domain, "resources", "requests", "memory")
+    return f"{HUGEPAGES}{at(domain, 'memory', 'hugepages', 'pageSize')}", str(memory or 1)
+
+
+def _has(host: Obj, resource: str, amount: str) -> bool:
+    """Return whether a host has so much of a resource in all, used or not."""
+    in_all = quantity(at(host, "status", "allocatable", resource)) or 0
+    return in_all >= (quantity(amount) or 0)
 
 
 def _free(host: Obj, in_use: Counter[str]) -> Counter[str]:

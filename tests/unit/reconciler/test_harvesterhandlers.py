@@ -10,6 +10,8 @@ import pytest
 
 from caphv.api import resources
 from caphv.api.names import (
+    DRAIN_REQUESTED_ANNOTATION,
+    DRAIN_TAINT,
     EVACUATE_ANNOTATION,
     GUEST_OF_ANNOTATION,
     LOAD_BALANCER_SUFFIX,
@@ -118,8 +120,20 @@ def test_host_that_is_about_to_be_drained_requeues_its_clusters(annotation: str,
     ("before", "after", "requeued"),
     [("", "h0", True), ("h0", "h1", True), ("h0", "h0", False), ("", "h1", False), ("h1", "h9", False)],
 )
-def test_instance_that_comes_to_an_evacuated_host_requeues_its_cluster(before: str, after: str, requeued: bool) -> None:
-    hosts = {"h0": {"metadata": {"annotations": {EVACUATE_ANNOTATION: "true"}}}, "h1": {"metadata": {}}}
+@pytest.mark.parametrize(
+    "host",
+    [
+        {"metadata": {"annotations": {EVACUATE_ANNOTATION: "true"}}},
+        {"metadata": {"annotations": {DRAIN_REQUESTED_ANNOTATION: "true"}}},
+        {"metadata": {"annotations": {MAINTENANCE_ANNOTATION: "running"}}},
+        {"metadata": {}, "spec": {"taints": [{"key": DRAIN_TAINT}]}},
+    ],
+    ids=["evacuated", "drain requested", "in maintenance", "upgraded"],
+)
+def test_instance_that_comes_to_an_evacuated_host_requeues_its_cluster(
+    before: str, after: str, requeued: bool, host: Obj
+) -> None:
+    hosts = {"h0": host, "h1": {"metadata": {}}}
 
     class Evacuated:
         hosts = SimpleNamespace(get=lambda _, name: hosts.get(name))

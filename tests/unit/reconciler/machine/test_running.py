@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from caphv.api.object import Obj
@@ -138,6 +140,33 @@ async def test_device_that_is_not_free_is_named_and_warned_of_once(life: VmLife)
     assert "h2 has 2 of 2 free but takes no VMs" in life.condition("Ready")[2]
     await life.runs()
     assert life.condition("Ready")[0] == "True"
+
+
+async def test_devices_that_others_free_and_take_are_no_news(life: VmLife) -> None:
+    life.obj["spec"]["devices"] = [{"resourceName": GPU, "count": 3}]
+    await life.state("ErrorUnschedulable", "Scheduling", **INSUFFICIENT)
+    await life.passes(SHORTAGE_SECONDS + 1)
+    writes, patch = 0, life._write
+
+    async def count(*arguments: Any) -> None:
+        nonlocal writes
+        writes += 1
+        await patch(*arguments)
+
+    life._write = count  # type: ignore[method-assign]
+    for number in range(6):
+        life.hosts = [gpu_host("h1", number % 2 + 1)]
+        await life.reconcile()
+    assert (life.warnings(), writes) == (["DevicesExhausted"], 0)
+    await life.passes(60)
+    assert f"no host of Harvester has 3 {GPU} free: h1 has 2 of 2 free" in life.condition("VMProvisioningReady")[2]
+    assert life.warnings() == ["DevicesExhausted"]
+
+    # It is news again after the VM has run.
+    await life.runs()
+    await life.state("ErrorUnschedulable", "Scheduling", **INSUFFICIENT)
+    await life.passes(2 * CREATION_SECONDS)
+    assert life.warnings().count("DevicesExhausted") == 2
 
 
 async def test_restart_of_the_provider_repeats_no_warning_of_a_device(life: VmLife) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from caphv.api import resources
@@ -14,7 +16,7 @@ from caphv.api.names import (
 )
 from caphv.api.object import annotations_of
 from caphv.runtime.errors import Forbidden
-from reconciler.cluster.evacuation.plan import Stage
+from reconciler.cluster.evacuation.plan import HOLD_SECONDS, Stage
 from tests.support.reconciler.evacuation import (
     add_host,
     add_machine,
@@ -116,7 +118,7 @@ async def test_no_machine_is_remediated_while_harvester_migrates_it(monkeypatch:
     machine["metadata"]["annotations"] = {SKIP_REMEDIATION_ANNOTATION: "by a user"}
     case.management.put(machine)
     drained(case, "h0", kind)
-    assert await case.reconcile() is not None
+    assert await case.reconcile() == 60.0, "a migration requeues the cluster"
     assert annotations_of(found(case, "Machine", "m-w")) == {SKIP_REMEDIATION_ANNOTATION: SKIPPED_BY_US}
     assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
     assert case.condition("HostsEvacuated") == ("", "")
@@ -166,6 +168,62 @@ async def test_a_host_that_dies_while_it_is_drained_migrates_nothing(
     assert annotations_of(found(case, "Machine", "m-w")) == {SKIP_REMEDIATION_ANNOTATION: SKIPPED_BY_US}
     host["status"]["conditions"] = [{"type": "Ready", "status": status}]
     case.harvester.put(host)
+    await case.reconcile()
+    assert annotations_of(found(case, "Machine", "m-w")) == {}
+
+
+@pytest.mark.parametrize("kind", ["drain-requested", "maintain-status", "taint"])
+async def test_a_drain_that_is_stuck_keeps_no_machine_from_remediation_for_long(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def is_held() -> bool:
+        return annotations_of(found(case, "Machine", "m-w")) == {SKIP_REMEDIATION_ANNOTATION: SKIPPED_BY_US}
+
+    async def after(seconds: float) -> bool:
+        monkeypatch.setattr(time, "monotonic", lambda: begin + seconds)
+        await case.reconcile()
+        return is_held()
+
+    case = await cluster(monkeypatch, evacuate="")
+    add_machine(case, "w", devices=0)
+    drained(case, "h0", kind)
+    begin = time.monotonic()
+    assert await after(0)
+    assert await after(HOLD_SECONDS - 1)
+    for seconds in (1, 2, 2 * HOLD_SECONDS):
+        assert not await after(HOLD_SECONDS + seconds)
+
+    # Each host has its own time, and a VM that comes back gets no more of it.
+    drained(case, "h1", kind)
+    run(case, "w", "h1")
+    assert await after(3 * HOLD_SECONDS)
+    run(case, "w", "h0")
+    assert not await after(3 * HOLD_SECONDS + 1)
+
+    # The next drain is another one, although nothing concerned the cluster in between.
+    for name in ("h0", "h1"):
+        add_host(case, name)
+    assert not await after(3 * HOLD_SECONDS + 2)
+    drained(case, "h0", kind)
+    assert await after(3 * HOLD_SECONDS + 3)
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_vm_that_has_ended_on_a_drained_host_does_not_migrate(
+    monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    case = await cluster(monkeypatch, evacuate="")
+    add_machine(case, "w", devices=0)
+    drained(case, "h0", "maintain-status")
+    await case.reconcile()
+    assert annotations_of(found(case, "Machine", "m-w")) == {SKIP_REMEDIATION_ANNOTATION: SKIPPED_BY_US}
+    instance = case.harvester.find("VirtualMachineInstance", "w", TARGET)
+    assert instance is not None
+    if is_deleted:
+        instance["metadata"]["deletionTimestamp"] = "2026-11-27T10:00:00Z"
+    else:
+        instance["status"]["phase"] = "Failed"
+    case.harvester.put(instance)
     await case.reconcile()
     assert annotations_of(found(case, "Machine", "m-w")) == {}
 

@@ -68,6 +68,25 @@ async def test_nothing_is_stopped_that_could_not_start_again(monkeypatch: pytest
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
 
 
+async def test_a_vm_whose_huge_pages_no_other_host_has_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await cluster(monkeypatch, "w")
+    vm = vm_of(case, "w")
+    memory = {"guest": "4Gi", "hugepages": {"pageSize": "1Gi"}}
+    vm["spec"]["template"]["spec"]["domain"]["memory"] = memory
+    case.harvester.put(vm)
+    await case.reconcile()
+    assert case.condition("HostsEvacuated") == ("False", "EvacuationBlocked")
+    assert "w stays on h0: no other host has 4Gi of hugepages-1Gi; reserve such pages" in message_of(case)
+    assert records(case, "w") == set()
+
+    host = case.harvester.find("Node", "h1")
+    assert host is not None
+    host["status"]["allocatable"]["hugepages-1Gi"] = "8Gi"
+    case.harvester.put(host)
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
+
+
 async def test_devices_of_other_namespaces_count_as_far_as_they_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await cluster(monkeypatch, "w", devices=1)
     spec = vm_of(case, "w")["spec"]["template"]["spec"]

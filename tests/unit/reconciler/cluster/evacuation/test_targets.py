@@ -57,6 +57,20 @@ def sized(size: str) -> Obj:
     return other
 
 
+def paged(guest: str | None = "4Gi", *, gpus: int = 1, page: str = "1Gi", **spec: Any) -> Obj:
+    leaving = vm(gpus, **spec)
+    memory = {"hugepages": {"pageSize": page}, **({"guest": guest} if guest else {})}
+    domain = {"memory": memory, "resources": {"requests": {"memory": "8Gi"}}}
+    leaving["spec"]["template"]["spec"]["domain"] |= domain
+    return leaving
+
+
+def with_pages(name: str, size: str, *, gpus: int = 1, page: str = "1Gi") -> Obj:
+    other = host(name, gpus=gpus)
+    other["status"]["allocatable"][f"hugepages-{page}"] = size
+    return other
+
+
 UNREADY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 TAINT = {"key": "team", "value": "gpu", "effect": "NoSchedule"}
 HERE, OTHER = host("h0", gpus=1), host("h1", gpus=1)
@@ -114,6 +128,15 @@ HERE, OTHER = host("h0", gpus=1), host("h1", gpus=1)
         ({}, [HERE, OTHER], [], ""),
         (vm(), [HERE, OTHER], [{"spec": instance("", 1)["spec"]}], "no other host has"),
         (vm(), [HERE, OTHER], [{"status": {"nodeName": "h1"}}], ""),
+        (paged(), [with_pages("h0", "4Gi"), OTHER], [], "no other host has 4Gi of hugepages-1Gi; reserve such pages"),
+        (paged(), [HERE, with_pages("h1", "4Gi")], [], ""),
+        (paged(), [HERE, with_pages("h1", "3Gi")], [], "no other host has 4Gi of hugepages-1Gi"),
+        (paged(), [HERE, with_pages("h1", "0")], [], "no other host has 4Gi of hugepages-1Gi"),
+        (paged(), [HERE, with_pages("h1", "8Gi", page="2Mi")], [], "no other host has 4Gi of hugepages-1Gi"),
+        (paged(page="2Mi"), [HERE, with_pages("h1", "8Gi", page="2Mi")], [], ""),
+        (paged(None), [HERE, with_pages("h1", "4Gi")], [], "no other host has 8Gi of hugepages-1Gi"),
+        (paged(gpus=0), [HERE, host("h1")], [], "no other host has 4Gi of hugepages-1Gi"),
+        (paged(), [HERE, with_pages("h1", "8Gi", gpus=0), OTHER], [], f"no other host has 1 {GPU} free"),
         (vm(), [HERE, {**OTHER, "status": {"conditions": OTHER["status"]["conditions"]}}], [], "no other host has"),
         (vm(), [HERE, {**OTHER, "status": {**OTHER["status"], "allocatable": {GPU: "x"}}}], [], "no other host has"),
     ],
