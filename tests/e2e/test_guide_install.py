@@ -52,7 +52,7 @@ FOLDERS = (
     ),
     *("reconciler", "sandbox", "schemas", "templates", "test", "tests", "tools", "webhooks"),
 )
-FILES = ("LICENSE", "Makefile", "README.md", "pyproject.toml", "requirements.lock")
+FILES = ("Dockerfile", "LICENSE", "Makefile", "README.md", "pyproject.toml", "requirements.lock")
 NUMBERS = itertools.count()
 IMAGE = "ghcr.io/rancher-sandbox/cluster-api-provider-harvester:v0.2.7"
 URL = "https://github.com/rancher-sandbox/cluster-api-provider-harvester/releases/download"

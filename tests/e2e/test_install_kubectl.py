@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 DEPLOYMENT = "deployment/caphv-controller-manager"
 # What the release is made from.
 SOURCES = ("caphv", "clusterclass", "deploy", "tools")
-FILES = ("Makefile", "LICENSE", "pyproject.toml", "requirements.lock")
+FILES = ("Dockerfile", "Makefile", "LICENSE", "pyproject.toml", "requirements.lock")
 # Not ours, and checked by nothing here.
 STAND_INS = [
     *(crd("cert-manager.io", "v1", kind) for kind in ("Issuer", "Certificate")),
@@ -123,7 +123,7 @@ def uninstall(cluster: Cluster, checkout: Path) -> None:
     commands = [
         block
         for block in doccommands.blocks(checkout / "docs/tasks/uninstall.md")
-        if "kubectl delete" in block and " -l " in block
+        if "kubectl delete" in block and "-n caphv-system" in block and " -l " in block
     ]
     assert len(commands) == 2
     for block in commands:
