@@ -64,8 +64,9 @@ def growth_patch(vm: Obj, expected: Obj) -> Obj:
     if sockets > (at(vm, *_DOMAIN, "cpu", "sockets") or 1):
         domain["cpu"] = {"sockets": sockets}
 
+    # Harvester itself may take from the memory of a guest that cannot grow.
     memory = at(expected, *_DOMAIN, "memory", "guest")
-    if _bytes(memory) > _bytes(at(vm, *_DOMAIN, "memory", "guest")):
+    if can_grow(vm) and _bytes(memory) > _bytes(at(vm, *_DOMAIN, "memory", "guest")):
         domain["memory"] = {"guest": memory}
     return {"spec": {"template": {"spec": {"domain": domain}}}} if domain else {}
 

@@ -84,7 +84,11 @@ def resolve_image(
     ]
     image = min(
         candidates,
-        key=lambda image: (at(image, "spec", "displayName") != name, image["metadata"]["name"]),
+        key=lambda image: (
+            being_deleted(image),
+            at(image, "spec", "displayName") != name,
+            image["metadata"]["name"],
+        ),
         default=None,
     )
     return _resolve(image, images) if image else None

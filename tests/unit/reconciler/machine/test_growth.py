@@ -146,6 +146,15 @@ def test_vm_on_a_cordoned_host_grows_on_the_only_other_host() -> None:
     assert growth_obstacle(vm, instance_of(vm), [{**HOSTS[0], "spec": {"unschedulable": True}}, HOSTS[1]]) == ""
 
 
+def test_memory_that_harvester_took_from_a_vm_that_cannot_grow_is_no_growth() -> None:
+    """Its memory never becomes that of the spec, and a change of affinity alone must end."""
+    vm = vm_of()
+    expected = vm_of()
+    del vm["metadata"]["annotations"][names.HOTPLUG_ANNOTATION]
+    vm["spec"]["template"]["spec"]["domain"]["memory"]["guest"] = "8092Mi"
+    assert growth_patch(vm, expected) == {}
+
+
 sizes = st.tuples(st.integers(1, 16), st.integers(1, 32))
 
 

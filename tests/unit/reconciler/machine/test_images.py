@@ -62,6 +62,12 @@ class TestNames:
     def test_display_name_comes_before_name(self, name: str, resolved: ResolvedImage | None) -> None:
         assert resolve_image(name, self.IMAGES, "target") == resolved
 
+    def test_an_image_that_is_being_deleted_comes_after_its_successor(self) -> None:
+        old = image("image-1", shown="sles")
+        old["metadata"]["deletionTimestamp"] = "2026-11-27T10:00:00Z"
+        successor = ResolvedImage("default", "image-2", "lh-image-2")
+        assert resolve_image("default/sles", [old, image("image-2", shown="sles")], "") == successor
+
 
 VOLUME = {"volumeType": "image", "imageName": "default/a", "volumeSize": "10Gi"}
 
