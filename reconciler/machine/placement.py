@@ -198,7 +198,10 @@ def affinity_patch(actual: Obj, expected: Obj) -> Obj:
 
 
 def admits_host(node_affinity: Obj, host: Obj) -> bool:
-    """Return whether the required rules of a node affinity allow a host."""
+    """Return whether the required rules of a node affinity allow a host.
+
+    A term without a requirement allows none, as in the scheduler.
+    """
     required = node_affinity.get(REQUIRED)
     if required is None:
         return True
@@ -207,7 +210,8 @@ def admits_host(node_affinity: Obj, host: Obj) -> bool:
     return any(
         all(_fulfils(labels, rule) for rule in term.get("matchExpressions") or ())
         and all(_fulfils(fields, rule) for rule in term.get("matchFields") or ())
-        for term in filter(None, required.get("nodeSelectorTerms") or ())
+        for term in required.get("nodeSelectorTerms") or ()
+        if term.get("matchExpressions") or term.get("matchFields")
     )
 
 

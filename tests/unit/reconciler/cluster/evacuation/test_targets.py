@@ -122,6 +122,7 @@ HERE, OTHER = host("h0", gpus=1), host("h1", gpus=1)
         (vm(affinity=requires({**expression("Lt", "1Ki"), "key": "size"})), [HERE, sized("10")], [], "requires this"),
         (vm(affinity=requires(expression("Unheard"))), [HERE, OTHER], [], "requires this host"),
         (vm(affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{}]}}}), [HERE, OTHER], [], "requires this"),
+        (vm(affinity=requires()), [HERE, OTHER], [], "requires this"),
         (vm(affinity=requires({"key": "rack", "operator": "Exists"})), [HERE, OTHER], [], ""),
         (tolerant(key="team"), [HERE, host("h1", gpus=1, taints=[{"key": "team", "effect": "NoSchedule"}])], [], ""),
         (tolerant(key="team"), [HERE, host("h1", gpus=1, taints=[TAINT])], [], "no other host is ready"),
