@@ -114,7 +114,7 @@ def disk_difference(vm: Obj, expected: Obj) -> str:
 
 
 async def addition_refusals(scope: MachineScope, vm: Obj, expected: Obj) -> AsyncIterator[str]:
-    """Yield why the VM cannot get the disks that it lacks, so that a change is not begun in vain.
+    """Yield why the VM cannot get the disks that it lacks, before a change begins.
 
     Raises `RequestError` if Harvester does not tell.
 
