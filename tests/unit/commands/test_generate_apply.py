@@ -20,12 +20,11 @@ from operations.read.objects import HarvesterObjects, Unseen
 from packager.definitions.flags import FLAGS
 from tests.support import kubeconfigs
 from tests.support.commandservers import Servers
+from tests.support.generate import LEAST
 from tests.support.ippools import pool
 from tests.support.packager.definitions import definition
 
 pytestmark = pytest.mark.unit
-
-LEAST = ("--name", "demo", "--image", "default/sles", "--ssh-keypair", "default/key", "--network", "default/production")
 
 
 @pytest.fixture

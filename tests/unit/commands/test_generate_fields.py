@@ -1,0 +1,165 @@
+"""Flags of `caphv generate` and the fields of the definition that they become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.generate import LEAST, call, definition
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path", "value"),
+    [
+        (["--extra-disk", "10Gi:fast"], "machines.extraDisks", [{"size": "10Gi", "storageClass": "fast"}]),
+        (["--extra-disk", "10Gi"], "machines.extraDisks", [{"size": "10Gi"}]),
+        (["--ssh-user", "root"], "machines.sshUser", "root"),
+        (["--class", "mine"], "clusterClass", "mine"),
+        (["--cni", "cilium"], "addons.cni.name", "cilium"),
+        (["--cni-mtu", "1450"], "addons.cni.mtu", 1450),
+        (["--cni-encapsulation", "VXLAN"], "addons.cni.encapsulation", "VXLAN"),
+        (["--cni-bgp", "Disabled"], "addons.cni.bgp", "Disabled"),
+        (["--pod-cidr", "10.1.0.0/16"], "clusterNetwork.podCIDRs", ["10.1.0.0/16"]),
+        (["--service-cidr", "10.2.0.0/16,fd00::/112"], "clusterNetwork.serviceCIDRs", ["10.2.0.0/16", "fd00::/112"]),
+        (["--worker-replicas", "0"], "workers", [{"name": "workers", "replicas": 0}]),
+        (["--lb-ip-pool", "lb"], "loadBalancer", {"ipamType": "pool", "ipPoolRef": "lb"}),
+        (
+            ["--external-endpoint", "api.example.com"],
+            "loadBalancer",
+            {"ipamType": "none", "endpoint": {"host": "api.example.com"}},
+        ),
+        (
+            ["--external-endpoint", "172.16.0.5:443"],
+            "loadBalancer",
+            {"ipamType": "none", "endpoint": {"host": "172.16.0.5", "port": 443}},
+        ),
+        (["--distribution", "k3s"], "addonDelivery", "ClusterResourceSet"),
+        (["--distribution", "kubeadm"], "addonDelivery", "None"),
+        (["--individual-objects"], "individualObjects", True),
+        (["--failure-domains", "zone-1,zone-2"], "controlPlane.failureDomains", ["zone-1", "zone-2"]),
+        (["--worker-failure-domain", "zone-1"], "workers", [{"name": "workers", "failureDomain": "zone-1"}]),
+        (["--cpu-max", "16"], "machines.cpuMax", 16),
+        (["--memory-max", "64Gi"], "machines.memoryMax", "64Gi"),
+        (
+            ["--worker-devices", "nvidia.com/GA102GL_A10=2, kubevirt.io/node1-usb"],
+            "workers",
+            [
+                {
+                    "name": "workers",
+                    "devices": [
+                        {"resourceName": "nvidia.com/GA102GL_A10", "count": 2},
+                        {"resourceName": "kubevirt.io/node1-usb"},
+                    ],
+                }
+            ],
+        ),
+        (
+            [
+                *("--worker-cpu-pinning", "true", "--worker-isolate-emulator-thread", "false"),
+                *("--worker-numa-passthrough", "true", "--worker-hugepages", "1Gi"),
+            ],
+            "workers",
+            [
+                {
+                    "name": "workers",
+                    "cpuPinning": True,
+                    "isolateEmulatorThread": False,
+                    "numaPassthrough": True,
+                    "hugepages": "1Gi",
+                }
+            ],
+        ),
+        (["--cis-profile", "cis-1.23"], "hardening.cisProfile", "cis-1.23"),
+        (["--fips-required"], "hardening", {"fipsRequired": True}),
+        (["--stig", "--cis-profile", "cis"], "hardening", {"stig": True, "cisProfile": "cis"}),
+        (["--stig"], "machines.firmware", {"efi": True, "secureBoot": True}),
+        (["--stig"], "machines.tpm", {"enabled": True, "persistent": True}),
+        (
+            ["--disable-fstrim-timer", "--no-guest-agent"],
+            "machines.guestConfig",
+            {"disableFstrimTimer": True, "installGuestAgent": False},
+        ),
+        (
+            ["--registry-mirror", "docker.io=https://a.example.com,docker.io=https://b.example.com"],
+            "registries.mirrors",
+            {"docker.io": {"endpoint": ["https://a.example.com", "https://b.example.com"]}},
+        ),
+        (
+            ["--etcd-snapshot-schedule", "@daily", "--etcd-snapshot-retention", "28"],
+            "etcdSnapshots",
+            {"schedule": "@daily", "retention": 28},
+        ),
+        (
+            [
+                *("--etcd-s3-endpoint", "s3.example.com", "--etcd-s3-bucket", "etcd", "--etcd-s3-folder", "production"),
+                *("--etcd-s3-retention", "84", "--etcd-s3-secret", "etcd-s3"),
+            ],
+            "etcdSnapshots.s3",
+            {
+                "endpoint": "s3.example.com",
+                "bucket": "etcd",
+                "folder": "production",
+                "retention": 84,
+                "credentialsSecretName": "etcd-s3",
+            },
+        ),
+        (["--no-rancher-auto-import"], "rancherAutoImport", False),
+        (["--target-namespace", "vms"], "targetNamespace", "vms"),
+        (["--fleet-addon-repo", "https://git.example.com/f.git"], "addonDelivery", "Fleet"),
+        (
+            ["--fleet-addon-repo", "https://git.example.com/f.git", "--fleet-addon-branch", "next"],
+            "fleet",
+            {"repo": "https://git.example.com/f.git", "branch": "next"},
+        ),
+    ],
+)
+def test_a_flag_becomes_a_field(arguments: list[str], path: str, value: Any) -> None:
+    found: Any = definition(*LEAST, *arguments)["spec"]
+    for part in path.split("."):
+        found = found[part]
+    assert found == value
+
+
+def test_flags_of_workers_are_for_all_pools(tmp_path: Path) -> None:
+    flags = ["--worker-node-affinity", "example.com/rack=rack-1,gpu", "--worker-workload-affinity", "app=database"]
+    (pool,) = definition(*LEAST, "--worker-replicas", "3", *flags)["spec"]["workers"]
+    assert (pool["name"], pool["replicas"]) == ("workers", 3)
+    (term,) = pool["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [
+        {"key": "example.com/rack", "operator": "In", "values": ["rack-1"]},
+        {"key": "gpu", "operator": "Exists"},
+    ]
+    (near,) = pool["workloadAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert near["topologyKey"] == "kubernetes.io/hostname"
+    file = tmp_path / "two.yaml"
+    two = definition(*LEAST)
+    two["spec"]["workers"] = [{"name": "a", "replicas": 1}, {"name": "b", "failureDomain": "zone-1"}]
+    file.write_text(yaml.safe_dump(two))
+    found = definition("--definition", str(file), "--worker-failure-domain", "zone-2")["spec"]["workers"]
+    assert found == [{"name": "a", "replicas": 1, "failureDomain": "zone-2"}, {"name": "b", "failureDomain": "zone-2"}]
+
+
+def test_a_wrong_value_for_workers_is_reported_with_its_flag() -> None:
+    result = call(*LEAST, "--worker-failure-domain", "zone 1", "--worker-node-affinity", "=x", "--cis-profile", "none")
+    assert result.exit_code == 1
+    for flag in ("--worker-failure-domain: spec.workers[0].failureDomain", "--cis-profile: spec.hardening.cisProfile"):
+        assert f"error: {flag}" in result.stderr
+
+
+def test_user_data_of_guests_comes_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "user-data.yaml"
+    file.write_text("#cloud-config\nntp: {servers: [ntp.example.com]}\n")
+    found = definition(*LEAST, "--user-data", str(file))["spec"]["machines"]["guestConfig"]
+    assert found == {"userData": file.read_text()}
+    absent = call(*LEAST, "--user-data", str(tmp_path / "absent"))
+    assert (absent.exit_code, "--user-data" in absent.stderr) == (2, True)
+
+
+def test_several_pools_are_asked_in_order() -> None:
+    more = ["--ip-pool-refs", "pool-a, pool-b,pool-c", "--gateway", "10.0.0.1", "--subnet-mask", "255.255.255.0"]
+    assert definition(*LEAST, *more)["spec"]["addresses"]["ipPoolRefs"] == ["pool-a", "pool-b", "pool-c"]
