@@ -50,6 +50,19 @@ def owners(objs: dict[str, Obj]) -> dict[str, list[str]]:
     }
 
 
+def save_another(side: Management, name: str, parent: Path) -> str:
+    """Create cluster `team/NAME` beside those that are there, and save it; return the folder of the backup."""
+
+    async def create() -> None:
+        async with side.server.client() as client:
+            await load(client, whole_cluster(name, identity=f"{name}-identity"))
+
+    asyncio.run(create())
+    folder = str(parent / name)
+    assert side.caphv("backup", f"team/{name}", folder).exit_code == 0
+    return folder
+
+
 def test_a_cluster_is_saved_and_created_again_with_its_owners(
     sides: tuple[Management, Management], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,14 +107,7 @@ def test_a_restore_that_was_interrupted_while_the_pause_ended_is_completed(
 ) -> None:
     old, new = sides
     monkeypatch.setenv("CAPHV_BACKUP_PASSPHRASE", SECRET)
-
-    async def load_half() -> None:
-        async with old.server.client() as client:
-            await load(client, whole_cluster("half", identity="half-identity"))
-
-    asyncio.run(load_half())
-    folder = str(tmp_path / "half")
-    assert old.caphv("backup", "team/half", folder).exit_code == 0
+    folder = save_another(old, "half", tmp_path)
     flags = ("--yes", "--old-management-cluster-stopped")
     with interrupted_while_the_pause_ends():
         first = new.caphv("restore", folder, *flags)
@@ -120,14 +126,7 @@ def test_managers_of_fields_are_restored_also_after_others_wrote_and_after_an_in
 ) -> None:
     old, new = sides
     monkeypatch.setenv("CAPHV_BACKUP_PASSPHRASE", SECRET)
-
-    async def load_late() -> None:
-        async with old.server.client() as client:
-            await load(client, whole_cluster("late", identity="late-identity"))
-
-    asyncio.run(load_late())
-    folder = str(tmp_path / "late")
-    assert old.caphv("backup", "team/late", folder).exit_code == 0
+    folder = save_another(old, "late", tmp_path)
     create, patch = ApiClient.create, ApiClient.patch
 
     async def core_is_fast(client: ApiClient, resource: Resource, obj: Obj, **options: bool) -> Obj:
