@@ -1,0 +1,38 @@
+"""A flag of `caphv generate`, which sets a field of a definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from caphv.validation.finding import FieldPath
+from packager.definitions.flags import values
+
+KUBERNETES_VERSION = "v1.36.2"
+
+# Stands for each pool of workers in the path of a flag.
+EACH = "*"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag, the field that it sets, and its question in the interactive mode.
+
+    `ask` is the question, empty for flags that are not asked for. `default` is the value for an
+    empty answer, None if an answer is required. `choices` are all values that the schema takes if
+    they are few, for completion in a shell.
+    """
+
+    name: str
+    path: FieldPath
+    help: str
+    ask: str = ""
+    default: str | None = ""
+    value: Callable[[str], Any] = values.unchanged
+    choices: tuple[str, ...] = ()
+
+    @property
+    def parameter(self) -> str:
+        """The name in the form of a Python variable."""
+        return self.name.removeprefix("--").replace("-", "_")
