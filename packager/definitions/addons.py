@@ -16,7 +16,7 @@ from caphv.validation.finding import Finding
 from packager.addons.settings import AddonSettings, Packaging
 from packager.definitions.model import CLUSTER_RESOURCE_SET, Definition
 from packager.definitions.nodeconfig import NodeConfig
-from packager.definitions.rules import ADDONS_LABEL
+from packager.definitions.rules.metadata import ADDONS_LABEL
 from packager.rendering.bundles import FLEET_YAML, bundle_name, workspace
 from packager.rendering.rendered import Rendered
 from packager.rendering.renderer import Renderer

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from caphv.api.object import Obj, at
-from packager.definitions.rules import ADDONS_LABEL
+from packager.definitions.rules.metadata import ADDONS_LABEL
 
 WHY = (
     "it is no longer defined, but its machines keep running; to delete them with their VMs, define "

@@ -14,8 +14,9 @@ from caphv.api.object import Key, Obj
 from caphv.validation import schema
 from caphv.validation.finding import Finding, in_order
 from packager import secretscan
-from packager.definitions import rules, sizerules
+from packager.definitions import rules
 from packager.definitions.hardening import Hardening
+from packager.definitions.rules.sizes import DEFAULT_SIZES
 
 SCHEMA = "clusterdefinition.json"
 API_VERSION, KIND = "caphv.io/v1alpha1", "ClusterDefinition"
@@ -203,7 +204,7 @@ def _pool(name: str, pool: Obj, machines: Obj, *, replicas: int) -> Pool:
         "volumeSize": pool.get("diskSize") or machines.get("diskSize", "40Gi"),
         "bootOrder": 1,
     }
-    sizes = {**sizerules.DEFAULT_SIZES, **machines, **pool}
+    sizes = {**DEFAULT_SIZES, **machines, **pool}
     affinities = {
         field: pool[field] for field in ("nodeAffinity", "workloadAffinity") if pool.get(field)
     }

@@ -13,10 +13,9 @@ from caphv.api.object import Obj
 from caphv.api.quantity import quantity
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
+from packager.definitions.rules.model import KINDS
 
-KINDS = ("ClusterDefinition",)
 RULES = Rules()
-"""Their checks take a definition that its schema accepts."""
 
 DEFAULT_SIZES: Obj = {"cpu": 2, "memory": "4Gi"}
 """CPU and memory of machines whose definition names none."""

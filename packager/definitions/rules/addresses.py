@@ -1,0 +1,67 @@
+"""Rules about the addresses of machines."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from caphv.api.object import Obj
+from caphv.validation.finding import Fault, FieldPath, Finding
+from caphv.validation.rule import Rules
+from packager.definitions.rules.model import KINDS
+
+RULES = Rules()
+
+
+@RULES.rule(
+    "definition-address",
+    KINDS,
+    "Gateway and DNS servers must be IPv4 addresses, and the subnet mask must be one.",
+)
+def _check_addresses(obj: Obj) -> Iterator[Finding]:
+    addresses = obj["spec"].get("addresses", {})
+    if not addresses:
+        return
+
+    root: FieldPath = ("spec", "addresses")
+    gateway = addresses["gateway"]
+    texts: list[tuple[FieldPath, str]] = [(("gateway",), gateway)]
+    for index, server in enumerate(addresses.get("dnsServers", ())):
+        texts.append((("dnsServers", index), server))
+    for path, text in texts:
+        if not is_ipv4(text):
+            detail = "must be an IPv4 address, for example 172.16.0.1"
+            yield Finding((*root, *path), Fault.INVALID, detail, value=text)
+
+    # Read the mask late, so that the addresses are checked even if this field is missing.
+    mask = addresses["subnetMask"]
+    if not _is_mask(mask):
+        detail = "must be a subnet mask, for example 255.255.0.0"
+        yield Finding((*root, "subnetMask"), Fault.INVALID, detail, value=mask)
+        return
+    if not is_ipv4(gateway):
+        return
+    network = ipaddress.IPv4Network((gateway, mask), strict=False)
+    # Networks of one or two addresses have no network or broadcast address.
+    if network.prefixlen >= 31:
+        return
+    if ipaddress.IPv4Address(gateway) in (network.network_address, network.broadcast_address):
+        detail = f"must not be the network or broadcast address of {network}: use one between them"
+        yield Finding((*root, "gateway"), Fault.INVALID, detail, value=gateway)
+
+
+def is_ipv4(text: str) -> bool:
+    """Whether a text is an IPv4 address."""
+    try:
+        ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_mask(text: str) -> bool:
+    if not is_ipv4(text):
+        return False
+    # A mask has ones, then zeros, so its inverse is one less than a power of two.
+    inverse = ~int(ipaddress.IPv4Address(text)) & 0xFFFFFFFF
+    return inverse & (inverse + 1) == 0 and inverse != 0xFFFFFFFF

@@ -1,0 +1,3 @@
+"""What all rules about definitions share."""
+
+KINDS = ("ClusterDefinition",)
