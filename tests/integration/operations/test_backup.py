@@ -51,7 +51,7 @@ def owners(objs: dict[str, Obj]) -> dict[str, list[str]]:
 
 
 def save_another(side: Management, name: str, parent: Path) -> str:
-    """Create cluster `team/NAME` beside those that are there, and save it; return the folder of the backup."""
+    """Create cluster `team/NAME` next to those that are there, and save it; return the folder of the backup."""
 
     async def create() -> None:
         async with side.server.client() as client:
