@@ -10,6 +10,9 @@ import pytest
 from tests.support.reconciler.case import Case
 from tests.support.reconciler.cases import opened
 from tests.support.reconciler.environment import Environment, running
+from tests.support.reconciler.restricted import restricted
+
+__all__ = ["restricted"]
 
 
 @pytest.fixture(scope="package")

@@ -9,54 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from caphv import data
 from caphv.api import remedies
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS, Obj
-from caphv.runtime.addresses import AddressPolicy, networks
+from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SECRETS
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound
+from caphv.runtime.errors import Forbidden, NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
-from caphv.runtime.manager import BindAddresses
 from commands.main import cli
 from commands.options.groups import pick
 from commands.webhook import WebhookOptions, webhook_runnables
 from operations.doctor import rights
 from reconciler.harvester import identityaccount
-from reconciler.manager import Provider, ProviderOptions
 from sandbox import manifests
-from sandbox.environment import STATE_FILE
-from sandbox.guest.workload import FLAGS as WORKLOAD_FLAGS
 from sandbox.harvester import kinds
-from sandbox.harvester.config import SimulatorConfig
-from sandbox.processes import binaries, children, network, pki
-from sandbox.processes.apiserver import ApiServer, Etcd, private_file
-from tests.support import rancher
+from sandbox.processes import children, pki
+from sandbox.processes.apiserver import ApiServer
 from tests.support.images import declared
-from tests.support.paths import CHECKOUT
-from tests.support.permissions import GROUPS, asked, granted, in_namespace
+from tests.support.permissions import asked, granted
 from tests.support.printed import Person
-from tests.support.reconciler import environment, inprocess
-from tests.support.reconciler.case import (
-    HARVESTER_CLUSTERS,
-    HARVESTER_MACHINES,
-    MACHINES,
-    Case,
-)
+from tests.support.reconciler import inprocess
+from tests.support.reconciler.case import HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
 from tests.support.reconciler.cloudconfig import ACCOUNTS, BINDINGS
-from tests.support.reconciler.conditions import condition_of, is_false, is_ready, is_true
-from tests.support.reconciler.environment import TIMES, Environment, core_crds
+from tests.support.reconciler.conditions import condition_of, is_false, is_true
+from tests.support.reconciler.restricted import ACCOUNT, BASE, MANAGER, Restricted, clusters, manager, provider
 from tests.support.reconciler.uses import (
     imported,
     live,
@@ -69,24 +53,16 @@ from tests.support.reconciler.uses import (
 )
 from tests.support.waiting import until
 from tests.support.webhooks import write_certificate
-from tools.release.components import objects
 from webhooks.configuration import NAMES, RESOURCES
 from webhooks.handler import WEBHOOKS, Webhook
 
 pytestmark = pytest.mark.integration
 
-BASE = objects(CHECKOUT / "deploy" / "kustomize" / "base")
-# cert-manager does not run here, and webhooks behind a Service have no Pod: API servers learn of both in another way.
-ELSEWHERE = ("Issuer", "Certificate", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 HARVESTER = [
     role
     for path in sorted(data.folder("deploy/harvester").glob("*.yaml"))
     for role in manifests.parse(path.read_text(encoding="utf-8"))
 ]
-MANAGER = "system:serviceaccount:caphv-system:caphv-controller-manager"
-LIMITED = "system:serviceaccount:caphv-system:limited"
-FORMER = "system:serviceaccount:caphv-system:former"
-ACCOUNT = identityaccount.Account("caphv", "caphv-system", pools=True, images=("default",))
 NARROW = identityaccount.Account("narrow", "caphv-system", ("narrow-3-vms",))
 ON_HARVESTER = f"system:serviceaccount:{ACCOUNT.namespace}:{ACCOUNT.name}"
 # Checked within an apply, see tests/integration/webhooks/test_rights.py.
@@ -94,123 +70,6 @@ APPLIED = {(resource.group, resource.plural, "create") for resource in RESOURCES
 
 # Harvester's webhook asks for these rights of who creates a VM, see operations/doctor/rights.py.
 AHEAD = {(right.group, right.resource, right.verb) for right in rights.AHEAD}
-
-
-class Unlucky(inprocess.Hook):
-    """Repeats each creation as if the first response had been lost, and answers each first write with a conflict.
-
-    So every path after a refused, repeated or conflicting write runs with the shipped roles, too.
-    """
-
-    REPEATED = ("virtualmachines", "loadbalancers", "ippools", "services", "secrets", "serviceaccounts", "namespaces")
-    REPEATED += ("virtualmachineimages",)
-    EXEMPT = ("leases", "events", "tokenreviews", "subjectaccessreviews")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refused: set[tuple[str, str]] = set()
-
-    async def asked(self, method: str, path: str, _options: Mapping[str, Any], send: Callable[[], Any]) -> Any:
-        if method == "POST" and path.rpartition("/")[2] in self.REPEATED:
-            with contextlib.suppress(ApiError):
-                await send()
-        elif (
-            method in ("PATCH", "PUT", "DELETE")
-            and (method, path) not in self.refused
-            and not any(f"/{kind}/" in path for kind in self.EXEMPT)
-        ):
-            self.refused.add((method, path))
-            raise Conflict(409, "Conflict", "the object has been modified")
-        return await send()
-
-
-class Restricted(Environment):
-    """The environment with an identity of the shipped rights."""
-
-    kubeconfig: str
-
-    def identity(self, token: str = "") -> Obj:
-        return yaml.safe_load(self.kubeconfig)
-
-
-@pytest.fixture(scope="module")
-def restricted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restricted]:
-    """API servers and simulated Harvester, with the shipped accounts and without a provider."""
-    binaries.prepare()
-    folder = tmp_path_factory.mktemp("rights")
-    with network.claim() as (claimed, _):
-        try:
-            yield asyncio.run(start(folder, str(claimed)))
-        finally:
-            asyncio.run(children.stop_all(folder))
-
-
-async def start(folder: Path, claimed: str) -> Restricted:
-    await Etcd(folder).start()
-    management, harvester = (
-        ApiServer(folder, name, audit=True, service_range=services)
-        for name, services in (("management", "10.96.0.0/16"), ("harvester", "10.53.0.0/16"))
-    )
-    workload = ApiServer(folder, "workload", flags=WORKLOAD_FLAGS)
-    await asyncio.gather(*(server.start() for server in (management, harvester, workload)))
-    for server in (management, harvester):
-        private_file(folder / f"{server.name}.kubeconfig", pki.to_yaml(server.kubeconfig()))
-    private_file(folder / STATE_FILE, json.dumps({"network": claimed, "settings": TIMES, "core": ""}).encode())
-    async with management.client() as client:
-        await manifests.apply(client, [*(obj for obj in BASE if obj["kind"] not in ELSEWHERE), *core_crds("v1beta2")])
-        await rancher.install(client)
-    await environment._simulate(folder)
-    found = Restricted(folder, management, harvester, workload, SimulatorConfig.from_settings(claimed, TIMES), None)  # type: ignore[arg-type]
-    async with harvester.client() as client:
-        found.kubeconfig = await identityaccount.create(client, ACCOUNT, harvester.url)
-    return found
-
-
-def manager(server: ApiServer, account: str = MANAGER) -> ApiClient:
-    """A client with the account of the Deployment."""
-    return parse_kubeconfig(pki.to_yaml(server.kubeconfig(account, GROUPS))).client(name="management")
-
-
-@contextlib.asynccontextmanager
-async def provider(
-    server: ApiServer, metrics: int, *, account: str = MANAGER, namespace: str = ""
-) -> AsyncIterator[None]:
-    """The provider as the account of its Deployment, in this process."""
-    inprocess._hook.set(Unlucky())
-    client, stop = manager(server, account), asyncio.Event()
-    addresses = BindAddresses(f"127.0.0.1:{metrics}", "")
-    options = ProviderOptions(
-        leader_elect=True,
-        addresses=addresses,
-        secure_metrics=True,
-        namespace=namespace,
-        address_policy=AddressPolicy(networks(["127.0.0.0/8"])),
-    )
-    running = await Provider.connect(client, options)
-    work = asyncio.create_task(running.manager.run(stop))
-    inprocess._hook.set(None)
-    try:
-        yield
-        assert not work.done(), work.result()
-    finally:
-        stop.set()
-        await work
-        await client.close()
-
-
-@contextlib.asynccontextmanager
-async def clusters(environment: Restricted, *names: str) -> AsyncIterator[list[Case]]:
-    """Cases by name; they are deleted when the scenario has come to its end, and nothing of them may be left."""
-    found = [Case(environment, number, name) for number, name in enumerate(names, 1)]
-    for case in found:
-        await case.open()
-    try:
-        yield found
-        for case in found:
-            assert await case.remove() == []
-    finally:
-        for case in found:
-            await case.close()
 
 
 @pytest.mark.usefixtures("runner")
@@ -346,84 +205,6 @@ async def reconcile_now(case: Case) -> None:
     """As a user does who has no patience for the next attempt."""
     note = {"metadata": {"annotations": {"caphv.io/reconcile-at": str(time.time())}}}
     await case.patch(HARVESTER_CLUSTERS, case.name, note)
-
-
-@pytest.mark.usefixtures("runner")
-async def test_roles_in_one_namespace_are_enough_for_its_clusters(
-    restricted: Restricted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inprocess.install(monkeypatch)
-    (port,) = children.free_ports(1)
-    management = restricted.management
-    case = Case(restricted, 1, "limited")
-    await case.open()
-    try:
-        await manifests.apply(case.management, limited_to(case.name))
-        await may_give_cloud_configs(case, ACCOUNT)
-        async with provider(management, port, account=LIMITED, namespace=case.name):
-            await live(case)
-            await elsewhere(case)
-            assert await case.remove() == []
-    finally:
-        await case.close()
-    assert asked(management, LIMITED, "forbid") == set()
-    client = manager(management, LIMITED)
-    with pytest.raises(Forbidden):
-        await client.list(SECRETS, "kube-system")
-    await client.close()
-
-
-@pytest.mark.usefixtures("runner")
-async def test_roles_of_0_11_are_enough_for_all_but_the_finalizers_of_identities(
-    restricted: Restricted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inprocess.install(monkeypatch)
-    (port,) = children.free_ports(1)
-    case = Case(restricted, 4, "former")
-    await case.open()
-    try:
-        await manifests.apply(case.management, without_identity_rights(limited_to(case.name, FORMER)))
-        async with provider(restricted.management, port, account=FORMER, namespace=case.name):
-            await case.ready_cluster()
-            found = await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
-            assert "may not patch Secrets" in condition_of(found, "IdentityUpToDate")["message"]
-            assert is_true("IdentityUpToDate")(found)
-            assert await case.remove() == []
-    finally:
-        await case.close()
-
-
-def without_identity_rights(roles: list[Obj]) -> list[Obj]:
-    """Roles without the optional rights for the finalizer of identities."""
-    for role in roles:
-        for rule in role.get("rules") or ():
-            if rule.get("resources") == ["secrets"]:
-                rule["verbs"].remove("patch")
-        if "rules" in role:
-            new = {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"]}
-            role["rules"] = [rule for rule in role["rules"] if rule != new]
-    return roles
-
-
-async def elsewhere(case: Case) -> None:
-    """The identity is in another namespace for a while, which is reported and not tried."""
-    for namespace in ("somewhere", case.name):
-        reference = {"name": "identity", "namespace": namespace}
-        await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"identitySecret": reference}})
-        message = f"reads Secrets in namespace {case.name} only"
-        wrong = is_false("HarvesterConnectionReady", "HarvesterConnectionFailed", message)
-        await case.until(HARVESTER_CLUSTERS, case.name, wrong if namespace == "somewhere" else is_ready)
-
-
-def limited_to(namespace: str, account: str = LIMITED) -> list[Obj]:
-    """The shipped rights as component `one-namespace` has them, bound to an account of their own."""
-    found = in_namespace(BASE, namespace)
-    for obj in found:
-        if "subjects" in obj and obj["metadata"].get("namespace") != namespace:
-            obj["metadata"]["name"] += f"-{account.rpartition(':')[2]}"
-        for subject in obj.get("subjects", ()):
-            subject["name"] = account.rpartition(":")[2]
-    return found
 
 
 async def guard(server: ApiServer, certificates: Path) -> None:
