@@ -12,6 +12,7 @@ import click
 
 from caphv.api.object import Obj
 from commands.errors import CommandError, InputError
+from commands.generate_definition import DefinitionOptions, make_definition, read_document
 from commands.generate_flags import ClusterFlags, GroupedCommand, cluster_flags, flag_values
 from commands.generate_push import explain, push
 from commands.main import CONTEXT_SETTINGS
@@ -33,16 +34,9 @@ DONE, INVALID, UNREADABLE = 0, 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(ChartOptions, ManagementOptions):
-    """Options for the objects to make, the checks against Harvester, and the output."""
+class GenerateOptions(DefinitionOptions, ChartOptions, ManagementOptions):
+    """Options for the definition, its charts, the checks against Harvester, and the output."""
 
-    individual_objects: bool
-    fips_required: bool
-    stig: bool
-    disable_fstrim_timer: bool
-    no_guest_agent: bool
-    user_data: Path | None
-    rancher_auto_import: bool | None
     harvester_kubeconfig: Path | None
     check_kubeconfig: Path | None
     replace_identity: bool
@@ -186,8 +180,8 @@ def generate(flags: object, options: GenerateOptions) -> None:
     # Problems of files, of the definition and of Harvester are collected and reported at once.
     problems: list[str] = []
     identity = _identity(options.harvester_kubeconfig, problems)
-    document = _read(options.definition) if options.definition else None
-    definition = _definition(values, document, options)
+    document = read_document(options.definition) if options.definition else None
+    definition = make_definition(values, document, options)
     cluster = _build(definition, options)
     findings = [*cluster.findings, *_preflight(identity, definition, cluster, problems, options)]
     for finding in findings:
@@ -344,69 +338,6 @@ def _preflight(
     for note in result.unchecked:
         echo(f"warning: {note}", err=True)
     return result.findings
-
-
-def _definition(
-    values: Mapping[str, str], document: Document | None, options: GenerateOptions
-) -> Obj:
-    """Return the definition of a file with the values of flags, which take precedence."""
-    from packager.addons.merge import merge
-    from packager.definitions.fromflags import definition_of
-
-    # DISA's STIG requires a CIS profile, Secure Boot and a TPM.
-    hardening: Obj = {"fipsRequired": True} if options.fips_required else {}
-    machines: Obj = {}
-    if options.stig:
-        hardening |= {"stig": True, "cisProfile": values["--cis-profile"] or "cis"}
-        machines |= {
-            "firmware": {"efi": True, "secureBoot": True},
-            "tpm": {"enabled": True, "persistent": True},
-        }
-    if guest := _guest_config(options):
-        machines["guestConfig"] = guest
-
-    spec: Obj = {"individualObjects": True} if options.individual_objects else {}
-    if options.rancher_auto_import is not None:
-        spec["rancherAutoImport"] = options.rancher_auto_import
-    if hardening:
-        spec["hardening"] = hardening
-    if machines:
-        spec["machines"] = machines
-    base = definition_of(values, document.value if document else None)
-    return merge(base, {"spec": spec}) if spec else base
-
-
-def _guest_config(options: GenerateOptions) -> Obj:
-    config: Obj = {"disableFstrimTimer": True} if options.disable_fstrim_timer else {}
-    if options.no_guest_agent:
-        config["installGuestAgent"] = False
-    if file := options.user_data:
-        try:
-            config["userData"] = file.expanduser().read_bytes().decode()
-        except OSError as error:
-            raise InputError(f"--user-data {file}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise InputError(f"--user-data {file}: must be text in UTF-8") from None
-    return config
-
-
-def _read(file: str) -> Document:
-    from caphv.validation.yaml.loader import Unreadable, read
-
-    try:
-        source = read(file, sys.stdin.buffer)
-    except Unreadable as error:
-        raise InputError(str(error)) from None
-
-    problems = list(source.problems)
-    for document in source.documents:
-        problems += document.problems
-    if problems:
-        lines = (f"{source.name}:{it.place.line}: {it.finding.detail}" for it in problems)
-        raise InputError("; ".join(lines))
-    if len(source.documents) != 1 or not isinstance(source.documents[0].value, dict):
-        raise InputError(f"{source.name}: must hold one ClusterDefinition")
-    return source.documents[0]
 
 
 def _identity(file: Path | None, problems: list[str], flag: str = "--harvester-kubeconfig") -> str:
