@@ -27,14 +27,13 @@ from reconciler.cluster import (
     guestbalancers,
     guestname,
     guestvolumes,
-    identity,
     images,
-    limits,
     loadbalancer,
     pools,
     refusals,
     report,
 )
+from reconciler.cluster.connector import REFUSED_ONCE, Connector
 from reconciler.cluster.evacuation.phase import evacuate_hosts
 from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.parking import phase as park
@@ -44,8 +43,6 @@ from reconciler.context import Context
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Delay
 
-# Seconds until a retry after Harvester has refused a request for the first time.
-_REFUSED_ONCE = 5.0
 _FINALIZERS = {names.CLUSTER_FINALIZER, names.LEGACY_CLUSTER_FINALIZER}
 _Phase = Callable[[ClusterScope], Awaitable[None] | None]
 
@@ -59,15 +56,12 @@ class ClusterReconciler:
 
     def __init__(self, context: Context, protection: IdentityProtection) -> None:
         self._context = context
-        self._protection = protection
-        self._identities = identity.Identities(
-            allow_insecure=context.allow_insecure_identities, namespace=context.namespace
-        )
+        self._connector = Connector(context, protection)
 
         self._phases: tuple[_Phase, ...] = (
             # Connect to Harvester.
             self._ensure_finalizer,
-            self._connect,
+            self._connector.connect,
             connection.ensure_namespace,
             self._record_guest,
             park.finish_resume,
@@ -115,7 +109,7 @@ class ClusterReconciler:
         # Another controller writes the spec and the status of an externally managed cluster.
         if clusterapi.externally_managed(obj):
             report.remove_metric(scope.key)
-            return await self._read_only(scope)
+            return await self._connector.connect_read_only(scope)
 
         delay, failure = None, None
         if not clusterapi.paused(None, obj):
@@ -147,7 +141,7 @@ class ClusterReconciler:
             report.remove_metric(scope.key)
             scope.draft.set_true(ConditionType.PAUSED)
             await self._write_status(scope)
-            return await self._read_only(scope)
+            return await self._connector.connect_read_only(scope)
 
         scope.draft.set_false(ConditionType.PAUSED, Reason.NOT_PAUSED)
         return await self._run_phases(scope)
@@ -165,7 +159,7 @@ class ClusterReconciler:
             if await park.keep_record(scope):
                 unwritten.cluster = scope.cluster
                 try:
-                    await self._connect(unwritten)
+                    await self._connector.connect(unwritten)
                 except Blocked:
                     await park.begin_unseen(scope)
                     raise
@@ -178,7 +172,7 @@ class ClusterReconciler:
             if unwritten.session is None:
                 raise
             unwritten.session.probe()
-            scope.requeue_within(_REFUSED_ONCE)
+            scope.requeue_within(REFUSED_ONCE)
         except RequestError as error:
             park.report_progress(scope, f"a request failed, which is repeated: {error}")
             await self._write_paused(scope)
@@ -200,53 +194,6 @@ class ClusterReconciler:
             report.remove_metric(scope.key)
             scope.draft.set_true(ConditionType.PAUSED)
         await self._write_status(scope)
-
-    async def _read_only(self, scope: ClusterScope) -> Result:
-        """Connect a paused or externally managed cluster for its machines.
-
-        Renews the credentials of its guests, which would otherwise expire during the pause.
-        """
-        # The status of this scope is never written.
-        unwritten = ClusterScope(
-            self._context, scope.obj, scope.cluster, StatusDraft(scope.obj), read_only=True
-        )
-        try:
-            await self._connect(unwritten)
-        except Blocked as blocked:
-            unwritten.requeue_within(blocked.requeue_after)
-            await cloudconfig.renew_cloud_config(unwritten, blocked.message)
-            return Result(requeue_after=unwritten.requeue_after)
-        except Unauthorized:
-            if unwritten.session is None:
-                raise  # the management cluster has refused, not Harvester
-            unwritten.session.probe()
-            return Result(requeue_after=_REFUSED_ONCE)
-
-        await cloudconfig.renew_cloud_config(unwritten, "the cluster is paused")
-        return Result(requeue_after=unwritten.requeue_after)
-
-    async def _connect(self, scope: ClusterScope) -> None:
-        """Give the cluster and its machines a session to its Harvester.
-
-        Raises `Blocked` while there is none.
-        """
-        try:
-            await identity.ensure_session(scope, self._identities, self._protection)
-            await connection.ensure_connection(scope)
-        except Blocked as blocked:
-            self._remember_connection(scope, "" if blocked.unknown else blocked.message)
-            raise
-        finally:
-            limits.report_limits(scope)
-        self._remember_connection(scope, "")
-
-    def _remember_connection(self, scope: ClusterScope, error: str) -> None:
-        """Remember why the connection fails, and requeue all machines when the reason changes."""
-        if scope.memory.connection_error == error:
-            return
-        scope.memory.connection_error = error
-        for machine in self._context.caches.machines_of(scope.cluster):
-            self._context.queues.machines.add(key_of(machine))
 
     async def _delete_without_cluster(self, obj: Obj) -> Result | None:
         """Handle a deletion without a Cluster.
@@ -288,7 +235,7 @@ class ClusterReconciler:
             if scope.session is None:
                 raise  # the management cluster has refused, not Harvester
             scope.session.probe()
-            rejection = connection.report_rejection(scope, Delay(_REFUSED_ONCE))
+            rejection = connection.report_rejection(scope, Delay(REFUSED_ONCE))
             return await self._wait(scope, rejection)
         except RequestError as error:
             # The status reports only errors that a user has to fix. A retry resolves the others.
@@ -365,7 +312,7 @@ class ClusterReconciler:
         if not _has_finalizer(scope.obj):
             return  # our part of the deletion is complete, and other finalizers keep the object
         try:
-            await self._connect(scope)
+            await self._connector.connect(scope)
             await self._record_guest(scope)
         except Blocked:
             # If machines exist, report them instead, because the deletion waits for them first.
@@ -454,8 +401,7 @@ class ClusterReconciler:
         """Release all resources of a HarvesterCluster that no longer exists."""
         self._context.memory.forget_cluster(key)
         await self._context.object_watches.forget(key)
-        self._identities.release(key)
-        await self._context.sessions.release(key)
+        await self._connector.release(key)
         report.remove_metric(key)
 
 
