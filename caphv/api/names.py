@@ -46,6 +46,9 @@ RKE2_HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/rke2-cleanup"
 # balancer serves the newer one.
 ENDPOINT_HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io/caphv-endpoint"
 CONTROL_PLANE_LABEL = "cluster.x-k8s.io/control-plane"
+# On Machines, the name of their MachineDeployment; on the objects of a topology, that of the pool.
+DEPLOYMENT_LABEL = "cluster.x-k8s.io/deployment-name"
+POOL_LABEL = "topology.cluster.x-k8s.io/deployment-name"
 WATCH_FILTER_LABEL = "cluster.x-k8s.io/watch-filter"
 # Cluster API: annotations
 PAUSED_ANNOTATION = "cluster.x-k8s.io/paused"

@@ -19,7 +19,6 @@ from operations.read.graph import belongings, references
 
 Objects = Mapping[ObjectId, Obj]
 CONTROL_PLANE = "control plane"
-TOPOLOGY_NAME = "topology.cluster.x-k8s.io/deployment-name"
 # Fields of a control plane that its provider applies without new machines.
 _IN_PLACE = frozenset(
     {
@@ -259,7 +258,7 @@ def _deployment(obj: Obj, objects: Objects) -> Pool:
     }
 
     replicas = int(spec.get("replicas", 1) or 0)
-    name = labels_of(obj).get(TOPOLOGY_NAME) or key_of(obj).name
+    name = labels_of(obj).get(names.POOL_LABEL) or key_of(obj).name
     machine = _machine_of(ref, key_of(obj).namespace, objects)
     return Pool(
         name,

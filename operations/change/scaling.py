@@ -16,10 +16,6 @@ from operations.status.check import Check, Result, ok
 from operations.status.model import Cluster, Replicas
 from operations.status.parts import Parts
 
-POOL_LABEL = "topology.cluster.x-k8s.io/deployment-name"
-DEPLOYMENT_LABEL = "cluster.x-k8s.io/deployment-name"
-"""Label of Machines with the name of their MachineDeployment."""
-
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -177,7 +173,7 @@ def servers_of(parts: Parts) -> list[Obj]:
 def workers_of(parts: Parts, deployment: Obj) -> list[Obj]:
     """Return the HarvesterMachines of a MachineDeployment."""
     name = key_of(deployment).name
-    machines = (obj for obj in parts.machines if labels_of(obj).get(DEPLOYMENT_LABEL) == name)
+    machines = (obj for obj in parts.machines if labels_of(obj).get(names.DEPLOYMENT_LABEL) == name)
     return _infrastructure(parts, machines)
 
 
@@ -191,7 +187,7 @@ def _topology_pools(topology: Obj) -> Iterator[_Pool]:
 
 
 def _deployment(obj: Obj) -> _Pool:
-    name = labels_of(obj).get(POOL_LABEL) or str(obj["metadata"]["name"])
+    name = labels_of(obj).get(names.POOL_LABEL) or str(obj["metadata"]["name"])
     return _Pool(name, obj, at(obj, "spec", "replicas"))
 
 

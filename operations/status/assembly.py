@@ -33,7 +33,6 @@ from operations.status.model import (
 from operations.status.parkingproblems import explains_all, is_parked
 from operations.status.parts import Parts, is_paused
 
-_DEPLOYMENT_LABEL = "cluster.x-k8s.io/deployment-name"
 _CONTROL_PLANE_NAME_LABEL = "cluster.x-k8s.io/control-plane-name"
 
 
@@ -276,7 +275,7 @@ def _machine(obj: Obj, harvester_machine: Obj | None) -> Machine:
     harvester_status = at(harvester_machine, "status") or {}
 
     control_plane = clusterapi.is_control_plane(obj)
-    group_label = _CONTROL_PLANE_NAME_LABEL if control_plane else _DEPLOYMENT_LABEL
+    group_label = _CONTROL_PLANE_NAME_LABEL if control_plane else names.DEPLOYMENT_LABEL
     # The provider's condition counts if the core reports none.
     ready = condition_of(obj, "Ready") or condition_of(harvester_machine, ConditionType.READY)
     # The core copies the addresses of the HarvesterMachine, which are newer.

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from caphv.api.names import API_VERSION, GROUP
+from caphv.api.names import API_VERSION, DEPLOYMENT_LABEL, GROUP
 from caphv.api.object import Obj
 from packager.addons.merge import merge
 from packager.definitions import etcdsnapshots
@@ -220,7 +220,7 @@ def _bootstrap_template(definition: Definition, pool: Pool, boot: NodeConfig) ->
 
 def _machine_deployment(definition: Definition, pool: Pool, template: Obj) -> Obj:
     name = f"{definition.key.name}-{pool.name}"
-    labels = {"cluster.x-k8s.io/deployment-name": name}
+    labels = {DEPLOYMENT_LABEL: name}
     bootstrap = {"apiGroup": _BOOTSTRAP, "kind": _KINDS[definition.distribution][1], "name": name}
     infrastructure = {
         "apiGroup": GROUP,

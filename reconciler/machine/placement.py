@@ -12,7 +12,6 @@ from caphv.api.labels import cluster_label, label_value
 from caphv.api.object import Key, Obj, annotations_of, at, labels_of
 
 CLUSTER_LABEL = names.CLUSTER_LABEL
-DEPLOYMENT_LABEL = "cluster.x-k8s.io/deployment-name"
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _NODE_AFFINITY = ("spec", "template", "spec", "affinity", "nodeAffinity")
@@ -36,8 +35,8 @@ def group_labels(
     if control_plane:
         return {names.MACHINE_TYPE_LABEL: control_plane_selector(cluster.name)}
     labels = {CLUSTER_LABEL: cluster_label(cluster)}
-    if deployment := machine_labels.get(DEPLOYMENT_LABEL):
-        labels[DEPLOYMENT_LABEL] = label_value(deployment)
+    if deployment := machine_labels.get(names.DEPLOYMENT_LABEL):
+        labels[names.DEPLOYMENT_LABEL] = label_value(deployment)
     return labels
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from caphv.api import clusterapi, resources
+from caphv.api import clusterapi, names, resources
 from caphv.api.object import NAMESPACES, Key, Obj, at, key_of, labels_of
 from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
@@ -16,7 +16,6 @@ from operations.capacity.free import CapacityObjects
 from operations.capacity.machinechanges import ClusterEffect, effect_of
 from operations.capacity.machinepools import (
     CONTROL_PLANE,
-    TOPOLOGY_NAME,
     DesiredState,
     Objects,
     desired_state,
@@ -32,8 +31,6 @@ from operations.read.management import list_all, read_management
 from operations.read.objects import ManagementObjects
 from operations.status.assembly import overview_of
 from operations.status.model import Cluster
-
-_DEPLOYMENT = "cluster.x-k8s.io/deployment-name"
 
 
 async def plan_of_manifests(
@@ -168,7 +165,7 @@ async def _in_place_updates(
     harvester_machines = {key_of(obj): obj for obj in objects.harvester_machines}
     machines: dict[str, list[Obj]] = {}
     for machine in objects.machines:
-        deployment = labels_of(machine).get(_DEPLOYMENT)
+        deployment = labels_of(machine).get(names.DEPLOYMENT_LABEL)
         if key_of(machine).namespace != cluster.namespace or not deployment:
             continue
         pool = _pool_name("MachineDeployment", deployment, objects)
@@ -186,7 +183,7 @@ def _pool_name(kind: str, name: str, objects: ManagementObjects) -> str:
         return CONTROL_PLANE
     for obj in objects.machine_deployments:
         if key_of(obj).name == name:
-            return labels_of(obj).get(TOPOLOGY_NAME, name)
+            return labels_of(obj).get(names.POOL_LABEL, name)
     return name
 
 

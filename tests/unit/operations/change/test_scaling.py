@@ -6,12 +6,11 @@ import copy
 
 import pytest
 
+from caphv.api.names import DEPLOYMENT_LABEL, POOL_LABEL
 from caphv.api.object import Key, Obj
 from operations.change.changes import ChangeError, Plan
 from operations.change.clusterparts import cluster_and_parts
 from operations.change.scaling import (
-    DEPLOYMENT_LABEL,
-    POOL_LABEL,
     Scale,
     growing_devices,
     growth,
