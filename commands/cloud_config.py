@@ -16,12 +16,12 @@ from commands.cloud_config_account import (
     require_account,
     revoke_account,
 )
+from commands.options.changes import question_options
 from commands.options.cloudaccount import (
     AccountOptions,
     TokenOptions,
     account_options,
     output_options,
-    question_options,
 )
 from commands.options.formats import output_option
 from commands.options.groups import fill

@@ -14,7 +14,7 @@ from commands.access.changes import confirm
 from commands.access.harvesters import harvester_clients
 from commands.access.management import management_client, run
 from commands.errors import InputError
-from commands.options.changes import ChangeOptions, Duration, change_options
+from commands.options.changes import ChangeOptions, change_options, timeout_option
 from commands.options.groups import fill
 from commands.options.harvesters import (
     HarvesterOptions,
@@ -55,13 +55,8 @@ With --delete: 0 all that leaked is deleted, 1 aborted or something remains, els
 @harvester_namespace_options
 @harvester_option
 @click.option("--delete", is_flag=True, help="Delete what is left, after a question.")
-@click.option(
-    "--timeout",
-    type=Duration(),
-    default="5m",
-    show_default=True,
-    metavar="TIME",
-    help="With --delete: maximum time to wait for the objects of a kind, such as VMs that stop.",
+@timeout_option(
+    "5m", "With --delete: maximum time to wait for the objects of a kind, such as VMs that stop."
 )
 @click.option(
     "--running",

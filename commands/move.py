@@ -16,7 +16,7 @@ from caphv.api.counting import counted
 from commands.access.changes import confirm
 from commands.access.management import management_client, run
 from commands.errors import InputError
-from commands.options.changes import ChangeOptions, Duration, change_options
+from commands.options.changes import ChangeOptions, change_options, timeout_option
 from commands.options.groups import fill
 from commands.options.harvesters import insecure_option
 from commands.options.management import (
@@ -78,14 +78,7 @@ and nothing was changed.
 @namespace_options
 @click.option("--to-kubeconfig", default="", help="Kubeconfig of the new management cluster.")
 @click.option("--to-context", default="", help="Context of that kubeconfig.")
-@click.option(
-    "--timeout",
-    type=Duration(),
-    default="10m",
-    show_default=True,
-    metavar="TIME",
-    help="Maximum time to wait for adoption.",
-)
+@timeout_option("10m", "Maximum time to wait for adoption.")
 @click.option(
     "--force",
     is_flag=True,

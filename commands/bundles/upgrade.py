@@ -13,7 +13,7 @@ from commands.access.repository import open_store
 from commands.bundles import waves
 from commands.bundles.common import bundler_of, finish, release_of, render_options
 from commands.main import CONTEXT_SETTINGS
-from commands.options.changes import Duration
+from commands.options.changes import timeout_option
 from commands.options.clusters import cluster_options
 from commands.options.formats import output_option
 from commands.options.groups import fill
@@ -92,14 +92,7 @@ stopped, left clusters out or is not done in time, 2 unreadable input, or wrong 
     is_flag=True,
     help="Wait for the end of an upgrade in --waves, and show the progress.",
 )
-@click.option(
-    "--timeout",
-    type=Duration(),
-    default="2h",
-    show_default=True,
-    metavar="TIME",
-    help="Maximum time to --wait.",
-)
+@timeout_option("2h", "Maximum time to --wait.")
 @click.option(
     "--stop",
     is_flag=True,

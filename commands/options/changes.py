@@ -55,15 +55,31 @@ class WaitOptions:
     timeout: float
 
 
-def change_options(command: _Command) -> _Command:
-    """Add the options of a command that changes something: `yes`, `dry_run` and `output`."""
+def question_options(command: _Command) -> _Command:
+    """Add `yes` and `dry_run`."""
     return with_options(
         command,
-        output_option(help_text="Output format."),
         click.option(
             "--dry-run", is_flag=True, help="Show what would be changed, and change nothing."
         ),
         click.option("-y", "--yes", is_flag=True, help="Do not ask."),
+    )
+
+
+def change_options(command: _Command) -> _Command:
+    """Add the options of a command that changes something: `yes`, `dry_run` and `output`."""
+    return with_options(command, output_option(help_text="Output format."), question_options)
+
+
+def timeout_option(default: str, help_text: str) -> Callable[[_Command], _Command]:
+    """Add `timeout`, in seconds."""
+    return click.option(
+        "--timeout",
+        type=Duration(),
+        default=default,
+        show_default=True,
+        metavar="TIME",
+        help=help_text,
     )
 
 
@@ -73,14 +89,7 @@ def wait_options(timeout: str) -> Callable[[_Command], _Command]:
     def add(command: _Command) -> _Command:
         return with_options(
             command,
-            click.option(
-                "--timeout",
-                type=Duration(),
-                default=timeout,
-                show_default=True,
-                metavar="TIME",
-                help="Maximum time to wait.",
-            ),
+            timeout_option(timeout, "Maximum time to wait."),
             click.option(
                 "--wait", is_flag=True, help="Wait until it is done, and show the progress."
             ),

@@ -66,17 +66,6 @@ def account_options(command: _Command) -> _Command:
     )
 
 
-def question_options(command: _Command) -> _Command:
-    """Add `yes` and `dry_run`."""
-    return with_options(
-        command,
-        click.option(
-            "--dry-run", is_flag=True, help="Show what would be changed, and change nothing."
-        ),
-        click.option("-y", "--yes", is_flag=True, help="Do not ask."),
-    )
-
-
 def output_options(command: _Command) -> _Command:
     """Add the options for the token and the output."""
     return with_options(
