@@ -25,7 +25,7 @@ from operations.backup.forms import problem_of
 from operations.read.accounts import Account, identity_of, read_accounts
 from operations.read.management import list_all, unseen
 from operations.read.objects import Unseen
-from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client
+from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client, server_of
 
 Pools = dict[str, list[Obj]]
 """IPPools by the URL of their Harvester."""
@@ -47,10 +47,9 @@ async def read_pools(client: ApiClient, objects: Mapping[ObjectId, Obj]) -> tupl
     secrets = {key_of(obj): obj for obj in _of_kind(objects, "Secret")}
     accounts, hidden = await read_accounts(client, clusters, secrets)
 
-    # With another CA, another server may answer at the same address.
     groups: dict[tuple[str, str], list[Account]] = defaultdict(list)
     for account in accounts:
-        groups[account.kubeconfig.server, account.kubeconfig.ca].append(account)
+        groups[server_of(account.kubeconfig)].append(account)
 
     servers = asyncio.Semaphore(SERVERS_AT_ONCE)
     answers = await asyncio.gather(*(_list_pools(group, servers) for group in groups.values()))

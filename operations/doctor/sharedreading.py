@@ -19,7 +19,7 @@ from operations.doctor import settings
 from operations.doctor.harvester import MALFORMED, HarvesterFacts
 from operations.doctor.storage import Storage, selectors_of, used_classes
 from operations.read.management import list_all
-from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client
+from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client, server_of
 
 STORAGE_KINDS = (STORAGE_CLASSES, resources.LONGHORN_NODES, resources.LONGHORN_RECURRING_JOBS)
 """What the checks of storage list."""
@@ -33,11 +33,10 @@ async def read_shared(harvesters: Iterable[HarvesterFacts]) -> None:
 
     :param harvesters: what was read by each identity; those without an answer stay as they are
     """
-    # With another CA, another server may answer at the same address.
     groups: dict[tuple[str, str], list[HarvesterFacts]] = defaultdict(list)
     for facts in harvesters:
         if facts.kubeconfig and facts.objects is not None:
-            groups[facts.kubeconfig.server, facts.kubeconfig.ca].append(facts)
+            groups[server_of(facts.kubeconfig)].append(facts)
 
     servers = asyncio.Semaphore(SERVERS_AT_ONCE)
     await asyncio.gather(*(_read_group(group, servers) for group in groups.values()))

@@ -15,7 +15,7 @@ from caphv.runtime.errors import NotFound, RequestError
 from operations.read.accounts import Account, identity_of, read_accounts
 from operations.read.management import list_all, unseen
 from operations.read.objects import HarvesterObjects, Unseen
-from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client
+from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client, server_of
 
 _CLUSTER_WIDE: dict[str, Resource] = {"hosts": NODES, "pools": resources.IP_POOLS}
 # The keys are fields of `HarvesterObjects`. Only checks of a whole Harvester need these kinds.
@@ -65,11 +65,10 @@ async def read_harvesters(
         accounts={account.identity: account for account in accounts}, unseen=hidden
     )
 
-    # Identities of one Harvester share its objects. With another CA, another server may answer at
-    # the same address.
+    # Identities of one Harvester share its objects.
     groups: dict[tuple[str, str], list[Account]] = {}
     for account in accounts:
-        groups.setdefault((account.kubeconfig.server, account.kubeconfig.ca), []).append(account)
+        groups.setdefault(server_of(account.kubeconfig), []).append(account)
 
     step(f"reading {counted(len(groups), 'Harvester')}")
     limit = asyncio.Semaphore(SERVERS_AT_ONCE)

@@ -22,6 +22,11 @@ _LONGEST_FACTOR = 20
 SERVERS_AT_ONCE = 16
 
 
+def server_of(kubeconfig: Kubeconfig) -> tuple[str, str]:
+    """Return URL and CA: with another CA, another server may answer at the same address."""
+    return kubeconfig.server, kubeconfig.ca
+
+
 @asynccontextmanager
 async def answering_client(
     kubeconfig: Kubeconfig, name: str, seconds: float, **options: Any
