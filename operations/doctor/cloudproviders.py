@@ -13,6 +13,7 @@ from caphv.api.release import release_of
 from caphv.api.rke2 import installs_cloud_provider
 from operations.doctor import settings
 from operations.doctor.harvester import HarvesterFacts
+from operations.read.harvestersettings import CHART_VERSIONS
 from operations.status.check import Check, Result, ok
 from operations.status.model import Cluster
 
@@ -51,7 +52,7 @@ def _check(table: Compatibility, cluster: Cluster, facts: HarvesterFacts) -> Ite
         return  # a release of RKE2 that the table does not know
 
     subject, harvester = f"Cluster {cluster.key}", release_of(facts.deployment)
-    accepted = settings.value_of(facts.objects, settings.CHART_VERSIONS) if facts.objects else None
+    accepted = settings.value_of(facts.objects, CHART_VERSIONS) if facts.objects else None
     problems = table.problems(charts, harvester, accepted if isinstance(accepted, dict) else {})
     for problem in problems:
         message = f"RKE2 {cluster.version}: {problem}"

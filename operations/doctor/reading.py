@@ -33,6 +33,7 @@ from operations.doctor.sharedreading import read_shared
 from operations.read.accounts import identity_of, read_kubeconfig
 from operations.read.harvester import read_harvester
 from operations.read.harvesterclient import HarvesterClient
+from operations.read.harvestersettings import read_deployment
 from operations.read.management import list_all, unseen
 from operations.read.objects import ManagementObjects, target_namespaces
 from operations.read.owners import OwnerObjects, read_owners
@@ -41,7 +42,6 @@ from operations.status.provider import newest_lease
 
 _WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
 _CERT_MANAGER = "app.kubernetes.io/instance=cert-manager"
-_HARVESTER = Key("harvester-system", "harvester")
 _INGRESS = Key("kube-system", "ingress-expose")
 
 
@@ -178,12 +178,7 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
         ]
         facts.denied = await rights.find_denied(harvester, needed)
     with suppress(ApiError):
-        # The role of the provider allows it to list this one name, but not to get it.
-        listed = await harvester.list(
-            DEPLOYMENTS, _HARVESTER.namespace, field_selector=f"metadata.name={_HARVESTER.name}"
-        )
-        items = listed["items"]
-        facts.deployment = items[0] if items else None
+        facts.deployment = await read_deployment(harvester)
     with suppress(ApiError):
         facts.ingress = await harvester.get(SERVICES, _INGRESS.name, _INGRESS.namespace)
     if facts.recorded_owners is not None:

@@ -15,8 +15,8 @@ from typing import Any
 from caphv.api import names
 from caphv.api.counting import name_some
 from caphv.api.object import Obj, annotations_of, at, labels_of
-from caphv.runtime.text import TextError, load_json
 from operations.doctor.forms import mappings_of, texts_of
+from operations.read import harvestersettings
 from operations.read.objects import HarvesterObjects, time_of
 from operations.status.check import Check, Result, ok
 
@@ -26,7 +26,6 @@ OVERCOMMIT = "overcommit-config"
 CSI_DRIVERS = "csi-driver-config"
 STORAGE_NETWORK = "storage-network"
 RWX_NETWORK = "rwx-network"
-CHART_VERSIONS = "harvester-csi-ccm-versions"
 READ = (
     PROXY,
     ROTATION,
@@ -34,7 +33,7 @@ READ = (
     CSI_DRIVERS,
     STORAGE_NETWORK,
     RWX_NETWORK,
-    CHART_VERSIONS,
+    harvestersettings.CHART_VERSIONS,
 )
 """All settings that checks need."""
 
@@ -70,10 +69,7 @@ def value_of(objects: HarvesterObjects, name: str) -> Any:
     """Return the parsed value of a setting of Harvester; None where it cannot be read."""
     for setting in objects.settings:
         if setting["metadata"]["name"] == name:
-            try:
-                return load_json(str(setting.get("value") or setting.get("default") or "null"))
-            except TextError:
-                return None
+            return harvestersettings.value_of(setting)
     return None
 
 

@@ -8,14 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api import resources
-from caphv.api.object import DEPLOYMENTS, Key
 from caphv.api.release import release_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError
-from caphv.runtime.text import TextError, load_json
-
-_HARVESTER = Key("harvester-system", "harvester")
-_ACCEPTED = "harvester-csi-ccm-versions"
+from operations.read.harvestersettings import CHART_VERSIONS, read_deployment, value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +26,8 @@ async def read_chart_limits(client: ApiClient) -> ChartLimits:
     """Read the limits of one Harvester, as far as the account may. Raises `Unreachable`."""
     deployment, accepted = None, None
     with suppress(ApiError):
-        # The role of the provider allows it to list this one name, but not to get it.
-        answer = await client.list(
-            DEPLOYMENTS, _HARVESTER.namespace, field_selector=f"metadata.name={_HARVESTER.name}"
-        )
-        deployment = next(iter(answer["items"]), None)
-    with suppress(ApiError, TextError):
+        deployment = await read_deployment(client)
+    with suppress(ApiError):
         # Harvester lets every account get this setting.
-        setting = await client.get(resources.HARVESTER_SETTINGS, _ACCEPTED)
-        accepted = load_json(str(setting.get("value") or setting.get("default") or "null"))
+        accepted = value_of(await client.get(resources.HARVESTER_SETTINGS, CHART_VERSIONS))
     return ChartLimits(release_of(deployment), accepted if isinstance(accepted, dict) else {})

@@ -18,6 +18,7 @@ from caphv.runtime.text import load_yaml_all
 from operations.doctor import settings
 from operations.doctor.settings import Exceptions
 from operations.doctor.sharedreading import STORAGE_KINDS, read_settings
+from operations.read.harvestersettings import CHART_VERSIONS
 from operations.read.objects import HarvesterObjects
 from operations.status.check import Check, Result
 from tests.support.clusters import NOW, ago
@@ -235,6 +236,6 @@ def test_the_documented_role_grants_what_the_checks_read() -> None:
     }
     listed = {(kind.group, kind.plural): ({"list"}, set[str]()) for kind in STORAGE_KINDS}
     # Harvester lets every account get this one: harvester v1.8.0, pkg/data/rbac.go.
-    names = set(settings.READ) - {settings.CHART_VERSIONS}
+    names = set(settings.READ) - {CHART_VERSIONS}
     assert rights == listed | {("harvesterhci.io", "settings"): ({"get"}, names)}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
