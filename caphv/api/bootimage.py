@@ -194,7 +194,7 @@ def import_problems(cluster_spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def qualified(name: str, target_namespace: str) -> str:
-    """Return `<namespace>/<name>` for the name of an image, which may have no namespace."""
+    """Return `<namespace>/<name>` for the name of an object, which may have no namespace."""
     return name if "/" in name else f"{target_namespace}/{name}"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from caphv.api.object import Key, Obj
 from caphv.api.quantity import quantity
 from operations.capacity.hosts import Size, devices_of_machine
-from operations.capacity.machinepools import DesiredState, Pool
+from operations.capacity.machinepools import CONTROL_PLANE, DesiredState, Pool
 
 # More reasons do not help a reader.
 _MOST_REASONS = 6
@@ -211,7 +211,7 @@ def _pool_effect(
     # Providers add a machine first whatever the strategy says, because etcd with one or two members
     # does not survive the loss of a member.
     surge = after.surge if replaced else 0
-    if replaced and after.name == "control plane" and after.replicas < 3:
+    if replaced and after.name == CONTROL_PLANE and after.replicas < 3:
         surge = 1
     return PoolEffect(
         after.name,

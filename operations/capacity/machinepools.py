@@ -290,7 +290,7 @@ def _resolve(ref: Any, namespace: str, objects: Objects) -> Obj | None:
 
 def _surge(spec: Obj, replicas: int) -> int:
     """Return the number of machines that a rollout adds for a time."""
-    strategy = _strategy(spec)
+    strategy = strategy_of(spec)
     if strategy.get("type") == "OnDelete":
         return 0
     return surge_of(replicas, at(strategy, "rollingUpdate", "maxSurge"))
@@ -298,10 +298,11 @@ def _surge(spec: Obj, replicas: int) -> int:
 
 def _updates_in_place(spec: Obj, replicas: int) -> bool:
     """Return whether a rollout adds no machine, and replaces machines without their deletion."""
-    return _strategy(spec).get("type") != "OnDelete" and _surge(spec, replicas) == 0
+    return strategy_of(spec).get("type") != "OnDelete" and _surge(spec, replicas) == 0
 
 
-def _strategy(spec: Obj) -> Obj:
+def strategy_of(spec: Obj) -> Obj:
+    """Return the strategy of rollouts of a control plane or MachineDeployment; empty for none."""
     # v1beta2 has `rollout`; in v1beta1, control planes and MachineDeployments differ.
     strategy = at(spec, "rollout", "strategy") or spec.get("rolloutStrategy")
     return dict(strategy or spec.get("strategy") or {})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from caphv.api import ippool
-from caphv.api.bootimage import ImageLookupError, imports, look_up
+from caphv.api.bootimage import ImageLookupError, imports, look_up, qualified
 from caphv.api.hostresources import HUGEPAGES
 from caphv.api.object import Obj, at
 from caphv.validation.finding import Fault, FieldPath, Finding, did_you_mean
@@ -244,12 +244,12 @@ def _check_images(required: Requirements, harvester: Surroundings) -> Iterator[F
         return
     target = required.target_namespace
     needed = [
-        value for value in required.images if _qualify(value.text, target) not in required.imported
+        value for value in required.images if qualified(value.text, target) not in required.imported
     ]
     yield from _find_absent(needed, existing, "VM image", IMAGES, target)
 
     for value in required.images:
-        image = existing.get(_qualify(value.text, required.target_namespace))
+        image = existing.get(qualified(value.text, required.target_namespace))
         imported = condition_of(image, "Imported")
         if image is None or imported.get("status", "True") == "True":
             continue
@@ -289,7 +289,7 @@ def _check_pools(required: Requirements, harvester: Surroundings) -> Iterator[Fi
         return
 
     names = [value.text for value in required.networks] or required.networks_of_machines
-    networks = [_qualify(name, required.target_namespace) for name in names]
+    networks = [qualified(name, required.target_namespace) for name in names]
 
     for value in required.pools:
         pool = existing.get(bare(value.text))
@@ -346,7 +346,7 @@ def _find_absent(
 
     existing_names = set(existing)
     for value in values:
-        names = {_qualify(value.text, namespace)} if namespace else {value.text}
+        names = {qualified(value.text, namespace)} if namespace else {value.text}
         if not namespace and "/" not in value.text:
             # Here it is not known in which namespace the provider searches.
             names |= {name for name in existing_names if bare(name) == value.text}
@@ -385,10 +385,6 @@ def _missing_finding(
 def bare(reference: str) -> str:
     """Return a name without its namespace, which has no meaning for an IPPool."""
     return reference.rpartition("/")[2]
-
-
-def _qualify(reference: str, namespace: str) -> str:
-    return reference if "/" in reference else f"{namespace}/{reference}"
 
 
 def _list(value: Any) -> list[Any]:

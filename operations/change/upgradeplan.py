@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from caphv.api import remedies
-from caphv.api.bootimage import PENDING_IMPORTS
+from caphv.api.bootimage import PENDING_IMPORTS, qualified
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, at
+from operations.capacity.machinepools import strategy_of
 from operations.capacity.preflight import (
     check_controllers,
     check_health,
@@ -125,14 +126,12 @@ def surging_devices(parts: Parts, deployments: Iterable[Obj]) -> list[list[Count
 def _surges(parts: Parts, deployments: Iterable[Obj]) -> Iterator[tuple[int, list[Obj]]]:
     """Yield how many machines the rollout of each pool adds, and its HarvesterMachines."""
     spec = at(parts.control_plane, "spec") or {}
-    strategy = spec.get("rolloutStrategy") or at(spec, "rollout", "strategy")
-    value = at(strategy, "rollingUpdate", "maxSurge")
+    value = at(strategy_of(spec), "rollingUpdate", "maxSurge")
     yield surge_of(int(spec.get("replicas") or 1), value), servers_of(parts)
 
     for deployment in deployments:
         spec = deployment.get("spec") or {}
-        strategy = spec.get("strategy") or at(spec, "rollout", "strategy")
-        value = at(strategy, "rollingUpdate", "maxSurge")
+        value = at(strategy_of(spec), "rollingUpdate", "maxSurge")
         number = surge_of(int(spec.get("replicas") or 0), value)
         yield number, workers_of(parts, deployment)
 
@@ -149,7 +148,8 @@ def progress(parts: Parts, cluster: Cluster, wanted: str) -> Progress:
     replicas = (cluster.control_plane, cluster.workers)
     total = sum(part.desired for part in replicas)
     settled = all(part.complete for part in replicas) and len(machines) == len(cluster.machines)
-    reconciled = _condition(parts.cluster, "TopologyReconciled") in ("", "True")
+    topology = condition_of(parts.cluster, "TopologyReconciled").get("status")
+    reconciled = topology in (None, "True")
     complete = settled and reconciled and done == len(machines) == total
     return Progress(done, max(total, len(machines)), complete)
 
@@ -210,7 +210,7 @@ def _check_images(parts: Parts, wanted: str) -> Iterator[Check]:
     spec = at(parts.harvester_cluster, "spec") or {}
     target, declared = str(spec.get("targetNamespace") or ""), imports_of(spec)
     needed = {
-        image.text if "/" in image.text else f"{target}/{image.text}"
+        qualified(image.text, target)
         for machine in parts.harvester_machines.values()
         for volume in at(machine, "spec", "volumes") or ()
         for image in looked_up((), volume.get("imageLookup"), wanted)
@@ -305,11 +305,3 @@ def _example(kind: str) -> str:
 
 def _name(obj: Obj) -> str:
     return f"{obj['kind']} {obj['metadata']['namespace']}/{obj['metadata']['name']}"
-
-
-def _condition(obj: Obj, kind: str) -> str:
-    """Return the status of a condition; empty if there is none."""
-    for condition in at(obj, "status", "conditions") or ():
-        if condition.get("type") == kind:
-            return str(condition.get("status"))
-    return ""

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from caphv.api import clusterapi
+from caphv.api.bootimage import qualified
 from caphv.api.guestpools import pool_of_guest
 from caphv.api.object import Key, Obj, at, key_of
 from operations.read.objects import HarvesterObjects
@@ -123,5 +124,5 @@ def _network(machines: Iterable[Obj], namespace: str) -> str:
     """Return the first VM network of the machines; empty if they name none."""
     for machine in machines:
         for name in at(machine, "spec", "networks") or ():
-            return str(name) if "/" in name else f"{namespace}/{name}"
+            return qualified(str(name), namespace)
     return ""
