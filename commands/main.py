@@ -2,7 +2,6 @@
 
 import errno
 import importlib
-import importlib.metadata
 import sys
 from typing import Any
 
@@ -131,6 +130,9 @@ class LazyGroup(HelpfulGroup):
 
 def _print_version(ctx: click.Context, _option: click.Parameter, wanted: Any) -> None:
     if wanted and not ctx.resilient_parsing:
+        # It imports `email`, which would be most of the time of a completion.
+        import importlib.metadata
+
         try:
             version = importlib.metadata.version("caphv")
         except importlib.metadata.PackageNotFoundError:
