@@ -13,6 +13,7 @@ from typing import Any
 from caphv.api import names
 from caphv.api.compatibility import CLOUD_PROVIDER, CSI_DRIVER, compatibility
 from caphv.api.counting import counted
+from caphv.api.distributions import full_version
 from caphv.api.object import Key, annotations_of
 from caphv.validation.finding import Fault, FieldPath, Finding
 from operations.capacity.hosts import overcommit_of
@@ -36,8 +37,6 @@ _MACHINES: FieldPath = ("spec", "machines")
 _ADDRESSES: FieldPath = ("spec", "addresses")
 _POOLS: FieldPath = (*_ADDRESSES, "ipPoolRefs")
 _LOAD_BALANCER: FieldPath = ("spec", "loadBalancer")
-# The first release of a distribution, for a version without one.
-_SUFFIXES = {"rke2": "+rke2r1", "k3s": "+k3s1"}
 _FITTING = "VMs that fit on a host"
 _DEFAULT_STORAGE_CLASS = "longhorn"
 
@@ -114,8 +113,7 @@ class NewCluster:
 def _full_version(spec: Mapping[str, Any]) -> str:
     """Return the Kubernetes version of the machines of a definition, which may be invalid."""
     version = str(spec.get("kubernetesVersion") or "")
-    suffix = _SUFFIXES.get(str(spec.get("distribution") or "rke2"), "")
-    return version if "+" in version or not version else version + suffix
+    return full_version(version, str(spec.get("distribution") or "rke2"))
 
 
 def findings(cluster: NewCluster, harvester: Surroundings) -> list[Finding]:

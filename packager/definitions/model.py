@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caphv.api import hostresources
+from caphv.api.distributions import full_version
 from caphv.api.object import Key, Obj
 from caphv.validation import schema
 from caphv.validation.finding import Finding, in_order
@@ -21,7 +22,6 @@ from packager.definitions.rules.sizes import DEFAULT_SIZES
 SCHEMA = "clusterdefinition.json"
 API_VERSION, KIND = "caphv.io/v1alpha1", "ClusterDefinition"
 FLEET, CLUSTER_RESOURCE_SET, NONE = "Fleet", "ClusterResourceSet", "None"
-_SUFFIXES = {"rke2": "+rke2r1", "k3s": "+k3s1", "kubeadm": ""}
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _definition(obj: Obj) -> Definition:
         labels=metadata.get("labels", {}),
         annotations=metadata.get("annotations", {}),
         distribution=distribution,
-        version=_version(spec["kubernetesVersion"], distribution),
+        version=full_version(spec["kubernetesVersion"], distribution),
         cluster_class=cluster_class(spec),
         identity_secret=spec["identitySecret"]["name"],
         target_namespace=spec.get("targetNamespace", "default"),
@@ -188,10 +188,6 @@ def cluster_class(spec: Obj) -> str:
     if spec.get("individualObjects"):
         return ""
     return str(spec.get("clusterClass") or f"harvester-{spec.get('distribution', 'rke2')}")
-
-
-def _version(version: str, distribution: str) -> str:
-    return version if "+" in version else version + _SUFFIXES[distribution]
 
 
 def _pool(name: str, pool: Obj, machines: Obj, *, replicas: int) -> Pool:
