@@ -124,13 +124,12 @@ def _manifest(pool: Obj) -> Obj:
     Whatever else a Harvester answers stays out of the backup.
     """
     metadata = {name: pool["metadata"][name] for name in _KEPT if pool["metadata"].get(name)}
-    manifest: Obj = {"metadata": {"name": pool["metadata"]["name"], **metadata}}
-    return _typed(manifest | {name: pool[name] for name in ("spec", "status") if name in pool})
-
-
-def _typed(pool: Obj) -> Obj:
-    kind = resources.IP_POOLS
-    return {"apiVersion": kind.api_version, "kind": kind.kind, **pool}
+    return {
+        "apiVersion": resources.IP_POOLS.api_version,
+        "kind": resources.IP_POOLS.kind,
+        "metadata": {"name": pool["metadata"]["name"], **metadata},
+        **{name: pool[name] for name in ("spec", "status") if name in pool},
+    }
 
 
 async def _list_pools(accounts: list[Account], servers: asyncio.Semaphore) -> list[Obj] | Unseen:
