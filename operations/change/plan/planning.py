@@ -28,7 +28,7 @@ from operations.change.plan.model import ClusterPlan, ObjectPlan, Plan
 from operations.change.plan.reading import read_preview
 from operations.doctor.guests import services
 from operations.read.management import list_all, read_management
-from operations.read.objects import ManagementObjects
+from operations.read.objects import ManagementObjects, by_cluster, by_key
 from operations.status.assembly import overview_of
 from operations.status.model import Cluster
 
@@ -156,24 +156,28 @@ async def _in_place_updates(
 
     :param configs: the ExtensionConfigs
     """
+    if not configs:
+        return InPlaceUpdates()
     try:
-        namespace = await client.get(NAMESPACES, cluster.namespace) if configs else {}
+        namespace = await client.get(NAMESPACES, cluster.namespace)
     except RequestError:
         return InPlaceUpdates()
 
-    policy = extension_policy(configs, namespace) if configs else None
-    harvester_machines = {key_of(obj): obj for obj in objects.harvester_machines}
+    policy = extension_policy(configs, namespace)
+    if policy is None:
+        return InPlaceUpdates()
+
+    harvester_machines = by_key(objects.harvester_machines)
     machines: dict[str, list[Obj]] = {}
-    for machine in objects.machines:
+    for machine in by_cluster(objects.machines).get(cluster, ()):
         deployment = labels_of(machine).get(names.DEPLOYMENT_LABEL)
-        if key_of(machine).namespace != cluster.namespace or not deployment:
+        if not deployment:
             continue
         pool = _pool_name("MachineDeployment", deployment, objects)
         name = clusterapi.infrastructure_ref(machine)[1]
         # Nothing is known of a machine that was not read.
         obj = harvester_machines.get(Key(cluster.namespace, name)) or {}
-        if clusterapi.cluster_name(machine) == cluster.name:
-            machines.setdefault(pool, []).append(obj)
+        machines.setdefault(pool, []).append(obj)
     return InPlaceUpdates(policy, machines)
 
 
