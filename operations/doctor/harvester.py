@@ -81,16 +81,15 @@ def checks(facts: HarvesterFacts, now: datetime) -> list[Check]:
     try:
         made.extend(_checks(facts, now))
     except MALFORMED as error:
-        server = facts.kubeconfig.server if facts.kubeconfig else "unknown"
-        made.append(malformed(f"Harvester {server}", error))
+        subject = f"Harvester {facts.kubeconfig.server if facts.kubeconfig else 'unknown'}"
+        remedy = "Check that the kubeconfig leads to a Harvester of a supported release"
+        made.append(Check("answers", subject, Result.ERROR, describe_malformed(error), remedy))
     return made
 
 
-def malformed(subject: str, error: Exception) -> Check:
-    """Return the check of a server whose answers cannot be checked. It quotes no answer."""
-    message = f"its answers have another form than Harvester's ({type(error).__name__})"
-    remedy = "Check that the kubeconfig leads to a Harvester of a supported release"
-    return Check("answers", subject, Result.ERROR, message, remedy)
+def describe_malformed(error: Exception) -> str:
+    """Say that answers cannot be read. It quotes no answer."""
+    return f"its answers have another form than Harvester's ({type(error).__name__})"
 
 
 def _checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:

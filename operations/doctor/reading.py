@@ -27,7 +27,7 @@ from caphv.runtime.errors import ApiError, NotFound, RequestError, Unauthorized,
 from caphv.runtime.kubeconfig import KubeconfigError
 from operations.capacity.poolreader import read_pools
 from operations.doctor import rancher, rights
-from operations.doctor.harvester import MALFORMED, HarvesterFacts
+from operations.doctor.harvester import MALFORMED, HarvesterFacts, describe_malformed
 from operations.doctor.management import ManagementFacts
 from operations.doctor.sharedreading import read_shared
 from operations.read.accounts import identity_of, read_kubeconfig
@@ -162,7 +162,7 @@ async def _read_facts(
     except MALFORMED as error:
         # The objects may be half of what there is.
         facts.objects = None
-        facts.error = f"its answers have another form than Harvester's ({type(error).__name__})"
+        facts.error = describe_malformed(error)
     return facts
 
 
