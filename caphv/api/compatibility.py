@@ -18,6 +18,8 @@ from caphv import data
 from caphv.api.supported import Version, parse
 
 CLOUD_PROVIDER, CSI_DRIVER = "harvester-cloud-provider", "harvester-csi-driver"
+CHARTS = {"ccm": CLOUD_PROVIDER, "csi": CSI_DRIVER}
+"""Charts by the names of their settings in definitions and bundles."""
 # Harvester's setting has another name for the CSI driver's chart.
 _NAMES_IN_SETTING = {CLOUD_PROVIDER: CLOUD_PROVIDER, CSI_DRIVER: "harvester-csi-provider"}
 _COMPARISON = re.compile(r"(>=|<=|>|<|=)?v?(\d{1,6}\.\d{1,6}\.\d{1,6})")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api import names
-from caphv.api.compatibility import CLOUD_PROVIDER, CSI_DRIVER, compatibility
+from caphv.api.compatibility import CHARTS, compatibility
 from caphv.api.counting import counted
 from caphv.api.distributions import full_version
 from caphv.api.object import Key, annotations_of
@@ -163,7 +163,7 @@ def _bundle_charts(newest: Mapping[str, str], addons: Mapping[str, Any]) -> dict
     :param addons: settings of the cluster, which may name versions of their own
     """
     charts = {}
-    for name, chart in (("ccm", CLOUD_PROVIDER), ("csi", CSI_DRIVER)):
+    for name, chart in CHARTS.items():
         settings = mapping(addons.get(name))
         if settings.get("enabled") is not False:
             charts[chart] = str(settings.get("version") or newest.get(chart) or "")

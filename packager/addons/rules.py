@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from caphv.api.compatibility import CLOUD_PROVIDER, CSI_DRIVER, compatibility
+from caphv.api.compatibility import CHARTS, compatibility
 from caphv.api.object import Obj, at
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
@@ -27,8 +27,6 @@ RULES = Rules()
 _CSI_KEY = "cloud-provider-config"
 # First Kubernetes with MutatingAdmissionPolicy in `admissionregistration.k8s.io/v1`.
 _FIRST_POLICY_VERSION = (1, 36)
-# Charts that RKE2 installs itself, by the name of their settings.
-_OWN_CHARTS = {"ccm": CLOUD_PROVIDER, "csi": CSI_DRIVER}
 
 
 def check(facts: ClusterFacts, gathered: Gathered) -> list[Finding]:
@@ -108,7 +106,7 @@ def _check_effect(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
                 "has no effect: RKE2 installs its own chart, whose version depends on that of "
                 "Kubernetes"
             )
-            if own := rke2_charts.get(_OWN_CHARTS.get(name, "")):
+            if own := rke2_charts.get(CHARTS.get(name, "")):
                 detail += f" and is {own} in {facts.kubernetes_version}"
             yield Finding((name, "version"), Fault.UNSUPPORTED, detail, value=version)
         if name != "cni" and settings.get("enabled") is False:
