@@ -248,18 +248,7 @@ class Bootstrap:
         return entry
 
     async def _report(self, config: Obj, status: Obj) -> None:
-        before = config.get("status") or {}
-        if all(before.get(field) == value for field, value in status.items()):
-            return
-        key = key_of(config)
-        answer = await self._client.patch(
-            self._distribution.configs,
-            key.name,
-            key.namespace,
-            {"status": status},
-            subresource="status",
-        )
-        self._caches.configs.observe(answer)
+        await self._caches.write_status(self._caches.configs, config, status)
 
 
 def role_of(cluster: Obj, machine: Obj, control_plane_machines: list[Obj]) -> Role | None:

@@ -56,6 +56,7 @@ class Caches:
 
     def __init__(self, client: ApiClient, shared: Shared, distribution: Distribution) -> None:
         self.distribution = distribution
+        self._client = client
         self.clusters, self.machines = shared.clusters, shared.machines
         self.harvester_machines, self.secrets = shared.harvester_machines, shared.secrets
         self.control_planes = Informer(client, distribution.control_planes, max_backoff=2)
@@ -72,6 +73,22 @@ class Caches:
     def harvester_machines_of(self, cluster: Key) -> list[Obj]:
         """Return the HarvesterMachines of a cluster."""
         return self.harvester_machines.store.by_index(_BY_CLUSTER, str(cluster))
+
+    async def write_status(self, informer: Informer, obj: Obj, status: Obj) -> None:
+        """Patch the status of an object, unless it has these fields already.
+
+        :param informer: the informer of the object, which gets the answer
+        :param obj: the object as it was read
+        :param status: the fields to write
+        """
+        before = obj.get("status") or {}
+        if all(before.get(field) == value for field, value in status.items()):
+            return
+        key = key_of(obj)
+        answer = await self._client.patch(
+            informer.resource, key.name, key.namespace, {"status": status}, subresource="status"
+        )
+        informer.observe(answer)
 
 
 def core_informer(client: ApiClient, resource: Resource, **options: Any) -> Informer:

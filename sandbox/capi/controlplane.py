@@ -369,20 +369,10 @@ class ControlPlanes:
         if isinstance(step, Delete) and step.remediation:
             status["lastRemediation"] = {"machine": step.name, "retryCount": 0, "timestamp": now()}
 
-        before = observation.control_plane.get("status") or {}
-        if all(before.get(name) == value for name, value in status.items()):
-            return
-
-        key = key_of(observation.control_plane)
         with contextlib.suppress(NotFound):
-            answer = await self._client.patch(
-                self._distribution.control_planes,
-                key.name,
-                key.namespace,
-                {"status": status},
-                subresource="status",
+            await self._caches.write_status(
+                self._caches.control_planes, observation.control_plane, status
             )
-            self._caches.control_planes.observe(answer)
 
 
 def _cluster_of(control_plane: Obj) -> Key | None:
