@@ -29,7 +29,7 @@ from packager.addons.facts import (
     annotations_of_cluster,
     labels_of_cluster,
 )
-from packager.addons.merge import Origins, leaves, merge
+from packager.addons.merge import Origins, leaves, merge, nest
 from packager.addons.yamlvalues import YAML, check_json, parse_yaml
 
 RULES = Rules()
@@ -76,7 +76,7 @@ class Gathered:
 
     def add_one(self, path: FieldPath, value: Any, source: FieldPath) -> None:
         """Merge one field, whose value is at `source`."""
-        self.add(_nest(path, value), lambda _: source)
+        self.add(nest(path, value), lambda _: source)
 
     def add(self, values: Obj, source: Callable[[FieldPath], FieldPath]) -> None:
         """Merge one source over the earlier ones; `source` maps a setting to its place there."""
@@ -152,7 +152,7 @@ def _read_objects(facts: ClusterFacts, gathered: Gathered) -> None:
     }
     values: Obj = {}
     for path, (value, _) in settings.items():
-        values = merge(values, _nest(path, value))
+        values = merge(values, nest(path, value))
 
     # The objects have schemas of their own, but files may hold anything.
     findings = schema.load(SCHEMA).findings(values)
@@ -321,7 +321,7 @@ def _add_field(gathered: Gathered, path: FieldPath, value: Any, source: FieldPat
     :param value: value of the setting, of any type
     :param source: path of the value in its object
     """
-    findings = schema.load(SCHEMA).findings(_nest(path, value))
+    findings = schema.load(SCHEMA).findings(nest(path, value))
     gathered.findings += [replace(finding, path=source) for finding in findings]
     if not findings:
         gathered.add_one(path, value, source)
@@ -333,9 +333,3 @@ def _add_values(gathered: Gathered, values: Any, root: FieldPath) -> None:
     gathered.findings += findings
     if not findings:
         gathered.add(values, lambda path: (*root, *path))
-
-
-def _nest(path: FieldPath, value: Any) -> Obj:
-    for key in reversed(path):
-        value = {key: value}
-    return dict(value)

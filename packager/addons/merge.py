@@ -46,3 +46,10 @@ def origin(origins: Mapping[FieldPath, FieldPath], path: FieldPath) -> FieldPath
         if target[: len(path)] == path:
             return source
     return path
+
+
+def nest(path: FieldPath, value: Any) -> Obj:
+    """Return nested mappings with a value at a path."""
+    for key in reversed(path):
+        value = {key: value}
+    return dict(value)

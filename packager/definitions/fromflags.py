@@ -8,7 +8,7 @@ from typing import Any
 from caphv.api.object import Obj, at
 from caphv.validation import schema
 from caphv.validation.finding import Fault, FieldPath, Finding
-from packager.addons.merge import merge
+from packager.addons.merge import merge, nest
 from packager.definitions.flags import EACH, FLAGS, KUBERNETES_VERSION, Flag
 from packager.definitions.model import API_VERSION, KIND, SCHEMA
 
@@ -77,16 +77,10 @@ def _is_below(path: FieldPath, top: FieldPath) -> bool:
 def _set(obj: Obj, path: FieldPath, value: Any) -> Obj:
     """Return an object with a value at the path of a flag."""
     if EACH not in path:
-        return merge(obj, _nest(path, value))
+        return merge(obj, nest(path, value))
     # The flag sets a field of each pool, or of the default pool if no other flag names pools.
-    inner = _nest(path[path.index(EACH) + 1 :], value)
+    inner = nest(path[path.index(EACH) + 1 :], value)
     pools = at(obj, "spec", "workers") or [{"name": "workers"}]
     if not isinstance(pools, list) or not all(isinstance(pool, dict) for pool in pools):
         return obj
     return merge(obj, {"spec": {"workers": [merge(pool, inner) for pool in pools]}})
-
-
-def _nest(path: FieldPath, value: Any) -> Obj:
-    for key in reversed(path):
-        value = {key: value}
-    return dict(value)
