@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from caphv.api.object import Key, Obj, at
-from caphv.runtime.text import Limits, TextError, load_yaml_all
-from packager.definitions.files import CLUSTER, GITREPOS, MANIFESTS
+from caphv.runtime.text import Limits
+from packager.definitions.files import GITREPOS
+from packager.definitions.manifest import manifest_path, parse_manifest
 from packager.definitions.protection import protect
 from packager.git.folder import RECORD, Folder, parse_record
 from packager.git.paths import join_path
@@ -145,7 +146,7 @@ def _is_listed(
 
 def _has_repo(snapshot: Snapshot, cluster: Key) -> bool:
     """Whether the manifest of a cluster has a GitRepo."""
-    manifest = snapshot.read(f"{MANIFESTS}/{cluster}/{CLUSTER}/{CLUSTER}.yaml")
+    manifest = snapshot.read(manifest_path(cluster))
     return b"\nkind: GitRepo\n" in (manifest or b"")
 
 
@@ -160,7 +161,7 @@ def _former_repos(
         place = f"{workspace}/{name}"
         if _FILE not in parse_record(snapshot.read(f"{GITREPOS}/{place}/{RECORD}")):
             continue
-        for repo in _objects(snapshot.read(f"{GITREPOS}/{place}/{_FILE}")):
+        for repo in parse_manifest(snapshot.read(f"{GITREPOS}/{place}/{_FILE}"), _LIMITS):
             paths = at(repo, "spec", "paths") or []
             free = [
                 path
@@ -190,15 +191,9 @@ def _readers(snapshot: Snapshot, workspace: str) -> Mapping[str, str]:
     """Return the name of the GitRepo that lists a path, for each path in the repository."""
     readers: dict[str, str] = {}
     for name in snapshot.entries(f"{GITREPOS}/{workspace}"):
-        for repo in _objects(snapshot.read(f"{GITREPOS}/{workspace}/{name}/{_FILE}")):
+        for repo in parse_manifest(
+            snapshot.read(f"{GITREPOS}/{workspace}/{name}/{_FILE}"), _LIMITS
+        ):
             for path in at(repo, "spec", "paths") or ():
                 readers[str(path)] = name
     return readers
-
-
-def _objects(content: bytes | None) -> list[Obj]:
-    try:
-        documents = load_yaml_all(content or b"", _LIMITS)
-    except TextError:
-        return []
-    return [document for document in documents if isinstance(document, dict)]

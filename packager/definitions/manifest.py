@@ -17,10 +17,10 @@ def existing(snapshot: Snapshot, key: Key) -> list[Obj]:
     return parse_manifest(snapshot.read(manifest_path(key)))
 
 
-def parse_manifest(content: bytes | None) -> list[Obj]:
-    """Return the objects of a manifest that the packager wrote; none if they cannot be parsed."""
+def parse_manifest(content: bytes | None, limits: Limits = _LIMITS) -> list[Obj]:
+    """Return the objects of a file that the packager wrote; none if they cannot be parsed."""
     try:
-        documents = load_yaml_all(content or b"", _LIMITS)
+        documents = load_yaml_all(content or b"", limits)
     except TextError:
         return []
     return [document for document in documents if isinstance(document, dict)]
