@@ -20,7 +20,7 @@ from packager.tree import cluster_folder
 
 _BUNDLE = (FLEET_GROUP, "Bundle")
 _GIT_REPO = (FLEET_GROUP, "GitRepo")
-_COMMIT_LABEL = "fleet.cattle.io/commit"
+COMMIT_LABEL = "fleet.cattle.io/commit"
 # Conditions of GitRepos whose messages explain why Fleet did not read a commit.
 _FAULTS = (("Stalled", "True"), ("GitPolling", "False"), ("Accepted", "False"))
 _LONGEST = 600
@@ -166,7 +166,7 @@ def evaluate(
     for folder, obj in objects.items():
         if obj is None:
             continue
-        commit = labels_of(obj).get(_COMMIT_LABEL, "")
+        commit = labels_of(obj).get(COMMIT_LABEL, "")
         if commit and is_before(commit, expected.commit):
             is_behind = True
             problems.append(f"{folder}: Fleet is still at commit {commit[:12]}")
@@ -298,7 +298,7 @@ def slim_bundle(bundle: Obj) -> Obj | None:
         return None
 
     summary = at(bundle, "status", "summary") or {}
-    kept_labels = {name: labels[name] for name in (BUNDLE_LABEL, _COMMIT_LABEL) if name in labels}
+    kept_labels = {name: labels[name] for name in (BUNDLE_LABEL, COMMIT_LABEL) if name in labels}
 
     return {
         "metadata": _metadata(bundle, kept_labels),

@@ -17,6 +17,7 @@ from caphv.api.object import Obj, at
 from caphv.runtime.text import Limits, load_yaml, load_yaml_all
 from packager.addons.gather import Gathered
 from packager.fleet import (
+    COMMIT_LABEL,
     NOT_APPLIED,
     NOT_PROCESSED,
     changes,
@@ -40,7 +41,6 @@ _BUNDLES = {
     "ccm": ("ccm", "load-balancers"),
     "csi": ("csi", "csi-crds", "snapshot-controller", "storage-classes"),
 }
-_COMMIT = "fleet.cattle.io/commit"
 # Conditions of a BundleDeployment about the deployment in progress. Other conditions are about the
 # last deployment.
 _DEPLOYING = ("Deployed", "Installed")
@@ -299,7 +299,7 @@ def _git_repo_stage(folder: str, namespace: str, head: str, git_repos: Sequence[
 
 def _bundle_stage(bundle: Obj, place: str) -> Stage:
     summary = at(bundle, "status", "summary") or {}
-    commit = str(at(bundle, "metadata", "labels", _COMMIT) or "")
+    commit = str(at(bundle, "metadata", "labels", COMMIT_LABEL) or "")
     parts = [f"commit {commit[:_SHORT]}"] if commit else []
     if is_processed(bundle):
         parts.append(str(at(bundle, "status", "display", "state") or ""))
