@@ -36,7 +36,6 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeE
 """What reading values of other types raises."""
 
 _SOON = timedelta(days=14)
-_WITNESS = "node-role.harvesterhci.io/witness"
 # Warn of a pool when a smaller share of its addresses is free.
 _SCARCE_SHARE = 0.1
 _AGENT_PATIENCE = timedelta(minutes=10)
@@ -242,7 +241,7 @@ def _target(facts: HarvesterFacts) -> str:
 def _check_hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
     """Check that hosts are ready and take VMs, and that all or none of them have a zone."""
     # A witness host votes in etcd, and never runs VMs.
-    hosts = [host for host in objects.hosts if labels_of(host).get(_WITNESS) != "true"]
+    hosts = [host for host in objects.hosts if labels_of(host).get(names.WITNESS_LABEL) != "true"]
     if not hosts:
         return
 
