@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.release.krew import REPOSITORY
+
 NAME = "provenance.intoto.json"
-REPOSITORY = "https://github.com/rancher-sandbox/cluster-api-provider-harvester"
 # What `externalParameters` means, and how to build the files again.
 BUILD_TYPE = f"{REPOSITORY}/blob/main/RELEASE.md"
 LOCAL_BUILDER = f"{BUILD_TYPE}#make-a-release"
@@ -92,16 +93,16 @@ def document(files: Mapping[str, bytes], version: str, checkout: Path, source: S
 
 def _dependencies(checkout: Path, source: Source) -> list[dict[str, Any]]:
     """Return the inputs of the build with their digests."""
-    found: list[dict[str, Any]] = []
+    dependencies: list[dict[str, Any]] = []
     if source.commit:
         uri = f"git+{REPOSITORY}" + (f"@{source.ref}" if source.ref else "")
-        found.append({"uri": uri, "digest": {"gitCommit": source.commit}})
+        dependencies.append({"uri": uri, "digest": {"gitCommit": source.commit}})
 
     for name in LOCKS:
         digest = hashlib.sha256((checkout / name).read_bytes()).hexdigest()
-        found.append({"name": name, "digest": {"sha256": digest}})
+        dependencies.append({"name": name, "digest": {"sha256": digest}})
 
     dockerfile = (checkout / "Dockerfile").read_text(encoding="utf-8")
     for tag, digest in _BASE_IMAGE.findall(dockerfile):
-        found.append({"uri": f"pkg:docker/python@{tag}", "digest": {"sha256": digest}})
-    return found
+        dependencies.append({"uri": f"pkg:docker/python@{tag}", "digest": {"sha256": digest}})
+    return dependencies
