@@ -25,6 +25,14 @@ CLONED_FROM_NAME = "cluster.x-k8s.io/cloned-from-name"
 CLONED_FROM_KIND = "cluster.x-k8s.io/cloned-from-groupkind"
 SECRET_TYPE = "cluster.x-k8s.io/secret"  # noqa: S105 - a type, not a secret
 
+NOT_INITIALIZED = "Waiting for Cluster control plane to be initialized"
+"""Message of conditions of a control plane and its machines."""
+
+
+def new_condition(kind: str, status: str, reason: str, message: str = "") -> Obj:
+    """Return a condition in the form of metav1.Condition, without its time."""
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
 
 def now() -> str:
     """Return the current time in the API's format."""

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 
 from caphv.api.object import Obj, at, being_deleted, key_of
 from sandbox.capi.plan import Delete, Member, Step
-from sandbox.capi.resources import condition, with_transition_times
+from sandbox.capi.resources import (
+    NOT_INITIALIZED,
+    condition,
+    new_condition,
+    with_transition_times,
+)
 
 _NOT_PROVISIONED = "Waiting for Cluster status.infrastructureReady to be true"
-_NOT_INITIALIZED = "Waiting for Cluster control plane to be initialized"
 # Fields that Go leaves out at 0.
 _OMITTED = ("readyReplicas", "replicas", "unavailableReplicas", "updatedReplicas")
 
@@ -138,7 +142,7 @@ def _rke2_conditions(observation: Observation) -> list[Obj]:
     replicas, desired = len(observation.machines), observation.desired_replicas
     conditions = []
     if observation.provisioned:
-        conditions.append(_condition("CertificatesAvailable", "True", "Available"))
+        conditions.append(new_condition("CertificatesAvailable", "True", "Available"))
     conditions.append(_flag_condition("Initialized", observation.is_initialized))
     if observation.is_initialized:
         conditions.append(_available_condition(observation))
@@ -171,9 +175,9 @@ def _rke2_conditions(observation: Observation) -> list[Obj]:
 
     if being_deleted(observation.control_plane):
         message = "Waiting for control plane Machines to be deleted"
-        conditions.append(_condition("Deleting", "True", "WaitingForMachineDeletion", message))
+        conditions.append(new_condition("Deleting", "True", "WaitingForMachineDeletion", message))
     else:
-        conditions.append(_condition("Deleting", "False", "NotDeleting"))
+        conditions.append(new_condition("Deleting", "False", "NotDeleting"))
     return conditions
 
 
@@ -181,19 +185,19 @@ def _available_condition(observation: Observation) -> Obj:
     # The provider reports an available control plane as available even if no machine is ready.
     was_available = condition(observation.control_plane, "Available") == "True"
     if _count_true(observation.machines, "Ready") or was_available:
-        return _condition("Available", "True", "Available")
+        return new_condition("Available", "True", "Available")
 
     name = key_of(observation.control_plane).name
     message = f"Waiting for at least one machine to be ready for control plane {name}"
-    return _condition("Available", "False", "WaitingForRKE2Server", message)
+    return new_condition("Available", "False", "WaitingForRKE2Server", message)
 
 
 def _health_condition(observation: Observation, kind: str, machine_kind: str) -> Obj:
     """Return a condition that summarizes a condition of the Machines."""
     if not observation.provisioned:
-        return _condition(kind, "Unknown", "InspectionFailed", _NOT_PROVISIONED)
+        return new_condition(kind, "Unknown", "InspectionFailed", _NOT_PROVISIONED)
     if not observation.is_initialized:
-        return _condition(kind, "Unknown", "InspectionFailed", _NOT_INITIALIZED)
+        return new_condition(kind, "Unknown", "InspectionFailed", NOT_INITIALIZED)
 
     # An unhealthy machine outweighs a machine whose health is unknown.
     for status, reason in (("False", "NotHealthy"), ("Unknown", "HealthUnknown")):
@@ -204,14 +208,14 @@ def _health_condition(observation: Observation, kind: str, machine_kind: str) ->
             if condition(machine, machine_kind) == status
         ]
         if messages:
-            return _condition(kind, status, reason, "\n".join(messages))
-    return _condition(kind, "True", "Healthy")
+            return new_condition(kind, status, reason, "\n".join(messages))
+    return new_condition(kind, "True", "Healthy")
 
 
 def _aggregate_condition(machines: Sequence[Obj], kind: str, machine_kind: str) -> Obj:
     """Return a condition that is true if a condition is true for all Machines."""
     if not machines:
-        return _condition(kind, "True", "NoReplicas")
+        return new_condition(kind, "True", "NoReplicas")
 
     # The status of a missing condition is empty.
     for status, reason in (
@@ -225,8 +229,8 @@ def _aggregate_condition(machines: Sequence[Obj], kind: str, machine_kind: str) 
             if condition(machine, machine_kind) == status
         ]
         if messages:
-            return _condition(kind, status or "Unknown", reason, "\n".join(messages))
-    return _condition(kind, "True", machine_kind)
+            return new_condition(kind, status or "Unknown", reason, "\n".join(messages))
+    return new_condition(kind, "True", machine_kind)
 
 
 def _machine_message(machine: Obj, kind: str) -> str:
@@ -296,12 +300,8 @@ def _count_true(machines: Sequence[Obj], kind: str) -> int:
 
 def _flag_condition(kind: str, holds: bool, message: str = "") -> Obj:
     if holds:
-        return _condition(kind, "True", kind, message)
-    return _condition(kind, "False", f"Not{kind}")
-
-
-def _condition(kind: str, status: str, reason: str, message: str = "") -> Obj:
-    return {"type": kind, "status": status, "reason": reason, "message": message}
+        return new_condition(kind, "True", kind, message)
+    return new_condition(kind, "False", f"Not{kind}")
 
 
 def _false_condition(kind: str, severity: str, reason: str, message: str = "") -> Obj:
