@@ -179,6 +179,8 @@ IMAGE_ID_ANNOTATION = "harvesterhci.io/imageId"
 # Of Harvester's UI, on images: `iso` or `raw_qcow2`.
 IMAGE_TYPE_LABEL = "harvesterhci.io/image-type"
 WITNESS_LABEL = "node-role.harvesterhci.io/witness"
+# Provisioner in the StorageClasses of Longhorn.
+LONGHORN_DRIVER = "driver.longhorn.io"
 MAINTENANCE_ANNOTATION = "harvesterhci.io/maintain-status"
 # On a host that Harvester is asked to drain for maintenance, or to drain by force, and the taint of
 # a host that it drains for an upgrade.

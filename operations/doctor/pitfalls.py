@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 from caphv.api.counting import name_some
+from caphv.api.names import LONGHORN_DRIVER
 from caphv.api.object import Obj, at, key_of
 from operations.capacity.hosts import (
     count_homeless,
@@ -22,7 +23,6 @@ from operations.doctor import settings
 from operations.read.objects import HarvesterObjects, condition_of, conditions_of, time_of
 from operations.status.check import Check, Result, ok
 
-_LONGHORN = "driver.longhorn.io"
 # Images of SUSE without the package kernel-default:
 # https://github.com/harvester/harvester/issues/6418
 _WITHOUT_MACVLAN = re.compile(r"sle[sd]?[-_ ]?15.{0,200}minimal", re.IGNORECASE)
@@ -266,7 +266,7 @@ def _check_external_storage(
     if not isinstance(configured, dict):
         return
 
-    unset = sorted(used - {"", _LONGHORN} - configured.keys())
+    unset = sorted(used - {"", LONGHORN_DRIVER} - configured.keys())
     if unset:
         message = (
             f"volumes of {name_some(unset, _SHOWN)} cannot be backed up: setting csi-driver-config "

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api.counting import counted, name_some
+from caphv.api.names import LONGHORN_DRIVER
 from caphv.api.object import Obj, at, key_of
 from caphv.runtime.text import TextError, load_json
 from operations.doctor.forms import mappings_of, number_of, texts_of
 from operations.read.objects import HarvesterObjects
 from operations.status.check import Check, Result
 
-_LONGHORN = "driver.longhorn.io"
 _STRICT = "strict-local"
 # Volumes without a job of their own run the jobs of this group.
 _DEFAULT_GROUP = "default"
@@ -84,7 +84,7 @@ def used_classes(
     of_longhorn = [
         obj
         for obj in classes
-        if obj.get("provisioner") == _LONGHORN and obj["metadata"]["name"] in used
+        if obj.get("provisioner") == LONGHORN_DRIVER and obj["metadata"]["name"] in used
     ]
     return sorted(of_longhorn, key=lambda obj: str(obj["metadata"]["name"]))
 

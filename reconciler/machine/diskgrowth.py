@@ -24,7 +24,6 @@ from reconciler.harvester.storageprofiles import READ_WRITE_MANY
 from reconciler.machine.disks import pvc_name
 from reconciler.machine.vmclaims import Disk, claim_templates, machine_disks
 
-LONGHORN = "driver.longhorn.io"
 _DISKS = ("spec", "template", "spec", "domain", "devices", "disks")
 _REQUEST = ("spec", "resources", "requests", "storage")
 _READY = "Ready"
@@ -41,8 +40,8 @@ def class_obstacle(storage_class: Obj) -> str:
     name = storage_class["metadata"]["name"]
     parameters = storage_class.get("parameters") or {}
     # Setting `csi-online-expand-validation` of Harvester allows Longhorn alone by default.
-    if storage_class.get("provisioner") != LONGHORN:
-        return f"StorageClass {name} is not of {LONGHORN}"
+    if storage_class.get("provisioner") != names.LONGHORN_DRIVER:
+        return f"StorageClass {name} is not of {names.LONGHORN_DRIVER}"
     if not storage_class.get("allowVolumeExpansion"):
         return f"StorageClass {name} has no allowVolumeExpansion"
     if parameters.get("frontend") == _FIXED_FRONTEND:
