@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from caphv.api.hosts import is_ready
 from caphv.api.names import (
     DRAIN_FORCED_ANNOTATION,
     DRAIN_REQUESTED_ANNOTATION,
@@ -74,20 +75,6 @@ def is_drained(host: Obj) -> bool:
 def migrates_guests(host: Obj) -> bool:
     """Return whether Harvester may be migrating VMs from a host: it is drained, and not dead."""
     return is_drained(host) and is_ready(host)
-
-
-UNREADY_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""Taints that follow from condition Ready, which is read itself."""
-
-
-def is_ready(host: Obj) -> bool:
-    """Return whether the kubelet of a host reports that it is ready.
-
-    Taints are no evidence: a new Node has that of one that is not ready until a controller removes
-    it.
-    """
-    conditions = at(host, "status", "conditions") or ()
-    return any((each.get("type"), each.get("status")) == ("Ready", "True") for each in conditions)
 
 
 def _has_drain_taint(host: Obj) -> bool:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from caphv.api.conditions import is_true
 from caphv.api.object import PODS, Obj, at, being_deleted, labels_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.exec import ExecError, pod_exec
@@ -159,7 +160,4 @@ def _is_etcd(pod: Obj) -> bool:
 
 
 def _is_ready(pod: Obj) -> bool:
-    return any(
-        condition.get("type") == "Ready" and condition.get("status") == "True"
-        for condition in at(pod, "status", "conditions") or ()
-    )
+    return is_true(at(pod, "status", "conditions") or [], "Ready")

@@ -15,13 +15,13 @@ from decimal import Decimal
 from typing import Any
 
 from caphv.api.hostresources import HUGEPAGES, requested_devices
-from caphv.api.names import MAINTENANCE_ANNOTATION, POD_REQUESTS_ANNOTATION, WITNESS_LABEL
-from caphv.api.object import Obj, annotations_of, at, labels_of
+from caphv.api.hosts import is_ready, is_witness
+from caphv.api.names import MAINTENANCE_ANNOTATION, POD_REQUESTS_ANNOTATION
+from caphv.api.object import Obj, annotations_of, at
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import ENDED_PHASES, devices_of
 from caphv.runtime.text import TextError, load_json
 from operations.read.objects import HarvesterObjects
-from operations.status.details import is_host_ready
 
 _GIB = Decimal(1024) ** 3
 
@@ -105,7 +105,7 @@ def hosts_of(harvester: HarvesterObjects) -> list[Host]:
     for obj in harvester.hosts:
         if at(obj, "spec", "unschedulable") or MAINTENANCE_ANNOTATION in annotations_of(obj):
             continue
-        if labels_of(obj).get(WITNESS_LABEL) == "true" or not is_host_ready(obj):
+        if is_witness(obj) or not is_ready(obj):
             continue
 
         name = str(obj["metadata"]["name"])

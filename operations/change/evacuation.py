@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from caphv.api import evacuation, names
 from caphv.api.clusterapi import paused
 from caphv.api.counting import counted, name_some
+from caphv.api.hosts import is_ready, is_witness
 from caphv.api.labels import cluster_label
 from caphv.api.names import EVACUATE_ANNOTATION, ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, at, key_of, labels_of
@@ -16,7 +17,6 @@ from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
 from operations.change.clusterprogress import ClusterProgress
 from operations.read.objects import condition_of
 from operations.status.check import Check, Result, ok
-from operations.status.details import is_host_ready
 
 _SHOWN = 5
 
@@ -189,9 +189,8 @@ def _checks(host: Obj, hosts: Iterable[Obj], machines: Sequence[HostMachines]) -
 
 
 def _takes_vms(host: Obj) -> bool:
-    is_witness = labels_of(host).get(names.WITNESS_LABEL) == "true"
     is_closed = at(host, "spec", "unschedulable") or evacuation.is_wanted(host)
-    return is_host_ready(host) and not (is_witness or is_closed)
+    return is_ready(host) and not (is_witness(host) or is_closed)
 
 
 def _some(machines: Sequence[str]) -> str:

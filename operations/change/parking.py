@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from caphv.api import names, parking, remedies
 from caphv.api.clusterapi import externally_managed
 from caphv.api.counting import counted, name_some
+from caphv.api.hosts import is_ready
 from caphv.api.names import (
     PARK_ANNOTATION,
     PARKED_BY_SCHEDULE_ANNOTATION,
@@ -19,7 +20,6 @@ from operations.change.clusterprogress import ClusterProgress
 from operations.read.accounts import Account, identity_of
 from operations.read.objects import HarvesterObjects, ManagementObjects, condition_of
 from operations.status.check import Check, Result, ok
-from operations.status.details import is_host_ready
 from operations.status.parts import Parts
 
 _SHOWN = 5
@@ -219,7 +219,7 @@ def _resume_checks(parts: Parts, harvester: HarvesterObjects | None, why: str) -
 def _why_away(host: Obj) -> str:
     """Return a host with why it takes no VMs; empty for one that does."""
     name = key_of(host).name
-    if not is_host_ready(host):
+    if not is_ready(host):
         return f"{name} (not ready)"
     if names.MAINTENANCE_ANNOTATION in annotations_of(host):
         return f"{name} (in maintenance)"

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from caphv.api import names, remedies, resources
 from caphv.api.counting import counted, name_some
+from caphv.api.hosts import is_ready
 from caphv.api.ippool import referenced_pools
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj, at, key_of, labels_of
 from caphv.api.release import release_of
@@ -30,7 +31,6 @@ from operations.read.objects import (
 )
 from operations.read.owners import OwnerObjects
 from operations.status.check import Check, Result, ok, skipped
-from operations.status.details import is_host_ready
 
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading values of other types raises."""
@@ -245,7 +245,7 @@ def _check_hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
     if not hosts:
         return
 
-    not_ready = sorted(host["metadata"]["name"] for host in hosts if not is_host_ready(host))
+    not_ready = sorted(host["metadata"]["name"] for host in hosts if not is_ready(host))
     closed = sorted(host["metadata"]["name"] for host in hosts if at(host, "spec", "unschedulable"))
     if not_ready:
         message = f"not ready: {', '.join(not_ready)}"
@@ -289,7 +289,7 @@ def _check_volume_replicas(facts: HarvesterFacts, subject: str) -> Iterator[Chec
 
     Longhorn keeps one replica of a volume on a host, so that such volumes stay degraded.
     """
-    ready = sum(map(is_host_ready, facts.objects.hosts)) if facts.objects else 0
+    ready = sum(map(is_ready, facts.objects.hosts)) if facts.objects else 0
     for storage_class in facts.storage.classes:
         replicas = number_of(at(storage_class, "parameters", "numberOfReplicas"))
         if replicas is None or not ready or replicas <= ready:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from caphv.api import ippool, names, remedies, resources
+from caphv.api.hosts import is_ready
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, labels_of
 from caphv.api.virtualmachine import claim_sources
 from operations.read.objects import HarvesterObjects, Unseen, by_key, condition_of
@@ -201,7 +202,7 @@ def _missing_vm_problems(cluster: Cluster) -> Iterator[Problem]:
 
 def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterator[Problem]:
     """Yield a problem for each host that runs machines of the cluster and is not ready."""
-    not_ready = {obj["metadata"]["name"] for obj in harvester.hosts if not is_host_ready(obj)}
+    not_ready = {obj["metadata"]["name"] for obj in harvester.hosts if not is_ready(obj)}
 
     machines_by_host: dict[str, list[str]] = {}
     for machine in cluster.machines:
@@ -216,11 +217,6 @@ def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterator[Pr
             f"host {host} of Harvester, which runs it, is not ready",
             "Check the host on Harvester; VMs of a lost host restart on others",
         )
-
-
-def is_host_ready(obj: Obj) -> bool:
-    """Whether a host of Harvester reports that it is ready."""
-    return bool(condition_of(obj, "Ready").get("status") == "True")
 
 
 def _with_problems(cluster: Cluster, additional: Iterable[Problem]) -> Cluster:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from caphv.api import evacuation, names
+from caphv.api.hosts import is_witness
 from caphv.api.object import Obj, annotations_of, at, labels_of
 
 # The CRD of the core's Clusters takes no more failure domains, and without its status no cluster
@@ -34,8 +35,7 @@ def failure_domains(
     :param used: names of domains that have machines; they stay published after their hosts were
         removed, but take no new machine
     """
-    # A witness only votes in etcd and runs no VMs.
-    workers = [host for host in hosts if not _is_witness(host)]
+    workers = [host for host in hosts if not is_witness(host)]
     zones = {zone for host in workers if (zone := labels_of(host).get(names.ZONE_LABEL))}
     complete = all(labels_of(host).get(names.ZONE_LABEL) for host in workers)
 
@@ -72,7 +72,7 @@ def unpublished_domains(hosts: Iterable[Obj]) -> list[Obj]:
 
     If Cluster API takes no failure domains from the status, users may name either of them.
     """
-    workers = [host for host in hosts if not _is_witness(host)]
+    workers = [host for host in hosts if not is_witness(host)]
     zones = {zone for host in workers if (zone := labels_of(host).get(names.ZONE_LABEL))}
     return [
         *(_domain(zone, names.ZONE_LABEL, True) for zone in sorted(zones)),
@@ -110,11 +110,11 @@ def accepts_machines(host: Obj) -> bool:
     is_cordoned = at(host, "spec", "unschedulable")
     is_in_maintenance = annotations_of(host).get(names.MAINTENANCE_ANNOTATION)
     is_closed = is_cordoned or is_in_maintenance or evacuation.is_wanted(host)
-    return not (_is_witness(host) or is_closed)
+    return not (is_witness(host) or is_closed)
 
 
 def _state(host: Obj) -> str:
-    if _is_witness(host):
+    if is_witness(host):
         return "is a witness"
     if annotations_of(host).get(names.MAINTENANCE_ANNOTATION):
         return "is in maintenance"
@@ -124,10 +124,6 @@ def _state(host: Obj) -> str:
 def topology_key(domain: Obj) -> str:
     """Return the label by which a domain selects its hosts."""
     return str((domain.get("attributes") or {}).get("topologyKey") or "")
-
-
-def _is_witness(host: Obj) -> bool:
-    return labels_of(host).get(names.WITNESS_LABEL) == "true"
 
 
 def domain_of_host(domains: Iterable[Obj], host: Obj) -> str:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from caphv.api.evacuation import UNREADY_TAINTS, is_ready
 from caphv.api.hostresources import HUGEPAGES, requested_devices
+from caphv.api.hosts import blocking_taints, is_ready
 from caphv.api.names import CPU_MANAGER_LABEL
 from caphv.api.object import Obj, at, key_of, labels_of
 from caphv.api.quantity import quantity
@@ -21,7 +21,6 @@ _INSUFFICIENT = re.compile(r"\b([0-9]{1,6}) Insufficient ([^\s,]+)")
 # KubeVirt creates no Pod for such a VM (v1.8.3 pkg/virt-controller/services/renderresources.go,
 # `validatePermittedHostDevices`).
 _NOT_PERMITTED = re.compile(r"(?:HostDevice|GPU) (\S+) is not permitted in permittedHostDevices")
-_BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 # More hosts do not help a reader.
 _MOST_HOSTS = 8
 
@@ -122,21 +121,12 @@ def _survey(hosts: Iterable[Obj], instances: Iterable[Obj]) -> list[_Host]:
         }
         used = in_use.get(name, Counter())
         free = {resource: max(0, amount - used[resource]) for resource, amount in amounts.items()}
-        is_closed = at(obj, "spec", "unschedulable") or _is_tainted(obj)
+        is_closed = at(obj, "spec", "unschedulable") or any(blocking_taints(obj))
         reachable = is_ready(obj) and not is_closed
         accepts = reachable and accepts_machines(obj)
         pins = labels_of(obj).get(CPU_MANAGER_LABEL) == "true"
         surveyed.append(_Host(name, amounts, free, reachable, accepts, pins))
     return surveyed
-
-
-def _is_tainted(host: Obj) -> bool:
-    """Return whether a host has a taint that keeps VMs away, other than for its readiness."""
-    return any(
-        taint.get("effect") in _BLOCKING_EFFECTS and taint.get("key") not in UNREADY_TAINTS
-        for taint in at(host, "spec", "taints") or ()
-        if isinstance(taint, dict)
-    )
 
 
 def _exceeds_visible(

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from caphv.api.evacuation import UNREADY_TAINTS, is_ready
 from caphv.api.hostresources import HUGEPAGES
+from caphv.api.hosts import blocking_taints, is_ready
 from caphv.api.object import Obj, at, key_of, labels_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
@@ -132,9 +132,7 @@ def _tolerates(spec: Obj, host: Obj) -> bool:
     tolerations = spec.get("tolerations") or ()
     return all(
         any(_is_tolerated(taint, toleration) for toleration in tolerations)
-        for taint in at(host, "spec", "taints") or ()
-        if taint.get("effect") in ("NoSchedule", "NoExecute")
-        if taint.get("key") not in UNREADY_TAINTS
+        for taint in blocking_taints(host)
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from caphv.api import parking, remedies
 from caphv.api.clusterapi import control_plane_initialized, is_control_plane
+from caphv.api.conditions import is_true
 from caphv.api.names import (
     EVACUATED_STRATEGY_ANNOTATION,
     EVACUATION_STARTED_ANNOTATION,
@@ -311,20 +312,13 @@ def _node(node: Obj, around: Surroundings) -> ParkedNode:
         name,
         marked=same_run or instance is None,
         held=mark is not None,
-        ready=_is_ready(node) and is_alive and not is_old,
+        ready=is_true(at(node, "status", "conditions") or [], "Ready") and is_alive and not is_old,
     )
 
 
 def boot_id(node: Obj) -> str:
     """Return the id of the boot in which the kubelet reports; empty if it does not."""
     return str(at(node, "status", "nodeInfo", "bootID") or "")
-
-
-def _is_ready(node: Obj) -> bool:
-    return any(
-        (condition.get("type"), condition.get("status")) == ("Ready", "True")
-        for condition in at(node, "status", "conditions") or ()
-    )
 
 
 def _workers(vms: Iterable[ParkedVm], nodes: Iterable[ParkedNode]) -> list[str]:
