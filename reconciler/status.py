@@ -93,11 +93,6 @@ class StatusDraft:
         """Return whether a condition is True in the working copy."""
         return conditions.is_true(self.fields.get("conditions") or [], condition)
 
-    def had_reason(self, condition: ConditionType, reason: str) -> bool:
-        """Return whether the server's status has this reason already."""
-        reported = conditions.get_condition(self._before.get("conditions") or [], condition)
-        return reported is not None and reported.get("reason") == reason
-
     def has_message(self, condition: ConditionType, message: str, reason: str = "") -> bool:
         """Return whether the server's status has this message already.
 

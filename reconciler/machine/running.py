@@ -101,7 +101,7 @@ def _not_running(
     message = state.message
     condition, reason = ConditionType.VM_PROVISIONING_READY, Reason.DEVICES_EXHAUSTED
     # A restart of the provider resets the clock, but not what was reported.
-    is_reported = scope.draft.had_reason(condition, reason)
+    is_reported = scope.draft.has_reason(condition, reason)
     is_over = lasted >= SHORTAGE_SECONDS or is_reported
     shortage = _find_shortage(scope, state)
     if shortage:
