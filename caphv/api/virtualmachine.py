@@ -32,6 +32,17 @@ def devices_of(spec: Obj) -> Counter[str]:
     return Counter(str(device.get("deviceName") or "") for device in requests)
 
 
+def devices_in_use(instances: Iterable[Obj]) -> dict[str, Counter[str]]:
+    """Return the devices that instances use, by host; empty for those that have no host yet."""
+    in_use: dict[str, Counter[str]] = {}
+    for instance in instances:
+        # An instance that has ended keeps its host until it is deleted, but no device.
+        if at(instance, "status", "phase") not in ENDED_PHASES:
+            host = str(at(instance, "status", "nodeName") or "")
+            in_use.setdefault(host, Counter()).update(devices_of(instance.get("spec") or {}))
+    return in_use
+
+
 def is_bound_to_host(instance: Obj) -> bool:
     """Return whether KubeVirt says that it cannot migrate an instance."""
     return any(

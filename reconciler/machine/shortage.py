@@ -12,7 +12,7 @@ from caphv.api.hosts import blocking_taints, is_ready
 from caphv.api.names import CPU_MANAGER_LABEL
 from caphv.api.object import Obj, at, key_of, labels_of
 from caphv.api.quantity import quantity
-from caphv.api.virtualmachine import ENDED_PHASES, devices_of
+from caphv.api.virtualmachine import devices_in_use
 from reconciler.harvester.topology import accepts_machines
 
 # kube-scheduler names each reason with the number of hosts, separates reasons by commas, and ends
@@ -104,14 +104,7 @@ def find_refusal(spec: Obj, explanation: str) -> Shortage | None:
 
 def _survey(hosts: Iterable[Obj], instances: Iterable[Obj]) -> list[_Host]:
     """Return the hosts with what they have and what is free there, sorted."""
-    in_use: dict[str, Counter[str]] = {}
-    for instance in instances:
-        # An instance that has ended keeps its host until it is deleted, but no device.
-        if at(instance, "status", "phase") in ENDED_PHASES:
-            continue
-        host = str(at(instance, "status", "nodeName") or "")
-        in_use[host] = in_use.get(host, Counter()) + devices_of(instance.get("spec") or {})
-
+    in_use = devices_in_use(instances)
     surveyed = []
     for obj in sorted(hosts, key=key_of):
         name = key_of(obj).name

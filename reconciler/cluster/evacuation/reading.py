@@ -43,7 +43,12 @@ from caphv.api.resources import (
     CLUSTER_API_GROUP,
     HARVESTER_MACHINES,
 )
-from caphv.api.virtualmachine import devices_of, is_bound_to_host, migrates_when_evicted
+from caphv.api.virtualmachine import (
+    ENDED_PHASES,
+    devices_of,
+    is_bound_to_host,
+    migrates_when_evicted,
+)
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.etcd import find_pods
@@ -74,7 +79,6 @@ _KEPT = {
     INSUFFICIENT_QUOTA_ANNOTATION,
     MAINTENANCE_HOST_ANNOTATION,
 }
-_ENDED = ("Succeeded", "Failed")
 # Harvester stops the VMs of a host seconds before it marks the host as being drained. A provider
 # that starts meanwhile finds them, too.
 _LATELY_SECONDS = 600.0
@@ -308,7 +312,7 @@ def _vm(
 def _is_alive(instance: Obj | None) -> bool:
     if instance is None or being_deleted(instance):
         return False
-    return at(instance, "status", "phase") not in _ENDED
+    return at(instance, "status", "phase") not in ENDED_PHASES
 
 
 def _is_held_for_long(scope: ClusterScope, vm: EvacuatedVm) -> bool:

@@ -15,7 +15,7 @@ from caphv.api.hosts import blocking_taints, is_ready
 from caphv.api.object import Obj, at, key_of, labels_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
-from caphv.api.virtualmachine import ENDED_PHASES, claims_of, devices_of
+from caphv.api.virtualmachine import claims_of, devices_in_use, devices_of
 from reconciler.harvester.topology import accepts_machines
 from reconciler.machine.placement import REQUIRED, admits_host
 
@@ -62,12 +62,7 @@ def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj
         )
 
     needs = devices_of(spec)
-    in_use: dict[str, Counter[str]] = {}
-    for instance in instances:
-        if at(instance, "status", "phase") in ENDED_PHASES:
-            continue
-        used_on = str(at(instance, "status", "nodeName") or "")
-        in_use[used_on] = in_use.get(used_on, Counter()) + devices_of(at(instance, "spec"))
+    in_use = devices_in_use(instances)
     # The scheduler may give any device to one that has no host yet.
     pending = in_use.get("", Counter())
     for host in suitable:

@@ -35,7 +35,7 @@ from caphv.api.object import (
 )
 from caphv.api.ownership import Ownership, ownership_of
 from caphv.api.resources import HARVESTER_MACHINES
-from caphv.api.virtualmachine import claims_of
+from caphv.api.virtualmachine import ENDED_PHASES, claims_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound, RequestError
 from caphv.runtime.listing import list_pages
@@ -184,7 +184,7 @@ def _is_idle(vm: Obj, instance: Obj | None) -> bool:
         return False
     if run_strategy(vm) not in _IDLE_STRATEGIES:
         return False
-    has_ended = instance is None or at(instance, "status", "phase") in ("Succeeded", "Failed")
+    has_ended = instance is None or at(instance, "status", "phase") in ENDED_PHASES
     # Without this status, KubeVirt is about to start it.
     return has_ended and at(vm, "status", "printableStatus") == "Stopped"
 
