@@ -29,7 +29,7 @@ from reconciler.machine.scope import MachineScope
 from reconciler.machine.validation import InvalidSpecError
 from reconciler.machine.vm import can_grow, has_maxima, virtual_machine
 from reconciler.machine.vmclaims import machine_disks
-from reconciler.machine.vminputs import disk_images, inputs_of, offered_modes
+from reconciler.machine.vminputs import inputs_of, offered_modes
 
 _RETRY_SECONDS = 60.0
 _AFFINITY = ("spec", "template", "spec", "affinity")
@@ -134,8 +134,7 @@ async def _change_disks(
 
 async def _expected_vm(scope: MachineScope, vm: Obj) -> Obj | None:
     """Return the VM of the spec; None if the spec is invalid, as condition VMUpToDate reports."""
-    # The image of a disk may have been deleted since.
-    inputs = replace(inputs_of(scope, vm), images=disk_images(scope, vm))
+    inputs = inputs_of(scope, vm)
     if len(scope.spec.get("volumes") or ()) > len(machine_disks(vm)):
         inputs = replace(inputs, offered=await offered_modes(scope, inputs))
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
 
 from caphv.api import names
 from caphv.api.names import ConditionType, Reason
@@ -109,7 +108,7 @@ def report_drift(scope: MachineScope, vm: Obj, vmi: Obj | None, refusal: str = "
     version = _compared_version(scope, vm, images)
     compared, message = scope.memory.drift or (None, "")
     if compared != version:
-        message = _differences(scope, vm, images)
+        message = _differences(scope, vm)
         scope.memory.drift = (version, message)
 
     if not message:
@@ -160,10 +159,10 @@ def _compared_version(
     )
 
 
-def _differences(scope: MachineScope, vm: Obj, images: Mapping[str, ResolvedImage]) -> str:
+def _differences(scope: MachineScope, vm: Obj) -> str:
     """Describe how the VM differs from the machine's spec; empty if it does not."""
     try:
-        inputs = replace(inputs_of(scope, vm), images=images)
+        inputs = inputs_of(scope, vm)
         differences = drift(virtual_machine(inputs), vm, inputs.requirement)
     except InvalidSpecError as error:
         return f"the machine's spec is not valid for a VM: {error}"

@@ -116,20 +116,21 @@ def _version(scope: MachineScope) -> str:
 def inputs_of(scope: MachineScope, vm: Obj | None = None) -> VirtualMachineInputs:
     """Return all inputs of the machine's VM, from caches.
 
-    :param vm: the VM if it exists; only a restart can make it able to grow
+    :param vm: the VM if it exists; its disks keep their images, and only a restart can make it able
+        to grow
     """
     assert scope.cluster_key is not None  # noqa: S101 - the caller checked
     domains = scope.failure_domains
     domain = scope.failure_domain
     hosts = list(scope.session().hosts.store)
 
-    machine = machine_with_images(scope, vm)
+    machine = _with_images(scope, vm)
     return VirtualMachineInputs(
         machine=machine,
         cluster=scope.cluster_key,
         target_namespace=scope.target_namespace,
         owner=scope.owner,
-        images=resolve_images(scope, machine),
+        images=_disk_images(scope, machine, vm) if vm else _resolve_images(scope, machine),
         control_plane=scope.control_plane,
         failure_domain=domain,
         failure_domains=domains,
@@ -142,7 +143,7 @@ def inputs_of(scope: MachineScope, vm: Obj | None = None) -> VirtualMachineInput
     )
 
 
-def machine_with_images(scope: MachineScope, vm: Obj | None) -> Obj:
+def _with_images(scope: MachineScope, vm: Obj | None) -> Obj:
     """Return the HarvesterMachine with names of images in place of lookups.
 
     A disk that exists keeps its image, whatever version the Machine gets later.
@@ -168,8 +169,11 @@ def disk_images(scope: MachineScope, vm: Obj) -> dict[str, ResolvedImage]:
 
     A user may delete an image once the disk exists, because the disk does not need it any more.
     """
-    machine = machine_with_images(scope, vm)
-    images, templates = resolve_images(scope, machine), claim_templates(vm)
+    return _disk_images(scope, _with_images(scope, vm), vm)
+
+
+def _disk_images(scope: MachineScope, machine: Obj, vm: Obj) -> dict[str, ResolvedImage]:
+    images, templates = _resolve_images(scope, machine), claim_templates(vm)
     for index, volume in enumerate(at(machine, "spec", "volumes") or ()):
         image_name = str(volume.get("imageName") or "")
         if image_name and image_name not in images:
@@ -220,7 +224,7 @@ def template_advice(scope: MachineScope) -> list[str]:
     ]
 
 
-def resolve_images(scope: MachineScope, machine: Obj) -> dict[str, ResolvedImage]:
+def _resolve_images(scope: MachineScope, machine: Obj) -> dict[str, ResolvedImage]:
     """Return images by `imageName`, for those names in the volumes that Harvester has.
 
     :param machine: the HarvesterMachine with names in place of lookups
