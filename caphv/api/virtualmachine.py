@@ -92,6 +92,15 @@ def is_machine_pvc(vm_name: str, claim_name: str, disks: int | None = None) -> b
     return index is not None and (disks is None or index < disks)
 
 
+def is_added_volume(vm_name: str, volume: str) -> bool:
+    """Return whether a hot-plugged volume has the name that an update in place gives.
+
+    Harvester gives the volume another claim when its storage is migrated or a backup restored. No
+    UI and no CSI driver gives such names.
+    """
+    return is_machine_pvc(vm_name, f"{vm_name}-{volume}")
+
+
 def disk_index(vm_name: str, claim_name: str) -> int | None:
     """Return the number in the name of a disk of this VM; None for other claims.
 

@@ -7,7 +7,7 @@ from typing import Any
 from caphv.api import names
 from caphv.api.hostresources import HUGEPAGES, KUBEVIRT_DEVICES
 from caphv.api.object import Obj, annotations_of, at, labels_of
-from caphv.api.virtualmachine import is_machine_pvc
+from caphv.api.virtualmachine import is_added_volume
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _INSTANCE = ("phase", "nodeName", "reason")
@@ -130,10 +130,8 @@ def _machine_volumes(vmi: Obj) -> list[Obj]:
         claim = _kept(info if isinstance(info, dict) else None, _CLAIM)
         if "capacity" in claim:
             claim["capacity"] = {"storage": at(info, "capacity", "storage")}
-        # The name of its volume stays when Harvester gives a disk another claim.
-        name = vmi["metadata"]["name"]
-        is_machines = not volume.get("hotplugVolume") or is_machine_pvc(
-            name, f"{name}-{volume.get('name')}"
+        is_machines = not volume.get("hotplugVolume") or is_added_volume(
+            vmi["metadata"]["name"], str(volume.get("name"))
         )
         if claim and is_machines:
             state = _kept(volume, ("phase", "message"))

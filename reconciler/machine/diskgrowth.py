@@ -89,7 +89,7 @@ def identity_obstacle(vm: Obj, claims: Mapping[str, Obj], owner: Owner, number: 
 
     name = vm["metadata"]["name"]
     listed = [template.name for template in claim_templates(vm)]
-    unused = [claim for claim in listed if claim not in claims_of(vm)]
+    unused = set(listed) - claims_of(vm)
     detached = [claim for claim in unused if is_machine_pvc(name, claim)]
     if detached or len(set(listed)) < len(listed):
         return (

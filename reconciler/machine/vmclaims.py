@@ -20,6 +20,7 @@ from caphv.api.virtualmachine import (
     claim_source,
     claim_sources,
     disk_index,
+    is_added_volume,
     is_machine_pvc,
 )
 from caphv.runtime.text import load_json
@@ -69,15 +70,6 @@ def machine_disks(vm: Obj) -> list[Disk]:
     boot = [disk for disk in disks if not disk.hotplugged]
     added = [disk for disk in disks if disk.hotplugged and is_added_volume(vm_name, disk.volume)]
     return [*boot, *added]
-
-
-def is_added_volume(vm_name: str, volume: str) -> bool:
-    """Return whether a hot-plugged volume has the name that an update in place gives.
-
-    Harvester gives the volume another claim when its storage is migrated or a backup restored. No
-    UI and no CSI driver gives such names.
-    """
-    return is_machine_pvc(vm_name, f"{vm_name}-{volume}")
 
 
 def claim_templates(vm: Obj) -> list[ClaimTemplate]:
