@@ -14,15 +14,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from caphv.api import names
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, at
 from caphv.api.ownership import Owner, Ownership, ownership_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import VOLUMES, claims_of, is_machine_pvc
-from caphv.runtime.text import load_json
 from reconciler.harvester.storageprofiles import READ_WRITE_MANY
 from reconciler.machine.disks import pvc_name
-from reconciler.machine.vmclaims import Disk, claim_templates, machine_disks
+from reconciler.machine.vmclaims import Disk, claim_templates, machine_disks, template_objects
 
 _DISKS = ("spec", "template", "spec", "domain", "devices", "disks")
 _REQUEST = ("spec", "resources", "requests", "storage")
@@ -124,7 +123,7 @@ def disk_growth_obstacle(vm: Obj, vmi: Obj | None, classes: Mapping[str, str]) -
             "StorageClass of each disk"
         )
     # Harvester refuses larger hot-plugged file systems.
-    modes = {at(template, "metadata", "name"): _mode(template) for template in _templates(vm)}
+    modes = {at(template, "metadata", "name"): _mode(template) for template in template_objects(vm)}
     fixed = [
         disk.claim
         for disk in machine_disks(vm)
@@ -164,13 +163,13 @@ def larger_disks(vm: Obj, expected: Obj) -> Obj:
 
     :param expected: the VM of the machine's spec
     """
-    sizes = [_size(template) for template in _templates(expected)]
+    sizes = [_size(template) for template in template_objects(expected)]
     wanted = {
         disk.claim: sizes[disk.index]
         for disk in machine_disks(vm)
         if disk.index is not None and disk.index < len(sizes)
     }
-    templates = _templates(vm)
+    templates = template_objects(vm)
     is_changed = False
     for index, template in enumerate(templates):
         size, present = wanted.get(at(template, "metadata", "name")), _bytes(_size(template))
@@ -214,14 +213,14 @@ def added_disks(vm: Obj, expected: Obj) -> Obj:
         },
     }
     return {
-        **_annotation([*_templates(vm), *templates]),
+        **_annotation([*template_objects(vm), *templates]),
         "spec": {"template": {"spec": spec}},
     }
 
 
 def missing_templates(vm: Obj, expected: Obj) -> list[Obj]:
     """Return the claims of the machine's disks that a VM lacks."""
-    disks, templates = machine_disks(vm), _templates(expected)
+    disks, templates = machine_disks(vm), template_objects(expected)
     present = {disk.index for disk in disks}
     if None in present:
         # Harvester gives the disks of a restored VM other names.
@@ -261,13 +260,6 @@ def pending_disks(vm: Obj, vmi: Obj | None, volumes: Sequence[Obj]) -> Iterator[
 def disk_states(obj: Obj) -> object:
     """Return the field of the status of an instance on which `pending_disks` depends."""
     return at(obj, "status", "volumeStatus")
-
-
-def _templates(vm: Obj) -> list[Obj]:
-    """Return the claims in the VM's annotation with all fields; none if it is invalid."""
-    if not claim_templates(vm):
-        return []
-    return list(load_json(annotations_of(vm)[names.VOLUME_CLAIM_TEMPLATES_ANNOTATION]))
 
 
 def _annotation(templates: Sequence[Obj]) -> Obj:

@@ -74,21 +74,25 @@ def machine_disks(vm: Obj) -> list[Disk]:
 
 def claim_templates(vm: Obj) -> list[ClaimTemplate]:
     """Return the claims in the VM's annotation in order, none if the annotation is invalid."""
+    return list(map(_claim_template, template_objects(vm)))
+
+
+def template_objects(vm: Obj) -> list[Obj]:
+    """Return the same claims with all their fields, of which only the name has a certain type."""
     try:
         entries = load_json(annotations_of(vm).get(names.VOLUME_CLAIM_TEMPLATES_ANNOTATION) or "[]")
     except ValueError:
         return []
     if not isinstance(entries, list):
         return []
-    templates = [_claim_template(entry) for entry in entries]
-    return templates if all(template.name for template in templates) else []
+    claim_names = [at(entry, "metadata", "name") for entry in entries]
+    return entries if all(isinstance(name, str) and name for name in claim_names) else []
 
 
-def _claim_template(entry: object) -> ClaimTemplate:
-    name = at(entry, "metadata", "name")
+def _claim_template(entry: Obj) -> ClaimTemplate:
     modes = at(entry, "spec", "accessModes")
     return ClaimTemplate(
-        name=name if isinstance(name, str) else "",
+        name=entry["metadata"]["name"],
         size=at(entry, "spec", "resources", "requests", "storage"),
         storage_class=at(entry, "spec", "storageClassName"),
         image=at(entry, "metadata", "annotations", names.IMAGE_ID_ANNOTATION),
