@@ -12,14 +12,19 @@ from caphv.api.names import (
     SKIP_REMEDIATION_ANNOTATION,
     SKIPPED_BY_US,
 )
-from caphv.api.object import NODES, Obj, annotations_of, at, key_of
+from caphv.api.object import Obj, annotations_of, at, key_of
 from caphv.runtime.cache import Informer
-from caphv.runtime.errors import NotFound
 from reconciler.cluster.evacuation.plan import Action, Step
 from reconciler.cluster.evacuation.reading import Surroundings
 from reconciler.cluster.parking.plan import HALTED
 from reconciler.cluster.parking.reading import boot_id, run_strategy
-from reconciler.cluster.parking.writing import STARTING, Annotations, patch_vm
+from reconciler.cluster.parking.writing import (
+    STARTING,
+    Annotations,
+    patch_node,
+    patch_vm,
+    release_node,
+)
 from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.placement import avoidance_patch
 from reconciler.machine.vm import RUN_STRATEGY
@@ -50,7 +55,8 @@ async def perform(scope: ClusterScope, around: Surroundings, step: Step) -> None
         case Action.START:
             await _start(scope, around, name)
         case Action.UNCORDON:
-            await _uncordon(around, name)
+            records = (EVACUATED_BOOT_ANNOTATION, CORDONED_BY_EVACUATION_ANNOTATION)
+            await release_node(around.client, around.nodes, name, *records)
         case Action.SETTLE:
             await _settle(scope, around.vms[name])
         case Action.YIELD:
@@ -124,21 +130,4 @@ async def _cordon(around: Surroundings, name: str) -> None:
     if not at(node, "spec", "unschedulable"):
         annotations[CORDONED_BY_EVACUATION_ANNOTATION] = "true"
         patch["spec"] = {"unschedulable": True}
-    await _patch_node(around, name, patch)
-
-
-async def _uncordon(around: Surroundings, name: str) -> None:
-    """Uncordon a Node, unless a user had cordoned it before."""
-    names = (EVACUATED_BOOT_ANNOTATION, CORDONED_BY_EVACUATION_ANNOTATION)
-    patch: Obj = {"metadata": {"annotations": dict.fromkeys(names)}}
-    if CORDONED_BY_EVACUATION_ANNOTATION in annotations_of(around.nodes[name]):
-        patch["spec"] = {"unschedulable": None}
-    await _patch_node(around, name, patch)
-
-
-async def _patch_node(around: Surroundings, name: str, patch: Obj) -> None:
-    assert around.client is not None  # noqa: S101 - the Node was read with it
-    try:
-        await around.client.patch(NODES, name, "", patch)
-    except NotFound:
-        around.nodes.pop(name)  # deleted meanwhile, as the next read shows
+    await patch_node(around.client, around.nodes, name, patch)

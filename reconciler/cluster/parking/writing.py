@@ -142,7 +142,8 @@ async def _write_nodes(scope: ClusterScope, around: Surroundings, step: Step) ->
             if step.action is Action.MARK:
                 await _mark(scope, around, name)
             else:
-                await _release(around, name)
+                records = (PARKED_BOOT_ANNOTATION, CORDONED_BY_PARK_ANNOTATION)
+                await release_node(around.client, around.nodes, name, *records)
         except (ApiError, Unreachable) as error:
             scope.memory.refused_nodes[name] = str(error)
 
@@ -158,24 +159,36 @@ async def _mark(scope: ClusterScope, around: Surroundings, name: str) -> None:
     elif annotations_of(node).get(CORDONED_BY_PARK_ANNOTATION) != since:
         # Of an earlier time: meanwhile, a user has cordoned it.
         annotations[CORDONED_BY_PARK_ANNOTATION] = None
-    await _patch_node(around, name, patch)
+    await patch_node(around.client, around.nodes, name, patch)
 
 
-async def _release(around: Surroundings, name: str) -> None:
-    """Uncordon a Node, unless a user had cordoned it before."""
-    names = (PARKED_BOOT_ANNOTATION, CORDONED_BY_PARK_ANNOTATION)
-    patch: Obj = {"metadata": {"annotations": dict.fromkeys(names)}}
-    if CORDONED_BY_PARK_ANNOTATION in annotations_of(around.nodes[name]):
+async def release_node(
+    client: ApiClient | None, nodes: dict[str, Obj], name: str, boot_record: str, cordon_record: str
+) -> None:
+    """Uncordon a Node, unless a user had cordoned it before, and remove both records from it.
+
+    :param nodes: the Nodes that were read with the client, by name
+    :param boot_record: the annotation with the boot in which the Node was cordoned
+    :param cordon_record: the annotation that only a Node has which the provider has cordoned
+    """
+    patch: Obj = {"metadata": {"annotations": dict.fromkeys((boot_record, cordon_record))}}
+    if cordon_record in annotations_of(nodes[name]):
         patch["spec"] = {"unschedulable": None}
-    await _patch_node(around, name, patch)
+    await patch_node(client, nodes, name, patch)
 
 
-async def _patch_node(around: Surroundings, name: str, patch: Obj) -> None:
-    assert around.client is not None  # noqa: S101 - Nodes were read with it
+async def patch_node(
+    client: ApiClient | None, nodes: dict[str, Obj], name: str, patch: Obj
+) -> None:
+    """Write to a Node of the workload cluster. Raises `ApiError`, `Unreachable`.
+
+    :param nodes: the Nodes that were read with the client, by name; gets a deleted one removed
+    """
+    assert client is not None  # noqa: S101 - Nodes were read with it
     try:
-        await around.client.patch(NODES, name, "", patch)
+        await client.patch(NODES, name, "", patch)
     except NotFound:
-        around.nodes.pop(name)  # deleted meanwhile, as the next read shows
+        nodes.pop(name)  # deleted meanwhile, as the next read shows
 
 
 async def _leader(client: ApiClient | None, machines: tuple[str, ...]) -> str:
