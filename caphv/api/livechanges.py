@@ -15,13 +15,13 @@ from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, at
 from caphv.api.quantity import quantity
+from caphv.api.virtualmachine import READ_WRITE_MANY
 
 _MAXIMA = {"cpu": "cpuMax", "memory": "memoryMax"}
 _AFFINITIES = ("nodeAffinity", "workloadAffinity")
 _VOLUMES, _SIZE = "volumes", "volumeSize"
 # Type of a volume without content.
 _EMPTY = "storageClass"
-_SHARED = "ReadWriteMany"
 # Cluster API compares a Machine without these fields. They never need another machine.
 _IGNORED = frozenset(
     {
@@ -141,8 +141,8 @@ def _volume_reasons(current: list[Obj], desired: list[Obj]) -> Iterator[str]:
             yield f"volumes[{index}] is added and has a boot order"
         # One disk that is not shared keeps its VM from each migration. What a StorageClass offers
         # is not known here.
-        if volume.get("accessMode") != _SHARED:
-            yield f"volumes[{index}] is added and its accessMode is not {_SHARED}"
+        if volume.get("accessMode") != READ_WRITE_MANY:
+            yield f"volumes[{index}] is added and its accessMode is not {READ_WRITE_MANY}"
         if not volume.get("storageClass"):
             yield f"volumes[{index}] is added and has no storageClass"
 

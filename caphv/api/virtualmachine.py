@@ -21,6 +21,9 @@ _DISK = re.compile(r"(0|[1-9][0-9]{0,8})-[a-z0-9]{5}")
 ENDED_PHASES = ("Succeeded", "Failed")
 """Phases of an instance whose Pod has ended, so that it uses nothing of its host."""
 
+READ_WRITE_MANY = "ReadWriteMany"
+"""The access mode without which a disk keeps its VM from each migration."""
+
 _DEVICES = ("hostDevices", "gpus")
 _MIGRATING = ("LiveMigrate", "LiveMigrateIfPossible")
 

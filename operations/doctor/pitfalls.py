@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from caphv.api.counting import name_some
 from caphv.api.names import LONGHORN_DRIVER
 from caphv.api.object import Obj, at, key_of
+from caphv.api.virtualmachine import READ_WRITE_MANY
 from operations.capacity.hosts import (
     count_homeless,
     hosts_of,
@@ -146,7 +147,7 @@ def _check_access_modes(objects: HarvesterObjects, subject: str) -> Iterator[Che
     single = []
     for claim in objects.claims:
         modes = at(claim, "spec", "accessModes")
-        if modes and "ReadWriteMany" not in modes:
+        if modes and READ_WRITE_MANY not in modes:
             single.append(str(key_of(claim)))
 
     if single:

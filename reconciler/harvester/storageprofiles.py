@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from caphv.api import resources
 from caphv.api.object import Obj
+from caphv.api.virtualmachine import READ_WRITE_MANY
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
 
-READ_WRITE_MANY = "ReadWriteMany"
 _KEPT_SECONDS = 60.0
 
 

@@ -13,9 +13,9 @@ from caphv.api import resources
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj
 from caphv.api.release import hotplug_obstacle
+from caphv.api.virtualmachine import READ_WRITE_MANY
 from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, Invalid, RequestError
 from reconciler import metrics
-from reconciler.harvester.storageprofiles import READ_WRITE_MANY
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
 from reconciler.machine.bootstrap import bootstrap_data, ensure_secret
 from reconciler.machine.ipaddress import ensure_address, restore_address

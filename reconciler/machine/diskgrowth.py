@@ -18,8 +18,7 @@ from caphv.api.object import Obj, at
 from caphv.api.ownership import Owner, Ownership, ownership_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
-from caphv.api.virtualmachine import VOLUMES, claims_of, is_machine_pvc
-from reconciler.harvester.storageprofiles import READ_WRITE_MANY
+from caphv.api.virtualmachine import READ_WRITE_MANY, VOLUMES, claims_of, is_machine_pvc
 from reconciler.machine.disks import pvc_name
 from reconciler.machine.vmclaims import Disk, claim_templates, machine_disks, template_objects
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from caphv.api import names
 from caphv.api.object import Obj
-from reconciler.harvester.storageprofiles import READ_WRITE_MANY, ClaimModes
+from caphv.api.virtualmachine import READ_WRITE_MANY
+from reconciler.harvester.storageprofiles import ClaimModes
 from reconciler.machine.images import ResolvedImage
 
 # Modes that a disk gets if its StorageClass offers them, best first. ReadWriteMany comes first,

@@ -10,9 +10,9 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, at
 from caphv.api.plaintext import plain
 from caphv.api.release import larger_disks_obstacle, more_disks_obstacle
+from caphv.api.virtualmachine import READ_WRITE_MANY
 from caphv.runtime.errors import RequestError
 from reconciler.harvester.storageclasses import StorageClass
-from reconciler.harvester.storageprofiles import READ_WRITE_MANY
 from reconciler.machine.diskgrowth import (
     added_disks,
     classes_of,

@@ -15,12 +15,11 @@ from caphv.api.hosts import blocking_taints, is_ready
 from caphv.api.object import Obj, at, key_of, labels_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
-from caphv.api.virtualmachine import claims_of, devices_in_use, devices_of
+from caphv.api.virtualmachine import READ_WRITE_MANY, claims_of, devices_in_use, devices_of
 from reconciler.harvester.topology import accepts_machines
 from reconciler.machine.placement import REQUIRED, admits_host
 
 _LONGEST_REASON = 64
-_SHARED = "ReadWriteMany"
 _LOCAL = "so a disk may be local to this host; stop and start it yourself, or delete its Machine"
 INSTANCE = ("spec", "template", "spec")
 
@@ -95,8 +94,8 @@ def describe_bound_claims(vm: Obj, claims: Iterable[Obj]) -> str:
     used = claims_of(vm)
     for claim in claims:
         name, modes = key_of(claim).name, at(claim, "spec", "accessModes") or ()
-        if name in used and _SHARED not in modes:
-            return f"disk {name} is not {_SHARED}, {_LOCAL}"
+        if name in used and READ_WRITE_MANY not in modes:
+            return f"disk {name} is not {READ_WRITE_MANY}, {_LOCAL}"
     return ""
 
 
