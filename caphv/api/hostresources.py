@@ -19,8 +19,8 @@ from caphv.api.quantity import quantity
 FIELDS = ("devices", "cpuPinning", "isolateEmulatorThread", "numaPassthrough", "hugepages")
 """Fields of a HarvesterMachine for resources that its VM has for itself."""
 
-KUBEVIRT_DEVICES = "devices.kubevirt.io/"
-"""Prefix of resources that KubeVirt adds to each host and that every VM uses."""
+# Prefix of resources that KubeVirt adds to each host and that every VM uses.
+_KUBEVIRT_DEVICES = "devices.kubevirt.io/"
 
 HUGEPAGES = "hugepages-"
 """Prefix of the resources of huge pages, before their size."""
@@ -57,6 +57,19 @@ def requested_devices(spec: Mapping[str, Any]) -> Counter[str]:
         if isinstance(name, str) and name:
             devices[name] += _count(device)
     return devices
+
+
+def offered_resources(allocatable: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the devices and huge pages that a host has, without CPU, memory and Pods.
+
+    :param allocatable: `status.allocatable` of the host
+    """
+    return {
+        name: amount
+        for name, amount in allocatable.items()
+        if ("/" in name and not name.startswith(_KUBEVIRT_DEVICES)) or name.startswith(HUGEPAGES)
+        if amount != "0"
+    }
 
 
 def node_resources(spec: Mapping[str, Any]) -> dict[str, str]:

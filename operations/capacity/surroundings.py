@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from caphv.api.hostresources import HUGEPAGES, KUBEVIRT_DEVICES
+from caphv.api.hostresources import offered_resources
 from caphv.api.object import Obj, at, key_of
 from operations.capacity.free import CapacityObjects
 from operations.read.chartlimits import ChartLimits
@@ -59,9 +59,7 @@ class Surroundings:
         return {
             name
             for host in harvester.hosts
-            for name, amount in (at(host, "status", "allocatable") or {}).items()
-            if ("/" in name and not name.startswith(KUBEVIRT_DEVICES)) or name.startswith(HUGEPAGES)
-            if amount != "0"
+            for name in offered_resources(at(host, "status", "allocatable") or {})
         }
 
     @property

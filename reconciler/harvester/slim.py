@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from caphv.api import names
-from caphv.api.hostresources import HUGEPAGES, KUBEVIRT_DEVICES
+from caphv.api.hostresources import offered_resources
 from caphv.api.object import Obj, annotations_of, at, labels_of
 from caphv.api.virtualmachine import is_added_volume
 
@@ -183,7 +183,8 @@ def host(node: Obj) -> Obj:
     kept = {"unschedulable": spec.get("unschedulable", False), **_kept(spec, ("taints",))}
     metadata = {**_metadata(node, "labels"), "annotations": annotations}
     allocatable = at(node, "status", "allocatable")
-    resources = _host_resources(allocatable) if isinstance(allocatable, dict) else {}
+    offered = offered_resources(allocatable) if isinstance(allocatable, dict) else {}
+    resources = dict(list(offered.items())[:_MOST_RESOURCES])
     status: Obj = {"allocatable": resources} if resources else {}
     # Without the times, which change with each heartbeat.
     conditions = at(node, "status", "conditions")
@@ -195,17 +196,6 @@ def host(node: Obj) -> Obj:
     if ready:
         status["conditions"] = ready
     return {"metadata": metadata, "spec": kept, **({"status": status} if status else {})}
-
-
-def _host_resources(allocatable: Obj) -> Obj:
-    """Return the devices and huge pages that a host has, without CPU, memory and Pods."""
-    resources = {
-        name: amount
-        for name, amount in allocatable.items()
-        if ("/" in name and not name.startswith(KUBEVIRT_DEVICES)) or name.startswith(HUGEPAGES)
-        if amount != "0"
-    }
-    return dict(list(resources.items())[:_MOST_RESOURCES])
 
 
 def image(image: Obj) -> Obj:
