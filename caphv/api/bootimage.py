@@ -38,6 +38,9 @@ LOCAL = re.compile(
     r"|([0-9]+[.])*0x[0-9a-f]+([.](0x[0-9a-f]+|[0-9]+))*[.]?"
     r"|\[[0:]*1?\]|\[fe[89ab][0-9a-f]:[^\]]*\]|\[(0*:)*:?ffff:[^\]]*\]|\[64:ff9b:[^\]]*\]|\[[^\]]*[.][^\]]*\])[:/]"
 )
+ISO_REFUSED = "is an ISO, which starts an installer: give a cloud image (qcow2 or raw)"
+INSIDE_REFUSED = "leads to the host that downloads it: name a server"
+"""Why such URLs are refused. The CRDs have these messages, too."""
 _TERM = re.compile(r"\{\{ ?[.](BaseOS|K8sVersion) ?\}\}")
 PENDING_IMPORTS = (
     "Harvester is importing the image",
@@ -222,7 +225,7 @@ def _entry_problem(entry: Any) -> str:
 
 def _url_problem(url: str) -> str:
     if is_iso(url):
-        return ".url: is an ISO, which starts an installer: give a cloud image (qcow2 or raw)"
+        return f".url: {ISO_REFUSED}"
     if leads_inside(url):
-        return ".url: leads to the host that downloads it: name a server"
+        return f".url: {INSIDE_REFUSED}"
     return ""

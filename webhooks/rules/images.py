@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from caphv.api import bootimage
 from caphv.validation.finding import Fault, Finding
@@ -69,12 +69,7 @@ def _image_lookup_base_os(subject: Subject) -> Iterator[Finding]:
     ),
 )
 def _image_import_iso(subject: Subject) -> Iterator[Finding]:
-    for image in subject.spec.at("images").each():
-        url = image.at("url")
-        if bootimage.is_iso(url.text):
-            # The value is left out here and below, because a query may grant a download.
-            detail = "is an ISO, which starts an installer: give a cloud image (qcow2)"
-            yield Finding(url.path, Fault.INVALID, detail)
+    yield from _refuse_urls(subject, bootimage.is_iso, bootimage.ISO_REFUSED)
 
 
 @RULES.rule(
@@ -87,10 +82,16 @@ def _image_import_iso(subject: Subject) -> Iterator[Finding]:
     ),
 )
 def _image_import_host(subject: Subject) -> Iterator[Finding]:
+    yield from _refuse_urls(subject, bootimage.leads_inside, bootimage.INSIDE_REFUSED)
+
+
+def _refuse_urls(
+    subject: Subject, is_refused: Callable[[str], bool], detail: str
+) -> Iterator[Finding]:
     for image in subject.spec.at("images").each():
         url = image.at("url")
-        if bootimage.leads_inside(url.text):
-            detail = "leads to the host that downloads it: name a server"
+        if is_refused(url.text):
+            # The value is left out, because a query may grant a download.
             yield Finding(url.path, Fault.INVALID, detail)
 
 

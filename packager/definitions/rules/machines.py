@@ -45,11 +45,9 @@ def _check_imports(spec: dict[str, Any]) -> Iterator[Finding]:
         place: FieldPath = ("spec", "images", index)
         # Findings leave out the URL, because its query may grant a download.
         if bootimage.is_iso(image["url"]):
-            detail = "is an ISO, which starts an installer: give a cloud image (qcow2)"
-            yield Finding((*place, "url"), Fault.INVALID, detail)
+            yield Finding((*place, "url"), Fault.INVALID, bootimage.ISO_REFUSED)
         if bootimage.leads_inside(image["url"]):
-            detail = "leads to the host that downloads it: name a server"
-            yield Finding((*place, "url"), Fault.INVALID, detail)
+            yield Finding((*place, "url"), Fault.INVALID, bootimage.INSIDE_REFUSED)
         name = bootimage.qualified(image["name"], target)
         if name in names_before:
             detail = "another image has this name: remove one of them"
