@@ -13,7 +13,6 @@ from caphv.api.object import Key, Obj, key_of, uid_of
 from caphv.api.ownership import Owner
 from reconciler.harvester.storageclasses import StorageClasses
 from reconciler.harvester.storageprofiles import StorageProfiles
-from reconciler.machine.diskgrowth import class_obstacle
 from reconciler.machine.vmpolicy import VmClock
 
 GRACE_SECONDS = 15.0
@@ -280,7 +279,7 @@ class Memory:
         self._clusters: dict[Key, ClusterMemory] = {}
         self.quotas = QuotaGate()
         self.storage_profiles = StorageProfiles()
-        self.storage_classes = StorageClasses(class_obstacle)
+        self.storage_classes = StorageClasses()
 
     def machine(self, obj: Obj) -> MachineMemory:
         """Return the memory of a HarvesterMachine."""

@@ -178,9 +178,9 @@ SSH_NAMES_ANNOTATION = "harvesterhci.io/sshNames"
 IMAGE_ID_ANNOTATION = "harvesterhci.io/imageId"
 # Of Harvester's UI, on images: `iso` or `raw_qcow2`.
 IMAGE_TYPE_LABEL = "harvesterhci.io/image-type"
-WITNESS_LABEL = "node-role.harvesterhci.io/witness"
-# Provisioner in the StorageClasses of Longhorn.
+# Name of the CSI driver of Longhorn, also as provisioner of StorageClasses.
 LONGHORN_DRIVER = "driver.longhorn.io"
+WITNESS_LABEL = "node-role.harvesterhci.io/witness"
 MAINTENANCE_ANNOTATION = "harvesterhci.io/maintain-status"
 # On a host that Harvester is asked to drain for maintenance, or to drain by force, and the taint of
 # a host that it drains for an upgrade.

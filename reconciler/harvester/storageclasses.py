@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from caphv.api.names import LONGHORN_DRIVER
 from caphv.api.object import STORAGE_CLASSES, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound, RequestError
@@ -13,6 +13,26 @@ from caphv.runtime.errors import Forbidden, NotFound, RequestError
 _FRESH_SECONDS = 300.0
 # How long an answer serves while Harvester does not give another one.
 _KEPT_SECONDS = 3600.0
+# Longhorn grows volumes of its second engine unless they have this frontend (its manual, "Volume
+# Expansion").
+_FIXED_FRONTEND = "ublk"
+_EXPAND_SECRET = "csi.storage.k8s.io/node-expand-secret-name"  # noqa: S105 - name of a parameter
+
+
+def class_obstacle(storage_class: Obj) -> str:
+    """Return why disks of a StorageClass cannot grow while a VM uses them; empty if they can."""
+    name = storage_class["metadata"]["name"]
+    parameters = storage_class.get("parameters") or {}
+    # Setting `csi-online-expand-validation` of Harvester allows Longhorn alone by default.
+    if storage_class.get("provisioner") != LONGHORN_DRIVER:
+        return f"StorageClass {name} is not of {LONGHORN_DRIVER}"
+    if not storage_class.get("allowVolumeExpansion"):
+        return f"StorageClass {name} has no allowVolumeExpansion"
+    if parameters.get("frontend") == _FIXED_FRONTEND:
+        return f"StorageClass {name} has frontend {_FIXED_FRONTEND}"
+    if parameters.get("encrypted") == "true" and not parameters.get(_EXPAND_SECRET):
+        return f"StorageClass {name} is encrypted and lacks {_EXPAND_SECRET}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +48,9 @@ class StorageClass:
 
 
 class StorageClasses:
-    """What a function says of StorageClasses, kept for five minutes."""
+    """What is known of StorageClasses, kept for five minutes."""
 
-    def __init__(self, obstacle: Callable[[Obj], str]) -> None:
-        self._obstacle = obstacle
+    def __init__(self) -> None:
         self._read: dict[tuple[str, str], tuple[float, StorageClass]] = {}
 
     async def known(self, client: ApiClient, account: str, name: str) -> StorageClass:
@@ -54,7 +73,7 @@ class StorageClasses:
             return before[1]
 
         try:
-            storage_class = StorageClass(self._obstacle(await client.get(STORAGE_CLASSES, name)))
+            storage_class = StorageClass(class_obstacle(await client.get(STORAGE_CLASSES, name)))
         except Forbidden:
             storage_class = StorageClass(
                 f"StorageClass {name} may not be read: give the account the right to get "

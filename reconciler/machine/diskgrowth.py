@@ -27,26 +27,6 @@ _REQUEST = ("spec", "resources", "requests", "storage")
 _READY = "Ready"
 _MIGRATION = "Migration"
 _LONGEST = 256
-# Longhorn grows volumes of its second engine unless they have this frontend (its manual, "Volume
-# Expansion").
-_FIXED_FRONTEND = "ublk"
-_EXPAND_SECRET = "csi.storage.k8s.io/node-expand-secret-name"  # noqa: S105 - name of a parameter
-
-
-def class_obstacle(storage_class: Obj) -> str:
-    """Return why disks of a StorageClass cannot grow while a VM uses them; empty if they can."""
-    name = storage_class["metadata"]["name"]
-    parameters = storage_class.get("parameters") or {}
-    # Setting `csi-online-expand-validation` of Harvester allows Longhorn alone by default.
-    if storage_class.get("provisioner") != names.LONGHORN_DRIVER:
-        return f"StorageClass {name} is not of {names.LONGHORN_DRIVER}"
-    if not storage_class.get("allowVolumeExpansion"):
-        return f"StorageClass {name} has no allowVolumeExpansion"
-    if parameters.get("frontend") == _FIXED_FRONTEND:
-        return f"StorageClass {name} has frontend {_FIXED_FRONTEND}"
-    if parameters.get("encrypted") == "true" and not parameters.get(_EXPAND_SECRET):
-        return f"StorageClass {name} is encrypted and lacks {_EXPAND_SECRET}"
-    return ""
 
 
 def classes_of(vm: Obj) -> list[str]:

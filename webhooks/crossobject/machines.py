@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from caphv.api.names import LONGHORN_DRIVER
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, LocatedFinding, did_you_mean
 from caphv.validation.rule import Rules
@@ -190,7 +191,7 @@ def _migratable(inventory: Inventory) -> Iterator[Located]:
 
         # Without this parameter, Longhorn does not attach a volume to two hosts, which a live
         # migration needs.
-        is_longhorn = storage_class.field.at("provisioner").text == "driver.longhorn.io"
+        is_longhorn = storage_class.field.at("provisioner").text == LONGHORN_DRIVER
         is_migratable = storage_class.field.at("parameters", "migratable").value == "true"
         if is_longhorn and not is_migratable:
             detail = (

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Obj
-from reconciler.machine.diskgrowth import added_disks, class_obstacle, classes_of, larger_disks, pending_disks
+from reconciler.harvester.storageclasses import class_obstacle
+from reconciler.machine.diskgrowth import added_disks, classes_of, larger_disks, pending_disks
 from reconciler.machine.drift import drift
 from reconciler.machine.vm import virtual_machine
 from reconciler.machine.vmclaims import machine_disks
