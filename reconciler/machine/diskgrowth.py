@@ -20,6 +20,7 @@ from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import READ_WRITE_MANY, VOLUMES, claims_of, is_machine_pvc
 from reconciler.machine.disks import pvc_name
+from reconciler.machine.growth import restart_obstacle
 from reconciler.machine.vmclaims import Disk, claim_templates, machine_disks, template_objects
 
 _DISKS = ("spec", "template", "spec", "domain", "devices", "disks")
@@ -119,10 +120,8 @@ def disk_addition_obstacle(vm: Obj, vmi: Obj | None) -> str:
     """
     if vmi is None:
         return "the VM does not run: start it on Harvester"
-    for condition in at(vm, "status", "conditions") or ():
-        if (condition.get("type"), condition.get("status")) == ("RestartRequired", "True"):
-            text = condition.get("message", "")
-            return f"a change needs a restart first ({text}): restart the VM on Harvester"
+    if restart := restart_obstacle(vm):
+        return restart
     # KubeVirt attaches no disk of the spec then (HandleDeclarativeVolumes in its
     # pkg/storage/hotplug/hotplug.go, v1.7.0), and Harvester leaves the strategy as it is.
     if at(vm, "spec", "updateVolumesStrategy") == _MIGRATION:

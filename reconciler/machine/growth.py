@@ -34,10 +34,8 @@ def growth_obstacle(vm: Obj, vmi: Obj | None, hosts: Iterable[Obj]) -> str:
     if vmi is None:
         return "it does not run: start it on Harvester"
 
-    restart = _condition(vm, "RestartRequired")
-    if restart.get("status") == "True":
-        text = restart.get("message", "")
-        return f"a change needs a restart first ({text}): restart the VM on Harvester"
+    if restart := restart_obstacle(vm):
+        return restart
     migratable = _condition(vmi, "LiveMigratable")
     if migratable.get("status") == "False":
         return (
@@ -50,6 +48,15 @@ def growth_obstacle(vm: Obj, vmi: Obj | None, hosts: Iterable[Obj]) -> str:
             "uncordon a host, or relax the affinity"
         )
     return ""
+
+
+def restart_obstacle(vm: Obj) -> str:
+    """Return that a VM has to be restarted before it can change; empty if it need not be."""
+    condition = _condition(vm, "RestartRequired")
+    if condition.get("status") != "True":
+        return ""
+    text = condition.get("message", "")
+    return f"a change needs a restart first ({text}): restart the VM on Harvester"
 
 
 def growth_patch(vm: Obj, expected: Obj) -> Obj:
