@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from caphv.api import names, remedies, resources
 from caphv.api.counting import counted, name_some
-from caphv.api.hosts import is_ready
+from caphv.api.hosts import is_ready, is_witness
 from caphv.api.ippool import referenced_pools
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj, at, key_of, labels_of
 from caphv.api.release import release_of
@@ -240,8 +240,7 @@ def _target(facts: HarvesterFacts) -> str:
 
 def _check_hosts(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
     """Check that hosts are ready and take VMs, and that all or none of them have a zone."""
-    # A witness host votes in etcd, and never runs VMs.
-    hosts = [host for host in objects.hosts if labels_of(host).get(names.WITNESS_LABEL) != "true"]
+    hosts = [host for host in objects.hosts if not is_witness(host)]
     if not hosts:
         return
 
