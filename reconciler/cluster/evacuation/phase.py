@@ -14,7 +14,6 @@ from caphv.api.names import (
 )
 from caphv.api.object import at, key_of, labels_of
 from caphv.api.plaintext import plain
-from caphv.api.virtualmachine import devices_of, is_bound_to_host
 from caphv.runtime.errors import (
     ApiError,
     Conflict,
@@ -29,11 +28,11 @@ from reconciler import triggers
 from reconciler.cluster.evacuation.plan import Action, Step, next_step
 from reconciler.cluster.evacuation.reading import (
     Surroundings,
+    can_migrate,
     concerns,
     forget_drains,
     read_surroundings,
 )
-from reconciler.cluster.evacuation.targets import INSTANCE
 from reconciler.cluster.evacuation.writing import perform
 from reconciler.cluster.parking.drain import evict
 from reconciler.cluster.scope import ClusterScope
@@ -231,7 +230,7 @@ def _ending(scope: ClusterScope, around: Surroundings) -> list[str]:
         if name in around.vms or at(instance, "status", "nodeName") not in around.evacuated:
             continue
         vm = namespace.vms.get(scope.target_namespace, name)
-        if devices_of(at(vm, *INSTANCE) or {}) or is_bound_to_host(instance or {}):
+        if not can_migrate(vm or {}, instance or {}):
             names.append(name)
     return sorted(names)
 

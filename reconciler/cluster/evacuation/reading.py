@@ -277,7 +277,7 @@ def _vm(
     host = str(at(instance, "status", "nodeName") or "")
     phase = at(instance, "status", "phase")
     is_alive = _is_alive(instance)
-    leaves = is_alive and host in wanted and not _can_migrate(vm, instance or {})
+    leaves = is_alive and host in wanted and not can_migrate(vm, instance or {})
     if is_alive and host in wanted and not leaves:
         migrates = migrates_when_evicted(instance or {})
         (around.migrating if migrates else around.restarts).append(name)
@@ -349,7 +349,7 @@ def _stopped_lately(vm: Obj) -> bool:
     return is_down and seconds_since(since) < _LATELY_SECONDS
 
 
-def _can_migrate(vm: Obj, instance: Obj) -> bool:
+def can_migrate(vm: Obj, instance: Obj) -> bool:
     """Return whether Harvester can migrate an instance, as far as KubeVirt reports it."""
     return not (devices_of(at(vm, *INSTANCE) or {}) or is_bound_to_host(instance))
 
