@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import orjson
 
+from caphv.api.conditions import get_condition
 from caphv.api.object import Obj, at
 from caphv.api.quantity import quantity
 from reconciler.harvester.topology import accepts_machines
@@ -134,10 +135,7 @@ def _has_target(vm: Obj, vmi: Obj, hosts: Iterable[Obj]) -> bool:
 
 
 def _condition(obj: Obj, kind: str) -> Obj:
-    for condition in at(obj, "status", "conditions") or ():
-        if condition.get("type") == kind:
-            return dict(condition)
-    return {}
+    return get_condition(at(obj, "status", "conditions") or [], kind) or {}
 
 
 def _bytes(size: object) -> float:
