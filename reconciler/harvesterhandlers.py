@@ -315,7 +315,4 @@ def _concerns_evacuation(sessions: _Sessions, change: Change) -> bool:
     if before == after:
         return False
     hosts = (session.hosts.get("", name) for session in sessions for name in (before, after))
-    return any(
-        host is not None and (evacuation.is_wanted(host) or evacuation.is_drained(host))
-        for host in hosts
-    )
+    return any(host is not None and evacuation.is_emptied(host) for host in hosts)

@@ -29,6 +29,11 @@ def is_forced(host: Obj) -> bool:
     return annotations_of(host).get(EVACUATE_ANNOTATION) == FORCE
 
 
+def is_emptied(host: Obj) -> bool:
+    """Return whether guests are to leave a host, by its annotation or because it is drained."""
+    return is_wanted(host) or is_drained(host)
+
+
 def describe_left(hosts: Iterable[str]) -> str:
     """Return the begin of the message of condition `HostsEvacuated` while it is true.
 

@@ -123,7 +123,7 @@ def concerns(scope: ClusterScope) -> bool:
         return False
 
     hosts = scope.require_session().hosts.store
-    if any(evacuation.is_wanted(host) or evacuation.is_drained(host) for host in hosts):
+    if any(map(evacuation.is_emptied, hosts)):
         return True
 
     vms = scope.namespace().vms
