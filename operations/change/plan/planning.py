@@ -120,7 +120,9 @@ def _actual(
 
     # The existing machines, not the desired ones, are the state before the plan.
     current = {
-        _pool_name(group.kind, group.name, objects): group.replicas.current
+        _pool_name(group.kind, Key(model.key.namespace, group.name), objects): (
+            group.replicas.current
+        )
         for group in model.groups
     }
     pools = {
@@ -131,10 +133,14 @@ def _actual(
 
 def _outdated(model: Cluster | None, objects: ManagementObjects) -> Mapping[str, int]:
     """Return how many machines of each pool a current rollout still has to replace."""
-    numbers = {}
-    for group in model.groups if model else ():
+    numbers: dict[str, int] = {}
+    if model is None:
+        return numbers
+
+    for group in model.groups:
         number = group.replicas.current - group.replicas.up_to_date
-        numbers[_pool_name(group.kind, group.name, objects)] = max(0, number)
+        key = Key(model.key.namespace, group.name)
+        numbers[_pool_name(group.kind, key, objects)] = max(0, number)
     return numbers
 
 
@@ -173,7 +179,7 @@ async def _in_place_updates(
         deployment = labels_of(machine).get(names.DEPLOYMENT_LABEL)
         if not deployment:
             continue
-        pool = _pool_name("MachineDeployment", deployment, objects)
+        pool = _pool_name("MachineDeployment", Key(cluster.namespace, deployment), objects)
         name = clusterapi.infrastructure_ref(machine)[1]
         # Nothing is known of a machine that was not read.
         obj = harvester_machines.get(Key(cluster.namespace, name)) or {}
@@ -181,14 +187,14 @@ async def _in_place_updates(
     return InPlaceUpdates(policy, machines)
 
 
-def _pool_name(kind: str, name: str, objects: ManagementObjects) -> str:
+def _pool_name(kind: str, key: Key, objects: ManagementObjects) -> str:
     """Return the name of a pool, which in a topology differs from its MachineDeployment's name."""
     if kind != "MachineDeployment":
         return CONTROL_PLANE
     for obj in objects.machine_deployments:
-        if key_of(obj).name == name:
-            return labels_of(obj).get(names.POOL_LABEL, name)
-    return name
+        if key_of(obj) == key:
+            return labels_of(obj).get(names.POOL_LABEL, key.name)
+    return key.name
 
 
 async def _cluster_plan(

@@ -134,6 +134,17 @@ async def test_machines_that_exist_count_and_not_those_that_were_wanted() -> Non
     assert machines(plan) == {"md-0": (1, 4, 0), "md-1": (1, 4, 0)}
 
 
+async def test_machines_of_equal_names_in_two_namespaces_are_told_apart() -> None:
+    others, manifest = live(), topology_cluster(workers=4)
+    for obj in [*others, manifest]:
+        obj["metadata"]["namespace"] = "other"
+        if TOPOLOGY in obj["metadata"].get("labels", {}):
+            obj["metadata"]["labels"][TOPOLOGY] = "renamed"
+    plan = await planned(server(*others, *live()), topology_cluster(workers=4), manifest)
+    team = next(cluster for cluster in plan.clusters if cluster.cluster == "team/shop")
+    assert {pool.pool: (pool.before, pool.after) for pool in team.pools} == {"md-0": (2, 4), "md-1": (2, 4)}
+
+
 async def test_change_of_machines_replaces_them_and_a_rollout_under_way_counts() -> None:
     assert machines(await planned(server(), topology_cluster(cpuCount=8))) == {
         "control plane": (1, 1, 1),
