@@ -74,9 +74,8 @@ def case(management: ApiServer, tmp_path: Path, origin: Origin, runner: asyncio.
 @pytest.fixture(scope="package")
 def contents(etcd_folder: Path) -> Iterator[Contents]:
     """The API server of `empty_api_server`."""
-    contents = Contents(ApiServer(etcd_folder, "emptied"))
-    asyncio.run(contents.server.start())
-    asyncio.run(contents.remember())
+    contents = Contents(etcd_folder)
+    asyncio.run(contents.start())
     yield contents
     asyncio.run(contents.server.stop())
 
