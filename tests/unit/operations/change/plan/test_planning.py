@@ -134,7 +134,7 @@ async def test_machines_that_exist_count_and_not_those_that_were_wanted() -> Non
     assert machines(plan) == {"md-0": (1, 4, 0), "md-1": (1, 4, 0)}
 
 
-async def test_machines_of_equal_names_in_two_namespaces_are_told_apart() -> None:
+async def test_machines_of_equal_names_in_two_namespaces_are_reported_apart() -> None:
     others, manifest = live(), topology_cluster(workers=4)
     for obj in [*others, manifest]:
         obj["metadata"]["namespace"] = "other"
