@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from caphv.api import evacuation, names, parking
 from caphv.api.guestparts import DELETE, guest_name, hotplugged_claims
+from caphv.api.hosts import accepts_machines
 from caphv.api.names import LOAD_BALANCER_SUFFIX, generated_names
 from caphv.api.object import (
     Key,
@@ -26,7 +27,6 @@ from reconciler.harvester.addressuse import (
     instance_addresses,
 )
 from reconciler.harvester.session import Session, SessionEvents
-from reconciler.harvester.topology import accepts_machines
 from reconciler.machine.diskgrowth import disk_states
 from reconciler.machine.growth import growth_fields
 from reconciler.machine.guestlabels import guest_cluster_name

@@ -7,6 +7,7 @@ from typing import Any
 
 from caphv.api import clusterapi, conditions, ippool, names
 from caphv.api.guestparts import hotplugged_claims, used_claims
+from caphv.api.hosts import accepts_machines
 from caphv.api.names import ConditionType
 from caphv.api.object import (
     Obj,
@@ -17,7 +18,6 @@ from caphv.api.object import (
     uid_of,
 )
 from caphv.runtime.cache import Change
-from reconciler.harvester.topology import accepts_machines
 from reconciler.machine.guestlabels import VM_LABELS
 from reconciler.machine.images import PROGRESS_STEP
 from reconciler.machine.node import initialization

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from caphv.api.hosts import is_ready
 from caphv.api.names import (
     DRAIN_FORCED_ANNOTATION,
     DRAIN_REQUESTED_ANNOTATION,
@@ -75,11 +74,6 @@ def halts_guests(host: Obj) -> bool:
 def is_drained(host: Obj) -> bool:
     """Return whether Harvester drains a host, or has drained it, for maintenance or an upgrade."""
     return not _DRAIN_ANNOTATIONS.isdisjoint(annotations_of(host)) or _has_drain_taint(host)
-
-
-def migrates_guests(host: Obj) -> bool:
-    """Return whether Harvester may be migrating VMs from a host: it is drained, and not dead."""
-    return is_drained(host) and is_ready(host)
 
 
 def _has_drain_taint(host: Obj) -> bool:

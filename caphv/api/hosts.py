@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.api.names import WITNESS_LABEL
-from caphv.api.object import Obj, at, labels_of
+from caphv.api import evacuation
+from caphv.api.names import MAINTENANCE_ANNOTATION, WITNESS_LABEL
+from caphv.api.object import Obj, annotations_of, at, labels_of
 
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 # Taints that follow from condition Ready, which is read itself.
@@ -27,6 +28,27 @@ def is_ready(host: Obj) -> bool:
 def is_witness(host: Obj) -> bool:
     """Return whether a host only votes in etcd and runs no VMs."""
     return labels_of(host).get(WITNESS_LABEL) == "true"
+
+
+def accepts_machines(host: Obj) -> bool:
+    """Return whether a host may run new VMs. Whether it is ready is another question."""
+    return not why_closed(host)
+
+
+def why_closed(host: Obj) -> str:
+    """Return what keeps new VMs from a host, as a predicate of it; empty if it accepts them."""
+    if is_witness(host):
+        return "a witness"
+    if annotations_of(host).get(MAINTENANCE_ANNOTATION):
+        return "in maintenance"
+    if evacuation.is_wanted(host):
+        return "being evacuated"
+    return "cordoned" if at(host, "spec", "unschedulable") else ""
+
+
+def migrates_guests(host: Obj) -> bool:
+    """Return whether Harvester may be migrating VMs from a host: it is drained, and not dead."""
+    return evacuation.is_drained(host) and is_ready(host)
 
 
 def blocking_taints(host: Obj) -> Iterator[Obj]:

@@ -15,8 +15,8 @@ from decimal import Decimal
 from typing import Any
 
 from caphv.api.hostresources import HUGEPAGES, requested_devices
-from caphv.api.hosts import is_ready, is_witness
-from caphv.api.names import MAINTENANCE_ANNOTATION, POD_REQUESTS_ANNOTATION
+from caphv.api.hosts import accepts_machines, is_ready
+from caphv.api.names import POD_REQUESTS_ANNOTATION
 from caphv.api.object import Obj, annotations_of, at
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import ENDED_PHASES, devices_of
@@ -94,7 +94,7 @@ class Host:
 
 
 def hosts_of(harvester: HarvesterObjects) -> list[Host]:
-    """Return the hosts that take VMs: ready, not cordoned, not in maintenance, and no witness."""
+    """Return the hosts that take VMs: ready, and nothing keeps VMs away."""
     requests_by_host: dict[str, Size] = {}
     for instance in running_instances(harvester):
         name = str(at(instance, "status", "nodeName") or "")
@@ -103,9 +103,7 @@ def hosts_of(harvester: HarvesterObjects) -> list[Host]:
 
     hosts = []
     for obj in harvester.hosts:
-        if at(obj, "spec", "unschedulable") or MAINTENANCE_ANNOTATION in annotations_of(obj):
-            continue
-        if is_witness(obj) or not is_ready(obj):
+        if not (is_ready(obj) and accepts_machines(obj)):
             continue
 
         name = str(obj["metadata"]["name"])

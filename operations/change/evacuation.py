@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from caphv.api import evacuation, names
 from caphv.api.clusterapi import paused
 from caphv.api.counting import counted, name_some
-from caphv.api.hosts import is_ready, is_witness
+from caphv.api.hosts import accepts_machines, is_ready
 from caphv.api.labels import cluster_label
 from caphv.api.names import EVACUATE_ANNOTATION, ConditionType, Reason
 from caphv.api.object import Key, Obj, annotations_of, at, key_of, labels_of
@@ -144,7 +144,11 @@ def _checks(host: Obj, hosts: Iterable[Obj], machines: Sequence[HostMachines]) -
     """Say what an evacuation will do, and what prevents it."""
     name = key_of(host).name
     subject = f"Host {name}"
-    others = [other for other in hosts if key_of(other).name != name and _takes_vms(other)]
+    others = [
+        other
+        for other in hosts
+        if key_of(other).name != name and is_ready(other) and accepts_machines(other)
+    ]
     if others:
         yield ok("hosts", subject, f"{counted(len(others), 'other host')} ready for its VMs")
     else:
@@ -186,11 +190,6 @@ def _checks(host: Obj, hosts: Iterable[Obj], machines: Sequence[HostMachines]) -
             )
             remedy = "Restart them before, or replace their Machines"
             yield Check("machines", subject, Result.WARNING, message, remedy)
-
-
-def _takes_vms(host: Obj) -> bool:
-    is_closed = at(host, "spec", "unschedulable") or evacuation.is_wanted(host)
-    return is_ready(host) and not (is_witness(host) or is_closed)
 
 
 def _some(machines: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from caphv.api import names, parking, remedies
 from caphv.api.clusterapi import externally_managed
 from caphv.api.counting import counted, name_some
-from caphv.api.hosts import is_ready
+from caphv.api.hosts import is_ready, is_witness, why_closed
 from caphv.api.names import (
     PARK_ANNOTATION,
     PARKED_BY_SCHEDULE_ANNOTATION,
@@ -221,9 +221,9 @@ def _why_away(host: Obj) -> str:
     name = key_of(host).name
     if not is_ready(host):
         return f"{name} (not ready)"
-    if names.MAINTENANCE_ANNOTATION in annotations_of(host):
-        return f"{name} (in maintenance)"
-    return f"{name} (cordoned)" if at(host, "spec", "unschedulable") else ""
+    # A witness is back although it never takes VMs.
+    reason = "" if is_witness(host) else why_closed(host)
+    return f"{name} ({reason})" if reason else ""
 
 
 def _names_of(account: Account) -> set[str]:

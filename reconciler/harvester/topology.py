@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from caphv.api import evacuation, names
-from caphv.api.hosts import is_witness
-from caphv.api.object import Obj, annotations_of, at, labels_of
+from caphv.api import names
+from caphv.api.hosts import accepts_machines, is_witness, why_closed
+from caphv.api.object import Obj, labels_of
 
 # The CRD of the core's Clusters takes no more failure domains, and without its status no cluster
 # is ever provisioned (cluster-api v1.13.6, Cluster.status.failureDomains).
@@ -99,26 +99,7 @@ def why_unavailable(domain: Obj, hosts: Collection[Obj]) -> str:
         return f"no host has label {topology_key(domain)}={domain['name']}"
     if any(map(accepts_machines, members)):
         return ""
-    return ", ".join(f"host {host['metadata']['name']} {_state(host)}" for host in members)
-
-
-def accepts_machines(host: Obj) -> bool:
-    """Return whether a host may run new VMs.
-
-    A host may not while it is cordoned, in maintenance or being evacuated, and a witness never may.
-    """
-    is_cordoned = at(host, "spec", "unschedulable")
-    is_in_maintenance = annotations_of(host).get(names.MAINTENANCE_ANNOTATION)
-    is_closed = is_cordoned or is_in_maintenance or evacuation.is_wanted(host)
-    return not (is_witness(host) or is_closed)
-
-
-def _state(host: Obj) -> str:
-    if is_witness(host):
-        return "is a witness"
-    if annotations_of(host).get(names.MAINTENANCE_ANNOTATION):
-        return "is in maintenance"
-    return "is being evacuated" if evacuation.is_wanted(host) else "is cordoned"
+    return ", ".join(f"host {host['metadata']['name']} is {why_closed(host)}" for host in members)
 
 
 def topology_key(domain: Obj) -> str:

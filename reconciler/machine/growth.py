@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import orjson
 
 from caphv.api.conditions import get_condition
+from caphv.api.hosts import accepts_machines
 from caphv.api.object import Obj, at
 from caphv.api.quantity import quantity
-from reconciler.harvester.topology import accepts_machines
 from reconciler.machine.placement import admits_host, as_harvester_keeps
 from reconciler.machine.vm import can_grow
 

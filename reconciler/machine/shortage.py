@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from caphv.api.hostresources import HUGEPAGES, requested_devices
-from caphv.api.hosts import blocking_taints, is_ready
+from caphv.api.hosts import accepts_machines, blocking_taints, is_ready
 from caphv.api.names import CPU_MANAGER_LABEL
 from caphv.api.object import Obj, at, key_of, labels_of
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import devices_in_use
-from reconciler.harvester.topology import accepts_machines
 
 # kube-scheduler names each reason with the number of hosts, separates reasons by commas, and ends
 # them with a full stop.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from caphv.api import evacuation, parking
 from caphv.api.clusterapi import control_plane_initialized, is_control_plane, paused
 from caphv.api.conditions import get_condition, seconds_since
+from caphv.api.hosts import migrates_guests
 from caphv.api.names import (
     AVOIDED_HOSTS_ANNOTATION,
     EVACUATED_BOOT_ANNOTATION,
@@ -227,7 +228,7 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
         found = _vm(around, name, instance, wanted, ownership)
         if ownership is Ownership.OURS and _is_alive(instance):
             host = scope.require_session().hosts.get("", found.host) if found.host else None
-            found = replace(found, drained=host is not None and evacuation.migrates_guests(host))
+            found = replace(found, drained=host is not None and migrates_guests(host))
         if ownership is Ownership.OURS and (found.started or not found.former):
             lost_from = _halted_on(scope, machine, vm, instance)
             found = replace(found, lost=bool(lost_from), host=found.host or lost_from)

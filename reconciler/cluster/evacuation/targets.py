@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from caphv.api.hostresources import HUGEPAGES
-from caphv.api.hosts import blocking_taints, is_ready
+from caphv.api.hosts import accepts_machines, blocking_taints, is_ready
 from caphv.api.object import Obj, at, key_of, labels_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import READ_WRITE_MANY, claims_of, devices_in_use, devices_of
-from reconciler.harvester.topology import accepts_machines
 from reconciler.machine.placement import REQUIRED, admits_host
 
 _LONGEST_REASON = 64

@@ -56,6 +56,7 @@ def test_hosts_that_take_no_vms_do_not_count() -> None:
             host("away", ready="False"),
             host("witness", labels={"node-role.harvesterhci.io/witness": "true"}),
             host("maintained", annotations={"harvesterhci.io/maintain-status": "completed"}),
+            host("evacuated", annotations={"caphv.io/evacuate": "true"}),
         ]
     )
     assert [each.name for each in hosts_of(found)] == ["a"]

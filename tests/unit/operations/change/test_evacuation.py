@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from caphv.api.evacuation import describe_left
-from caphv.api.names import CLUSTER_LABEL, EVACUATE_ANNOTATION, MAINTENANCE_STRATEGY_LABEL, WITNESS_LABEL
+from caphv.api.names import (
+    CLUSTER_LABEL,
+    EVACUATE_ANNOTATION,
+    MAINTENANCE_ANNOTATION,
+    MAINTENANCE_STRATEGY_LABEL,
+    WITNESS_LABEL,
+)
 from caphv.api.object import Key, Obj
 from operations.change.changes import ChangeError
 from operations.change.evacuation import (
@@ -26,8 +32,11 @@ pytestmark = pytest.mark.unit
 KEY = Key("team", "shop")
 
 
-def host(name: str, *, evacuate: str = "", ready: str = "True", labels: Any = None, **spec: Any) -> Obj:
+def host(
+    name: str, *, evacuate: str = "", maintenance: str = "", ready: str = "True", labels: Any = None, **spec: Any
+) -> Obj:
     annotations = {EVACUATE_ANNOTATION: evacuate} if evacuate else {}
+    annotations |= {MAINTENANCE_ANNOTATION: maintenance} if maintenance else {}
     metadata = {"name": name, "resourceVersion": "1", "annotations": annotations, "labels": labels or {}}
     return {"metadata": metadata, "spec": spec, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
 
@@ -92,6 +101,7 @@ def test_the_annotation_is_changed_if_it_has_to_be(former: str, value: str | Non
         host("h1", unschedulable=True),
         host("h1", ready="False"),
         host("h1", evacuate="true"),
+        host("h1", maintenance="completed"),
         host("h1", labels={WITNESS_LABEL: "true"}),
     ],
 )

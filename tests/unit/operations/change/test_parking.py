@@ -122,6 +122,8 @@ def test_machines_that_are_being_deleted_are_named() -> None:
     assert (checks["machines"].result, "worker-1" in checks["machines"].message) == (Result.WARNING, True)
 
 
+WITNESS = {"metadata": {"name": "w", "labels": {names.WITNESS_LABEL: "true"}}}
+EVACUATED = {"metadata": {"name": "e", "annotations": {names.EVACUATE_ANNOTATION: "true"}}, "status": READY}
 MAINTENANCE = {"metadata": {"name": "m", "annotations": {names.MAINTENANCE_ANNOTATION: "completed"}}, "status": READY}
 
 
@@ -132,6 +134,9 @@ MAINTENANCE = {"metadata": {"name": "m", "annotations": {names.MAINTENANCE_ANNOT
         ([host("a"), {"metadata": {"name": "b"}}], "b (not ready)"),
         ([host("c", unschedulable=True)], "c (cordoned)"),
         ([MAINTENANCE], "m (in maintenance)"),
+        ([EVACUATED], "e (being evacuated)"),
+        ([host("a"), {**WITNESS, "status": READY}], ""),
+        ([host("a"), WITNESS], "w (not ready)"),
     ],
 )
 def test_a_cluster_resumes_when_the_hosts_are_back(hosts: list[Obj], away: str) -> None:

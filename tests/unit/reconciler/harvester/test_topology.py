@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from caphv.api import names
+from caphv.api.hosts import accepts_machines
 from caphv.api.object import Obj
 from reconciler.harvester.topology import (
     MOST_DOMAINS,
-    accepts_machines,
     domain_of_host,
     failure_domains,
     has_single_host,
