@@ -28,7 +28,7 @@ pytestmark = pytest.mark.e2e
 # Of the servers, which share one etcd.
 NUMBERS = itertools.count()
 SPACE, DEPLOYMENT = "caphv-system", "caphv-controller-manager"
-BEFORE, RELEASE = "v0.10.0", "v0.11.0"
+BEFORE, RELEASE = "v0.10.0", "v1.0.0"
 WEBHOOK_SERVICE = "caphv-webhook-service"
 MACHINES = Resource(crds.GROUP, "v1beta1", "harvestermachines", "HarvesterMachine")
 SELECTOR = {"control-plane": "controller-manager"}

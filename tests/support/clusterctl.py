@@ -28,7 +28,7 @@ CONTROL_PLANES = "controlplane.cluster.x-k8s.io"
 CORE = f"v{binaries.CLUSTER_API_CORE.version}"
 
 
-VERSION, NEXT = "v0.11.0", "v0.11.1"
+VERSION, NEXT = "v1.0.0", "v1.0.1"
 
 
 VARIABLES = {
