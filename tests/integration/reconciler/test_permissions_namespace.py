@@ -1,4 +1,4 @@
-"""Roles in the one namespace of its clusters, and those of caphv 0.11, are enough for the provider."""
+"""Roles in the one namespace of its clusters, and those without optional rights, are enough for the provider."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.reconciler.uses import live, may_give_cloud_configs
 pytestmark = pytest.mark.integration
 
 LIMITED = "system:serviceaccount:caphv-system:limited"
-FORMER = "system:serviceaccount:caphv-system:former"
+REDUCED = "system:serviceaccount:caphv-system:reduced"
 
 
 @pytest.mark.usefixtures("runner")
@@ -47,16 +47,16 @@ async def test_roles_in_one_namespace_are_enough_for_its_clusters(
 
 
 @pytest.mark.usefixtures("runner")
-async def test_roles_of_0_11_are_enough_for_all_but_the_finalizers_of_identities(
+async def test_without_the_optional_right_only_the_finalizer_of_identities_is_missing(
     restricted: Restricted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inprocess.install(monkeypatch)
     (port,) = children.free_ports(1)
-    case = Case(restricted, 4, "former")
+    case = Case(restricted, 4, "reduced")
     await case.open()
     try:
-        await manifests.apply(case.management, without_identity_rights(limited_to(case.name, FORMER)))
-        async with provider(restricted.management, port, account=FORMER, namespace=case.name):
+        await manifests.apply(case.management, without_identity_rights(limited_to(case.name, REDUCED)))
+        async with provider(restricted.management, port, account=REDUCED, namespace=case.name):
             await case.ready_cluster()
             found = await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
             assert "may not patch Secrets" in condition_of(found, "IdentityUpToDate")["message"]

@@ -1,4 +1,4 @@
-"""Defects of 0.11, and the tests that keep them from coming back: each test exists."""
+"""Defects of earlier states, and the tests that keep them from coming back: each test exists."""
 
 from __future__ import annotations
 
