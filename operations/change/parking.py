@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from urllib.parse import urlsplit
 
 from caphv.api import names, parking, remedies
 from caphv.api.clusterapi import externally_managed
@@ -77,7 +78,7 @@ def clusters_on(objects: ManagementObjects, accounts: Iterable[Account], name: s
     harvesters = {
         (account.kubeconfig.server, account.kubeconfig.ca)
         for account in accounts
-        if name.rstrip("/") in _names_of(account)
+        if name.rstrip("/").lower() in _names_of(account)
     }
     if not harvesters:
         servers = sorted({account.kubeconfig.server for account in accounts})
@@ -227,8 +228,8 @@ def _why_away(host: Obj) -> str:
 
 
 def _names_of(account: Account) -> set[str]:
-    """Return what a user may call the Harvester of an identity."""
-    server = account.kubeconfig.server.rstrip("/")
-    authority = server.partition("://")[2].partition("/")[0]
-    host = authority.rpartition(":")[0] or authority
-    return {server, authority, host, host.strip("[]"), str(account.identity)}
+    """Return what a user may call the Harvester of an identity, in lower case."""
+    server = account.kubeconfig.server.rstrip("/").lower()
+    url = urlsplit(server)
+    host = url.hostname or ""
+    return {server, url.netloc, host, f"[{host}]", str(account.identity)}

@@ -196,6 +196,22 @@ def test_a_harvester_has_several_names(name: str) -> None:
         clusters_on(Builder().objects(), accounts, "10.0.0.9")
 
 
+@pytest.mark.parametrize(
+    ("server", "names"),
+    [
+        (
+            "https://Site.example/k8s/clusters/local",
+            ["site.example", "Site.example", "https://Site.example/k8s/clusters/local"],
+        ),
+        ("https://[fd00::1]", ["fd00::1", "[fd00::1]"]),
+        ("https://[fd00::1]:6443", ["fd00::1", "[fd00::1]", "[fd00::1]:6443"]),
+    ],
+)
+def test_a_harvester_is_named_by_its_host_with_or_without_a_port(server: str, names: list[str]) -> None:
+    for name in names:
+        assert clusters_on(Builder().objects(), [account("identity", server)], name) == [Key("team", "shop")]
+
+
 def test_the_checklist_ends_with_the_command_that_resumes() -> None:
     lines = host_checklist("h", [Key("team", "shop")], "caphv resume --all-on h")
     assert lines[0].startswith("1 cluster on h parked")
