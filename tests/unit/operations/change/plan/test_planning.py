@@ -425,12 +425,14 @@ async def test_what_the_account_does_not_see_is_reported_once(monkeypatch: pytes
         },
     }
     hidden = [Unseen(what, "forbidden", forbidden=True) for what in ("VMs of other namespaces", "quotas")]
+    hidden.insert(1, Unseen("pools", "no answer"))
     harvester.answer = CapacityObjects(existing(hosts=[host], unseen=hidden))
 
     plan = await planned(server(), topology_cluster(workers=4), harvester=True)
 
     assert plan.unseen == (
         "VMs of other namespaces, quotas on Harvester https://harvester: the account may not list them",
+        "pools on Harvester https://harvester: no answer",
     )
     cpu = next(need for need in plan.clusters[0].needs if need.what == "CPU")
     assert (cpu.partial, cpu.short) == (True, False)
