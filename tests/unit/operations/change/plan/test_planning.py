@@ -12,10 +12,11 @@ from caphv.api.object import Key, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
 from operations.capacity.free import CapacityObjects
-from operations.capacity.machinechanges import Action
+from operations.capacity.machinechanges import Action, Field
+from operations.capacity.needs import Need
 from operations.capacity.surroundings import Surroundings
 from operations.change.plan import harvester as plan_harvester
-from operations.change.plan.model import Plan
+from operations.change.plan.model import ClusterPlan, ObjectPlan, Plan, Shortcoming
 from operations.change.plan.planning import plan_of_cluster, plan_of_manifests
 from operations.read.accounts import Account
 from operations.read.management import NoClusterApiError
@@ -445,3 +446,35 @@ async def test_identity_of_the_manifests_is_used_before_it_exists(monkeypatch: p
     other = {**topology_cluster(), "metadata": {"name": "other", "namespace": "team"}}
     await planned(server(), {**secret, "stringData": {"kubeconfig": "text"}}, other, harvester=True)
     assert [obj["metadata"]["name"] for obj in harvester.given] == ["hv-identity-secret"]
+
+
+FIELD = Field("spec.targetNamespace", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (Plan(), (False, False, False)),
+        (Plan(unseen=("quotas",)), (False, False, False)),
+        (Plan((ObjectPlan("Cluster team/a", Action.CHANGE),)), (True, False, False)),
+        (Plan((ObjectPlan("Cluster team/a", Action.REFUSED),)), (True, True, False)),
+        (Plan(clusters=(ClusterPlan("team/a"),)), (False, False, False)),
+        (Plan(clusters=(ClusterPlan("team/a", infrastructure=(FIELD,)),)), (True, False, False)),
+        (Plan(clusters=(ClusterPlan("team/a"), ClusterPlan("team/b", unknown=("x",)))), (True, False, False)),
+        (
+            Plan(clusters=(ClusterPlan("team/a", shortcomings=(Shortcoming("images", "a", "", ()),)),)),
+            (False, False, True),
+        ),
+        (
+            Plan(clusters=(ClusterPlan("team/a", shortcomings=(Shortcoming("images", "a", "", (), advice=True),)),)),
+            (False, False, False),
+        ),
+        (
+            Plan(clusters=(ClusterPlan("team/a"), ClusterPlan("team/b", needs=(Need("CPU", "", 9, 1),)))),
+            (False, False, True),
+        ),
+        (Plan(clusters=(ClusterPlan("team/a", needs=(Need("CPU", "", 1, 1),)),)), (False, False, False)),
+    ],
+)
+def test_a_plan_says_whether_anything_happens_and_whether_it_can(plan: Plan, expected: tuple[bool, bool, bool]) -> None:
+    assert (plan.changes, plan.refused, plan.short) == expected
