@@ -156,6 +156,57 @@ async def test_change_of_machines_replaces_them_and_a_rollout_under_way_counts()
     assert machines(plan) == {"md-0": (2, 2, 1), "md-1": (2, 2, 1)}
 
 
+@pytest.mark.parametrize(
+    ("labels", "seen", "error", "updated"),
+    [
+        ({"team": "a"}, 2, "", 2),
+        ({"team": "b"}, 2, "", 0),
+        ({"team": "a"}, 1, "", 0),
+        ({"team": "a"}, 2, "get Namespace", 0),
+        ({"team": "a"}, 2, "list ExtensionConfig", 0),
+    ],
+)
+async def test_machines_are_updated_in_place_where_the_extension_does_it(
+    labels: dict[str, str], seen: int, error: str, updated: int
+) -> None:
+    rollout = {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}}
+
+    def with_rollout(cluster: Obj) -> Obj:
+        for entry in cluster["spec"]["topology"]["workers"]["machineDeployments"]:
+            entry["rollout"] = rollout
+        return cluster
+
+    world = live()
+    before = with_rollout(topology_cluster(cpuCount=2, cpuMax=8))
+    world[0]["spec"]["topology"] = before["spec"]["topology"]
+    world[0]["metadata"]["annotations"] = {LAST_APPLIED: json.dumps(before)}
+    able = [{"type": kind, "status": "True"} for kind in ("VMUpToDate", "VMCanGrow")]
+    for obj in [obj for obj in world if obj["kind"] == "Machine"]:
+        name = obj["metadata"]["name"]
+        obj["spec"]["infrastructureRef"] = {"kind": "HarvesterMachine", "name": f"vm-{name}"}
+        if not name.endswith("-1") or seen == 2:
+            world.append(labelled(INFRASTRUCTURE, "HarvesterMachine", f"vm-{name}", {}, status={"conditions": able}))
+
+    hook = {"requestHook": {"hook": "CanUpdateMachineSet"}, "name": "caphv-canupdatemachineset.caphv"}
+    config = {
+        "apiVersion": "runtime.cluster.x-k8s.io/v1beta2",
+        "kind": "ExtensionConfig",
+        "metadata": {"name": "caphv"},
+        "spec": {"namespaceSelector": {"matchLabels": {"team": "a"}}},
+        "status": {"conditions": [{"type": "Discovered", "status": "True"}], "handlers": [hook]},
+    }
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team", "labels": labels}}
+    found = server(*world, namespace, config)
+    if error:
+        found.errors[error] = Forbidden(403, "Forbidden", "may not")
+
+    plan = await planned(found, with_rollout(topology_cluster(cpuCount=4, cpuMax=8)))
+
+    pools = {pool.pool: (pool.updated, pool.replaced) for pool in plan.clusters[0].pools}
+    assert pools == {"control plane": (0, 1), "md-0": (updated, 2 - updated), "md-1": (updated, 2 - updated)}
+    assert any("as without updates in place" in text for text in plan.unseen) is error.startswith("list")
+
+
 async def test_new_cluster_creates_all_its_machines() -> None:
     other = topology_cluster()
     other["metadata"] = {"name": "other"}  # in the namespace of the command
