@@ -23,8 +23,6 @@ from operations.read.objects import HarvesterObjects, ManagementObjects, conditi
 from operations.status.check import Check, Result, ok
 from operations.status.parts import Parts
 
-_SHOWN = 5
-
 
 def plan_park(parts: Parts) -> Plan:
     """Return the plan to park a cluster."""
@@ -174,7 +172,7 @@ def _park_checks(parts: Parts) -> Iterator[Check]:
     if deleted:
         message = (
             "Machines are being deleted, which continues after the cluster is resumed: "
-            f"{name_some(deleted, _SHOWN)}"
+            f"{name_some(deleted)}"
         )
         yield Check("machines", subject, Result.WARNING, message, "Wait until they are deleted")
     if not reasons:
@@ -209,7 +207,7 @@ def _resume_checks(parts: Parts, harvester: HarvesterObjects | None, why: str) -
 
     away = sorted(filter(None, map(_why_away, harvester.hosts)))
     if away:
-        message = f"hosts of Harvester are not back: {name_some(away, _SHOWN)}"
+        message = f"hosts of Harvester are not back: {name_some(away)}"
         remedy = "Start them, or end their maintenance, and wait until all are Ready"
         yield Check("hosts", subject, Result.ERROR, message, remedy)
     else:
