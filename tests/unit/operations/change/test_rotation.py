@@ -176,7 +176,7 @@ DAY = 24 * 3600
         ({"seconds": 60}, 1, DAY),
     ],
 )
-async def test_the_new_token_lives_as_long_as_the_former_one_unless_it_is_told(
+async def test_the_new_token_lives_as_long_as_the_former_one_unless_days_are_given(
     server: Server, token: dict[str, Any], expires_in: int | None, seconds: int
 ) -> None:
     client: Any = server
