@@ -171,6 +171,43 @@ async def test_the_token_of_guests_is_renewed_until_all_of_them_are_stopped(
     assert tokens(case.secret) == {renewed}
 
 
+@pytest.mark.parametrize(
+    ("server", "verb", "refusal", "part"),
+    [
+        (
+            "management",
+            "patch Cluster",
+            "clusters.cluster.x-k8s.io is forbidden",
+            "may not pause the Cluster: grant its",
+        ),
+        ("management", "patch Cluster", "a policy forbids it", "a request was refused: a policy forbids it"),
+        ("harvester", "patch VirtualMachine", "a webhook forbids it", "a request was refused: a webhook forbids it"),
+    ],
+)
+async def test_a_request_that_is_refused_is_reported_once_and_repeated(
+    monkeypatch: pytest.MonkeyPatch, server: str, verb: str, refusal: str, part: str
+) -> None:
+    case = await ready(monkeypatch)
+    add_vm(case, "w")
+    if server == "management":
+        change_cluster(case, paused=False, annotations={PARK_ANNOTATION: "true"})
+    else:
+        park(case)
+        add_node(case, "w", parked_boot="w-run/boot", cordoned_by_park=SINCE)
+    getattr(case, server).errors[verb] = Forbidden(403, "Forbidden", refusal)
+    case.events.clear()
+    for _ in range(2):
+        assert await case.reconcile() == 60.0
+        assert case.condition("Parked") == ("False", "ParkBlocked")
+        assert part in message_of(case)
+    assert case.events.count(("Warning", "ParkBlocked")) == 1
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
+
+    getattr(case, server).errors.clear()
+    await case.reconcile()
+    assert case.condition("Parked")[1] == "Parking"
+
+
 async def test_a_vm_that_is_not_the_clusters_leaves_the_cluster_unpaused(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await ready(monkeypatch)
     change_cluster(case, paused=False, annotations={PARK_ANNOTATION: "true"})
