@@ -10,7 +10,7 @@ import yaml
 
 from caphv.api import resources
 from caphv.api.names import LOAD_BALANCER_SUFFIX, generated_names
-from caphv.api.object import SECRETS, SERVICES, Obj, key_of
+from caphv.api.object import SECRETS, SERVICES, Key, Obj, key_of
 from caphv.runtime.errors import Forbidden
 from reconciler.cluster.loadbalancer import control_plane_vms
 from reconciler.cluster.manifest import with_credentials
@@ -64,6 +64,19 @@ async def test_a_connection_that_was_known_in_between_begins_a_new_grace_period(
         case.session.available = True
         await case.reconcile()
         assert case.condition("HarvesterConnectionReady")[0] == "True"
+
+
+async def test_machines_are_requeued_when_the_connection_is_lost_and_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await ready(monkeypatch)
+    case.add_machine("cp-0")
+    requeued = []
+    monkeypatch.setattr(case.context.queues.machines, "add", requeued.append)
+    for available, count in ((False, 1), (False, 1), (True, 2), (True, 2)):
+        case.session.available = available
+        await case.reconcile()
+        assert requeued == [Key("team", "cp-0")] * count
 
 
 async def test_a_new_cluster_reports_at_once_that_it_is_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
