@@ -26,6 +26,6 @@ def and_more(number: int) -> str:
     return f" and {number} more" if number > 0 else ""
 
 
-def name_some(names: Sequence[str], most: int, separator: str = ", ") -> str:
+def name_some(names: Sequence[str], most: int = 5, separator: str = ", ") -> str:
     """Name the first objects and count the others: `a, b and 3 more`."""
     return separator.join(names[:most]) + and_more(len(names) - most)

@@ -171,10 +171,8 @@ def aligned(header: Sequence[str], rows: Iterable[Sequence[Text]]) -> list[Text]
 
 def _row(cells: Sequence[Text], widths: Sequence[int]) -> Text:
     line = Text()
-    for index, (cell, width) in enumerate(zip(cells, widths, strict=True)):
-        line.append_text(cell)
-        if index < len(cells) - 1:
-            line.append(" " * (width - cell.cell_len + 2))
+    for cell, width in zip(cells, widths, strict=True):
+        line.append_text(cell).append(" " * (width - cell.cell_len + 2))
     line.rstrip()
     return line
 

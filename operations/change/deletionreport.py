@@ -175,11 +175,9 @@ def _unrequested_deletion(parts: Parts, machine: Obj, now: datetime) -> PendingD
 
     It is stuck if nothing that comes before it explains that.
     """
-    owner = "its owner"
-    for reference in machine["metadata"].get("ownerReferences") or ():
-        if reference.get("controller"):
-            owner = f"{reference['kind']}/{reference['name']}"
-            break
+    references = machine["metadata"].get("ownerReferences") or ()
+    controllers = (f"{ref['kind']}/{ref['name']}" for ref in references if ref.get("controller"))
+    owner = next(controllers, "its owner")
 
     since = str(parts.cluster["metadata"]["deletionTimestamp"])
     waits = bool(resume_command(parts.cluster)) or any(map(being_deleted, parts.machines))

@@ -14,8 +14,6 @@ from operations.read.management import list_all
 from operations.read.servers import WORKLOAD_SECONDS, answering_client
 from operations.status.check import Check, Result, ok, skipped
 
-_SHOWN = 3
-
 
 async def disruption_checks(management: ApiClient, cluster: Key) -> list[Check]:
     """Ask a workload cluster for budgets that allow no disruption now.
@@ -42,8 +40,7 @@ def checks(cluster: Key, budgets: Iterable[Obj]) -> Iterator[Check]:
         return
 
     message = (
-        f"PodDisruptionBudget {name_some(blocking, _SHOWN)} allows no eviction: drains "
-        "would wait for it"
+        f"PodDisruptionBudget {name_some(blocking)} allows no eviction: drains would wait for it"
     )
     remedy = (
         "Run more replicas of these workloads, or set spec.deletion.nodeDrainTimeoutSeconds of "

@@ -47,7 +47,7 @@ def unreleased_machines(
     :param nodes: the names of Nodes in the workload cluster
     :param members: the members of etcd with their machines
     """
-    in_etcd = {member.machine for member in members if member.machine}
+    in_etcd = {member.machine for member in members}
     unreleased = []
     for machine in machines:
         name = str(machine["metadata"]["name"])

@@ -18,8 +18,6 @@ from operations.change.clusterprogress import ClusterProgress
 from operations.read.objects import condition_of
 from operations.status.check import Check, Result, ok
 
-_SHOWN = 5
-
 
 @dataclass(frozen=True, slots=True)
 class HostMachines:
@@ -157,7 +155,7 @@ def _checks(host: Obj, hosts: Iterable[Obj], machines: Sequence[HostMachines]) -
 
     for group in machines:
         if group.paused and group.moves:
-            message = f"{group.cluster} is paused, so these stay: {_some(group.moves)}"
+            message = f"{group.cluster} is paused, so these stay: {name_some(group.moves)}"
             remedy = "End the pause, or stop these VMs yourself"
             yield Check("machines", subject, Result.WARNING, message, remedy)
         elif group.moves:
@@ -165,32 +163,30 @@ def _checks(host: Obj, hosts: Iterable[Obj], machines: Sequence[HostMachines]) -
                 "machines",
                 subject,
                 f"{group.cluster}: stopped and started elsewhere, one at "
-                f"a time: {_some(group.moves)}",
+                f"a time: {name_some(group.moves)}",
             )
         if group.stays:
             message = (
                 f"{group.cluster}: KubeVirt cannot migrate these, and a disk may be local to the "
-                f"host, so they stay: {_some(group.stays)}"
+                f"host, so they stay: {name_some(group.stays)}"
             )
             remedy = "Stop and start them yourself, or replace their Machines"
             yield Check("machines", subject, Result.WARNING, message, remedy)
         if group.stops:
             message = (
                 f"{group.cluster}: Harvester shuts these down, as label "
-                f"{names.MAINTENANCE_STRATEGY_LABEL} asks: {_some(group.stops)}"
+                f"{names.MAINTENANCE_STRATEGY_LABEL} asks: {name_some(group.stops)}"
             )
             yield ok("machines", subject, message)
         if group.migrates:
-            message = f"{group.cluster}: left to Harvester, which migrates: {_some(group.migrates)}"
+            message = (
+                f"{group.cluster}: left to Harvester, which migrates: {name_some(group.migrates)}"
+            )
             yield ok("machines", subject, message)
         if group.restarts:
             message = (
                 f"{group.cluster}: their eviction strategy takes effect with their next restart, "
-                f"so Harvester stops and starts them without a drain: {_some(group.restarts)}"
+                f"so Harvester stops and starts them without a drain: {name_some(group.restarts)}"
             )
             remedy = "Restart them before, or replace their Machines"
             yield Check("machines", subject, Result.WARNING, message, remedy)
-
-
-def _some(machines: Sequence[str]) -> str:
-    return name_some(machines, _SHOWN)

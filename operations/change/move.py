@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from caphv.api import remedies
-from caphv.api.counting import counted
+from caphv.api.counting import counted, name_some
 from caphv.api.object import Key
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import RequestError, ServerFault, TooManyRequests, Unreachable
@@ -26,7 +26,6 @@ from operations.status.query import Query
 # The provider confirms a pause with its next reconcile, which may be late if it is busy.
 _PAUSE_SECONDS = 60.0
 _POLL_SECONDS = 1.0
-_SHOWN = 3
 
 
 class MoveError(Exception):
@@ -149,9 +148,9 @@ class Move:
             return not unconfirmed
 
         if not await _wait_until(is_confirmed, _PAUSE_SECONDS) and not self.force:
-            names = ", ".join(unconfirmed[:_SHOWN])
             raise MoveError(
-                f"the provider of the source does not confirm the pause of {names}: does it run?"
+                "the provider of the source does not confirm the pause of "
+                f"{name_some(unconfirmed)}: does it run?"
             )
 
         # Before the pause, controllers and users could change both sides.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from urllib.parse import urlsplit
 
 from caphv.api import names, parking, remedies
 from caphv.api.clusterapi import externally_managed
@@ -21,8 +22,6 @@ from operations.read.accounts import Account, identity_of
 from operations.read.objects import HarvesterObjects, ManagementObjects, condition_of
 from operations.status.check import Check, Result, ok
 from operations.status.parts import Parts
-
-_SHOWN = 5
 
 
 def plan_park(parts: Parts) -> Plan:
@@ -77,7 +76,7 @@ def clusters_on(objects: ManagementObjects, accounts: Iterable[Account], name: s
     harvesters = {
         (account.kubeconfig.server, account.kubeconfig.ca)
         for account in accounts
-        if name.rstrip("/") in _names_of(account)
+        if name.rstrip("/").lower() in _names_of(account)
     }
     if not harvesters:
         servers = sorted({account.kubeconfig.server for account in accounts})
@@ -173,7 +172,7 @@ def _park_checks(parts: Parts) -> Iterator[Check]:
     if deleted:
         message = (
             "Machines are being deleted, which continues after the cluster is resumed: "
-            f"{name_some(deleted, _SHOWN)}"
+            f"{name_some(deleted)}"
         )
         yield Check("machines", subject, Result.WARNING, message, "Wait until they are deleted")
     if not reasons:
@@ -208,7 +207,7 @@ def _resume_checks(parts: Parts, harvester: HarvesterObjects | None, why: str) -
 
     away = sorted(filter(None, map(_why_away, harvester.hosts)))
     if away:
-        message = f"hosts of Harvester are not back: {name_some(away, _SHOWN)}"
+        message = f"hosts of Harvester are not back: {name_some(away)}"
         remedy = "Start them, or end their maintenance, and wait until all are Ready"
         yield Check("hosts", subject, Result.ERROR, message, remedy)
     else:
@@ -227,8 +226,8 @@ def _why_away(host: Obj) -> str:
 
 
 def _names_of(account: Account) -> set[str]:
-    """Return what a user may call the Harvester of an identity."""
-    server = account.kubeconfig.server.rstrip("/")
-    authority = server.partition("://")[2].partition("/")[0]
-    host = authority.rpartition(":")[0] or authority
-    return {server, authority, host, host.strip("[]"), str(account.identity)}
+    """Return what a user may call the Harvester of an identity, in lower case."""
+    server = account.kubeconfig.server.rstrip("/").lower()
+    url = urlsplit(server)
+    host = url.hostname or ""
+    return {server, url.netloc, host, f"[{host}]", str(account.identity)}

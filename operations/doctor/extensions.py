@@ -11,7 +11,6 @@ from operations.read.selectors import selects
 from operations.status.check import Check, Result, ok, skipped
 
 _CHECK = "in-place-updates"
-_MOST = 5
 _HOOKS = frozenset({"CanUpdateMachine", "CanUpdateMachineSet", "UpdateMachine"})
 
 
@@ -50,12 +49,12 @@ def checks(configs: Sequence[Obj], namespaces: Sequence[Obj], subject: str) -> I
     for extensions, names in sorted(shared.items()):
         message = (
             f"ExtensionConfigs {', '.join(extensions)} all update machines in place in namespace "
-            f"{name_some(sorted(names), _MOST)}: Cluster API stops every rollout there"
+            f"{name_some(sorted(names))}: Cluster API stops every rollout there"
         )
         remedy = "Let the namespaceSelector of all but one leave these namespaces out"
         yield Check(_CHECK, subject, Result.ERROR, message, remedy)
     if updaters and not shared:
-        serving = name_some(sorted(map(_name, updaters)), _MOST)
+        serving = name_some(sorted(map(_name, updaters)))
         yield ok(_CHECK, subject, f"ExtensionConfig {serving} updates machines in place")
 
 

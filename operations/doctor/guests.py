@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from caphv.api import clusterapi
 from caphv.api.bootimage import qualified
+from caphv.api.counting import name_some
 from caphv.api.guestpools import pool_of_guest
 from caphv.api.object import Key, Obj, at, key_of
 from operations.read.objects import HarvesterObjects
@@ -16,7 +17,6 @@ _NAME = "guest-services"
 # From this release on, Harvester finds the VMs of a guest by a label. Earlier releases find them by
 # a prefix of their names.
 _BY_LABEL = (1, 9)
-_SHOWN = 3
 
 
 def checks(
@@ -105,7 +105,7 @@ def _check(
     if finds_by_name and not has_name and _selects_network(objects, pool):
         message = (
             f"IPPool {pool} does not serve it: Harvester before 1.9 looks for VMs whose names "
-            f"begin with {key.name}, and there are {', '.join(names[:_SHOWN]) or 'none'}"
+            f"begin with {key.name}, and there are {name_some(names) or 'none'}"
         )
         remedy = (
             "Name machines after their cluster, or use DHCP or a pool without spec.selector.network"

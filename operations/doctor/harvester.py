@@ -39,7 +39,6 @@ _SOON = timedelta(days=14)
 # Warn of a pool when a smaller share of its addresses is free.
 _SCARCE_SHARE = 0.1
 _AGENT_PATIENCE = timedelta(minutes=10)
-_SHOWN = 5
 
 
 @dataclass(slots=True)
@@ -154,7 +153,7 @@ def _check_connection(facts: HarvesterFacts, subject: str, *, expired: bool) -> 
     names = sorted(str(key_of(obj)) for obj in facts.clusters)
     message = facts.error
     if names:
-        clusters = name_some(names, _SHOWN)
+        clusters = name_some(names)
         message += f"; HarvesterClusters of Secret {facts.identity}: {clusters}"
     return Check("connection", subject, Result.ERROR, message, remedy)
 
@@ -358,7 +357,7 @@ def _check_guest_agents(objects: HarvesterObjects, subject: str, now: datetime) 
             silent.append(str(key_of(instance)))
 
     if silent:
-        message = f"no guest agent answers in {name_some(sorted(silent), _SHOWN)}"
+        message = f"no guest agent answers in {name_some(sorted(silent))}"
         remedy = (
             "Check the VM's console; the image needs qemu-guest-agent, or the network to install it"
         )
@@ -400,7 +399,7 @@ def _check_orphans(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
         yield ok("orphans", subject, "nothing is left of owners that no longer exist")
         return
 
-    message = f"their owner no longer exists: {name_some(sorted(orphans), _SHOWN)}"
+    message = f"their owner no longer exists: {name_some(sorted(orphans))}"
     remedy = (
         "List them, and adopt what is at work or delete what is no longer needed: "
         f"{remedies.LIST_LEFTOVERS}"

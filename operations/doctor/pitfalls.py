@@ -31,7 +31,6 @@ _WITHOUT_MACVLAN = re.compile(r"sle[sd]?[-_ ]?15.{0,200}minimal", re.IGNORECASE)
 _UNTRUSTED = re.compile(r"x509|certificate", re.I)
 _UNREACHABLE = re.compile(r"proxyconnect|no route to host|i/o timeout|no such host", re.I)
 _CLOCK_TOLERANCE = timedelta(seconds=60)
-_SHOWN = 5
 
 
 def checks(
@@ -109,7 +108,7 @@ def _check_clocks(objects: HarvesterObjects, subject: str, now: datetime) -> Ite
             ahead.append(f"{host['metadata']['name']} by {seconds} s")
 
     if ahead:
-        message = f"clocks are ahead of this machine's: {', '.join(sorted(ahead)[:_SHOWN])}"
+        message = f"clocks are ahead of this machine's: {name_some(sorted(ahead))}"
         remedy = "Synchronize the clocks: Harvester setting ntp-servers, and this machine's NTP"
         yield Check("clock", subject, Result.WARNING, message, remedy)
 
@@ -121,7 +120,7 @@ def _check_disk_errors(objects: HarvesterObjects, subject: str) -> Iterator[Chec
     """
     paused = sorted(str(key_of(obj)) for obj in objects.instances if _has_disk_error(obj))
     if paused:
-        message = f"VMs are paused after an I/O error of their disk: {name_some(paused, _SHOWN)}"
+        message = f"VMs are paused after an I/O error of their disk: {name_some(paused)}"
         remedy = (
             "Check Longhorn for full disks and rebuilding replicas; against errors by fstrim set "
             "guestConfig.disableFstrimTimer, and in running guests: systemctl disable --now "
@@ -153,7 +152,7 @@ def _check_access_modes(objects: HarvesterObjects, subject: str) -> Iterator[Che
     if single:
         message = (
             "disks are not ReadWriteMany, so that their VMs cannot be migrated: "
-            f"{name_some(sorted(single), _SHOWN)}"
+            f"{name_some(sorted(single))}"
         )
         remedy = (
             "Use a storage class with ReadWriteMany and Block, or plan a restart of these VMs for "
@@ -186,7 +185,7 @@ def _check_shared_volumes(
     networks = [settings.value_of(objects, name) for name in names]
     if not any(isinstance(network, dict) and network for network in networks):
         message = (
-            f"volumes of StorageClass {name_some(shared, _SHOWN)} cannot be mounted: no network is "
+            f"volumes of StorageClass {name_some(shared)} cannot be mounted: no network is "
             "set for shared volumes"
         )
         remedy = (
@@ -203,12 +202,11 @@ def _check_shared_volumes(
     )
     if single:
         message = (
-            "machines have one VM network, and may not reach shared volumes: "
-            f"{name_some(single, _SHOWN)}"
+            f"machines have one VM network, and may not reach shared volumes: {name_some(single)}"
         )
         remedy = (
             "Add a VM network in the network of shared volumes, or use no StorageClass "
-            f"{name_some(shared, _SHOWN)} in guests"
+            f"{name_some(shared)} in guests"
         )
         yield Check("rwx-network", subject, Result.WARNING, message, remedy)
 
@@ -227,7 +225,7 @@ def _check_macvlan(objects: HarvesterObjects, machines: list[Obj], subject: str)
     lacking = sorted(name for name in used if _WITHOUT_MACVLAN.search(names.get(name, name)))
     if lacking:
         message = (
-            f"image {name_some(lacking, _SHOWN)} has no kernel module macvlan: Services with DHCP "
+            f"image {name_some(lacking)} has no kernel module macvlan: Services with DHCP "
             "addresses stay pending"
         )
         remedy = (
@@ -270,7 +268,7 @@ def _check_external_storage(
     unset = sorted(used - {"", LONGHORN_DRIVER} - configured.keys())
     if unset:
         message = (
-            f"volumes of {name_some(unset, _SHOWN)} cannot be backed up: setting csi-driver-config "
+            f"volumes of {name_some(unset)} cannot be backed up: setting csi-driver-config "
             "does not name the driver"
         )
         remedy = "Add provisioner and VolumeSnapshotClass to Harvester's setting csi-driver-config"

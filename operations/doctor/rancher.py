@@ -29,7 +29,6 @@ _CERTIFICATE = re.compile(
 _CLUSTERS_PATH = "/k8s/clusters/"
 _HTTPS = 443
 _SPACE = re.compile(r"\s+")
-_SHOWN = 5
 
 
 def checks(
@@ -81,7 +80,7 @@ def _check_agents(settings: Mapping[str, str], imported: list[str]) -> Check:
         "that it imports do not connect"
     )
     if imported:
-        message += f": {name_some(imported, _SHOWN)}"
+        message += f": {name_some(imported)}"
     remedy = (
         f"Set {CA} to the CA of Rancher's certificate, also where a proxy in front of it ends TLS; "
         f"or {AGENT_TLS} to system-store, if a public CA signed the certificate"

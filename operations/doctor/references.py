@@ -23,7 +23,6 @@ from operations.capacity.surroundings import Surroundings
 from operations.read.objects import HarvesterObjects
 from operations.status.check import Check, Result, ok, skipped
 
-_SHOWN = 3
 # Name of the check, label of the kind, kind on Harvester, and field of `Requirements`.
 _KINDS = (
     (requirements.IMAGES, "VM image", "virtualmachineimages.harvesterhci.io", "images"),
@@ -106,9 +105,7 @@ def _check(references: References, places: list[tuple[Obj, Finding]], subject: s
     obj, finding = places[0]
     kind = "HarvesterCluster" if obj in references.clusters else "HarvesterMachine"
     names = list(dict.fromkeys(str(key_of(place)) for place, _ in places))
-    message = (
-        f"{finding.value}: {finding.detail} ({kind} {name_some(names, _SHOWN)}, {finding.field})"
-    )
+    message = f"{finding.value}: {finding.detail} ({kind} {name_some(names)}, {finding.field})"
     result = Result.WARNING if finding.advice else Result.ERROR
     return Check(finding.rule, subject, result, message, _remedy(references, obj, kind, finding))
 

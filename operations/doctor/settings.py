@@ -45,7 +45,6 @@ _BY_DHCP = "0.0.0.0"  # kube-vip asks DHCP for an address
 # RKE2's certificates end after a year, and the rotation is off by default.
 _OLD_CERTIFICATES = timedelta(days=270)
 _CONTROL_PLANE_LABEL = "node-role.kubernetes.io/control-plane"
-_SHOWN = 5
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -131,8 +130,7 @@ def _check_proxy(objects: HarvesterObjects, ingress: Obj | None, subject: str) -
     # Harvester refuses a change that leaves a host out, but not a host that joins later.
     if hosts:
         message = (
-            f"noProxy of setting {PROXY} does not cover addresses of hosts: "
-            f"{name_some(hosts, _SHOWN)}"
+            f"noProxy of setting {PROXY} does not cover addresses of hosts: {name_some(hosts)}"
         )
         remedy = (
             f"Add the hosts' network to noProxy of Harvester's setting {PROXY}, or each address: "
@@ -143,7 +141,7 @@ def _check_proxy(objects: HarvesterObjects, ingress: Obj | None, subject: str) -
     if internal:
         message = (
             f"noProxy of setting {PROXY} does not cover the virtual address and the cluster's "
-            f"networks: {name_some(internal, _SHOWN)}"
+            f"networks: {name_some(internal)}"
         )
         remedy = (
             f"Add them to noProxy of Harvester's setting {PROXY}: new hosts join by the virtual "

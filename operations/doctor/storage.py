@@ -31,7 +31,6 @@ _MOST_SNAPSHOTS = 250
 # Trimming causes I/O errors in these: https://harvesterhci.io/kb/the_potential_risk_with_filesystem_trim
 _FAULTY_TRIM = {"1.2.0", "1.2.1", "1.3.0"}
 _RELEASE = re.compile(r"/harvester:v(\d{1,3}\.\d{1,3}\.\d{1,3})(?!\d)")
-_SHOWN = 5
 
 
 @dataclass(slots=True)
@@ -184,8 +183,7 @@ def _check_snapshots(storage_class: Obj, jobs: list[Obj] | None, subject: str) -
     running, missing = _jobs_of(storage_class, jobs)
     if missing:
         message = (
-            f"StorageClass {name} names recurring jobs that do not exist: "
-            f"{name_some(missing, _SHOWN)}"
+            f"StorageClass {name} names recurring jobs that do not exist: {name_some(missing)}"
         )
         remedy = (
             "Create these RecurringJobs in namespace longhorn-system: volumes of the class get no "
@@ -219,7 +217,7 @@ def _check_trim(machines: Sequence[Obj], deployment: Obj | None, subject: str) -
     if release in _FAULTY_TRIM and trimming:
         message = (
             f"Harvester {release} pauses VMs that trim a disk while its replicas rebuild, and "
-            f"fstrim.timer may run in {name_some(trimming, _SHOWN)}"
+            f"fstrim.timer may run in {name_some(trimming)}"
         )
         remedy = (
             "Upgrade Harvester to 1.3.1 or later. Until then, in running guests: systemctl disable "

@@ -17,7 +17,16 @@ from caphv.api.object import SELF_SUBJECT_ACCESS_REVIEWS, Key, Obj, Resource, ke
 from caphv.api.objectid import group_of
 from caphv.runtime.errors import AlreadyExists, ApiError, Conflict, NotFound, Unreachable
 
-_CLUSTER_SCOPED = {"Namespace", "Node", "IPPool", "ClusterRole", "ClusterRoleBinding", "StorageClass", "Setting"}
+_CLUSTER_SCOPED = {
+    "ClusterRole",
+    "ClusterRoleBinding",
+    "ExtensionConfig",
+    "IPPool",
+    "Namespace",
+    "Node",
+    "Setting",
+    "StorageClass",
+}
 _BUILT_IN = {"", "apps", "coordination.k8s.io", "rbac.authorization.k8s.io", "storage.k8s.io"}
 _VERBS = ["create", "delete", "get", "list", "patch", "update"]
 

@@ -6,7 +6,7 @@ Caches are always up to date, and no controller of Harvester acts: a test plays 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -47,11 +47,15 @@ TARGET = "vms"
 
 
 class Cached:
-    """What an `Informer` offers readers, straight from a server. Of kinds in `lags`, it has no objects yet."""
+    """What an `Informer` offers readers, straight from a server. Of kinds in `lags`, it has no objects yet.
+
+    `stalled` has, by server and kind, what caches know whose watches deliver nothing (`stall`).
+    """
 
     synced = current = True
     last_error = None
     lags: frozenset[str] = frozenset()
+    stalled: Mapping[tuple[str, str], dict[Key, Obj]] = MappingProxyType({})
 
     def __init__(
         self, server: MemoryServer, resource: Resource, indexes: Mapping[str, IndexFunction] | None = None
@@ -60,25 +64,48 @@ class Cached:
 
     @property
     def store(self) -> Store:
+        known = self._known
         store = Store(self._indexes)
-        for obj in self._server.stored(self.resource):
+        for obj in self._server.stored(self.resource) if known is None else known.values():
             store.put(key_of(obj), obj)
         return store
+
+    @property
+    def _known(self) -> dict[Key, Obj] | None:
+        return self.stalled.get((self._server.name, self.resource.kind))
 
     def get(self, namespace: str, name: str) -> Obj | None:
         return None if self.resource.kind in self.lags else self.store.get(namespace, name)
 
     async def read(self, namespace: str, name: str) -> Obj | None:
-        return self.store.get(namespace, name)
+        for obj in self._server.stored(self.resource):
+            if key_of(obj) == Key(namespace, name):
+                self.observe(obj)
+                return obj
+        return None
 
-    def observe(self, _obj: Obj) -> None:
-        """Nothing: the cache is the server."""
+    def observe(self, obj: Obj) -> None:
+        if self._known is not None:
+            self._known[key_of(obj)] = obj
 
-    def forget(self, _namespace: str, _name: str) -> None:
-        """Nothing: the cache is the server."""
+    def forget(self, namespace: str, name: str) -> None:
+        if self._known is not None:
+            self._known.pop(Key(namespace, name), None)
 
-    def observe_deletion(self, namespace: str, name: str, _answer: Obj | None) -> bool:
-        return self.get(namespace, name) is None
+    def observe_deletion(self, namespace: str, name: str, answer: Obj | None) -> bool:
+        if answer is None:
+            self.forget(namespace, name)
+        else:
+            self.observe(answer)
+        return answer is None
+
+
+def stall(monkeypatch: pytest.MonkeyPatch, server: MemoryServer, *watched: Resource) -> None:
+    """Have watches of these kinds deliver nothing from now on: caches learn what the process writes, and no more."""
+    known = {
+        (server.name, resource.kind): {key_of(obj): obj for obj in server.stored(resource)} for resource in watched
+    }
+    monkeypatch.setattr(Cached, "stalled", {**Cached.stalled, **known})
 
 
 class MemoryCase:

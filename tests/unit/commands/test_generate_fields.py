@@ -144,6 +144,12 @@ def test_flags_of_workers_are_for_all_pools(tmp_path: Path) -> None:
     assert found == [{"name": "a", "replicas": 1, "failureDomain": "zone-2"}, {"name": "b", "failureDomain": "zone-2"}]
 
 
+def test_fields_that_nothing_sets_are_absent() -> None:
+    spec = definition(*LEAST)["spec"]
+    assert not {"hardening", "individualObjects", "rancherAutoImport"} & spec.keys()
+    assert all(value not in ({}, [], "", None) for value in [*spec.values(), *spec["machines"].values()])
+
+
 def test_a_wrong_value_for_workers_is_reported_with_its_flag() -> None:
     result = call(*LEAST, "--worker-failure-domain", "zone 1", "--worker-node-affinity", "=x", "--cis-profile", "none")
     assert result.exit_code == 1

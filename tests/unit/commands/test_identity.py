@@ -53,15 +53,34 @@ def test_account_is_created_with_a_lasting_token_that_stays(servers: Servers) ->
     first = create(servers, "--target-namespace", "vms")
     assert token_of(first.stdout) == "token of caphv-token"
     assert yaml.safe_load(first.stdout)["metadata"]["name"] == "harvester-identity"
+    assert [*yaml.safe_load(first.stdout)] == ["apiVersion", "kind", "metadata", "type", "stringData"]
     assert targets(servers) == targets(servers, "caphv-account-guests") == {"vms"}
     assert servers.harvester.find("ServiceAccount", "caphv", "caphv-system") is not None
     assert create(servers, "--target-namespace", "vms").stdout == first.stdout
     assert servers.harvester.closed
 
 
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_wide_account_is_warned_of_beside_the_output(servers: Servers, more: tuple[str, ...]) -> None:
+    result = create(servers, *more)
+    assert "delete VMs in all namespaces" in result.stderr
+    assert "delete VMs" not in result.stdout
+    assert "delete VMs" not in create(servers, "--target-namespace", "vms", *more).stderr
+
+
+@pytest.mark.parametrize("option", ["--name", "--namespace", "--target-namespace"])
+@pytest.mark.parametrize("name", ["Team", "team_a", "team.a", "täm", ""])
+def test_names_that_harvester_would_refuse_are_refused(servers: Servers, option: str, name: str) -> None:
+    result = create(servers, option, name, exit_code=2)
+    assert f"{name!r}: must consist of lower case letters" in result.stderr
+    assert servers.harvester.requests == []
+
+
 def test_existing_account_keeps_its_target_namespaces(servers: Servers) -> None:
     create(servers, "--target-namespace", "a", "--target-namespace", "b")
-    create(servers)
+    result = create(servers)
+    assert "keeps its target namespaces (a, b)" in result.stderr
+    assert "keeps" not in result.stdout
     assert targets(servers) == {"a", "b"}
     assert servers.harvester.find("ClusterRoleBinding", "caphv-account-namespace:caphv-system:caphv") is None
     create(servers, "--target-namespace", "c")
@@ -95,6 +114,7 @@ def test_account_without_a_lasting_token_gets_one_on_request_only(servers: Serve
     assert result.stdout == ""
     assert servers.harvester.stored(SECRETS) == []
     assert targets(servers) == {"vms"}
+    assert "has no lasting token: add --expires-in DAYS" in result.stderr
     create(servers, "--target-namespace", "vms", "--file", "identity.yaml", exit_code=1)
     assert token_of(create(servers, "--lasting-token").stdout) == "token of caphv-token"
 
@@ -129,6 +149,7 @@ def test_dry_run_prints_the_objects_and_asks_no_harvester(servers: Servers) -> N
     result = create(servers, "--dry-run", "--target-namespace", "vms", "--create-ip-pools")
     objs = [obj for obj in yaml.safe_load_all(result.stdout) if obj]
     assert {"ServiceAccount", "Secret", "ClusterRole"} <= {obj["kind"] for obj in objs}
+    assert [*objs[0]][:2] == ["apiVersion", "kind"], "manifests begin as people write them"
     assert servers.harvester.requests == []
     result = create(servers, "--dry-run", "--expires-in", "3")
     assert "Secret" not in {obj["kind"] for obj in yaml.safe_load_all(result.stdout)}

@@ -192,6 +192,7 @@ def test_an_interval_syncs_new_commits_and_survives_an_unreachable_host(
     monkeypatch.setattr("commands.packager.sync.time", SimpleNamespace(sleep=sleep))
     result = call("sync", "--source-repo", definitions.url, "--repo", origin.url, "--interval", 5)
     assert commits == [1, 1, 1, 2, 2]
+    assert result.stdout.count("| kubectl apply") == 2, "a round without a new commit syncs nothing"
     assert result.stdout.count("pushed") == 2
     assert result.stderr.count("error: ") == 1
 

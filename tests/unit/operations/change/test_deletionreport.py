@@ -41,7 +41,10 @@ def deleting(builder: Builder, *names: str, **delta: float) -> Builder:
 
 
 def test_a_cluster_that_is_not_being_deleted_waits_for_nothing() -> None:
-    assert waits(Builder()) == ()
+    builder = Builder()
+    assert waits(builder) == ()
+    builder.cluster["spec"]["paused"] = True
+    assert waits(builder) == ()
 
 
 def test_a_cluster_without_infrastructure_waits_for_its_finalizers() -> None:
@@ -98,6 +101,7 @@ def test_machines_whose_owner_does_not_delete_them_are_stuck_after_a_while() -> 
     builder = deleting(Builder(workers=0), minutes=14)
     owner = {"apiVersion": "controlplane.cluster.x-k8s.io/v1beta2", "kind": "RKE2ControlPlane", "name": "shop"}
     builder.machines["cp-1"]["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+    builder.machines["cp-1"]["metadata"]["ownerReferences"].append({**owner, "name": "no-controller"})
     (wait,) = waits(builder)
     assert (wait.since, wait.stuck, wait.next_step) == (ago(minutes=14), False, "")
     assert wait.reason == "its turn: RKE2ControlPlane/shop has not asked for its deletion yet"
@@ -185,6 +189,19 @@ def test_what_is_left_without_a_cluster_is_found_and_explained() -> None:
     assert explained["Machine/cp-1"].next_step == "kubectl delete machine cp-1 -n team"
     assert "nothing else asks for it" in explained["HarvesterCluster/shop-x"].reason
     assert "Machine/worker-1" not in explained
+
+
+def test_remains_that_are_being_deleted_say_since_when_and_what_they_wait_for() -> None:
+    """Without Machines, which would name their infrastructure."""
+    builder = deleting(Builder(workers=1), "worker-1", hours=1)
+    builder.harvester_machines["worker-1"]["status"]["conditions"] = [condition("Ready", "False", "x", "the VM stops")]
+    found = builder.objects()
+    found.clusters, found.machines, found.harvester_clusters = [], [], []
+    left = remains_of(found, Key("team", "shop"))
+    assert left is not None
+    explained = {each.object: (each.since, each.reason, each.stuck) for each in pending_remains(left, NOW)}
+    assert explained.pop("HarvesterMachine/cp-1")[0] == ""
+    assert explained == {"HarvesterMachine/worker-1": (ago(hours=1), "the VM stops", True)}
 
 
 def test_nothing_is_left_of_a_cluster_that_never_was() -> None:

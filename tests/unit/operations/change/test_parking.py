@@ -12,7 +12,7 @@ from caphv.runtime.kubeconfig import Kubeconfig
 from operations.change.changes import ChangeError
 from operations.change.parking import clusters_on, host_checklist, plan_park, plan_resume, progress_of
 from operations.read.accounts import Account
-from operations.read.objects import HarvesterObjects
+from operations.read.objects import HarvesterObjects, ManagementObjects
 from operations.status.assembly import parts_of
 from operations.status.check import Result
 from operations.status.parts import Parts
@@ -45,10 +45,34 @@ def host(name: str, **spec: object) -> Obj:
 
 
 def test_the_annotation_is_the_only_change() -> None:
-    (patch,) = plan_park(parts(Builder())).patches
+    plan = plan_park(parts(Builder()))
+    (patch,) = plan.patches
     assert patch.body == {"metadata": {"annotations": {names.PARK_ANNOTATION: "true"}}}
-    (patch,) = plan_resume(parts(parked()), HarvesterObjects(hosts=[host("a")]), "").patches
+    assert [(change.before, change.after) for change in patch.changes] == [("", "true")]
+    assert [(check.id, check.result, check.message) for check in plan.checks] == [
+        ("park", Result.OK, "3 machines will be stopped")
+    ]
+
+    plan = plan_resume(parts(parked()), HarvesterObjects(hosts=[host("a")]), "")
+    (patch,) = plan.patches
     assert patch.body == {"metadata": {"annotations": {names.PARK_ANNOTATION: None}}}
+    assert [(change.before, change.after) for change in patch.changes] == [("true", "(removed)")]
+    assert [(check.id, check.result) for check in plan.checks] == [("hosts", Result.OK)]
+    assert "1 host of it" in plan.checks[0].message
+
+
+def test_an_annotation_that_keeps_a_cluster_from_its_schedule_is_removed() -> None:
+    builder = Builder()
+    annotate(builder.cluster, park="false")
+    (patch,) = plan_resume(parts(builder), HarvesterObjects(hosts=[host("a")]), "").patches
+    assert patch.body == {"metadata": {"annotations": {names.PARK_ANNOTATION: None}}}
+
+
+def test_a_cluster_that_is_being_deleted_in_its_window_needs_nothing_to_be_resumed() -> None:
+    builder = Builder()
+    annotate(builder.cluster, park_schedule="Sat-Sun", parked_by_schedule="true")
+    builder.cluster["metadata"]["deletionTimestamp"] = "2026-11-27T10:00:00Z"
+    assert plan_resume(parts(builder), HarvesterObjects(hosts=[host("a")]), "").patches == ()
 
 
 def test_a_cluster_with_a_schedule_is_overridden_until_the_annotation_is_removed() -> None:
@@ -98,6 +122,10 @@ def _manage(builder: Builder) -> None:
     builder.harvester_cluster["metadata"]["annotations"] = {"cluster.x-k8s.io/managed-by": "another"}
 
 
+def _hide(builder: Builder) -> None:
+    builder.cluster["spec"]["infrastructureRef"]["name"] = "elsewhere"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -105,12 +133,15 @@ def _manage(builder: Builder) -> None:
         (_move, "being moved"),
         (_pause, "keeps the provider from it"),
         (_manage, "another controller manages"),
+        (_hide, "no HarvesterCluster that you may read"),
     ],
 )
 def test_what_cannot_be_parked_is_refused(change: Callable[[Builder], None], message: str) -> None:
     builder = Builder()
     change(builder)
-    (error,) = plan_park(parts(builder)).errors
+    plan = plan_park(parts(builder))
+    (error,) = plan.checks
+    assert error.result is Result.ERROR
     assert message in error.message
     assert error.remedy
 
@@ -137,6 +168,8 @@ MAINTENANCE = {"metadata": {"name": "m", "annotations": {names.MAINTENANCE_ANNOT
         ([EVACUATED], "e (being evacuated)"),
         ([host("a"), {**WITNESS, "status": READY}], ""),
         ([host("a"), WITNESS], "w (not ready)"),
+        ([host(name, unschedulable=True) for name in "gfedcba"], "a (cordoned), b (cordoned), c (cordoned), "),
+        ([host(name, unschedulable=True) for name in "gfedcba"], "e (cordoned) and 2 more"),
     ],
 )
 def test_a_cluster_resumes_when_the_hosts_are_back(hosts: list[Obj], away: str) -> None:
@@ -145,8 +178,12 @@ def test_a_cluster_resumes_when_the_hosts_are_back(hosts: list[Obj], away: str) 
 
 
 def test_a_harvester_that_does_not_answer_is_no_harvester_that_is_back() -> None:
-    (error,) = plan_resume(parts(parked()), None, "no answer within 10 s").errors
-    assert "no answer within 10 s" in error.message
+    for why, text in (("no answer within 10 s", "no answer within 10 s"), ("", "identity cannot be used")):
+        plan = plan_resume(parts(parked()), None, why)
+        (error,) = plan.errors
+        assert text in error.message
+        assert "caphv doctor team/shop" in error.remedy
+        assert plan.checks == (error,)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +192,8 @@ def test_a_harvester_that_does_not_answer_is_no_harvester_that_is_back() -> None
         ({}, None, True, (False, False, "waiting for the provider")),
         ({"park": "true"}, condition("Parked", "False", "Parking", "draining"), True, (False, False, "draining")),
         ({"park": "true"}, condition("Parked", "True", message="stopped"), True, (True, False, "stopped")),
+        ({"parked_since": "x"}, condition("Parked", "True", message="stopped"), True, (False, False, "stopped")),
+        ({"parked_since": "x"}, condition("Parked", "False", "ParkBlocked", "VM"), False, (False, True, "VM")),
         ({"park": "true"}, condition("Parked", "False", "ParkBlocked", "right"), True, (False, True, "right")),
         # The provider has not seen yet that it is to be resumed.
         (
@@ -199,6 +238,52 @@ def test_a_harvester_has_several_names(name: str) -> None:
     assert clusters_on(Builder().objects(), accounts, "10.0.0.2") == []
     with pytest.raises(ChangeError, match=r"10\.0\.0\.9; they lead to https://10\.0\.0\.1:6443"):
         clusters_on(Builder().objects(), accounts, "10.0.0.9")
+
+
+@pytest.mark.parametrize(
+    ("server", "names"),
+    [
+        (
+            "https://Site.example/k8s/clusters/local",
+            ["site.example", "Site.example", "https://Site.example/k8s/clusters/local"],
+        ),
+        ("https://[fd00::1]", ["fd00::1", "[fd00::1]"]),
+        ("https://[fd00::1]:6443", ["fd00::1", "[fd00::1]", "[fd00::1]:6443"]),
+    ],
+)
+def test_a_harvester_is_named_by_its_host_with_or_without_a_port(server: str, names: list[str]) -> None:
+    for name in names:
+        assert clusters_on(Builder().objects(), [account("identity", server)], name) == [Key("team", "shop")]
+
+
+def test_clusters_on_a_harvester_come_by_name_and_only_with_its_identities() -> None:
+    objects = ManagementObjects(server="", uid="")
+    for name, identity in (("shop", "identity"), ("blog", "second"), ("wiki", "elsewhere")):
+        builder = Builder(name)
+        builder.harvester_cluster["spec"]["identitySecret"]["name"] = identity
+        objects.clusters.append(builder.cluster)
+        objects.harvester_clusters.append(builder.harvester_cluster)
+    objects.clusters.append({"kind": "Cluster", "metadata": {"name": "bare", "namespace": "team"}})
+    accounts = [account("identity", "https://a:6443"), account("second", "https://a:6443")]
+    accounts.append(account("elsewhere", "https://b:6443"))
+    assert clusters_on(objects, accounts, "a") == [Key("team", "blog"), Key("team", "shop")]
+    with pytest.raises(ChangeError, match="they lead to https://a:6443, https://b:6443"):
+        clusters_on(objects, accounts, "c")
+    with pytest.raises(ChangeError, match=r"Harvester c$"):
+        clusters_on(objects, [], "c")
+
+
+def test_harvesters_of_one_address_differ_by_their_certificates() -> None:
+    """As behind a tunnel to one site after the other."""
+    objects = ManagementObjects(server="", uid="")
+    accounts = []
+    for name in ("shop", "blog"):
+        builder = Builder(name)
+        builder.harvester_cluster["spec"]["identitySecret"]["name"] = name
+        objects.clusters.append(builder.cluster)
+        objects.harvester_clusters.append(builder.harvester_cluster)
+        accounts.append(Account(Key("team", name), Kubeconfig(server="https://a:6443", ca=name)))
+    assert clusters_on(objects, accounts, "team/shop") == [Key("team", "shop")]
 
 
 def test_the_checklist_ends_with_the_command_that_resumes() -> None:

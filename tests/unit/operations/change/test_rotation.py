@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from caphv.api.names import PREVIOUS_TOKEN_ANNOTATION
 from caphv.api.object import NAMESPACES, SECRETS, Key, Resource
 from caphv.api.resources import HARVESTER_CLUSTERS
+from caphv.api.tokens import ServiceAccountToken
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, ServerFault, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
 from commands.identity_rotate import token_issuer
@@ -158,3 +161,59 @@ async def test_right_to_import_images_is_only_demanded_if_the_former_token_had_i
 async def test_a_cluster_that_had_no_connection_is_not_waited_for(server: Server) -> None:
     server.cluster["status"] = {"conditions": [{"type": "HarvesterConnectionReady", "status": "False"}]}
     assert (await rotate(server), server.deleted) == ("", ["caphv-token"])
+
+
+DAY = 24 * 3600
+
+
+@pytest.mark.parametrize(
+    ("token", "expires_in", "seconds"),
+    [
+        ({"secret": "s"}, None, 0),
+        ({"secret": "s", "seconds": 60}, None, 0),
+        ({"secret": "s"}, 2, 2 * DAY),
+        ({"seconds": 60}, None, 60),
+        ({"seconds": 60}, 1, DAY),
+    ],
+)
+async def test_the_new_token_lives_as_long_as_the_former_one_unless_days_are_given(
+    server: Server, token: dict[str, Any], expires_in: int | None, seconds: int
+) -> None:
+    client: Any = server
+    identity = await rotation.read_identity(client, Key("team-a", "identity"))
+    identity = replace(identity, token=ServiceAccountToken(identity.token.account, **token))
+    assert rotation.plan_rotation(identity, expires_in=expires_in, keep_old=False).seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("keep_old", "changes", "deletes", "kept"),
+    [
+        (False, {}, "caphv-token", ""),
+        (True, {}, "", "--keep-old was given"),
+        (True, {"sharing": ["team/a"]}, "", "--keep-old was given"),
+        (
+            False,
+            {"sharing": ["team/a", "team/b"], "unread": ["team/c"]},
+            "",
+            "Secret team/a, team/b has the same token",
+        ),
+        (False, {"unread": ["team/c"]}, "", "Secret team/c cannot be read, and may have the same token"),
+    ],
+)
+async def test_a_token_that_others_may_use_is_kept(
+    server: Server, keep_old: bool, changes: dict[str, Any], deletes: str, kept: str
+) -> None:
+    client: Any = server
+    identity = await rotation.read_identity(client, Key("team-a", "identity"))
+    plan = rotation.plan_rotation(replace(identity, **changes), expires_in=None, keep_old=keep_old)
+    assert (plan.deletes, plan.kept.startswith(kept), bool(plan.kept)) == (deletes, True, bool(kept))
+    assert plan.issues
+    assert plan.clusters == ("team-a/shop",)
+
+
+async def test_the_token_that_an_interrupted_rotation_left_is_deleted(server: Server) -> None:
+    server.identity["metadata"]["annotations"] = {PREVIOUS_TOKEN_ANNOTATION: "former"}
+    client: Any = server
+    identity = await rotation.read_identity(client, Key("team-a", "identity"))
+    plan = rotation.plan_rotation(identity, expires_in=None, keep_old=False)
+    assert (plan.issues, plan.deletes) == (False, "former")

@@ -107,8 +107,27 @@ def test_a_patch_holds_while_only_other_fields_change() -> None:
 
 
 def test_the_same_numbers_change_nothing() -> None:
-    assert plan(topology(Builder(), md=2), 1, md=2).changes == ()
-    assert plan(without_topology(Builder()), 1, **{"shop-md-0": 2}).changes == ()
+    assert plan(topology(Builder(), md=2), 1, md=2).patches == ()
+    assert plan(without_topology(Builder()), 1, **{"shop-md-0": 2}).patches == ()
+
+
+def test_only_what_differs_is_in_the_patch() -> None:
+    (patch,) = plan(topology(Builder(), md=2), 1, md=3).patches
+    assert "controlPlane" not in patch.body["spec"]["topology"]
+    (patch,) = plan(topology(Builder(), md=2), 3, md=2).patches
+    assert "workers" not in patch.body["spec"]["topology"]
+    (patch,) = plan(without_topology(Builder()), 1, **{"shop-md-0": 3}).patches
+    assert patch.kind == "MachineDeployment"
+
+
+def test_a_number_that_was_not_set_has_no_former_value() -> None:
+    builder = topology(Builder(), md=2)
+    del builder.cluster["spec"]["topology"]["controlPlane"]
+    del builder.cluster["spec"]["topology"]["workers"]["machineDeployments"][0]["replicas"]
+    found = plan(builder, 3, md=4)
+    assert [(change.before, change.after) for change in found.changes] == [("", "3"), ("", "4")]
+    assert growth(found) == 7
+    assert growth(plan(topology(Builder(), md=4, gpu=1), 3, md=1, gpu=2)) == 3, "a pool that shrinks makes no room"
 
 
 def test_the_only_pool_needs_no_name() -> None:
@@ -129,9 +148,39 @@ def test_all_unknown_pools_are_named_at_once_with_what_there_is() -> None:
     )
 
 
-@pytest.mark.parametrize(("number", "result"), [(0, Result.ERROR), (2, Result.ERROR), (3, Result.OK)])
-def test_the_quorum_of_etcd_is_checked(number: int, result: Result) -> None:
-    assert results(plan(topology(Builder(), md=2), number), "quorum") == {"quorum": result}
+@pytest.mark.parametrize(
+    ("former", "number", "result", "text"),
+    [
+        (1, 0, Result.ERROR, "loses its etcd"),
+        (1, 1, Result.OK, "survives the loss of 0 of 1"),
+        (3, 1, Result.WARNING, "survives no failure"),
+        (1, 2, Result.ERROR, "2 control plane machines survive no more failures than 1"),
+        (1, 3, Result.OK, "survives the loss of 1 of 3"),
+        (3, 4, Result.ERROR, "4 control plane machines survive no more failures than 3"),
+        (1, 5, Result.OK, "survives the loss of 2 of 5"),
+    ],
+)
+def test_the_quorum_of_etcd_is_checked(former: int, number: int, result: Result, text: str) -> None:
+    found = plan(topology(Builder(control_planes=former), md=2), number)
+    (check,) = [check for check in found.checks if check.id == "quorum"]
+    assert check.result is result
+    assert text in check.message
+    if number in (2, 4):
+        assert f"Use {number - 1} or {number + 1}" in check.remedy
+
+
+def test_the_quorum_is_not_checked_when_only_workers_change() -> None:
+    assert "quorum" not in results(plan(topology(Builder(), md=2), md=3))
+
+
+@pytest.mark.parametrize(("number", "expected"), [(0, {"workers": Result.WARNING}), (1, {})])
+def test_a_pool_that_will_be_empty_is_warned_of(number: int, expected: dict[str, Result]) -> None:
+    assert results(plan(topology(Builder(), md=2), md=number), "workers") == expected
+
+
+def test_a_cluster_without_pools_says_how_to_get_one() -> None:
+    with pytest.raises(ChangeError, match="has no worker pool: add one to its topology"):
+        plan(topology(Builder()), md=1)
 
 
 def test_a_cluster_that_nothing_acts_on_is_not_changed() -> None:
@@ -156,12 +205,30 @@ def test_a_change_that_git_would_revert_is_warned_of(where: str, mark: str, tool
     assert check.message.startswith(f"{tool} applies this cluster from Git")
 
 
-def test_a_pool_of_the_autoscaler_is_warned_of() -> None:
-    builder = without_topology(Builder())
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        ({"min-size": "1", "max-size": "9"}, "between 1 and 9"),
+        ({"min-size": "1"}, "between 1 and None"),
+        ({"max-size": "9"}, "between None and 9"),
+        ({}, ""),
+    ],
+)
+@pytest.mark.parametrize("in_topology", [True, False])
+def test_a_pool_of_the_autoscaler_is_warned_of(bounds: dict[str, str], text: str, in_topology: bool) -> None:
+    builder = topology(Builder(), md=2) if in_topology else without_topology(Builder())
     prefix = "cluster.x-k8s.io/cluster-api-autoscaler-node-group-"
-    builder.deployment["metadata"]["annotations"] = {f"{prefix}min-size": "1", f"{prefix}max-size": "9"}
-    (check,) = [check for check in plan(builder, **{"shop-md-0": 3}).checks if check.id == "autoscaler"]
-    assert "between 1 and 9" in check.message
+    annotations = {f"{prefix}{name}": value for name, value in bounds.items()}
+    if in_topology:
+        builder.cluster["spec"]["topology"]["workers"]["machineDeployments"][0]["metadata"] = {
+            "annotations": annotations
+        }
+    else:
+        builder.deployment["metadata"]["annotations"] = annotations
+    found = plan(builder, **{"md" if in_topology else "shop-md-0": 3})
+    messages = [check.message for check in found.checks if check.id == "autoscaler"]
+    assert [text in message for message in messages] == ([True] if text else [])
+    assert results(found, "autoscaler") == ({"autoscaler": Result.WARNING} if text else {})
 
 
 def test_scaled_means_that_all_machines_work_and_none_is_left_over() -> None:
@@ -190,6 +257,22 @@ def test_what_is_scaled_has_the_wanted_numbers_although_the_cluster_repeats_them
     assert is_scaled(parts, deployments, cluster, Scale(workers={"md": 2}))
     assert str(cluster.workers) == "1/2"
     assert numbers(cluster) == "1/1 control plane, 2/2 workers"
+
+
+@pytest.mark.parametrize("name", ["", "shop-md-0"])
+@pytest.mark.parametrize("up_to_date", [1, 2])
+def test_what_is_scaled_is_up_to_date(name: str, up_to_date: int) -> None:
+    builder = without_topology(Builder(workers=2))
+
+    def done(wanted: Scale) -> bool:
+        return is_scaled(*cluster_and_parts(builder.objects(), builder_key(builder)), wanted)
+
+    builder.deployment["status"]["upToDateReplicas"] = up_to_date
+    assert done(Scale(workers={name: 2})) is (up_to_date == 2)
+    assert done(Scale(1, {name: 2})) is (up_to_date == 2)
+    builder.control_plane["status"]["upToDateReplicas"] = 0
+    assert not done(Scale(1, {name: 2}))
+    assert done(Scale(workers={name: 2})) is (up_to_date == 2), "the control plane was not scaled"
 
 
 def set_pool(cluster: Obj, number: int) -> None:
@@ -238,3 +321,27 @@ def test_devices_of_a_pool_without_machines_are_those_of_its_template() -> None:
     template = {"spec": {"template": {"spec": GPUS}}}
     assert growing_devices(parts, deployments, Scale(None, {"gpu": 2}), {key: template}) == [{"n.com/a": 2}] * 2
     assert growing_devices(parts, deployments, Scale(None, {"gpu": 2}), {}) == []
+
+
+@pytest.mark.parametrize("in_topology", [True, False])
+def test_devices_of_a_growing_control_plane_are_those_of_its_machines(in_topology: bool) -> None:
+    builder = topology(Builder(), md=1) if in_topology else without_topology(Builder())
+    builder.harvester_machines["cp-1"]["spec"] |= GPUS
+    parts, deployments, _ = cluster_and_parts(builder.objects(), builder_key(builder))
+    assert growing_devices(parts, deployments, Scale(3), {}) == [{"n.com/a": 2}] * 2
+    assert growing_devices(parts, deployments, Scale(1), {}) == []
+
+
+def test_devices_of_a_template_do_not_count_where_machines_say_otherwise() -> None:
+    builder = with_gpu_pool(Builder())
+    for name in ("worker-1", "worker-2"):
+        del builder.harvester_machines[name]["spec"]["devices"]
+    parts, deployments, _ = cluster_and_parts(builder.objects(), builder_key(builder))
+    template = {"spec": {"template": {"spec": GPUS}}}
+    assert growing_devices(parts, deployments, Scale(None, {"gpu": 3}), {Key("team", "gpu-template"): template}) == []
+
+
+def test_a_pool_without_a_template_has_none_to_read() -> None:
+    builder = without_topology(Builder(workers=0))
+    parts, deployments, _ = cluster_and_parts(builder.objects(), builder_key(builder))
+    assert templates_of_empty_pools(parts, deployments, Scale(None, {"": 2})) == []

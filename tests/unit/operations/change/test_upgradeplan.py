@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.api.object import Key
+from caphv.api.object import Key, Obj
 from operations.capacity.preflight import check_charts
 from operations.change.changes import Change, ChangeError, Plan
 from operations.change.clusterparts import cluster_and_parts
 from operations.change.upgradeplan import Version, plan_upgrade, progress, surge
 from operations.read.chartlimits import ChartLimits
 from operations.status.check import Result
-from tests.support.clusters import VERSION, Builder, condition
+from tests.support.clusters import VERSION, Builder, ago, condition
 
 pytestmark = pytest.mark.unit
 
@@ -200,6 +201,61 @@ def test_it_is_complete_when_every_machine_has_the_version_and_works() -> None:
     assert now() == ("3 of 3 machines", True)
     builder.cluster["status"]["workers"]["upToDateReplicas"] = 1
     assert now() == ("3 of 3 machines", False)
+    builder.cluster["status"]["workers"]["upToDateReplicas"] = 2
+
+    reconciled = condition("TopologyReconciled", "False")
+    builder.cluster["status"]["conditions"].append(reconciled)
+    assert now() == ("3 of 3 machines", False), "the topology has more to change"
+    reconciled["status"] = "True"
+    assert now() == ("3 of 3 machines", True)
+
+    builder.machines["worker-2"]["metadata"]["deletionTimestamp"] = ago(minutes=1)
+    assert now() == ("2 of 3 machines", False)
+    del builder.machines["worker-2"]["metadata"]["deletionTimestamp"]
+    builder.machines["worker-2"]["status"]["conditions"][0]["status"] = "False"
+    assert now() == ("2 of 3 machines", False), "its machine does not work"
+
+
+def _delete(machine: Obj) -> None:
+    machine["metadata"]["deletionTimestamp"] = ago(minutes=1)
+
+
+def _break(machine: Obj) -> None:
+    # An Available machine counts as a replica, so that only its own state tells.
+    machine["status"]["conditions"] = [condition("Ready", "False"), condition("Available", "True")]
+
+
+def _keep_version(machine: Obj) -> None:
+    machine["spec"]["version"] = VERSION
+
+
+@pytest.mark.parametrize("change", [_delete, _break, _keep_version])
+def test_workers_wait_for_every_machine_of_the_control_plane(change: Callable[[Obj], None]) -> None:
+    builder = Builder(control_planes=3)
+    del builder.cluster["spec"]["topology"]
+    builder.control_plane["spec"]["version"] = NEXT
+    run_version(builder, NEXT, workers=False)
+    assert [patch.kind for patch in plan(builder).patches] == ["MachineDeployment"]
+    change(builder.machines["cp-2"])
+    assert plan(builder).patches == ()
+    assert len(plan(builder).pending) == 1
+
+
+def test_workers_wait_until_the_control_plane_counts_no_old_machine() -> None:
+    builder = Builder(control_planes=3)
+    del builder.cluster["spec"]["topology"]
+    builder.control_plane["spec"]["version"] = NEXT
+    run_version(builder, NEXT, workers=False)
+    builder.cluster["status"]["controlPlane"]["upToDateReplicas"] = 2
+    assert plan(builder).patches == ()
+
+
+def test_a_cluster_that_has_the_version_is_not_checked_for_its_start() -> None:
+    builder = Builder()
+    assert {"health", "version"} <= {check.id for check in plan(builder).checks}
+    found = plan(builder, VERSION)
+    assert (found.patches, found.pending) == ((), ())
+    assert [check.id for check in found.checks] == [check.id for check in found.checks if check.id != "health"]
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_a_pool_that_does_not_exist_is_an_error() -> None:
 def test_what_many_machines_name_is_one_finding_with_the_variable_that_sets_it() -> None:
     label = {"cluster.x-k8s.io/cluster-name": "shop"}
     spec = {"volumes": [{"imageName": "default/sles-16", "storageClass": "fsat"}], "sshKeyPair": "admin"}
-    machines = [{"metadata": {"name": f"m{n}", "namespace": "team", "labels": label}, "spec": spec} for n in range(5)]
+    machines = [{"metadata": {"name": f"m{n}", "namespace": "team", "labels": label}, "spec": spec} for n in range(7)]
     cluster = {"metadata": {"name": "shop-x", "namespace": "team", "labels": label}}
     cluster["spec"] = {"targetNamespace": "default"}
     topology = {"variables": [{"name": "image", "value": "default/sles-16"}]}
@@ -197,7 +197,7 @@ def test_what_many_machines_name_is_one_finding_with_the_variable_that_sets_it()
 
     assert set(wrong) == {"images", "storage-class"}, "a key pair without a namespace is in that of the VMs"
     assert 'did you mean "default/sles-15"?' in wrong["images"].message
-    assert "(HarvesterMachine team/m0, team/m1, team/m2 and 2 more" in wrong["images"].message
+    assert "(HarvesterMachine team/m0, team/m1, team/m2, team/m3, team/m4 and 2 more" in wrong["images"].message
     assert wrong["images"].remedy == (
         "To name another, correct variable image of the topology: kubectl edit cluster shop -n team"
     )

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from caphv.api.object import Key, Obj
+from caphv.api import names, resources
+from caphv.api.object import Key, Obj, at, key_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from operations.doctor import reading
@@ -63,6 +64,67 @@ async def test_a_missing_right_is_noted_and_hides_nothing_else() -> None:
     facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
     assert {each.what for each in facts.unseen} == {"deployments", "certificates"}
     assert (facts.deployment, facts.webhooks, facts.certificates, facts.fleet, facts.crds) == (None, None, [], None, [])
+
+
+def named(version: str, kind: str, name: str, namespace: str = "", **labels: str) -> Obj:
+    metadata = {"name": name, "labels": labels} | ({"namespace": namespace} if namespace else {})
+    return {"apiVersion": version, "kind": kind, "metadata": metadata}
+
+
+async def test_all_that_checks_need_is_read() -> None:
+    fleet = named("fleet.cattle.io/v1alpha1", "Cluster", "shop", "fleet-default")
+    server = ManagementServer(
+        named("apiextensions.k8s.io/v1", "CustomResourceDefinition", str(resources.HARVESTER_MACHINES)),
+        named("apps/v1", "Deployment", "caphv-controller-manager", "caphv-system"),
+        named("apps/v1", "Deployment", "fleet-controller", "cattle-fleet-system"),
+        named("apps/v1", "Deployment", "issuer", "cert-manager", **{"app.kubernetes.io/instance": "cert-manager"}),
+        named("cert-manager.io/v1", "Certificate", "own", "caphv-system"),
+        named("cert-manager.io/v1", "Certificate", "another", "elsewhere"),
+        named("runtime.cluster.x-k8s.io/v1beta2", "ExtensionConfig", "caphv"),
+        {**named("management.cattle.io/v3", "Setting", "server-url"), "value": "https://rancher"},
+    )
+    facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
+    assert [key_of(obj).name for obj in facts.crds] == [str(resources.HARVESTER_MACHINES)]
+    assert facts.deployment is not None
+    assert [key_of(obj).name for obj in facts.certificates] == ["own"]
+    assert [key_of(obj).name for obj in facts.cert_manager or ()] == ["issuer"]
+    assert [key_of(obj).name for obj in facts.extensions] == ["caphv"]
+    assert facts.rancher == {"cacerts": "", "agent-tls-mode": "", "server-url": "https://rancher"}
+    assert facts.unseen == []
+    # Of these, what else there is decides whether they matter.
+    assert (facts.fleet, facts.namespaces) == (None, [])
+
+    server.put(fleet)
+    server.put(named("runtime.cluster.x-k8s.io/v1beta2", "ExtensionConfig", "second"))
+    server.put(named("v1", "Namespace", "team"))
+    facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
+    assert facts.fleet is not None
+    assert [key_of(obj).name for obj in facts.namespaces] == ["team"]
+
+
+@pytest.mark.parametrize(
+    ("leases", "holder"),
+    [
+        ({}, None),
+        ({names.LEASE: ("leader", 2)}, "leader"),
+        ({names.LEASE: ("leader", 2), names.HEARTBEAT_LEASE: ("heartbeat", 1)}, "leader"),
+        ({names.LEASE: ("leader", 1), names.HEARTBEAT_LEASE: ("heartbeat", 2)}, "heartbeat"),
+        ({names.LEASE: ("leader", 1), f"team-a.{names.LEASE}": ("share", 3)}, "share"),
+    ],
+)
+@pytest.mark.parametrize("may_list", [True, False])
+async def test_the_newest_lease_of_the_provider_counts(
+    leases: dict[str, tuple[str, int]], holder: str | None, may_list: bool
+) -> None:
+    server = ManagementServer()
+    for name, (identity, minute) in leases.items():
+        spec = {"holderIdentity": identity, "renewTime": f"2026-11-28T10:0{minute}:00Z"}
+        server.put({**named("coordination.k8s.io/v1", "Lease", name, "caphv-system"), "spec": spec})
+    if not may_list:
+        server.errors["list Lease"] = Forbidden(403, "Forbidden", "cannot list")
+        holder = "leader" if holder == "share" else holder
+    facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
+    assert at(facts.lease, "spec", "holderIdentity") == holder
 
 
 async def test_a_server_that_answers_something_else_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from caphv.api import names
-from caphv.api.object import CONFIG_MAPS, Obj
+from caphv.api.object import CONFIG_MAPS, SERVICE_ACCOUNTS, Obj
 from reconciler.cluster.identity import secret_of
 from reconciler.cluster.references import refused_references
 from tests.support.reconciler.guests import READY, Guests, tokens
@@ -79,6 +79,8 @@ async def test_config_map_of_another_namespace_needs_permission(monkeypatch: pyt
     stored = case.management.find("ConfigMap", "manifests", "other")
     assert stored is not None
     assert ("Secret" in stored["data"]["ccm.yaml"]) is allowed
+    # A ConfigMap that may not be used is not even read, and costs no account.
+    assert bool(case.harvester.stored(SERVICE_ACCOUNTS)) is allowed
     assert case.condition("ReferencesAllowed")[0] == ("True" if allowed else "False")
 
 

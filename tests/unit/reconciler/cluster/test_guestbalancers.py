@@ -15,7 +15,7 @@ from caphv.api.object import Obj, Resource, annotations_of
 from caphv.api.ownership import Owner
 from caphv.runtime.errors import Conflict, Forbidden
 from tests.support.reconciler.infrastructure import delete, ready
-from tests.support.reconciler.memorycase import TARGET, MemoryCase
+from tests.support.reconciler.memorycase import TARGET, MemoryCase, stall
 
 pytestmark = pytest.mark.unit
 
@@ -70,6 +70,21 @@ async def test_vms_prove_a_load_balancer_that_is_deleted_after_them(monkeypatch:
     assert case.harvester.stored(resources.LOAD_BALANCERS) == []
     assert case.management.find("HarvesterCluster", "demo", "team") is None
     assert ("Normal", "GuestLoadBalancerDeleted") in case.events
+
+
+async def test_a_proof_is_written_once_although_watches_deliver_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    add_node(case)
+    balancer(case)
+    stall(monkeypatch, case.harvester, resources.LOAD_BALANCERS)
+    for _ in range(2):
+        await case.reconcile()
+    assert case.harvester.requests.count("patch LoadBalancer web") == 1
+
+    await remove_nodes(case)
+    await delete(case)
+    assert case.harvester.requests.count("delete LoadBalancer web") == 1
+    assert case.management.find("HarvesterCluster", "demo", "team") is None
 
 
 async def test_what_no_vm_has_proven_is_kept_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:

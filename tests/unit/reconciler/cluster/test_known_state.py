@@ -10,12 +10,15 @@ import yaml
 
 from caphv.api import resources
 from caphv.api.names import LOAD_BALANCER_SUFFIX, generated_names
-from caphv.api.object import SERVICES, Obj
+from caphv.api.object import SECRETS, SERVICES, Key, Obj, key_of
 from caphv.runtime.errors import Forbidden
 from reconciler.cluster.loadbalancer import control_plane_vms
 from reconciler.cluster.manifest import with_credentials
 from reconciler.memory import GRACE_SECONDS
-from tests.support.reconciler.memorycase import MemoryCase
+from tests.support.reconciler import parking
+from tests.support.reconciler.guests import PLACE, Guests
+from tests.support.reconciler.infrastructure import BY_POOL, delete, existing_pool, with_load_balancer
+from tests.support.reconciler.memorycase import MemoryCase, of_kind, stall
 
 pytestmark = pytest.mark.unit
 
@@ -63,11 +66,98 @@ async def test_a_connection_that_was_known_in_between_begins_a_new_grace_period(
         assert case.condition("HarvesterConnectionReady")[0] == "True"
 
 
+async def test_machines_are_requeued_when_the_connection_is_lost_and_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await ready(monkeypatch)
+    case.add_machine("cp-0")
+    requeued = []
+    monkeypatch.setattr(case.context.queues.machines, "add", requeued.append)
+    for available, count in ((False, 1), (False, 1), (True, 2), (True, 2)):
+        case.session.available = available
+        await case.reconcile()
+        assert requeued == [Key("team", "cp-0")] * count
+
+
 async def test_a_new_cluster_reports_at_once_that_it_is_connecting(monkeypatch: pytest.MonkeyPatch) -> None:
     case = MemoryCase(monkeypatch)
     case.session.is_settled = False
     await case.reconcile()
     assert case.condition("HarvesterConnectionReady") == ("False", "HarvesterConnectionInProgress")
+
+
+# What this process has written is known before a watch delivers it
+
+
+async def test_objects_that_were_created_are_not_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = MemoryCase(monkeypatch, loadBalancerConfig=BY_POOL)
+    case.harvester.put(existing_pool())
+    stall(monkeypatch, case.harvester, SERVICES, resources.IP_POOLS, resources.LOAD_BALANCERS)
+    for _ in range(2):
+        await case.reconcile()
+    assert list(of_kind(case.harvester.requests, "Service")) == ["create"]
+    assert len(list(of_kind(case.harvester.requests, "IPPool"))) == 1
+
+    case.assign("10.0.0.10")
+    (service,) = case.harvester.stored(SERVICES)
+    case.session.services.observe(service)
+    case.add_machine("cp-0")
+    for _ in range(2):
+        await case.reconcile()
+    assert list(of_kind(case.harvester.requests, "LoadBalancer")) == ["create"]
+
+
+async def test_a_delivered_token_is_known_without_its_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
+    stall(monkeypatch, case.workload, SECRETS)
+    for _ in range(2):
+        await case.reconcile()
+        assert case.condition("CloudProviderConfigReady")[0] == "True"
+    assert len(case.harvester.issued) == 1
+
+    # Nor is a deletion by others taken for what the cache still has.
+    case.clock[0] += 1000
+    await case.workload.delete(SECRETS, *PLACE[1:])
+    case.restart()
+    for _ in range(2):
+        await case.reconcile()
+        assert case.condition("CloudProviderConfigReady")[0] == "True"
+    assert len(case.harvester.issued) == 2
+
+
+async def test_deletion_ends_although_watches_deliver_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await with_load_balancer(monkeypatch, loadBalancerConfig={"ipamType": "pool", "ipPool": RANGE})
+    case.machines.clear()
+    stall(monkeypatch, case.harvester, SERVICES, resources.IP_POOLS, resources.LOAD_BALANCERS)
+    await delete(case)
+    assert case.management.find("HarvesterCluster", "demo", "team") is None
+    deleted = [request.split()[1] for request in case.harvester.requests if request.startswith("delete")]
+    assert sorted(deleted) == ["IPPool", "LoadBalancer", "Service"], "each once"
+
+
+async def test_what_others_deleted_meanwhile_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await with_load_balancer(monkeypatch, loadBalancerConfig={"ipamType": "pool", "ipPool": RANGE})
+    case.machines.clear()
+    watched = (SERVICES, resources.IP_POOLS, resources.LOAD_BALANCERS)
+    stall(monkeypatch, case.harvester, *watched)
+    for resource in watched:
+        for obj in case.harvester.stored(resource):
+            await case.harvester.delete(resource, *reversed(key_of(obj)))
+    case.harvester.requests.clear()
+    await delete(case)
+    assert case.management.find("HarvesterCluster", "demo", "team") is None
+    assert len(case.harvester.requests) == len(set(case.harvester.requests)), "each is tried once"
+
+
+async def test_a_vm_that_was_stopped_for_parking_is_not_stopped_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch)
+    parking.park(case)
+    parking.add_vm(case, "w")
+    parking.add_node(case, "w", parked_boot="w-run/boot", cordoned_by_park=parking.SINCE)
+    stall(monkeypatch, case.harvester, resources.VIRTUAL_MACHINES)
+    for _ in range(2):
+        await case.reconcile()
+    assert case.harvester.requests.count("patch VirtualMachine w") == 1
 
 
 async def test_a_missing_right_to_create_pools_names_its_option(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,7 @@ async def test_pool_of_machines_that_does_not_exist_blocks_only_without_another(
     case.harvester.put(existing_pool("firsts"))
     await case.reconcile()
     assert case.condition("VMIPPoolReady") == ("False", "VMIPPoolNotFound")
+    assert case.events.count(("Warning", "VMIPPoolNotFound")) == 1
     (ready,) = (each for each in case.obj["status"]["conditions"] if each["type"] == "VMIPPoolReady")
     assert 'IPPool first, did you mean "firsts"?, second of vmNetworkConfig does not exist' in ready["message"]
     assert case.harvester.stored(SERVICES) == []

@@ -7,11 +7,17 @@ from typing import Any
 import pytest
 
 from caphv.api import resources
-from caphv.api.names import CLUSTER_FINALIZER
+from caphv.api.conditions import get_condition
+from caphv.api.names import (
+    BALANCER_CLUSTER_LABEL,
+    BALANCER_SERVICE_LABEL,
+    BALANCER_SERVICE_NAMESPACE_LABEL,
+    CLUSTER_FINALIZER,
+)
 from caphv.api.object import SERVICES, Key
 from caphv.runtime.errors import Forbidden
 from tests.support.reconciler.infrastructure import BY_POOL, RANGE, delete, ready, with_load_balancer
-from tests.support.reconciler.memorycase import KEY, TARGET, Cached, of_kind
+from tests.support.reconciler.memorycase import KEY, TARGET, Cached, MemoryCase, of_kind
 
 pytestmark = pytest.mark.unit
 
@@ -106,6 +112,44 @@ async def test_pool_that_may_not_be_deleted_is_reported(monkeypatch: pytest.Monk
     case.harvester.errors.clear()
     await delete(case)
     assert case.harvester.stored(resources.IP_POOLS) == []
+
+
+async def test_holders_of_addresses_of_a_pool_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await ready(monkeypatch, loadBalancerConfig={"ipamType": "pool", "ipPool": RANGE})
+    labels = {BALANCER_SERVICE_LABEL: "web", BALANCER_SERVICE_NAMESPACE_LABEL: "shop", BALANCER_CLUSTER_LABEL: "guest"}
+    for name, more, workload in (("guests", labels, "cluster"), ("users", {}, "vm")):
+        metadata = {"name": name, "namespace": TARGET, "labels": more}
+        head = {"apiVersion": resources.LOAD_BALANCERS.api_version, "kind": "LoadBalancer"}
+        case.harvester.put({**head, "metadata": metadata, "spec": {"workloadType": workload}})
+    machine = {"apiVersion": resources.HARVESTER_MACHINES.api_version, "kind": "HarvesterMachine"}
+    case.management.put({**machine, "metadata": {"name": "worker", "namespace": "team"}})
+
+    (stored,) = case.harvester.stored(resources.IP_POOLS)
+    holders = [f"{TARGET}/guests", f"{TARGET}/users", "team/worker", "team/former", "team/a", "team/b", "team/c"]
+    own = stored["status"]["allocated"]
+    stored["status"]["allocated"] = {f"10.0.0.{number}": holder for number, holder in enumerate(holders, 11)} | own
+    case.harvester.put(stored)
+    await delete(case)
+
+    assert case.condition("InfrastructureReady") == ("False", "IPPoolInUse")
+    named = (
+        f"Service shop/web of guest guest (LoadBalancer {TARGET}/guests) has address 10.0.0.11, "
+        f"LoadBalancer {TARGET}/users has address 10.0.0.12, HarvesterMachine team/worker has address 10.0.0.13, "
+        "team/former has address 10.0.0.14, team/a has address 10.0.0.15 and 2 more have others; delete them"
+    )
+    assert named in message_of(case, "InfrastructureReady")
+    stored["status"]["allocated"] = {"10.0.0.14": "team/former"}
+    case.harvester.put(stored)
+    await case.reconcile()
+    assert "and team/former has address 10.0.0.14; delete them" in message_of(case, "InfrastructureReady")
+    stored["status"]["allocated"] = {}
+    case.harvester.put(stored)
+    await delete(case)
+    assert case.harvester.stored(resources.IP_POOLS) == []
+
+
+def message_of(case: MemoryCase, name: str) -> str:
+    return str((get_condition(case.obj["status"]["conditions"], name) or {}).get("message"))
 
 
 async def test_address_of_a_shared_pool_stays_while_the_service_announces_it(monkeypatch: pytest.MonkeyPatch) -> None:

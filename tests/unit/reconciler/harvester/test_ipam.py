@@ -112,6 +112,7 @@ class TestAllocation:
         ("used", "words"),
         [
             ([10, 12, 13, 14], " use 4 of those listed as free (10.0.0.10, 10.0.0.12, 10.0.0.13, ...): add a range"),
+            ([10, 12, 13], " use 3 of those listed as free (10.0.0.10, 10.0.0.12, 10.0.0.13): add a range"),
             ([12], " use 1 of those listed as free (10.0.0.12): add a range"),
             ([], "no free address in IPPool p, q: add a range"),
         ],

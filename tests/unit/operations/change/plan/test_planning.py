@@ -12,10 +12,11 @@ from caphv.api.object import Key, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Forbidden, Invalid, NotFound, Unreachable
 from operations.capacity.free import CapacityObjects
-from operations.capacity.machinechanges import Action
+from operations.capacity.machinechanges import Action, Field
+from operations.capacity.needs import Need
 from operations.capacity.surroundings import Surroundings
 from operations.change.plan import harvester as plan_harvester
-from operations.change.plan.model import Plan
+from operations.change.plan.model import ClusterPlan, ObjectPlan, Plan, Shortcoming
 from operations.change.plan.planning import plan_of_cluster, plan_of_manifests
 from operations.read.accounts import Account
 from operations.read.management import NoClusterApiError
@@ -153,6 +154,57 @@ async def test_change_of_machines_replaces_them_and_a_rollout_under_way_counts()
     }
     plan = await planned(server(*live(up_to_date=1)), topology_cluster())
     assert machines(plan) == {"md-0": (2, 2, 1), "md-1": (2, 2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("labels", "seen", "error", "updated"),
+    [
+        ({"team": "a"}, 2, "", 2),
+        ({"team": "b"}, 2, "", 0),
+        ({"team": "a"}, 1, "", 0),
+        ({"team": "a"}, 2, "get Namespace", 0),
+        ({"team": "a"}, 2, "list ExtensionConfig", 0),
+    ],
+)
+async def test_machines_are_updated_in_place_where_the_extension_does_it(
+    labels: dict[str, str], seen: int, error: str, updated: int
+) -> None:
+    rollout = {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}}
+
+    def with_rollout(cluster: Obj) -> Obj:
+        for entry in cluster["spec"]["topology"]["workers"]["machineDeployments"]:
+            entry["rollout"] = rollout
+        return cluster
+
+    world = live()
+    before = with_rollout(topology_cluster(cpuCount=2, cpuMax=8))
+    world[0]["spec"]["topology"] = before["spec"]["topology"]
+    world[0]["metadata"]["annotations"] = {LAST_APPLIED: json.dumps(before)}
+    able = [{"type": kind, "status": "True"} for kind in ("VMUpToDate", "VMCanGrow")]
+    for obj in [obj for obj in world if obj["kind"] == "Machine"]:
+        name = obj["metadata"]["name"]
+        obj["spec"]["infrastructureRef"] = {"kind": "HarvesterMachine", "name": f"vm-{name}"}
+        if not name.endswith("-1") or seen == 2:
+            world.append(labelled(INFRASTRUCTURE, "HarvesterMachine", f"vm-{name}", {}, status={"conditions": able}))
+
+    hook = {"requestHook": {"hook": "CanUpdateMachineSet"}, "name": "caphv-canupdatemachineset.caphv"}
+    config = {
+        "apiVersion": "runtime.cluster.x-k8s.io/v1beta2",
+        "kind": "ExtensionConfig",
+        "metadata": {"name": "caphv"},
+        "spec": {"namespaceSelector": {"matchLabels": {"team": "a"}}},
+        "status": {"conditions": [{"type": "Discovered", "status": "True"}], "handlers": [hook]},
+    }
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team", "labels": labels}}
+    found = server(*world, namespace, config)
+    if error:
+        found.errors[error] = Forbidden(403, "Forbidden", "may not")
+
+    plan = await planned(found, with_rollout(topology_cluster(cpuCount=4, cpuMax=8)))
+
+    pools = {pool.pool: (pool.updated, pool.replaced) for pool in plan.clusters[0].pools}
+    assert pools == {"control plane": (0, 1), "md-0": (updated, 2 - updated), "md-1": (updated, 2 - updated)}
+    assert any("as without updates in place" in text for text in plan.unseen) is error.startswith("list")
 
 
 async def test_new_cluster_creates_all_its_machines() -> None:
@@ -425,12 +477,14 @@ async def test_what_the_account_does_not_see_is_reported_once(monkeypatch: pytes
         },
     }
     hidden = [Unseen(what, "forbidden", forbidden=True) for what in ("VMs of other namespaces", "quotas")]
+    hidden.insert(1, Unseen("pools", "no answer"))
     harvester.answer = CapacityObjects(existing(hosts=[host], unseen=hidden))
 
     plan = await planned(server(), topology_cluster(workers=4), harvester=True)
 
     assert plan.unseen == (
         "VMs of other namespaces, quotas on Harvester https://harvester: the account may not list them",
+        "pools on Harvester https://harvester: no answer",
     )
     cpu = next(need for need in plan.clusters[0].needs if need.what == "CPU")
     assert (cpu.partial, cpu.short) == (True, False)
@@ -443,3 +497,35 @@ async def test_identity_of_the_manifests_is_used_before_it_exists(monkeypatch: p
     other = {**topology_cluster(), "metadata": {"name": "other", "namespace": "team"}}
     await planned(server(), {**secret, "stringData": {"kubeconfig": "text"}}, other, harvester=True)
     assert [obj["metadata"]["name"] for obj in harvester.given] == ["hv-identity-secret"]
+
+
+FIELD = Field("spec.targetNamespace", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (Plan(), (False, False, False)),
+        (Plan(unseen=("quotas",)), (False, False, False)),
+        (Plan((ObjectPlan("Cluster team/a", Action.CHANGE),)), (True, False, False)),
+        (Plan((ObjectPlan("Cluster team/a", Action.REFUSED),)), (True, True, False)),
+        (Plan(clusters=(ClusterPlan("team/a"),)), (False, False, False)),
+        (Plan(clusters=(ClusterPlan("team/a", infrastructure=(FIELD,)),)), (True, False, False)),
+        (Plan(clusters=(ClusterPlan("team/a"), ClusterPlan("team/b", unknown=("x",)))), (True, False, False)),
+        (
+            Plan(clusters=(ClusterPlan("team/a", shortcomings=(Shortcoming("images", "a", "", ()),)),)),
+            (False, False, True),
+        ),
+        (
+            Plan(clusters=(ClusterPlan("team/a", shortcomings=(Shortcoming("images", "a", "", (), advice=True),)),)),
+            (False, False, False),
+        ),
+        (
+            Plan(clusters=(ClusterPlan("team/a"), ClusterPlan("team/b", needs=(Need("CPU", "", 9, 1),)))),
+            (False, False, True),
+        ),
+        (Plan(clusters=(ClusterPlan("team/a", needs=(Need("CPU", "", 1, 1),)),)), (False, False, False)),
+    ],
+)
+def test_a_plan_says_whether_anything_happens_and_whether_it_can(plan: Plan, expected: tuple[bool, bool, bool]) -> None:
+    assert (plan.changes, plan.refused, plan.short) == expected

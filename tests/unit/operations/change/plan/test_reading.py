@@ -48,7 +48,10 @@ class Recording(MemoryServer):
 
     async def apply(self, *arguments: Any, manager: str, **more: Any) -> Obj:
         self.managers.append(manager)
-        return await super().apply(*arguments, manager=manager, **more)
+        answer = await super().apply(*arguments, manager=manager, **more)
+        # As an API server does it in dry runs, too.
+        answer["metadata"] |= {"generation": 5, "managedFields": [{"manager": manager, "time": "now"}]}
+        return answer
 
     async def patch(self, resource: Any, name: str, namespace: str, patch: Any, **more: Any) -> Obj:
         self.patches.append(patch)
@@ -197,3 +200,13 @@ async def test_only_namespaces_of_cluster_api_are_read() -> None:
     assert (await previewed(found, settings)).unseen == []
     cluster = {"apiVersion": CORE, "kind": "Cluster", "metadata": {"name": "a", "namespace": "team"}}
     assert len((await previewed(found, cluster)).unseen) == 1
+
+
+async def test_objects_of_no_namespace_lead_to_no_clusters() -> None:
+    found = server()
+    found.errors["list HarvesterMachineTemplate"] = Forbidden(403, "Forbidden", "cannot list")
+    found.serve("runtime.cluster.x-k8s.io/v1beta2", "ExtensionConfig")
+    config = {"apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig", "metadata": {"name": "a"}}
+    plan = await previewed(found, config)
+    assert [(str(change.identity.namespace), change.action) for change in plan.changes] == [("", Action.CREATE)]
+    assert plan.unseen == []

@@ -14,7 +14,7 @@ from caphv.api.names import (
     SKIP_REMEDIATION_ANNOTATION,
     SKIPPED_BY_US,
 )
-from caphv.api.object import annotations_of
+from caphv.api.object import NODES, annotations_of
 from caphv.runtime.errors import Forbidden
 from reconciler.cluster.evacuation.plan import HOLD_SECONDS, Stage
 from tests.support.reconciler.evacuation import (
@@ -206,6 +206,12 @@ async def test_a_drain_that_is_stuck_keeps_no_machine_from_remediation_for_long(
     assert not await after(3 * HOLD_SECONDS + 2)
     drained(case, "h0", kind)
     assert await after(3 * HOLD_SECONDS + 3)
+
+    # Nor does a host hold anything that no longer exists.
+    await case.harvester.delete(NODES, "h0")
+    assert not await after(4 * HOLD_SECONDS)
+    drained(case, "h0", kind)
+    assert await after(4 * HOLD_SECONDS + 4)
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])

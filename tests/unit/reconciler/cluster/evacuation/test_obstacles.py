@@ -245,3 +245,13 @@ async def test_machines_in_deletion_are_left_to_their_deletion(monkeypatch: pyte
     await case.harvester.delete(resources.VIRTUAL_MACHINE_INSTANCES, "w", TARGET)
     await case.reconcile()
     assert case.condition("HostsEvacuated")[0] == "True"
+
+
+async def test_a_machine_without_a_machine_of_cluster_api_leaves_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would replace it meanwhile, so nothing is kept from that."""
+    case = await cluster(monkeypatch, "w")
+    await case.management.delete(resources.machines("v1beta2"), "m-w", "team")
+    add_node(case, "w")
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
+    assert annotations_of(found(case, "HarvesterMachine", "w"))[EVACUATED_FROM_ANNOTATION] == "h0"

@@ -16,6 +16,8 @@ from caphv.api.names import (
     RENEW_AT_ANNOTATION,
 )
 from caphv.api.object import annotations_of
+from caphv.api.resources import VIRTUAL_MACHINES
+from caphv.runtime.errors import Forbidden
 from tests.support.reconciler.guests import delivered, tokens
 from tests.support.reconciler.infrastructure import ready
 from tests.support.reconciler.memorycase import TARGET
@@ -169,6 +171,43 @@ async def test_the_token_of_guests_is_renewed_until_all_of_them_are_stopped(
     assert tokens(case.secret) == {renewed}
 
 
+@pytest.mark.parametrize(
+    ("server", "verb", "refusal", "part"),
+    [
+        (
+            "management",
+            "patch Cluster",
+            "clusters.cluster.x-k8s.io is forbidden",
+            "may not pause the Cluster: grant its",
+        ),
+        ("management", "patch Cluster", "a policy forbids it", "a request was refused: a policy forbids it"),
+        ("harvester", "patch VirtualMachine", "a webhook forbids it", "a request was refused: a webhook forbids it"),
+    ],
+)
+async def test_a_request_that_is_refused_is_reported_once_and_repeated(
+    monkeypatch: pytest.MonkeyPatch, server: str, verb: str, refusal: str, part: str
+) -> None:
+    case = await ready(monkeypatch)
+    add_vm(case, "w")
+    if server == "management":
+        change_cluster(case, paused=False, annotations={PARK_ANNOTATION: "true"})
+    else:
+        park(case)
+        add_node(case, "w", parked_boot="w-run/boot", cordoned_by_park=SINCE)
+    getattr(case, server).errors[verb] = Forbidden(403, "Forbidden", refusal)
+    case.events.clear()
+    for _ in range(2):
+        assert await case.reconcile() == 60.0
+        assert case.condition("Parked") == ("False", "ParkBlocked")
+        assert part in message_of(case)
+    assert case.events.count(("Warning", "ParkBlocked")) == 1
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
+
+    getattr(case, server).errors.clear()
+    await case.reconcile()
+    assert case.condition("Parked")[1] == "Parking"
+
+
 async def test_a_vm_that_is_not_the_clusters_leaves_the_cluster_unpaused(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await ready(monkeypatch)
     change_cluster(case, paused=False, annotations={PARK_ANNOTATION: "true"})
@@ -177,6 +216,84 @@ async def test_a_vm_that_is_not_the_clusters_leaves_the_cluster_unpaused(monkeyp
     assert case.condition("Parked") == ("False", "ParkBlocked")
     assert not cluster(case)["spec"].get("paused")
     assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+
+
+async def test_deletion_of_a_parked_cluster_ends_its_pause_whatever_its_vms_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await ready(monkeypatch)
+    park(case, deletionTimestamp=SINCE, finalizers=["x"])
+    case.add_machine("not-adopted", control_plane=False)
+    await case.reconcile()
+    assert cluster(case)["spec"]["paused"] is False
+    assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
+
+
+async def test_a_cluster_that_is_not_to_be_parked_does_not_care_who_parked_a_vm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await ready(monkeypatch)
+    vm = case.add_machine("w", control_plane=False)
+    case.harvester.put({**vm, "metadata": {**vm["metadata"], "annotations": {PARKED_STRATEGY_ANNOTATION: "Always"}}})
+    await case.reconcile()
+    assert case.condition("Parked") == ("", "")
+
+
+async def test_machines_without_a_vm_to_stop_are_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was not created yet, and one is being deleted: Harvester refuses changes of it."""
+    case = await ready(monkeypatch)
+    park(case)
+    add_vm(case, "none")
+    await case.harvester.delete(VIRTUAL_MACHINES, "none", TARGET)
+    vm = add_vm(case, "deleted")
+    case.harvester.put({**vm, "metadata": {**vm["metadata"], "deletionTimestamp": SINCE}})
+    await case.reconcile()
+    assert case.condition("Parked")[0] == "True"
+    assert vm_of(case, "deleted")["spec"]["runStrategy"] == "RerunOnFailure"
+
+
+async def test_parking_without_the_right_to_read_volumes_says_what_was_not_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await ready(monkeypatch)
+    park(case)
+    add_vm(case, "w", strategy="Halted", former="Always")
+    case.harvester.errors["list VolumeAttachment"] = Forbidden(403, "Forbidden", "cannot list")
+    await case.reconcile()
+    assert case.condition("Parked")[0] == "True"
+    assert "whether volumes are detached was not checked: cannot list" in message_of(case)
+
+
+@pytest.mark.parametrize(
+    ("attached", "volume", "claim", "waits"),
+    [
+        (True, "pv", "w-disk-0", True),
+        (False, "pv", "w-disk-0", False),
+        (True, "other", "w-disk-0", False),
+        (True, "pv", "not-of-the-vm", False),
+        (True, "", "w-disk-0", False),
+    ],
+)
+async def test_parking_waits_only_for_attached_volumes_of_its_vms(
+    monkeypatch: pytest.MonkeyPatch, attached: bool, volume: str, claim: str, waits: bool
+) -> None:
+    case = await ready(monkeypatch)
+    park(case)
+    vm = add_vm(case, "w", strategy="Halted", former="Always")
+    volumes = [{"name": "disk-0", "persistentVolumeClaim": {"claimName": "w-disk-0"}}]
+    case.harvester.put({**vm, "spec": {**vm["spec"], "template": {"spec": {"volumes": volumes}}}})
+    spec = {"volumeName": "pv"} if volume else {}
+    case.harvester.put(
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": claim, "namespace": TARGET}}
+        | {"spec": spec}
+    )
+    source = {"persistentVolumeName": volume} if volume else {}
+    case.harvester.put(
+        {"apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": {"name": "a"}}
+        | {"spec": {"source": source}, "status": {"attached": attached}}
+    )
+    await case.reconcile()
+    assert (case.condition("Parked")[0] == "True") is not waits
 
 
 async def test_volumes_that_are_waited_for_are_read_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
