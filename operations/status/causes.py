@@ -25,7 +25,9 @@ OUTAGES = frozenset(
 _OF_IDENTITIES = frozenset(
     {Reason.HARVESTER_AUTHENTICATION_FAILED, Reason.IDENTITY_EXPIRED, Reason.IDENTITY_EXPIRING}
 )
-_OF_HARVESTERS = frozenset({Reason.HARVESTER_UNREACHABLE})
+HOSTS_NOT_READY = "HostsNotReady"
+"""Reason of a note on hosts of a Harvester that run no machine of the cluster."""
+_OF_HARVESTERS = frozenset({Reason.HARVESTER_UNREACHABLE, HOSTS_NOT_READY})
 _PARKED = frozenset({"Parked", Reason.PARKING, Reason.RESUMING})
 # The message of an outage ends with this text, which is about a single cluster.
 _LAST_KNOWN = "; last known to be ready"

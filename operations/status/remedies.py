@@ -252,8 +252,14 @@ def _template(reason: str, subject: Subject) -> str:
     # A Machine can be replaced only if it exists and is not being deleted.
     if not subject.machine:
         return _WITHOUT_MACHINE if subject.kind == "HarvesterMachine" else _LOOK
-    if subject.deleting:
-        return _DELETING
+    return _DELETING if subject.deleting else _machine_template(reason, subject, template)
+
+
+def _machine_template(reason: str, subject: Subject, template: str) -> str:
+    """Return the sentence for a Machine that could be replaced, and perhaps must not be.
+
+    :param template: the sentence that tells to replace it
+    """
     if template == _CORRECT_TEMPLATE and subject.ran:
         return _CORRECT_ON_HARVESTER
     if subject.only:
