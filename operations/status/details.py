@@ -10,7 +10,7 @@ from caphv.api.hosts import is_ready
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, labels_of
 from caphv.api.virtualmachine import claim_sources
 from operations.read.objects import HarvesterObjects, Unseen, by_key, condition_of
-from operations.status.causes import HOSTS_NOT_READY
+from operations.status.causes import HOSTS_NOT_READY, with_causes
 from operations.status.model import (
     AddressPool,
     Cluster,
@@ -127,12 +127,14 @@ def with_details(
         hidden += [f"{item} on Harvester {harvester.server}" for item in harvester.unseen]
         pools += pools_of(harvester)
 
-    return replace(
+    detailed = replace(
         overview,
         clusters=tuple(map(add_details, overview.clusters)),
         pools=tuple(pools),
         unseen=(*overview.unseen, *hidden),
     )
+    # Clusters on one Harvester have further causes in common.
+    return with_causes(detailed)
 
 
 def _virtual_machine(vm: Obj, instance: Obj | None, claims: dict[Key, Obj]) -> VirtualMachine:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from caphv.api.object import Key, Obj
 from operations.read.objects import HarvesterObjects, Unseen
 from operations.status.assembly import overview_of
-from operations.status.causes import with_causes
 from operations.status.details import pools_of, with_details, with_harvester, with_nodes
 from operations.status.model import Cluster, Overview, Severity
 from tests.support.clusters import NOW, VERSION, Builder, condition
@@ -100,8 +99,8 @@ def test_hosts_that_failed_and_run_nothing_any_more_are_one_note_for_all_cluster
     assert "caphv doctor team/shop" in note.next_step
 
     # All clusters on the Harvester have it in common, however many machines each of them has.
-    clusters = (with_harvester(cluster(Builder(name)), failed) for name in ("shop", "pay"))
-    (cause,) = with_causes(Overview("https://management:6443", tuple(clusters))).causes
+    overview = Overview("https://management:6443", (cluster(Builder("shop")), cluster(Builder("pay"))))
+    (cause,) = with_details(overview, {Key("team", "identity"): failed}, {}).causes
     assert (cause.subject, cause.cause) == ("Harvester https://harvester:6443", note.cause)
     assert cause.clusters == ("team/shop", "team/pay")
 
