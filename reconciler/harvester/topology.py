@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from caphv.api import evacuation, names
-from caphv.api.hosts import is_witness
+from caphv.api.counting import name_some
+from caphv.api.hosts import is_ready, is_witness
 from caphv.api.object import Obj, annotations_of, at, labels_of
 
 # The CRD of the core's Clusters takes no more failure domains, and without its status no cluster
 # is ever provisioned (cluster-api v1.13.6, Cluster.status.failureDomains).
 MOST_DOMAINS = 100
+# A message names so many hosts that take no VMs.
+_MOST_HOSTS = 8
 
 
 def failure_domains(
@@ -111,6 +114,23 @@ def accepts_machines(host: Obj) -> bool:
     is_in_maintenance = annotations_of(host).get(names.MAINTENANCE_ANNOTATION)
     is_closed = is_cordoned or is_in_maintenance or evacuation.is_wanted(host)
     return not (is_witness(host) or is_closed)
+
+
+def why_no_host(hosts: Iterable[Obj]) -> str:
+    """Name the hosts that run no new VMs, with the cause, and say what to do; empty for none."""
+    workers = [host for host in hosts if not is_witness(host)]
+    closed = [host for host in workers if not (is_ready(host) and accepts_machines(host))]
+    if not closed:
+        return ""
+
+    states = [
+        f"{host['metadata']['name']} {_state(host) if is_ready(host) else 'is not ready'}"
+        for host in sorted(closed, key=lambda host: str(host["metadata"]["name"]))
+    ]
+    named = name_some(states, _MOST_HOSTS)
+    if len(closed) == len(workers):
+        return f"{named}: start them, uncordon them, or end their maintenance"
+    return f"{named}: start them, free CPU or memory on others, or change the VM's affinity"
 
 
 def _state(host: Obj) -> str:
