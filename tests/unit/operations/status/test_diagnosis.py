@@ -232,6 +232,21 @@ def test_one_of_several_machines_with_etcd_is_replaced() -> None:
     assert "kubectl delete" not in problems(builder)[0].next_step
 
 
+def test_vms_that_do_not_run_explain_that_the_control_plane_does_not_answer() -> None:
+    builder = Builder(workers=0, control_planes=3)
+    silence = condition("LoadBalancerReady", "False", "ControlPlaneUnreachable", "no control plane machine answers")
+    builder.harvester_cluster["status"]["conditions"].append(silence)
+    for name in ("cp-1", "cp-2"):
+        builder.break_machine(name, "VMProvisioningFailed", "no host of Harvester can run the VM")
+
+    # The VM of the third one runs, so something else keeps it from answering.
+    assert {problem.reason for problem in problems(builder)} == {"ControlPlaneUnreachable", "VMProvisioningFailed"}
+    builder.break_machine("cp-3", "VMProvisioningFailed", "no host of Harvester can run the VM")
+    (problem,) = problems(builder)
+    assert (problem.reason, len(problem.objects)) == ("VMProvisioningFailed", 3)
+    assert overview_of(builder.objects(), NOW).clusters[0].state != "Available"
+
+
 def test_a_machine_without_bootstrap_data_says_since_when_of_whom_and_where_to_look() -> None:
     """As with CAPRKE2 v0.25.0, whose conditions do not say that a value cannot be used."""
     (record,) = (
