@@ -15,6 +15,7 @@ _STYLES = {
     "valid": "green",
     "expiring": "yellow",
     "expired": "bold red",
+    "rejected": "bold red",
     "unusable": "bold red",
     "unused": "dim",
 }

@@ -1,7 +1,8 @@
 """Separate causes from consequences: conditions and problems that only repeat another one.
 
 An outage of Harvester, or an expired token, appears in the HarvesterCluster, in each machine, and
-in each cluster that uses the same identity. It is one cause, and is reported once.
+in each cluster that uses the same identity. It is one cause, and is reported once. So is a Git
+repository that the packager cannot write.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ OUTAGES = frozenset(
 _OF_IDENTITIES = frozenset(
     {Reason.HARVESTER_AUTHENTICATION_FAILED, Reason.IDENTITY_EXPIRED, Reason.IDENTITY_EXPIRING}
 )
-_OF_HARVESTERS = frozenset({Reason.HARVESTER_UNREACHABLE})
+HOSTS_NOT_READY = "HostsNotReady"
+"""Reason of a note on hosts of a Harvester that run no machine of the cluster."""
+_OF_HARVESTERS = frozenset({Reason.HARVESTER_UNREACHABLE, HOSTS_NOT_READY})
+# A packager writes the bundles of many clusters into one repository.
+_PACKAGER = "packager"
 _PARKED = frozenset({"Parked", Reason.PARKING, Reason.RESUMING})
 # The message of an outage ends with this text, which is about a single cluster.
 _LAST_KNOWN = "; last known to be ready"
@@ -119,15 +124,15 @@ def with_consequences(
 
 def with_causes(overview: Overview) -> Overview:
     """Return an overview with the causes that several of its clusters have in common."""
-    places: dict[tuple[str, str], list[tuple[Cluster, Problem]]] = {}
+    places: dict[tuple[str, str, str], list[tuple[Cluster, Problem]]] = {}
     for cluster in overview.clusters:
         for problem in cluster.problems:
-            if subject := shared_subject(cluster, problem):
-                places.setdefault((subject, problem.reason), []).append((cluster, problem))
+            if key := _shared_key(cluster, problem):
+                places.setdefault(key, []).append((cluster, problem))
 
     causes = tuple(
         _cause(subject, reason, shared)
-        for (subject, reason), shared in places.items()
+        for (subject, reason, _), shared in places.items()
         if len(shared) > 1
     )
     return replace(overview, causes=causes)
@@ -135,12 +140,25 @@ def with_causes(overview: Overview) -> Overview:
 
 def own_problems(cluster: Cluster, causes: Iterable[SharedCause]) -> tuple[Problem, ...]:
     """Return the problems that a cluster does not share with other clusters."""
-    reported = {(cause.subject, cause.reason) for cause in causes}
+    reported = {
+        (cause.subject, cause.reason, cause.cause if cause.subject == _PACKAGER else "")
+        for cause in causes
+    }
     return tuple(
-        problem
-        for problem in cluster.problems
-        if (shared_subject(cluster, problem), problem.reason) not in reported
+        problem for problem in cluster.problems if _shared_key(cluster, problem) not in reported
     )
+
+
+def _shared_key(cluster: Cluster, problem: Problem) -> tuple[str, str, str] | None:
+    """Return what problems of several clusters have in common; None if they cannot share it.
+
+    The answer is the subject and reason of a shared cause, and the text in which packagers differ,
+    because a management cluster may have several, each with its repository.
+    """
+    if problem.reason == Reason.ADDON_BUNDLES_NOT_PUSHED:
+        return _PACKAGER, problem.reason, problem.cause
+    subject = shared_subject(cluster, problem)
+    return (subject, problem.reason, "") if subject else None
 
 
 def _cause(subject: str, reason: str, places: Sequence[tuple[Cluster, Problem]]) -> SharedCause:

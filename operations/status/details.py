@@ -10,6 +10,7 @@ from caphv.api.hosts import is_ready
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, labels_of
 from caphv.api.virtualmachine import claim_sources
 from operations.read.objects import HarvesterObjects, Unseen, by_key, condition_of
+from operations.status.causes import HOSTS_NOT_READY, with_causes
 from operations.status.model import (
     AddressPool,
     Cluster,
@@ -66,18 +67,23 @@ def with_nodes(cluster: Cluster, objects: list[Obj] | Unseen) -> Cluster:
 
 def _node_problems(cluster: Cluster) -> Iterator[Problem]:
     """Yield a problem for each Node that is not ready."""
+    servers = [machine for machine in cluster.machines if machine.control_plane]
     for machine in cluster.machines:
         # Without a status, only the Machine remembers the Node.
         if not machine.node or machine.node.ready in ("True", "") or machine.deleting:
             continue
 
-        command = remedies.DELETE_MACHINE(machine=machine.name, namespace=cluster.namespace)
+        step = "Check the VM's console on Harvester"
+        # The only machine with the etcd of the cluster cannot be replaced.
+        if servers != [machine]:
+            command = remedies.DELETE_MACHINE(machine=machine.name, namespace=cluster.namespace)
+            step += f", or replace the machine: {command}"
         yield Problem(
             Severity.ERROR,
             (f"Node/{machine.node.name}",),
             "NodeNotReady",
             "the kubelet does not report, or reports that it is not ready",
-            f"Check the VM's console on Harvester, or replace the machine: {command}",
+            step,
         )
 
 
@@ -121,12 +127,14 @@ def with_details(
         hidden += [f"{item} on Harvester {harvester.server}" for item in harvester.unseen]
         pools += pools_of(harvester)
 
-    return replace(
+    detailed = replace(
         overview,
         clusters=tuple(map(add_details, overview.clusters)),
         pools=tuple(pools),
         unseen=(*overview.unseen, *hidden),
     )
+    # Clusters on one Harvester have further causes in common.
+    return with_causes(detailed)
 
 
 def _virtual_machine(vm: Obj, instance: Obj | None, claims: dict[Key, Obj]) -> VirtualMachine:
@@ -201,7 +209,11 @@ def _missing_vm_problems(cluster: Cluster) -> Iterator[Problem]:
 
 
 def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterator[Problem]:
-    """Yield a problem for each host that runs machines of the cluster and is not ready."""
+    """Yield a problem for each host that runs machines of the cluster and is not ready.
+
+    Hosts that ran its machines until they failed run none of them any more, so all hosts that are
+    not ready are named in a note, which clusters of one Harvester share.
+    """
     not_ready = {obj["metadata"]["name"] for obj in harvester.hosts if not is_ready(obj)}
 
     machines_by_host: dict[str, list[str]] = {}
@@ -216,6 +228,17 @@ def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterator[Pr
             "HostNotReady",
             f"host {host} of Harvester, which runs it, is not ready",
             "Check the host on Harvester; VMs of a lost host restart on others",
+        )
+
+    if not_ready - machines_by_host.keys():
+        names_of_hosts = ", ".join(sorted(not_ready))
+        command = remedies.DOCTOR(ref=cluster.key)
+        yield Problem(
+            Severity.NOTE,
+            tuple(f"Host/{host}" for host in sorted(not_ready)),
+            HOSTS_NOT_READY,
+            f"hosts of Harvester are not ready: {names_of_hosts}",
+            f"Check them on Harvester. See what else is wrong there: {command}",
         )
 
 

@@ -77,7 +77,12 @@ def problems_of(parts: Parts, now: datetime) -> tuple[Problem, ...]:
 
     # Problems of machines follow from a problem of the infrastructure.
     explained = any(problem.severity is not Severity.NOTE for problem in problems)
-    problems += _merge(machine_problems(parts, now, explained))
+    of_machines = [*machine_problems(parts, now, explained)]
+    if _explain_silence(parts, of_machines):
+        problems = [
+            problem for problem in problems if problem.reason != Reason.CONTROL_PLANE_UNREACHABLE
+        ]
+    problems += _merge(of_machines)
     if not any(problem.severity in EXPLAINING for problem in problems):
         problems += _cluster_problems(parts, now)
 
@@ -151,6 +156,23 @@ def _infrastructure_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
         reported.add(message)
         gated = gated or problem.severity is not Severity.WARNING
         yield problem
+
+
+def _explain_silence(parts: Parts, problems: Iterable[Problem]) -> bool:
+    """Return whether VMs that do not run explain that no control plane machine answers."""
+    explained = {
+        name
+        for problem in problems
+        if problem.severity is Severity.ERROR
+        for name in problem.objects
+    }
+    servers = [
+        parts.harvester_machine_of(machine)
+        for machine in parts.machines
+        if clusterapi.is_control_plane(machine)
+    ]
+    names = {object_name(server, "HarvesterMachine") for server in servers if server}
+    return bool(names) and len(names) == len(servers) and names <= explained
 
 
 def _topology_problems(parts: Parts, now: datetime) -> Iterator[Problem]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from caphv.api import clusterapi
+from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, at, key_of, owner_reference
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.api.tokens import token_of
 from caphv.runtime.kubeconfig import token_claims
 from operations.read.accounts import Account, identity_of
-from operations.read.objects import Unseen
+from operations.read.objects import Unseen, condition_of
 
 _SOON = timedelta(days=14)
 
@@ -22,6 +23,7 @@ class Identity:
     """One identity Secret.
 
     `ends` is empty if the credentials state no expiry, `error` says why the Secret cannot be used.
+    `state` is `rejected` if Harvester answers the provider with 401, however long they last.
     `lasting` says that the credentials are known not to expire, like a ServiceAccount's token in a
     Secret on Harvester.
     """
@@ -67,9 +69,15 @@ def identities_of(
     :param unused: identities that no HarvesterCluster refers to
     """
     clusters: dict[Key, set[str]] = {key: set() for key in unused}
+    rejected = set()
     for obj in harvester_clusters:
         cluster = f"{key_of(obj).namespace}/{_cluster_name(obj)}"
         clusters.setdefault(identity_of(obj), set()).add(cluster)
+        # Conditions of a paused HarvesterCluster may be older than the credentials.
+        connection = condition_of(obj, ConditionType.HARVESTER_CONNECTION_READY)
+        is_rejected = connection.get("reason") == Reason.HARVESTER_AUTHENTICATION_FAILED
+        if is_rejected and condition_of(obj, "Paused").get("status") != "True":
+            rejected.add(identity_of(obj))
 
     accounts_by_key = {account.identity: account for account in accounts}
     # `read_accounts` prefixes the names of Secrets that it could not read.
@@ -84,6 +92,8 @@ def identities_of(
             )
         else:
             identity = _identity(account, sorted(names), now)
+            if key in rejected and identity.state != "expired":
+                identity = replace(identity, state="rejected")
         identities.append(identity)
     return tuple(identities)
 

@@ -115,7 +115,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class SharedCause:
-    """A problem of several clusters, which use one Harvester or one identity."""
+    """A problem of several clusters, which use one Harvester, one identity or one packager."""
 
     severity: Severity
     subject: str

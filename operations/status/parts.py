@@ -61,6 +61,7 @@ def remedy_subject(parts: Parts, obj: Obj, kind: str) -> Subject:
     elif kind == "HarvesterMachine":
         machine = parts.machine_of(obj)
 
+    harvester_machine = parts.harvester_machine_of(machine) if machine else None
     spec = at(parts.harvester_cluster, "spec") or {}
     secret = spec.get("identitySecret") or {}
     return Subject(
@@ -72,4 +73,23 @@ def remedy_subject(parts: Parts, obj: Obj, kind: str) -> Subject:
         machine=key_of(machine).name if machine else "",
         deleting=machine is not None and being_deleted(machine),
         topology=bool(at(parts.cluster, "spec", "topology")),
+        ran=bool(at(harvester_machine, "status", "initialization", "provisioned")),
+        only=machine is not None and _has_only_etcd(parts, machine),
+    )
+
+
+def _has_only_etcd(parts: Parts, machine: Obj) -> bool:
+    """Return whether a Machine is the only one with the etcd of an initialized cluster."""
+    if not clusterapi.is_control_plane(machine):
+        return False
+    if not clusterapi.control_plane_initialized(parts.cluster):
+        return False
+
+    # A machine without a Node has not joined etcd, and one that is being deleted leaves it.
+    return not any(
+        clusterapi.is_control_plane(other)
+        and at(other, "status", "nodeRef")
+        and not being_deleted(other)
+        for other in parts.machines
+        if other is not machine
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from caphv.api import parking, remedies
-from caphv.api.names import PAUSED_ANNOTATION, Reason
+from caphv.api.names import ADOPT_ANNOTATION, PAUSED_ANNOTATION, Reason
 from caphv.api.object import Obj, annotations_of, at, being_deleted, key_of
 
 
@@ -15,7 +15,8 @@ class Subject:
 
     `machine` is the Machine of the object. An operator deletes the Machine, never the
     HarvesterMachine, whose name differs. `deleting` says that the Machine is already being deleted,
-    `topology` that the Cluster has a topology, so that templates are not edited by hand.
+    `topology` that the Cluster has a topology, so that templates are not edited by hand. `ran` says
+    that its VM was ready once, `only` that no other machine has the etcd of the cluster.
     """
 
     namespace: str
@@ -27,6 +28,8 @@ class Subject:
     machine: str = ""
     deleting: bool = False
     topology: bool = False
+    ran: bool = False
+    only: bool = False
 
     @property
     def describe(self) -> str:
@@ -48,6 +51,27 @@ _CORRECT_TEMPLATE = (
 _CORRECT_VARIABLE = (
     f"Correct spec.topology.variables: {remedies.EDIT_CLUSTER}. Then replace the machine, which "
     f"keeps the former values: {_REPLACE}"
+)
+_ADD_ON_HARVESTER = "What Harvester lacks can be added there, and the machine continues. If not: "
+# The spec of a machine whose VM was ready is not the cause, and another VM would wait like it.
+_CORRECT_ON_HARVESTER = (
+    "Correct it on Harvester: the VM keeps its disks, and the machine continues. Check hosts and "
+    f"rights: {remedies.DOCTOR}"
+)
+_RESTORE_ONLY_VM = (
+    "Keep the Machine: no other machine has the etcd of the cluster. Restore the VM on Harvester "
+    "from a backup, then have it adopted: "
+    + remedies.SET_ANNOTATION(
+        kind="harvestermachine",
+        name="{name}",
+        namespace="{namespace}",
+        annotation=ADOPT_ANNOTATION,
+        value="true",
+    )
+)
+_KEEP_ONLY_MACHINE = (
+    "Keep the Machine: no other machine has the etcd of the cluster. Correct its VM on Harvester, "
+    f"or scale the control plane to 3 machines before this one is replaced: {remedies.TREE}"
 )
 _POOLS = (
     f"Find leaked addresses: {remedies.AUDIT_POOLS}. Otherwise add a range or a pool to ipPoolRefs"
@@ -120,7 +144,21 @@ _BY_REASON: dict[str, str] = {
         "Install them with caphv bundles push or caphv packager run. If none is wanted: "
         f"{remedies.SUSPEND_ADDONS}"
     ),
+    Reason.CLOUD_PROVIDER_CONFIG_EXPIRING: _CONNECTION,
     Reason.INFRASTRUCTURE_PROVISIONING_FAILED: _LOOK,
+    Reason.CONTROL_PLANE_UNREACHABLE: f"Check the control plane's machines: {remedies.TREE}",
+    Reason.FAILURE_DOMAIN_UNAVAILABLE: (
+        "Machines there keep running. On Harvester, end the maintenance, uncordon a host, or "
+        "restore its label"
+    ),
+    Reason.LIMIT_REACHED: "Find out what answers at the URL in Secret {identity}",
+    Reason.IP_POOL_IN_USE: (
+        "Delete on Harvester what the message names, or give it addresses of another IPPool"
+    ),
+    Reason.REFERENCE_NOT_ALLOWED: (
+        "Ask the owner of the object for annotation caphv.io/allowed-namespaces, or use one in "
+        "namespace {namespace}"
+    ),
     Reason.IMAGES_IMPORTING: f"No action needed; to follow it: {remedies.FOLLOW_ALL}",
     Reason.IMAGE_IMPORT_FAILED: (
         f"Correct spec.images, or do what the message says on Harvester: {remedies.EDIT_OBJECT}"
@@ -214,12 +252,23 @@ def _template(reason: str, subject: Subject) -> str:
     # A Machine can be replaced only if it exists and is not being deleted.
     if not subject.machine:
         return _WITHOUT_MACHINE if subject.kind == "HarvesterMachine" else _LOOK
-    if subject.deleting:
-        return _DELETING
+    return _DELETING if subject.deleting else _machine_template(reason, subject, template)
+
+
+def _machine_template(reason: str, subject: Subject, template: str) -> str:
+    """Return the sentence for a Machine that could be replaced, and perhaps must not be.
+
+    :param template: the sentence that tells to replace it
+    """
+    if template == _CORRECT_TEMPLATE and subject.ran:
+        return _CORRECT_ON_HARVESTER
+    if subject.only:
+        is_lost = reason == Reason.MACHINE_NOT_FOUND and subject.kind == "HarvesterMachine"
+        return _RESTORE_ONLY_VM if is_lost else _KEEP_ONLY_MACHINE
 
     # The core creates the templates of a topology from its variables.
-    if subject.topology and template == _CORRECT_TEMPLATE:
-        return _CORRECT_VARIABLE
+    if template == _CORRECT_TEMPLATE:
+        return _ADD_ON_HARVESTER + (_CORRECT_VARIABLE if subject.topology else template)
     return template
 
 

@@ -152,10 +152,15 @@ def _interfaces(interfaces: list[Obj]) -> list[Obj]:
 
 
 def claim(claim: Obj) -> Obj:
-    """Keep the existence and owner of a claim, and its phase until it is bound."""
+    """Keep the existence and owner of a claim, and its phase until it is bound.
+
+    Of a claim that is being deleted, keep the finalizers, which a message names.
+    """
+    finalizers = ("finalizers",) if "deletionTimestamp" in claim["metadata"] else ()
     phase = (claim.get("status") or {}).get("phase", "")
     status = {} if phase == "Bound" else {"status": {"phase": phase}}
-    return {"metadata": {**_metadata(claim), **_marks(claim["metadata"])}, **status}
+    metadata = {**_metadata(claim, *finalizers), **_marks(claim["metadata"])}
+    return {"metadata": metadata, **status}
 
 
 def deployment(deployment: Obj) -> Obj:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from caphv.api import names
-from caphv.api.hosts import accepts_machines, is_witness, why_closed
+from caphv.api.counting import name_some
+from caphv.api.hosts import accepts_machines, is_ready, is_witness, why_closed
 from caphv.api.object import Obj, labels_of
 
 # The CRD of the core's Clusters takes no more failure domains, and without its status no cluster
 # is ever provisioned (cluster-api v1.13.6, Cluster.status.failureDomains).
 MOST_DOMAINS = 100
+# A message names so many hosts that take no VMs.
 
 
 def failure_domains(
@@ -100,6 +102,23 @@ def why_unavailable(domain: Obj, hosts: Collection[Obj]) -> str:
     if any(map(accepts_machines, members)):
         return ""
     return ", ".join(f"host {host['metadata']['name']} is {why_closed(host)}" for host in members)
+
+
+def why_no_host(hosts: Iterable[Obj]) -> str:
+    """Name the hosts that run no new VMs, with the cause, and say what to do; empty for none."""
+    workers = [host for host in hosts if not is_witness(host)]
+    closed = [host for host in workers if not (is_ready(host) and accepts_machines(host))]
+    if not closed:
+        return ""
+
+    states = [
+        f"{host['metadata']['name']} is {why_closed(host) if is_ready(host) else 'not ready'}"
+        for host in sorted(closed, key=lambda host: str(host["metadata"]["name"]))
+    ]
+    named = name_some(states)
+    if len(closed) == len(workers):
+        return f"{named}: start them, uncordon them, or end their maintenance"
+    return f"{named}: start them, free CPU or memory on others, or change the VM's affinity"
 
 
 def topology_key(domain: Obj) -> str:

@@ -16,6 +16,9 @@ from reconciler.triggers import Delay, Trigger, Watched
 
 # Harvester gets so many seconds to delete the disks that it should delete with a VM.
 _DELETION_SECONDS = 5.0
+# The finalizers of disks are reported so many seconds after the VM was deleted.
+_FINALIZER_SECONDS = 15.0
+_WAITING = "waiting for disks on Harvester to be deleted"
 
 
 def claims_to_delete(scope: MachineScope, namespace: TargetNamespace, vm: Obj) -> list[str]:
@@ -73,8 +76,14 @@ async def delete_disks(scope: MachineScope, namespace: TargetNamespace, *, is_ou
         for claim in disks
         if namespace.claims.get(scope.target_namespace, claim["metadata"]["name"])
     ]
-    if remaining:
-        raise _waiting_for_disks(scope, remaining, Watched.VM)
+    if not remaining:
+        return
+    patience = 0.0
+    if deleted_at is not None:
+        patience = _FINALIZER_SECONDS - (time.monotonic() - deleted_at)
+    if patience > 0:
+        raise _waiting_for_disks(scope, remaining, Watched.VM, Delay(patience))
+    raise _disks_remain(scope, remaining)
 
 
 async def _delete_disk(scope: MachineScope, namespace: TargetNamespace, claim: Obj) -> None:
@@ -100,6 +109,19 @@ def _is_leftover(scope: MachineScope, claim: Obj, *, is_ours: bool) -> bool:
     return ownership is Ownership.OURS and is_machine_pvc(scope.name, name)
 
 
-def _waiting_for_disks(scope: MachineScope, disks: list[Obj], source: Trigger) -> Blocked:
+def _waiting_for_disks(
+    scope: MachineScope, disks: list[Obj], source: Trigger, *others: Trigger
+) -> Blocked:
     disk_names = ", ".join(claim["metadata"]["name"] for claim in disks)
-    return scope.in_progress(f"waiting for disks on Harvester to be deleted: {disk_names}", source)
+    return scope.in_progress(f"{_WAITING}: {disk_names}", source, *others)
+
+
+def _disks_remain(scope: MachineScope, disks: list[Obj]) -> Blocked:
+    """Return the `Blocked` of a deletion that waits for what holds disks, by their finalizers."""
+    held = {
+        claim["metadata"]["name"]: ", ".join(claim["metadata"].get("finalizers") or ())
+        for claim in disks
+    }
+    described = (f"{name} (finalizer {by})" if by else name for name, by in held.items())
+    step = "; see on Harvester who uses it" if any(held.values()) else ""
+    return scope.in_progress(f"{_WAITING}: {', '.join(described)}{step}", Watched.VM)

@@ -6,6 +6,7 @@ A ready machine stays ready through normal events, for example a restart.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
@@ -47,7 +48,7 @@ async def wait_for_running_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> 
 
     :param vmi: the instance of the VM, None if there is none
     """
-    state = vm_state(vm, vmi, _claim_phases(scope, vm))
+    state = vm_state(vm, vmi, _claim_phases(scope, vm), _hosts(scope))
     has_reported = report_vm(scope, vm, vmi)
 
     # No user stopped such a VM, so no user has to start it.
@@ -85,6 +86,11 @@ def _claim_phases(scope: MachineScope, vm: Obj) -> dict[str, str]:
         for name, claim in claims.items()
         if claim
     }
+
+
+def _hosts(scope: MachineScope) -> Iterator[Obj]:
+    """Yield the hosts of Harvester. A VM that runs needs none, so they are read only on use."""
+    yield from scope.session().hosts.store
 
 
 def _not_running(

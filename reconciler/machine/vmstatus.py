@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from caphv.api import names
+from caphv.api.hosts import is_ready
 from caphv.api.object import Obj, annotations_of, at, being_deleted
 from caphv.api.plaintext import plain
 from caphv.api.virtualmachine import claims_of
+from reconciler.harvester.topology import why_no_host
 
 
 class VmPhase(Enum):
@@ -71,9 +73,7 @@ _ADVICE = {
     VmPhase.PAUSED: (
         "the VM is paused: unpause it on Harvester, where a storage problem may have stopped it"
     ),
-    VmPhase.UNSCHEDULABLE: (
-        "no host of Harvester can run the VM: free CPU or memory, or change its affinity"
-    ),
+    VmPhase.UNSCHEDULABLE: "no host of Harvester can run the VM",
     VmPhase.FAILED: "the VM cannot start: check its events and volumes on Harvester",
     VmPhase.CRASHED: (
         "the instance of the VM has failed and Harvester starts it again: check its events and its "
@@ -81,6 +81,14 @@ _ADVICE = {
     ),
     VmPhase.UNKNOWN: "the host of the VM does not answer: check the host on Harvester",
 }
+_ADVICE_ON_HOST = {
+    VmPhase.CRASHED: (
+        "the instance of the VM has failed and Harvester starts it again: check its events and "
+        "host {host}"
+    ),
+    VmPhase.UNKNOWN: "the host of the VM does not answer: check on Harvester {host}",
+}
+_FREE_ROOM = "free CPU or memory, or change its affinity"
 # Phases of a VM that should run but does not, perhaps because of a volume.
 _NEEDS_VOLUMES = (VmPhase.STARTING, VmPhase.UNSCHEDULABLE, VmPhase.FAILED)
 
@@ -161,16 +169,28 @@ def _usable(text: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
     return None if is_unusable else address
 
 
-def vm_state(vm: Obj | None, vmi: Obj | None, claims: Mapping[str, str] | None = None) -> VmState:
+def vm_state(
+    vm: Obj | None,
+    vmi: Obj | None,
+    claims: Mapping[str, str] | None = None,
+    hosts: Iterable[Obj] = (),
+) -> VmState:
     """Sum up a VirtualMachine and its instance.
 
     :param vm: the VM, None if it does not exist
     :param vmi: the instance, None if the VM does not run
     :param claims: phases of the existing PersistentVolumeClaims by name; None to report nothing
         about volumes
+    :param hosts: hosts of Harvester, which may be the cause
     """
     phase, status = _phase(vm, vmi)
+    host = str(at(vmi, "status", "nodeName") or "")
     message = _ADVICE[phase]
+    if phase is VmPhase.UNSCHEDULABLE:
+        # The scheduler only counts hosts "that had untolerated taint(s)".
+        message = f"{message}: {why_no_host(hosts) or _FREE_ROOM}"
+    elif phase in _ADVICE_ON_HOST and host:
+        message = _ADVICE_ON_HOST[phase].format(host=_describe_host(host, hosts))
 
     unbound = ""
     if vm is not None and claims is not None and phase in _NEEDS_VOLUMES:
@@ -197,7 +217,13 @@ def vm_state(vm: Obj | None, vmi: Obj | None, claims: Mapping[str, str] | None =
         detail = _detail(vm, vmi)
         message = f"{message}; Harvester says: {detail}" if detail else message
 
-    return VmState(phase, message, host=str(at(vmi, "status", "nodeName") or ""), detail=detail)
+    return VmState(phase, message, host=host, detail=detail)
+
+
+def _describe_host(name: str, hosts: Iterable[Obj]) -> str:
+    """Return the name of a host, and whether it is not ready."""
+    is_down = any(host["metadata"]["name"] == name and not is_ready(host) for host in hosts)
+    return f"{name}, which is not ready" if is_down else name
 
 
 def _unbound_claims(vm: Obj, claims: Mapping[str, str]) -> Iterator[str]:

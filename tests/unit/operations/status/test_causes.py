@@ -16,7 +16,7 @@ from operations.doctor import clusters as cluster_checks
 from operations.doctor import harvester as harvester_checks
 from operations.doctor.harvester import HarvesterFacts
 from operations.status.assembly import overview_of
-from operations.status.causes import own_problems
+from operations.status.causes import own_problems, with_causes
 from operations.status.check import Result
 from operations.status.model import Overview, as_json
 from tests.support.clusters import NOW, Builder, condition, token
@@ -92,6 +92,24 @@ def test_what_is_wrong_with_one_cluster_stays_with_it() -> None:
     broken.harvester_cluster["spec"]["identitySecret"]["name"] = "other"
     found = replace(overview, clusters=(*overview.clusters, *overview_of(broken.objects(), NOW).clusters))
     assert own_problems(found.clusters[-1], found.causes) == found.clusters[-1].problems
+
+
+def test_a_repository_that_cannot_be_written_is_one_cause() -> None:
+    messages = {"one": "no answer of A", "two": "no answer of A", "three": "no answer of B"}
+    clusters = []
+    for name, message in messages.items():
+        builder = Builder(name)
+        not_pushed = condition("AddonBundlesReady", "False", "AddonBundlesNotPushed", message)
+        builder.harvester_cluster["status"]["conditions"].append(not_pushed)
+        clusters += overview_of(builder.objects(), NOW).clusters
+    overview = with_causes(Overview("https://management:6443", tuple(clusters)))
+    (cause,) = overview.causes
+    assert (cause.subject, cause.cause) == ("packager", "no answer of A")
+    assert cause.clusters == ("team/one", "team/two")
+
+    # Another packager has a repository of its own.
+    of_others = [own_problems(cluster, overview.causes) for cluster in overview.clusters]
+    assert [len(problems) for problems in of_others] == [0, 0, 1]
 
 
 def test_the_doctor_names_the_clusters_at_the_cause() -> None:

@@ -6,7 +6,7 @@ from caphv.api.object import Key, Obj
 from operations.read.objects import HarvesterObjects, Unseen
 from operations.status.assembly import overview_of
 from operations.status.details import pools_of, with_details, with_harvester, with_nodes
-from operations.status.model import Cluster, Severity
+from operations.status.model import Cluster, Overview, Severity
 from tests.support.clusters import NOW, VERSION, Builder, condition
 
 
@@ -88,6 +88,23 @@ def test_a_host_that_is_not_ready_is_named_with_its_machines() -> None:
     assert len(problem.objects) == 3
 
 
+def test_hosts_that_failed_and_run_nothing_any_more_are_one_note_for_all_clusters() -> None:
+    failed = harvester(*ALL)
+    failed.hosts.append(
+        {"metadata": {"name": "harvester-2"}, "status": {"conditions": [condition("Ready", "Unknown")]}}
+    )
+    (note,) = with_harvester(cluster(), failed).problems
+    assert (note.severity, note.objects) == (Severity.NOTE, ("Host/harvester-2",))
+    assert note.cause == "hosts of Harvester are not ready: harvester-2"
+    assert "caphv doctor team/shop" in note.next_step
+
+    # All clusters on the Harvester have it in common, however many machines each of them has.
+    overview = Overview("https://management:6443", (cluster(Builder("shop")), cluster(Builder("pay"))))
+    (cause,) = with_details(overview, {Key("team", "identity"): failed}, {}).causes
+    assert (cause.subject, cause.cause) == ("Harvester https://harvester:6443", note.cause)
+    assert cause.clusters == ("team/shop", "team/pay")
+
+
 def node(name: str, ready: str = "True") -> Obj:
     info = {"nodeInfo": {"kubeletVersion": VERSION}, "conditions": [condition("Ready", ready)]}
     return {"metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": "zone-2"}}, "status": info}
@@ -112,6 +129,15 @@ def test_a_node_that_is_not_ready_is_a_problem_of_its_machine() -> None:
     (problem,) = with_nodes(cluster(), [node("cp-1"), node("worker-1", "Unknown"), node("worker-2")]).problems
     assert problem.objects == ("Node/worker-1",)
     assert "kubectl delete machine worker-1 -n team" in problem.next_step
+
+
+def test_the_only_node_with_etcd_is_not_to_be_replaced() -> None:
+    (problem,) = with_nodes(cluster(), [node("cp-1", "Unknown")]).problems
+    assert problem.objects == ("Node/cp-1",)
+    assert "kubectl delete" not in problem.next_step
+
+    several = cluster(Builder(control_planes=3))
+    assert "kubectl delete machine cp-1 -n team" in with_nodes(several, [node("cp-1", "Unknown")]).problems[0].next_step
 
 
 def test_a_cluster_that_does_not_answer_keeps_what_its_machines_remember() -> None:

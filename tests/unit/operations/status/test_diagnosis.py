@@ -184,6 +184,69 @@ def test_a_wrong_value_is_corrected_where_the_user_edits_it() -> None:
     assert step.endswith("kubectl delete machine worker-1 -n team")
 
 
+def test_a_machine_that_ran_is_corrected_on_harvester_and_not_deleted() -> None:
+    """A quota, a stopped VM or dead hosts are not corrected by another machine, which would wait, too."""
+    builder = Builder()
+    builder.harvester_machines["worker-1"]["status"]["initialization"] = {"provisioned": True}
+    builder.break_machine("worker-1", "VMProvisioningFailed", "no host of Harvester can run the VM")
+    (problem,) = problems(builder)
+    assert "kubectl delete" not in problem.next_step
+    assert problem.next_step.endswith("caphv doctor team/shop")
+
+
+def test_what_harvester_lacks_for_a_new_machine_may_be_added_there() -> None:
+    builder = Builder()
+    builder.break_machine("worker-1", "VMProvisioningFailed", "the quota of namespace vms is used up")
+    (problem,) = problems(builder)
+    assert problem.next_step.startswith("What Harvester lacks can be added there, and the machine continues.")
+
+
+@pytest.mark.parametrize("reason", ["MachineNotFound", "VMProvisioningFailed", "VMDiffers", "NodeDeleted"])
+def test_the_only_machine_with_etcd_is_not_to_be_deleted(reason: str) -> None:
+    builder = Builder()
+    builder.cluster["status"]["initialization"] = {"controlPlaneInitialized": True}
+    builder.harvester_machines["cp-1"]["status"]["initialization"] = {"provisioned": True}
+    builder.break_machine("cp-1", reason, "it is broken")
+    (problem,) = problems(builder)
+    assert "kubectl delete" not in problem.next_step
+
+
+def test_the_only_vm_with_etcd_is_restored_and_adopted() -> None:
+    builder = Builder()
+    builder.cluster["status"]["initialization"] = {"controlPlaneInitialized": True}
+    named_as_by_rke2(builder)
+    builder.break_machine("cp-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    command = "kubectl annotate harvestermachine template-cp-1 -n team caphv.io/adopt=true --overwrite"
+    assert problems(builder)[0].next_step.endswith(command)
+
+
+def test_one_of_several_machines_with_etcd_is_replaced() -> None:
+    builder = Builder(control_planes=3)
+    builder.cluster["status"]["initialization"] = {"controlPlaneInitialized": True}
+    builder.break_machine("cp-1", "MachineNotFound", "the VirtualMachine does not exist on Harvester")
+    assert problems(builder)[0].next_step.endswith("kubectl delete machine cp-1 -n team")
+
+    # The others have not joined, or leave.
+    del builder.machines["cp-2"]["status"]["nodeRef"]
+    builder.machines["cp-3"]["metadata"]["deletionTimestamp"] = ago(minutes=1)
+    assert "kubectl delete" not in problems(builder)[0].next_step
+
+
+def test_vms_that_do_not_run_explain_that_the_control_plane_does_not_answer() -> None:
+    builder = Builder(workers=0, control_planes=3)
+    silence = condition("LoadBalancerReady", "False", "ControlPlaneUnreachable", "no control plane machine answers")
+    builder.harvester_cluster["status"]["conditions"].append(silence)
+    for name in ("cp-1", "cp-2"):
+        builder.break_machine(name, "VMProvisioningFailed", "no host of Harvester can run the VM")
+
+    # The VM of the third one runs, so something else keeps it from answering.
+    assert {problem.reason for problem in problems(builder)} == {"ControlPlaneUnreachable", "VMProvisioningFailed"}
+    builder.break_machine("cp-3", "VMProvisioningFailed", "no host of Harvester can run the VM")
+    (problem,) = problems(builder)
+    assert (problem.reason, len(problem.objects)) == ("VMProvisioningFailed", 3)
+    assert overview_of(builder.objects(), NOW).clusters[0].state != "Available"
+
+
 def test_a_machine_without_bootstrap_data_says_since_when_of_whom_and_where_to_look() -> None:
     """As with CAPRKE2 v0.25.0, whose conditions do not say that a value cannot be used."""
     (record,) = (

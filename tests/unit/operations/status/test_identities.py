@@ -16,7 +16,7 @@ from commands.output import identities
 from operations.read.accounts import Account
 from operations.read.objects import Unseen
 from operations.status.identities import Identity, identities_of, unused_secrets
-from tests.support.clusters import NOW, Builder
+from tests.support.clusters import NOW, Builder, condition
 
 
 def account(days: float | None) -> Account:
@@ -45,6 +45,22 @@ def test_an_identity_says_when_it_ends(days: float | None, state: str, ends: str
     identity = only(identities_of([Builder().harvester_cluster], [account(days)], [], NOW))
     assert (identity.state, identity.ends, identity.wrong) == (state, ends, state != "valid")
     assert (identity.secret, identity.server) == ("team/identity", "https://harvester:6443")
+
+
+@pytest.mark.parametrize(("days", "state"), [(None, "rejected"), (90, "rejected"), (-1, "expired")])
+def test_an_identity_that_harvester_rejects_is_not_valid(days: float | None, state: str) -> None:
+    """A token that was revoked on Harvester says nothing about it itself."""
+    rejected, other = Builder("shop").harvester_cluster, Builder("bank").harvester_cluster
+    rejected["status"]["conditions"] = [
+        condition("HarvesterConnectionReady", "False", "HarvesterAuthenticationFailed", "401")
+    ]
+    identity = only(identities_of([rejected, other], [account(days)], [], NOW))
+    assert (identity.state, identity.wrong) == (state, True)
+    identities.show(Console(file=io.StringIO()), [identity])
+
+    # Nothing has updated the condition since then.
+    rejected["status"]["conditions"].append(condition("Paused", "True"))
+    assert only(identities_of([rejected, other], [account(90)], [], NOW)).state == "valid"
 
 
 def test_clusters_that_share_an_identity_are_listed_with_it() -> None:

@@ -81,6 +81,16 @@ async def test_new_vm_that_lacks_something_for_a_minute_has_failed(
     assert names in message
 
 
+async def test_a_vm_without_a_host_names_the_hosts_that_are_down(life: VmLife) -> None:
+    down = {"type": "Ready", "status": "Unknown"}
+    life.hosts = [{"metadata": {"name": "harvester-1"}, "status": {"conditions": [down]}}]
+    life.claims = {CLAIM: "Bound"}
+    await life.state("ErrorUnschedulable", "Scheduling", **UNBOUND)
+    await life.passes(CREATION_SECONDS - 1)
+    _, _, message = life.condition("VMProvisioningReady")
+    assert "no host of Harvester can run the VM: harvester-1 is not ready" in message
+
+
 async def test_reboot_in_the_guest_keeps_ready(life: VmLife) -> None:
     await ready(life)
     await life.runs(agent=False)

@@ -172,6 +172,18 @@ async def test_disk_that_a_vm_made_by_hand_uses_stays_and_the_machine_is_deleted
     assert harvester.allocator.released == ["10.0.0.1"]
 
 
+async def test_finalizer_that_holds_a_disk_is_named_once_it_had_time_to_go() -> None:
+    held = disk("one-disk-0-abcde")
+    held["metadata"] |= {"finalizers": ["kubernetes.io/pvc-protection"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    scope, _ = scope_with(unrecorded(vm_of("one", "other")), slim.claim(held))
+    with pytest.raises(Blocked, match=r"one-disk-0-abcde \(finalizer kubernetes.io/pvc-protection\)"):
+        await deletion.delete_machine(scope)
+
+    scope.memory.vm_deleted_at = time.monotonic() - 6
+    with pytest.raises(Blocked, match=r"to be deleted: one-disk-0-abcde$"):
+        await deletion.delete_machine(scope)
+
+
 async def test_vm_whose_other_fields_no_cache_keeps_is_read_before_it_is_deleted() -> None:
     vm = unrecorded(vm_of("one", "own", "shared", deleted=True), **{names.MACHINE_TYPE_LABEL: "worker"})
     scope, harvester = scope_with(slim.virtual_machine(vm, "management"))

@@ -135,8 +135,32 @@ class TestState:
         assert "free CPU or memory" in message
         assert message.endswith("0/3 nodes: insufficient memory")
 
+    def test_message_names_the_hosts_that_take_no_vms(self) -> None:
+        """As after a power failure, of which the scheduler says only `untolerated taint(s)`."""
+        waiting = vm("ErrorUnschedulable"), vmi(phase="Scheduling"), {}
+        down, up, cordoned = host("a", ready="Unknown"), host("b"), host("c", cordoned=True)
+        message = vm_state(*waiting, [up, down, cordoned]).message
+        assert "can run the VM: a is not ready, c is cordoned: start them, free CPU or memory on others" in message
+        message = vm_state(*waiting, [down, cordoned]).message
+        assert "a is not ready, c is cordoned: start them, uncordon them, or end their maintenance" in message
+        assert "free CPU" not in message
+        assert vm_state(*waiting, [up]).message == vm_state(*waiting).message
+
+    @pytest.mark.parametrize("phase", ["Failed", "Unknown"])
+    def test_message_names_the_host_of_an_instance_that_failed(self, phase: str) -> None:
+        instance = vmi(phase=phase)
+        assert "host-1, which is not ready" in vm_state(vm("Running"), instance, {}, [host("host-1", "False")]).message
+        message = vm_state(vm("Running"), instance, {}, [host("host-1"), host("other", "False")]).message
+        assert "host-1" in message
+        assert "not ready" not in message
+
     def test_unknown_word_of_kubevirt_is_shown(self) -> None:
         assert "SomethingNew" in vm_state(vm("SomethingNew"), None).message
+
+
+def host(name: str, ready: str = "True", *, cordoned: bool = False) -> Obj:
+    conditions = [{"type": "Ready", "status": ready}]
+    return {"metadata": {"name": name}, "spec": {"unschedulable": cordoned}, "status": {"conditions": conditions}}
 
 
 def test_a_vm_that_a_quota_stopped_says_so() -> None:
