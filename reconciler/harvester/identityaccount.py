@@ -238,7 +238,8 @@ def api_server(url: str) -> str:
     parts = urlsplit(url)
     if not parts.path.startswith("/k8s/clusters/"):
         return url.rstrip("/")
-    return f"https://{parts.netloc.removesuffix(f':{parts.port}')}:{API_PORT}"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"https://{host}:{API_PORT}"
 
 
 def identity_secret(name: str, namespace: str, content: str) -> Obj:
