@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _NO_API = "this server does not answer like a Kubernetes API server"
 _NO_API_HINT = f"{_NO_API} (is there a proxy in between?)"
+# What an API server answers for a group or version of which it has no CRD.
+_NO_SUCH_PATH = b"404 page not found"
 # Details of an opaque connection are logged when they change, but at most once in so many seconds.
 _DETAIL_SECONDS = 10.0
 
@@ -38,8 +40,8 @@ class Answers:
         self._detail = ""
         self._detail_at = -_DETAIL_SECONDS
 
-    def parse(self, status: int, raw: bytearray, retry_after: str | None) -> Any:
-        """Return the JSON object of a response. Raises `ApiError`."""
+    def parse(self, status: int, raw: bytearray, retry_after: str | None, path: str = "") -> Any:
+        """Return the JSON object of a response to a request of a path. Raises `ApiError`."""
         try:
             body = orjson.loads(raw) if raw else {}  # noqa: TID251 - `raw` is bounded
         except orjson.JSONDecodeError:
@@ -57,7 +59,8 @@ class Answers:
         is_status = isinstance(body, dict) and (not self._opaque or body.get("kind") == "Status")
         if not is_status:
             self._log_detail(detail)
-            body = {"message": _NO_API_HINT}
+            is_missing = status == 404 and raw.strip() == _NO_SUCH_PATH and not self._opaque
+            body = {"message": self._missing_api(path) if is_missing else _NO_API_HINT}
         raise self.error(status, body, retry_after)
 
     def error(self, status: int, body: Any, retry_after: str | None = None) -> ApiError:
@@ -123,6 +126,18 @@ class Answers:
             "no API server can be reached there, or its certificate does not match the kubeconfig"
         )
         return Unreachable(f"{self._server}: {hint}")
+
+    def _missing_api(self, path: str) -> str:
+        """Return the message for a path of which the server has no API."""
+        # The names of a namespace and an object say nothing about the missing kind.
+        parts = path.split("/")
+        if parts[4:5] == ["namespaces"] and len(parts) > 6:
+            del parts[4:6]
+        api = "/".join(parts[:5])
+        return (
+            f"{self._server} does not serve {api}: install its CRDs there, or name another server "
+            "(management cluster and Harvester have kubeconfigs of their own)"
+        )
 
     def _no_api_error(self, detail: str) -> ApiError:
         if self._budget:

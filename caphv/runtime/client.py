@@ -271,7 +271,8 @@ class ApiClient(Requester):
                 self._on_response(response.status, None)
                 if response.status != 200:
                     raw = await self._transport.read(response)
-                    self._answers.parse(response.status, raw, response.headers.get("Retry-After"))
+                    retry_after = response.headers.get("Retry-After")
+                    self._answers.parse(response.status, raw, retry_after, resource.path(namespace))
                 if on_open:
                     on_open()
 

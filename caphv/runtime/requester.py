@@ -171,7 +171,7 @@ class Requester:
         seconds = time.perf_counter() - started
         parsing_since = time.thread_time()
         try:
-            return self._answers.parse(status, raw, response.headers.get("Retry-After"))
+            return self._answers.parse(status, raw, response.headers.get("Retry-After"), path)
         except Invalid:
             status = 422
             raise

@@ -27,6 +27,8 @@ class ManagementFacts:
     version: str = ""
     cluster_api: tuple[str, ...] = ()
     crds: list[Obj] = field(default_factory=list)
+    absent_crds: list[str] = field(default_factory=list)
+    """Names of CRDs of the provider that do not exist."""
     deployment: Obj | None = None
     lease: Obj | None = None
     webhooks: Obj | None = None
@@ -103,14 +105,20 @@ def _check_crds(facts: ManagementFacts) -> Iterator[Check]:
         yield skipped("crds", SUBJECT, why)
         return
 
+    for name in facts.absent_crds:
+        message = f"CRD {name} does not exist: the provider cannot work"
+        yield Check("crds", SUBJECT, Result.ERROR, message, "Install the CRDs of this release")
+
     for crd in facts.crds:
         name = crd["metadata"]["name"]
-        # The API server refuses all objects of the kind if no server does the conversion.
+        # The API server refuses all objects of the kind once no Go provider does the conversion,
+        # and CRDs that are applied over it do not remove the webhook.
         if at(crd, "spec", "conversion", "strategy") == "Webhook":
             message = (
-                f"CRD {name} still has the Go provider's conversion webhook, which has no server"
+                f"CRD {name} has the Go provider's conversion webhook: CRDs of this release cannot "
+                "be applied over it, and without the Go provider, requests for objects may fail"
             )
-            remedy = "Apply the CRDs of this release, as migration says"
+            remedy = "Remove the webhook: step 1 of docs/migration.md, 'From the Go provider'"
             yield Check("crds", SUBJECT, Result.ERROR, message, remedy)
         elif not any(label.startswith("cluster.x-k8s.io/v1beta") for label in labels_of(crd)):
             message = f"CRD {name} lacks the labels by which Cluster API finds its version"
@@ -158,7 +166,9 @@ def _check_lease(facts: ManagementFacts, now: datetime) -> Check:
     age = (now - renewed_at).total_seconds() if renewed_at else 0.0
 
     if age > _LEASE_SECONDS:
-        message = f"{holder} renewed {lease} {int(age)} seconds ago: no provider is active"
+        # A provider that stops releases its Lease, which then has no holder.
+        by = f" by {holder}" if spec.get("holderIdentity") else ""
+        message = f"{lease} was renewed {int(age)} seconds ago{by}: no provider is active"
         remedy = f"Check whether the provider runs: {remedies.GET_PODS(namespace=facts.namespace)}"
         return Check("leader", SUBJECT, Result.ERROR, message, remedy)
     if age < -_LEASE_SECONDS:

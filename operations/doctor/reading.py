@@ -41,6 +41,15 @@ from operations.read.servers import HARVESTER_SECONDS, answering_client
 from operations.status.provider import newest_lease
 
 _WEBHOOK_CONFIGURATION = "caphv-validating-webhook-configuration"
+_CRDS = tuple(
+    f"{kind}.{names.GROUP}"
+    for kind in (
+        "harvesterclusters",
+        "harvesterclustertemplates",
+        "harvestermachines",
+        "harvestermachinetemplates",
+    )
+)
 _CERT_MANAGER = "app.kubernetes.io/instance=cert-manager"
 _INGRESS = Key("kube-system", "ingress-expose")
 
@@ -56,17 +65,17 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     group = await client.request("GET", f"/apis/{resources.CLUSTER_API_GROUP}")
     facts.cluster_api = tuple(str(version["version"]) for version in group["versions"])
 
-    kinds = (resources.HARVESTER_CLUSTERS, resources.HARVESTER_MACHINES)
     lease_names = (names.LEASE, names.HEARTBEAT_LEASE)
     crds, facts.deployment, leases, facts.webhooks = await asyncio.gather(
         asyncio.gather(
-            *(_get(client, facts, CUSTOM_RESOURCE_DEFINITIONS, "", str(kind)) for kind in kinds)
+            *(_get(client, facts, CUSTOM_RESOURCE_DEFINITIONS, "", name) for name in _CRDS)
         ),
         _get(client, facts, DEPLOYMENTS, namespace, "caphv-controller-manager"),
         asyncio.gather(*(_get(client, facts, LEASES, namespace, name) for name in lease_names)),
         _get(client, facts, VALIDATING_WEBHOOK_CONFIGURATIONS, "", _WEBHOOK_CONFIGURATION),
     )
     facts.crds = [crd for crd in crds if crd]
+    facts.absent_crds = [name for name, crd in zip(_CRDS, crds, strict=True) if crd is None]
 
     # A provider with a filter prefixes the name of its Lease with its share. It may be alive where
     # a removed provider has left its Lease behind.

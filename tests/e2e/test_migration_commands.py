@@ -180,6 +180,7 @@ def back(at: Shell, client_config: Obj) -> None:
         "spec": {"backendServerSelector": {"harvestercluster/machinetype": ["a"], "caphv.io/cluster": ["b"]}},
     }
     at("kubectl create namespace target-namespace && kubectl apply -f -", yaml.safe_dump(balancer))
+    at(block("kubectl delete mutatingwebhookconfiguration"))
     at(block("backendServerSelector"))
     at.refuses(block("kubectl get mutatingwebhookconfiguration"), "NotFound")
     found = at.read("loadbalancers name -n target-namespace")["spec"]["backendServerSelector"]

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caphv.api.object import CONFIG_MAPS, Obj, being_deleted, key_of, labels_of, uid_of, well_formed
+from caphv.api.resources import HARVESTER_MACHINES
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import ApiError, Forbidden, ServerFault
+from caphv.runtime.errors import ApiError, Forbidden, NotFound, ServerFault
 from tests.support.answering import serving
 
 pytestmark = pytest.mark.unit
@@ -137,3 +138,24 @@ async def test_error_names_the_client_that_asked() -> None:
         with pytest.raises(ApiError) as error:
             await anext(client.watch(CONFIG_MAPS, resource_version="1"))
         assert error.value.server == "test"
+
+
+@pytest.mark.parametrize("opaque", [False, True])
+async def test_kind_without_crd_is_named_unless_a_tenant_chose_the_server(opaque: bool) -> None:
+    async def refuse(_request: web.BaseRequest) -> web.Response:
+        return web.Response(body=b"404 page not found\n", status=404)
+
+    async with serving(refuse, opaque=opaque) as client:
+        requests = (
+            client.get(HARVESTER_MACHINES, "one", "ns"),
+            client.list(HARVESTER_MACHINES),
+            client.create(HARVESTER_MACHINES, ONE),
+            anext(client.watch(HARVESTER_MACHINES, "ns", resource_version="1")),
+        )
+        for request in requests:
+            with pytest.raises(NotFound) as error:
+                await request
+            path = "/apis/infrastructure.cluster.x-k8s.io/v1beta1/harvestermachines"
+            named = f"{client.server} does not serve {path}: install its CRDs there"
+            hidden = "does not answer like a Kubernetes API server"
+            assert (hidden if opaque else named) in error.value.message

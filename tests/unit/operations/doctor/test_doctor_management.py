@@ -32,6 +32,7 @@ def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() ->
         ({"cluster_api": ("v1alpha4",)}, "cluster-api", Result.ERROR, "serves only v1alpha4"),
         ({"crds": [crd("Webhook")]}, "crds", Result.ERROR, "conversion webhook"),
         ({"crds": [crd(other="x")]}, "crds", Result.ERROR, "lacks the labels"),
+        ({"crds": [], "absent_crds": ["harvestermachines"]}, "crds", Result.ERROR, "harvestermachines does not exist"),
         ({"deployment": deployment(0)}, "provider", Result.ERROR, "no ready replica"),
         ({"deployment": None}, "provider", Result.SKIPPED, "--provider-namespace"),
         ({"lease": None}, "leader", Result.SKIPPED, "--provider-namespace"),
@@ -54,6 +55,12 @@ def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() ->
         ({"cluster_api": ()}, "cluster-api", Result.OK, ""),
         ({"deployment": deployment(2)}, "provider", Result.OK, "2 of 1 ready, caphv:0.12"),
         ({"deployment": {**deployment(1), "status": {}}}, "provider", Result.ERROR, "no ready replica"),
+        (
+            {"lease": {**lease(""), "spec": {"renewTime": ago(minutes=5)}}},
+            "leader",
+            Result.ERROR,
+            "300 seconds ago: no",
+        ),
         ({"lease": lease(ago(seconds=60))}, "leader", Result.OK, "pod-1 holds Lease caphv-system/heartbeat"),
         ({"lease": lease(ago(seconds=61))}, "leader", Result.ERROR, "61 seconds ago"),
         ({"lease": lease(ago(seconds=-60))}, "leader", Result.OK, "pod-1 holds"),
@@ -65,6 +72,11 @@ def test_the_management_cluster(fields: Any, check: str, result: Result, text: s
     found = one(management.checks(facts(**fields), NOW), check)
     assert (found.result, text in found.message) == (result, True)
     assert bool(found.remedy) == found.wrong
+
+
+def test_crd_of_the_go_provider_leads_to_the_step_that_removes_its_webhook() -> None:
+    check = one(management.checks(facts(crds=[crd("Webhook")]), NOW), "crds")
+    assert "step 1 of docs/migration.md" in check.remedy
 
 
 def test_cert_manager_is_checked_only_where_it_issues_the_certificate() -> None:
