@@ -40,10 +40,13 @@ async def rotate(server: Server) -> str:
     plan = rotation.plan_rotation(identity, expires_in=None, keep_old=False)
     harvester: Any = identity.access.client()
     steps = rotation.Rotation(client, harvester, False, identity, plan, token_issuer(), print)
+    before = server.connections
     try:
         await steps.run()
     except (rotation.RotationError, rotation.LostConnectionError) as error:
         return str(error)
+    finally:
+        assert server.connections == before, "the clients of the rotation are closed"
     return ""
 
 

@@ -330,6 +330,10 @@ def test_devices_of_a_growing_control_plane_are_those_of_its_machines(in_topolog
     parts, deployments, _ = cluster_and_parts(builder.objects(), builder_key(builder))
     assert growing_devices(parts, deployments, Scale(3), {}) == [{"n.com/a": 2}] * 2
     assert growing_devices(parts, deployments, Scale(1), {}) == []
+    # In a topology, its own number counts, which the core hands on later.
+    if in_topology:
+        parts.cluster["spec"]["topology"]["controlPlane"]["replicas"] = 2
+        assert growing_devices(parts, deployments, Scale(3), {}) == [{"n.com/a": 2}]
 
 
 def test_devices_of_a_template_do_not_count_where_machines_say_otherwise() -> None:
