@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +73,31 @@ async def test_each_stage_says_which_token_is_in_use(
     message = await rotate(server)
     assert expected in message
     assert "administrator" not in message or "Harvester: " in message
+
+
+async def test_each_step_is_reported_in_order(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await rotate(server) == ""
+    assert capsys.readouterr().out.splitlines() == [
+        "the new token works",
+        "wrote Secret team-a/identity",
+        "deleted the former token, Secret caphv-token",
+    ]
+
+
+@pytest.mark.parametrize("clusters", [0, 1])
+async def test_clusters_get_time_to_connect_with_the_new_token(
+    server: Server, monkeypatch: pytest.MonkeyPatch, clusters: int
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        assert server.deleted == []
+        waits.append(seconds)
+
+    monkeypatch.setattr(rotation, "asyncio", SimpleNamespace(sleep=sleep))
+    if not clusters:
+        server.cluster["spec"]["identitySecret"]["name"] = "another"
+    assert (await rotate(server), len(waits)) == ("", clusters)
 
 
 async def test_an_error_after_the_secret_was_written_says_so(server: Server) -> None:

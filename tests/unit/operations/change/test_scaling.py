@@ -153,6 +153,7 @@ def test_all_unknown_pools_are_named_at_once_with_what_there_is() -> None:
     [
         (1, 0, Result.ERROR, "loses its etcd"),
         (1, 1, Result.OK, "survives the loss of 0 of 1"),
+        (2, 1, Result.WARNING, "survives no failure"),
         (3, 1, Result.WARNING, "survives no failure"),
         (1, 2, Result.ERROR, "2 control plane machines survive no more failures than 1"),
         (1, 3, Result.OK, "survives the loss of 1 of 3"),
