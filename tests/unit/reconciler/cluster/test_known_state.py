@@ -18,7 +18,7 @@ from reconciler.memory import GRACE_SECONDS
 from tests.support.reconciler import parking
 from tests.support.reconciler.guests import PLACE, Guests
 from tests.support.reconciler.infrastructure import BY_POOL, delete, existing_pool, with_load_balancer
-from tests.support.reconciler.memorycase import MemoryCase, of_kind, stall
+from tests.support.reconciler.memorycase import Cached, MemoryCase, of_kind, stall
 
 pytestmark = pytest.mark.unit
 
@@ -105,6 +105,17 @@ async def test_objects_that_were_created_are_not_created_again(monkeypatch: pyte
     for _ in range(2):
         await case.reconcile()
     assert list(of_kind(case.harvester.requests, "LoadBalancer")) == ["create"]
+
+
+async def test_a_load_balancer_that_the_cache_lacks_is_read_instead_of_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await with_load_balancer(monkeypatch)
+    monkeypatch.setattr(Cached, "lags", {"LoadBalancer"})
+    case.events.clear()
+    await case.reconcile()
+    assert case.condition("LoadBalancerReady")[0] == "True"
+    assert ("Normal", "LoadBalancerCreated") not in case.events
 
 
 async def test_a_delivered_token_is_known_without_its_watch(monkeypatch: pytest.MonkeyPatch) -> None:
