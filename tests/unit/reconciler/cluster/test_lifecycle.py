@@ -150,6 +150,7 @@ async def test_refused_pool_is_tried_again_in_a_minute(
     case.harvester.errors["create IPPool"] = error
     assert await case.reconcile() == 60.0
     assert case.condition("VMIPPoolReady") == condition
+    assert case.events.count(("Warning", "VMIPPoolCreationFailed")) == 1
     assert "ipPoolRef" not in case.obj["spec"]["vmNetworkConfig"]
 
 
