@@ -188,6 +188,26 @@ async def test_vms_of_the_control_plane_are_those_that_exist(monkeypatch: pytest
     assert [vm["metadata"]["name"] for vm in control_plane_vms(case.scope())] == [first["metadata"]["name"]]
 
 
+async def test_the_address_of_a_load_balancer_in_deletion_is_not_reserved_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Harvester releases it, and would find it taken by a reservation that it does not know."""
+    case = await with_load_balancer(monkeypatch, loadBalancerConfig=BY_POOL)
+    (balancer,), (stored,) = case.harvester.stored(resources.LOAD_BALANCERS), case.harvester.stored(resources.IP_POOLS)
+    metadata = {**balancer["metadata"], "deletionTimestamp": "2026-11-28T00:00:00Z", "finalizers": ["harvester"]}
+    case.harvester.put({**balancer, "metadata": metadata})
+    (address,) = stored["status"]["allocated"]
+    case.harvester.put({**stored, "status": {**stored["status"], "allocated": {}}})
+    await case.reconcile()
+    assert case.harvester.stored(resources.IP_POOLS)[0]["status"]["allocated"] == {}
+
+    case.harvester.put(balancer)
+    await case.harvester.delete(resources.LOAD_BALANCERS, *reversed(key_of(balancer)))
+    await case.reconcile()
+    assert list(case.harvester.stored(resources.IP_POOLS)[0]["status"]["allocated"]) == [address]
+    assert list(of_kind(case.harvester.requests, "LoadBalancer"))[-1] == "create"
+
+
 async def test_a_service_under_the_name_of_the_go_provider_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     case = MemoryCase(monkeypatch)
     metadata = {**case.obj["metadata"], "name": "a-cluster-with-a-name-that-is-far-too-long-for-a-label-of-dns"}

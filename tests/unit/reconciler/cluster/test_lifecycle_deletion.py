@@ -108,6 +108,7 @@ async def test_pool_that_may_not_be_deleted_is_reported(monkeypatch: pytest.Monk
     case.harvester.errors["delete IPPool"] = Forbidden(403, "Forbidden", "cannot delete ippools")
     await delete(case)
     assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningFailed")
+    assert ("Warning", "InfrastructureProvisioningFailed") in case.events
     assert case.obj["metadata"]["finalizers"] == [CLUSTER_FINALIZER]
     case.harvester.errors.clear()
     await delete(case)
@@ -132,6 +133,7 @@ async def test_holders_of_addresses_of_a_pool_are_named(monkeypatch: pytest.Monk
     await delete(case)
 
     assert case.condition("InfrastructureReady") == ("False", "IPPoolInUse")
+    assert ("Warning", "IPPoolInUse") in case.events
     named = (
         f"Service shop/web of guest guest (LoadBalancer {TARGET}/guests) has address 10.0.0.11, "
         f"LoadBalancer {TARGET}/users has address 10.0.0.12, HarvesterMachine team/worker has address 10.0.0.13, "
