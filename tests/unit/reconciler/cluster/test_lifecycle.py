@@ -336,6 +336,7 @@ async def test_harvester_of_a_cluster_is_remembered_and_no_other_accepted(monkey
     await case.reconcile()
     assert case.condition("HarvesterConnectionReady") == ("False", "AnotherHarvester")
     assert ("Warning", "AnotherHarvester") in case.events
+    assert case.obj["status"]["ready"] is False
     assert case.condition("Ready")[0] == "False"
     assert case.obj["status"]["harvester"]["uid"] == "harvester-uid"
     # Nothing would seem to be lost of a cluster without machines.
@@ -351,6 +352,7 @@ async def test_deletion_on_another_harvester_would_delete_nothing(monkeypatch: p
     await delete(case)
     assert case.condition("HarvesterConnectionReady") == ("False", "AnotherHarvester")
     assert ("Warning", "AnotherHarvester") in case.events
+    assert case.obj["status"]["ready"] is False
     assert case.harvester.stored(SERVICES)
 
 
