@@ -13,7 +13,7 @@ __all__ = ["kubeconfig", "two_releases"]
 # Errors and remarks. Programs read stdout, and people redirect it to files.
 REMARKS = (
     *("Error:", "error:", "warning:", "caphv:", "caphv bundles:", "caphv validate:", "Not changed:"),
-    *("missing:", "was not saved:", "not saved:", "not seen:", "parked:", "reading "),
+    *("missing:", "was not saved:", "not saved:", "not seen:", "parked:", "reading ", "Do what", "Not done"),
 )
 
 
