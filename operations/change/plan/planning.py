@@ -133,8 +133,11 @@ def _actual(
 
 def _outdated(model: Cluster | None, objects: ManagementObjects) -> Mapping[str, int]:
     """Return how many machines of each pool a current rollout still has to replace."""
+    if model is None:
+        return {}
+
     numbers = {}
-    for group in model.groups if model else ():
+    for group in model.groups:
         number = group.replicas.current - group.replicas.up_to_date
         key = Key(model.key.namespace, group.name)
         numbers[_pool_name(group.kind, key, objects)] = max(0, number)
