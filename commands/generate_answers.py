@@ -6,6 +6,7 @@ It offers the objects of Harvester, and checks each answer.
 from __future__ import annotations
 
 import ipaddress
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -298,7 +299,7 @@ def _replace_numbers(flag: Flag, choices: list[Choice], answer: str) -> str:
     takes_several = isinstance(example, list) and len(example) == 2
 
     def replace_number(text: str) -> str:
-        if not (text.isascii() and text.isdigit() and len(text) < 6):
+        if not re.fullmatch("[0-9]{1,5}", text):
             return text
         number = int(text)
         return choices[number - 1][0] if 0 < number <= len(choices) else text

@@ -281,7 +281,7 @@ class Rotation:
         A right that is missing anyway must not keep a token in use until it expires.
         """
         optional = rights.import_rights(self.identity.clusters)
-        missing = await rights.find_denied(probe, optional) if optional else []
+        missing = await rights.find_denied(probe, optional)
         if not missing:
             return []
 

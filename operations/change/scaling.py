@@ -147,7 +147,7 @@ def _growing_pools(
     """Yield for each pool that grows the number, its HarvesterMachines, and their template."""
     deployments = list(deployments)
     topology = at(parts.cluster, "spec", "topology")
-    before = at(topology or {}, "controlPlane", "replicas")
+    before = at(topology, "controlPlane", "replicas")
     if not topology:
         before = at(parts.control_plane, "spec", "replicas")
     growth = (scale.control_plane or 0) - int(before or 0)

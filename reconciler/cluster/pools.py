@@ -158,8 +158,7 @@ async def _require_unused(scope: ClusterScope, pool: Obj) -> None:
         if not _allocated(pool):
             return
         # The cache may not have what was released a moment ago, by us or by Harvester.
-        pool = await session.pools.read("", name) or pool
-        allocated = _allocated(pool)
+        allocated = _allocated(await session.pools.read("", name))
         if not allocated:
             return
 
@@ -174,7 +173,7 @@ async def _require_unused(scope: ClusterScope, pool: Obj) -> None:
         )
 
 
-def _allocated(pool: Obj) -> dict[str, str]:
+def _allocated(pool: Obj | None) -> dict[str, str]:
     allocated: dict[str, str] = at(pool, "status", "allocated") or {}
     return allocated
 

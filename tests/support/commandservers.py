@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,15 +34,25 @@ class Servers:
         self.kubeconfig = folder / "kubeconfig"
         self.kubeconfig.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config"}))
         self._folder = folder
+        self._opened: Counter[str] = Counter()
         monkeypatch.setattr(clientconfig, "own_configuration", self._configuration)
         monkeypatch.setattr(client_module, "ApiClient", self._client)
-        monkeypatch.setattr(Kubeconfig, "client", lambda *_, **__: self.harvester)
+        monkeypatch.setattr(Kubeconfig, "client", lambda *_, **__: self._open(self.harvester))
         monkeypatch.chdir(folder)
 
     def caphv(self, *arguments: str, stdin: str | None = None) -> Result:
-        """Run a command; `HARVESTER` stands for the option with Harvester's kubeconfig."""
+        """Run a command; `HARVESTER` stands for the option with Harvester's kubeconfig.
+
+        Its connections have to be closed at its end.
+        """
         given = [argument for each in arguments for argument in self._expanded(each)]
-        return CliRunner().invoke(cli, given, prog_name="caphv", input=stdin)
+        self._opened.clear()
+        servers = (self.management, self.harvester, self.workload)
+        before = [server.closings for server in servers]
+        result = CliRunner().invoke(cli, given, prog_name="caphv", input=stdin)
+        for server, closings in zip(servers, before, strict=True):
+            assert server.closings - closings >= self._opened[server.server], f"a connection to {server.server} is open"
+        return result
 
     def put(self, builder: Builder) -> None:
         """Store all objects of a cluster on the management cluster, as they are now."""
@@ -67,4 +78,9 @@ class Servers:
 
     def _client(self, connection: object, *, name: str, **_: object) -> MemoryServer:
         assert not inspect.iscoroutine(connection), "a connection that was not awaited"
-        return {"management": self.management, "harvester": self.harvester, "workload": self.workload}[name]
+        servers = {"management": self.management, "harvester": self.harvester, "workload": self.workload}
+        return self._open(servers[name])
+
+    def _open(self, server: MemoryServer) -> MemoryServer:
+        self._opened[server.server] += 1
+        return server

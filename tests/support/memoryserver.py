@@ -54,7 +54,7 @@ class MemoryServer:
         self.server = server
         self.errors: dict[str, ApiError | Unreachable] = {}
         self.requests: list[str] = []
-        self.closed = False
+        self.closings = 0
         self.denied: set[tuple[str, str]] = set()
         self._numbers = itertools.count(1)
         self._watches: dict[tuple[str, str], list[asyncio.Queue[tuple[str, Obj]]]] = defaultdict(list)
@@ -199,8 +199,12 @@ class MemoryServer:
         self._tell("DELETED", resource.group, stored)
         return None
 
+    @property
+    def closed(self) -> bool:
+        return self.closings > 0
+
     async def close(self) -> None:
-        self.closed = True
+        self.closings += 1
 
     def _tell(self, event: str, group: str, obj: Obj) -> None:
         for queue in self._watches[group, obj["kind"]]:

@@ -51,6 +51,8 @@ class Server:
         self.others: dict[str, Obj] = {}
         self.deleted: list[str] = []
         self.uid = "u"
+        self.connections = 0
+        """Clients that are not closed."""
         self.fail: Callable[[str, Resource, str], None] = lambda *_: None
 
     async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
@@ -90,8 +92,12 @@ class Server:
         self.fail("delete", resource, name)
         self.deleted.append(name)
 
+    def client(self, *_: object, **__: object) -> Server:
+        self.connections += 1
+        return self
+
     async def close(self) -> None:
-        pass
+        self.connections -= 1
 
 
 def failing(verb: str, resource: Resource, error: Exception, name: str = "") -> Callable[[str, Resource, str], None]:
@@ -110,6 +116,6 @@ def replace_servers(monkeypatch: pytest.MonkeyPatch) -> Server:
         return []
 
     monkeypatch.setattr(rotation, "_SETTLE_SECONDS", 0)
-    monkeypatch.setattr(Kubeconfig, "client", lambda *_, **__: server)
+    monkeypatch.setattr(Kubeconfig, "client", server.client)
     monkeypatch.setattr(rights, "find_denied", denied)
     return server

@@ -4,10 +4,12 @@ Usage: mutants.py [--seed N] [--number N] [--tests PATH]… [--jobs N] [--accept
 PACKAGE…
 
 A random sample of the mutations of the packages (folders of the checkout) is tried in copies of the
-checkout: for each, the unit tests that call the changed function run, or those that call any
-function of its file when it is outside of functions. What calls what is recorded on the first run,
-and again with `--record`. With `--tests`, survivors are tried again with those of these tests that
-call the changed function in their own process, which may start API servers.
+checkout: for each, the unit tests that call the changed function run. Where it is outside of
+functions, or in one that only runs at import, those run that call any function of its file. What
+calls what is recorded on the first run, and again with `--record`, which is needed after tests were
+renamed: one that does not exist counts as a failed one. With `--tests`, survivors are tried again
+with those of these tests that call the changed function in their own process, which may start API
+servers.
 
 `.ci/accepted-mutants` lists mutations that no test can or should notice, each with a reason: they
 are left out of the sample. `--accepted` tries those instead, and fails for each that is noticed.
@@ -79,10 +81,12 @@ def read_calls(
 
 def tests_of(mutation: Mutation, calls: dict[str, list[str]]) -> list[str]:
     """Return the tests that call the changed function. Tests of its own package come first."""
+    tests: list[str] = []
     if mutation.in_function:
         tests = calls.get(f"{mutation.path}:{mutation.function}", [])
-    else:
-        # Statements of a module run when it is imported, so each of its tests may notice a change.
+    if not tests:
+        # What runs when a module is imported, such as its statements and what makes decorators of
+        # options, may be noticed by each of its tests.
         tests = [
             test
             for place, names in calls.items()

@@ -176,9 +176,8 @@ async def _in_place_updates(
     harvester_machines = by_key(objects.harvester_machines)
     machines: dict[str, list[Obj]] = {}
     for machine in by_cluster(objects.machines).get(cluster, ()):
-        deployment = labels_of(machine).get(names.DEPLOYMENT_LABEL)
-        if not deployment:
-            continue
+        # The machines of a control plane have none. Nothing asks for the pool without a name.
+        deployment = labels_of(machine).get(names.DEPLOYMENT_LABEL, "")
         pool = _pool_name("MachineDeployment", Key(cluster.namespace, deployment), objects)
         name = clusterapi.infrastructure_ref(machine)[1]
         # Nothing is known of a machine that was not read.

@@ -92,6 +92,11 @@ def test_a_check_that_failed_stops_it(servers: Servers) -> None:
     result = servers.caphv("evacuate", "h0", "HARVESTER", "--yes")
     assert (result.exit_code, "no other host takes VMs" in result.output) == (1, True), result.output
     assert value(servers) is None
+    content = servers.data("evacuate", "h0", "HARVESTER", "--yes")
+    assert content["applied"] is False
+    assert [check["message"] for check in content["checks"] if check["result"] == "error"] == [
+        "no other host takes VMs"
+    ]
 
 
 def test_data_says_what_moves(servers: Servers) -> None:

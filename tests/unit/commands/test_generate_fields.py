@@ -157,6 +157,11 @@ def test_a_wrong_value_for_workers_is_reported_with_its_flag() -> None:
         assert f"error: {flag}" in result.stderr
 
 
+def test_a_wrong_source_of_charts_is_wrong_usage() -> None:
+    result = call(*LEAST, "--chart-repo", "ftp://charts.example.com")
+    assert (result.exit_code, "is not a chart repository" in result.stderr) == (2, True)
+
+
 def test_user_data_of_guests_comes_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "user-data.yaml"
     file.write_text("#cloud-config\nntp: {servers: [ntp.example.com]}\n")

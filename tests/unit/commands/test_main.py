@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -273,10 +274,29 @@ def test_a_broken_sandbox_names_the_command_that_fixes_it(tmp_path: Path) -> Non
     assert f"keep all clusters: caphv sandbox up --dir {tmp_path}" in status.output
     assert f"caphv sandbox logs etcd --dir {tmp_path}" in status.output
     assert call("sandbox", "logs", "etcd", "--tail", "1", "--dir", str(tmp_path)).output == "last\n"
+    assert call("sandbox", "logs", "etcd", "--dir", str(tmp_path)).output == "first\nlast\n"
     unknown = call("sandbox", "logs", "nothing", "--dir", str(tmp_path))
     assert (unknown.exit_code, "existing: etcd" in unknown.output) == (1, True)
     unknown = call("sandbox", "restart", "nothing", "--dir", str(tmp_path))
     assert (unknown.exit_code, "its parts: etcd, core" in unknown.output) == (1, True)
+
+
+def test_new_lines_of_a_log_are_printed_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    State(SandboxSettings(), network="127.10.0.0/16", ready=True, processes={}).save(tmp_path)
+    log = tmp_path / "logs" / "etcd.log"
+    log.parent.mkdir()
+    log.write_text("first\n")
+    lines = ["second\n", "third\n"]
+
+    def sleep(_seconds: float) -> None:
+        if not lines:
+            raise KeyboardInterrupt
+        with log.open("a") as file:
+            file.write(lines.pop(0))
+
+    monkeypatch.setattr("commands.sandbox.group.time", SimpleNamespace(sleep=sleep))
+    result = call("sandbox", "logs", "etcd", "--follow", "--dir", str(tmp_path))
+    assert result.stdout.startswith("first\nsecond\nthird\n")
 
 
 def test_down_of_nothing_is_fine(tmp_path: Path) -> None:

@@ -74,6 +74,16 @@ def test_a_certificate_needs_guarded_metrics(started: Started) -> None:
     assert (options.secure_metrics, options.metrics_certificate) == (True, Path("certs"))
 
 
+@pytest.mark.parametrize("flag", ["git-credentials", "git-cache", "source-credentials"])
+def test_paths_reach_the_packager(started: Started, tmp_path: Path, flag: str) -> None:
+    path = tmp_path / "given"
+    path.mkdir()
+    result = run(*REPO, "--source-repo", "file:///srv/definitions.git", f"--{flag}", str(path))
+    assert result.exit_code == 0, result.output
+    (options,) = started.options
+    assert str(path) in repr(options)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -15,6 +15,7 @@ import yaml
 from caphv.api import names
 from caphv.api.object import Obj
 from caphv.runtime.errors import Forbidden, Unreachable
+from operations.status.page.livepage import LivePage
 from tests.support import kubeconfigs
 from tests.support.clusters import Builder
 from tests.support.commandservers import Servers
@@ -115,6 +116,49 @@ def test_only_a_deep_look_asks_harvester(servers: Servers, command: str) -> None
     assert (shallow.exit_code, "no answer" in shallow.output) == (0, False)
     deep = servers.caphv(command, "team/shop", "--deep")
     assert "https://harvester:6443: no answer" in deep.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--serve", "--watch"), "--serve and --watch exclude each other"),
+        (("--serve", "-o", "json"), "--output is for a single look"),
+        (("--watch", "-o", "yaml"), "--output is for a single look"),
+        (("--serve", "--bind-address", "8642"), "'8642' is not HOST:PORT"),
+        (("--serve", "--bind-address", ":8642"), "':8642' is not HOST:PORT"),
+        (("--serve", "--bind-address", "host:http"), "'host:http' is not HOST:PORT"),
+        (("--serve", "--bind-address", "host:65536"), "'host:65536' is not HOST:PORT"),
+        (("--serve", "--token-file", "absent"), "cannot read absent"),
+        (("--serve", "--token-file", "short"), "must have 16 to 128 letters"),
+        (("--serve", "--token-file", "bytes"), "cannot read bytes"),
+    ],
+)
+def test_a_live_page_that_cannot_be_meant_is_wrong_usage(
+    servers: Servers, tmp_path: Path, words: tuple[str, ...], problem: str
+) -> None:
+    (tmp_path / "short").write_text("a" * 15)
+    (tmp_path / "bytes").write_bytes(b"\xff" * 20)
+    result = servers.caphv("status", "-A", *words)
+    assert (result.exit_code, problem in " ".join(result.stderr.split())) == (2, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"), [("host:65535", "host", 65535), ("[::1]:0", "::1", 0), ("127.0.0.1:1", "127.0.0.1", 1)]
+)
+def test_a_live_page_that_cannot_be_served_says_where(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, host: str, port: int
+) -> None:
+    """The address is in use, for example."""
+
+    def serving(page: LivePage, *place: object) -> Any:
+        assert place == (host, port)
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(LivePage, "serving", serving)
+    (tmp_path / "token").write_text("a" * 16 + "\n")
+    result = servers.caphv("status", "-A", "--serve", "--bind-address", address, "--token-file", "token")
+    assert result.exit_code == 1
+    assert f"cannot serve at {address}: Address already in use" in result.stderr
 
 
 def test_a_tree_is_deep_unless_it_is_refused_and_status_is_not(servers: Servers) -> None:

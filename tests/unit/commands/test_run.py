@@ -59,6 +59,20 @@ def test_values_of_go_are_accepted(
     assert (options.leader_elect, options.secure_metrics, options.cross_namespace_refs) == (expected,) * 3
 
 
+@pytest.mark.parametrize(("address", "expected"), [(":9444", ":9444"), ("", ""), ("0", ""), (":0", "")])
+def test_the_runtime_extension_is_served_only_at_an_address(
+    address: str, expected: str, started: list[manager.ProviderOptions]
+) -> None:
+    result = call(f"--runtime-extension-bind-address={address}")
+    assert result.exit_code == 0, result.output
+    assert started[0].extension_address == expected
+    result = call("--runtime-extension-bind-address=here")
+    assert (result.exit_code, "--runtime-extension-bind-address: 'here' is not of the form" in result.output) == (
+        2,
+        True,
+    )
+
+
 @pytest.mark.parametrize("value", ["yes", "on", "banana", "tRUE", "2", "", " true"])
 @pytest.mark.parametrize("name", SWITCHES)
 def test_another_value_is_a_usage_error(name: str, value: str, started: list[manager.ProviderOptions]) -> None:

@@ -105,6 +105,8 @@ def test_tests_of_a_change_are_those_that_call_its_function(mutants: Any) -> Non
     assert mutants.tests_of(inside[0], calls) == [near, far]
     assert mutants.tests_of(outside, calls) == [near, far]
     assert mutants.tests_of(inside[0], {}) == []
+    # What makes the decorators of options runs before any test.
+    assert mutants.tests_of(inside[0], {"operations/a.py:g": [far], "operations/b.py:f": ["other"]}) == [far]
 
 
 @pytest.mark.parametrize(

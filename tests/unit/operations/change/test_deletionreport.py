@@ -17,6 +17,7 @@ from operations.change.deletionreport import (
 )
 from operations.read.objects import ManagementObjects
 from operations.status.assembly import parts_of
+from operations.status.conditionproblems import PATIENCE
 from operations.status.parts import Parts
 from tests.support.clusters import NOW, Builder, ago, condition
 
@@ -105,6 +106,8 @@ def test_machines_whose_owner_does_not_delete_them_are_stuck_after_a_while() -> 
     (wait,) = waits(builder)
     assert (wait.since, wait.stuck, wait.next_step) == (ago(minutes=14), False, "")
     assert wait.reason == "its turn: RKE2ControlPlane/shop has not asked for its deletion yet"
+    (wait,) = waits(deleting(builder, seconds=PATIENCE.total_seconds()))
+    assert not wait.stuck
     (wait,) = waits(deleting(builder, hours=1))
     assert (wait.since, wait.stuck) == (ago(hours=1), True)
     assert "kubectl get pods -A -l cluster.x-k8s.io/provider" in wait.next_step

@@ -59,10 +59,14 @@ def test_machines_are_sorted_by_what_happens_to_them() -> None:
         instance("old", strategy=""),
         instance("elsewhere", on="h1", device=True),
         instance("foreign", cluster="team.other", device=True),
+        instance("a-gpu", device=True),
     ]
+    del instances[-2]["metadata"]["labels"]
+    instances.append(instance("not-scheduled", device=True))
+    del instances[-1]["status"]["nodeName"]
     (group,) = machines_on("h0", {KEY: False}, instances)
     assert group == HostMachines(
-        KEY, moves=("gpu",), migrates=("web",), restarts=("old",), stays=("disk",), stops=("off",)
+        KEY, moves=("a-gpu", "gpu"), migrates=("web",), restarts=("old",), stays=("disk",), stops=("off",)
     )
 
 
@@ -89,7 +93,9 @@ def test_an_unknown_host_is_answered_with_those_that_there_are() -> None:
 def test_the_annotation_is_changed_if_it_has_to_be(former: str, value: str | None, changes: int) -> None:
     hosts = [host("h0", evacuate=former), host("h1")]
     plan = plan_evacuation(find_host(hosts, "h0"), hosts, [], value)
-    assert len(plan.changes) == changes
+    shown = [(former, value or "(removed)")] if changes else []
+    assert [(change.before, change.after) for change in plan.changes] == shown
+    assert len(plan.patches) == changes
     for patch in plan.patches:
         assert (patch.kind, patch.key.name) == ("Node", "h0")
         assert patch.body == {"metadata": {"annotations": {EVACUATE_ANNOTATION: value}}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,10 +41,13 @@ async def rotate(server: Server) -> str:
     plan = rotation.plan_rotation(identity, expires_in=None, keep_old=False)
     harvester: Any = identity.access.client()
     steps = rotation.Rotation(client, harvester, False, identity, plan, token_issuer(), print)
+    before = server.connections
     try:
         await steps.run()
     except (rotation.RotationError, rotation.LostConnectionError) as error:
         return str(error)
+    finally:
+        assert server.connections == before, "the clients of the rotation are closed"
     return ""
 
 
@@ -52,6 +56,7 @@ async def rotate(server: Server) -> str:
     [
         ("create", SECRETS, FORBIDDEN, f"{FORMER}: Harvester: may not do that; an administrator can"),
         ("get", NAMESPACES, SILENT, f"{FORMER}: Harvester: https://server: no answer"),
+        ("get", NAMESPACES, Unauthorized(401, "", "expired"), f"{FORMER}: the token is not valid any more: expired"),
         ("write", SECRETS, FORBIDDEN, f"{FORMER}: Secret team-a/identity cannot be written on the management cluster"),
         ("write", SECRETS, Conflict(409, "Conflict", "changed"), f"{FORMER}: Secret team-a/identity was changed"),
         ("write", SECRETS, SILENT, "the Secret has the new token or the former one; both are valid"),
@@ -68,7 +73,32 @@ async def test_each_stage_says_which_token_is_in_use(
     server.fail = failing(verb, resource, error)
     message = await rotate(server)
     assert expected in message
-    assert "administrator" not in message or "Harvester: " in message
+    assert "administrator" not in message or "Harvester: " in message or "not valid any more" in message
+
+
+async def test_each_step_is_reported_in_order(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await rotate(server) == ""
+    assert capsys.readouterr().out.splitlines() == [
+        "the new token works",
+        "wrote Secret team-a/identity",
+        "deleted the former token, Secret caphv-token",
+    ]
+
+
+@pytest.mark.parametrize("clusters", [0, 1])
+async def test_clusters_get_time_to_connect_with_the_new_token(
+    server: Server, monkeypatch: pytest.MonkeyPatch, clusters: int
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        assert server.deleted == []
+        waits.append(seconds)
+
+    monkeypatch.setattr(rotation, "asyncio", SimpleNamespace(sleep=sleep))
+    if not clusters:
+        server.cluster["spec"]["identitySecret"]["name"] = "another"
+    assert (await rotate(server), len(waits)) == ("", clusters)
 
 
 async def test_an_error_after_the_secret_was_written_says_so(server: Server) -> None:

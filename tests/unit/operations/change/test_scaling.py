@@ -153,6 +153,7 @@ def test_all_unknown_pools_are_named_at_once_with_what_there_is() -> None:
     [
         (1, 0, Result.ERROR, "loses its etcd"),
         (1, 1, Result.OK, "survives the loss of 0 of 1"),
+        (2, 1, Result.WARNING, "survives no failure"),
         (3, 1, Result.WARNING, "survives no failure"),
         (1, 2, Result.ERROR, "2 control plane machines survive no more failures than 1"),
         (1, 3, Result.OK, "survives the loss of 1 of 3"),
@@ -330,6 +331,10 @@ def test_devices_of_a_growing_control_plane_are_those_of_its_machines(in_topolog
     parts, deployments, _ = cluster_and_parts(builder.objects(), builder_key(builder))
     assert growing_devices(parts, deployments, Scale(3), {}) == [{"n.com/a": 2}] * 2
     assert growing_devices(parts, deployments, Scale(1), {}) == []
+    # In a topology, its own number counts, which the core hands on later.
+    if in_topology:
+        parts.cluster["spec"]["topology"]["controlPlane"]["replicas"] = 2
+        assert growing_devices(parts, deployments, Scale(3), {}) == [{"n.com/a": 2}]
 
 
 def test_devices_of_a_template_do_not_count_where_machines_say_otherwise() -> None:

@@ -57,6 +57,37 @@ def test_a_guest(
     assert text in check.message
 
 
+def test_guests_come_by_name_with_the_machines_of_their_own_cluster() -> None:
+    other = machine("late-a")
+    other["metadata"]["labels"] = {LABEL: "late"}
+    # Its machines are those of a cluster of the same name in another namespace.
+    stranger = machine("x")
+    stranger["metadata"]["namespace"] = "elsewhere"
+    pools = [pool("vlan", "target/vlan")]
+    clusters = [cluster(), cluster(name="late")]
+    found = list(checks(HarvesterObjects(pools=pools), clusters, [machine(), other, stranger], (1, 8)))
+    assert [(check.subject, check.result) for check in found] == [
+        ("Guest clusters/late", Result.OK),
+        ("Guest clusters/prod", Result.OK),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("vms", "names"), [("ba", "there are a, b"), ("gfedcba", "there are a, b, c, d, e and 2 more")]
+)
+def test_names_that_harvester_does_not_find_are_listed(vms: str, names: str) -> None:
+    (check,) = checks(HarvesterObjects(pools=[pool("vlan", "target/vlan")]), [cluster()], map(machine, vms), (1, 8))
+    assert check.message.endswith(names)
+    assert check.remedy
+
+
+def test_a_cluster_is_known_by_its_label_or_else_by_its_name() -> None:
+    bare = {"metadata": {"namespace": "clusters", "name": "prod"}, "spec": {}}
+    (check,) = checks(HarvesterObjects(pools=[]), [bare], [], None)
+    assert check.subject == "Guest clusters/prod"
+    assert "None" not in check.message
+
+
 def test_two_clusters_that_share_name_and_namespace_are_reported() -> None:
     clusters = [cluster(), cluster("elsewhere"), cluster("third", target="another")]
     other, shared, *others = checks(HarvesterObjects(), clusters, [machine()], (1, 8))

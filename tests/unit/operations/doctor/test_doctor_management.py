@@ -107,7 +107,13 @@ def test_bundles_that_fleet_has_not_deployed_are_reported() -> None:
     assert late.remedy.endswith("caphv bundles trace team/shop")
     silent = one(fleet.checks([fleet_cluster(seen=45)], shop, NOW), "fleet")
     assert (silent.result, "last reported at" in silent.message) == (Result.WARNING, True)
-    assert one(fleet.checks([fleet_cluster()], shop, NOW), "fleet").result is Result.OK
+    fine = one(fleet.checks([fleet_cluster()], shop, NOW), "fleet")
+    assert (fine.result, fine.message) == (Result.OK, "Fleet Cluster team/shop: 3/4 bundles are ready")
+    # A Fleet Cluster that was just registered has no numbers.
+    for ready, text in (("True", "all bundles are ready"), ("False", "not all bundles are ready")):
+        new = fleet_cluster(ready=ready)
+        del new["status"]["display"]
+        assert text in one(fleet.checks([new], shop, NOW), "fleet").message
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,8 @@ def test_answers_that_cannot_be_checked_are_one_finding() -> None:
     objects = HarvesterObjects(hosts=[{"metadata": {"name": "a"}, "status": {"conditions": 5}}])
     checks = harvester.checks(HarvesterFacts(Key("team", "identity"), kubeconfig, objects=objects), NOW)
     assert one(checks, "connection").result is Result.OK
-    assert one(checks, "answers").result is Result.ERROR
+    answers = one(checks, "answers")
+    assert (answers.result, answers.subject) == (Result.ERROR, "Harvester https://h")
 
 
 # Reading

@@ -126,8 +126,9 @@ def test_file_of_a_paused_cluster_is_restored_without_a_write() -> None:
     assert found.delay is None
 
 
-def test_token_that_is_never_filled_is_read_once_a_minute() -> None:
-    found = restored(*account_of_go())
+@pytest.mark.parametrize("data", [{}, {"token": "dG9rZW4="}, {"ca_crt": "Y2E="}])
+def test_token_that_is_never_filled_is_read_once_a_minute(data: dict[str, str]) -> None:
+    found = restored(*account_of_go(**data))
     assert (found.memory.guest_kubeconfig, found.delay) == (None, 60.0)
 
 

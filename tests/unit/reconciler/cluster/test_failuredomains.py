@@ -143,6 +143,7 @@ async def test_cluster_waits_for_a_domain_that_its_spec_names(monkeypatch: pytes
     case.harvester.put({"apiVersion": "v1", "kind": "Node", **host("a", "zone-1")})
     await case.reconcile()
     assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningFailed")
+    assert ("Warning", "InfrastructureProvisioningFailed") in case.events
     case.harvester.put({"apiVersion": "v1", "kind": "Node", **host("b", "zone-3")})
     await case.reconcile()
     assert case.condition("InfrastructureReady")[1] != "InfrastructureProvisioningFailed"

@@ -43,6 +43,7 @@ async def test_name_of_a_cluster_that_has_run_is_refused(monkeypatch: pytest.Mon
     add_other(case, status=PROVISIONED)
     assert await case.reconcile()
     assert case.condition("InfrastructureReady") == ("False", "ClusterNameTaken")
+    assert ("Warning", "ClusterNameTaken") in case.events
     assert case.condition("Ready") == ("False", "ClusterNameTaken")
     assert case.harvester.stored(SERVICES) == []
     assert [reason for _, reason in case.events].count("ClusterNameTaken") == 1
@@ -79,6 +80,7 @@ async def test_name_of_a_vm_of_another_management_cluster_is_refused(monkeypatch
     add_vm(case, "elsewhere.demo")
     await case.reconcile()
     assert case.condition("InfrastructureReady") == ("False", "ClusterNameTaken")
+    assert ("Warning", "ClusterNameTaken") in case.events
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from reconciler.memory import GRACE_SECONDS
 from tests.support.reconciler import parking
 from tests.support.reconciler.guests import PLACE, Guests
 from tests.support.reconciler.infrastructure import BY_POOL, delete, existing_pool, with_load_balancer
-from tests.support.reconciler.memorycase import MemoryCase, of_kind, stall
+from tests.support.reconciler.memorycase import Cached, MemoryCase, of_kind, stall
 
 pytestmark = pytest.mark.unit
 
@@ -107,6 +107,17 @@ async def test_objects_that_were_created_are_not_created_again(monkeypatch: pyte
     assert list(of_kind(case.harvester.requests, "LoadBalancer")) == ["create"]
 
 
+async def test_a_load_balancer_that_the_cache_lacks_is_read_instead_of_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await with_load_balancer(monkeypatch)
+    monkeypatch.setattr(Cached, "lags", {"LoadBalancer"})
+    case.events.clear()
+    await case.reconcile()
+    assert case.condition("LoadBalancerReady")[0] == "True"
+    assert ("Normal", "LoadBalancerCreated") not in case.events
+
+
 async def test_a_delivered_token_is_known_without_its_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await Guests.ready(monkeypatch, cloudConfig={"delivery": "Secret"})
     stall(monkeypatch, case.workload, SECRETS)
@@ -175,6 +186,26 @@ async def test_vms_of_the_control_plane_are_those_that_exist(monkeypatch: pytest
     case.add_machine("cp-1")
     await case.harvester.delete(resources.VIRTUAL_MACHINES, "cp-1", "vms")
     assert [vm["metadata"]["name"] for vm in control_plane_vms(case.scope())] == [first["metadata"]["name"]]
+
+
+async def test_the_address_of_a_load_balancer_in_deletion_is_not_reserved_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Harvester releases it, and would find it taken by a reservation that it does not know."""
+    case = await with_load_balancer(monkeypatch, loadBalancerConfig=BY_POOL)
+    (balancer,), (stored,) = case.harvester.stored(resources.LOAD_BALANCERS), case.harvester.stored(resources.IP_POOLS)
+    metadata = {**balancer["metadata"], "deletionTimestamp": "2026-11-28T00:00:00Z", "finalizers": ["harvester"]}
+    case.harvester.put({**balancer, "metadata": metadata})
+    (address,) = stored["status"]["allocated"]
+    case.harvester.put({**stored, "status": {**stored["status"], "allocated": {}}})
+    await case.reconcile()
+    assert case.harvester.stored(resources.IP_POOLS)[0]["status"]["allocated"] == {}
+
+    case.harvester.put(balancer)
+    await case.harvester.delete(resources.LOAD_BALANCERS, *reversed(key_of(balancer)))
+    await case.reconcile()
+    assert list(case.harvester.stored(resources.IP_POOLS)[0]["status"]["allocated"]) == [address]
+    assert list(of_kind(case.harvester.requests, "LoadBalancer"))[-1] == "create"
 
 
 async def test_a_service_under_the_name_of_the_go_provider_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:

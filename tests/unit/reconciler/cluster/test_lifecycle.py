@@ -71,6 +71,7 @@ async def test_pool_without_an_address_is_waited_for(monkeypatch: pytest.MonkeyP
     case.harvester.put(full)
     await case.reconcile()
     assert case.condition("LoadBalancerReady") == ("False", "InfrastructureProvisioningFailed")
+    assert ("Warning", "InfrastructureProvisioningFailed") in case.events
     assert case.harvester.stored(SERVICES) == []
 
 
@@ -86,6 +87,7 @@ async def test_no_pool_is_an_error_of_the_spec(monkeypatch: pytest.MonkeyPatch) 
     case = MemoryCase(monkeypatch, loadBalancerConfig={"ipamType": "pool"})
     await case.reconcile()
     assert case.condition("LoadBalancerReady") == ("False", "InfrastructureProvisioningFailed")
+    assert ("Warning", "InfrastructureProvisioningFailed") in case.events
     assert case.condition("Ready")[0] == "False"
     assert case.events.count(("Warning", "InfrastructureProvisioningFailed")) == 1
     await case.reconcile()
@@ -150,6 +152,7 @@ async def test_refused_pool_is_tried_again_in_a_minute(
     case.harvester.errors["create IPPool"] = error
     assert await case.reconcile() == 60.0
     assert case.condition("VMIPPoolReady") == condition
+    assert case.events.count(("Warning", "VMIPPoolCreationFailed")) == 1
     assert "ipPoolRef" not in case.obj["spec"]["vmNetworkConfig"]
 
 
@@ -188,6 +191,7 @@ async def test_annotation_adopts_nothing_of_another_tenant(monkeypatch: pytest.M
     case.harvester.put({"apiVersion": "v1", "kind": "Service", "metadata": service, "spec": {}})
     await case.reconcile()
     assert case.condition("LoadBalancerReady") == ("False", "InfrastructureProvisioningFailed")
+    assert ("Warning", "InfrastructureProvisioningFailed") in case.events
     (stored,) = case.harvester.stored(SERVICES)
     assert stored["metadata"]["annotations"] == owner
     # Once its owner no longer exists, the annotation is sufficient.
@@ -206,6 +210,7 @@ async def test_foreign_objects_are_neither_used_nor_deleted(monkeypatch: pytest.
     case.assign(ADDRESS)
     await case.reconcile()
     assert case.condition("LoadBalancerReady") == ("False", "InfrastructureProvisioningFailed")
+    assert ("Warning", "InfrastructureProvisioningFailed") in case.events
     assert "controlPlaneEndpoint" not in case.obj["spec"]
     await delete(case)
     assert case.harvester.stored(SERVICES) == [case.harvester.find("Service", service["metadata"]["name"], TARGET)]
@@ -303,6 +308,7 @@ async def test_rejected_credentials_are_probed_and_reported(monkeypatch: pytest.
     assert await case.reconcile() is not None
     assert ("", "probed") in case.events
     assert case.condition("HarvesterConnectionReady") == ("False", "HarvesterAuthenticationFailed")
+    assert ("Warning", "HarvesterAuthenticationFailed") in case.events
 
 
 async def test_lost_target_namespace_is_created_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,6 +335,8 @@ async def test_harvester_of_a_cluster_is_remembered_and_no_other_accepted(monkey
     case.session.uid = "another"
     await case.reconcile()
     assert case.condition("HarvesterConnectionReady") == ("False", "AnotherHarvester")
+    assert ("Warning", "AnotherHarvester") in case.events
+    assert case.obj["status"]["ready"] is False
     assert case.condition("Ready")[0] == "False"
     assert case.obj["status"]["harvester"]["uid"] == "harvester-uid"
     # Nothing would seem to be lost of a cluster without machines.
@@ -343,6 +351,8 @@ async def test_deletion_on_another_harvester_would_delete_nothing(monkeypatch: p
     case.session.uid = "another"
     await delete(case)
     assert case.condition("HarvesterConnectionReady") == ("False", "AnotherHarvester")
+    assert ("Warning", "AnotherHarvester") in case.events
+    assert case.obj["status"]["ready"] is False
     assert case.harvester.stored(SERVICES)
 
 

@@ -17,7 +17,7 @@ from caphv.api.names import (
 from caphv.api.object import SERVICES, Key
 from caphv.runtime.errors import Forbidden
 from tests.support.reconciler.infrastructure import BY_POOL, RANGE, delete, ready, with_load_balancer
-from tests.support.reconciler.memorycase import KEY, TARGET, Cached, MemoryCase, of_kind
+from tests.support.reconciler.memorycase import KEY, TARGET, Cached, MemoryCase, of_kind, stall
 
 pytestmark = pytest.mark.unit
 
@@ -108,6 +108,7 @@ async def test_pool_that_may_not_be_deleted_is_reported(monkeypatch: pytest.Monk
     case.harvester.errors["delete IPPool"] = Forbidden(403, "Forbidden", "cannot delete ippools")
     await delete(case)
     assert case.condition("InfrastructureReady") == ("False", "InfrastructureProvisioningFailed")
+    assert ("Warning", "InfrastructureProvisioningFailed") in case.events
     assert case.obj["metadata"]["finalizers"] == [CLUSTER_FINALIZER]
     case.harvester.errors.clear()
     await delete(case)
@@ -132,6 +133,7 @@ async def test_holders_of_addresses_of_a_pool_are_named(monkeypatch: pytest.Monk
     await delete(case)
 
     assert case.condition("InfrastructureReady") == ("False", "IPPoolInUse")
+    assert ("Warning", "IPPoolInUse") in case.events
     named = (
         f"Service shop/web of guest guest (LoadBalancer {TARGET}/guests) has address 10.0.0.11, "
         f"LoadBalancer {TARGET}/users has address 10.0.0.12, HarvesterMachine team/worker has address 10.0.0.13, "
@@ -146,6 +148,18 @@ async def test_holders_of_addresses_of_a_pool_are_named(monkeypatch: pytest.Monk
     case.harvester.put(stored)
     await delete(case)
     assert case.harvester.stored(resources.IP_POOLS) == []
+
+
+async def test_a_pool_that_was_deleted_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache still has the addresses that others held."""
+    case = await ready(monkeypatch, loadBalancerConfig={"ipamType": "pool", "ipPool": RANGE})
+    (stored,) = case.harvester.stored(resources.IP_POOLS)
+    stored["status"]["allocated"] |= {"10.0.0.12": "team/former"}
+    case.harvester.put(stored)
+    stall(monkeypatch, case.harvester, resources.IP_POOLS)
+    await case.harvester.delete(resources.IP_POOLS, stored["metadata"]["name"])
+    await delete(case)
+    assert case.management.find("HarvesterCluster", "demo", "team") is None
 
 
 def message_of(case: MemoryCase, name: str) -> str:

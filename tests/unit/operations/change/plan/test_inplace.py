@@ -80,6 +80,17 @@ def test_other_changes_replace_machines_and_say_why(after: Pool, updates: InPlac
     assert reason in "; ".join(effect.why_replaced)
 
 
+@pytest.mark.parametrize("policy", ["Prefer", "Only"])
+def test_what_can_be_made_in_place_is_no_obstacle(policy: str) -> None:
+    updates = replace(ENABLED, policy=policy)
+    assert updates.obstacles(pool(), pool(GROWN)) == ()
+    reasons = updates.obstacles(pool(), pool({**MACHINE, "cpu": 2}))
+    assert len(reasons) == (2 if policy == "Only" else 1)
+    assert updates.obstacles(replace(pool(), name="control plane"), replace(pool(GROWN), name="control plane"))[0] == (
+        "whether its provider updates control planes in place is not known"
+    )
+
+
 def test_annotation_overrides_the_setting() -> None:
     updates = replace(ENABLED, policy="Never")
     assert planned(pool(GROWN, in_place_policy="Prefer"), updates).updated == 3

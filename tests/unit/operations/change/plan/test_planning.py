@@ -457,9 +457,15 @@ async def test_what_harvester_lacks_is_reported_once_with_the_variable_that_name
 
 
 async def test_new_version_needs_its_image_or_its_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    lookup = {"imageLookup": {"format": "default/{{.BaseOS}}-{{.K8sVersion}}", "baseOS": "sles"}}
     entry = {"name": "default/sles-1.36.2-rke2r1", "url": "https://i.example.com/a", "checksum": "a" * 128}
-    for images, missing in (([], ["default/sles-1.36.2-rke2r1"]), ([entry], [])):
+    for namespace, images, missing in (
+        ("default/", [], ["default/sles-1.36.2-rke2r1"]),
+        ("default/", [entry], []),
+        # Without a namespace, it is in that of the VMs.
+        ("", [entry], ["sles-1.36.2-rke2r1"]),
+        ("", [{**entry, "name": "vms/sles-1.36.2-rke2r1"}], []),
+    ):
+        lookup = {"imageLookup": {"format": namespace + "{{.BaseOS}}-{{.K8sVersion}}", "baseOS": "sles"}}
         Harvester(monkeypatch)
         given = {"images": images} if images else {}
         cluster = {**topology_cluster(**lookup, **given), "metadata": {"name": "other", "namespace": "team"}}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from caphv.api import names
 from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import Forbidden
+from caphv.runtime.errors import Forbidden, NotFound
 from operations.capacity.machinechanges import Action
 from operations.change.plan.reading import ObjectChange, Preview, read_preview, three_way
 from tests.support.memoryserver import MemoryServer, merged
@@ -210,3 +210,37 @@ async def test_objects_of_no_namespace_lead_to_no_clusters() -> None:
     plan = await previewed(found, config)
     assert [(str(change.identity.namespace), change.action) for change in plan.changes] == [("", Action.CREATE)]
     assert plan.unseen == []
+
+
+async def test_only_clusters_that_may_use_a_class_are_read_in_other_namespaces() -> None:
+    def cluster(namespace: str, spec: Obj) -> Obj:
+        return {"apiVersion": CORE, "kind": "Cluster", "metadata": {"name": "a", "namespace": namespace}, "spec": spec}
+
+    topology = {"topology": {"classRef": {"name": "class", "namespace": "team"}, "version": "v1.36.2"}}
+    found = server(cluster("with", topology), cluster("without", {}))
+    found.serve(CORE, "ClusterClass")
+    manifest = {"apiVersion": CORE, "kind": "ClusterClass", "metadata": {"name": "class"}, "spec": {}}
+    plan = await previewed(found, manifest)
+    assert {identity.namespace for identity in plan.before} == {"with"}
+
+    # Another kind than a class or a template concerns its own namespace only.
+    plan = await previewed(found, cluster("without", {"paused": True}))
+    assert {identity.namespace for identity in plan.before} == {"without"}
+
+
+async def test_what_a_dry_run_refuses_because_of_other_manifests_counts_as_applied() -> None:
+    """Only the API server could say more, and it has no namespace of the same manifests in a dry run."""
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "new"}}
+    inside = {**pool(cpu=1), "metadata": {"name": "b", "namespace": "new"}}
+    found = server()
+    found.errors["dry-run create HarvesterMachineTemplate"] = NotFound(404, "NotFound", "no namespace new")
+    plan = await previewed(found, inside, space)
+    assert [(change.identity.kind, change.action) for change in plan.changes] == [
+        ("Namespace", Action.CREATE),
+        ("HarvesterMachineTemplate", Action.CREATE),
+    ]
+    plan = await previewed(found, inside)
+    assert [(change.action, change.error) for change in plan.changes] == [(Action.REFUSED, "no namespace new")]
+    found.put(space)
+    plan = await previewed(found, inside, space)
+    assert [change.action for change in plan.changes] == [None, Action.REFUSED], "it exists, so that is not why"

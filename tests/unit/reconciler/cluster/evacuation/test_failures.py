@@ -102,7 +102,11 @@ async def test_what_a_server_refuses_is_reported(
     case = await cluster(monkeypatch, "w")
     resource = "machines.cluster.x-k8s.io" if server == "management" else where
     getattr(case, server).errors[where] = Forbidden(403, "Forbidden", f"{resource} is forbidden")
+    getattr(case, server).requests.clear()
     await case.reconcile()
+    attempts = [request for request in getattr(case, server).requests if request.startswith(where)]
+    # Without the right to hold a Machine, it is tried once more whether others can leave.
+    assert len(attempts) == (2 if server == "management" else 1), "it is repeated later"
     assert case.condition("HostsEvacuated") == ("False", "EvacuationBlocked")
     assert part in message_of(case)
     assert case.condition("Ready")[0] == "True"
@@ -197,6 +201,7 @@ async def test_caches_that_do_not_follow_harvester_are_waited_for(monkeypatch: p
     monkeypatch.setattr(cache, "current", False)
     await case.reconcile()
     assert records(case, "w") == set()
+    assert case.condition("HostsEvacuated") == ("", ""), "nothing was known that is not known any more"
     monkeypatch.setattr(cache, "current", True)
     await case.reconcile()
     assert EVACUATED_STRATEGY_ANNOTATION in records(case, "w")

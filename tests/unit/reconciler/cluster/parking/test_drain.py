@@ -1,11 +1,15 @@
-"""Which Pods a drain ends."""
+"""Which Pods a drain ends, and which of them stay for now."""
 
 from __future__ import annotations
+
+from typing import Any, cast
 
 import pytest
 
 from caphv.api.object import Obj
-from reconciler.cluster.parking.drain import is_evicted
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import ApiError, Conflict, NotFound, ServerFault
+from reconciler.cluster.parking.drain import evict, is_evicted
 
 pytestmark = pytest.mark.unit
 
@@ -28,3 +32,30 @@ REPLICA = {"ownerReferences": [{"kind": "ReplicaSet", "controller": True}]}
 )
 def test_pods(pod: Obj, expected: bool) -> None:
     assert is_evicted(pod) is expected
+
+
+class Evictions:
+    """A workload API that answers the eviction of a Pod by its name."""
+
+    def __init__(self, **errors: ApiError) -> None:
+        self.errors, self.asked = errors, list[str]()
+
+    async def request(self, method: str, path: str, *, body: Obj, **_: Any) -> None:
+        name = body["metadata"]["name"]
+        assert (method, path) == ("POST", f"/api/v1/namespaces/team/pods/{name}/eviction")
+        self.asked.append(name)
+        if error := self.errors.get(name):
+            raise error
+
+
+async def test_pods_that_a_budget_keeps_are_counted() -> None:
+    client = Evictions(
+        budget=ApiError(429, "TooManyRequests", "budget"),
+        budgets=ServerFault(500, "InternalError", "more than one budget"),
+        ended=NotFound(404, "NotFound", "deleted"),
+        replaced=Conflict(409, "Conflict", "another uid"),
+    )
+    pods = [{"metadata": {"name": name, "namespace": "team"}} for name in ("evicted", *client.errors)]
+    ending = {"metadata": {"name": "ending", "namespace": "team", "deletionTimestamp": "2026-11-28T00:00:00Z"}}
+    assert await evict(cast("ApiClient", client), [*pods, ending]) == 2
+    assert client.asked == ["evicted", *client.errors]

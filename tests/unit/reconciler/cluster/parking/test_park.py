@@ -99,6 +99,7 @@ async def test_a_vm_that_was_parked_elsewhere_keeps_the_record_until_it_is_adopt
     vm = case.harvester.put({**vm, "metadata": {**vm["metadata"], "annotations": {**owner, OWNER_UID_ANNOTATION: "x"}}})
     await case.reconcile()
     assert case.condition("Parked") == ("False", "ParkBlocked")
+    assert ("Warning", "ParkBlocked") in case.events
     assert "kubectl patch cluster demo -n team" in message_of(case)
     assert PARKED_SINCE_ANNOTATION in annotations_of(cluster(case))
     case.context.memory.machine(case.machines[-1]).adoption_refusal = "it belongs to another"
@@ -108,6 +109,7 @@ async def test_a_vm_that_was_parked_elsewhere_keeps_the_record_until_it_is_adopt
     resume(case, paused=False)
     await case.reconcile()
     assert case.condition("Parked") == ("False", "ParkBlocked")
+    assert ("Warning", "ParkBlocked") in case.events
     case.harvester.put({**vm, "metadata": {**vm["metadata"], "annotations": owner}})
     await case.reconcile()
     assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
@@ -199,6 +201,7 @@ async def test_a_request_that_is_refused_is_reported_once_and_repeated(
     for _ in range(2):
         assert await case.reconcile() == 60.0
         assert case.condition("Parked") == ("False", "ParkBlocked")
+        assert ("Warning", "ParkBlocked") in case.events
         assert part in message_of(case)
     assert case.events.count(("Warning", "ParkBlocked")) == 1
     assert vm_of(case, "w")["spec"]["runStrategy"] == "RerunOnFailure"
@@ -214,6 +217,7 @@ async def test_a_vm_that_is_not_the_clusters_leaves_the_cluster_unpaused(monkeyp
     case.add_machine("w", control_plane=False)
     await case.reconcile()
     assert case.condition("Parked") == ("False", "ParkBlocked")
+    assert ("Warning", "ParkBlocked") in case.events
     assert not cluster(case)["spec"].get("paused")
     assert PARKED_SINCE_ANNOTATION not in annotations_of(cluster(case))
 

@@ -186,6 +186,7 @@ async def test_a_vm_that_a_quota_keeps_stopped_is_named_and_started_again(monkey
     case.harvester.put({**halted, "metadata": {**halted["metadata"], "annotations": annotations}})
     await case.reconcile()
     assert case.condition("Parked") == ("False", "ParkBlocked")
+    assert ("Warning", "ParkBlocked") in case.events
     assert "does not start w because quota is missing: exceeded quota: tight; raise" in message_of(case)
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
 

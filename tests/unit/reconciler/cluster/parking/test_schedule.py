@@ -287,6 +287,7 @@ async def test_a_reconcile_follows_the_schedule_and_comes_back_for_its_next_chan
     annotate(case, {PARK_SCHEDULE_ANNOTATION: "weekends"})
     await case.reconcile()
     assert case.condition("Parked") == ("False", "ParkBlocked")
+    assert ("Warning", "ParkBlocked") in case.events
     annotate(case, {})
     await case.reconcile()
     assert case.condition("Parked") == ("", "")
