@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import logging
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
+
+from caphv.runtime.kubeconfig import certificate_validity
 
 log = logging.getLogger(__name__)
 
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
 _END = b"-----END CERTIFICATE-----"
+# A certificate that is renewed in time never has so small a part of its lifetime left: cert-manager
+# renews after two thirds.
+_LAST_PART = 0.1
 # Time of modification, size and inode of each file.
 _Versions = tuple[tuple[int, int, int], ...]
 
@@ -39,6 +45,8 @@ class CertWatcher:
         self._client_authority = client_authority
         self._versions: _Versions = ()
         self._current: ssl.SSLContext | None = None
+        self._validity: tuple[datetime, datetime] | None = None
+        self._reported_expiry = ""
         self.problem = f"certificate {self._files[0]} has not been read yet"
 
     def refresh(self) -> bool:
@@ -52,6 +60,8 @@ class CertWatcher:
             versions = tuple((stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats)
             if versions != self._versions:
                 self._current = server_context(self._files, self._client_authority)
+                pem = self._files[0].read_text("ascii", "replace")
+                self._validity = certificate_validity(pem)
                 self._report("")
                 log.info("serving the certificate in %s", self._files[0].parent)
                 # Record the versions last, so that each refresh retries a pair that cannot be read.
@@ -70,6 +80,7 @@ class CertWatcher:
             )
         except (OSError, ValueError) as error:
             self._report(f"certificate: {self._files[0]} cannot be read: {error}")
+        self._report_expiry(datetime.now(UTC))
         return self._current is not None
 
     def listener(self) -> ssl.SSLContext:
@@ -96,6 +107,21 @@ class CertWatcher:
         # OpenSSL also calls this for clients that send no server name.
         if self._current is not None:
             connection.context = self._current
+
+    def _report_expiry(self, now: datetime) -> None:
+        """Log once that clients refuse the certificate that is served, or will do so soon.
+
+        It stays in use, because there is no better one, and clients may trust it nevertheless.
+        """
+        message = ""
+        if self._validity is not None:
+            begin, end = self._validity
+            if end - now < _LAST_PART * (end - begin):
+                verb = "expires" if end > now else "has expired, and clients refuse it: since"
+                message = f"certificate {self._files[0]} {verb} {end:%Y-%m-%d %H:%M} UTC"
+        if message and message != self._reported_expiry:
+            log.warning("%s; renew it", message)
+        self._reported_expiry = message
 
     def _report(self, problem: str) -> None:
         if problem and problem != self.problem:

@@ -204,14 +204,24 @@ def _token_expiry(token: str) -> datetime | None:
 
 
 def _certificate_expiry(pem: str) -> datetime | None:
+    validity = certificate_validity(pem)
+    return validity[1] if validity else None
+
+
+def certificate_validity(pem: str) -> tuple[datetime, datetime] | None:
+    """Return from when until when the first certificate of a PEM text is valid.
+
+    None if it cannot be read.
+    """
     # Import this only here. Otherwise every command would take 20 ms longer to start, although few
     # commands need the expiry of a certificate.
     from cryptography import x509  # noqa: PLC0415
 
     try:
-        return x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
+        certificate = x509.load_pem_x509_certificate(pem.encode())
     except (ValueError, x509.InvalidVersion):
         return None
+    return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
 def load(raw: bytes | str) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, labels_of
 from caphv.api.rke2 import installs_cloud_provider
+from operations.capacity.free import CapacityObjects
 from operations.capacity.hosts import (
     Size,
     count_homeless,
@@ -25,6 +26,8 @@ from operations.capacity.hosts import (
     overcommit_of,
     requests_of,
 )
+from operations.capacity.requirements import imports_of, machine_requirements, shortcomings
+from operations.capacity.surroundings import Surroundings
 from operations.read.chartlimits import ChartLimits
 from operations.read.objects import HarvesterObjects, by_key
 from operations.status.check import Check, Result, ok, skipped
@@ -126,6 +129,38 @@ def check_charts(parts: Parts, wanted: str, limits: ChartLimits | None) -> Itera
     if not problems:
         versions = ", ".join(f"{name} {version}" for name, version in charts.items())
         yield ok("cloud-provider", subject, f"Harvester takes {versions} of RKE2 {wanted}")
+
+
+def check_objects(parts: Parts, harvester: HarvesterObjects | None, wanted: str) -> Iterator[Check]:
+    """Check whether Harvester has what the VMs of new machines name.
+
+    :param parts: the objects of the cluster
+    :param harvester: its Harvester with images, key pairs and networks; None if it cannot be read
+    :param wanted: the version of Kubernetes of new machines
+    """
+    subject = f"Cluster {parts.key}"
+    if harvester is None:
+        yield skipped("objects", subject, "Harvester cannot be read")
+        return
+
+    spec = at(parts.harvester_cluster, "spec") or {}
+    target, imported = str(spec.get("targetNamespace") or ""), imports_of(spec)
+    surroundings = Surroundings(CapacityObjects(harvester))
+    # Many machines name the same image.
+    absent: dict[tuple[str, str], None] = {}
+    for machine in parts.harvester_machines.values():
+        required = machine_requirements(
+            machine.get("spec") or {}, target, version=wanted, imported=imported
+        )
+        for finding in shortcomings(required, surroundings):
+            if not finding.advice:
+                absent[str(finding.value), finding.detail] = None
+
+    for value, detail in absent:
+        remedy = "Correct it first: new machines would get no VM"
+        yield Check("objects", subject, Result.ERROR, f"{value}: {detail}", remedy)
+    if not absent:
+        yield ok("objects", subject, "Harvester has what new machines name, as far as it shows it")
 
 
 def _check_addresses(parts: Parts, harvester: HarvesterObjects, needed: int) -> Iterator[Check]:

@@ -10,7 +10,13 @@ from caphv.api.object import Key
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, RequestError
 from caphv.runtime.kubeconfig import KubeconfigError
-from operations.capacity.preflight import Demand, check_charts, check_room, size_of
+from operations.capacity.preflight import (
+    Demand,
+    check_charts,
+    check_objects,
+    check_room,
+    size_of,
+)
 from operations.change.changes import Patch, Plan
 from operations.change.clusterparts import cluster_and_parts
 from operations.change.disruptions import disruption_checks
@@ -24,8 +30,9 @@ from operations.change.upgradeplan import (
 )
 from operations.read.accounts import identity_of
 from operations.read.chartlimits import ChartLimits, read_chart_limits
+from operations.read.harvester import read_harvester
 from operations.read.management import Step
-from operations.read.objects import ManagementObjects
+from operations.read.objects import HarvesterObjects, ManagementObjects
 from operations.read.servers import HARVESTER_SECONDS, answering_client
 from operations.status.model import Cluster
 from operations.status.parts import Parts
@@ -54,25 +61,33 @@ async def plan_with_checks(
     machines = list(parts.harvester_machines.values())
     size = size_of(parts, machines, harvester)
     demand = Demand(surge(parts, deployments), size, surging_devices(parts, deployments))
-    charts = check_charts(parts, version, await _read_limits(answer, parts))
+    limits, surroundings = await _read_surroundings(answer, parts)
+    charts = check_charts(parts, version, limits)
+    objects = check_objects(parts, surroundings, version)
     step("asking the workload cluster")
     budgets = await disruption_checks(client, plan.cluster)
     room = check_room(parts, harvester, demand)
-    return replace(plan, checks=(*plan.checks, *charts, *room, *budgets))
+    return replace(plan, checks=(*plan.checks, *charts, *objects, *room, *budgets))
 
 
-async def _read_limits(answer: Answer, parts: Parts) -> ChartLimits | None:
-    """Read which charts the Harvester of a cluster takes; return None if it does not answer."""
+async def _read_surroundings(
+    answer: Answer, parts: Parts
+) -> tuple[ChartLimits | None, HarvesterObjects | None]:
+    """Read which charts the Harvester of a cluster takes, and what machines may name there.
+
+    The answers are None if it does not answer.
+    """
     account = answer.harvesters.accounts.get(identity_of(parts.harvester_cluster or {}))
     if account is None:
-        return None
+        return None, None
     try:
         async with answering_client(
             account.kubeconfig, "harvester", HARVESTER_SECONDS
         ) as harvester:
-            return await read_chart_limits(harvester)
+            objects = await read_harvester(harvester, (), surroundings=True)
+            return await read_chart_limits(harvester), objects
     except (RequestError, KubeconfigError, TimeoutError):
-        return None
+        return None, None
 
 
 @dataclass(frozen=True, slots=True)

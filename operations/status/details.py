@@ -214,7 +214,12 @@ def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterator[Pr
     Hosts that ran its machines until they failed run none of them any more, so all hosts that are
     not ready are named in a note, which clusters of one Harvester share.
     """
-    not_ready = {obj["metadata"]["name"] for obj in harvester.hosts if not is_ready(obj)}
+    # Since when each host that is not ready has been so.
+    not_ready = {
+        obj["metadata"]["name"]: str(condition_of(obj, "Ready").get("lastTransitionTime") or "")
+        for obj in harvester.hosts
+        if not is_ready(obj)
+    }
 
     machines_by_host: dict[str, list[str]] = {}
     for machine in cluster.machines:
@@ -230,7 +235,7 @@ def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterator[Pr
             "Check the host on Harvester; VMs of a lost host restart on others",
         )
 
-    if not_ready - machines_by_host.keys():
+    if not_ready.keys() - machines_by_host.keys():
         names_of_hosts = ", ".join(sorted(not_ready))
         command = remedies.DOCTOR(ref=cluster.key)
         yield Problem(
@@ -239,6 +244,7 @@ def _host_problems(cluster: Cluster, harvester: HarvesterObjects) -> Iterator[Pr
             HOSTS_NOT_READY,
             f"hosts of Harvester are not ready: {names_of_hosts}",
             f"Check them on Harvester. See what else is wrong there: {command}",
+            min(not_ready.values()),
         )
 
 

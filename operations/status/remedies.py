@@ -134,10 +134,10 @@ _BY_REASON: dict[str, str] = {
         f"Check Rancher's import: {remedies.GET_RANCHER_CLUSTERS}"
     ),
     Reason.ADDON_BUNDLES_INVALID: (
-        f"Correct the add-on settings, and check them: {remedies.RENDER_BUNDLES}"
+        f"Correct what it names. To check the add-on settings: {remedies.RENDER_BUNDLES}"
     ),
     Reason.ADDON_BUNDLES_NOT_PUSHED: (
-        "Check the packager's credentials and the branch of the repository"
+        "Correct what it names: repository, credentials or branch. The packager retries by itself"
     ),
     Reason.ADDON_BUNDLES_NOT_APPLIED: f"Check Fleet: {remedies.GET_BUNDLES}",
     Reason.ADDON_BUNDLES_MISSING: (

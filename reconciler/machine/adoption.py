@@ -61,11 +61,15 @@ class VmOwner(Enum):
 
 def vm_lost(scope: MachineScope) -> Blocked:
     """Return the `Blocked` of a machine whose VM no longer exists."""
+    step = "delete the Machine, or have a MachineHealthCheck replace it"
+    # Another machine cannot join a control plane whose etcd is lost.
+    if scope.control_plane:
+        step = f"if other machines have its etcd, {step}; otherwise restore the VM from a backup"
     return Blocked(
         ConditionType.VM_PROVISIONING_READY,
         Reason.MACHINE_NOT_FOUND,
         f"VirtualMachine {scope.target_namespace}/{scope.name} no longer exists and will not be "
-        "recreated; delete the Machine, or have a MachineHealthCheck replace it",
+        f"recreated; {step}",
         Watched.VM,
         Watched.SELF,
         warn=True,

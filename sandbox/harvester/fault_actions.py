@@ -16,16 +16,18 @@ from caphv.api.object import (
     DEPLOYMENTS,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
+    STORAGE_CLASSES,
     Key,
     Obj,
     Resource,
+    at,
     key_of,
     labels_of,
     uid_of,
 )
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import NotFound
-from sandbox.harvester import instances, kinds, maintenance, quantities, scheduling
+from caphv.runtime.errors import AlreadyExists, NotFound
+from sandbox.harvester import fixtures, instances, kinds, maintenance, quantities, scheduling
 from sandbox.harvester.informers import claims_of
 from sandbox.harvester.migration import READ_WRITE_MANY
 
@@ -88,6 +90,17 @@ async def restore_objects(client: ApiClient, resource: Resource, objects: Iterab
             await client.get(resource, key.name, key.namespace)
         except NotFound:
             await client.create(resource, obj)
+            if resource is kinds.IMAGES:
+                await _restore_class(client, obj)
+
+
+async def _restore_class(client: ApiClient, image: Obj) -> None:
+    """Recreate the StorageClass of an image, which was deleted with it."""
+    name = at(image, "status", "storageClassName")
+    if name:
+        with contextlib.suppress(AlreadyExists):
+            obj = fixtures.storage_class(name)
+            await client.create(STORAGE_CLASSES, kinds.typed(STORAGE_CLASSES, obj))
 
 
 async def fail_host(client: ApiClient, name: str) -> list[Obj]:

@@ -143,7 +143,10 @@ async def _wait(scope: ClusterScope, around: Surroundings, step: Step) -> None:
         assert around.client is not None  # noqa: S101 - the Pods were read with it
         if kept := await evict(around.client, around.pods):
             message = f"{message}, {counted(kept, 'one', 'of them')} kept by PodDisruptionBudgets"
-    if around.unread and around.seen.nodes is None:
+    # A VM that does not run explains that the workload API does not answer.
+    if step.cause:
+        message = f"{message}; {step.cause}"
+    elif around.unread and around.seen.nodes is None:
         message = f"{message}: {around.unread}"
     report_progress(scope, message + _advice(scope, around))
     scope.requeue_within(_VOLUMES_SECONDS if around.seen.attached else _POLL_SECONDS)

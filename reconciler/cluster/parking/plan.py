@@ -11,7 +11,7 @@ wait for the others, end the pause.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -30,6 +30,7 @@ class ParkedVm:
     :param idle: a user has stopped it, or its guest has, and its run strategy leaves it so
     :param ending: its instance is being deleted
     :param refusal: why Harvester has stopped it after its start, until it is started again
+    :param obstacle: why its instance does not run, empty if it runs or takes its time
     """
 
     name: str
@@ -40,6 +41,7 @@ class ParkedVm:
     idle: bool = False
     ending: bool = False
     refusal: str = ""
+    obstacle: str = ""
 
     @property
     def stopped(self) -> bool:
@@ -115,12 +117,14 @@ class Step:
     """An action, the machines or Nodes that it concerns in order, and a message for the user.
 
     :param blocked: what the action waits for needs a user
+    :param cause: why that takes long, empty if it is not known
     """
 
     action: Action
     names: tuple[str, ...] = ()
     message: str = ""
     blocked: bool = False
+    cause: str = ""
 
 
 def next_step(seen: Seen) -> Step:
@@ -258,11 +262,20 @@ def _await_nodes(seen: Seen, vms: Sequence[ParkedVm], part: str) -> Step | None:
     if not started or not seen.paused:
         return None
     if seen.nodes is None:
-        return Step(Action.WAIT, message="waiting for the workload API to answer")
+        message = "waiting for the workload API to answer"
+        return Step(Action.WAIT, message=message, cause=_obstacle(seen.vms, started))
     absent = [node.name for node in seen.nodes if node.name in started and not node.ready]
     if not absent:
         return None
-    return Step(Action.WAIT, message=f"waiting for Nodes of the {part}: {_some(absent)}")
+    message = f"waiting for Nodes of the {part}: {_some(absent)}"
+    return Step(Action.WAIT, message=message, cause=_obstacle(seen.vms, absent))
+
+
+def _obstacle(vms: Iterable[ParkedVm], names: Container[str]) -> str:
+    """Return why the first of these VMs that does not run does not; empty if all run."""
+    waiting = [vm for vm in vms if vm.name in names and vm.obstacle]
+    first = min(waiting, key=lambda vm: vm.name, default=None)
+    return f"{first.name}: {first.obstacle}" if first else ""
 
 
 def _release(seen: Seen) -> Step | None:

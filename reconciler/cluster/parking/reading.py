@@ -42,6 +42,7 @@ from caphv.runtime.listing import list_pages
 from reconciler.cluster.parking.drain import DRAIN_SECONDS, pods_to_evict
 from reconciler.cluster.parking.plan import HALTED, ParkedNode, ParkedVm, Seen
 from reconciler.cluster.scope import ClusterScope
+from reconciler.machine.vmstatus import VmPhase, vm_state
 from reconciler.status import Blocked
 from reconciler.triggers import Delay
 
@@ -50,6 +51,8 @@ _RETRY_SECONDS = 10.0
 _QUOTA_SECONDS = 120.0
 # With these, a VM that was stopped does not start by itself.
 _IDLE_STRATEGIES = ("Manual", "Once", "RerunOnFailure")
+# States of a VM that do not end by themselves.
+_OBSTACLES = (VmPhase.UNSCHEDULABLE, VmPhase.FAILED, VmPhase.PAUSED, VmPhase.UNKNOWN)
 
 
 @dataclass(slots=True)
@@ -152,9 +155,18 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
                 idle=idle,
                 ending=name in around.ending,
                 refusal=_refusal(scope, vm),
+                obstacle=_obstacle(scope, vm, instance),
             )
         )
     around.seen = replace(around.seen, vms=tuple(vms))
+
+
+def _obstacle(scope: ClusterScope, vm: Obj, instance: Obj | None) -> str:
+    """Return why the instance of a VM does not run; empty if it runs or takes its time."""
+    if instance is None:
+        return ""
+    state = vm_state(vm, instance, hosts=scope.require_session().hosts.store)
+    return state.message if state.phase in _OBSTACLES else ""
 
 
 def former_strategy(vm: Obj, *, resumed: bool) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from caphv.api.object import NAMESPACES, NODES, PERSISTENT_VOLUME_CLAIMS, Obj, uid_of
+from caphv.api.object import NAMESPACES, NODES, PERSISTENT_VOLUME_CLAIMS, STORAGE_CLASSES, Obj, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import (
     ApiError,
@@ -144,6 +144,19 @@ async def test_missing_object_comes_back_as_it_was(
     await faults.clear(name, target)
     after = await sim.client.get(resource, bare, namespace)
     assert (after.get("spec"), after.get("status")) == (before.get("spec"), before.get("status"))
+
+
+async def test_missing_image_comes_back_with_its_storage_class(sim: Simulation, faults: Faults) -> None:
+    """Claims of the image would stay Pending without it."""
+    before = await sim.client.get(kinds.IMAGES, "sles-15", "default")
+    storage_class = before["status"]["storageClassName"]
+    await faults.inject(Fault("image-missing", "default/sles-15"))
+
+    # The controller deletes the class with an image that it has imported itself.
+    with contextlib.suppress(NotFound):
+        await sim.client.delete(STORAGE_CLASSES, storage_class)
+    await faults.clear("image-missing", "default/sles-15")
+    assert await sim.client.get(STORAGE_CLASSES, storage_class)
 
 
 async def test_vms_of_a_failed_host_start_elsewhere(sim: Simulation, faults: Faults) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,43 @@ async def is_served(port: int, context: ssl.SSLContext, session: ssl.SSLSession 
     except OSError:
         return False
     return text == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("lifetime", "warning"),
+    [
+        (timedelta(days=30), ""),
+        (timedelta(minutes=5), "tls.crt expires "),
+        (timedelta(seconds=-1), "tls.crt has expired, and clients refuse it: since "),
+    ],
+)
+def test_certificate_that_ends_is_reported_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    lifetime: timedelta,
+    warning: str,
+) -> None:
+    authority = pki.CA.create("servers")
+    monkeypatch.setattr(pki, "LIFETIME", lifetime)
+    pair = authority.server(["127.0.0.1"])
+    for name, content in {"tls.crt": pair.certificate, "tls.key": pair.key}.items():
+        (tmp_path / name).write_bytes(content)
+    watcher = CertWatcher(tmp_path)
+    with caplog.at_level("WARNING", "caphv.runtime.certwatcher"):
+        assert watcher.refresh(), "it is still better than none"
+        assert watcher.refresh()
+    assert len(caplog.messages) == bool(warning)
+    assert all(warning in message and message.endswith("renew it") for message in caplog.messages)
+
+    # The next one is served without a restart.
+    monkeypatch.undo()
+    caplog.clear()
+    renewed = authority.server(["127.0.0.1"])
+    for name, content in {"tls.crt": renewed.certificate, "tls.key": renewed.key}.items():
+        (tmp_path / name).write_bytes(content)
+    assert watcher.refresh()
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.object import Key, Obj
-from operations.capacity.preflight import check_charts
+from operations.capacity.preflight import check_charts, check_objects
 from operations.change.changes import Change, ChangeError, Plan
 from operations.change.clusterparts import cluster_and_parts
 from operations.change.upgradeplan import Version, plan_upgrade, progress, surge
 from operations.read.chartlimits import ChartLimits
+from operations.read.objects import HarvesterObjects
 from operations.status.check import Result
 from tests.support.clusters import VERSION, Builder, ago, condition
 
@@ -319,3 +320,20 @@ def test_charts_of_bundles_do_not_change_with_kubernetes() -> None:
     found, _, _ = parts(Builder())
     assert list(check_charts(found, NEXT, ChartLimits((1, 1)))) == []
     assert list(check_charts(with_rke2_charts(), "v1.99.0+rke2r1", None)) == []
+
+
+@pytest.mark.parametrize(("image", "result"), [("sles-15", Result.OK), ("sles-16", Result.ERROR)])
+def test_an_image_that_harvester_lacks_stops_the_upgrade_before_it_begins(image: str, result: Result) -> None:
+    builder = Builder()
+    for machine in builder.harvester_machines.values():
+        machine["spec"]["volumes"] = [{"volumeType": "image", "imageName": f"default/{image}"}]
+    present = {"metadata": {"name": "sles-15", "namespace": "default"}, "spec": {"displayName": "sles-15"}}
+    harvester = HarvesterObjects(server="https://harvester:6443", images=[present])
+    (check,) = check_objects(parts(builder)[0], harvester, NEXT)
+    assert check.result is result
+    assert ("default/sles-16: VM image does not exist" in check.message) is (result is Result.ERROR)
+
+
+def test_objects_of_a_harvester_that_does_not_answer_are_not_checked() -> None:
+    (check,) = check_objects(parts(Builder())[0], None, NEXT)
+    assert check.result is Result.SKIPPED

@@ -7,7 +7,7 @@ from operations.read.objects import HarvesterObjects, Unseen
 from operations.status.assembly import overview_of
 from operations.status.details import pools_of, with_details, with_harvester, with_nodes
 from operations.status.model import Cluster, Overview, Severity
-from tests.support.clusters import NOW, VERSION, Builder, condition
+from tests.support.clusters import NOW, VERSION, Builder, ago, condition
 
 
 def cluster(builder: Builder | None = None) -> Cluster:
@@ -96,6 +96,7 @@ def test_hosts_that_failed_and_run_nothing_any_more_are_one_note_for_all_cluster
     (note,) = with_harvester(cluster(), failed).problems
     assert (note.severity, note.objects) == (Severity.NOTE, ("Host/harvester-2",))
     assert note.cause == "hosts of Harvester are not ready: harvester-2"
+    assert note.since == ago(minutes=1)
     assert "caphv doctor team/shop" in note.next_step
 
     # All clusters on the Harvester have it in common, however many machines each of them has.

@@ -26,6 +26,7 @@ def scope_of(client: Any, **more: Any) -> Any:
         "name": "m0",
         "key": Key("team", "m0"),
         "spec": {},
+        "control_plane": False,
         "draft": SimpleNamespace(is_true=lambda _condition: False),
         "memory": MachineMemory("uid"),
         "warning_event": lambda *_: None,
@@ -54,6 +55,16 @@ async def test_vm_is_not_lost_while_the_watch_is_disconnected(proof: str) -> Non
     with pytest.raises(Blocked) as lost:
         await create.ensure_vm(scope_of(None, current_namespace=lambda: None, **more))
     assert lost.value.reason == "MachineNotFound"
+    assert lost.value.message.endswith("; delete the Machine, or have a MachineHealthCheck replace it")
+
+
+async def test_lost_vm_with_the_only_etcd_is_not_to_be_replaced() -> None:
+    async def absent() -> None:
+        """Harvester has no VM."""
+
+    lost = scope_of(None, control_plane=True, spec={"providerID": "x"}, live_vm=absent, current_namespace=lambda: None)
+    with pytest.raises(Blocked, match=r"if other machines have its etcd, delete the Machine.*; otherwise restore"):
+        await create.ensure_vm(lost)
 
 
 async def test_vm_that_its_watch_has_not_delivered_yet_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,21 @@ async def test_a_resume_that_waits_for_long_names_the_way_out(monkeypatch: pytes
     assert "kubectl patch cluster demo -n team" in message_of(case)
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_resume_says_why_a_vm_does_not_run(monkeypatch: pytest.MonkeyPatch, *, answers: bool) -> None:
+    """As with cordoned hosts, where only the silence of the workload API was reported."""
+    case = await ready(monkeypatch)
+    resume(case)
+    vm = add_vm(case, "cp", control_plane=True, status={"phase": "Scheduling"})
+    case.harvester.put({**vm, "status": {"printableStatus": "ErrorUnschedulable"}})
+    add_node(case, "cp", ready=False, **HELD)
+    case.guests_answer = answers
+    case.cluster["status"] = {"initialization": {"controlPlaneInitialized": True}}
+    await case.reconcile()
+    waits = "Nodes of the control plane: cp" if answers else "the workload API to answer"
+    assert f"waiting for {waits}; cp: no host of Harvester can run the VM" in message_of(case)
+
+
 @pytest.mark.parametrize("strategy", ["Manual", "RerunOnFailure", "Once"])
 @pytest.mark.parametrize("instance", [None, "Succeeded"])
 async def test_a_vm_that_a_user_has_stopped_stays_as_it_was(
