@@ -68,8 +68,8 @@ Examples:
   caphv sandbox up
   caphv sandbox up --name second --boot-seconds 20
   caphv sandbox up --fresh             remove an existing sandbox first
-  caphv sandbox up --no-provider       then: caphv run --kubeconfig $(caphv sandbox kubeconfig \
---path)
+  caphv sandbox up --no-provider       then run it yourself:
+  caphv run --kubeconfig $(caphv sandbox kubeconfig --path) --allow-harvester-cidr 127.0.0.0/8
 """,
 )
 @sandbox_options
