@@ -182,5 +182,5 @@ def test_a_pause_that_is_not_confirmed_stops_the_move_unless_it_is_forced(
     monkeypatch.setattr(moving, "unpaused_objects", lambda _: [f"HarvesterMachine team/{n}" for n in range(4)])
     result = move()
     assert (result.exit_code, "create" in sides.steps) == (1, False)
-    assert "HarvesterMachine team/0, HarvesterMachine team/1, HarvesterMachine team/2: does it run?" in result.output
+    assert "HarvesterMachine team/2, HarvesterMachine team/3: does it run?" in result.output
     assert move("--force").exit_code == 0
