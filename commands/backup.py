@@ -132,12 +132,14 @@ async def _read(
 
 def _show(content: Backup) -> None:
     """Show what is saved: clusters, numbers of objects, and references to absent objects."""
+    from operations.backup.order import absent_in_use
+
     echo(f"Clusters: {', '.join(content.clusters)}")
     for kind, count in sorted(Counter(identity.kind for identity in content.objects).items()):
         echo(f"  {count:>5}  {kind}")
     for harvester, pools in sorted((content.pools or {}).items()):
         echo(f"  {len(pools):>5}  IPPool of Harvester {harvester}")
-    for name in sorted(content.absent):
+    for name in absent_in_use(content):
         echo(f"  does not exist, although an object refers to it: {name}")
     for obj in content.objects.values():
         if obj["kind"] == "Cluster" and parking.concerns(obj):

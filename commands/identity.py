@@ -80,7 +80,12 @@ def list_identities(*, output: str, scope: ScopeOptions) -> None:
         from commands.output import identities as out
         from commands.output import overview
 
-        out.show(overview.console(), identities)
+        if identities:
+            out.show(overview.console(), identities)
+        else:
+            # An empty table would look as if there were no identity at all.
+            where = f"in namespace {chosen.namespace}; all namespaces: -A"
+            echo(f"No identities {where if chosen.namespace else 'here'}", err=True)
     else:
         print_data(identities, output)
     sys.exit(1 if any(identity.wrong for identity in identities) else 0)

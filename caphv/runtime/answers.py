@@ -135,8 +135,7 @@ class Answers:
             del parts[4:6]
         api = "/".join(parts[:5])
         return (
-            f"{self._server} does not serve {api}: install its CRDs there, or name another server "
-            "(management cluster and Harvester have kubeconfigs of their own)"
+            f"{self._server} does not serve {api}: install its CRDs there, or name another server"
         )
 
     def _no_api_error(self, detail: str) -> ApiError:

@@ -131,6 +131,7 @@ async def _read(
     options: TraceOptions, key: Key, tree: Tree
 ) -> tuple[ClusterFacts, Rendered, LiveState]:
     """Read the cluster, render its bundles, and read their live objects."""
+    from caphv.api import names
     from caphv.runtime.client import ApiClient
     from caphv.runtime.clientconfig import own_configuration
     from caphv.runtime.errors import RequestError
@@ -152,7 +153,7 @@ async def _read(
                 raise InputError(f"the management cluster has no Cluster {key} on Harvester")
             (rendered,) = bundler.render([facts], tree).rendered or (None,)
             if rendered is None or rendered.settings is None or not rendered.ok:
-                faults = "its bundles are suspended"
+                faults = f"its annotation {names.SUSPEND_ADDONS_ANNOTATION} suspends its bundles"
                 if rendered:
                     faults = "; ".join(map(str, rendered.findings))
                 raise InputError(f"cluster {key} cannot be rendered: {faults}")

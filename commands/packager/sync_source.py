@@ -29,14 +29,21 @@ def read_source(options: SyncOptions, reader: Reader, step: Step) -> tuple[Sourc
 
     Raises `InputError`, `click.UsageError`.
     """
+    from packager.definitions.sourcefile import SourceProblem
     from packager.git.errors import UnusableContent
 
     name = _source_name(options)
     files, unread, reason = _files(options, step)
     try:
-        return reader.read(files, unread, name=name), reason
+        source = reader.read(files, unread, name=name)
     except UnusableContent as error:
         raise InputError(str(error)) from None
+
+    if options.definitions and not files:
+        # The last definition may have been removed, but also the wrong folder named.
+        detail = "has no definition: all clusters that it defined before count as removed"
+        source.problems.append(SourceProblem(str(options.definitions), 1, detail, advice=True))
+    return source, reason
 
 
 def source_repository(options: SyncOptions) -> RepositoryOptions:
@@ -148,7 +155,7 @@ def _folder_files(folder: Path) -> Tree:
     try:
         return {
             Path(name).relative_to(folder).as_posix(): Path(name).read_bytes()
-            for name, _ in files([str(folder)])
+            for name, _ in files([str(folder)], may_be_empty=True)
         }
     except (Unreadable, OSError) as error:
         raise InputError(str(error)) from None

@@ -68,8 +68,8 @@ Examples:
   caphv sandbox up
   caphv sandbox up --name second --boot-seconds 20
   caphv sandbox up --fresh             remove an existing sandbox first
-  caphv sandbox up --no-provider       then: caphv run --kubeconfig $(caphv sandbox kubeconfig \
---path)
+  caphv sandbox up --no-provider       then run it yourself:
+  caphv run --kubeconfig $(caphv sandbox kubeconfig --path) --allow-harvester-cidr 127.0.0.0/8
 """,
 )
 @sandbox_options
@@ -277,21 +277,23 @@ def logs(
 
 
 def _print_table(state: Mapping[str, Any]) -> None:
+    names = [part["name"] for part in (*state.get("servers", ()), *state.get("processes", ()))]
+    width = max(map(len, ("live page", *names)))
     click.echo(f"{state['name']}: {state['status']}")
-    click.echo(f"  folder      {state['folder']}")
+    click.echo(f"  {'folder':<{width}}  {state['folder']}")
     if state["status"] == "absent":
         click.echo(state["remedy"])
         return
 
-    click.echo(f"  created     {state['created']}")
-    click.echo(f"  network     {state['network']}")
+    click.echo(f"  {'created':<{width}}  {state['created']}")
+    click.echo(f"  {'network':<{width}}  {state['network']}")
     for server in state["servers"]:
-        click.echo(f"  {server['name']:<11} {server['url']}  {server['kubeconfig']}")
+        click.echo(f"  {server['name']:<{width}}  {server['url']}  {server['kubeconfig']}")
     if "page" in state:
-        click.echo(f"  {'live page':<11} {state['page']}")
+        click.echo(f"  {'live page':<{width}}  {state['page']}")
     for part in state["processes"]:
         click.echo(
-            f"  {part['name']:<11} pid {part['pid']:<8} "
+            f"  {part['name']:<{width}}  pid {part['pid']:<8} "
             f"{'running' if part['running'] else 'not running'}"
         )
     if state["remedy"]:
@@ -307,7 +309,10 @@ def _remedy(state: Mapping[str, Any], name: str | None, folder: Path | None) -> 
         return f"To start it: caphv sandbox up{options}"
     missing = [part["name"] for part in state["processes"] if not part["running"]]
     if not missing:
-        return f"Its start did not complete. To start it again: caphv sandbox up{options}"
+        return (
+            "It is still starting, or its start was interrupted. To wait for it or to complete it: "
+            f"caphv sandbox up{options}"
+        )
     return (
         f"To restart {', '.join(missing)} and keep all clusters: caphv sandbox up{options}\n"
         f"To see why it stopped: caphv sandbox logs {missing[0]}{options}"

@@ -111,6 +111,19 @@ def missing_of(backup: Backup) -> dict[str, str]:
     return missing
 
 
+def absent_in_use(backup: Backup) -> list[str]:
+    """Return the absent objects that something other than a template refers to.
+
+    Templates of a ClusterClass have placeholders, which variables of each Cluster replace.
+    """
+    placeholders: set[str] = set()
+    in_use: set[str] = set()
+    for identity, obj in backup.objects.items():
+        names_of_kind = placeholders if identity.kind.endswith("Template") else in_use
+        names_of_kind.update(map(str, references(obj)))
+    return sorted(name for name in backup.absent if name in in_use or name not in placeholders)
+
+
 def created_form(
     obj: Obj, uids: Mapping[ObjectId, str], source: Source, *, paused: bool = True
 ) -> Obj:

@@ -93,6 +93,9 @@ async def _read_account(
         # Unusable certificate data must raise here, where the name of the Secret is known.
         kubeconfig.connection()
         return Account(key, kubeconfig, namespaces)
+    except NotFound:
+        why = "does not exist: create it (caphv identity create), or correct the name"
+        return Unseen(f"identity Secret {key}", why)
     except RequestError as error:
         return unseen(f"identity Secret {key}", error)
     except ValueError as error:  # of a kubeconfig, or of a name that is empty

@@ -48,8 +48,12 @@ def references(obj: Obj) -> Iterator[ObjectId]:
     namespace = key_of(obj).namespace
     spec = obj.get("spec")
     if isinstance(spec, dict):
+        kind = id_of(obj)[:2]
+        if kind == (resources.CLUSTER_API_GROUP, "ClusterClass"):
+            # Schemas of variables have examples, which look like references.
+            spec = {name: value for name, value in spec.items() if name != "variables"}
         yield from _references(spec, namespace)
-        if id_of(obj)[:2] == (resources.CLUSTER_API_GROUP, "Cluster"):
+        if kind == (resources.CLUSTER_API_GROUP, "Cluster"):
             yield from _class_of(spec, namespace)
 
 

@@ -281,7 +281,10 @@ class AddressPool:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """The provider, by its Lease; `since` is the time of the last renewal."""
+    """The provider, by its Lease; `since` is the time of the last renewal.
+
+    If there is none, `lease` is empty, and `since` is the age of the oldest object that waits.
+    """
 
     lease: str
     silent: bool = False

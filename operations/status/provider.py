@@ -14,7 +14,7 @@ from caphv.api.object import LEASES, Obj, at, key_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from operations.read.management import list_all
-from operations.read.objects import time_of
+from operations.read.objects import conditions_of, time_of
 from operations.status.model import Provider
 
 SILENT_SECONDS = 60.0
@@ -65,6 +65,37 @@ def provider_of(leases: Iterable[Obj], now: datetime) -> Provider | None:
         since=since,
         cause=f"silent: Lease {key} is not renewed; what is shown may be outdated",
         next_step=f"Check whether it runs: {remedies.GET_PODS(namespace=key.namespace)}",
+    )
+
+
+def provider_or_absence(
+    provider: Provider | None, harvester_clusters: Iterable[Obj], now: datetime
+) -> Provider | None:
+    """Return the provider, or that there is none, if a HarvesterCluster proves it.
+
+    Without a readable Lease, one that nothing has reconciled for a minute shows that no provider is
+    installed, or that it serves other objects.
+    """
+    if provider is not None:
+        return provider
+
+    untouched = []
+    for obj in harvester_clusters:
+        created = str(obj["metadata"].get("creationTimestamp") or "")
+        created_at = time_of(created)
+        is_old = created_at and (now - created_at).total_seconds() > SILENT_SECONDS
+        if is_old and not any(conditions_of(obj)) and not obj["metadata"].get("finalizers"):
+            untouched.append((created, key_of(obj)))
+    if not untouched:
+        return None
+
+    since, key = min(untouched)
+    return Provider(
+        "",
+        silent=True,
+        since=since,
+        cause=f"none has reconciled HarvesterCluster {key}, and no Lease of one can be read",
+        next_step=f"Install it, or see whether it runs: {remedies.GET_PODS(namespace=_NAMESPACE)}",
     )
 
 

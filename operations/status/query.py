@@ -16,7 +16,7 @@ from operations.status.assembly import overview_of
 from operations.status.causes import with_causes
 from operations.status.details import with_details
 from operations.status.model import Overview, State
-from operations.status.provider import read_provider
+from operations.status.provider import provider_or_absence, read_provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,9 @@ async def answer_of(
     time = datetime.now(UTC)
     whole = overview_of(objects, time)
     clusters = tuple(cluster for cluster in whole.clusters if query.takes(cluster.key))
-    provider = await read_provider(client, time)
+    provider = provider_or_absence(
+        await read_provider(client, time), objects.harvester_clusters, time
+    )
     # A cause counts as shared only if clusters in the query share it.
     overview = with_causes(replace(whole, clusters=clusters, provider=provider))
     if not query.deep:

@@ -185,6 +185,9 @@ _BY_REASON: dict[str, str] = {
 # Cluster API reverts changes of the objects that it creates from a topology, so that users must
 # correct the variables of the topology.
 _IN_TOPOLOGY: dict[str, str] = {
+    Reason.INFRASTRUCTURE_PROVISIONING_FAILED: (
+        f"Do what it says. Variables of the Cluster set its spec: {remedies.EDIT_CLUSTER}"
+    ),
     Reason.IMAGE_IMPORT_FAILED: (
         "Correct variable images, or do what the message says on Harvester: "
         f"{remedies.EDIT_CLUSTER}"

@@ -177,7 +177,8 @@ _KINDS: tuple[tuple[type[GitError], re.Pattern[str], str], ...] = (
             r"|RPC failed|returned error: 5\d\d|Could not read from remote|Network is unreachable",
             re.I,
         ),
-        "check the address, proxy and CA bundle, and whether the host is up; it will be retried",
+        "check the address, proxy and CA bundle, and whether the host is up; a running packager "
+        "tries again",
     ),
 )
 

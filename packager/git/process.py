@@ -126,7 +126,10 @@ def run(
             out, messages = _exchange(process, stdin, timeout)
         except subprocess.TimeoutExpired:
             _kill(process)
-            message = f"{action} took more than {timeout:g} s and was stopped; it will be retried"
+            message = (
+                f"{action} took more than {timeout:g} s and was stopped; a running packager tries "
+                "again"
+            )
             raise Unreachable(message) from None
         except BaseException:
             _kill(process)

@@ -98,7 +98,10 @@ async def reserve_address(scope: ClusterScope, pool: str, address: str) -> str:
         )
         if isinstance(answer, addressplan.Refusal):
             reason = Reason.INFRASTRUCTURE_PROVISIONING_FAILED
-            raise Blocked(_READY, reason, answer.message, released, Watched.SELF, warn=True)
+            message = answer.message
+            if scope.obj["spec"]["loadBalancerConfig"].get("ipPoolRef") == pool:
+                message = f"spec.loadBalancerConfig.ipPoolRef: {message}"
+            raise Blocked(_READY, reason, message, released, Watched.SELF, warn=True)
     return answer.address
 
 

@@ -350,7 +350,10 @@ def _refusal(
         else:
             parts.append(_exhaustion(request, [pools[name] for name in present]))
     if missing:
-        parts.append(f"IPPool {', '.join(missing)} does not exist on Harvester")
+        parts.append(
+            f"IPPool {', '.join(missing)} does not exist on Harvester: create it there, or name "
+            "another"
+        )
     parts.extend(invalid[name] for name in request.pools if name in invalid)
     return Refusal(reason, "; ".join(parts))
 

@@ -89,7 +89,7 @@ def _template_immutable(subject: Subject) -> Iterator[Finding]:
     if subject.old is None or (subject.dry_run and _TOPOLOGY_DRY_RUN in subject.annotations):
         return
     if not _same(subject.spec.value, subject.old.spec.value):
-        yield subject.spec.forbidden("is immutable: make a new template and refer to that")
+        yield subject.spec.forbidden("is immutable: create one of another name, and reference that")
 
 
 @RULES.rule(

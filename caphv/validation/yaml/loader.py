@@ -47,19 +47,22 @@ class Source:
         return self.lines[line - 1]
 
 
-def files(paths: Iterable[str], *, skip_others: bool = False) -> Iterator[tuple[str, bool]]:
+def files(
+    paths: Iterable[str], *, skip_others: bool = False, may_be_empty: bool = False
+) -> Iterator[tuple[str, bool]]:
     """Yield the files, and all YAML and JSON files below the folders, sorted.
 
     Yields with each file whether a path names the file itself. Skips hidden files and folders. With
     `skip_others`, named files count as found in a folder.
 
     Raises:
-        Unreadable: there is no such file or folder, or a folder holds none of these files.
+        Unreadable: there is no such file or folder, or a folder holds none of these files, unless
+            it `may_be_empty`.
     """
     for path in paths:
         if path != STDIN and os.path.isdir(path):
             names = _below(path)
-            if not names:
+            if not names and not may_be_empty:
                 msg = f"{path}: no file ends in {', '.join(SUFFIXES)}"
                 raise Unreadable(msg)
             for name in names:

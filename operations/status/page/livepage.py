@@ -26,7 +26,7 @@ from operations.status.healthchecks import replacements_of
 from operations.status.model import Cluster, Overview, Provider
 from operations.status.page.content import content_of, events_of
 from operations.status.page.server import Feed, PageServer
-from operations.status.provider import read_provider
+from operations.status.provider import provider_or_absence, read_provider
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,9 @@ class LivePage:
 
     async def _read_provider(self) -> None:
         """Read whether a provider is at work. Its Lease changes too often to be watched."""
-        self._provider = await read_provider(self._client, datetime.now(UTC))
+        now = datetime.now(UTC)
+        provider = await read_provider(self._client, now)
+        self._provider = provider_or_absence(provider, self._objects.harvester_clusters, now)
         await self._show("the provider")
 
     async def _read_deep(self) -> None:

@@ -121,7 +121,7 @@ async def test_a_remote_that_hangs_holds_up_nothing_else(case: Case) -> None:
     port = server.sockets[0].getsockname()[1]
     packager = await case.running("--git-timeout=2", url=f"http://127.0.0.1:{port}/fleet.git")
     await case.cluster("one", values=CALICO)
-    await case.until_condition("one", "False", "AddonBundlesNotPushed", "was stopped; it will be retried")
+    await case.until_condition("one", "False", "AddonBundlesNotPushed", "was stopped; a running packager tries again")
     assert packager.alive
     server.close()
 

@@ -323,6 +323,16 @@ async def test_missing_pool_is_named_and_picked_up_when_it_comes(case: Case) -> 
     await case.until(HARVESTER_CLUSTERS, case.name, is_ready, timeout=AT_ONCE)
 
 
+async def test_missing_load_balancer_pool_is_named_with_its_field(case: Case) -> None:
+    await case.cluster(loadBalancerConfig={"ipamType": "pool", "ipPoolRef": f"{case.name}-balancers"})
+    text = f"spec.loadBalancerConfig.ipPoolRef: IPPool {case.name}-balancers does not exist on Harvester: create it"
+    await case.until(
+        HARVESTER_CLUSTERS, case.name, is_false("LoadBalancerReady", "InfrastructureProvisioningFailed", text)
+    )
+    await case.pool("balancers", 1, 1)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_ready, timeout=AT_ONCE)
+
+
 async def test_exhausted_load_balancer_pool_continues_when_an_address_is_free(case: Case) -> None:
     pool = await case.pool("full", 1, 1)
     await case.reserve(pool, f"{case.subnet}.1", "another/owner")

@@ -108,7 +108,8 @@ def test_what_cannot_be_followed_is_named(case: Case) -> None:
     assert (faulty.exit_code, "mtu: Invalid value: 1" in faulty.output) == (2, True)
     case.put(MTU, suspended=True)
     suspended = case.trace("team/demo")
-    assert (suspended.exit_code, "cluster team/demo cannot be rendered: " in suspended.output) == (2, True)
+    text = "annotation addons.caphv.io/suspend suspends its bundles"
+    assert (suspended.exit_code, text in suspended.output) == (2, True)
     case.servers.management.errors["discover"] = Unreachable("no route")
     away = case.trace("team/demo")
     assert (away.exit_code, "cannot read the management cluster: no route" in away.output) == (2, True)

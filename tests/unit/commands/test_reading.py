@@ -422,3 +422,9 @@ def test_identities_are_listed_with_their_clusters(servers: Servers) -> None:
     servers.put(other)
     result = servers.caphv("identity", "list", "-A")
     assert (result.exit_code, "team/gone" in result.stdout) == (1, True)
+
+
+def test_a_namespace_without_identities_is_named(servers: Servers) -> None:
+    result = servers.caphv("identity", "list", "-n", "elsewhere")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "No identities in namespace elsewhere; all namespaces: -A" in result.stderr

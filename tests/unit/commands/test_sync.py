@@ -79,6 +79,18 @@ def test_a_removed_definition_is_held_until_it_is_confirmed(source: Path, origin
     assert not any(path.startswith("manifests/team-a/a/") for path in origin.files())
 
 
+def test_the_last_definition_of_a_folder_is_removed_like_others(source: Path, origin: Origin) -> None:
+    put(source, definition("a"))
+    done(sync(source, origin))
+    (source / "a.yaml").unlink()
+    held = sync(source, origin)
+    assert held.exit_code == 1
+    assert "has no definition: all clusters that it defined before count as removed" in held.stderr
+    assert "manifests/team-a/a/cluster/cluster.yaml" in origin.files()
+    assert sync(source, origin, "--confirm", "team-a/a").exit_code == 1
+    assert "removed manifests/team-a/a" in done(sync(source, origin, "--confirm", "team-a/a")).stdout
+
+
 def test_a_folder_gets_the_same_files_and_no_gitrepo(source: Path, tmp_path: Path) -> None:
     put(source, definition("a"))
     result = done(call("sync", source, "--folder", tmp_path / "fleet"))

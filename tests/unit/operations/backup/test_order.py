@@ -15,6 +15,7 @@ from operations.backup.files import Backup
 from operations.backup.order import (
     Action,
     Source,
+    absent_in_use,
     created_form,
     differences,
     is_held,
@@ -113,6 +114,27 @@ def test_what_the_provider_records_about_parking_is_no_difference() -> None:
     live["metadata"]["annotations"]["caphv.io/park-schedule"] = "Sun"
     (path,) = differences(created_form(cluster, {}, Source("b"), paused=False), live)
     assert path == "metadata.annotations.caphv.io/park-schedule"
+
+
+def refers_to_secret(kind: str, name: str) -> Obj:
+    metadata = {"name": f"{kind.lower()}-{name}", "namespace": "team"}
+    return {
+        "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1",
+        "kind": kind,
+        "metadata": metadata,
+        "spec": {"identitySecret": {"name": name}},
+    }
+
+
+def test_placeholders_of_templates_are_not_reported_as_absent() -> None:
+    objs = [
+        refers_to_secret("HarvesterClusterTemplate", "placeholder"),
+        refers_to_secret("HarvesterClusterTemplate", "lost"),
+        refers_to_secret("HarvesterCluster", "lost"),
+    ]
+    absent = {"Secret team/placeholder", "Secret team/lost", "Machine team/owner"}
+    backup = Backup(objects={id_of(obj): obj for obj in objs}, absent=frozenset(absent))
+    assert absent_in_use(backup) == ["Machine team/owner", "Secret team/lost"]
 
 
 def test_an_owner_that_is_not_there_is_left_out() -> None:

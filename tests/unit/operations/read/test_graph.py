@@ -136,3 +136,12 @@ def test_a_resource_set_without_a_selector_is_of_no_cluster() -> None:
     (addons,) = (obj for obj in objs if obj["kind"] == "ClusterResourceSet")
     addons["spec"]["clusterSelector"] = {}
     assert "ClusterResourceSet team/shop-addons" not in labels(objs)
+
+
+def test_examples_in_schemas_of_variables_are_no_references() -> None:
+    schema = {"openAPIV3Schema": {"example": [{"credentialsSecretName": "etcd-s3"}]}}
+    names = {"templateRef": {"apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "K", "name": "k"}}
+    spec = {"variables": [{"name": "registries", "schema": schema}], "infrastructure": names}
+    metadata = {"name": "c", "namespace": "n"}
+    obj: Obj = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "ClusterClass", "metadata": metadata, "spec": spec}
+    assert [str(reference) for reference in references(obj)] == ["K n/k"]

@@ -519,3 +519,13 @@ def test_a_missing_pool_is_corrected_where_the_user_edits_it() -> None:
     del builder.cluster["spec"]["topology"]
     (without,) = overview_of(builder.objects(), NOW).clusters[0].problems
     assert without.next_step.endswith("kubectl edit harvestercluster shop-x -n team")
+
+
+def test_a_failure_of_the_load_balancer_is_corrected_in_the_topology() -> None:
+    builder = Builder()
+    message = "spec.loadBalancerConfig.ipPoolRef: IPPool lb does not exist on Harvester"
+    builder.harvester_cluster["status"]["conditions"] = [
+        condition("LoadBalancerReady", "False", "InfrastructureProvisioningFailed", message)
+    ]
+    (problem,) = overview_of(builder.objects(), NOW).clusters[0].problems
+    assert problem.next_step.endswith("kubectl edit cluster shop -n team")

@@ -12,7 +12,7 @@ from caphv.api.object import LEASES, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from operations.doctor.reading import read_management_facts
-from operations.status.provider import provider_of, read_provider
+from operations.status.provider import provider_of, provider_or_absence, read_provider
 from tests.support.clusters import NOW, ago
 from tests.support.memoryserver import MemoryServer
 
@@ -55,6 +55,30 @@ def test_a_lease_that_never_was_renewed_says_nothing() -> None:
     provider = provider_of([{"metadata": {"name": LEASE, "namespace": "a"}}], NOW)
     assert provider
     assert not provider.silent
+
+
+def untouched(seconds: float, **more: Any) -> Obj:
+    return {"metadata": {"name": "shop", "namespace": "team", "creationTimestamp": ago(seconds=seconds)}} | more
+
+
+def test_a_cluster_that_nothing_reconciles_shows_that_no_provider_is_installed() -> None:
+    provider = provider_or_absence(None, [untouched(70), untouched(90)], NOW)
+    assert provider
+    assert (provider.silent, provider.since) == (True, ago(seconds=90))
+    assert "none has reconciled HarvesterCluster team/shop" in provider.cause
+
+
+@pytest.mark.parametrize(
+    "obj", [untouched(50), untouched(90, status={"conditions": [{"type": "Ready"}]}), {"metadata": {"name": "x"}}]
+)
+def test_a_cluster_that_is_new_or_was_reconciled_says_nothing_about_the_provider(obj: Obj) -> None:
+    obj["metadata"].setdefault("namespace", "team")
+    assert provider_or_absence(None, [obj], NOW) is None
+
+
+def test_a_provider_with_a_lease_is_not_absent_whatever_it_leaves_alone() -> None:
+    provider = provider_of([lease(3)], NOW)
+    assert provider_or_absence(provider, [untouched(90)], NOW) == provider
 
 
 # Several Leases on a management cluster
