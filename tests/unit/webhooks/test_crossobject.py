@@ -2,10 +2,12 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 
+from caphv.api.identities import allows
 from caphv.api.object import Obj
 from webhooks.crossobject import CROSS_OBJECT_RULES, check, check_together
 
@@ -387,6 +389,14 @@ def test_a_shared_identity_allows_the_namespace(objects: dict[str, Obj], name: s
     found = [located.finding for located in check_together([*objects.values(), shared])]
     assert [finding.rule for finding in found] == (["identity-namespace"] if problem else [])
     assert all(finding.field == "spec.identityRef.name" and problem in finding.detail for finding in found)
+
+
+def test_the_example_of_a_shared_identity_is_right(checkout: Path) -> None:
+    example = yaml.safe_load((checkout / "examples" / "identities" / "shared.yaml").read_text())
+    assert check(example) == []
+    assert allows(example, "team-a", None)
+    assert allows(example, "team-b", {"harvester": "shared"})
+    assert not allows(example, "team-b", {})
 
 
 def test_a_shared_identity_is_checked_by_its_schema() -> None:
