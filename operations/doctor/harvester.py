@@ -317,10 +317,15 @@ def _check_pools(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
             config = at(obj, "spec", name) or {}
             used.update(referenced_pools(config))
 
+    # A command finds the Harvester by an identity or a cluster in its namespace.
+    namespaces = [key_of(obj).namespace for obj in facts.clusters]
+    if not is_cluster_identity(facts.identity):
+        namespaces.insert(0, facts.identity.namespace)
     for report in facts.pools:
         in_use = report.name in used
         if in_use or report.wrong:
-            yield _check_pool(report, subject, used=in_use, namespace=facts.identity.namespace)
+            namespace = next(iter(namespaces), "NAMESPACE")
+            yield _check_pool(report, subject, used=in_use, namespace=namespace)
 
 
 def _check_pool(report: PoolReport, subject: str, *, used: bool, namespace: str) -> Check:
@@ -329,7 +334,7 @@ def _check_pool(report: PoolReport, subject: str, *, used: bool, namespace: str)
     :param report: the report on the pool
     :param subject: the Harvester
     :param used: whether a cluster uses the pool
-    :param namespace: the namespace of the identity
+    :param namespace: the namespace of the identity, or of a cluster that uses it
     """
     if report.error:
         remedy = "Correct spec.ranges of the IPPool"

@@ -519,3 +519,10 @@ def test_a_missing_pool_is_corrected_where_the_user_edits_it() -> None:
     del builder.cluster["spec"]["topology"]
     (without,) = overview_of(builder.objects(), NOW).clusters[0].problems
     assert without.next_step.endswith("kubectl edit harvestercluster shop-x -n team")
+
+
+def test_the_next_step_for_shared_credentials_names_no_secret_that_is_not_known() -> None:
+    subject = Subject("team", "shop", "HarvesterCluster", "shop-x", identity="HarvesterClusterIdentity/shared")
+    assert "caphv identity rotate NAMESPACE/NAME" in next_step(Reason.HARVESTER_AUTHENTICATION_FAILED, subject)
+    step = next_step(Reason.ANOTHER_HARVESTER, subject)
+    assert "Secret of HarvesterClusterIdentity shared" in step
