@@ -102,7 +102,8 @@ read, or wrong usage.
 @click.option(
     "--harvester-kubeconfig",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Kubeconfig for Harvester, for the identity Secret; without it the Secret must exist.",
+    help="Kubeconfig for Harvester, for the identity Secret; without it the Secret must exist. "
+    "With --cluster-identity, only for checks.",
 )
 @click.option(
     "--check-kubeconfig",

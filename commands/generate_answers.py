@@ -245,13 +245,21 @@ def _summary(
         ),
         (
             "Identity",
-            (
-                f"Secret {definition.key.namespace}/{definition.identity_secret}"
-                f"{'' if server else ', which must exist'}"
-            ),
+            _identity(definition, server),
         ),
         ("Add-ons", f"by {definition.delivery}" if definition.delivery != "None" else "none"),
     ]
+
+
+def _identity(definition: Definition, server: str) -> str:
+    if definition.cluster_identity:
+        namespace = definition.key.namespace
+        return (
+            f"HarvesterClusterIdentity {definition.cluster_identity}, which must allow namespace "
+            f"{namespace}"
+        )
+    secret = f"Secret {definition.key.namespace}/{definition.identity_secret}"
+    return secret if server else f"{secret}, which must exist"
 
 
 def _image(definition: Definition) -> str:

@@ -22,6 +22,7 @@ _BY_FIELD = {
     ("spec", "loadBalancer"): "Addresses",
     ("spec", "targetNamespace"): "Harvester",
     ("spec", "identitySecret"): "Harvester",
+    ("spec", "identityRef"): "Harvester",
     ("spec", "addons"): "Network and add-ons",
     ("spec", "clusterNetwork"): "Network and add-ons",
     ("spec", "fleet"): "Network and add-ons",

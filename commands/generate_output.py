@@ -27,8 +27,12 @@ _REFUSED = 1
 
 
 def identity_objects(cluster: Built, identity: str) -> list[Obj]:
-    """Return the identity Secret with a kubeconfig; an empty list without a kubeconfig."""
-    if not identity or cluster.definition is None:
+    """Return the identity Secret with a kubeconfig.
+
+    The list is empty without a kubeconfig, and with a HarvesterClusterIdentity, whose owner has the
+    Secret.
+    """
+    if not identity or cluster.definition is None or not cluster.definition.identity_secret:
         return []
 
     from reconciler.harvester.identityaccount import identity_secret

@@ -169,9 +169,14 @@ async def _read_identities(management: ManagementOptions, namespace: str) -> tup
     from datetime import UTC, datetime
 
     from caphv.api import resources
+    from caphv.api.identities import identity_of
     from caphv.api.object import SECRETS, key_of
     from caphv.runtime.errors import Forbidden
-    from operations.read.accounts import allow_insecure, identity_of, read_accounts
+    from operations.read.accounts import (
+        allow_insecure,
+        read_accounts,
+        secrets_of_cluster_identities,
+    )
     from operations.read.management import list_all
     from operations.status.identities import identities_of, unused_secrets
 
@@ -183,6 +188,7 @@ async def _read_identities(management: ManagementOptions, namespace: str) -> tup
             # A cluster in another namespace may use a Secret of this namespace.
             others = await list_all(client, resources.HARVESTER_CLUSTERS) if namespace else clusters
             used = {identity_of(obj) for obj in (*clusters, *others)}
+            used.update((await secrets_of_cluster_identities(client)).values())
             spare = {key_of(obj): obj for obj in unused_secrets(secrets, used)}
         except Forbidden as error:
             echo(f"not seen: identities that no cluster uses: {error}", err=True)

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from caphv.api.identities import ALL_NAMESPACES
 from commands.errors import CommandError
 from commands.options.groups import fill
 from commands.options.outputfile import FileOptions, file_options, write_private
@@ -46,6 +48,13 @@ def _check_names(_ctx: click.Context, _option: click.Parameter, value: _Names) -
     return value
 
 
+def _check_shared(
+    ctx: click.Context, option: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    _check_names(ctx, option, tuple(name for name in value if name != ALL_NAMESPACES))
+    return value
+
+
 @click.command(
     short_help="Create an account on Harvester and its identity Secret.",
     context_settings={"show_default": True},
@@ -54,6 +63,8 @@ Examples:
   caphv identity create --harvester-kubeconfig harvester.yaml --dry-run
   caphv identity create --harvester-kubeconfig harvester.yaml --secret-namespace team-a | kubectl \
 apply -f -
+  caphv identity create --harvester-kubeconfig harvester.yaml --secret-name shared --share-with \
+team-a | kubectl apply -f -
   caphv identity create --harvester-kubeconfig harvester.yaml --expires-in 90 | kubectl apply -f -
   caphv identity create --harvester-kubeconfig harvester.yaml --target-namespace team-a -o \
 kubeconfig --file team-a.yaml
@@ -123,7 +134,21 @@ kubeconfig --file team-a.yaml
     "--secret-namespace",
     default="default",
     callback=_check_names,
-    help="Namespace of the identity Secret, that of the clusters.",
+    help=(
+        "Namespace of the identity Secret, that of the clusters; with --share-with that of "
+        "the provider, caphv-system by default."
+    ),
+)
+@click.option(
+    "--share-with",
+    "shared",
+    multiple=True,
+    metavar="NAMESPACE",
+    callback=_check_shared,
+    help=(
+        "Also write a HarvesterClusterIdentity, with the name of the Secret, that clusters of this "
+        "namespace may use; may be repeated, * for all."
+    ),
 )
 @click.option(
     "-o",
@@ -159,6 +184,7 @@ def create(
     secret_namespace: str,
     output: str,
     *,
+    shared: tuple[str, ...],
     dry_run: bool,
     target: FileOptions,
     options: AccountOptions,
@@ -183,6 +209,8 @@ def create(
         raise click.UsageError("--all-namespaces and --target-namespace exclude each other")
     if options.lasting_token and options.expires_in:
         raise click.UsageError("--lasting-token and --expires-in exclude each other")
+    if shared and output == "kubeconfig":
+        raise click.UsageError("--share-with and -o kubeconfig exclude each other")
 
     account = identityaccount.Account(
         options.name,
@@ -202,7 +230,12 @@ def create(
         _explain_no_identity(account, target.file)
         return
 
-    if output == "secret":
+    if shared:
+        source = click.get_current_context().get_parameter_source("secret_namespace")
+        own = "caphv-system" if source is ParameterSource.DEFAULT else secret_namespace
+        documents = identityaccount.shared_identity(secret_name, own, content, shared)
+        content = yaml.safe_dump_all(documents, sort_keys=False)
+    elif output == "secret":
         secret = identityaccount.identity_secret(secret_name, secret_namespace, content)
         content = yaml.safe_dump(secret, sort_keys=False)
     _write(content, target.file)

@@ -141,9 +141,10 @@ async def _plan(
     """Return the clusters with their plans. Raises `ChangeError`."""
     from dataclasses import replace
 
+    from caphv.api.identities import describe, identity_of
     from caphv.api.object import being_deleted, key_of
     from operations.change.parking import clusters_on, plan_park, plan_resume
-    from operations.read.accounts import identity_of, read_accounts
+    from operations.read.accounts import read_accounts
     from operations.read.harvester import read_harvesters
     from operations.read.management import read_management
     from operations.status.assembly import parts_of
@@ -168,7 +169,7 @@ async def _plan(
     plans = []
     for each in selected:
         infrastructure = each.harvester_cluster or {}
-        identity = str(identity_of(infrastructure))
+        identity = describe(identity_of(infrastructure))
         why = "; ".join(str(unseen) for unseen in harvesters.unseen if identity in unseen.what)
         plans.append(plan_resume(each, harvesters.of(infrastructure), why))
     return chosen, plans

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 from caphv.api import clusterapi, resources
+from caphv.api.identities import identity_of, reference_of
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION
 from caphv.api.object import SECRETS, Key, Obj, Resource, annotations_of, key_of, owner_reference
 from caphv.runtime.cache import Informer
@@ -61,7 +62,9 @@ class Caches:
                 client, SECRETS, namespace=namespace, metadata_only=True, transform=_slim_secret
             ),
             harvester_clusters=infrastructure(
-                resources.HARVESTER_CLUSTERS, identity=_identity_secret
+                resources.HARVESTER_CLUSTERS,
+                identity=_identity,
+                identity_namespace=_identity_namespace,
             ),
             harvester_machines=infrastructure(
                 resources.HARVESTER_MACHINES,
@@ -146,9 +149,13 @@ def _bootstrap_secret(machine: Obj) -> Iterable[str]:
     return [f"{machine['metadata']['namespace']}/{name}"] if name else []
 
 
-def _identity_secret(cluster: Obj) -> Iterable[str]:
-    reference = (cluster.get("spec") or {}).get("identitySecret") or {}
-    return [f"{reference.get('namespace')}/{reference.get('name')}"]
+def _identity(cluster: Obj) -> Iterable[str]:
+    return [str(identity_of(cluster))]
+
+
+def _identity_namespace(cluster: Obj) -> Iterable[str]:
+    # Labels of a namespace may decide whether its clusters may use a HarvesterClusterIdentity.
+    return [cluster["metadata"]["namespace"]] if reference_of(cluster) else []
 
 
 def _cluster(machine: Obj) -> Iterable[str]:

@@ -9,10 +9,10 @@ reconciles read (`reconciler.predicates`).
 from __future__ import annotations
 
 from caphv.api import clusterapi, resources
+from caphv.api.identities import cluster_identity, identity_of, is_cluster_identity, reference_of
 from caphv.api.object import Key, Obj, at, key_of, uid_of
 from caphv.runtime.cache import Change
 from reconciler import triggers
-from reconciler.cluster.identity import secret_of
 from reconciler.context import Context
 from reconciler.harvester.addressuse import machine_addresses
 from reconciler.harvesterhandlers import HarvesterHandlers
@@ -59,7 +59,8 @@ class EventHandlers:
 
         self._harvester.connect()
 
-        # Workload clusters, single objects that a cluster refers to, and Rancher.
+        # Identities, workload clusters, single objects that a cluster refers to, and Rancher.
+        context.cluster_identities.connect(self.cluster_identity, self.namespace)
         context.workloads.connect(self.node, self.workload_answer, self.workload_reach)
         context.object_watches.connect(self._clusters.add)
         context.rancher.connect(self.rancher)
@@ -75,7 +76,8 @@ class EventHandlers:
             self._clusters.add(change.key)
             # A former Secret may lose its finalizer, and a new one gets it.
             for obj in filter(None, (change.old, change.new)):
-                self._identities.add(secret_of(obj))
+                if not is_cluster_identity(identity := identity_of(obj)):
+                    self._identities.add(identity)
 
         if differs(change, fields_for_machines):
             cluster = self._caches.cluster_of(change.obj)
@@ -156,6 +158,8 @@ class EventHandlers:
             self._identities.add(change.key)
         for harvester_cluster in self._caches.harvester_clusters.store.by_index("identity", secret):
             self._clusters.add(key_of(harvester_cluster))
+        for identity in self._context.cluster_identities.with_secret(change.key):
+            self.cluster_identity(identity)
         if change.new is None:
             return
 
@@ -169,6 +173,21 @@ class EventHandlers:
             _, name = clusterapi.infrastructure_ref(cluster) if cluster else ("", "")
             if name:
                 self._clusters.add(Key(change.key.namespace, name))
+
+    def cluster_identity(self, name: str) -> None:
+        """Enqueue the clusters that refer to a HarvesterClusterIdentity; to any without a name."""
+        store = self._caches.harvester_clusters.store
+        for cluster in store.by_index("identity", str(cluster_identity(name))) if name else store:
+            if reference_of(cluster):
+                self._clusters.add(key_of(cluster))
+
+    def namespace(self, name: str) -> None:
+        """Enqueue the clusters of a namespace, by name, whose identity its labels may permit."""
+        if not name:
+            self.cluster_identity("")
+            return
+        for cluster in self._caches.harvester_clusters.store.by_index("identity_namespace", name):
+            self._clusters.add(key_of(cluster))
 
     # Workload clusters
 

@@ -28,6 +28,7 @@ class Watched(Enum):
     MACHINE = "its Machine"
     MACHINES = "the HarvesterMachines of the cluster"
     SECRET = "its identity Secret, bootstrap Secret or kubeconfig"  # noqa: S105 - not a password
+    CLUSTER_IDENTITY = "its HarvesterClusterIdentity and the labels of its namespace"
     OBJECT = "a single object that the cluster watches"
     VM = "the VM of the machine, its instance and its disks"
     LOAD_BALANCER = "the LoadBalancer of the cluster and its Service"

@@ -27,6 +27,7 @@ _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _SHARED = "definitions.json"
 _KINDS = (
     "harvestercluster",
+    "harvesterclusteridentity",
     "harvesterclustertemplate",
     "harvestermachine",
     "harvestermachinetemplate",
@@ -120,10 +121,13 @@ def _definition(files: dict[str, Obj], shared: Obj, file: str) -> Obj:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{names['plural']}.{shared['group']}", "labels": shared["labels"]},
+        "metadata": {
+            "name": f"{names['plural']}.{shared['group']}",
+            "labels": shared["labels"] | details.get("labels", {}),
+        },
         "spec": {
             "group": shared["group"],
-            "scope": shared["scope"],
+            "scope": details.get("scope", shared["scope"]),
             "names": {
                 **names,
                 "listKind": f"{kind}List",

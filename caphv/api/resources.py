@@ -11,6 +11,13 @@ FLEET_GROUP = "fleet.cattle.io"
 CLUSTER_API_VERSIONS = ("v1beta2", "v1beta1")
 
 HARVESTER_CLUSTERS = Resource(GROUP, STORED_VERSION, "harvesterclusters", "HarvesterCluster")
+HARVESTER_CLUSTER_IDENTITIES = Resource(
+    GROUP,
+    STORED_VERSION,
+    "harvesterclusteridentities",
+    "HarvesterClusterIdentity",
+    namespaced=False,
+)
 HARVESTER_MACHINES = Resource(GROUP, STORED_VERSION, "harvestermachines", "HarvesterMachine")
 HARVESTER_MACHINE_TEMPLATES = Resource(
     GROUP, STORED_VERSION, "harvestermachinetemplates", "HarvesterMachineTemplate"

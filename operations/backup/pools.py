@@ -15,6 +15,7 @@ from operator import itemgetter
 import yaml
 
 from caphv.api import names, resources
+from caphv.api.identities import identity_of
 from caphv.api.ippool import referenced_pools
 from caphv.api.object import Obj, at, key_of
 from caphv.api.objectid import ObjectId
@@ -22,7 +23,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, RequestError, Unauthorized
 from caphv.runtime.kubeconfig import KubeconfigError
 from operations.backup.forms import problem_of
-from operations.read.accounts import Account, identity_of, read_accounts
+from operations.read.accounts import Account, read_accounts
 from operations.read.management import list_all, unseen
 from operations.read.objects import Unseen
 from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client, server_of

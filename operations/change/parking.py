@@ -9,6 +9,7 @@ from caphv.api import names, parking, remedies
 from caphv.api.clusterapi import externally_managed
 from caphv.api.counting import counted, name_some
 from caphv.api.hosts import is_ready, is_witness, why_closed
+from caphv.api.identities import identity_of
 from caphv.api.names import (
     PARK_ANNOTATION,
     PARKED_BY_SCHEDULE_ANNOTATION,
@@ -18,7 +19,7 @@ from caphv.api.names import (
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of
 from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
 from operations.change.clusterprogress import ClusterProgress
-from operations.read.accounts import Account, identity_of
+from operations.read.accounts import Account
 from operations.read.objects import HarvesterObjects, ManagementObjects, condition_of
 from operations.status.check import Check, Result, ok
 from operations.status.parts import Parts

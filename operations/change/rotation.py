@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api import remedies
+from caphv.api.identities import identity_of
 from caphv.api.names import PREVIOUS_TOKEN_ANNOTATION, ConditionType
 from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, at, uid_of
 from caphv.api.resources import HARVESTER_CLUSTERS
@@ -36,7 +37,7 @@ from caphv.runtime.kubeconfig import (
     token_claims,
 )
 from operations.doctor import rights
-from operations.read.accounts import identity_of, secrets_with_token
+from operations.read.accounts import secrets_of_cluster_identities, secrets_with_token
 from operations.read.management import list_all
 from operations.read.objects import condition_of
 
@@ -142,9 +143,11 @@ async def read_identity(client: ApiClient, key: Key) -> RotatedIdentity:
         clusters = await list_all(client, HARVESTER_CLUSTERS)
     except Forbidden:
         clusters = await list_all(client, HARVESTER_CLUSTERS, key.namespace)
-    others = {identity_of(obj) for obj in clusters} - {key}
+    shared = await secrets_of_cluster_identities(client)
+    named = [(obj, shared.get(identity_of(obj), identity_of(obj))) for obj in clusters]
+    others = {*shared.values(), *(secret for _, secret in named)} - {key}
     sharing, unread = await secrets_with_token(client, others, access.token)
-    users = [obj for obj in clusters if identity_of(obj) == key]
+    users = [obj for obj, secret in named if secret == key]
     return RotatedIdentity(key, secret, content, access, token, users, sharing, unread)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from caphv.api.identities import identity_of
 from caphv.api.object import Key
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, RequestError
@@ -28,7 +29,6 @@ from operations.change.upgradeplan import (
     surge,
     surging_devices,
 )
-from operations.read.accounts import identity_of
 from operations.read.chartlimits import ChartLimits, read_chart_limits
 from operations.read.harvester import read_harvester
 from operations.read.management import Step

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from caphv.api import names, remedies, resources
 from caphv.api.counting import counted, name_some
 from caphv.api.hosts import is_ready, is_witness
+from caphv.api.identities import is_cluster_identity, secret_name
 from caphv.api.ippool import referenced_pools
 from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj, at, key_of, labels_of
 from caphv.api.release import release_of
@@ -68,6 +69,8 @@ class HarvesterFacts:
     recorded_owners: OwnerObjects | None = None
     """HarvesterMachines and HarvesterClusters; None where they may not be read."""
     pools: tuple[PoolReport, ...] = ()
+    secret: Key | None = None
+    """The Secret of the identity, None if it is not known."""
 
 
 def checks(facts: HarvesterFacts, now: datetime) -> list[Check]:
@@ -92,12 +95,15 @@ def describe_malformed(error: Exception) -> str:
 
 def _checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     """Yield all checks of one identity and the Harvester behind it."""
-    secret = f"Secret {facts.identity}"
+    secret = f"Secret {secret_name(facts.identity)}"
     if facts.kubeconfig is None:
+        where = facts.secret or facts.identity
         command = remedies.NEW_IDENTITY(
-            namespace=facts.identity.namespace, name=facts.identity.name, target=_target(facts)
+            namespace=where.namespace, name=where.name, target=_target(facts)
         )
         remedy = f"Create it with key kubeconfig: {command}"
+        if is_cluster_identity(where):
+            remedy = "Have its owner add the namespaces of the clusters to spec.allowedNamespaces"
         yield Check("identity", secret, Result.ERROR, facts.error, remedy)
         return
 
@@ -139,7 +145,7 @@ def _check_connection(facts: HarvesterFacts, subject: str, *, expired: bool) -> 
     The check of the credentials already reports a rejection of expired credentials.
     """
     if facts.rejected and expired:
-        reason = f"it rejects the expired credentials of Secret {facts.identity}"
+        reason = f"it rejects the expired credentials of Secret {secret_name(facts.identity)}"
         return skipped("connection", subject, reason)
 
     remedy = (
@@ -147,20 +153,21 @@ def _check_connection(facts: HarvesterFacts, subject: str, *, expired: bool) -> 
         "were last seen"
     )
     if facts.rejected:
-        place = {"namespace": facts.identity.namespace, "name": facts.identity.name}
+        where = facts.secret or facts.identity
+        place = {"namespace": where.namespace, "name": where.name}
         remedy = f"Replace its token: {remedies.ROTATE_IDENTITY(**place)}"
 
     names = sorted(str(key_of(obj)) for obj in facts.clusters)
     message = facts.error
     if names:
         clusters = name_some(names)
-        message += f"; HarvesterClusters of Secret {facts.identity}: {clusters}"
+        message += f"; HarvesterClusters of Secret {secret_name(facts.identity)}: {clusters}"
     return Check("connection", subject, Result.ERROR, message, remedy)
 
 
 def _check_expiry(kubeconfig: Kubeconfig, identity: Key, now: datetime) -> Check:
     """Check that the credentials do not end soon."""
-    subject, ends = f"Secret {identity}", kubeconfig.expires()
+    subject, ends = f"Secret {secret_name(identity)}", kubeconfig.expires()
     if ends is None:
         return ok("credentials", subject, "the credentials state no expiry date")
     if ends - now >= _SOON:
@@ -310,10 +317,15 @@ def _check_pools(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
             config = at(obj, "spec", name) or {}
             used.update(referenced_pools(config))
 
+    # A command finds the Harvester by an identity or a cluster in its namespace.
+    namespaces = [key_of(obj).namespace for obj in facts.clusters]
+    if not is_cluster_identity(facts.identity):
+        namespaces.insert(0, facts.identity.namespace)
     for report in facts.pools:
         in_use = report.name in used
         if in_use or report.wrong:
-            yield _check_pool(report, subject, used=in_use, namespace=facts.identity.namespace)
+            namespace = next(iter(namespaces), "NAMESPACE")
+            yield _check_pool(report, subject, used=in_use, namespace=namespace)
 
 
 def _check_pool(report: PoolReport, subject: str, *, used: bool, namespace: str) -> Check:
@@ -322,7 +334,7 @@ def _check_pool(report: PoolReport, subject: str, *, used: bool, namespace: str)
     :param report: the report on the pool
     :param subject: the Harvester
     :param used: whether a cluster uses the pool
-    :param namespace: the namespace of the identity
+    :param namespace: the namespace of the identity, or of a cluster that uses it
     """
     if report.error:
         remedy = "Correct spec.ranges of the IPPool"

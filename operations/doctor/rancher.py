@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from caphv.api import names, remedies, resources
 from caphv.api.counting import name_some
+from caphv.api.identities import secret_name
 from caphv.api.object import Obj, key_of, labels_of
 from caphv.runtime.networkerrors import UNTRUSTED
 from operations.doctor.harvester import HarvesterFacts
@@ -103,12 +104,13 @@ def _check_identity(settings: Mapping[str, str], facts: HarvesterFacts) -> Itera
     if not rancher or identity & rancher or not (identity or is_refused):
         return
 
-    secret = f"Secret {facts.identity}"
+    secret = f"Secret {secret_name(facts.identity)}"
     message = (
         f"it leads to Harvester through Rancher, and does not contain the CA of Rancher's {CA}: "
         f"{'no connection' if is_refused else 'the next certificate of Rancher may be refused'}"
     )
-    place = {"namespace": facts.identity.namespace, "name": facts.identity.name}
+    where = facts.secret or facts.identity
+    place = {"namespace": where.namespace, "name": where.name}
     remedy = (
         "Download Harvester's kubeconfig again, or use one for its API server, port 6443: "
         f"{remedies.ROTATE_IDENTITY(**place)}"

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from caphv.api import names, resources
 from caphv.api.clusterapi import cluster_name
+from caphv.api.identities import identity_of
 from caphv.api.object import (
     CUSTOM_RESOURCE_DEFINITIONS,
     DEPLOYMENTS,
@@ -30,7 +31,7 @@ from operations.doctor import rancher, rights
 from operations.doctor.harvester import MALFORMED, HarvesterFacts, describe_malformed
 from operations.doctor.management import ManagementFacts
 from operations.doctor.sharedreading import read_shared
-from operations.read.accounts import identity_of, read_kubeconfig
+from operations.read.accounts import ask_permission, read_kubeconfig
 from operations.read.harvester import read_harvester
 from operations.read.harvesterclient import HarvesterClient
 from operations.read.harvestersettings import read_deployment
@@ -150,7 +151,9 @@ async def _read_facts(
     facts.recorded_owners = owners
 
     try:
-        facts.kubeconfig = await read_kubeconfig(client, identity)
+        namespaces = (key_of(obj).namespace for obj in facts.clusters)
+        facts.secret = (await ask_permission(client, identity, namespaces)).secret
+        facts.kubeconfig = await read_kubeconfig(client, facts.secret)
     except (ApiError, Unreachable, KubeconfigError, ValueError) as error:
         facts.error = str(error)
         return facts

@@ -12,14 +12,25 @@ import base64
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from caphv.api.object import SECRETS, Key, Obj, at
+from caphv.api.identities import (
+    Refused,
+    cluster_identity,
+    describe,
+    identity_of,
+    is_cluster_identity,
+    resolve,
+    secret_of,
+    selects_by_labels,
+)
+from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, at, key_of, labels_of
+from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import NotFound, RequestError
+from caphv.runtime.errors import Forbidden, NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
-from operations.read.management import unseen
+from operations.read.management import list_all, unseen
 from operations.read.objects import Unseen
 
 # A flag of the user holds for a whole command. It is not passed through all functions on the way.
@@ -28,17 +39,14 @@ _insecure_allowed = ContextVar("insecure_allowed", default=False)
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Credentials of one identity Secret, and the target namespaces of the clusters that use it."""
+    """Credentials of one identity, and the target namespaces of the clusters that may use it.
+
+    :param identity: the key that `caphv.api.identities.identity_of` gives clusters that name it
+    """
 
     identity: Key
     kubeconfig: Kubeconfig
     namespaces: frozenset[str] = frozenset()
-
-
-def identity_of(harvester_cluster: Obj) -> Key:
-    """Return namespace and name of the identity Secret of a HarvesterCluster."""
-    secret = at(harvester_cluster, "spec", "identitySecret") or {}
-    return Key(str(secret.get("namespace") or ""), str(secret.get("name") or ""))
 
 
 @contextmanager
@@ -62,44 +70,97 @@ async def read_accounts(
     :param harvester_clusters: the HarvesterClusters whose identities are read
     :param given: Secrets to use instead of the Secrets of the management cluster
     """
-    namespaces: dict[Key, set[str]] = {}
+    users: dict[Key, list[Obj]] = {}
     for obj in harvester_clusters:
-        targets = namespaces.setdefault(identity_of(obj), set())
-        if target := at(obj, "spec", "targetNamespace"):
-            targets.add(str(target))
+        users.setdefault(identity_of(obj), []).append(obj)
 
     results = await asyncio.gather(
-        *(
-            _read_account(client, key, frozenset(namespaces[key]), given.get(key))
-            for key in sorted(namespaces)
-        )
+        *(_read_account(client, key, users[key], given.get(key)) for key in sorted(users))
     )
-    accounts = [result for result in results if isinstance(result, Account)]
-    return accounts, [result for result in results if isinstance(result, Unseen)]
+    accounts = [account for account, _ in results if account]
+    return accounts, [item for _, hidden in results for item in hidden]
 
 
 async def _read_account(
-    client: ApiClient, key: Key, namespaces: frozenset[str], given: Obj | None = None
-) -> Account | Unseen:
-    """Read an identity Secret, or say why it cannot be used.
+    client: ApiClient, key: Key, clusters: list[Obj], given: Obj | None = None
+) -> tuple[Account | None, list[Unseen]]:
+    """Read an identity, and say why it cannot be used, or by which namespaces.
 
     :param client: client of the management cluster
-    :param key: namespace and name of the Secret
-    :param namespaces: target namespaces of the clusters that use it
+    :param key: key of the identity
+    :param clusters: the HarvesterClusters that name it
     :param given: the Secret, if it must not be read
     """
     try:
-        kubeconfig = kubeconfig_of(key, given) if given else await read_kubeconfig(client, key)
+        permission = await ask_permission(client, key, map(_namespace, clusters))
+        secret = permission.secret
+        kubeconfig = kubeconfig_of(key, given) if given else await read_kubeconfig(client, secret)
         # Unusable certificate data must raise here, where the name of the Secret is known.
         kubeconfig.connection()
-        return Account(key, kubeconfig, namespaces)
-    except NotFound:
+    except NotFound as error:
+        if is_cluster_identity(key):  # perhaps its Secret is missing, or a Namespace
+            return None, [unseen(describe(key), error)]
         why = "does not exist: create it (caphv identity create), or correct the name"
-        return Unseen(f"identity Secret {key}", why)
+        return None, [Unseen(describe(key), why)]
     except RequestError as error:
-        return unseen(f"identity Secret {key}", error)
+        return None, [unseen(describe(key), error)]
     except ValueError as error:  # of a kubeconfig, or of a name that is empty
-        return Unseen(f"identity Secret {key}", str(error))
+        return None, [Unseen(describe(key), str(error))]
+
+    allowed = [obj for obj in clusters if _namespace(obj) not in permission.refused]
+    targets = {str(target) for obj in allowed if (target := at(obj, "spec", "targetNamespace"))}
+    hidden = [Unseen(describe(key), why) for why in permission.refused.values()]
+    return Account(key, kubeconfig, frozenset(targets)), hidden
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """The Secret of an identity, and by namespace why its clusters may not use it."""
+
+    secret: Key
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+async def ask_permission(client: ApiClient, identity: Key, namespaces: Iterable[str]) -> Permission:
+    """Return the Secret of an identity, and which of these namespaces may not use it.
+
+    Raises `KubeconfigError` if none of them may, `ApiError` and `Unreachable`. The provider decides
+    about Secrets of other namespaces by their annotation, which is not read here.
+    """
+    if not is_cluster_identity(identity):
+        return Permission(identity)
+    try:
+        obj = await client.get(HARVESTER_CLUSTER_IDENTITIES, identity.name)
+    except NotFound:
+        obj = None
+
+    secret, refused = None, {}
+    for namespace in sorted(set(namespaces)):
+        labels = None
+        if obj and selects_by_labels(obj):
+            labels = labels_of(await client.get(NAMESPACES, namespace))
+        # Users read with their own rights, wherever the Secret is.
+        answer = resolve(identity.name, obj, namespace, labels, provider_namespace="")
+        if isinstance(answer, Refused):
+            refused[namespace] = answer.message
+        else:
+            secret = answer
+    if secret is None:
+        raise KubeconfigError("; ".join(refused.values()) or f"{describe(identity)} has no cluster")
+    return Permission(secret, refused)
+
+
+async def secrets_of_cluster_identities(client: ApiClient) -> dict[Key, Key]:
+    """Return the Secret of each HarvesterClusterIdentity; none where they may not be listed."""
+    try:
+        identities = await list_all(client, HARVESTER_CLUSTER_IDENTITIES)
+    except (NotFound, Forbidden):
+        return {}
+    return {cluster_identity(key_of(obj).name): secret_of(obj) for obj in identities}
+
+
+def _namespace(obj: Obj) -> str:
+    return str(at(obj, "metadata", "namespace") or "")
 
 
 async def secrets_with_token(

@@ -170,6 +170,9 @@ def _reference(value: Obj, namespace: str, within: str) -> ObjectId | None:
         group = str(value.get("apiGroup") or group_of(value.get("apiVersion")))
         followed = is_cluster_api(group) if group else kind in (_SECRET, _CONFIG_MAP)
         return ObjectId(group, kind, namespace, name) if followed else None
+    if within == "identityref":
+        identity = resources.HARVESTER_CLUSTER_IDENTITIES
+        return ObjectId(identity.group, identity.kind, "", name)
     if "secret" in within:
         return ObjectId("", _SECRET, namespace, name)
     if "configmap" in within:

@@ -9,10 +9,11 @@ from typing import Any
 
 from caphv.api import names, resources
 from caphv.api.counting import counted
+from caphv.api.identities import identity_of
 from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj, Resource
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, RequestError
-from operations.read.accounts import Account, identity_of, read_accounts
+from operations.read.accounts import Account, read_accounts
 from operations.read.management import list_all, unseen
 from operations.read.objects import HarvesterObjects, Unseen
 from operations.read.servers import HARVESTER_SECONDS, SERVERS_AT_ONCE, answering_client, server_of

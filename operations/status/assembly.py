@@ -31,7 +31,7 @@ from operations.status.model import (
     State,
 )
 from operations.status.parkingproblems import explains_all, is_parked
-from operations.status.parts import Parts, is_paused
+from operations.status.parts import Parts, identity_text, is_paused
 
 _CONTROL_PLANE_NAME_LABEL = "cluster.x-k8s.io/control-plane-name"
 
@@ -88,7 +88,6 @@ def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
     cluster, harvester_cluster = parts.cluster, parts.harvester_cluster or {}
     spec, harvester_spec = cluster.get("spec") or {}, harvester_cluster.get("spec") or {}
     topology = spec.get("topology") or {}
-    secret = harvester_spec.get("identitySecret") or {}
     bundles = condition_of(harvester_cluster, ConditionType.ADDON_BUNDLES_READY)
 
     # The Cluster itself counts its machines. The groups provide the numbers that an older core
@@ -121,7 +120,7 @@ def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
         ),
         harvester=str(harvester_spec.get("server") or ""),
         target_namespace=str(harvester_spec.get("targetNamespace") or ""),
-        identity=f"{secret.get('namespace')}/{secret.get('name')}" if secret else "",
+        identity=identity_text(harvester_cluster),
         infrastructure=str(at(harvester_cluster, "metadata", "name") or ""),
         control_plane=control_plane,
         workers=workers,

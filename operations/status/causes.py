@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from caphv.api.identities import secret_name
 from caphv.api.names import Reason
 from operations.status.model import Cluster, Condition, Overview, Problem, Severity, SharedCause
 
@@ -181,7 +182,7 @@ def _cause(subject: str, reason: str, places: Sequence[tuple[Cluster, Problem]])
 def shared_subject(cluster: Cluster, problem: Problem) -> str:
     """Return the identity or Harvester of a problem; empty if clusters cannot share the problem."""
     if problem.reason in _OF_IDENTITIES and cluster.identity:
-        return f"Secret {cluster.identity}"
+        return f"Secret {secret_name(cluster.identity)}"
     if problem.reason in _OF_HARVESTERS and cluster.harvester:
         return f"Harvester {cluster.harvester}"
     return ""

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from caphv.api import clusterapi
+from caphv.api.identities import describe, identity_of
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, at, key_of, owner_reference
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.api.tokens import token_of
 from caphv.runtime.kubeconfig import token_claims
-from operations.read.accounts import Account, identity_of
+from operations.read.accounts import Account
 from operations.read.objects import Unseen, condition_of
 
 _SOON = timedelta(days=14)
@@ -80,13 +81,12 @@ def identities_of(
             rejected.add(identity_of(obj))
 
     accounts_by_key = {account.identity: account for account in accounts}
-    # `read_accounts` prefixes the names of Secrets that it could not read.
-    errors = {item.what.removeprefix("identity Secret "): item.why for item in unseen}
+    errors = {item.what: item.why for item in unseen}
     identities = []
     for key, names in sorted(clusters.items()):
         account = accounts_by_key.get(key)
         if account is None:
-            error = errors.get(str(key), "cannot be read")
+            error = errors.get(describe(key), "cannot be read")
             identity = Identity(
                 str(key), clusters=tuple(sorted(names)), error=error, state="unusable"
             )

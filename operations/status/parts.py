@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from caphv.api import clusterapi
+from caphv.api.identities import identity_of
 from caphv.api.object import Key, Obj, at, being_deleted, key_of
 from operations.status.remedies import Subject, resume_command
 
@@ -40,6 +41,12 @@ class Parts:
         return self.harvester_machines.get(Key(key_of(machine).namespace, name))
 
 
+def identity_text(harvester_cluster: Obj | None) -> str:
+    """Return the identity of a HarvesterCluster as a text, empty if it names none."""
+    identity = identity_of(harvester_cluster or {})
+    return str(identity) if identity.name else ""
+
+
 def is_paused(parts: Parts) -> bool:
     """Whether reconciliation of the cluster is suspended."""
     return bool(resume_commands(parts))
@@ -63,12 +70,11 @@ def remedy_subject(parts: Parts, obj: Obj, kind: str) -> Subject:
 
     harvester_machine = parts.harvester_machine_of(machine) if machine else None
     spec = at(parts.harvester_cluster, "spec") or {}
-    secret = spec.get("identitySecret") or {}
     return Subject(
         *parts.key,
         kind,
         obj["metadata"]["name"],
-        identity=f"{secret.get('namespace')}/{secret.get('name')}" if secret else "",
+        identity=identity_text(parts.harvester_cluster),
         target=str(spec.get("targetNamespace") or ""),
         machine=key_of(machine).name if machine else "",
         deleting=machine is not None and being_deleted(machine),

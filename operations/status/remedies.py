@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from caphv.api import parking, remedies
+from caphv.api.identities import is_cluster_identity, secret_name
 from caphv.api.names import ADOPT_ANNOTATION, PAUSED_ANNOTATION, Reason
-from caphv.api.object import Obj, annotations_of, at, being_deleted, key_of
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +227,15 @@ def next_step(reason: str, subject: Subject, bootstrap: str = "") -> str:
     template = _template(reason, subject)
     namespace, provider = _BOOTSTRAP_PROVIDERS.get(bootstrap, ("NAMESPACE", "PROVIDER"))
     identity_namespace, _, identity_name = subject.identity.rpartition("/")
+    if is_cluster_identity(Key(identity_namespace, identity_name)):
+        # Only its owner knows the Secret.
+        identity_namespace, identity_name = "NAMESPACE", "NAME"
 
     return template.format(
         namespace=subject.namespace,
         cluster=subject.cluster,
         ref=f"{subject.namespace}/{subject.cluster}",
-        identity=subject.identity or "with the identity",
+        identity=secret_name(subject.identity) or "with the identity",
         identity_namespace=identity_namespace or subject.namespace,
         identity_name=identity_name or "NAME",
         target=subject.target or "NAMESPACE",

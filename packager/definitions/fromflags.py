@@ -34,13 +34,14 @@ def _defaults(given: Obj) -> Obj:
     elif at(given, "spec", "distribution") == "kubeadm":
         delivery = "None"
 
+    secret = {"name": f"{name}-harvester-identity"} if name else {}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"namespace": name} if name else {},
         "spec": {
             "kubernetesVersion": KUBERNETES_VERSION,
-            "identitySecret": {"name": f"{name}-harvester-identity"} if name else {},
+            **({} if at(given, "spec", "identityRef") else {"identitySecret": secret}),
             "machines": {},
             "addonDelivery": delivery,
         },

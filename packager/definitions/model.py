@@ -11,7 +11,7 @@ from typing import Any
 
 from caphv.api import hostresources
 from caphv.api.distributions import full_version
-from caphv.api.object import Key, Obj
+from caphv.api.object import Key, Obj, at
 from caphv.validation import schema
 from caphv.validation.finding import Finding, in_order
 from packager import secretscan
@@ -71,7 +71,10 @@ class FleetSource:
 
 @dataclass(frozen=True)
 class Definition:
-    """A wanted cluster. `cluster_class` is empty if objects are made one by one."""
+    """A wanted cluster. `cluster_class` is empty if objects are made one by one.
+
+    `identity` is field `identitySecret` or `identityRef` of the HarvesterCluster.
+    """
 
     key: Key
     labels: Mapping[str, str]
@@ -79,7 +82,7 @@ class Definition:
     distribution: str
     version: str
     cluster_class: str
-    identity_secret: str
+    identity: Mapping[str, Any]
     target_namespace: str
     rancher_auto_import: bool
     control_plane: Pool
@@ -104,6 +107,16 @@ class Definition:
     guest_config: Mapping[str, Any] = field(default_factory=dict)
     registries: Mapping[str, Any] = field(default_factory=dict)
     hardening: Hardening = field(default_factory=Hardening)
+
+    @property
+    def identity_secret(self) -> str:
+        """Name of the identity Secret, empty with a HarvesterClusterIdentity."""
+        return str(at(self.identity, "identitySecret", "name") or "")
+
+    @property
+    def cluster_identity(self) -> str:
+        """Name of the HarvesterClusterIdentity, empty with an identity Secret."""
+        return str(at(self.identity, "identityRef", "name") or "")
 
 
 def is_definition(obj: Any) -> bool:
@@ -140,6 +153,14 @@ def parse(obj: Any) -> tuple[Definition | None, list[Finding]]:
     return _definition(obj), findings
 
 
+def _identity(metadata: Obj, spec: Obj) -> Obj:
+    """Return the field of a HarvesterCluster that names its credentials."""
+    if "identityRef" in spec:
+        return {"identityRef": spec["identityRef"]}
+    secret = {"name": spec["identitySecret"]["name"], "namespace": metadata["namespace"]}
+    return {"identitySecret": secret}
+
+
 def _definition(obj: Obj) -> Definition:
     metadata, spec = obj["metadata"], obj["spec"]
     machines = spec["machines"]
@@ -155,7 +176,7 @@ def _definition(obj: Obj) -> Definition:
         distribution=distribution,
         version=full_version(spec["kubernetesVersion"], distribution),
         cluster_class=cluster_class(spec),
-        identity_secret=spec["identitySecret"]["name"],
+        identity=_identity(metadata, spec),
         target_namespace=spec.get("targetNamespace", "default"),
         rancher_auto_import=spec.get("rancherAutoImport", True),
         control_plane=_pool("control-plane", control_plane, machines, replicas=3),

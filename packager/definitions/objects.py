@@ -69,11 +69,10 @@ def harvester_cluster(definition: Definition, boot: NodeConfig) -> Obj:
     endpoint = balancer.pop("endpoint", None)
     if definition.distribution == "rke2" and endpoint is None:
         balancer["listeners"] = [_RKE2_LISTENER]
-    identity = {"name": definition.identity_secret, "namespace": definition.key.namespace}
 
     spec: Obj = {
         "targetNamespace": definition.target_namespace,
-        "identitySecret": identity,
+        **definition.identity,
         "loadBalancerConfig": balancer,
     }
     if endpoint:

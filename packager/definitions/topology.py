@@ -49,7 +49,6 @@ def _workers(pool: Pool) -> Obj:
 def _variables(definition: Definition, boot: NodeConfig) -> Obj:
     """Return the variables by name. Variables without a value are left to the ClusterClass."""
     variables: Obj = {
-        "identitySecretName": definition.identity_secret,
         "targetNamespace": definition.target_namespace,
         "cloudConfigDelivery": boot.cloud_config_delivery,
         "loadBalancer": dict(definition.load_balancer),
@@ -60,6 +59,8 @@ def _variables(definition: Definition, boot: NodeConfig) -> Obj:
     }
     # An empty value would override the default of the class.
     optional: Obj = {
+        "identitySecretName": definition.identity_secret,
+        "clusterIdentityName": definition.cluster_identity,
         "firmware": dict(definition.firmware),
         "tpm": dict(definition.tpm),
         "guestConfig": dict(definition.guest_config),

@@ -14,7 +14,7 @@ from caphv.runtime.errors import (
     Unreachable,
 )
 from reconciler import triggers
-from reconciler.cluster.identity import connection_failure, secret_of
+from reconciler.cluster.identity import connection_failure, secret_text
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked
 from reconciler.triggers import Trigger, Watched
@@ -89,7 +89,7 @@ def _require_caches(scope: ClusterScope) -> None:
         if session.missing_kind:
             message = (
                 f"{session.server} is not a Harvester: it does not serve {session.missing_kind}; "
-                f"put a kubeconfig of Harvester into identity Secret {secret_of(scope.obj)}"
+                f"put a kubeconfig of Harvester into {secret_text(scope.obj)}"
             )
         else:
             message = f"Harvester at {session.server} cannot be read: {session.sync_error}"
@@ -149,7 +149,7 @@ def note_lost_namespace(scope: ClusterScope, error: Exception) -> None:
 def report_rejection(scope: ClusterScope, *sources: Trigger) -> Blocked:
     """Report that Harvester answers 401, and return the `Blocked` of the cluster."""
     message = (
-        f"Harvester rejects the credentials in identity Secret {secret_of(scope.obj)} (401): "
+        f"Harvester rejects the credentials in {secret_text(scope.obj)} (401): "
         "the token may have expired; put a new kubeconfig into the Secret"
     )
     reason = Reason.HARVESTER_AUTHENTICATION_FAILED
@@ -187,7 +187,7 @@ def _require_same_harvester(scope: ClusterScope) -> None:
                 Reason.ANOTHER_HARVESTER,
                 f"{session.server} is not the Harvester of this cluster: its kube-system has uid "
                 f"{uid}, not {former_uid}; put a kubeconfig of the previous Harvester into "
-                f"identity Secret {secret_of(scope.obj)}, or delete the machines first",
+                f"{secret_text(scope.obj)}, or delete the machines first",
                 Watched.SECRET,
                 Watched.MACHINES,
                 warn=True,

@@ -36,7 +36,6 @@ from reconciler.cluster.guestsecret import (
     renewal,
     secret_object,
 )
-from reconciler.cluster.identity import secret_of
 from reconciler.cluster.manifest import ManifestError, with_credentials
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.guestaccount import SECRET
@@ -56,7 +55,7 @@ async def deliver_manifest(scope: ClusterScope) -> float | None:
     config = scope.obj["spec"]["updateCloudProviderConfig"]
     target = Key(config["manifestsConfigMapNamespace"], config["manifestsConfigMapName"])
     missing = f"ConfigMap {target} of updateCloudProviderConfig does not exist; create it"
-    refused = await references.refused_references(scope, secret_of(scope.obj))
+    refused = await references.refused_references(scope)
     if any(reference.key == target and reference.kind == CONFIG_MAPS.kind for reference in refused):
         raise _forbidden_config_map(scope, target)
 

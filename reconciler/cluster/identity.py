@@ -14,20 +14,28 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from caphv.api import conditions, names
+from caphv.api.identities import Refused, describe, identity_of, is_cluster_identity
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import SECRETS, Key, Obj, annotations_of, at, being_deleted
+from caphv.api.object import SECRETS, Key, Obj, annotations_of, at, being_deleted, key_of
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from caphv.runtime.text import off_loop
 from reconciler import metrics
 from reconciler.cluster.identityprotection import MISSING_RIGHT, RETRY_SECONDS, IdentityProtection
-from reconciler.cluster.references import may_use, refusal, refused_references
+from reconciler.cluster.references import (
+    may_use,
+    refusal,
+    refused_references,
+    resolve_identity,
+)
 from reconciler.cluster.scope import ClusterScope
 from reconciler.harvester.session import Session
+from reconciler.remote.clusteridentities import NotRead
 from reconciler.status import Blocked
-from reconciler.triggers import Trigger, Watched
+from reconciler.triggers import Delay, Trigger, Watched
 
 WARN_AHEAD = timedelta(days=7)
+_NOT_READ_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class Identity:
 
 
 class PermissionWithdrawn(Exception):
-    """The present version of an identity Secret does not permit its use any more."""
+    """The present version of an identity does not permit its use any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +86,23 @@ class Identities:
         `PermissionWithdrawn` if the version on the server does not permit its use, whatever the
         cache says.
         """
-        secret = secret_of(scope.obj)
+        secret = permitted_secret(scope)
         self.require_namespace(secret)
 
         use = secret, annotations_of(scope.obj).get(names.RECONCILE_AT_ANNOTATION, "")
         listed, parsed = scope.context.caches.secrets.get(*secret), self._read.get(secret)
         current = parsed and listed and parsed.version == listed["metadata"]["resourceVersion"]
         if parsed and current and self._uses.setdefault(scope.key, use) == use:
-            _require_permission(parsed.metadata, scope.obj)
+            _require_permission(scope, secret, parsed.metadata)
             return parsed
 
         try:
             full = await scope.context.client.get(SECRETS, secret.name, secret.namespace)
-            _require_permission(full["metadata"], scope.obj)
-            identity = await self._parse(secret, full)
+            _require_permission(scope, secret, full["metadata"])
+            identity = await self._parse(secret_text(scope.obj), full)
         except NotFound:
             self._drop(secret)
-            message = f"identity Secret {secret}: not found; create it with key kubeconfig"
+            message = f"{secret_text(scope.obj)}: not found; create it with key kubeconfig"
             raise connection_failure(message) from None
         except Blocked:
             self._drop(secret)
@@ -125,13 +133,21 @@ class Identities:
         if secret and not any(used == secret for used, _ in self._uses.values()):
             self._drop(secret)
 
-    async def _parse(self, where: Key, secret: Obj) -> Identity:
-        """Parse the kubeconfig in a Secret. Raises `Blocked` if it is invalid."""
+    def secret_of(self, cluster: Key) -> Key | None:
+        """Return the Secret whose credentials a cluster was given last, None for none."""
+        secret, _ = self._uses.get(cluster, (None, ""))
+        return secret
+
+    async def _parse(self, where: str, secret: Obj) -> Identity:
+        """Parse the kubeconfig in a Secret. Raises `Blocked` if it is invalid.
+
+        :param where: how messages name the Secret
+        :param secret: the Secret with its content
+        """
         value = at(secret, "data", "kubeconfig")
         if not value:
             raise connection_failure(
-                f"identity Secret {where}: key kubeconfig is missing; store the kubeconfig of "
-                "Harvester under it"
+                f"{where}: key kubeconfig is missing; store the kubeconfig of Harvester under it"
             )
         try:
             raw = base64.b64decode(value)
@@ -139,7 +155,7 @@ class Identities:
                 len(raw), lambda: parse_kubeconfig(raw, allow_insecure=self._allow_insecure)
             )
         except (KubeconfigError, binascii.Error) as error:
-            raise connection_failure(f"identity Secret {where}: {error}") from None
+            raise connection_failure(f"{where}: {error}") from None
 
         metadata = secret["metadata"]
         kept = {
@@ -163,13 +179,20 @@ async def ensure_session(
     Sets `spec.server` to the server of the kubeconfig (contract). Raises `Blocked` while there is
     no valid identity.
     """
-    identity = await _permitted_identity(scope, identities)
+    former = identities.secret_of(scope.key)
+    try:
+        identity = await _permitted_identity(scope, identities)
+    except Blocked:
+        await _release_former(scope, identities, former)
+        raise
     # Assign the session first, so that its limits are reported even if a later request fails.
-    scope.session = await _assign(scope, identity.access)
+    scope.session = await _assign(scope, identity)
 
     # Only the status of a cluster that is paused or being deleted may be written.
     fixed = scope.read_only or being_deleted(scope.obj)
-    protected = fixed or await protection.ensure(secret_of(scope.obj))
+    # The namespace of the provider is not deleted while it deletes clusters.
+    is_shared = is_cluster_identity(identity_of(scope.obj))
+    protected = fixed or is_shared or await protection.ensure(identity_of(scope.obj))
     _report_expiry(scope, identity, "" if protected else f"; {MISSING_RIGHT}")
     if not protected:
         scope.requeue_within(RETRY_SECONDS)
@@ -185,10 +208,12 @@ async def _permitted_identity(scope: ClusterScope, identities: Identities) -> Id
     Raises `Blocked` if the owner of the Secret does not permit its use, and releases a session that
     was opened with a former permission.
     """
-    secret = secret_of(scope.obj)
+    secret = identity_of(scope.obj)
+    if is_cluster_identity(secret):
+        return await _shared_identity(scope, identities)
     identities.require_namespace(secret)
 
-    refused = await refused_references(scope, secret)
+    refused = await refused_references(scope)
     if any(reference.key == secret and reference.kind == SECRETS.kind for reference in refused):
         identities.release(scope.key)
         if scope.context.caches.secrets.get(*secret):
@@ -204,30 +229,100 @@ async def _permitted_identity(scope: ClusterScope, identities: Identities) -> Id
         raise connection_failure(refusal(scope, f"identity Secret {secret}")) from None
 
 
-def _require_permission(metadata: Obj, cluster: Obj) -> None:
-    if not may_use({"metadata": metadata}, cluster):
+async def _release_former(scope: ClusterScope, identities: Identities, former: Key | None) -> None:
+    """Release a session with credentials that the cluster may not use or does not name any more.
+
+    Otherwise a cluster that names another Secret, which need not exist, would keep the credentials,
+    and would not notice that their owner withdraws the permission.
+
+    :param former: the Secret whose credentials the cluster was given last, None for none
+    """
+    if former is None:
+        return
+    with contextlib.suppress(PermissionWithdrawn, NotRead):
+        if permitted_secret(scope) == former:
+            return
+    identities.release(scope.key)
+    await scope.context.sessions.release(scope.key)
+
+
+async def _shared_identity(scope: ClusterScope, identities: Identities) -> Identity:
+    """Return the identity of a cluster that names a HarvesterClusterIdentity.
+
+    Raises `Blocked` unless the namespace of the cluster is allowed, upon which the caller releases
+    a session that was opened before. An identity about which nothing is known allows nothing.
+    """
+    await refused_references(scope)
+    try:
+        return await identities.read(scope)
+    except (PermissionWithdrawn, NotRead) as error:
+        raise _unresolved(scope, error) from None
+
+
+def _unresolved(scope: ClusterScope, error: Exception) -> Blocked:
+    """Return why a HarvesterClusterIdentity gives a cluster no credentials."""
+    identity = describe(identity_of(scope.obj))
+    if isinstance(error, NotRead):
+        cause = str(error)
+        message = f"{identity} cannot be read: {cause}" if cause else f"reading {identity}"
+        return Blocked(
+            ConditionType.HARVESTER_CONNECTION_READY,
+            Reason.HARVESTER_CONNECTION_IN_PROGRESS,
+            f"{message}; apply CRDs and roles of this release" if cause else message,
+            Watched.CLUSTER_IDENTITY,
+            Watched.SELF,
+            Delay(_NOT_READ_SECONDS),
+            warn=bool(cause),
+            unknown=True,
+        )
+    return connection_failure(str(error), Watched.CLUSTER_IDENTITY)
+
+
+def permitted_secret(scope: ClusterScope) -> Key:
+    """Return the key of the Secret with the credentials of a cluster.
+
+    The owner of a Secret that the cluster names itself permits its use in an annotation, which is
+    checked when the Secret is read. Raises `PermissionWithdrawn` for a HarvesterClusterIdentity
+    that does not permit its use, and `NotRead` while that is not known.
+    """
+    identity = identity_of(scope.obj)
+    if not is_cluster_identity(identity):
+        return identity
+    answer = resolve_identity(scope)
+    if isinstance(answer, Refused):
+        raise PermissionWithdrawn(answer.message)
+    return answer
+
+
+def _require_permission(scope: ClusterScope, secret: Key, metadata: Obj) -> None:
+    """Raise `PermissionWithdrawn` if a cluster may not use a Secret any more."""
+    if is_cluster_identity(identity_of(scope.obj)):
+        if permitted_secret(scope) != secret:
+            raise PermissionWithdrawn(f"{describe(identity_of(scope.obj))} was changed")
+    elif not may_use({"metadata": metadata}, scope.obj):
         raise PermissionWithdrawn
 
 
-async def _assign(scope: ClusterScope, access: Kubeconfig) -> Session:
+async def _assign(scope: ClusterScope, identity: Identity) -> Session:
     """Return the cluster's session with these credentials. Raises `Blocked` if they are invalid."""
     try:
         return await scope.context.sessions.assign(
             scope.key,
-            access,
+            identity.access,
             scope.target_namespace,
-            identity=str(secret_of(scope.obj)),
+            identity=str(key_of({"metadata": identity.metadata})),
             harvester_uid=str(at(scope.draft.fields, "harvester", "uid") or ""),
         )
     except KubeconfigError as error:
-        message = f"identity Secret {secret_of(scope.obj)}: {error}"
+        message = f"{secret_text(scope.obj)}: {error}"
         raise connection_failure(message) from None
 
 
-def secret_of(obj: Obj) -> Key:
-    """Return the key of the identity Secret that a HarvesterCluster names."""
-    reference = obj["spec"].get("identitySecret") or {}
-    return Key(str(reference.get("namespace") or ""), str(reference.get("name") or ""))
+def secret_text(obj: Obj) -> str:
+    """Return how messages name the Secret with the credentials of a HarvesterCluster."""
+    identity = identity_of(obj)
+    text = describe(identity)
+    return f"Secret of {text}" if is_cluster_identity(identity) else text
 
 
 def connection_failure(message: str, *triggers: Trigger, outage: bool = False) -> Blocked:
@@ -282,7 +377,7 @@ def _report_expiry(scope: ClusterScope, identity: Identity, note: str) -> None:
     :param note: text that is appended to the message
     """
     expiry = expiry_of(identity.expires, datetime.now(UTC))
-    message = f"identity Secret {secret_of(scope.obj)}: {expiry.message}{note}"
+    message = f"{secret_text(scope.obj)}: {expiry.message}{note}"
     scope.requeue_within(expiry.check_after)
 
     if expiry.reason is None:

@@ -3,7 +3,8 @@
 The provider may read every identity Secret and patch every ConfigMap. Without a rule, every user
 who may create a HarvesterCluster could have it use objects of other teams. Therefore the owner of
 an object decides. The provider uses an object in another namespace only if annotation
-`caphv.io/allowed-namespaces` of the object names the namespace of the HarvesterCluster.
+`caphv.io/allowed-namespaces` of the object names the namespace of the HarvesterCluster, and a
+HarvesterClusterIdentity only if its field `allowedNamespaces` allows it.
 """
 
 from __future__ import annotations
@@ -11,20 +12,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from caphv.api import resources
+from caphv.api.identities import (
+    Refused,
+    describe,
+    identity_of,
+    is_cluster_identity,
+    reference_of,
+)
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION, ConditionType, Reason
 from caphv.api.object import CONFIG_MAPS, Key, Obj, annotations_of, key_of
 from reconciler.cluster.scope import ClusterScope
+from reconciler.remote.clusteridentities import NotRead
 
 _CONDITION = ConditionType.REFERENCES_ALLOWED
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A reference to another namespace. `allowed` is None while the object has not been read."""
+    """A reference to another namespace. `allowed` is None while the object has not been read.
+
+    :param refusal: why it is refused, if no annotation of the object decides
+    """
 
     kind: str
     key: Key
     allowed: bool | None
+    refusal: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.key}"
@@ -45,20 +59,40 @@ def may_use(obj: Obj, cluster: Obj) -> bool:
     return key_of(obj).namespace == namespace or allows(obj, namespace)
 
 
-async def refused_references(scope: ClusterScope, secret: Key) -> list[Reference]:
+def resolve_identity(scope: ClusterScope) -> Key | Refused:
+    """Return the Secret of the HarvesterClusterIdentity that a cluster names, or why it gets none.
+
+    Raises `NotRead` while it cannot be decided.
+    """
+    if scope.context.namespace:
+        return Refused(
+            f"{describe(identity_of(scope.obj))}: this provider reads objects in namespace "
+            f"{scope.context.namespace} only (--namespace); use spec.identitySecret",
+            is_permission=False,
+        )
+    identities = scope.context.cluster_identities
+    return identities.resolve(reference_of(scope.obj), scope.key.namespace)
+
+
+async def refused_references(scope: ClusterScope) -> list[Reference]:
     """Return the references that are not permitted, and report them in the condition."""
     references: list[Reference] = []
-    if secret.namespace != scope.key.namespace:
-        listed = scope.context.caches.secrets.get(*secret)
+    permitted = scope.context.cross_namespace_refs
+    identity = identity_of(scope.obj)
+
+    if is_cluster_identity(identity):
+        references.append(_cluster_identity(scope, identity.name))
+    elif identity.namespace != scope.key.namespace:
+        listed = scope.context.caches.secrets.get(*identity)
         allowed = listed is not None and allows(listed, scope.key.namespace)
-        references.append(Reference("Secret", secret, allowed))
+        references.append(Reference("Secret", identity, permitted and allowed))
     config_map = config_map_of(scope.obj)
     if config_map and config_map.namespace != scope.key.namespace:
         permission = await _allowed_config_map(scope, config_map)
-        references.append(Reference("ConfigMap", config_map, permission))
+        allowed_now = None if permission is None else permitted and permission
+        references.append(Reference("ConfigMap", config_map, allowed_now))
 
-    permitted = scope.context.cross_namespace_refs
-    refused = [reference for reference in references if not (permitted and reference.allowed)]
+    refused = [reference for reference in references if not reference.allowed]
     if scope.read_only:
         return refused
 
@@ -98,6 +132,21 @@ def refusal(scope: ClusterScope, reference: str) -> str:
     )
 
 
+def _cluster_identity(scope: ClusterScope, name: str) -> Reference:
+    """Return the reference of a cluster to a HarvesterClusterIdentity.
+
+    A problem with the Secret of an identity that is allowed is none of the reference.
+    """
+    kind, key = resources.HARVESTER_CLUSTER_IDENTITIES.kind, Key("", name)
+    try:
+        answer = resolve_identity(scope)
+    except NotRead:
+        return Reference(kind, key, None)
+    if isinstance(answer, Refused) and answer.is_permission:
+        return Reference(kind, key, False, answer.message)
+    return Reference(kind, key, True)
+
+
 async def _allowed_config_map(scope: ClusterScope, target: Key) -> bool | None:
     """Return whether the ConfigMap permits the reference, None while it has not been read."""
     watch = await scope.context.object_watches.ensure(
@@ -114,7 +163,10 @@ def _report(scope: ClusterScope, refused: Sequence[Reference]) -> None:
         scope.draft.set_true(_CONDITION)
         return
 
-    message = refusal(scope, ", ".join(map(str, refused)))
+    messages = [reference.refusal for reference in refused if reference.refusal]
+    if others := [str(reference) for reference in refused if not reference.refusal]:
+        messages.append(refusal(scope, ", ".join(others)))
+    message = "; ".join(messages)
     if not scope.draft.has_message(_CONDITION, message):
         scope.warning_event(Reason.REFERENCE_NOT_ALLOWED, message)
     scope.draft.set_false(_CONDITION, Reason.REFERENCE_NOT_ALLOWED, message)

@@ -38,6 +38,7 @@ from caphv.api.object import (
     Obj,
     annotations_of,
 )
+from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
@@ -253,6 +254,29 @@ def identity_secret(name: str, namespace: str, content: str) -> Obj:
         "type": "Opaque",
         "stringData": {"kubeconfig": content},
     }
+
+
+def shared_identity(name: str, namespace: str, content: str, allowed: Iterable[str]) -> list[Obj]:
+    """Return a HarvesterClusterIdentity with its Secret, both with the same name.
+
+    :param namespace: namespace of the provider
+    :param content: the kubeconfig for Harvester
+    :param allowed: namespaces that may use it
+    """
+    secret = identity_secret(name, namespace, content)
+    # `clusterctl move` would delete it on the source, where clusters of other namespaces use it.
+    del secret["metadata"]["labels"]
+    kind = HARVESTER_CLUSTER_IDENTITIES
+    identity = {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": {"name": name},
+        "spec": {
+            "secretRef": {"name": name, "namespace": namespace},
+            "allowedNamespaces": {"list": list(allowed)},
+        },
+    }
+    return [secret, identity]
 
 
 def command_for(target: str, *, pools: bool = False, images: str = "") -> str:

@@ -26,7 +26,7 @@ from caphv.api.object import (
     uid_of,
 )
 from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES
-from caphv.runtime.errors import TooManyRequests
+from caphv.runtime.errors import NotFound, TooManyRequests
 from sandbox import cluster, manifests
 from sandbox.cluster import ClusterSpec
 from sandbox.clusterclass import objects
@@ -90,9 +90,12 @@ async def go_provider(scenario: Scenario, folder: Path, *, legacy: bool = False)
 
 
 async def merge(scenario: Scenario, definitions: list[Obj]) -> None:
-    """Install CRDs over others as clusterctl and Turtles do."""
+    """Install CRDs over others as clusterctl and Turtles do, which create what is missing."""
     for crd in definitions:
-        await scenario.management.patch(CUSTOM_RESOURCE_DEFINITIONS, crd["metadata"]["name"], "", crd)
+        try:
+            await scenario.management.patch(CUSTOM_RESOURCE_DEFINITIONS, crd["metadata"]["name"], "", crd)
+        except NotFound:
+            await scenario.management.create(CUSTOM_RESOURCE_DEFINITIONS, crd)
 
 
 async def install_ours(box: Sandbox, scenario: Scenario) -> None:

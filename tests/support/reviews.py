@@ -14,11 +14,13 @@ from caphv.api.names import GROUP, VERSIONS
 from caphv.api.object import Obj
 from tests.support.openapi import example_object
 from webhooks import handler
+from webhooks.admission import KINDS
 
 EXAMPLES = {
     (crd["spec"]["names"]["kind"], version): example_object(crd, version, "one", "default")
     for crd in crds.custom_resource_definitions()
     for version in VERSIONS
+    if crd["spec"]["names"]["kind"] in KINDS
 }
 WORDS = sorted(
     {word for example in EXAMPLES.values() for word in re.findall(rb'"([A-Za-z]+)":', orjson.dumps(example))}

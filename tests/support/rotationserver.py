@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from caphv.api.object import SECRETS, Obj, Resource
-from caphv.api.resources import HARVESTER_CLUSTERS
+from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES, HARVESTER_CLUSTERS
 from caphv.runtime.kubeconfig import Kubeconfig
 from operations.change import rotation
 from operations.doctor import rights
@@ -49,6 +49,7 @@ class Server:
         }
         self.identity = identity()
         self.others: dict[str, Obj] = {}
+        self.shared: list[Obj] = []
         self.deleted: list[str] = []
         self.uid = "u"
         self.connections = 0
@@ -72,7 +73,8 @@ class Server:
             self.cluster | {"metadata": {"name": name, "namespace": "team-a"}, "spec": self._spec(name)}
             for name in self.others
         ]
-        return {"metadata": {}, "items": [self.cluster, *others] if resource is HARVESTER_CLUSTERS else []}
+        items = {HARVESTER_CLUSTERS: [self.cluster, *others], HARVESTER_CLUSTER_IDENTITIES: self.shared}
+        return {"metadata": {}, "items": items.get(resource, [])}
 
     def _spec(self, identity: str) -> Obj:
         return self.cluster["spec"] | {"identitySecret": {"namespace": "team-a", "name": identity}}

@@ -25,6 +25,7 @@ from webhooks.crossobject import (
     topology,
 )
 from webhooks.crossobject.model import BOOTSTRAP_GROUP, CONTROL_PLANE_GROUP, Inventory, locate
+from webhooks.rules.model import CLUSTER_IDENTITY
 
 CROSS_OBJECT_RULES: tuple[Rule, ...] = (
     *objects.RULES,
@@ -51,14 +52,18 @@ def check(obj: Obj) -> list[Finding]:
         return []
 
     kind, version = obj.get("kind"), str(obj["apiVersion"]).partition("/")[2]
-    if not isinstance(kind, str) or kind not in KINDS:
-        suggestion = did_you_mean(str(kind), KINDS)
+    if not isinstance(kind, str) or kind not in (*KINDS, CLUSTER_IDENTITY):
+        suggestion = did_you_mean(str(kind), (*KINDS, CLUSTER_IDENTITY))
         detail = f"group {GROUP} of this provider has no such kind{suggestion}"
         return [Finding(("kind",), Fault.UNSUPPORTED, detail, "kind", kind)]
     if version not in VERSIONS:
         served = " or ".join(f"{GROUP}/{served}" for served in reversed(VERSIONS))
         path, value = ("apiVersion",), obj["apiVersion"]
         return [Finding(path, Fault.UNSUPPORTED, f"must be {served}", "api-version", value)]
+
+    if kind == CLUSTER_IDENTITY:
+        # The CRD says all about it, so that it needs no webhook.
+        return schema.load("harvesterclusteridentity.json").findings(obj, version=version)
 
     # The webhook never sees unknown fields, because the API server drops them before.
     strict = schema.load(KINDS[kind].schema).findings(obj, version=version)

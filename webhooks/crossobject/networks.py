@@ -125,7 +125,9 @@ class _Range(NamedTuple):
 
 
 def harvester(infrastructure: Entry) -> str:
-    """Return the identity Secret, because HarvesterClusters with the same one share a Harvester."""
+    """Return the identity, because HarvesterClusters with the same one share a Harvester."""
+    if reference := infrastructure.field.at("spec", "identityRef", "name").text:
+        return reference
     secret = infrastructure.field.at("spec", "identitySecret")
     return f"{secret.at('namespace').text}/{secret.at('name').text}"
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
+from caphv.api.identities import allows
 from caphv.api.names import GROUP, VERSIONS
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, LocatedFinding, did_you_mean
 from caphv.validation.rule import Rules
 from webhooks.crossobject.model import CONTROL_PLANE_GROUP, POOL_GROUP, Entry, Inventory, Located
-from webhooks.rules.model import CLUSTER, CLUSTER_TEMPLATE, KINDS, MACHINE, MACHINE_TEMPLATE, Field
+from webhooks.rules.model import (
+    CLUSTER,
+    CLUSTER_IDENTITY,
+    CLUSTER_TEMPLATE,
+    KINDS,
+    MACHINE,
+    MACHINE_TEMPLATE,
+    Field,
+)
 
 RULES = Rules()
 OWNERS = (
@@ -185,6 +194,38 @@ def _identity(inventory: Inventory) -> Iterator[Located]:
         if secret is None and suggestion:
             detail = f"no Secret of this name is among the files{suggestion}"
             yield LocatedFinding(entry, name.invalid(detail))
+
+
+@RULES.rule(
+    "identity-namespace",
+    (CLUSTER,),
+    "The HarvesterClusterIdentity that a cluster names must have a similar name among the files, "
+    "and allow the namespace of the cluster by name, unless labels select it.",
+    example=(
+        "`identityRef.name: shared` in namespace `team-b` with HarvesterClusterIdentity `shared` "
+        "that allows `team-a`: add `team-b` to its `allowedNamespaces.list`"
+    ),
+    advice=True,
+)
+def _identity_namespace(inventory: Inventory) -> Iterator[Located]:
+    for entry in inventory.of_kind(CLUSTER):
+        name = entry.spec.at("identityRef", "name")
+        identity = inventory.find(CLUSTER_IDENTITY, "", name.text) if name.text else None
+        if identity is None:
+            suggestion = inventory.near(CLUSTER_IDENTITY, name.text) if name.text else ""
+            if suggestion:
+                detail = f"no {CLUSTER_IDENTITY} of this name is among the files{suggestion}"
+                yield LocatedFinding(entry, name.invalid(detail))
+            continue
+
+        # Files do not say which labels a namespace has.
+        by_labels = identity.spec.at("allowedNamespaces", "selector").present
+        if entry.namespace and not by_labels and not allows(identity.obj, entry.namespace, None):
+            detail = (
+                f"does not allow namespace {entry.namespace}: add it to allowedNamespaces.list of "
+                f"{identity}"
+            )
+            yield LocatedFinding(entry, name.invalid(detail), identity)
 
 
 @RULES.rule(

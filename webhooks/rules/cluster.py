@@ -23,6 +23,28 @@ _SYSTEM = frozenset(
 
 
 @RULES.rule(
+    "identity",
+    CLUSTERS,
+    "Credentials for Harvester must be named once: a Secret in `identitySecret`, or a "
+    "HarvesterClusterIdentity in `identityRef`.",
+    "spec",
+    example="{identitySecret: {name: harvester-identity, namespace: clusters}, identityRef: {name: "
+    "shared}}",
+    refused_by_go=True,
+)
+def _identity(subject: Subject) -> Iterator[Finding]:
+    secret, reference = subject.spec.at("identitySecret"), subject.spec.at("identityRef")
+    # An object without a spec is the schema's.
+    if subject.spec.mapping and secret.value is None and reference.value is None:
+        yield secret.required(
+            "name the Secret with the kubeconfig for Harvester, or a HarvesterClusterIdentity in "
+            "identityRef"
+        )
+    elif secret.value is not None and reference.value is not None:
+        yield reference.forbidden("excludes identitySecret: remove one of them")
+
+
+@RULES.rule(
     "target-namespace-system",
     CLUSTERS,
     "`targetNamespace` must not be a namespace of Harvester itself.",

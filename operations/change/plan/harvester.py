@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from caphv.api.identities import identity_of
 from caphv.api.object import Key, Obj
 from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
@@ -21,7 +22,7 @@ from operations.capacity.requirements import (
 )
 from operations.capacity.surroundings import Surroundings
 from operations.change.plan.model import Shortcoming
-from operations.read.accounts import identity_of, read_accounts
+from operations.read.accounts import read_accounts
 from operations.read.objects import Unseen
 from operations.read.servers import HARVESTER_SECONDS
 

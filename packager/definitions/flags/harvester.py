@@ -64,4 +64,9 @@ FLAGS = (
         ("spec", "identitySecret", "name"),
         "Identity Secret in the namespace.  [default: NAME-harvester-identity]",
     ),
+    Flag(
+        "--cluster-identity",
+        ("spec", "identityRef", "name"),
+        "HarvesterClusterIdentity that allows the namespace, instead of an identity Secret.",
+    ),
 )

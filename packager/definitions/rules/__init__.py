@@ -17,6 +17,7 @@ from packager.definitions.rules import (
     addresses,
     delivery,
     distribution,
+    identity,
     loadbalancer,
     machines,
     metadata,
@@ -47,6 +48,7 @@ SOURCE = _WHOLE.declare(
 
 # The order is that of findings and of the documentation.
 _RULES: tuple[Rule, ...] = (
+    *identity.RULES,
     *sizes.RULES,
     *distribution.RULES,
     *loadbalancer.RULES,

@@ -46,6 +46,7 @@ from tests.support.reconciler.uses import (
     live,
     may_give_cloud_configs,
     recreated_after_quota,
+    shared,
     started_after_quota,
     stay_in,
     take_over,
@@ -86,6 +87,7 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
         await watched(full, port)
         await may_give_cloud_configs(full, ACCOUNT)
         await live(full)
+        await shared(full)
         await recreated_after_quota(full)
         await started_after_quota(full)
         await imported(full)

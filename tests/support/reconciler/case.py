@@ -136,6 +136,7 @@ class Case:
             "loadBalancerConfig": {"ipamType": "dhcp"},
             **spec,
         }
+        full = {name: value for name, value in full.items() if value is not None}
         await self.create(
             HARVESTER_CLUSTERS,
             self.name,

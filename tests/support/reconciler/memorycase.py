@@ -15,6 +15,7 @@ from caphv.api import resources
 from caphv.api.conditions import get_condition
 from caphv.api.object import (
     CONFIG_MAPS,
+    NAMESPACES,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -34,6 +35,7 @@ from reconciler.harvester.allocator import AddressAllocator
 from reconciler.harvester.harvester import collections_of
 from reconciler.memory import Memory
 from reconciler.queues import Queues
+from reconciler.remote.clusteridentities import ClusterIdentities, NotRead
 from reconciler.remote.guestvolumes import reclaim_policies
 from reconciler.status import StatusDraft
 from reconciler.triggers import Topics
@@ -106,6 +108,26 @@ def stall(monkeypatch: pytest.MonkeyPatch, server: MemoryServer, *watched: Resou
         (server.name, resource.kind): {key_of(obj): obj for obj in server.stored(resource)} for resource in watched
     }
     monkeypatch.setattr(Cached, "stalled", {**Cached.stalled, **known})
+
+
+class MemoryIdentities(ClusterIdentities):
+    """HarvesterClusterIdentities and namespaces straight from a server; `unread` are errors instead, by kind."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        super().__init__(cast(Any, None), "caphv-system")
+        self._server = server
+        self.unread: dict[str, str] = {}
+
+    def _started_identities(self) -> Any:
+        return self._cache(resources.HARVESTER_CLUSTER_IDENTITIES)
+
+    def _started_namespaces(self) -> Any:
+        return self._cache(NAMESPACES)
+
+    def _cache(self, resource: Resource) -> Cached:
+        if resource.kind in self.unread:
+            raise NotRead(self.unread[resource.kind])
+        return Cached(self._server, resource)
 
 
 class MemoryCase:
@@ -261,6 +283,7 @@ class MemoryCase:
             workloads=cast(Any, workloads),
             object_watches=cast(Any, watches),
             rancher=cast(Any, None),
+            cluster_identities=MemoryIdentities(self.management),
             topics=Topics(),
             memory=Memory(),
         )

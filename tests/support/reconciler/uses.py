@@ -30,6 +30,7 @@ from tests.support.reconciler.conditions import condition_of, is_false, is_ready
 from tests.support.reconciler.fleet import LABELS
 from tests.support.reconciler.loadbalancer import place
 from tests.support.reconciler.ownership import left_behind, recorded
+from tests.support.reconciler.sharedidentity import share, unshare
 from tests.support.waiting import until
 
 
@@ -82,6 +83,25 @@ async def live(case: Case) -> None:
     await repaired(case)
     await parked(case)
     await rotated(case)
+
+
+async def shared(case: Case) -> None:
+    """The credentials come from a HarvesterClusterIdentity that labels permit, and from the Secret again."""
+    selector = {"selector": {"matchLabels": {"harvester": case.name}}}
+    label = {"metadata": {"labels": {"harvester": case.name}}}
+    name = await share(case, selector, case.environment.identity())
+    both = ("HarvesterConnectionReady", "ReferencesAllowed")
+    try:
+        reference = {"spec": {"identitySecret": None, "identityRef": {"name": name}}}
+        await case.patch(HARVESTER_CLUSTERS, case.name, reference)
+        await case.until(HARVESTER_CLUSTERS, case.name, is_false("ReferencesAllowed", "ReferenceNotAllowed"))
+        await case.management.patch(NAMESPACES, case.name, "", label)
+        await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: all(is_true(name)(obj) for name in both))
+        secret = {"identitySecret": {"name": "identity", "namespace": case.name}, "identityRef": None}
+        await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": secret})
+        await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
+    finally:
+        await unshare(case)
 
 
 async def handed_over(case: Case) -> None:

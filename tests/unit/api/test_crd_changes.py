@@ -17,6 +17,8 @@ from tests.support.crdchanges import MAXIMA, MINIMA, Break, breaks
 pytestmark = pytest.mark.unit
 
 CRDS = {crd["spec"]["names"]["plural"]: crd for crd in crds.custom_resource_definitions()}
+# A kind that the Go provider does not have.
+OF_GO = [plural for plural in CRDS if plural != "harvesterclusteridentities"]
 # Values that the Go provider's webhook or Harvester refused, or that no object needs, are refused by the CRD. Objects
 # that are stored with such a value stay: API servers of 1.31 and later do not validate what an update leaves as it was.
 TIGHTER = {*MAXIMA, *MINIMA, "pattern", "enum", "x-kubernetes-validations"}
@@ -28,7 +30,7 @@ ENUMS = (".subnetMask", ".operator")
 IN_NEW_VERSION = ".volumes[].volumeType"
 
 
-@pytest.mark.parametrize("plural", CRDS)
+@pytest.mark.parametrize("plural", OF_GO)
 def test_no_object_and_no_client_of_the_go_provider_is_broken(shared_crds: Path, plural: str) -> None:
     found = [change for change in changes(shared_crds, plural) if change.rule not in TIGHTER]
     for change in found:
@@ -41,7 +43,7 @@ def test_no_object_and_no_client_of_the_go_provider_is_broken(shared_crds: Path,
     assert len(found) == (2 if "cluster" in plural else 0)
 
 
-@pytest.mark.parametrize("plural", CRDS)
+@pytest.mark.parametrize("plural", OF_GO)
 def test_only_what_users_write_is_tighter_and_no_value_that_had_a_limit(shared_crds: Path, plural: str) -> None:
     for change in changes(shared_crds, plural):
         if change.rule not in TIGHTER:

@@ -26,6 +26,8 @@ CLUSTER_SPEC = {
     ".controlPlaneFailureDomains",
     ".controlPlaneFailureDomains[]",
     ".guestVolumes",
+    ".identityRef",
+    ".identityRef.name",
     ".images",
     ".images[]",
     ".images[].checksum",
@@ -51,6 +53,8 @@ HOST_RESOURCES = {
 }
 DISK_MODES = {".volumes[].accessMode", ".volumes[].volumeMode"}
 LOOKUP = {".volumes[].imageLookup", ".volumes[].imageLookup.baseOS", ".volumes[].imageLookup.format"}
+# A kind that only ours has.
+OURS = "harvesterclusteridentities"
 # What ours have beyond the Go provider's, below the spec or status of a kind.
 ADDED = {
     "harvesterclusters": {
@@ -80,6 +84,8 @@ ADDED = {
 }
 # Values that ours take beyond the Go provider's, by the end of the field's path.
 ADDED_VALUES = {".loadBalancerConfig.ipamType": {"none"}}
+# Fields that the Go provider requires and a rule of ours, because another one may take their place.
+REQUIRED_BY_RULE = {"identitySecret"}
 # Keywords of rules that objects of the Go provider may break, which had them in its webhook or nowhere.
 DEMANDS = {"enum", "maxItems", "maxLength", "maxProperties", "maximum", "minItems", "minLength", "minimum", "pattern"}
 DEMANDS |= {"x-kubernetes-validations"}
@@ -155,6 +161,8 @@ def test_crd_frame(plural: str) -> None:
         "cluster.x-k8s.io/provider": "infrastructure-harvester",
         "cluster.x-k8s.io/v1beta1": "_".join(names.VERSIONS),
         "cluster.x-k8s.io/v1beta2": "_".join(names.VERSIONS),
+        # `clusterctl move` takes it along, although no Cluster owns it.
+        **({"clusterctl.cluster.x-k8s.io/move-hierarchy": ""} if plural == OURS else {}),
     }
     spec = crd["spec"]
     assert spec["conversion"] == {"strategy": "None"}
@@ -169,7 +177,7 @@ def test_crd_frame(plural: str) -> None:
 
 def test_short_names_are_distinct() -> None:
     short = [name for crd in CRDS.values() for name in crd["spec"]["names"]["shortNames"]]
-    assert sorted(short) == ["hvc", "hvct", "hvm", "hvmt"]
+    assert sorted(short) == ["hvc", "hvci", "hvct", "hvm", "hvmt"]
 
 
 @pytest.mark.parametrize(("plural", "version"), VERSIONED)
@@ -196,7 +204,7 @@ def test_rules_over_several_fields_forgive_what_was_there_before(plural: str, ve
     }
     assert all("oldSelf" in rule for rules in compared.values() for rule in rules)
     # Machines have only what the Go provider refused as well, in items of lists.
-    assert bool(compared) is (plural != "harvestermachines")
+    assert bool(compared) is (plural not in ("harvestermachines", OURS))
 
 
 def test_macros_of_rules_are_spelled_out() -> None:
@@ -264,7 +272,7 @@ def test_volume_type_is_free_in_v1alpha1_only(plural: str) -> None:
     assert found == {"v1alpha1": None, "v1beta1": ["storageClass", "image"]}
 
 
-@pytest.mark.parametrize(("plural", "version"), VERSIONED)
+@pytest.mark.parametrize(("plural", "version"), [pair for pair in VERSIONED if pair[0] != OURS])
 def test_equals_the_go_provider(shared_crds: Path, plural: str, version: str) -> None:
     """Every field of the Go provider's CRD exists in ours and may hold what it held; additions are the known ones."""
     file = shared_crds / "go-provider" / f"{names.GROUP}_{plural}.yaml"
@@ -284,6 +292,10 @@ def test_equals_the_go_provider(shared_crds: Path, plural: str, version: str) ->
         for end, values in ADDED_VALUES.items():
             if path.endswith(end):
                 now["enum"] = [value for value in now["enum"] if value not in values]
+        missing = set(before.get("required", ())) - set(now.get("required", ()))
+        if missing:
+            assert missing <= REQUIRED_BY_RULE
+            now["required"] = sorted({*now["required"], *missing})
         if before != now:
             stricter.add(path)
             assert {key: value for key, value in now.items() if key in before or key not in DEMANDS} == before, path

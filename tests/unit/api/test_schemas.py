@@ -54,6 +54,7 @@ EXAMPLES = [(file, path, resolved(file, node)) for file, path, node in ALL_NODES
 def test_there_is_one_file_for_each_kind() -> None:
     assert sorted(KINDS) == [
         "harvestercluster.json",
+        "harvesterclusteridentity.json",
         "harvesterclustertemplate.json",
         "harvestermachine.json",
         "harvestermachinetemplate.json",

@@ -401,3 +401,21 @@ def test_an_external_endpoint_replaces_the_load_balancer(name: str, endpoint: Ob
     assert spec["controlPlaneEndpoint"] == expected
     # CRD and webhook refuse listeners and pools with an external endpoint.
     assert spec["loadBalancerConfig"] == {"ipamType": "none"}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({}, {"identitySecret": {"name": "identity", "namespace": "team"}}),
+        ({"clusterIdentityName": "shared"}, {"identityRef": {"name": "shared"}}),
+    ],
+)
+def test_shared_credentials_take_the_place_of_the_secret(name: str, value: Obj, expected: Obj) -> None:
+    (template,) = (obj for _, obj in templates(name) if obj["kind"] == "HarvesterClusterTemplate")
+    values = {"identitySecretName": "identity", "targetNamespace": "demo", **value}
+    topology = {"variables": [{"name": name, "value": value} for name, value in values.items()]}
+    cluster = {"metadata": {"name": "demo", "namespace": "team"}, "spec": {"topology": topology}}
+    variables = variables_of(the_class(name), cluster)
+    spec = apply_patches(the_class(name), Part("infrastructure", template), variables)
+    assert {key: spec[key] for key in ("identitySecret", "identityRef") if key in spec} == expected

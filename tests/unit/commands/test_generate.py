@@ -59,6 +59,17 @@ def test_the_guides_example_makes_the_guides_objects(kubeconfig: Path) -> None:
     assert cluster["metadata"]["labels"]["cluster-api.cattle.io/rancher-auto-import"] == "true"
 
 
+def test_shared_credentials_need_no_secret(kubeconfig: Path) -> None:
+    found = objects(call(*LEAST, "--cluster-identity", "shared", *offline(kubeconfig)))
+    assert "Secret" not in [obj["kind"] for obj in found]
+    (cluster,) = (obj for obj in found if obj["kind"] == "Cluster")
+    variables = {row["name"]: row["value"] for row in cluster["spec"]["topology"]["variables"]}
+    assert variables["clusterIdentityName"] == "shared"
+    assert "identitySecretName" not in variables
+    spec = definition(*LEAST, "--cluster-identity", "shared")["spec"]
+    assert (spec["identityRef"], "identitySecret" in spec) == ({"name": "shared"}, False)
+
+
 def test_the_namespace_is_the_name_unless_it_is_reported() -> None:
     assert definition(*LEAST)["metadata"] == {"name": "demo", "namespace": "demo"}
     assert definition(*LEAST, "--namespace", "team-a")["metadata"]["namespace"] == "team-a"

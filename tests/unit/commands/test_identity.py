@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
+from caphv.api import identities
 from caphv.api.names import LEASE, identity_finalizer
-from caphv.api.object import ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Obj
+from caphv.api.object import ROLE_BINDINGS, SECRETS, SERVICE_ACCOUNTS, Key, Obj
 from caphv.runtime.errors import Forbidden, NotFound, Unreachable
 from tests.support.commandservers import Servers
 from tests.support.tokenserver import CA, encoded
+from webhooks.crossobject import check
 
 pytestmark = pytest.mark.unit
 
@@ -287,3 +289,19 @@ def test_identities_are_listed_and_a_missing_one_is_wrong(servers: Servers) -> N
         "true"
     ) == 1
     assert servers.caphv("identity", "list", "-n", "elsewhere", "-o", "json").exit_code == 0
+
+
+def test_shared_credentials_come_with_their_identity(servers: Servers) -> None:
+    words = ("--secret-name", "shared", "--share-with", "team-a", "--share-with", "*")
+    secret, identity = yaml.safe_load_all(create(servers, *words).stdout)
+    assert secret["metadata"] == {"name": "shared", "namespace": "caphv-system"}, "no label that moves and deletes it"
+    assert check(identity) == []
+    assert identity["metadata"] == {"name": "shared"}
+    assert identities.resolve("shared", identity, "team-a", None, "caphv-system") == Key("caphv-system", "shared")
+    assert identity["spec"]["allowedNamespaces"] == {"list": ["team-a", "*"]}
+    elsewhere = create(servers, *words, "--secret-namespace", "other").stdout
+    assert {obj["spec"]["secretRef"]["namespace"] for obj in yaml.safe_load_all(elsewhere) if "spec" in obj} == {
+        "other"
+    }
+    assert "exclude each other" in create(servers, *words, "-o", "kubeconfig", exit_code=2).output
+    assert "must consist of" in create(servers, "--share-with", "Team", exit_code=2).output

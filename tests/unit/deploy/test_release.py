@@ -90,7 +90,7 @@ def test_chart_archive_holds_files_and_no_links(files: dict[str, bytes], version
         members = {member.name: member for member in archive.getmembers()}
         assert all(member.isfile() for member in members.values())
     assert {"caphv/Chart.yaml", "caphv/values.schema.json", "caphv/files/base/rbac.yaml"} <= members.keys()
-    assert len([name for name in members if name.startswith("caphv/files/crds/infrastructure")]) == 4
+    assert len([name for name in members if name.startswith("caphv/files/crds/infrastructure")]) == 5
 
 
 def test_all_files_name_the_version_of_the_project(checkout: Path, version: str) -> None:

@@ -21,7 +21,6 @@ TEXT = re.compile(r"\b(str|bytes)\b")
 HARMLESS = {
     ("Account", "token"),
     ("CloudConfig", "secret_key"),
-    ("Definition", "identity_secret"),
     ("Existing", "token"),
     ("Identity", "secret"),
     ("PackagerFlags", "client_secret"),

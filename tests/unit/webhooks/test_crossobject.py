@@ -2,12 +2,14 @@
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 
+from caphv.api.identities import allows
 from caphv.api.object import Obj
-from webhooks.crossobject import CROSS_OBJECT_RULES, check_together
+from webhooks.crossobject import CROSS_OBJECT_RULES, check, check_together
 
 pytestmark = pytest.mark.unit
 
@@ -362,8 +364,47 @@ def test_wrong_is_reported(objects: dict[str, Obj], rule: str, name: str, change
 
 
 def test_every_check_is_tested() -> None:
-    clashes = {"machine-name-taken", "cluster-name-taken", "static-address-duplicate"}
-    assert {check.name for check in CROSS_OBJECT_RULES} == {row[0] for row in WRONG} | clashes
+    others = {"machine-name-taken", "cluster-name-taken", "static-address-duplicate", "identity-namespace"}
+    assert {check.name for check in CROSS_OBJECT_RULES} == {row[0] for row in WRONG} | others
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "problem"),
+    [
+        ("shared", {"list": ["clusters"]}, ""),
+        ("shared", {"list": ["*"]}, ""),
+        ("shared", {"selector": {"matchLabels": {"a": "b"}}}, ""),
+        ("shared", {"list": ["others"]}, "does not allow namespace clusters: add it to allowedNamespaces.list of"),
+        ("shared", {}, "does not allow namespace clusters"),
+        ("sharde", {"list": ["clusters"]}, "did you mean"),
+        ("elsewhere", {"list": ["clusters"]}, ""),
+    ],
+)
+def test_a_shared_identity_allows_the_namespace(objects: dict[str, Obj], name: str, allowed: Obj, problem: str) -> None:
+    objects["infrastructure"]["spec"]["identityRef"] = {"name": name}
+    del objects["infrastructure"]["spec"]["identitySecret"]
+    head = {"apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "HarvesterClusterIdentity"}
+    spec = {"secretRef": {"name": "shared", "namespace": "caphv-system"}, "allowedNamespaces": allowed}
+    shared = {**head, "metadata": {"name": "shared"}, "spec": spec}
+    found = [located.finding for located in check_together([*objects.values(), shared])]
+    assert [finding.rule for finding in found] == (["identity-namespace"] if problem else [])
+    assert all(finding.field == "spec.identityRef.name" and problem in finding.detail for finding in found)
+
+
+def test_the_example_of_a_shared_identity_is_right(checkout: Path) -> None:
+    example = yaml.safe_load((checkout / "examples" / "identities" / "shared.yaml").read_text())
+    assert check(example) == []
+    assert allows(example, "team-a", None)
+    assert allows(example, "team-b", {"harvester": "shared"})
+    assert not allows(example, "team-b", {})
+
+
+def test_a_shared_identity_is_checked_by_its_schema() -> None:
+    head = {"apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1", "kind": "HarvesterClusterIdentity"}
+    identity = {**head, "metadata": {"name": "shared"}, "spec": {"allowedNamespaces": {"names": ["team-a"]}}}
+    found = {(finding.field, finding.rule) for finding in check(identity)}
+    assert {("spec.secretRef", "schema-required")} < found
+    assert any(field.startswith("spec.allowedNamespaces") for field, _ in found)
 
 
 def test_two_clusters_in_one_target_namespace(objects: dict[str, Obj]) -> None:

@@ -247,3 +247,13 @@ async def test_the_token_that_an_interrupted_rotation_left_is_deleted(server: Se
     identity = await rotation.read_identity(client, Key("team-a", "identity"))
     plan = rotation.plan_rotation(identity, expires_in=None, keep_old=False)
     assert (plan.issues, plan.deletes) == (False, "former")
+
+
+async def test_clusters_that_share_a_secret_by_an_identity_are_its_users(server: Server) -> None:
+    secret = {"name": "identity", "namespace": "team-a"}
+    server.shared = [{"metadata": {"name": "shared"}, "spec": {"secretRef": secret}}]
+    server.cluster["spec"] = {"identityRef": {"name": "shared"}, "targetNamespace": "shop"}
+    client: Any = server
+    identity = await rotation.read_identity(client, Key("team-a", "identity"))
+    assert [obj["metadata"]["name"] for obj in identity.clusters] == ["shop"]
+    assert (identity.sharing, identity.unread) == ([], [])

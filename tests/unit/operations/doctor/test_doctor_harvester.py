@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from caphv.api.identities import cluster_identity
 from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner, record
 from caphv.runtime.kubeconfig import Kubeconfig
@@ -45,6 +46,28 @@ def test_expired_credentials_that_are_rejected_are_reported_once() -> None:
 def test_a_rejected_token_is_replaced_and_an_unreachable_server_is_searched() -> None:
     assert "caphv identity rotate" in unanswered(90, rejected=True).remedy
     assert "Check address, firewall and proxy" in unanswered(90).remedy
+
+
+def test_shared_credentials_are_named_with_their_secret() -> None:
+    shared, secret = cluster_identity("shared"), Key("caphv-system", "shared-harvester")
+    clusters = [{"metadata": {"name": "shop", "namespace": "team"}}]
+    expired = Kubeconfig("https://h", token=token(days=-1))
+    facts = HarvesterFacts(shared, expired, "refused", rejected=True, secret=secret, clusters=clusters)
+    found = {check.id: check for check in harvester.checks(facts, NOW)}
+    assert found["connection"].message.endswith("Secret of HarvesterClusterIdentity shared")
+    facts.kubeconfig = Kubeconfig("https://h", token=token(days=90))
+    check = one(harvester.checks(facts, NOW), "connection")
+    assert "HarvesterClusters of Secret of HarvesterClusterIdentity shared: team/shop" in check.message
+    assert "caphv identity rotate caphv-system/shared-harvester" in check.remedy
+
+    facts = HarvesterFacts(shared, error="does not allow namespace team")
+    check = one(harvester.checks(facts, NOW), "identity")
+    assert "add the namespaces of the clusters to spec.allowedNamespaces" in check.remedy
+
+    facts = HarvesterFacts(shared, objects=HarvesterObjects(), kubeconfig=expired, clusters=clusters)
+    facts.pools = (report(100, 50, entries=(LEAK,)),)
+    check = one(harvester.checks(facts, NOW), "pools")
+    assert check.remedy.endswith("-n team")
 
 
 def test_clusters_of_a_harvester_that_does_not_answer_are_named() -> None:

@@ -56,6 +56,24 @@ def test_clusters_share_what_they_refer_to() -> None:
     assert "Machine team/other-0" not in labels(objs)
 
 
+def test_shared_credentials_belong_to_a_cluster_that_refers_to_them() -> None:
+    objs = whole_cluster()
+    infrastructure = next(obj for obj in objs if obj["kind"] == "HarvesterCluster")
+    del infrastructure["spec"]["identitySecret"]
+    infrastructure["spec"]["identityRef"] = {"name": "shared"}
+    identity = {
+        "apiVersion": INFRASTRUCTURE,
+        "kind": "HarvesterClusterIdentity",
+        "metadata": {"name": "shared", "uid": "shared"},
+        "spec": {"secretRef": {"name": "shared-harvester", "namespace": "caphv-system"}},
+    }
+    secret = made("v1", "Secret", "shared-harvester")
+    secret["metadata"]["namespace"] = "caphv-system"
+    found = labels([*objs, identity, secret])
+    assert {"HarvesterClusterIdentity shared", "Secret caphv-system/shared-harvester"} < found
+    assert "Secret team/identity" not in found
+
+
 def test_bindings_of_other_clusters_stay() -> None:
     objs = whole_cluster()
     addons = next(obj for obj in objs if obj["kind"] == "ClusterResourceSet")

@@ -12,11 +12,12 @@ import yaml
 from aiohttp import web
 from click.testing import CliRunner
 
+from caphv.api.identities import cluster_identity
 from caphv.api.object import NODES, Key, Obj, Resource
 from caphv.runtime.errors import Forbidden, NotFound
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
 from commands.options.harvesters import insecure_option
-from operations.read.accounts import kubeconfig_of, secrets_with_token
+from operations.read.accounts import kubeconfig_of, read_accounts, secrets_with_token
 from operations.read.harvester import Harvesters, read_harvesters
 from operations.read.management import list_all
 from operations.read.objects import Unseen
@@ -72,6 +73,56 @@ def test_a_certificate_that_cannot_be_used_hides_no_other_harvester() -> None:
     why = {each.what: each.why for each in found.unseen}
     assert why["identity Secret team/broken"].startswith(f"certificate data of {SERVER} cannot be used")
     assert f"Harvester {SERVER} by identity team/other" in why
+
+
+class Sharing(Management):
+    """A management cluster with HarvesterClusterIdentity `shared` for namespaces `a` and those with label `team: x`."""
+
+    def __init__(self, **labels: str) -> None:
+        super().__init__(shared=secret())
+        self.labels = labels
+        self.asked: list[tuple[str, str]] = []
+
+    async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
+        self.asked.append((namespace, name))
+        if resource.kind == "Namespace":
+            return {"metadata": {"name": name, "labels": self.labels if name == "b" else {}}}
+        if resource.kind == "HarvesterClusterIdentity":
+            if name != "shared":
+                raise NotFound(404, "NotFound", "")
+            allowed = {"list": ["a"], "selector": {"matchLabels": {"team": "x"}}}
+            reference = {"name": "shared", "namespace": "caphv-system"}
+            return {"metadata": {"name": name}, "spec": {"secretRef": reference, "allowedNamespaces": allowed}}
+        return await super().get(resource, name, namespace)
+
+
+def using(namespace: str, name: str = "shared") -> Obj:
+    spec = {"identityRef": {"name": name}, "targetNamespace": f"vms-{namespace}"}
+    return {"metadata": {"name": "demo", "namespace": namespace}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("labels", "namespaces", "targets"), [({}, "a", {"vms-a"}), ({"team": "x"}, "ab", {"vms-a", "vms-b"})]
+)
+def test_shared_credentials_are_read_for_namespaces_that_they_allow(
+    labels: dict[str, str], namespaces: str, targets: set[str]
+) -> None:
+    client: Any = Sharing(**labels)
+    accounts, hidden = asyncio.run(read_accounts(client, map(using, "abc")))
+    (account,) = accounts
+    assert (account.identity, account.namespaces) == (cluster_identity("shared"), targets)
+    assert {item.what for item in hidden} == {"HarvesterClusterIdentity shared"}
+    refused = [namespace for namespace in "abc" if any(f"namespace {namespace};" in item.why for item in hidden)]
+    assert refused == [namespace for namespace in "abc" if namespace not in namespaces]
+
+
+@pytest.mark.parametrize("name", ["shared", "absent"])
+def test_shared_credentials_are_not_read_for_others(name: str) -> None:
+    client: Any = Sharing()
+    accounts, (hidden,) = asyncio.run(read_accounts(client, [using("c", name)]))
+    assert accounts == []
+    assert f"{name}: does not exist, or does not allow namespace c" in hidden.why
+    assert ("caphv-system", "shared") not in client.asked
 
 
 def test_a_kubeconfig_may_be_text_as_in_a_file() -> None:

@@ -529,3 +529,10 @@ def test_a_failure_of_the_load_balancer_is_corrected_in_the_topology() -> None:
     ]
     (problem,) = overview_of(builder.objects(), NOW).clusters[0].problems
     assert problem.next_step.endswith("kubectl edit cluster shop -n team")
+
+
+def test_the_next_step_for_shared_credentials_names_no_secret_that_is_not_known() -> None:
+    subject = Subject("team", "shop", "HarvesterCluster", "shop-x", identity="HarvesterClusterIdentity/shared")
+    assert "caphv identity rotate NAMESPACE/NAME" in next_step(Reason.HARVESTER_AUTHENTICATION_FAILED, subject)
+    step = next_step(Reason.ANOTHER_HARVESTER, subject)
+    assert "Secret of HarvesterClusterIdentity shared" in step

@@ -156,6 +156,17 @@ def test_objects_of_a_class() -> None:
     assert one(found, "Cluster")["spec"]["topology"]["version"] == "v1.36.2+rke2r1"
 
 
+def test_credentials_that_are_shared_take_the_place_of_the_secret() -> None:
+    shared = definition(identitySecret=None, identityRef={"name": "shared"})
+    given_ = variables(built(shared))
+    assert given_["clusterIdentityName"] == "shared"
+    assert "identitySecretName" not in given_
+    single = built({**shared, "spec": {**shared["spec"], "individualObjects": True}})
+    spec = one(single, "HarvesterCluster")["spec"]
+    assert spec["identityRef"] == {"name": "shared"}
+    assert "identitySecret" not in spec
+
+
 def test_maxima_of_all_machines_and_of_a_pool() -> None:
     workers = [{"name": "own", "cpuMax": 16}, {"name": "common"}]
     grown = definition(machines={"cpuMax": 8, "memoryMax": "32Gi"}, workers=workers)

@@ -42,6 +42,8 @@ CASES: dict[str, tuple[Obj, str, str]] = {
     ),
     "class of another distribution": (k3s(clusterClass="harvester-rke2"), "spec.clusterClass", "definition-class"),
     "version": (definition(kubernetesVersion="v1.34.2+k3s1"), "spec.kubernetesVersion", "definition-version"),
+    "no credentials": (definition(identitySecret=None), "spec.identitySecret", "definition-identity"),
+    "credentials twice": (definition(identityRef={"name": "shared"}), "spec.identityRef", "definition-identity"),
     "no pool": (
         definition(loadBalancer={"ipamType": "pool"}),
         "spec.loadBalancer.ipPoolRef",

@@ -10,7 +10,6 @@ import yaml
 
 from caphv.api import names
 from caphv.api.object import CONFIG_MAPS, SERVICE_ACCOUNTS, Obj
-from reconciler.cluster.identity import secret_of
 from reconciler.cluster.references import refused_references
 from tests.support.reconciler.guests import READY, Guests, tokens
 from tests.support.reconciler.memorycase import MemoryCase
@@ -117,7 +116,7 @@ async def test_reference_that_is_never_read_opens_no_others(monkeypatch: pytest.
 
     async def refused() -> list[str]:
         scope = case.scope()
-        references = await refused_references(scope, secret_of(scope.obj))
+        references = await refused_references(scope)
         case.management.put({**case.obj, "status": scope.draft.fields})
         return [str(reference) for reference in references]
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from caphv.api import names
-from caphv.api.object import Key, Obj
+from caphv.api import names, resources
+from caphv.api.object import NAMESPACES, Key, Obj
 from caphv.runtime.errors import AddressRefused, ServerFault, TooManyRequests, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
 from reconciler.cluster.connection import ensure_connection
@@ -20,7 +20,7 @@ from reconciler.cluster.pools import used_pools
 from reconciler.cluster.scope import ClusterScope
 from reconciler.status import Blocked, StatusDraft
 from tests.support import kubeconfigs
-from tests.support.reconciler.memorycase import KEY, TARGET, MemoryCase
+from tests.support.reconciler.memorycase import KEY, TARGET, MemoryCase, MemoryIdentities
 
 pytestmark = pytest.mark.unit
 
@@ -311,3 +311,165 @@ async def test_identity_that_a_cluster_no_longer_uses_is_forgotten(
         case.context, {**first.obj, "metadata": {**first.obj["metadata"], "name": "third"}}, {}, first.draft
     )
     assert (await case.identities.read(newcomer) is before) is used_by_another
+
+
+IDENTITIES = resources.HARVESTER_CLUSTER_IDENTITIES
+OWN = "caphv-system"
+
+
+class Shared(Case):
+    """A cluster that names HarvesterClusterIdentity `shared`, whose Secret is in the provider's namespace."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, allowed: Obj | None, **spec: Any) -> None:
+        super().__init__(monkeypatch, identityRef={"name": "shared"}, **spec)
+        self.change(spec={name: value for name, value in self.obj["spec"].items() if name != "identitySecret"})
+        self.management.put(secret(OWN, token="shared"))
+        self.management.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team"}})
+        self.allow(allowed)
+
+    @property
+    def readable(self) -> MemoryIdentities:
+        return cast("MemoryIdentities", self.context.cluster_identities)
+
+    def allow(self, allowed: Obj | None, namespace: str = OWN) -> None:
+        spec: Obj = {"secretRef": {"name": "identity", "namespace": namespace}}
+        if allowed is not None:
+            spec["allowedNamespaces"] = allowed
+        self.management.put(
+            {
+                "apiVersion": IDENTITIES.api_version,
+                "kind": IDENTITIES.kind,
+                "metadata": {"name": "shared"},
+                "spec": spec,
+            }
+        )
+
+    def label(self, **labels: str) -> None:
+        self.management.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team", "labels": labels}})
+
+    async def refused(self) -> tuple[Blocked, ClusterScope]:
+        scope = self.unconnected()
+        with pytest.raises(Blocked) as caught:
+            await ensure_session(scope, self.identities, cast("Any", self.protection))
+        assert scope.session is None
+        return caught.value, scope
+
+
+async def test_a_shared_identity_opens_a_session_for_an_allowed_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    scope = await case.ensure()
+    ((_, access, _, name, _),) = case.assignments.assigned
+    assert (access.token, name) == ("shared", f"{OWN}/identity")
+    assert case.protection.asked == [], "a Secret of the provider's namespace needs no finalizer"
+    assert condition(scope, "ReferencesAllowed")[0] == "True"
+    assert "Secret of HarvesterClusterIdentity shared" in condition(scope, "IdentityUpToDate")[2]
+
+
+@pytest.mark.parametrize("allowed", [None, {"list": ["others"]}, {"selector": {"matchLabels": {"team": "b"}}}])
+async def test_a_namespace_that_is_not_allowed_gets_a_condition_and_no_credentials(
+    monkeypatch: pytest.MonkeyPatch, allowed: Obj | None
+) -> None:
+    case = Shared(monkeypatch, allowed)
+    case.label(team="a")
+    monkeypatch.setattr(case.management, "get", None)  # the Secret is not read
+    blocked, scope = await case.refused()
+    assert case.assignments.assigned == []
+    for message in (blocked.message, condition(scope, "ReferencesAllowed")[2]):
+        assert "does not allow namespace team; have its owner add the namespace" in message
+    assert condition(scope, "ReferencesAllowed")[:2] == ("False", "ReferenceNotAllowed")
+
+
+async def test_access_ends_with_each_way_of_withdrawal(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Shared(monkeypatch, {"selector": {"matchLabels": {"team": "a"}}})
+
+    async def opened() -> None:
+        case.allow({"selector": {"matchLabels": {"team": "a"}}})
+        case.label(team="a")
+        assert (await case.ensure()).session is case.session
+        case.assignments.released.clear()
+
+    async def ended() -> bool:
+        await case.refused()
+        return case.assignments.released == [KEY]
+
+    await opened()
+    case.label()
+    assert await ended(), "the label"
+
+    await opened()
+    await case.management.delete(NAMESPACES, "team")
+    assert await ended(), "the namespace"
+
+    await opened()
+    case.allow({"list": ["others"]})
+    assert await ended(), "the list"
+
+    await opened()
+    await case.management.delete(IDENTITIES, "shared")
+    assert await ended(), "the identity"
+
+    await opened()
+    case.allow({"list": ["team"]}, "team")
+    case.management.put(secret("team"))
+    blocked, _ = await case.refused()
+    assert case.assignments.released == [KEY], "its Secret is elsewhere"
+    assert f"its Secret is not in namespace {OWN} of the provider" in blocked.message
+
+    await opened()
+    case.readable.unread["Namespace"] = "forbidden"
+    assert await ended(), "labels that cannot be read"
+
+
+async def test_a_permission_withdrawn_while_the_secret_is_read_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    get = case.management.get
+
+    async def get_and_withdraw(*where: Any, **options: Any) -> Any:
+        obj = await get(*where, **options)
+        case.allow({"list": ["others"]})
+        return obj
+
+    monkeypatch.setattr(case.management, "get", get_and_withdraw)
+    await case.refused()
+    assert case.assignments.assigned == []
+
+
+async def test_a_cluster_that_names_an_absent_secret_loses_shared_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would keep them, and would not notice that their owner withdraws the permission."""
+    for namespace in ("team", "elsewhere"):
+        case = Shared(monkeypatch, {"list": ["team"]})
+        await case.ensure()
+        spec = {name: value for name, value in case.obj["spec"].items() if name != "identityRef"}
+        case.change(spec={**spec, "identitySecret": {"name": "absent", "namespace": namespace}})
+        await case.refused()
+        assert case.assignments.released == [KEY]
+
+
+async def test_another_secret_of_the_identity_is_used_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    await case.ensure()
+    newer = secret(OWN, token="newer")
+    newer["metadata"]["name"] = "second"
+    case.management.put(newer)
+    identity = case.management.find(IDENTITIES.kind, "shared")
+    assert identity is not None
+    case.management.put({**identity, "spec": {**identity["spec"], "secretRef": {"name": "second", "namespace": OWN}}})
+    await case.ensure()
+    assert [access.token for _, access, *_ in case.assignments.assigned] == ["shared", "newer"]
+
+
+async def test_an_identity_that_was_not_read_is_unknown_and_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    for error, text in (("", "reading HarvesterClusterIdentity shared"), ("403", "cannot be read: 403; apply CRDs")):
+        case.readable.unread[IDENTITIES.kind] = error
+        blocked, scope = await case.refused()
+        assert text in blocked.message
+        assert blocked.unknown
+        assert condition(scope, "ReferencesAllowed")[0] == "Unknown"
+
+
+async def test_a_provider_of_one_namespace_uses_no_shared_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    case.context.namespace = "team"
+    blocked, _ = await case.refused()
+    assert "(--namespace); use spec.identitySecret" in blocked.message

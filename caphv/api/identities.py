@@ -1,0 +1,135 @@
+"""Which credentials a HarvesterCluster uses, and whether it may: pure.
+
+A HarvesterCluster names a Secret in `identitySecret`, or a HarvesterClusterIdentity in
+`identityRef`. The Secret of the latter is in the provider's own namespace, and the clusters of the
+namespaces in its `allowedNamespaces` may use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from caphv.api.object import Key, Obj, at
+from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
+
+ALL_NAMESPACES = "*"
+_KIND = HARVESTER_CLUSTER_IDENTITIES.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a namespace gets no credentials of a HarvesterClusterIdentity, and what to do."""
+
+    message: str
+    is_permission: bool = True
+    """Whether the permission is missing, not a valid Secret."""
+
+
+def reference_of(harvester_cluster: Obj) -> str:
+    """Return the name of the HarvesterClusterIdentity of a cluster, empty for an identity Secret.
+
+    A cluster with both, which the CRD refuses, gets nothing but what this object allows.
+    """
+    return str(at(harvester_cluster, "spec", "identityRef", "name") or "")
+
+
+def identity_of(harvester_cluster: Obj) -> Key:
+    """Return the key under which the identity of a cluster is known.
+
+    The key of a HarvesterClusterIdentity has its kind in place of a namespace. No namespace has
+    this name, so that no Secret can be taken for it.
+    """
+    if name := reference_of(harvester_cluster):
+        return cluster_identity(name)
+    secret = at(harvester_cluster, "spec", "identitySecret") or {}
+    return Key(str(secret.get("namespace") or ""), str(secret.get("name") or ""))
+
+
+def cluster_identity(name: str) -> Key:
+    """Return the key of a HarvesterClusterIdentity, as `identity_of` does."""
+    return Key(_KIND, name)
+
+
+def is_cluster_identity(identity: Key) -> bool:
+    """Return whether a key of `identity_of` names a HarvesterClusterIdentity."""
+    return identity.namespace == _KIND
+
+
+def describe(identity: Key) -> str:
+    """Return how messages name an identity, for a key of `identity_of`."""
+    if is_cluster_identity(identity):
+        return f"{_KIND} {identity.name}"
+    return f"identity Secret {identity}"
+
+
+def secret_name(identity: Key | str) -> str:
+    """Return what follows the word Secret in a message about credentials.
+
+    :param identity: a key of `identity_of`, or its text
+    """
+    kind, _, name = str(identity).partition("/")
+    return f"of {_KIND} {name}" if kind == _KIND else str(identity)
+
+
+def secret_of(identity: Obj) -> Key:
+    """Return the key of the Secret that a HarvesterClusterIdentity names."""
+    secret = at(identity, "spec", "secretRef") or {}
+    return Key(str(secret.get("namespace") or ""), str(secret.get("name") or ""))
+
+
+def selects_by_labels(identity: Obj) -> bool:
+    """Return whether labels of a namespace decide who may use a HarvesterClusterIdentity."""
+    return bool(at(identity, "spec", "allowedNamespaces", "selector", "matchLabels"))
+
+
+def allows(identity: Obj, namespace: str, labels: Mapping[str, str] | None) -> bool:
+    """Return whether clusters of a namespace may use a HarvesterClusterIdentity.
+
+    Nothing allows none: neither an absent or empty field nor an empty selector.
+
+    :param labels: labels of the namespace, None if they are not known
+    """
+    if not namespace:
+        return False
+    allowed = at(identity, "spec", "allowedNamespaces", "list") or ()
+    if namespace in allowed or ALL_NAMESPACES in allowed:
+        return True
+    required = at(identity, "spec", "allowedNamespaces", "selector", "matchLabels")
+    return bool(required) and labels is not None and required.items() <= labels.items()
+
+
+def resolve(
+    name: str,
+    identity: Obj | None,
+    namespace: str,
+    labels: Mapping[str, str] | None,
+    provider_namespace: str,
+) -> Key | Refused:
+    """Return the Secret whose credentials clusters of a namespace get, or why they get none.
+
+    The answer does not tell whether an identity exists that is not allowed: tenants must not learn
+    what others have.
+
+    :param name: name of the HarvesterClusterIdentity
+    :param identity: the object, None if there is none
+    :param namespace: namespace of the HarvesterCluster
+    :param labels: labels of this namespace, None if they are not known
+    :param provider_namespace: namespace of the provider, the only one with Secrets of identities;
+        empty if any may have them, which only a person may choose who reads with own rights
+    """
+    if identity is None or not allows(identity, namespace, labels):
+        return Refused(
+            f"{_KIND} {name}: does not exist, or does not allow namespace {namespace}; have its "
+            "owner add the namespace to spec.allowedNamespaces, or use spec.identitySecret"
+        )
+
+    secret = secret_of(identity)
+    if not secret.namespace or provider_namespace not in ("", secret.namespace):
+        return Refused(
+            f"{_KIND} {name}: its Secret is not in namespace {provider_namespace} of the "
+            "provider, so it is not read; have its owner store the Secret there, and set "
+            "spec.secretRef.namespace",
+            is_permission=False,
+        )
+    return secret

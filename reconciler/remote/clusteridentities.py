@@ -1,0 +1,149 @@
+"""Caches of HarvesterClusterIdentities, and of the namespaces whose labels they select.
+
+They start with the first cluster that refers to such an identity. Without one, the provider needs
+neither the CRD nor a right on it, as before an upgrade of its manifests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from caphv.api import resources
+from caphv.api.identities import Refused, resolve, secret_of, selects_by_labels
+from caphv.api.object import NAMESPACES, Key, Obj, key_of, labels_of
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.errors import NotFound
+
+_BACKOFF_SECONDS = 5.0
+_KEPT = ("name", "uid", "resourceVersion", "labels")
+
+
+class NotRead(Exception):
+    """What decides about an identity has not been read. The text says why, empty if it is new."""
+
+
+class ClusterIdentities:
+    """Decide which Secret the clusters of a namespace get from a HarvesterClusterIdentity.
+
+    :param client: client of the management cluster
+    :param namespace: namespace of the provider, the only one with Secrets of identities
+    """
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self.namespace = namespace
+        self._client = client
+        self._identity_changed: Callable[[str], None] = lambda _name: None
+        self._namespace_changed: Callable[[str], None] = lambda _name: None
+        self._identities: Informer | None = None
+        self._namespaces: Informer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def connect(
+        self, identity_changed: Callable[[str], None], namespace_changed: Callable[[str], None]
+    ) -> None:
+        """Call these with the name of what changed; with an empty one if a watch was filled."""
+        self._identity_changed = identity_changed
+        self._namespace_changed = namespace_changed
+
+    def resolve(self, name: str, namespace: str) -> Key | Refused:
+        """Return the Secret that clusters of a namespace get by an identity, or why they get none.
+
+        Raises `NotRead` while it cannot be decided; a callback follows when it can.
+        """
+        identity = self._started_identities().get("", name)
+        labels = None
+        if identity and selects_by_labels(identity):
+            found = self._started_namespaces().get("", namespace)
+            labels = labels_of(found) if found else None
+        return resolve(name, identity, namespace, labels, self.namespace)
+
+    def with_secret(self, secret: Key) -> Iterator[str]:
+        """Yield the names of the identities that name a Secret."""
+        if self._identities is not None and secret.namespace == self.namespace:
+            for identity in self._identities.store:
+                if secret_of(identity) == secret:
+                    yield key_of(identity).name
+
+    async def close(self) -> None:
+        """Stop the watches."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _started_identities(self) -> Informer:
+        """Return the filled cache of identities. Raises `NotRead` until it is filled."""
+        if self._identities is None:
+            self._identities = Informer(
+                self._client,
+                resources.HARVESTER_CLUSTER_IDENTITIES,
+                transform=_slim_identity,
+                on_contact=_once(lambda: self._identity_changed("")),
+                max_backoff=_BACKOFF_SECONDS,
+            )
+            self._identities.add_handler(self._handle_identity)
+            self._tasks.append(self._identities.start())
+        return _filled(self._identities)
+
+    def _started_namespaces(self) -> Informer:
+        """Return the filled cache of namespaces. Raises `NotRead` until it is filled."""
+        if self._namespaces is None:
+            self._namespaces = Informer(
+                self._client,
+                NAMESPACES,
+                metadata_only=True,
+                transform=_slim_namespace,
+                on_contact=_once(lambda: self._namespace_changed("")),
+                max_backoff=_BACKOFF_SECONDS,
+            )
+            self._namespaces.add_handler(self._handle_namespace)
+            self._tasks.append(self._namespaces.start())
+        return _filled(self._namespaces)
+
+    def _handle_identity(self, change: Change) -> None:
+        if _spec(change.old) != _spec(change.new):
+            self._identity_changed(change.key.name)
+
+    def _handle_namespace(self, change: Change) -> None:
+        if (
+            change.old is None
+            or change.new is None
+            or labels_of(change.old) != labels_of(change.new)
+        ):
+            self._namespace_changed(change.key.name)
+
+
+def _filled(informer: Informer) -> Informer:
+    # A CRD that was deleted took all identities with it, whatever the cache still has.
+    if not informer.synced or isinstance(informer.last_error, NotFound):
+        raise NotRead(str(informer.last_error or ""))
+    return informer
+
+
+def _once(report: Callable[[], None]) -> Callable[[], None]:
+    """Return a callback that reports the first contact, because an empty cache has no events."""
+    contacted = False
+
+    def on_contact() -> None:
+        nonlocal contacted
+        if not contacted:
+            contacted = True
+            report()
+
+    return on_contact
+
+
+def _spec(obj: Obj | None) -> object:
+    return obj and obj["spec"]
+
+
+def _slim_identity(identity: Obj) -> Obj:
+    metadata = identity["metadata"]
+    kept = {name: metadata[name] for name in _KEPT if name in metadata}
+    return {"metadata": kept, "spec": identity.get("spec") or {}}
+
+
+def _slim_namespace(namespace: Obj) -> Obj:
+    metadata = namespace["metadata"]
+    return {"metadata": {name: metadata[name] for name in _KEPT if name in metadata}}
