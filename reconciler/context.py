@@ -15,6 +15,7 @@ from reconciler.caches import Caches
 from reconciler.harvester.sessions import Sessions
 from reconciler.memory import Memory
 from reconciler.queues import Queues
+from reconciler.remote.ipam import Ipam
 from reconciler.remote.objectwatch import ObjectWatches
 from reconciler.remote.rancher import Rancher
 from reconciler.remote.workloadcluster import WorkloadClusters
@@ -46,6 +47,7 @@ class Context:
     workloads: WorkloadClusters
     object_watches: ObjectWatches
     rancher: Rancher
+    ipam: Ipam
     namespace: str = ""
     identity_finalizer: str = names.identity_finalizer()
     cross_namespace_refs: bool = True

@@ -44,6 +44,7 @@ from reconciler.harvester.sessions import Sessions
 from reconciler.machine.controller import MachineReconciler
 from reconciler.machinetemplate.controller import MachineTemplateReconciler
 from reconciler.queues import Queues
+from reconciler.remote.ipam import Ipam
 from reconciler.remote.objectwatch import ObjectWatches
 from reconciler.remote.rancher import Rancher
 from reconciler.remote.workloadcluster import WorkloadClusters
@@ -224,6 +225,7 @@ class Provider:
     async def _stop(self) -> None:
         await self.context.events.flush()
         await self.context.rancher.close()
+        await self.context.ipam.close()
         await self.context.object_watches.close()
         await self.context.workloads.close()
         await self.context.sessions.close()
@@ -277,6 +279,7 @@ def _create_context(
         workloads=workloads,
         object_watches=ObjectWatches(),
         rancher=Rancher(client),
+        ipam=Ipam(client, options.namespace),
         namespace=options.namespace,
         identity_finalizer=names.identity_finalizer(options.watch_filter),
         cross_namespace_refs=options.cross_namespace_refs,

@@ -261,6 +261,7 @@ class MemoryCase:
             workloads=cast(Any, workloads),
             object_watches=cast(Any, watches),
             rancher=cast(Any, None),
+            ipam=cast(Any, None),
             topics=Topics(),
             memory=Memory(),
         )
