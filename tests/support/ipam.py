@@ -84,10 +84,14 @@ class Pool:
 
 
 class IpamProvider:
-    """A provider of `InClusterIPPool`s, which answers the claims of a namespace while it runs."""
+    """A provider of `InClusterIPPool`s, which answers the claims of a namespace while it runs.
 
-    def __init__(self, client: ApiClient, namespace: str, **pools: Pool) -> None:
+    It uses the API in `version`.
+    """
+
+    def __init__(self, client: ApiClient, namespace: str, *, version: str = VERSION, **pools: Pool) -> None:
         self._client, self._namespace = client, namespace
+        self._claims, self._addresses = resources.ip_address_claims(version), resources.ip_addresses(version)
         self.pools = pools
 
     @contextlib.asynccontextmanager
@@ -106,7 +110,7 @@ class IpamProvider:
         while True:
             # The storage of a new kind is not ready at once.
             with contextlib.suppress(Conflict, NotFound, TooManyRequests):
-                for claim in (await self._client.list(CLAIMS, self._namespace))["items"]:
+                for claim in (await self._client.list(self._claims, self._namespace))["items"]:
                     await self._answer(claim)
             await asyncio.sleep(0.05)
 
@@ -118,15 +122,20 @@ class IpamProvider:
         if at(claim, "status", "addressRef") or pool is None:
             return
 
-        await self._set_finalizers(CLAIMS, claim, [RELEASE])
+        await self._set_finalizers(self._claims, claim, [RELEASE])
         address = pool.take(name)
         if not address:
             await self._report(name, "False", "PoolExhausted", "no free address")
             return
-        owner = {"apiVersion": CLAIMS.api_version, "kind": CLAIMS.kind, "name": name, "uid": claim["metadata"]["uid"]}
+        owner = {
+            "apiVersion": self._claims.api_version,
+            "kind": self._claims.kind,
+            "name": name,
+            "uid": claim["metadata"]["uid"],
+        }
         obj = {
-            "apiVersion": ADDRESSES.api_version,
-            "kind": ADDRESSES.kind,
+            "apiVersion": self._addresses.api_version,
+            "kind": self._addresses.kind,
             "metadata": {
                 "name": name,
                 "namespace": self._namespace,
@@ -142,18 +151,18 @@ class IpamProvider:
             },
         }
         with contextlib.suppress(Conflict):
-            await self._client.create(ADDRESSES, obj)
-        await self._report(name, "True", "Ready", "", addressRef={"name": name})
+            await self._client.create(self._addresses, obj)
+        await self._report(name, "True", "Ready", "allocated", addressRef={"name": name})
 
     async def _release(self, claim: Obj, pool: Pool | None) -> None:
         name = claim["metadata"]["name"]
         with contextlib.suppress(NotFound):
-            address = await self._client.get(ADDRESSES, name, self._namespace)
-            await self._set_finalizers(ADDRESSES, address, [])
-            await self._client.delete(ADDRESSES, name, self._namespace)
+            address = await self._client.get(self._addresses, name, self._namespace)
+            await self._set_finalizers(self._addresses, address, [])
+            await self._client.delete(self._addresses, name, self._namespace)
         if pool is not None:
             pool.release(name)
-        await self._set_finalizers(CLAIMS, claim, [])
+        await self._set_finalizers(self._claims, claim, [])
 
     async def _set_finalizers(self, resource: Resource, obj: Obj, finalizers: list[str]) -> None:
         if (obj["metadata"].get("finalizers") or []) != finalizers:
@@ -163,7 +172,7 @@ class IpamProvider:
     async def _report(self, name: str, status: str, reason: str, message: str, **fields: Obj) -> None:
         condition = {"type": "Ready", "status": status, "reason": reason, "message": message}
         patch = {"status": {"conditions": [{**condition, "lastTransitionTime": _LONG_AGO}], **fields}}
-        await self._client.patch(CLAIMS, name, self._namespace, patch, subresource="status")
+        await self._client.patch(self._claims, name, self._namespace, patch, subresource="status")
 
 
 async def claims_of(client: ApiClient, namespace: str) -> dict[str, Obj]:
