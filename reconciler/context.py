@@ -16,6 +16,7 @@ from reconciler.harvester.sessions import Sessions
 from reconciler.memory import Memory
 from reconciler.queues import Queues
 from reconciler.remote.clusteridentities import ClusterIdentities
+from reconciler.remote.ipam import Ipam
 from reconciler.remote.objectwatch import ObjectWatches
 from reconciler.remote.rancher import Rancher
 from reconciler.remote.workloadcluster import WorkloadClusters
@@ -48,6 +49,7 @@ class Context:
     object_watches: ObjectWatches
     rancher: Rancher
     cluster_identities: ClusterIdentities
+    ipam: Ipam
     namespace: str = ""
     identity_finalizer: str = names.identity_finalizer()
     cross_namespace_refs: bool = True

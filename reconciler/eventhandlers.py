@@ -16,6 +16,7 @@ from reconciler import triggers
 from reconciler.context import Context
 from reconciler.harvester.addressuse import machine_addresses
 from reconciler.harvesterhandlers import HarvesterHandlers
+from reconciler.machine.addressclaims import machine_of
 from reconciler.predicates import (
     cluster_fields,
     differs,
@@ -59,11 +60,12 @@ class EventHandlers:
 
         self._harvester.connect()
 
-        # Identities, workload clusters, single objects that a cluster refers to, and Rancher.
+        # Identities, workload clusters, single objects that a cluster refers to, Rancher and IPAM.
         context.cluster_identities.connect(self.cluster_identity, self.namespace)
         context.workloads.connect(self.node, self.workload_answer, self.workload_reach)
         context.object_watches.connect(self._clusters.add)
         context.rancher.connect(self.rancher)
+        context.ipam.connect(self.ipam, self.address_claim)
 
     # Management cluster
 
@@ -219,6 +221,16 @@ class EventHandlers:
     def rancher(self) -> None:
         """Enqueue the clusters that wait for a change of Rancher's objects."""
         self._context.topics.notify(triggers.RANCHER)
+
+    def ipam(self) -> None:
+        """Enqueue the machines that wait for the API of IPAddressClaims."""
+        self._context.topics.notify(triggers.IPAM)
+
+    def address_claim(self, claim: Key) -> None:
+        """Enqueue the machine of an IPAddressClaim, which has the machine's name in its own."""
+        key = Key(claim.namespace, machine_of(claim.name))
+        if self._caches.harvester_machines.get(*key):
+            self._machines.add(key)
 
     def _add_templates_of(self, cluster: Obj) -> None:
         for template in self._caches.templates_of(cluster):

@@ -45,6 +45,7 @@ from reconciler.machine.controller import MachineReconciler
 from reconciler.machinetemplate.controller import MachineTemplateReconciler
 from reconciler.queues import Queues
 from reconciler.remote.clusteridentities import ClusterIdentities
+from reconciler.remote.ipam import Ipam
 from reconciler.remote.objectwatch import ObjectWatches
 from reconciler.remote.rancher import Rancher
 from reconciler.remote.workloadcluster import WorkloadClusters
@@ -226,6 +227,7 @@ class Provider:
         await self.context.events.flush()
         await self.context.rancher.close()
         await self.context.cluster_identities.close()
+        await self.context.ipam.close()
         await self.context.object_watches.close()
         await self.context.workloads.close()
         await self.context.sessions.close()
@@ -280,6 +282,7 @@ def _create_context(
         object_watches=ObjectWatches(),
         rancher=Rancher(client),
         cluster_identities=ClusterIdentities(client, own_namespace()),
+        ipam=Ipam(client, options.namespace),
         namespace=options.namespace,
         identity_finalizer=names.identity_finalizer(options.watch_filter),
         cross_namespace_refs=options.cross_namespace_refs,

@@ -32,6 +32,7 @@ class Watched(Enum):
     OBJECT = "a single object that the cluster watches"
     VM = "the VM of the machine, its instance and its disks"
     LOAD_BALANCER = "the LoadBalancer of the cluster and its Service"
+    ADDRESS_CLAIM = "an IPAddressClaim of the machine, or its IPAddress"
     HOSTS = "hosts of Harvester"
     CONNECTION = "the connection to Harvester and its Deployment"
     WORKLOAD = "the API of the workload cluster"
@@ -161,3 +162,6 @@ def guest_parts(cluster: Key) -> Hashable:
 
 RANCHER: Hashable = "Rancher"
 """The topic of Rancher's objects about clusters."""
+
+IPAM: Hashable = "IPAM"
+"""The topic of the API for IPAddressClaims, which appears or can be read."""

@@ -314,6 +314,8 @@ class Reason(StrEnum):
     VM_PROVISIONING_FAILED = "VMProvisioningFailed"
     VM_IP_ALLOCATION_FAILED = "VMIPAllocationFailed"
     VM_IP_POOL_EXHAUSTED = "VMIPPoolExhausted"
+    VM_IP_CLAIM_PENDING = "VMIPClaimPending"
+    IPAM_NOT_AVAILABLE = "IPAMNotAvailable"
     DEVICES_EXHAUSTED = "DevicesExhausted"
     MACHINE_NOT_FOUND = "MachineNotFound"
     GUEST_AGENT_SILENT = "GuestAgentSilent"

@@ -6,9 +6,11 @@ from caphv.api.names import GROUP, STORED_VERSION
 from caphv.api.object import Resource
 
 CLUSTER_API_GROUP = "cluster.x-k8s.io"
+IPAM_GROUP = "ipam.cluster.x-k8s.io"
 FLEET_GROUP = "fleet.cattle.io"
 # Newest first. The first version that the management cluster serves is used.
 CLUSTER_API_VERSIONS = ("v1beta2", "v1beta1")
+IPAM_VERSIONS = ("v1beta2", "v1beta1")
 
 HARVESTER_CLUSTERS = Resource(GROUP, STORED_VERSION, "harvesterclusters", "HarvesterCluster")
 HARVESTER_CLUSTER_IDENTITIES = Resource(
@@ -87,3 +89,13 @@ def machine_health_checks(version: str) -> Resource:
 def cluster_classes(version: str) -> Resource:
     """Return Cluster API's ClusterClass in one of its versions."""
     return Resource(CLUSTER_API_GROUP, version, "clusterclasses", "ClusterClass")
+
+
+def ip_address_claims(version: str) -> Resource:
+    """Return Cluster API's IPAddressClaim in one of its versions."""
+    return Resource(IPAM_GROUP, version, "ipaddressclaims", "IPAddressClaim")
+
+
+def ip_addresses(version: str) -> Resource:
+    """Return Cluster API's IPAddress in one of its versions."""
+    return Resource(IPAM_GROUP, version, "ipaddresses", "IPAddress")

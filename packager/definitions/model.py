@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from caphv.api import hostresources
+from caphv.api import hostresources, interfaces
 from caphv.api.distributions import full_version
 from caphv.api.object import Key, Obj, at
 from caphv.validation import schema
@@ -28,9 +28,9 @@ FLEET, CLUSTER_RESOURCE_SET, NONE = "Fleet", "ClusterResourceSet", "None"
 class Pool:
     """Machines of one size: the control plane, or a pool of workers.
 
-    `maxima` (`cpuMax`, `memoryMax`), `host_resources` (devices, pinned CPUs, huge pages), `volumes`
-    and `affinities` are as in a HarvesterMachine; `failure_domain` is empty for machines that may
-    be anywhere.
+    `maxima` (`cpuMax`, `memoryMax`), `host_resources` (devices, pinned CPUs, huge pages),
+    `network_interfaces`, `volumes` and `affinities` are as in a HarvesterMachine; `failure_domain`
+    is empty for machines that may be anywhere.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Pool:
     volumes: tuple[Mapping[str, Any], ...]
     maxima: Mapping[str, Any] = field(default_factory=dict)
     host_resources: Mapping[str, Any] = field(default_factory=dict)
+    network_interfaces: tuple[Mapping[str, Any], ...] = ()
     affinities: Mapping[str, Any] = field(default_factory=dict)
     failure_domain: str = ""
 
@@ -117,6 +118,13 @@ class Definition:
     def cluster_identity(self) -> str:
         """Name of the HarvesterClusterIdentity, empty with an identity Secret."""
         return str(at(self.identity, "identityRef", "name") or "")
+
+
+def interfaces_of(pool: Pool) -> Obj:
+    """Return the field for the interfaces of a pool; nothing if it has none with settings."""
+    if not pool.network_interfaces:
+        return {}
+    return {interfaces.FIELD: [dict(settings) for settings in pool.network_interfaces]}
 
 
 def is_definition(obj: Any) -> bool:
@@ -235,6 +243,7 @@ def _pool(name: str, pool: Obj, machines: Obj, *, replicas: int) -> Pool:
         maxima={field: sizes[field] for field in ("cpuMax", "memoryMax") if field in sizes},
         # A pool without what all others have says so by false or an empty list.
         host_resources={name: sizes[name] for name in hostresources.FIELDS if sizes.get(name)},
+        network_interfaces=tuple(sizes.get(interfaces.FIELD) or ()),
         affinities=affinities,
         failure_domain=pool.get("failureDomain", ""),
     )

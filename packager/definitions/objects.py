@@ -19,7 +19,7 @@ from caphv.api.object import Obj
 from packager.addons.merge import merge
 from packager.definitions import etcdsnapshots
 from packager.definitions.hardening import POD_SECURITY_FILE
-from packager.definitions.model import Definition, Pool
+from packager.definitions.model import Definition, Pool, interfaces_of
 from packager.definitions.nodeconfig import NodeConfig
 
 CORE = "cluster.x-k8s.io/v1beta2"
@@ -250,6 +250,7 @@ def _machine_template(definition: Definition, pool: Pool) -> Obj:
         "memory": pool.memory,
         **pool.maxima,
         **pool.host_resources,
+        **interfaces_of(pool),
         "sshUser": definition.ssh_user,
         "sshKeyPair": definition.ssh_key_pair,
         "networks": list(definition.networks),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from caphv.api.object import Obj
-from packager.definitions.model import Definition, Pool
+from packager.definitions.model import Definition, Pool, interfaces_of
 from packager.definitions.nodeconfig import NodeConfig
 
 _WORKER_CLASS = "default-worker"
@@ -98,6 +98,7 @@ def _sizes(pool: Pool) -> Obj:
         "memorySize": pool.memory,
         **pool.maxima,
         **pool.host_resources,
+        **interfaces_of(pool),
         "volumes": [dict(volume) for volume in pool.volumes],
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from caphv.api import clusterapi, names
@@ -20,6 +20,7 @@ from caphv.runtime.errors import AlreadyExists, NotFound
 from caphv.runtime.text import off_loop
 from reconciler import triggers
 from reconciler.machine import cloudinit, talos
+from reconciler.machine.addressclaims import ClaimedInterface, mac_addresses
 from reconciler.machine.cloudinityaml import CloudInitError
 from reconciler.machine.guest import guest_config
 from reconciler.machine.images import describe_search, split_reference
@@ -101,20 +102,28 @@ def _guest_files(scope: MachineScope) -> list[Obj]:
     return cloudinit.kubeconfig_file(content)
 
 
-async def ensure_secret(scope: MachineScope, network: Network, bootstrap: str) -> None:
+async def ensure_secret(
+    scope: MachineScope,
+    network: Network,
+    bootstrap: str,
+    claimed: Mapping[int, ClaimedInterface] = cloudinit.NO_CLAIMS,
+) -> None:
     """Ensure that the cloud-init Secret of the VM exists, with the present content.
 
     Raises `Blocked` for data that cannot become cloud-init data, and for a Secret of another owner.
 
     :param network: decides which network data the guest gets
     :param bootstrap: the text of `bootstrap_data`
+    :param claimed: addresses of IPAM providers by the number of the interface
     """
     nics = len(scope.spec["networks"])
     try:
-        user_data = await _user_data(scope, bootstrap, dhcp_interfaces(network, nics))
+        user_data = await _user_data(scope, bootstrap, dhcp_interfaces(network, nics, claimed))
         network_data = ""
-        if isinstance(network, StaticAddress):
-            network_data = cloudinit.networkdata(network, nics)
+        static = network if isinstance(network, StaticAddress) else None
+        if static or claimed:
+            macs = mac_addresses(scope.obj)
+            network_data = cloudinit.networkdata(static, nics, claimed, macs)
         secret = cloudinit.cloud_init_secret(
             vm_name=scope.name,
             namespace=scope.target_namespace,

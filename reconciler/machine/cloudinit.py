@@ -10,7 +10,8 @@ No error of this module quotes bootstrap data, because it holds join tokens and 
 
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -19,6 +20,7 @@ from caphv.api.object import Obj
 from caphv.api.ownership import Owner, record
 from caphv.api.virtualmachine import cloud_init_secret_name
 from reconciler.machine import dhclient, jinjamask
+from reconciler.machine.addressclaims import ClaimedInterface
 from reconciler.machine.cloudinitmerge import insert, verify
 from reconciler.machine.cloudinityaml import (
     BOOTSTRAP,
@@ -46,6 +48,9 @@ CLOUD_CONFIG_FILES = ("/etc/kubernetes/cloud-config", "/etc/kubernetes/cloud-pro
 The chart of the cloud provider takes any path. The chart of the CSI driver takes a folder, in which
 the file must have this name.
 """
+
+NO_CLAIMS: Mapping[int, ClaimedInterface] = MappingProxyType({})
+"""Of a machine without addresses of IPAM providers."""
 
 _TOP_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -95,28 +100,68 @@ def userdata(
     return result
 
 
-def networkdata(address: StaticAddress, nic_count: int) -> str:
-    """Return network data (version 1) of a guest whose first NIC has a static address.
+def networkdata(
+    address: StaticAddress | None,
+    nic_count: int,
+    claimed: Mapping[int, ClaimedInterface] = NO_CLAIMS,
+    macs: Sequence[str] = (),
+) -> str:
+    """Return network data (version 1) of a guest with static addresses.
 
-    The other NICs use DHCP. Name servers and search domains come from the static address.
+    All other NICs use DHCP. The first NIC that knows its network's gateway has the default route
+    of that family: two of them would compete. Name servers and search domains are those of all
+    static addresses.
+
+    :param address: static address of the first NIC, None if it has none of its own
+    :param claimed: addresses of IPAM providers by the number of the NIC
+    :param macs: MAC addresses of all NICs, by which the guest finds them; empty to use their names
     """
-    static = {
-        "type": "static",
-        "address": address.address,
-        "netmask": address.mask,
-        "gateway": address.gateway,
-    }
     config: list[Obj] = []
+    # With DHCP, the first network leads out by IPv4.
+    routed = set() if 0 in claimed else {4}
     for index in range(nic_count):
-        subnet = {"type": "dhcp"} if index else static
-        config.append({"type": "physical", "name": f"eth{index}", "subnets": [subnet]})
+        subnets: list[Obj] = [{"type": "dhcp"}]
+        if index in claimed:
+            subnets = _claimed_subnets(claimed[index], routed)
+        elif index == 0 and address is not None:
+            subnets = [
+                {
+                    "type": "static",
+                    "address": address.address,
+                    "netmask": address.mask,
+                    "gateway": address.gateway,
+                }
+            ]
+        mac = {"mac_address": macs[index]} if macs else {}
+        config.append({"type": "physical", "name": f"eth{index}", **mac, "subnets": subnets})
 
-    if address.dns_servers or address.dns_search:
-        nameserver: Obj = {"type": "nameserver", "address": list(address.dns_servers)}
-        if address.dns_search:
-            nameserver["search"] = list(address.dns_search)
+    sources = [*([address] if address else ()), *claimed.values()]
+    servers = dict.fromkeys(server for source in sources for server in source.dns_servers)
+    search = dict.fromkeys(domain for source in sources for domain in source.dns_search)
+    if servers or search:
+        nameserver: Obj = {"type": "nameserver", "address": list(servers)}
+        if search:
+            nameserver["search"] = list(search)
         config.append(nameserver)
     return str(yaml.dump({"version": 1, "config": config}, Dumper=_Dumper, sort_keys=False))
+
+
+def _claimed_subnets(interface: ClaimedInterface, routed: set[int]) -> list[Obj]:
+    """Return the subnets of a NIC with addresses of IPAM providers.
+
+    :param routed: families that have a default route, to which those of this NIC are added
+    """
+    subnets = []
+    for address in interface.addresses:
+        subnet: Obj = {
+            "type": "static" if address.version == 4 else "static6",
+            "address": f"{address.address}/{address.prefix}",
+        }
+        if address.gateway and address.version not in routed:
+            subnet["gateway"] = address.gateway
+            routed.add(address.version)
+        subnets.append(subnet)
+    return subnets
 
 
 def kubeconfig_file(content: str) -> list[Obj]:

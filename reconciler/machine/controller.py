@@ -18,6 +18,7 @@ from caphv.runtime.errors import Forbidden, Invalid, NotFound, RequestError
 from reconciler import metrics
 from reconciler.context import Context
 from reconciler.machine.adoption import adopt_or_refuse, ensure_vm_proof
+from reconciler.machine.claimedaddresses import release_claims
 from reconciler.machine.create import ensure_vm
 from reconciler.machine.deletion import delete_machine
 from reconciler.machine.handover import ensure_handover
@@ -261,11 +262,12 @@ class MachineReconciler:
         )
 
     async def _delete(self, scope: MachineScope) -> None:
-        """Delete the objects of the machine on Harvester, then remove our finalizers."""
+        """Delete the machine's objects on Harvester and its claims, then remove our finalizers."""
         if not set(scope.obj["metadata"].get("finalizers") or ()) & _FINALIZERS:
             return  # our part of the deletion is complete, and other finalizers keep the object
 
         await delete_machine(scope)
+        await release_claims(scope)
         try:
             await self._context.remove_finalizer(
                 self._context.caches.harvester_machines, scope.obj, *_FINALIZERS

@@ -18,6 +18,7 @@ from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, Invalid, Re
 from reconciler import metrics
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
 from reconciler.machine.bootstrap import bootstrap_data, ensure_secret
+from reconciler.machine.claimedaddresses import check_claims, ensure_claims
 from reconciler.machine.ipaddress import ensure_address, restore_address
 from reconciler.machine.labelling import ensure_labels
 from reconciler.machine.quota import REFUSED_SECONDS, check_quota, handle_refusal, record_free_quota
@@ -43,6 +44,7 @@ async def ensure_vm(scope: MachineScope) -> Obj:
     vm = await adopt_or_refuse(scope, vm)
     vm = await ensure_labels(scope, vm)
     await restore_address(scope)
+    check_claims(scope)
     return vm
 
 
@@ -71,8 +73,9 @@ async def _create_vm(scope: MachineScope) -> Obj:
     inputs = require_inputs(scope)
     check_quota(scope)
     bootstrap = await bootstrap_data(scope)
+    claimed = await ensure_claims(scope)
     network = await ensure_address(scope)
-    await ensure_secret(scope, network, bootstrap)
+    await ensure_secret(scope, network, bootstrap, claimed)
     return await _request_vm(scope, replace(inputs, offered=await offered_modes(scope, inputs)))
 
 

@@ -4,10 +4,10 @@ Only this module decides the precedence, because address management, cloud-init 
 a machine must agree on it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from caphv.api import ippool
+from caphv.api import interfaces, ippool
 from caphv.api.object import Obj
 
 DEFAULT_MASK = "255.255.0.0"
@@ -47,11 +47,19 @@ class Dhcp:
     """Every NIC gets its address from a DHCP server."""
 
 
-Network = StaticAddress | PoolNetwork | Dhcp
+@dataclass(frozen=True)
+class ClaimedNetwork:
+    """The first NIC gets its addresses from IPAM providers; see `addressclaims`."""
+
+
+Network = StaticAddress | PoolNetwork | Dhcp | ClaimedNetwork
 
 
 def effective_network(machine_spec: Obj, cluster_spec: Obj) -> Network:
     """Apply the contract's precedence to the specs of a machine and its HarvesterCluster."""
+    if 0 in interfaces.claimed_numbers(machine_spec):
+        return ClaimedNetwork()
+
     config = machine_spec.get("vmNetworkConfig") or cluster_spec.get("vmNetworkConfig")
     static = machine_spec.get("networkConfig")
     if static:
@@ -85,13 +93,15 @@ def with_address(network: PoolNetwork, address: str) -> StaticAddress:
     )
 
 
-def dhcp_interfaces(network: Network, nic_count: int) -> tuple[str, ...]:
+def dhcp_interfaces(
+    network: Network, nic_count: int, claimed: Collection[int] = ()
+) -> tuple[str, ...]:
     """Name the guest's interfaces (`eth0`, …) that get their address by DHCP.
 
-    These are all interfaces, or all but the first.
+    :param claimed: numbers of the interfaces with addresses of IPAM providers
     """
     first = 0 if isinstance(network, Dhcp) else 1
-    return tuple(f"eth{index}" for index in range(first, nic_count))
+    return tuple(f"eth{number}" for number in range(first, nic_count) if number not in claimed)
 
 
 def serving_pools(

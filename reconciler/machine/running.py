@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
 from caphv.api.virtualmachine import claims_of
+from reconciler.machine.claimedaddresses import known_addresses
 from reconciler.machine.hostresources import has_host_resources
 from reconciler.machine.network import StaticAddress, effective_network
 from reconciler.machine.node import is_guest_of
@@ -164,9 +165,9 @@ def _require_address(scope: MachineScope, vmi: Obj, *, has_reported: bool) -> No
         scope.requeue_in(AGENT_SECONDS - silence)
 
     # A Node that has joined proves that the guest configured the address.
-    address = "" if scope.draft.fields.get("addresses") else reserved_address(scope)
-    if address and (is_silent or _has_joined(scope, vmi)):
-        scope.draft.fields["addresses"] = typed_addresses([address])
+    addresses = [] if scope.draft.fields.get("addresses") else reserved_addresses(scope)
+    if addresses and (is_silent or _has_joined(scope, vmi)):
+        scope.draft.fields["addresses"] = typed_addresses(addresses)
     has_address = bool(scope.draft.fields.get("addresses"))
     if is_silent:
         _report_silence(scope, has_address=has_address)
@@ -197,12 +198,13 @@ def _report_silence(scope: MachineScope, *, has_address: bool) -> None:
     scope.draft.set_false(condition, reason, message)
 
 
-def reserved_address(scope: MachineScope) -> str:
-    """Return the address that the guest configures on its first NIC; empty with DHCP."""
+def reserved_addresses(scope: MachineScope) -> list[str]:
+    """Return the addresses that the guest configures by itself; none with DHCP."""
     network = effective_network(scope.spec, scope.cluster_spec)
+    address = str(scope.draft.fields.get("allocatedIPAddress") or "")
     if isinstance(network, StaticAddress):
-        return network.address
-    return str(scope.draft.fields.get("allocatedIPAddress") or "")
+        address = network.address
+    return [*([address] if address else ()), *known_addresses(scope)]
 
 
 def _has_joined(scope: MachineScope, vmi: Obj) -> bool:

@@ -10,6 +10,7 @@ from caphv.api.object import Key, Obj, annotations_of
 from caphv.api.ownership import Owner, record
 from caphv.api.virtualmachine import cloud_init_secret_name
 from reconciler.harvester.storageprofiles import ClaimModes
+from reconciler.machine.addressclaims import mac_addresses
 from reconciler.machine.disks import claim, pvc_name, storage_class_of
 from reconciler.machine.guestlabels import template_labels, vm_labels
 from reconciler.machine.hostresources import add_host_resources, has_host_resources
@@ -192,7 +193,7 @@ def _instance_spec(inputs: VirtualMachineInputs, claims: Sequence[Obj]) -> Obj:
         "hostname": metadata["name"],
         "networks": networks,
         "volumes": volumes,
-        "domain": _domain(spec, metadata["uid"], grows=inputs.grows),
+        "domain": _domain(inputs.machine, grows=inputs.grows),
         "affinity": affinity(spec, _group(inputs), inputs.requirement, strict=inputs.domain_strict),
         # With KubeVirt's default, a drain of the host stops the VM and starts it elsewhere. Of a VM
         # with devices, that is all that a drain can do.
@@ -200,12 +201,13 @@ def _instance_spec(inputs: VirtualMachineInputs, claims: Sequence[Obj]) -> Obj:
     }
 
 
-def _domain(spec: Obj, uid: str, *, grows: bool) -> Obj:
+def _domain(machine: Obj, *, grows: bool) -> Obj:
     """Return CPU, memory, devices and firmware of a VM.
 
-    :param uid: uid of the HarvesterMachine
+    :param machine: the HarvesterMachine
     :param grows: whether CPU and memory can be increased while the VM runs
     """
+    spec = machine["spec"]
     disks = [
         _disk(f"disk-{index}", volume.get("bootOrder"))
         for index, volume in enumerate(spec["volumes"])
@@ -214,14 +216,11 @@ def _domain(spec: Obj, uid: str, *, grows: bool) -> Obj:
         **(_growing_resources(spec) if grows else _fixed_resources(spec)),
         "devices": {
             "inputs": [{"name": "tablet", "bus": "usb", "type": "tablet"}],
-            "interfaces": [
-                {"name": f"nic-{number}", "model": "virtio", "bridge": {}}
-                for number in range(1, len(spec["networks"]) + 1)
-            ],
+            "interfaces": _interfaces(machine),
             "disks": [*disks, _disk("cloudinitdisk")],
         },
         # KubeVirt up to 1.5 derives the UUID from the VM's name, which a later machine may reuse.
-        "firmware": {"uuid": uid},
+        "firmware": {"uuid": machine["metadata"]["uid"]},
     }
 
     firmware = spec.get("firmware") or {}
@@ -236,6 +235,20 @@ def _domain(spec: Obj, uid: str, *, grows: bool) -> Obj:
         domain["devices"]["tpm"] = {"persistent": bool(tpm.get("persistent"))}
     add_host_resources(domain, spec)
     return domain
+
+
+def _interfaces(machine: Obj) -> list[Obj]:
+    """Return the interfaces of a VM. Without MAC addresses, Harvester assigns them."""
+    macs = mac_addresses(machine)
+    return [
+        {
+            "name": f"nic-{number}",
+            "model": "virtio",
+            "bridge": {},
+            **({"macAddress": macs[number - 1]} if macs else {}),
+        }
+        for number in range(1, len(machine["spec"]["networks"]) + 1)
+    ]
 
 
 def _fixed_resources(spec: Obj) -> Obj:

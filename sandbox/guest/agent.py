@@ -22,12 +22,12 @@ class Agent:
     def __init__(self, informers: Informers) -> None:
         self._informers = informers
 
-    async def report(self, guest: Guest, addresses: list[str]) -> None:
-        """Report the interfaces of a guest with their addresses. An unset address is empty."""
+    async def report(self, guest: Guest, addresses: list[tuple[str, ...]]) -> None:
+        """Report the interfaces of a guest with the addresses of each."""
         names = interface_names(len(addresses))
         interfaces = [
-            _interface(interface, name, address)
-            for interface, name, address in zip(guest.interfaces, names, addresses, strict=True)
+            _interface(interface, name, configured)
+            for interface, name, configured in zip(guest.interfaces, names, addresses, strict=True)
         ]
         await self._patch(
             guest, {"interfaces": interfaces}, kinds.condition("AgentConnected", True)
@@ -74,7 +74,7 @@ def agent_answers(vmi: Obj) -> bool:
     )
 
 
-def _interface(interface: Obj, name: str, address: str) -> Obj:
+def _interface(interface: Obj, name: str, addresses: tuple[str, ...]) -> Obj:
     entry: Obj = {
         "name": interface["name"],
         "interfaceName": name,
@@ -82,7 +82,7 @@ def _interface(interface: Obj, name: str, address: str) -> Obj:
     }
     if interface.get("macAddress"):
         entry["mac"] = interface["macAddress"]
-    if address:
-        entry["ipAddress"] = address
-        entry["ipAddresses"] = [address]
+    if addresses:
+        entry["ipAddress"] = addresses[0]
+        entry["ipAddresses"] = list(addresses)
     return entry

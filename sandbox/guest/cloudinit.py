@@ -37,6 +37,7 @@ _KEYS = """
     ssh_import_id ssh_keys ssh_pwauth swap timezone user users write_files yum_repos zypper
 """
 _FILE_FIELDS = frozenset({"append", "content", "defer", "encoding", "owner", "path", "permissions"})
+_MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 _BASE64_ENCODINGS = ("b64", "base64", "gz+b64", "gz+base64", "gzip+b64", "gzip+base64")
 
 # The environment is strict, because cloud-init only warns about an undefined variable and writes a
@@ -76,13 +77,33 @@ class UserData:
 
 
 @dataclass(frozen=True, slots=True)
+class Subnet:
+    """A static address with its mask, and the gateway of the default route; empty for none."""
+
+    address: str
+    mask: str
+    gateway: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Nic:
-    """Configuration of one interface: static if it has an address, otherwise by DHCP."""
+    """Configuration of one interface: static if it has an address, otherwise by DHCP.
+
+    `mac` finds the interface if it is set. `more` are its further subnets.
+    """
 
     name: str
     address: str = ""
     mask: str = ""
     gateway: str = ""
+    mac: str = ""
+    more: tuple[Subnet, ...] = ()
+
+    @property
+    def subnets(self) -> tuple[Subnet, ...]:
+        """All static subnets."""
+        first = (Subnet(self.address, self.mask, self.gateway),) if self.address else ()
+        return (*first, *self.more)
 
 
 def parse_user_data(text: str, hostname: str) -> UserData:
@@ -116,7 +137,7 @@ def parse_user_data(text: str, hostname: str) -> UserData:
 
 
 def parse_network_data(text: str) -> list[Nic]:
-    """Parse a network configuration of version 1, whose interfaces have one subnet each.
+    """Parse a network configuration of version 1, with static subnets or DHCP per interface.
 
     Raises GuestError.
     """
@@ -251,25 +272,41 @@ def _decode(content: str, encoding: str, where: str) -> str:
 
 def _parse_nic(entry: Mapping[str, Any], where: str) -> Nic:
     name, subnets = entry.get("name"), entry.get("subnets")
-    if not isinstance(name, str) or not isinstance(subnets, list) or len(subnets) != 1:
-        raise GuestError(f"{where}: must have a name and one subnet")
+    if not isinstance(name, str) or not isinstance(subnets, list) or not subnets:
+        raise GuestError(f"{where}: must have a name and subnets")
+    mac = str(entry.get("mac_address", ""))
+    if mac and not _MAC.fullmatch(mac):
+        raise GuestError(f"{where}.mac_address: must be a MAC address")
 
-    subnet = subnets[0]
-    if subnet.get("type") in ("dhcp", "dhcp4"):
-        return Nic(name)
-    if subnet.get("type") != "static":
-        raise GuestError(f"{where}.subnets[0].type: must be static or dhcp")
+    if subnets[0].get("type") in ("dhcp", "dhcp4"):
+        if len(subnets) > 1:
+            raise GuestError(f"{where}: must have DHCP alone")
+        return Nic(name, mac=mac)
+    first, *more = (
+        _parse_subnet(subnet, f"{where}.subnets[{n}]") for n, subnet in enumerate(subnets)
+    )
+    return Nic(name, first.address, first.mask, first.gateway, mac, tuple(more))
+
+
+def _parse_subnet(subnet: Mapping[str, Any], where: str) -> Subnet:
+    version = {"static": 4, "static6": 6}.get(str(subnet.get("type")))
+    if version is None:
+        raise GuestError(f"{where}.type: must be static or dhcp, or static6 for IPv6")
 
     address, _, length = str(subnet.get("address", "")).partition("/")
     mask = length or str(subnet.get("netmask", ""))
     try:
-        network = ipaddress.IPv4Interface(f"{ipaddress.IPv4Address(address)}/{mask}").network
-        gateway = str(ipaddress.IPv4Address(subnet["gateway"])) if subnet.get("gateway") else ""
+        interface = ipaddress.ip_interface(f"{address}/{mask}")
+        gateway = str(ipaddress.ip_address(subnet["gateway"])) if subnet.get("gateway") else ""
     except ValueError as error:
-        raise GuestError(f"{where}.subnets[0]: {error}") from None
+        raise GuestError(f"{where}: {error}") from None
+    if interface.version != version:
+        raise GuestError(f"{where}.address: must be an IPv{version} address")
+    if gateway and ipaddress.ip_address(gateway).version != version:
+        raise GuestError(f"{where}.gateway: must be an IPv{version} address")
 
-    _check_addresses(subnet.get("dns_nameservers") or (), f"{where}.subnets[0].dns_nameservers")
-    return Nic(name, address, str(network.netmask), gateway)
+    _check_addresses(subnet.get("dns_nameservers") or (), f"{where}.dns_nameservers")
+    return Subnet(address, str(interface.netmask), gateway)
 
 
 def _check_addresses(addresses: Any, where: str) -> None:

@@ -135,7 +135,9 @@ class Guests:
 
             # A guest without an agent joins, too.
             if method:
-                await self._joiner.join(guest, method, addresses)
+                # The first one is that of the first interface, empty if it has none.
+                flat = [address for nic in addresses for address in nic or ("",)]
+                await self._joiner.join(guest, method, flat)
             await asyncio.Event().wait()
         except _FAILURES as error:
             await self._agent.report_failure(guest, str(error))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 
 from caphv.api.object import Obj, annotations_of
-from sandbox.guest.cloudinit import GuestError, Nic
+from sandbox.guest.cloudinit import GuestError, Nic, Subnet
 from sandbox.guest.guest import Guest
 from sandbox.harvester import kinds
 from sandbox.harvester.addresses import Addresses
@@ -21,8 +21,8 @@ class Interfaces:
         self._informers = informers
         self._addresses = addresses
 
-    def bring_up(self, guest: Guest, nics: list[Nic] | None) -> list[str]:
-        """Configure the interfaces of a guest and return their addresses. Unset ones are empty.
+    def bring_up(self, guest: Guest, nics: list[Nic] | None) -> list[tuple[str, ...]]:
+        """Configure the interfaces of a guest and return the addresses of each of them.
 
         Raises GuestError for a configuration that does not work, and LookupError if a DHCP server
         has no address.
@@ -32,16 +32,13 @@ class Interfaces:
             # Without network data, cloud-init tries DHCP on the first interface.
             nics = [Nic(name) for name in names[:1]]
 
-        nics_by_name = {nic.name: nic for nic in nics}
-        unknown_names = sorted(nics_by_name.keys() - set(names))
-        if unknown_names:
-            raise GuestError(
-                f"networkdata: interface {unknown_names[0]} does not exist; existing: "
-                f"{', '.join(names) or 'none'}"
-            )
+        nics_by_number = {_number_of(nic, guest, names): nic for nic in nics}
+        _check_default_routes(nics)
         return [
-            self._configure(guest, interface, nics_by_name[name]) if name in nics_by_name else ""
-            for name, interface in zip(names, guest.interfaces, strict=True)
+            self._configure(guest, interface, nics_by_number[number])
+            if number in nics_by_number
+            else ()
+            for number, interface in enumerate(guest.interfaces)
         ]
 
     def expire_leases(self, guest: Guest) -> None:
@@ -54,24 +51,26 @@ class Interfaces:
         for interface in guest.interfaces:
             self._addresses.release(guest.holder(interface))
 
-    def _configure(self, guest: Guest, interface: Obj, nic: Nic) -> str:
+    def _configure(self, guest: Guest, interface: Obj, nic: Nic) -> tuple[str, ...]:
         holder = guest.holder(interface)
         network = self._network(guest, interface["name"])
         annotations = annotations_of(network) if network else {}
 
-        if not nic.address:
+        if not nic.subnets:
             dhcp = annotations.get(kinds.NETWORK_DHCP)
             if not dhcp:
                 raise GuestError(f"{nic.name}: no DHCP server on the network")
-            return self._addresses.lease(dhcp, holder)
+            return (self._addresses.lease(dhcp, holder),)
 
         route = json.loads(annotations.get(kinds.NETWORK_ROUTE) or "{}")
-        if route.get("cidr"):
-            _check_nic(nic, route["cidr"], route.get("gateway", ""))
-        other = self._addresses.claim(nic.address, holder)
-        if other:
-            raise GuestError(f"{nic.name}: address {nic.address} is used by {other}")
-        return nic.address
+        for subnet in nic.subnets:
+            # Networks describe IPv4 only.
+            if route.get("cidr") and ipaddress.ip_address(subnet.address).version == 4:
+                _check_subnet(nic.name, subnet, route["cidr"], route.get("gateway", ""))
+            other = self._addresses.claim(subnet.address, holder)
+            if other:
+                raise GuestError(f"{nic.name}: address {subnet.address} is used by {other}")
+        return tuple(subnet.address for subnet in nic.subnets)
 
     def _network(self, guest: Guest, interface_name: str) -> Obj | None:
         """Return the NetworkAttachmentDefinition behind an interface."""
@@ -89,18 +88,41 @@ def interface_names(count: int) -> Sequence[str]:
     return [f"eth{n}" for n in range(count)]
 
 
-def _check_nic(nic: Nic, cidr: str, gateway: str) -> None:
+def _number_of(nic: Nic, guest: Guest, names: Sequence[str]) -> int:
+    """Return the number of the interface that a configuration means. Raises GuestError."""
+    if nic.mac:
+        macs = [str(interface.get("macAddress", "")).lower() for interface in guest.interfaces]
+        if nic.mac not in macs:
+            raise GuestError(f"networkdata: no interface has the MAC address of {nic.name}")
+        return macs.index(nic.mac)
+    if nic.name not in names:
+        raise GuestError(
+            f"networkdata: interface {nic.name} does not exist; existing: "
+            f"{', '.join(names) or 'none'}"
+        )
+    return names.index(nic.name)
+
+
+def _check_default_routes(nics: Sequence[Nic]) -> None:
+    """Raise GuestError if two default routes of a family compete."""
+    gateways = [subnet.gateway for nic in nics for subnet in nic.subnets if subnet.gateway]
+    versions = [ipaddress.ip_address(gateway).version for gateway in gateways]
+    if len(versions) != len(set(versions)):
+        raise GuestError(f"networkdata: several default routes: {', '.join(gateways)}")
+
+
+def _check_subnet(name: str, subnet: Subnet, cidr: str, gateway: str) -> None:
     """Raise GuestError if a static configuration would not work on a network."""
     network = ipaddress.IPv4Network(cidr)
-    if ipaddress.IPv4Address(nic.address) not in network:
-        raise GuestError(f"{nic.name}: address {nic.address} is outside the network {cidr}")
-    if nic.mask != str(network.netmask):
+    if ipaddress.IPv4Address(subnet.address) not in network:
+        raise GuestError(f"{name}: address {subnet.address} is outside the network {cidr}")
+    if subnet.mask != str(network.netmask):
         raise GuestError(
-            f"{nic.name}: mask {nic.mask} must be that of the network {cidr} ({network.netmask})"
+            f"{name}: mask {subnet.mask} must be that of the network {cidr} ({network.netmask})"
         )
-    if nic.gateway and nic.gateway != gateway:
+    if subnet.gateway and subnet.gateway != gateway:
         raise GuestError(
-            f"{nic.name}: gateway {nic.gateway} must be that of the network ({gateway})"
+            f"{name}: gateway {subnet.gateway} must be that of the network ({gateway})"
         )
-    if nic.address == gateway:
-        raise GuestError(f"{nic.name}: address {nic.address} is the gateway's")
+    if subnet.address == gateway:
+        raise GuestError(f"{name}: address {subnet.address} is the gateway's")

@@ -226,7 +226,7 @@ def _pool_sizes(common: Obj, variable: str, machines: Obj) -> Iterator[Obj]:
     yield _size(common["sizes"], variable, selector)
     for field in common["maxima"]:
         yield _optional_field(field, variable, f"and .{variable} .{variable}.{field}", selector)
-    for field in common["hostResources"]:
+    for field in (*common["hostResources"], *common["interfaces"]):
         own = f'and .{variable} (hasKey .{variable} "{field}")'
         # Without a field, a machine has none of this. An explicit false or empty list must not
         # change its template, because the core would replace all machines.

@@ -205,12 +205,13 @@ def _network_config_exclusive(subject: Subject) -> Iterator[Finding]:
     "DNS servers must be IP addresses.",
     "vmNetworkConfig.dnsServers[]",
     "networkConfig.dnsServers[]",
+    "networkInterfaces[].dnsServers[]",
     example=(
         "networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1, dnsServers: [dns.example.com]}"
     ),
 )
 def _dns_servers(subject: Subject) -> Iterator[Finding]:
-    for config in (subject.spec.at("vmNetworkConfig"), subject.spec.at("networkConfig")):
+    for config in _dns_configs(subject):
         for server in config.at("dnsServers").each():
             if isinstance(server.value, str) and not is_ip(server.text):
                 yield server.invalid("must be an IP address, for example 9.9.9.9")
@@ -222,15 +223,23 @@ def _dns_servers(subject: Subject) -> Iterator[Finding]:
     "Search domains must be domain names.",
     "vmNetworkConfig.dnsSearch[]",
     "networkConfig.dnsSearch[]",
+    "networkInterfaces[].dnsSearch[]",
     example="networkConfig: {address: 172.17.1.10, gateway: 172.17.1.1, dnsSearch: [example com]}",
 )
 def _dns_search(subject: Subject) -> Iterator[Finding]:
-    for config in (subject.spec.at("vmNetworkConfig"), subject.spec.at("networkConfig")):
+    for config in _dns_configs(subject):
         for domain in config.at("dnsSearch").each():
             if isinstance(domain.value, str) and not is_subdomain(
                 domain.text.lower().removesuffix(".")
             ):
                 yield domain.invalid("must be a domain name, for example example.com")
+
+
+def _dns_configs(subject: Subject) -> Iterator[Field]:
+    """Yield the fields below which DNS servers and search domains are."""
+    yield subject.spec.at("vmNetworkConfig")
+    yield subject.spec.at("networkConfig")
+    yield from subject.spec.at("networkInterfaces").each()
 
 
 def _check_addresses(*fields: Field) -> Iterator[Finding]:

@@ -37,6 +37,7 @@ _LIVE_FIELDS = (
     "networks",
     "networkConfig",
     "vmNetworkConfig",
+    "networkInterfaces",
     "firmware",
     "tpm",
     "devices",

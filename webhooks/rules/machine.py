@@ -212,6 +212,7 @@ def _list_length(subject: Subject) -> Iterator[Finding]:
         "volumes",
         "networkConfig",
         "vmNetworkConfig",
+        "networkInterfaces",
         "nodeAffinity",
         "workloadAffinity",
     ):

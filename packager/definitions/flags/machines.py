@@ -85,4 +85,11 @@ FLAGS = (
         None,
         values.items,
     ),
+    Flag(
+        "--ipam-pools",
+        ("spec", "machines", "networkInterfaces"),
+        "NETWORK=POOL+POOL@DNS+DNS: pools of IPAM providers, and DNS servers, for interfaces, "
+        "comma-separated. POOL is NAME of an InClusterIPPool, or KIND.GROUP/NAME.",
+        value=values.interfaces,
+    ),
 )

@@ -57,6 +57,30 @@ def devices(text: str) -> Any:
     ]
 
 
+def interfaces(text: str) -> Any:
+    """Return settings of interfaces for `NETWORK=POOLS` and `NETWORK=POOLS@DNS`, comma-separated.
+
+    `+` separates pools, and DNS servers. A pool is `NAME` of an InClusterIPPool, or
+    `KIND.GROUP/NAME`.
+    """
+    settings = []
+    for part in items(text):
+        network, _, sources = part.partition("=")
+        pools, separator, servers = sources.partition("@")
+        dns = {"dnsServers": servers.split("+")} if separator else {}
+        listed = [_address_pool(pool) for pool in pools.split("+")]
+        settings.append({"network": network, "addressesFromPools": listed, **dns})
+    return settings
+
+
+def _address_pool(text: str) -> dict[str, str]:
+    resource, separator, name = text.rpartition("/")
+    kind, _, group = resource.partition(".")
+    if not separator:
+        kind, group = "InClusterIPPool", "ipam.cluster.x-k8s.io"
+    return {"apiGroup": group, "kind": kind, "name": name}
+
+
 def switch(text: str) -> Any:
     """Return a boolean for `true` and `false`; other text as it is, which the schema rejects."""
     return {"true": True, "false": False}.get(text, text)

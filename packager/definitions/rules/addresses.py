@@ -5,12 +5,19 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
+from caphv.api import interfaces
 from caphv.api.object import Obj
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
 from packager.definitions.rules.model import KINDS
 
 RULES = Rules()
+
+_FAULTS = {
+    interfaces.NETWORK: Fault.INVALID,
+    interfaces.UNIQUE: Fault.DUPLICATE,
+    interfaces.ADDRESSES_EXCLUSIVE: Fault.FORBIDDEN,
+}
 
 
 @RULES.rule(
@@ -48,6 +55,49 @@ def _check_addresses(obj: Obj) -> Iterator[Finding]:
     if ipaddress.IPv4Address(gateway) in (network.network_address, network.broadcast_address):
         detail = f"must not be the network or broadcast address of {network}: use one between them"
         yield Finding((*root, "gateway"), Fault.INVALID, detail, value=gateway)
+
+
+@RULES.rule(
+    "definition-interfaces",
+    KINDS,
+    "`networkInterfaces` must name each network of `machines.networks` at most once, each pool "
+    "once, and DNS servers by IP address. That of `machines` excludes `addresses` for the first "
+    "network.",
+)
+def _check_interfaces(obj: Obj) -> Iterator[Finding]:
+    spec = obj["spec"]
+    machines = spec["machines"]
+    pools: list[tuple[FieldPath, Obj]] = [
+        (("spec", "machines"), machines),
+        (("spec", "controlPlane"), spec.get("controlPlane", {})),
+        *((("spec", "workers", i), pool) for i, pool in enumerate(spec.get("workers", ()))),
+    ]
+    for path, pool in pools:
+        listed = pool.get(interfaces.FIELD, ())
+        root = (*path, interfaces.FIELD)
+        fields = {"networks": machines["networks"], interfaces.FIELD: listed}
+        # A single pool may take its addresses elsewhere than all others.
+        if pool is machines:
+            fields["vmNetworkConfig"] = spec.get("addresses")
+        for conflict in interfaces.conflicts(fields):
+            detail = conflict.detail.replace("vmNetworkConfig", "spec.addresses")
+            fault = _FAULTS[conflict.kind]
+            yield Finding((*root, *conflict.path), fault, detail, value=conflict.value)
+
+        for index, settings in enumerate(listed):
+            for number, server in enumerate(settings.get("dnsServers", ())):
+                if not _is_ip(server):
+                    where = (*root, index, "dnsServers", number)
+                    detail = "must be an IP address, for example 9.9.9.9"
+                    yield Finding(where, Fault.INVALID, detail, value=server)
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def is_ipv4(text: str) -> bool:

@@ -15,8 +15,9 @@ from commands.main import cli
 from sandbox.harvester import kinds
 from sandbox.processes import pki
 from sandbox.processes.apiserver import private_file
+from tests.support import ipam
 from tests.support.reconciler.case import CLUSTERS, HARVESTER_CLUSTERS, HARVESTER_MACHINES, MACHINES, Case
-from tests.support.reconciler.conditions import is_ready
+from tests.support.reconciler.conditions import is_ready, is_true
 from tests.support.reconciler.environment import Environment, elsewhere
 from tests.support.reconciler.ownership import CLUSTER
 from tests.support.waiting import until
@@ -139,6 +140,41 @@ async def test_an_interrupted_move_is_completed(environment: Environment, there:
     assert (await old.management.list(CLUSTERS, old.name))["items"] == []
     await new.until(HARVESTER_MACHINES, "only", is_ready)
     assert await new.remove() == []
+    await old.close()
+    await new.close()
+
+
+async def test_a_moved_machine_keeps_the_claims_of_its_addresses(environment: Environment, there: Environment) -> None:
+    old = Case(environment, environment.next_case())
+    await old.open()
+    await ipam.install(old.management)
+    async with there.management.client() as target:
+        await ipam.install(target)
+    await old.ready_cluster()
+    pool = ipam.Pool([f"{old.subnet}.{host}" for host in (1, 2)], 17, old.gateway)
+    async with ipam.IpamProvider(old.management, old.name, v4=pool).running():
+        before = await old.ready_machine("only", networkInterfaces=[ipam.interface("v4")])
+    cluster = await old.get(CLUSTERS, old.name)
+    owner = {"apiVersion": CLUSTERS.api_version, "kind": "Cluster", "name": old.name, "uid": uid_of(cluster)}
+    await old.patch(MACHINES, "only", {"metadata": {"ownerReferences": [owner]}})
+    ref = f"{old.name}/{old.name}"
+    core = asyncio.create_task(core_of_the_target(there, old))
+    result = await asyncio.to_thread(caphv, environment, there, ref, "--yes")
+    assert result.exit_code == 0, result.output
+    new = await core
+
+    machine = await new.until(HARVESTER_MACHINES, "only", is_ready)
+    assert machine["status"]["addresses"] == before["status"]["addresses"]
+    (claim,) = (await ipam.claims_of(new.management, new.name)).values()
+    assert [owner["uid"] for owner in claim["metadata"]["ownerReferences"]] == [uid_of(machine)]
+    address = await new.management.get(ipam.ADDRESSES, "only-0-0", new.name)
+    assert address["spec"]["address"] == f"{old.subnet}.1"
+    assert await ipam.claims_of(old.management, old.name) == {}
+    async with ipam.IpamProvider(new.management, new.name, v4=pool).running():
+        await new.until(HARVESTER_MACHINES, "only", is_true("VMIPAllocated"))
+        await new.delete_machine("only")
+        await until(lambda: not pool.used, "the address stays in use")
+        assert await new.remove() == []
     await old.close()
     await new.close()
 

@@ -284,6 +284,7 @@ class MemoryCase:
             object_watches=cast(Any, watches),
             rancher=cast(Any, None),
             cluster_identities=MemoryIdentities(self.management),
+            ipam=cast(Any, None),
             topics=Topics(),
             memory=Memory(),
         )

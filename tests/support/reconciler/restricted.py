@@ -48,7 +48,7 @@ class Unlucky(inprocess.Hook):
     """
 
     REPEATED = ("virtualmachines", "loadbalancers", "ippools", "services", "secrets", "serviceaccounts", "namespaces")
-    REPEATED += ("virtualmachineimages",)
+    REPEATED += ("virtualmachineimages", "ipaddressclaims")
     EXEMPT = ("leases", "events", "tokenreviews", "subjectaccessreviews")
 
     def __init__(self) -> None:

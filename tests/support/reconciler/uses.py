@@ -12,7 +12,7 @@ from caphv.api.resources import FLEET_CLUSTERS
 from caphv.runtime.errors import NotFound
 from reconciler.harvester import identityaccount
 from sandbox.harvester import kinds
-from tests.support import rancher
+from tests.support import ipam, rancher
 from tests.support.images import declared
 from tests.support.metrics import bind, scrape, token
 from tests.support.reconciler.case import (
@@ -79,6 +79,7 @@ async def live(case: Case) -> None:
     await case.ready_machine("cp", control_plane=True)
     await update_in_place(case, "cp")
     await case.until(HARVESTER_CLUSTERS, case.name, is_true("InitMachineCreated"))
+    await claimed(case)
     await handed_over(case)
     await repaired(case)
     await parked(case)
@@ -102,6 +103,15 @@ async def shared(case: Case) -> None:
         await case.until(HARVESTER_CLUSTERS, case.name, is_ready)
     finally:
         await unshare(case)
+
+
+async def claimed(case: Case) -> None:
+    """A machine has an address of an IPAM provider until it is deleted."""
+    await ipam.install(case.management)
+    pool = ipam.Pool([f"{case.subnet}.31"], 17, case.gateway)
+    async with ipam.IpamProvider(case.management, case.name, v4=pool).running():
+        await case.ready_machine("claimed", networkInterfaces=[ipam.interface("v4")])
+        await case.delete_machine("claimed")
 
 
 async def handed_over(case: Case) -> None:

@@ -51,10 +51,25 @@ HOST_RESOURCES = {
     ".isolateEmulatorThread",
     ".numaPassthrough",
 }
+INTERFACES = {
+    ".networkInterfaces",
+    ".networkInterfaces[]",
+    ".networkInterfaces[].addressesFromPools",
+    ".networkInterfaces[].addressesFromPools[]",
+    ".networkInterfaces[].addressesFromPools[].apiGroup",
+    ".networkInterfaces[].addressesFromPools[].kind",
+    ".networkInterfaces[].addressesFromPools[].name",
+    ".networkInterfaces[].dnsSearch",
+    ".networkInterfaces[].dnsSearch[]",
+    ".networkInterfaces[].dnsServers",
+    ".networkInterfaces[].dnsServers[]",
+    ".networkInterfaces[].network",
+}
 DISK_MODES = {".volumes[].accessMode", ".volumes[].volumeMode"}
 LOOKUP = {".volumes[].imageLookup", ".volumes[].imageLookup.baseOS", ".volumes[].imageLookup.format"}
 # A kind that only ours has.
 OURS = "harvesterclusteridentities"
+MACHINE_SPEC = GUEST_CONFIG | DISK_MODES | LOOKUP | MAXIMA | HOST_RESOURCES | INTERFACES
 # What ours have beyond the Go provider's, below the spec or status of a kind.
 ADDED = {
     "harvesterclusters": {
@@ -65,7 +80,7 @@ ADDED = {
     "harvesterclustertemplates": {f".spec.template.spec{field}" for field in CLUSTER_SPEC},
     "harvestermachines": {
         ".spec.networkConfig.subnetMask",
-        *(f".spec{field}" for field in GUEST_CONFIG | DISK_MODES | LOOKUP | MAXIMA | HOST_RESOURCES),
+        *(f".spec{field}" for field in MACHINE_SPEC),
         ".status.virtualMachine",
         ".status.virtualMachine.host",
         ".status.virtualMachine.instanceUID",
@@ -73,7 +88,7 @@ ADDED = {
     },
     "harvestermachinetemplates": {
         ".spec.template.spec.networkConfig.subnetMask",
-        *(f".spec.template.spec{field}" for field in GUEST_CONFIG | DISK_MODES | LOOKUP | MAXIMA | HOST_RESOURCES),
+        *(f".spec.template.spec{field}" for field in MACHINE_SPEC),
         ".status",
         ".status.capacity",
         ".status.capacity{}",

@@ -59,6 +59,7 @@ def test_growth_additional_disks_and_affinities_are_live(change: Obj, live: Obj)
         ({"cpuMax": 32}, "a change of cpuMax needs another VM"),
         ({"memoryMax": None}, "a change of memoryMax needs another VM"),
         ({"networks": []}, "a change of networks needs another VM"),
+        ({"networkInterfaces": [{}]}, "a change of networkInterfaces needs another VM"),
         ({"sshUser": "other"}, "a change of sshUser needs another VM"),
         ({"volumes": []}, "1 of 1 volumes are removed"),
         ({"volumes": [{**DISK, "volumeSize": "20Gi"}]}, "volumes[0] becomes smaller"),

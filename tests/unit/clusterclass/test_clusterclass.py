@@ -25,7 +25,9 @@ from tools.generate import clusterclasses
 pytestmark = pytest.mark.unit
 
 FIELDS = ("guestConfig", "nodeAffinity", "workloadAffinity")
-HOST_RESOURCES = ("devices", "cpuPinning", "isolateEmulatorThread", "numaPassthrough", "hugepages")
+HOST_RESOURCES = ("devices", "cpuPinning", "isolateEmulatorThread", "numaPassthrough", "hugepages", "networkInterfaces")
+POOL = {"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": "v4"}
+POOLED = {"network": "default/production", "addressesFromPools": [POOL], "dnsServers": ["9.9.9.9"]}
 GPU = {"resourceName": "nvidia.com/GA102GL_A10", "count": 2}
 CLASSES = ("harvester-k3s", "harvester-kubeadm", "harvester-rke2")
 
@@ -121,7 +123,7 @@ def test_variables_of_0_12_are_optional_and_have_no_default_so_that_the_class_ch
         *("guestConfig", "nodeAffinity", "workloadAffinity", "fipsRequired"),
         *("cisProfile", "stig", "imageRegistry", "registries", "etcdSnapshots"),
         *("cpuMax", "memoryMax"),
-        *("devices", "cpuPinning", "isolateEmulatorThread", "numaPassthrough", "hugepages"),
+        *HOST_RESOURCES,
         *("imageLookup", "images"),
     }
     found = [variable for name in CLASSES for variable in the_class(name)["spec"]["variables"]]
@@ -299,6 +301,8 @@ def test_a_variable_of_a_machine_field_refuses_what_the_field_refuses(field: str
         ({}, {"devices": [GPU]}, {"devices": [GPU]}),
         ({"devices": [GPU]}, {"devices": []}, {}),
         ({"hugepages": "2Mi"}, {"hugepages": "1Gi"}, {"hugepages": "1Gi"}),
+        ({"networkInterfaces": [POOLED]}, {}, {"networkInterfaces": [POOLED]}),
+        ({"networkInterfaces": [POOLED]}, {"networkInterfaces": []}, {}),
     ],
 )
 @pytest.mark.parametrize(

@@ -46,6 +46,20 @@ pytestmark = pytest.mark.unit
         (["--cpu-max", "16"], "machines.cpuMax", 16),
         (["--memory-max", "64Gi"], "machines.memoryMax", "64Gi"),
         (
+            ["--ipam-pools", "default/production=v4+GlobalInClusterIPPool.ipam.cluster.x-k8s.io/v6@9.9.9.9+1.1.1.1"],
+            "machines.networkInterfaces",
+            [
+                {
+                    "network": "default/production",
+                    "addressesFromPools": [
+                        {"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": "v4"},
+                        {"apiGroup": "ipam.cluster.x-k8s.io", "kind": "GlobalInClusterIPPool", "name": "v6"},
+                    ],
+                    "dnsServers": ["9.9.9.9", "1.1.1.1"],
+                }
+            ],
+        ),
+        (
             ["--worker-devices", "nvidia.com/GA102GL_A10=2, kubevirt.io/node1-usb"],
             "workers",
             [

@@ -138,6 +138,7 @@ def test_a_change_never_needs_less_than_the_machines_that_exist_in_addition(
         ({}, {}, 0),
         ({"vmNetworkConfig": {"ipPoolRefs": ["a"]}}, {}, 2),
         ({"vmNetworkConfig": {"ipPoolRefs": ["a"]}}, {"networkConfig": {"address": "10.0.0.1"}}, 0),
+        ({"vmNetworkConfig": {"ipPoolRefs": ["a"]}}, {"networks": ["n"], "networkInterfaces": [{"network": "n"}]}, 0),
     ],
 )
 def test_addresses_are_needed_where_machines_take_them_from_pools(

@@ -230,6 +230,23 @@ def test_resources_of_hosts_of_all_machines_and_of_a_pool() -> None:
     assert [{field: spec[field] for field in fields if field in spec} for spec in specs] == expected
 
 
+def test_interfaces_of_all_machines_and_of_a_pool() -> None:
+    pool = {"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": "v4"}
+    common = [{"network": "default/production", "addressesFromPools": [pool], "dnsServers": ["9.9.9.9"]}]
+    own = [{"network": "default/production", "addressesFromPools": [{**pool, "name": "v6"}]}]
+    workers = [{"name": "own", "networkInterfaces": own}, {"name": "none", "networkInterfaces": []}, {"name": "common"}]
+    special = definition(machines={"networkInterfaces": common}, workers=workers, addresses=None)
+    topology = built(special)
+    pools = one(topology, "Cluster")["spec"]["topology"]["workers"]["machineDeployments"]
+    sizes = [variables(topology)["controlPlane"], *(pool["variables"]["overrides"][0]["value"] for pool in pools)]
+    expected = [common, own, None, common]
+    assert [size.get("networkInterfaces") for size in sizes] == expected
+
+    single = built({**special, "spec": {**special["spec"], "individualObjects": True}})
+    specs = [obj["spec"]["template"]["spec"] for obj in single.objects if obj["kind"] == "HarvesterMachineTemplate"]
+    assert [spec.get("networkInterfaces") for spec in specs] == expected
+
+
 def test_the_guides_objects_with_cluster_resource_sets() -> None:
     found = built(definition(addonDelivery="ClusterResourceSet"))
     assert sorted(kinds(found)) == sorted(

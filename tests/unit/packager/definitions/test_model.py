@@ -34,6 +34,7 @@ def image(**fields: str) -> Obj:
     return {"name": "default/a", "url": "https://i.example.com/a.qcow2", "checksum": "a" * 128, **fields}
 
 
+POOL = {"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": "v4"}
 CASES: dict[str, tuple[Obj, str, str]] = {
     "class and objects": (
         definition(clusterClass="mine", individualObjects=True),
@@ -131,6 +132,53 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         definition(workers=[{"name": "w", "devices": [{"resourceName": "n.com/a"}, {"resourceName": "n.com/a"}]}]),
         "spec.workers[0].devices[1].resourceName",
         "definition-host-resources",
+    ),
+    "interface on a network that machines lack": (
+        definition(machines={"networkInterfaces": [{"network": "default/none", "addressesFromPools": [POOL]}]}),
+        "spec.machines.networkInterfaces[0].network",
+        "definition-interfaces",
+    ),
+    "pools of an IPAM provider and on Harvester": (
+        definition(
+            machines={"networkInterfaces": [{"network": "default/production", "addressesFromPools": [POOL]}]},
+            addresses={"ipPoolRefs": ["a"], "gateway": "10.0.0.1", "subnetMask": "255.255.0.0"},
+        ),
+        "spec.machines.networkInterfaces[0].addressesFromPools",
+        "definition-interfaces",
+    ),
+    "pool of an interface twice": (
+        definition(
+            workers=[
+                {
+                    "name": "w",
+                    "networkInterfaces": [{"network": "default/production", "addressesFromPools": [POOL, POOL]}],
+                }
+            ]
+        ),
+        "spec.workers[0].networkInterfaces[0].addressesFromPools[1]",
+        "definition-interfaces",
+    ),
+    "DNS server of an interface by name": (
+        definition(
+            machines={
+                "networkInterfaces": [
+                    {"network": "default/production", "addressesFromPools": [POOL], "dnsServers": ["dns"]}
+                ]
+            }
+        ),
+        "spec.machines.networkInterfaces[0].dnsServers[0]",
+        "definition-interfaces",
+    ),
+    "pool of an interface with a version": (
+        definition(
+            machines={
+                "networkInterfaces": [
+                    {"network": "default/production", "addressesFromPools": [{**POOL, "apiGroup": "a.io/v1"}]}
+                ]
+            }
+        ),
+        "spec.machines.networkInterfaces[0].addressesFromPools[0].apiGroup",
+        "schema-pattern",
     ),
     "device without a vendor": (
         definition(workers=[{"name": "w", "devices": [{"resourceName": "gpu"}]}]),

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from caphv.api.object import Obj
-from sandbox.guest.cloudinit import GuestError, Nic, parse_network_data, parse_user_data
+from sandbox.guest.cloudinit import GuestError, Nic, Subnet, parse_network_data, parse_user_data
 
 pytestmark = pytest.mark.unit
 
@@ -104,9 +104,32 @@ def test_prefix_length_and_network_wrapper() -> None:
     assert parse_network_data(yaml.safe_dump({"network": inner})) == [Nic("eth0", "127.10.9.1", "255.255.128.0")]
 
 
+def test_interface_by_mac_address_with_both_families() -> None:
+    v4 = {"type": "static", "address": "127.10.9.1/17", "gateway": "127.10.0.1"}
+    v6 = {"type": "static6", "address": "fd00::5/64"}
+    entry = {"type": "physical", "name": "eth0", "mac_address": "02:00:00:00:00:01", "subnets": [v4, v6]}
+    (nic,) = parse_network_data(yaml.safe_dump({"version": 1, "config": [entry]}))
+    assert nic.mac == "02:00:00:00:00:01"
+    assert nic.subnets == (
+        Subnet("127.10.9.1", "255.255.128.0", "127.10.0.1"),
+        Subnet("fd00::5", "ffff:ffff:ffff:ffff::"),
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (network(type="static", address="fd00::5/64"), "must be an IPv4 address"),
+        (network(type="static6", address="127.10.9.1/17"), "must be an IPv6 address"),
+        (network(type="static", address="127.10.9.1/17", gateway="fd00::1"), "gateway: must be an IPv4 address"),
+        (
+            "version: 1\nconfig: [{type: physical, name: eth0, mac_address: nic, subnets: [{type: dhcp}]}]",
+            "must be a MAC address",
+        ),
+        (
+            "version: 1\nconfig: [{type: physical, name: eth0, subnets: [{type: dhcp}, {type: dhcp}]}]",
+            "must have DHCP alone",
+        ),
         ("version: 2\nethernets: {}", "must be a version 1 configuration"),
         (network(type="static", address="127.10.9.1"), "subnets"),
         (network(type="static", address="127.10.9.256", netmask="255.255.0.0"), "subnets"),

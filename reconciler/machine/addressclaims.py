@@ -1,0 +1,204 @@
+"""Decide which IPAddressClaims a machine needs, and what its guest configures. Pure.
+
+The contract is that of Cluster API for IPAM providers (kubernetes-sigs/cluster-api v1.13.6,
+docs/book/src/developer/providers/contracts/ipam.md): a claim names a pool, and its
+`status.addressRef` names an IPAddress with address, prefix and gateway of one family. A claim per
+interface and pool, its name, its owner and the label of its cluster are as with Cluster API's
+provider for vSphere (kubernetes-sigs/cluster-api-provider-vsphere 0115a11,
+controllers/vspherevm_ipaddress_reconciler.go).
+
+Unlike there, claims have no finalizer: the in-cluster IPAM provider releases an address as soon as
+its claim is marked as deleted (kubernetes-sigs/cluster-api-ipam-provider-in-cluster 09cab12,
+pkg/ipamutil/reconciler.go). The owner reference does not block the deletion of the owner, so that
+no garbage collector deletes a claim while the HarvesterMachine exists.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from caphv.api import interfaces, names, resources
+from caphv.api.conditions import get_condition
+from caphv.api.object import Obj, at, uid_of
+from caphv.api.plaintext import plain
+
+_LONGEST_DETAIL = 512
+
+
+@dataclass(frozen=True)
+class WantedClaim:
+    """A claim of an address for the interface with this number, the first of which is 0.
+
+    `pool` has `apiGroup`, `kind` and `name`.
+    """
+
+    name: str
+    interface: int
+    pool: Mapping[str, str]
+
+    @property
+    def pool_name(self) -> str:
+        """Kind and name of the pool, for messages."""
+        return f"{self.pool['kind']} {self.pool['name']}"
+
+
+@dataclass(frozen=True)
+class ClaimedAddress:
+    """An address that a pool gave. `gateway` is empty for none."""
+
+    address: str
+    prefix: int
+    gateway: str = ""
+
+    @property
+    def version(self) -> int:
+        """4 or 6."""
+        return ipaddress.ip_address(self.address).version
+
+
+@dataclass(frozen=True)
+class ClaimedInterface:
+    """What the guest configures on an interface with addresses of IPAM providers."""
+
+    addresses: tuple[ClaimedAddress, ...]
+    dns_servers: tuple[str, ...] = ()
+    dns_search: tuple[str, ...] = ()
+
+
+def wanted_claims(machine: str, spec: Obj) -> tuple[WantedClaim, ...]:
+    """Return the claims of a machine, in the order of interfaces and pools.
+
+    Their names are `<machine>-<interface>-<pool>` with numbers from 0, so that no two machines of a
+    namespace have a name in common.
+    """
+    return tuple(
+        WantedClaim(f"{machine}-{number}-{index}", number, pool)
+        for number, settings in _settings(spec)
+        for index, pool in enumerate(settings.get("addressesFromPools") or ())
+    )
+
+
+def machine_of(claim: str) -> str:
+    """Return the name of the machine whose claim would have this name."""
+    return claim.rsplit("-", 2)[0]
+
+
+def claim_object(claim: WantedClaim, machine: Obj, cluster: str, version: str) -> Obj:
+    """Return the IPAddressClaim to create.
+
+    :param machine: the HarvesterMachine, which owns the claim
+    :param cluster: name of the Cluster; `clusterctl move` takes claims by this label
+    :param version: version of the IPAM API
+    """
+    metadata = machine["metadata"]
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": resources.HARVESTER_MACHINES.kind,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+    }
+    resource = resources.ip_address_claims(version)
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {
+            "name": claim.name,
+            "namespace": metadata["namespace"],
+            "labels": {names.CLUSTER_NAME_LABEL: cluster},
+            "ownerReferences": [owner],
+        },
+        "spec": {"clusterName": cluster, "poolRef": dict(claim.pool)},
+    }
+
+
+def is_owned(claim: Obj, machine: Obj) -> bool:
+    """Return whether a claim belongs to a HarvesterMachine: this one, not another of its name."""
+    owners = claim["metadata"].get("ownerReferences") or ()
+    return bool(uid_of(machine)) and any(owner.get("uid") == uid_of(machine) for owner in owners)
+
+
+def names_pool(claim: Obj, wanted: WantedClaim) -> bool:
+    """Return whether a claim is for the wanted pool. Claims are immutable."""
+    pool = at(claim, "spec", "poolRef") or {}
+    return all(pool.get(key) == value for key, value in wanted.pool.items())
+
+
+def address_name(claim: Obj) -> str:
+    """Return the name of the IPAddress that answers a claim, empty while there is none."""
+    return str(at(claim, "status", "addressRef", "name") or "")
+
+
+def pending_reason(claim: Obj) -> tuple[str, str]:
+    """Return reason and message with which an IPAM provider says why a claim has no address."""
+    condition = get_condition(at(claim, "status", "conditions") or [], "Ready") or {}
+    if condition.get("status") == "True":
+        return "", ""
+    message = plain(str(condition.get("message") or ""), _LONGEST_DETAIL)
+    return str(condition.get("reason") or ""), message
+
+
+def claimed_address(obj: Obj) -> ClaimedAddress:
+    """Return the content of an IPAddress. Raises `ValueError` for one that no guest can use."""
+    spec = obj.get("spec") or {}
+    address = ipaddress.ip_address(str(spec.get("address") or ""))
+    prefix = spec.get("prefix")
+    if not isinstance(prefix, int) or not 0 < prefix <= address.max_prefixlen:
+        raise ValueError(f"its prefix is {prefix!r}")
+
+    gateway = str(spec.get("gateway") or "")
+    if gateway and ipaddress.ip_address(gateway).version != address.version:
+        raise ValueError(f"its gateway {gateway} is of another family than {address}")
+    return ClaimedAddress(str(address), prefix, gateway)
+
+
+def claimed_interfaces(
+    spec: Obj, addresses: Sequence[tuple[int, ClaimedAddress]]
+) -> dict[int, ClaimedInterface]:
+    """Return what the guest configures, by the number of the interface.
+
+    :param addresses: all addresses, with the numbers of their interfaces
+    """
+    return {
+        number: ClaimedInterface(
+            tuple(address for of, address in addresses if of == number),
+            tuple(settings.get("dnsServers") or ()),
+            tuple(settings.get("dnsSearch") or ()),
+        )
+        for number, settings in _settings(spec)
+    }
+
+
+def mac_addresses(machine: Obj) -> tuple[str, ...]:
+    """Return the MAC addresses of all interfaces; empty for a machine without claims.
+
+    The network data of such a machine finds its interfaces by them, whatever order and names they
+    have in the guest. They follow from the uid, so that no two machines have the same.
+    """
+    spec = machine.get("spec") or {}
+    if not _settings(spec):
+        return ()
+    return tuple(
+        _mac_address(f"{uid_of(machine)}/{number}")
+        for number in range(len(spec.get("networks") or ()))
+    )
+
+
+def _mac_address(seed: str) -> str:
+    digest = hashlib.sha256(seed.encode()).digest()
+    # The first octet marks addresses that no manufacturer has assigned.
+    return ":".join(f"{octet:02x}" for octet in (0x02, *digest[:5]))
+
+
+def _settings(spec: Obj) -> list[tuple[int, Obj]]:
+    """Return the settings of interfaces, with the number of each, in the order of the interfaces.
+
+    Settings for a network that the machine lacks are ignored; rule `interface-network` refuses
+    them.
+    """
+    networks = spec.get("networks") or []
+    named = {settings.get("network"): settings for settings in spec.get(interfaces.FIELD) or ()}
+    return [(number, named[networks[number]]) for number in interfaces.claimed_numbers(spec)]

@@ -1,0 +1,177 @@
+"""Watches of IPAddressClaims and IPAddresses, on management clusters that have machines with them.
+
+They start with the first such machine, once the CRDs exist: the core may be too old for them, or
+be upgraded later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable
+
+from caphv.api import resources
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Key, Obj, Resource, at
+from caphv.runtime.cache import Change, Informer
+from caphv.runtime.client import ApiClient
+from caphv.runtime.discovery import served_version
+from caphv.runtime.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+_CRDS = frozenset(
+    str(resource(resources.IPAM_VERSIONS[0]))
+    for resource in (resources.ip_address_claims, resources.ip_addresses)
+)
+_KEPT = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", "ownerReferences")
+_BACKOFF_SECONDS = 5.0
+
+
+class Ipam:
+    """Caches of the kinds of Cluster API's contract for IPAM providers.
+
+    :param namespace: the only namespace to read, empty for all
+    """
+
+    def __init__(self, client: ApiClient, namespace: str = "") -> None:
+        self._client = client
+        self._namespace = namespace
+        self._on_state: Callable[[], None] = lambda: None
+        self._on_claim: Callable[[Key], None] = lambda _: None
+        self._crds = Informer(
+            client,
+            CUSTOM_RESOURCE_DEFINITIONS,
+            metadata_only=True,
+            transform=_slim_crd,
+            on_contact=self._follow_crds,
+            on_error=lambda _: self._on_state(),
+        )
+        self._crds.add_handler(lambda _: self._follow_crds())
+        self._claims: Informer | None = None
+        self._addresses: Informer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._opening: asyncio.Task[None] | None = None
+
+    def connect(self, on_state: Callable[[], None], on_claim: Callable[[Key], None]) -> None:
+        """Call the handlers from now on.
+
+        :param on_state: called when the API appears or disappears, or can be read or not any more
+        :param on_claim: called with the key of a claim that changed, or whose address did
+        """
+        self._on_state, self._on_claim = on_state, on_claim
+
+    def start(self) -> None:
+        """Start the watches, unless they run already."""
+        if not self._tasks:
+            self._tasks.append(self._crds.start())
+
+    async def close(self) -> None:
+        """Stop all watches."""
+        tasks = [*self._tasks, *filter(None, [self._opening])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def is_served(self) -> bool | None:
+        """Whether the management cluster has the API; None while unknown."""
+        if not self._crds.synced:
+            return None
+        return all(self._crds.get("", name) is not None for name in _CRDS)
+
+    @property
+    def claims(self) -> Informer | None:
+        """The cache of claims, None until both caches have been filled."""
+        return self._claims if self._is_filled() else None
+
+    @property
+    def addresses(self) -> Informer | None:
+        """The cache of addresses, None until both caches have been filled."""
+        return self._addresses if self._is_filled() else None
+
+    @property
+    def error(self) -> Exception | None:
+        """Why a watch fails at present."""
+        watches = (self._crds, self._claims, self._addresses)
+        return next((watch.last_error for watch in watches if watch and watch.last_error), None)
+
+    def _is_filled(self) -> bool:
+        watches = (self._claims, self._addresses)
+        return bool(self.is_served) and all(watch and watch.synced for watch in watches)
+
+    def _follow_crds(self) -> None:
+        """Open the caches once both CRDs exist."""
+        if self.is_served and self._opening is None:
+            # The task logs nothing about the machine that was the first.
+            self._opening = contextvars.Context().run(asyncio.create_task, self._open())
+        self._on_state()
+
+    async def _open(self) -> None:
+        """Start the watches of both kinds, in the version that the core prefers."""
+        version = await self._served_version()
+        self._claims = self._informer(resources.ip_address_claims(version), _slim_claim)
+        self._claims.add_handler(lambda change: self._on_claim(change.key))
+        self._addresses = self._informer(resources.ip_addresses(version), _slim_address)
+        self._addresses.add_handler(self._handle_address)
+        self._tasks += [self._claims.start(), self._addresses.start()]
+
+    async def _served_version(self) -> str:
+        """Ask which version is served until the API server answers."""
+        while True:
+            try:
+                return await served_version(
+                    self._client, resources.IPAM_GROUP, resources.IPAM_VERSIONS
+                )
+            except RequestError as error:
+                # A new CRD is not served at once.
+                log.info("cannot find the version of %s: %s", resources.IPAM_GROUP, error)
+                await asyncio.sleep(_BACKOFF_SECONDS)
+
+    def _informer(self, resource: Resource, transform: Callable[[Obj], Obj]) -> Informer:
+        return Informer(
+            self._client,
+            resource,
+            namespace=self._namespace,
+            transform=transform,
+            on_contact=self._on_state,
+            on_error=lambda _: self._on_state(),
+            max_backoff=_BACKOFF_SECONDS,
+        )
+
+    def _handle_address(self, change: Change) -> None:
+        claim = at(change.obj, "spec", "claimRef", "name")
+        self._on_claim(Key(change.key.namespace, str(claim or change.key.name)))
+
+
+def _slim_crd(crd: Obj) -> Obj | None:
+    """Return the fields of a CRD to cache, None for other kinds."""
+    metadata = crd["metadata"]
+    if metadata["name"] not in _CRDS:
+        return None
+    return {"metadata": {name: metadata[name] for name in ("name", "uid", "resourceVersion")}}
+
+
+def _slim_claim(claim: Obj) -> Obj:
+    """Return the fields of a claim to cache."""
+    status = claim.get("status") or {}
+    kept = {name: status[name] for name in ("addressRef", "conditions") if name in status}
+    return {
+        "metadata": _slim_metadata(claim),
+        "spec": {"poolRef": at(claim, "spec", "poolRef") or {}},
+        "status": kept,
+    }
+
+
+def _slim_address(address: Obj) -> Obj:
+    """Return the fields of an address to cache."""
+    spec = address.get("spec") or {}
+    kept = ("claimRef", "address", "prefix", "gateway")
+    return {
+        "metadata": _slim_metadata(address),
+        "spec": {name: spec[name] for name in kept if name in spec},
+    }
+
+
+def _slim_metadata(obj: Obj) -> Obj:
+    return {name: obj["metadata"][name] for name in _KEPT if name in obj["metadata"]}

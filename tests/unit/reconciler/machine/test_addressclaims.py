@@ -1,0 +1,220 @@
+"""Which claims a machine has, and what its guest configures with the answers."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caphv.api.object import Obj
+from reconciler.machine.addressclaims import (
+    ClaimedAddress,
+    ClaimedInterface,
+    WantedClaim,
+    claim_object,
+    claimed_address,
+    claimed_interfaces,
+    is_owned,
+    mac_addresses,
+    machine_of,
+    names_pool,
+    pending_reason,
+    wanted_claims,
+)
+from reconciler.machine.cloudinit import networkdata
+from reconciler.machine.network import (
+    ClaimedNetwork,
+    Dhcp,
+    PoolNetwork,
+    StaticAddress,
+    dhcp_interfaces,
+    effective_network,
+)
+
+pytestmark = pytest.mark.unit
+
+NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
+ADDRESSES = st.one_of(
+    st.builds(ClaimedAddress, st.ip_addresses(v=4).map(str), st.integers(1, 32), st.just("10.0.0.1") | st.just("")),
+    st.builds(ClaimedAddress, st.ip_addresses(v=6).map(str), st.integers(1, 128), st.just("fd00::1") | st.just("")),
+)
+
+
+def pool(name: str) -> dict[str, str]:
+    return {"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": name}
+
+
+def spec(*networks: str, **pools: list[str]) -> Obj:
+    """A spec whose interfaces have these pools."""
+    listed = [{"network": network, "addressesFromPools": [pool(name) for name in pools[network]]} for network in pools]
+    return {"networks": list(networks), "networkInterfaces": listed}
+
+
+def machine(name: str = "one", uid: str = "uid-1", **fields: Any) -> Obj:
+    return {"metadata": {"name": name, "namespace": "team", "uid": uid}, "spec": fields}
+
+
+def test_machine_without_the_field_claims_nothing() -> None:
+    for fields in ({}, {"networks": ["a"]}, {"networks": ["a"], "networkInterfaces": []}):
+        assert wanted_claims("one", fields) == ()
+        assert mac_addresses(machine(**fields)) == ()
+        assert effective_network(fields, {}) == Dhcp()
+
+
+def test_claims_are_numbered_by_interface_and_pool() -> None:
+    fields = spec("a", "b", "c", c=["v4"], a=["v4", "v6"])
+    assert [(claim.name, claim.interface, claim.pool["name"]) for claim in wanted_claims("one", fields)] == [
+        ("one-0-0", 0, "v4"),
+        ("one-0-1", 0, "v6"),
+        ("one-2-0", 2, "v4"),
+    ]
+
+
+def test_interface_of_a_network_that_the_machine_lacks_is_ignored() -> None:
+    assert wanted_claims("one", spec("a", b=["v4"])) == ()
+
+
+@given(st.sets(NAMES, min_size=2, max_size=4), st.integers(1, 12), st.integers(1, 12))
+def test_no_two_machines_have_a_claim_in_common(machines: set[str], networks: int, pools: int) -> None:
+    names = [f"n{number}" for number in range(networks)]
+    fields = spec(*names, **{name: [f"p{number}" for number in range(pools)] for name in names})
+    claims = {name: wanted_claims(name, fields) for name in machines}
+    listed = [claim.name for wanted in claims.values() for claim in wanted]
+    assert len(listed) == len(set(listed)) == len(machines) * networks * pools
+    assert all(machine_of(claim.name) == name for name, wanted in claims.items() for claim in wanted)
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+def test_claim_belongs_to_machine_and_cluster(version: str) -> None:
+    wanted = WantedClaim("one-0-0", 0, pool("v4"))
+    claim = claim_object(wanted, machine(), "shop", version)
+    assert claim["apiVersion"] == f"ipam.cluster.x-k8s.io/{version}"
+    assert claim["metadata"]["labels"] == {"cluster.x-k8s.io/cluster-name": "shop"}
+    assert claim["spec"] == {"clusterName": "shop", "poolRef": pool("v4")}
+    # A garbage collector that deletes in the foreground would release the address of a running guest.
+    assert "blockOwnerDeletion" not in claim["metadata"]["ownerReferences"][0]
+    assert is_owned(claim, machine())
+    assert names_pool(claim, wanted)
+    assert not is_owned(claim, machine(uid="uid-2"))
+    assert not names_pool(claim, WantedClaim("one-0-0", 0, pool("v6")))
+    assert not is_owned({"metadata": {"ownerReferences": [{"kind": "HarvesterMachine"}]}}, machine(uid=""))
+
+
+@pytest.mark.parametrize(
+    ("fields", "address"),
+    [
+        ({"address": "10.0.0.5", "prefix": 24, "gateway": "10.0.0.1"}, ClaimedAddress("10.0.0.5", 24, "10.0.0.1")),
+        ({"address": "FD00::0005", "prefix": 64}, ClaimedAddress("fd00::5", 64)),
+        ({"address": "10.0.0.5", "prefix": 32, "gateway": ""}, ClaimedAddress("10.0.0.5", 32)),
+    ],
+)
+def test_answer_of_a_pool(fields: Obj, address: ClaimedAddress) -> None:
+    assert claimed_address({"spec": fields}) == address
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({}, "''"),
+        ({"address": "10.0.0", "prefix": 24}, "'10.0.0'"),
+        ({"address": "10.0.0.5"}, "prefix is None"),
+        ({"address": "10.0.0.5", "prefix": 0}, "prefix is 0"),
+        ({"address": "10.0.0.5", "prefix": 33}, "prefix is 33"),
+        ({"address": "10.0.0.5", "prefix": "24"}, "prefix is '24'"),
+        ({"address": "10.0.0.5", "prefix": 24, "gateway": "router"}, "'router'"),
+        ({"address": "10.0.0.5", "prefix": 24, "gateway": "fd00::1"}, "another family"),
+    ],
+)
+def test_answer_that_no_guest_can_use(fields: Obj, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        claimed_address({"spec": fields})
+
+
+def test_provider_says_why_it_has_no_address() -> None:
+    condition = {"type": "Ready", "status": "False", "reason": "PoolExhausted", "message": "no \x1b[31mfree one"}
+    assert pending_reason({"status": {"conditions": [condition]}}) == ("PoolExhausted", "no free one")
+    assert pending_reason({"status": {"conditions": [{**condition, "status": "True"}]}}) == ("", "")
+    assert pending_reason({}) == ("", "")
+
+
+# The guest
+
+
+@given(st.integers(1, 16), st.text("0123456789abcdef-", min_size=1, max_size=36))
+def test_mac_addresses_are_unicast_local_and_stable(count: int, uid: str) -> None:
+    networks = [f"n{number}" for number in range(count)]
+    macs = mac_addresses(machine(uid=uid, **spec(*networks, n0=["v4"])))
+    assert len(set(macs)) == count
+    assert all(mac.startswith("02:") and len(bytes.fromhex(mac.replace(":", ""))) == 6 for mac in macs)
+    assert macs == mac_addresses(machine(uid=uid, **spec(*networks, n0=["v4"])))
+    assert not set(macs) & set(mac_addresses(machine(uid=f"{uid}x", **spec(*networks, n0=["v4"]))))
+
+
+def test_claims_of_the_first_interface_go_before_all_other_sources() -> None:
+    config = {"vmNetworkConfig": {"gateway": "10.0.0.1", "subnetMask": "255.255.255.0", "ipPoolRef": "p"}}
+    assert effective_network(spec("a", "b", a=["v4"]), config) == ClaimedNetwork()
+    assert isinstance(effective_network(spec("a", "b", b=["v4"]), config), PoolNetwork)
+
+
+def test_interfaces_with_claims_need_no_dhcp() -> None:
+    assert dhcp_interfaces(ClaimedNetwork(), 3, {0}) == ("eth1", "eth2")
+    assert dhcp_interfaces(Dhcp(), 3, {1}) == ("eth0", "eth2")
+    assert dhcp_interfaces(StaticAddress("10.0.0.9", "255.0.0.0", "10.0.0.1"), 3, {2}) == ("eth1",)
+
+
+def test_network_data_of_a_second_interface_keeps_the_default_route_of_the_first() -> None:
+    static = StaticAddress("10.0.0.5", "255.255.0.0", "10.0.0.1", ("9.9.9.9",), ("example.com",))
+    second = (ClaimedAddress("10.1.0.5", 24, "10.1.0.1"), ClaimedAddress("fd00::5", 64, "fd00::1"))
+    claimed = {1: ClaimedInterface(second, ("9.9.9.9", "1.1.1.1"), ("b.example.com",))}
+    assert yaml.safe_load(networkdata(static, 3, claimed, ("02:a", "02:b", "02:c")))["config"] == [
+        {
+            "type": "physical",
+            "name": "eth0",
+            "mac_address": "02:a",
+            "subnets": [{"type": "static", "address": "10.0.0.5", "netmask": "255.255.0.0", "gateway": "10.0.0.1"}],
+        },
+        {
+            "type": "physical",
+            "name": "eth1",
+            "mac_address": "02:b",
+            "subnets": [
+                {"type": "static", "address": "10.1.0.5/24"},
+                {"type": "static6", "address": "fd00::5/64", "gateway": "fd00::1"},
+            ],
+        },
+        {"type": "physical", "name": "eth2", "mac_address": "02:c", "subnets": [{"type": "dhcp"}]},
+        {"type": "nameserver", "address": ["9.9.9.9", "1.1.1.1"], "search": ["example.com", "b.example.com"]},
+    ]
+
+
+@given(st.dictionaries(st.integers(0, 4), st.lists(ADDRESSES, min_size=1, max_size=3), min_size=1, max_size=4))
+def test_guest_configures_each_claimed_address_once_and_no_two_default_routes(
+    answers: dict[int, list[ClaimedAddress]],
+) -> None:
+    fields = spec(*(f"n{number}" for number in range(5)), **{f"n{number}": ["p"] for number in sorted(answers)})
+    flat = [(number, address) for number, listed in answers.items() for address in listed]
+    claimed = claimed_interfaces(fields, flat)
+    text = networkdata(None, 5, claimed, mac_addresses(machine(**fields)))
+    nics = [entry for entry in yaml.safe_load(text)["config"] if entry["type"] == "physical"]
+    assert [nic["mac_address"] for nic in nics] == list(mac_addresses(machine(**fields)))
+
+    gateways: list[int] = []
+    for number, nic in enumerate(nics):
+        subnets = nic["subnets"]
+        if number not in answers:
+            assert subnets == [{"type": "dhcp"}]
+            continue
+        assert [subnet["address"] for subnet in subnets] == [
+            f"{each.address}/{each.prefix}" for each in answers[number]
+        ]
+        for subnet, each in zip(subnets, answers[number], strict=True):
+            assert subnet["type"] == ("static6" if each.version == 6 else "static")
+            gateways += [ipaddress.ip_address(subnet["gateway"]).version] if "gateway" in subnet else []
+    assert len(gateways) == len(set(gateways))
+    # With DHCP on the first interface, IPv4 leads out there.
+    leads_out = {each.version for listed in answers.values() for each in listed if each.gateway}
+    assert set(gateways) == (leads_out if 0 in answers else leads_out - {4})

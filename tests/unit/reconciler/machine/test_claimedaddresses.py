@@ -1,0 +1,277 @@
+"""What a machine says while claims have no addresses, what requeues it, and which claims it releases."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from caphv.api import resources
+from caphv.api.names import ConditionType
+from caphv.api.object import Key, Obj, Resource
+from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound, Unreachable
+from caphv.runtime.queue import WorkQueue
+from reconciler import triggers
+from reconciler.machine.addressclaims import ClaimedAddress, claim_object, wanted_claims
+from reconciler.machine.claimedaddresses import check_claims, ensure_claims, known_addresses, release_claims
+from reconciler.machine.scope import MachineScope
+from reconciler.status import Blocked, StatusDraft
+from reconciler.triggers import Topics
+
+pytestmark = pytest.mark.unit
+
+VERSION = "v1beta2"
+ALLOCATED = ConditionType.VM_IP_ALLOCATED
+POOLS = [{"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": name} for name in ("v4", "v6")]
+SPEC = {"networks": ["a", "b"], "networkInterfaces": [{"network": "a", "addressesFromPools": POOLS}]}
+GROUP = {"versions": [{"version": "v1beta1"}, {"version": VERSION}]}
+
+
+class Machine:
+    """A machine with claims for two pools on a management cluster."""
+
+    def __init__(self, spec: Obj | None = None) -> None:
+        self.spec = SPEC if spec is None else spec
+        self.obj: Obj = {
+            "metadata": {
+                "namespace": "team",
+                "name": "one",
+                "uid": "uid-1",
+                "labels": {"cluster.x-k8s.io/cluster-name": "shop"},
+            },
+            "spec": self.spec,
+        }
+        self.stored: dict[str, Obj] = {}
+        self.addresses: dict[str, Obj] = {}
+        self.is_served: bool | None = True
+        self.is_filled = True
+        self.error: Exception | None = None
+        self.deleted: list[tuple[str, str]] = []
+        self.events: list[str] = []
+        self.draft = StatusDraft(self.obj)
+        self.queue: WorkQueue[Key] = WorkQueue("test")
+        self.topics = Topics()
+
+    def create(self, claim: Obj) -> Obj:
+        name = claim["metadata"]["name"]
+        if name in self.stored:
+            raise AlreadyExists(409, "AlreadyExists", name)
+        self.stored[name] = {**copy.deepcopy(claim), "status": {}}
+        self.stored[name]["metadata"]["uid"] = f"uid-of-{name}"
+        return self.stored[name]
+
+    def answer(self, name: str, **spec: Any) -> None:
+        self.stored[name]["status"] = {"addressRef": {"name": name}}
+        self.addresses[name] = {"metadata": {"name": name}, "spec": spec}
+
+    def fail(self, name: str, reason: str, message: str) -> None:
+        condition = {"type": "Ready", "status": "False", "reason": reason, "message": message}
+        self.stored[name]["status"] = {"conditions": [condition]}
+
+    @property
+    def scope(self) -> MachineScope:
+        claims = SimpleNamespace(
+            resource=resources.ip_address_claims(VERSION),
+            get=lambda _namespace, name: self.stored.get(name),
+            observe=lambda _claim: None,
+        )
+        addresses = SimpleNamespace(get=lambda _namespace, name: self.addresses.get(name))
+        ipam = SimpleNamespace(
+            start=lambda: None,
+            is_served=self.is_served,
+            error=self.error,
+            claims=claims if self.is_filled else None,
+            addresses=addresses if self.is_filled else None,
+        )
+        client = SimpleNamespace(create=self._create, get=self._get, delete=self._delete, request=self._request)
+        scope = SimpleNamespace(
+            obj=self.obj,
+            key=Key("team", "one"),
+            name="one",
+            spec=self.spec,
+            cluster_spec={},
+            draft=self.draft,
+            context=SimpleNamespace(ipam=ipam, client=client),
+            subscribe=lambda *topics: self.topics.subscribe(self.queue, Key("team", "one"), *topics),
+            warning_event=lambda reason, _message: self.events.append(reason),
+        )
+        return cast(MachineScope, scope)
+
+    async def blocked(self) -> Blocked:
+        with pytest.raises(Blocked) as caught:
+            await ensure_claims(self.scope)
+        return caught.value
+
+    def requeued(self) -> bool:
+        self.topics.notify(triggers.IPAM)
+        return len(self.queue) == 1
+
+    async def _create(self, _resource: Resource, claim: Obj) -> Obj:
+        return self.create(claim)
+
+    async def _get(self, _resource: Resource, name: str, _namespace: str) -> Obj:
+        if name not in self.stored:
+            raise NotFound(404, "NotFound", name)
+        return self.stored[name]
+
+    async def _delete(self, _resource: Resource, name: str, _namespace: str, *, uid: str) -> None:
+        self.deleted.append((name, uid))
+
+    async def _request(self, _method: str, _path: str) -> Obj:
+        if not self.is_served:
+            raise NotFound(404, "NotFound", "no such group")
+        return GROUP
+
+
+@pytest.mark.parametrize(
+    ("is_served", "error", "reason", "text", "warn"),
+    [
+        (False, None, "IPAMNotAvailable", "has no IPAddressClaims of ipam.cluster.x-k8s.io: install", True),
+        (True, Forbidden(403, "Forbidden", "no"), "IPAMNotAvailable", "its ClusterRole caphv-manager-role", True),
+        (None, Forbidden(403, "Forbidden", "no"), "IPAMNotAvailable", "(Forbidden)", True),
+        (True, Unreachable("down"), "IPAMNotAvailable", "(Unreachable); the log", False),
+        (None, None, "VMIPClaimPending", "reading IPAddressClaims", False),
+        (True, None, "VMIPClaimPending", "reading IPAddressClaims", False),
+    ],
+)
+async def test_machine_waits_for_the_caches_and_is_requeued(
+    is_served: bool | None, error: Exception | None, reason: str, text: str, warn: bool
+) -> None:
+    machine = Machine()
+    machine.is_served, machine.error, machine.is_filled = is_served, error, False
+    blocked = await machine.blocked()
+    assert (blocked.condition, blocked.reason, blocked.warn) == (ALLOCATED, reason, warn)
+    assert text in blocked.message
+    assert not machine.stored
+    assert machine.requeued()
+
+
+async def test_machine_without_the_field_asks_for_nothing() -> None:
+    machine = Machine({"networks": ["a"]})
+    machine.is_served, machine.is_filled = False, False
+    assert await ensure_claims(machine.scope) == {}
+    check_claims(machine.scope)
+    await release_claims(machine.scope)
+    assert known_addresses(machine.scope) == []
+    assert not machine.requeued()
+
+
+async def test_all_claims_are_made_before_the_first_is_answered_and_used_once_all_are() -> None:
+    machine = Machine()
+    blocked = await machine.blocked()
+    assert list(machine.stored) == ["one-0-0", "one-0-1"]
+    assert (blocked.reason, blocked.warn) == ("VMIPClaimPending", False)
+    assert "IPAddressClaim one-0-0;" in blocked.message
+    assert "IPAddressClaim one-0-1;" in blocked.message
+
+    machine.answer("one-0-0", address="10.0.0.5", prefix=24, gateway="10.0.0.1")
+    blocked = await machine.blocked()
+    assert "one-0-0" not in blocked.message
+    machine.answer("one-0-1", address="fd00::5", prefix=64)
+    claimed = await ensure_claims(machine.scope)
+    assert claimed[0].addresses == (ClaimedAddress("10.0.0.5", 24, "10.0.0.1"), ClaimedAddress("fd00::5", 64))
+    assert machine.draft.is_true(ALLOCATED)
+    assert known_addresses(machine.scope) == ["10.0.0.5", "fd00::5"]
+
+
+async def test_claim_that_is_answered_before_its_address_arrives_is_pending() -> None:
+    machine = Machine()
+    await machine.blocked()
+    machine.answer("one-0-0", address="10.0.0.5", prefix=24)
+    machine.answer("one-0-1", address="fd00::5", prefix=64)
+    del machine.addresses["one-0-1"]
+    blocked = await machine.blocked()
+    assert (blocked.reason, "one-0-1" in blocked.message) == ("VMIPClaimPending", True)
+
+
+async def test_message_has_all_problems_and_the_reason_is_the_gravest() -> None:
+    machine = Machine()
+    await machine.blocked()
+    machine.fail("one-0-1", "PoolExhausted", "0 of 9 free")
+    blocked = await machine.blocked()
+    assert (blocked.reason, blocked.warn) == ("VMIPPoolExhausted", True)
+    assert "InClusterIPPool v6 has no free address: add a range to it, or free one (0 of 9 free)" in blocked.message
+    assert "InClusterIPPool v4 to answer" in blocked.message
+
+    machine.answer("one-0-0", address="10.0.0.5", prefix=64)
+    blocked = await machine.blocked()
+    assert blocked.reason == "VMIPAllocationFailed"
+    assert "IPAddress one-0-0 of InClusterIPPool v4 cannot be used, because its prefix is 64" in blocked.message
+    assert "v6 has no free address" in blocked.message
+
+    machine.fail("one-0-1", "PoolNotReady", "the pool has no gateway")
+    blocked = await machine.blocked()
+    assert "answer IPAddressClaim one-0-1: the pool has no gateway" in blocked.message
+
+
+@pytest.mark.parametrize(
+    ("change", "text", "warn"),
+    [
+        ({"metadata": {"ownerReferences": []}}, "belongs to another owner", True),
+        ({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, "is being deleted", False),
+        ({"spec": {"poolRef": {**POOLS[0], "name": "other"}}}, "is not for InClusterIPPool v4: delete it", True),
+        ({"spec": {"poolRef": {**POOLS[0], "apiGroup": "example.com"}}}, "is not for InClusterIPPool v4", True),
+    ],
+)
+async def test_claim_that_cannot_be_used(change: Obj, text: str, warn: bool) -> None:
+    machine = Machine()
+    (wanted, _) = wanted_claims("one", SPEC)
+    claim = claim_object(wanted, machine.obj, "shop", VERSION)
+    machine.create({**claim, **{part: {**claim[part], **fields} for part, fields in change.items()}})
+    blocked = await machine.blocked()
+    assert (blocked.reason, blocked.warn, text in blocked.message) == ("VMIPAllocationFailed", warn, True)
+    assert known_addresses(machine.scope) == []
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lambda machine: machine.stored.pop("one-0-1"),
+        lambda machine: machine.stored["one-0-1"]["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"),
+        lambda machine: machine.stored["one-0-1"]["metadata"].update(ownerReferences=[{"uid": "other"}]),
+    ],
+)
+async def test_lost_claim_of_a_vm_is_reported_once_and_not_recreated(lose: Any) -> None:
+    machine = Machine()
+    await machine.blocked()
+    check_claims(machine.scope)
+    assert machine.draft.is_true(ALLOCATED)
+
+    lose(machine)
+    stored = set(machine.stored)
+    check_claims(machine.scope)
+    assert not machine.draft.is_true(ALLOCATED)
+    assert machine.events == ["VMIPAllocationFailed"]
+    machine.obj = {**machine.obj, "status": machine.draft.fields}
+    machine.draft = StatusDraft(machine.obj)
+    check_claims(machine.scope)
+    assert machine.events == ["VMIPAllocationFailed"]
+    assert set(machine.stored) == stored
+
+
+def test_claims_of_a_vm_are_checked_once_the_caches_are_filled() -> None:
+    machine = Machine()
+    machine.is_filled = False
+    check_claims(machine.scope)
+    assert not machine.draft.has(ALLOCATED)
+    assert machine.requeued()
+
+    machine = Machine()
+    check_claims(machine.scope)
+    assert not machine.requeued()
+
+
+async def test_own_claims_are_released_by_their_uid_and_no_others() -> None:
+    machine = Machine()
+    await machine.blocked()
+    machine.stored["one-0-1"]["metadata"]["ownerReferences"] = [{"kind": "HarvesterMachine", "uid": "uid-2"}]
+    await release_claims(machine.scope)
+    assert machine.deleted == [("one-0-0", "uid-of-one-0-0")]
+
+    machine.stored.clear()
+    await release_claims(machine.scope)
+    machine.is_served = False
+    await release_claims(machine.scope)
+    assert machine.deleted == [("one-0-0", "uid-of-one-0-0")]
