@@ -221,11 +221,11 @@ def _wait(obj: Obj, kind: str, reason: str, step: str, now: datetime) -> Pending
     :param now: the current time
     """
     name = f"{kind}/{obj['metadata']['name']}"
-    since = str(obj["metadata"].get("deletionTimestamp") or "")
+    since = str(obj["metadata"]["deletionTimestamp"])
     if command := resume_command(obj):
         step = f"Resume it: {command}"
         return PendingDeletion(name, since, _PAUSED, step, stuck=True, paused=True)
-    return PendingDeletion(name, since, reason, step, bool(since) and _is_late(since, now))
+    return PendingDeletion(name, since, reason, step, _is_late(since, now))
 
 
 def _is_late(since: str, now: datetime) -> bool:

@@ -169,10 +169,6 @@ async def _in_place_updates(
     except RequestError:
         return InPlaceUpdates()
 
-    policy = extension_policy(configs, namespace)
-    if policy is None:
-        return InPlaceUpdates()
-
     harvester_machines = by_key(objects.harvester_machines)
     machines: dict[str, list[Obj]] = {}
     for machine in by_cluster(objects.machines).get(cluster, ()):
@@ -183,7 +179,7 @@ async def _in_place_updates(
         # Nothing is known of a machine that was not read.
         obj = harvester_machines.get(Key(cluster.namespace, name)) or {}
         machines.setdefault(pool, []).append(obj)
-    return InPlaceUpdates(policy, machines)
+    return InPlaceUpdates(extension_policy(configs, namespace), machines)
 
 
 def _pool_name(kind: str, key: Key, objects: ManagementObjects) -> str:

@@ -165,6 +165,23 @@ def test_what_may_remain_is_named_with_its_place() -> None:
     }
 
 
+def test_pools_that_were_created_for_a_cluster_may_remain() -> None:
+    builder = Builder(workers=0)
+    spec = builder.harvester_cluster["spec"]
+    assert not {"IPPool"} & {left.kind for left in leftovers_of(parts(builder))}
+    spec["vmNetworkConfig"] = {"ipPool": {}, "ipPoolRef": "x"}
+    assert not {"IPPool"} & {left.kind for left in leftovers_of(parts(builder))}, "it describes none"
+    spec["vmNetworkConfig"]["ipPool"] = {"subnet": "10.0.0.0/24"}
+    spec["loadBalancerConfig"] = {"ipamType": "pool", "ipPool": {"subnet": "10.0.0.0/24"}}
+    found = [(left.kind, left.name, left.pool) for left in leftovers_of(parts(builder))]
+    assert ("IPPool", "team-shop-x-ippool", "") in found
+    assert ("IPPool", "team-shop-x-vm-ippool", "") in found
+    # The address of the endpoint is in the pool that was created for it.
+    spec["controlPlaneEndpoint"] = {"host": "10.0.0.9"}
+    found = [(left.kind, left.name, left.pool) for left in leftovers_of(parts(builder))]
+    assert ("address", "10.0.0.9", "team-shop-x-ippool") in found
+
+
 def test_a_cluster_that_never_reached_harvester_leaves_nothing() -> None:
     builder = Builder(workers=0)
     del builder.harvester_cluster["spec"]["server"]

@@ -265,6 +265,8 @@ def test_a_cluster_that_has_the_version_is_not_checked_for_its_start() -> None:
         ({}, {}, 1),
         ({"rolloutStrategy": {"rollingUpdate": {"maxSurge": 0}}}, {"strategy": {"rollingUpdate": {"maxSurge": 0}}}, 0),
         ({}, {"strategy": {"rollingUpdate": {"maxSurge": "30%"}}}, 3),
+        ({"replicas": 5, "rolloutStrategy": {"rollingUpdate": {"maxSurge": "40%"}}}, {}, 2),
+        ({"replicas": 0, "rolloutStrategy": {"rollingUpdate": {"maxSurge": "100%"}}}, {"replicas": 0}, 1),
         ({}, {"rollout": {"strategy": {"rollingUpdate": {"maxSurge": 4}}}}, 4),
     ],
 )

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
 
 from caphv.api import names, resources
+from caphv.api.clusterapi import cluster_name
 from caphv.api.object import Key, Obj, at, key_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from operations.doctor import reading
 from operations.doctor.reading import read_management_facts
 from operations.read.objects import ManagementObjects
+from tests.support.clusters import Builder
 from tests.support.doctor import ManagementServer
+from tests.support.ippools import pool
+from tests.support.memoryserver import MemoryServer
 
 pytestmark = pytest.mark.unit
 
@@ -127,13 +133,65 @@ async def test_the_newest_lease_of_the_provider_counts(
     assert at(facts.lease, "spec", "holderIdentity") == holder
 
 
-async def test_a_server_that_answers_something_else_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other Harvesters are read nevertheless."""
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "team", "name": "identity"}}
+def identity() -> Obj:
+    """An identity Secret, as a manifest."""
     kubeconfig = {"clusters": [{"name": "c", "cluster": {"server": "https://harvester:6443"}}]}
     kubeconfig |= {"users": [{"name": "u", "user": {"token": "t"}}], "current-context": "x"}
     kubeconfig |= {"contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}]}
-    management = ManagementServer({**secret, "stringData": {"kubeconfig": json.dumps(kubeconfig)}})
+    return {**named("v1", "Secret", "identity", "team"), "stringData": {"kubeconfig": json.dumps(kubeconfig)}}
+
+
+@pytest.mark.parametrize("denied", [True, False])
+@pytest.mark.parametrize("has_owners", [True, False])
+async def test_all_that_checks_need_of_a_harvester_is_read(
+    monkeypatch: pytest.MonkeyPatch, denied: bool, has_owners: bool
+) -> None:
+    head = {"apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "IPPool"}
+    harvester = MemoryServer(
+        named("apps/v1", "Deployment", "harvester", "harvester-system"),
+        named("v1", "Service", "ingress-expose", "kube-system"),
+        {**head, **pool("machines")},
+        named("v1", "Node", "host"),
+    )
+    harvester.denied = {("create", "virtualmachines")} if denied else set()
+
+    @contextlib.asynccontextmanager
+    async def lend(*_: object, **__: object) -> AsyncIterator[Any]:
+        yield harvester
+
+    monkeypatch.setattr(reading, "answering_client", lend)
+    builder = Builder()
+    objects = builder.objects()
+    stranger = Builder("blog")
+    stranger.harvester_cluster["spec"]["identitySecret"]["name"] = "another"
+    objects.clusters.append(stranger.cluster)
+    objects.harvester_clusters.append(stranger.harvester_cluster)
+    objects.harvester_machines += stranger.harvester_machines.values()
+    management = ManagementServer(identity(), named("v1", "Namespace", "kube-system"))
+    for resource in (resources.HARVESTER_CLUSTERS, resources.HARVESTER_MACHINES):
+        management.serve(resource.api_version, resource.kind)
+    if not has_owners:
+        management.errors["list HarvesterMachine"] = Forbidden(403, "Forbidden", "cannot list")
+
+    (facts,) = await reading.read_harvester_facts(
+        cast("ApiClient", management), objects, [Key("team", "identity")], "team"
+    )
+
+    assert facts.error == ""
+    assert facts.objects is not None
+    assert [key_of(obj).name for obj in facts.objects.hosts] == ["host"]
+    assert facts.denied is not None
+    assert {right.resource for right in facts.denied} == ({"virtualmachines"} if denied else set())
+    assert (facts.deployment is not None, facts.ingress is not None) == (True, True)
+    assert [key_of(obj).name for obj in facts.clusters] == ["shop-x"]
+    assert {cluster_name(obj) for obj in facts.machines} == {"shop"}
+    assert (facts.recorded_owners is not None) is has_owners
+    assert [report.name for report in facts.pools] == (["machines"] if has_owners else [])
+
+
+async def test_a_server_that_answers_something_else_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other Harvesters are read nevertheless."""
+    management = ManagementServer(identity())
 
     async def read_nonsense(*_: Any, **__: Any) -> Any:
         return [obj["spec"] for obj in cast("list[Any]", [5])]
