@@ -10,21 +10,21 @@ from tests.support.packager.tables import two_releases
 
 __all__ = ["kubeconfig", "two_releases"]
 
-# Errors and remarks. Programs read stdout, and people redirect it to files.
-REMARKS = (
+# Errors and notes. Programs read stdout, and people redirect it to files.
+NOTES = (
     *("Error:", "error:", "warning:", "caphv:", "caphv bundles:", "caphv validate:", "Not changed:"),
     *("missing:", "was not saved:", "not saved:", "not seen:", "parked:", "reading ", "Do what", "Not done"),
 )
 
 
 @pytest.fixture(autouse=True)
-def stdout_has_no_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail each test whose command writes an error or a remark to stdout."""
+def stdout_has_no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail each test whose command writes an error or a note to stdout."""
     invoke = CliRunner.invoke
 
     def invoke_and_check(self: CliRunner, *arguments: Any, **options: Any) -> Result:
         result = invoke(self, *arguments, **options)
-        assert [line for line in result.stdout.splitlines() if line.startswith(REMARKS)] == []
+        assert [line for line in result.stdout.splitlines() if line.startswith(NOTES)] == []
         return result
 
     monkeypatch.setattr(CliRunner, "invoke", invoke_and_check)

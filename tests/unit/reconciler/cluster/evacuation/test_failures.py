@@ -105,7 +105,7 @@ async def test_what_a_server_refuses_is_reported(
     getattr(case, server).requests.clear()
     await case.reconcile()
     attempts = [request for request in getattr(case, server).requests if request.startswith(where)]
-    # Without the right to hold a Machine, it is tried once more whether others can leave.
+    # Without the right to hold a Machine, it is tried again whether others can leave.
     assert len(attempts) == (2 if server == "management" else 1), "it is repeated later"
     assert case.condition("HostsEvacuated") == ("False", "EvacuationBlocked")
     assert part in message_of(case)
