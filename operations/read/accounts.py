@@ -100,7 +100,7 @@ async def _read_account(
     except NotFound as error:
         if is_cluster_identity(key):  # perhaps its Secret is missing, or a Namespace
             return None, [unseen(describe(key), error)]
-        why = "does not exist: create it (caphv identity create), or correct the name"
+        why = "does not exist: create it with key kubeconfig, or correct the name"
         return None, [Unseen(describe(key), why)]
     except RequestError as error:
         return None, [unseen(describe(key), error)]

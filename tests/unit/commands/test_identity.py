@@ -284,7 +284,7 @@ def test_identities_are_listed_and_a_missing_one_is_wrong(servers: Servers) -> N
     servers.management.put(harvester_cluster("other", "gone"))
     result = servers.caphv("identity", "list", "-A", "-o", "json")
     assert result.exit_code == 1
-    assert "does not exist: create it (caphv identity create), or correct the name" in result.stdout
+    assert "does not exist: create it with key kubeconfig, or correct the name" in result.stdout
     assert [row["wrong"] for row in yaml.safe_load(result.stdout)["items"]] == [True, False] or result.stdout.count(
         "true"
     ) == 1
