@@ -11,13 +11,14 @@ import pytest
 import yaml
 
 from caphv.api import names, resources
-from caphv.api.object import NAMESPACES, Key, Obj
+from caphv.api.object import NAMESPACES, SECRETS, Key, Obj
 from caphv.runtime.errors import AddressRefused, ServerFault, TooManyRequests, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
 from reconciler.cluster.connection import ensure_connection
 from reconciler.cluster.identity import Identities, ensure_session
 from reconciler.cluster.pools import used_pools
 from reconciler.cluster.scope import ClusterScope
+from reconciler.harvester.sessions import Sessions
 from reconciler.status import Blocked, StatusDraft
 from tests.support import kubeconfigs
 from tests.support.reconciler.memorycase import KEY, TARGET, MemoryCase, MemoryIdentities
@@ -27,8 +28,11 @@ pytestmark = pytest.mark.unit
 SERVER = "https://harvester"
 
 
-def secret(namespace: str = "team", *, server: str = SERVER, allowed: str = "", token: str = "t") -> Obj:
-    config = kubeconfigs.with_cluster(server=server)
+def secret(
+    namespace: str = "team", *, server: str = SERVER, allowed: str = "", token: str = "t", ca: bytes = b""
+) -> Obj:
+    authority = {"certificate-authority-data": base64.b64encode(ca).decode()} if ca else {}
+    config = kubeconfigs.with_cluster(server=server, **authority)
     config["users"][0]["user"] = {"token": token}
     metadata: Obj = {"name": "identity", "namespace": namespace}
     if allowed:
@@ -44,6 +48,7 @@ class Assignments:
         self.session = session
         self.assigned: list[tuple[Key, Kubeconfig, str, str, str]] = []
         self.released: list[Key] = []
+        self.identity = ""
         self.error: KubeconfigError | None = None
 
     async def assign(
@@ -52,10 +57,15 @@ class Assignments:
         if self.error:
             raise self.error
         self.assigned.append((cluster, access, namespace, identity, harvester_uid))
+        self.identity = identity
         return self.session
+
+    def identity_of(self, _cluster: Key) -> str:
+        return self.identity
 
     async def release(self, cluster: Key) -> None:
         self.released.append(cluster)
+        self.identity = ""
 
     def accept(self, _cluster: Key) -> bool:
         return True
@@ -439,10 +449,91 @@ async def test_a_cluster_that_names_an_absent_secret_loses_shared_credentials(mo
     for namespace in ("team", "elsewhere"):
         case = Shared(monkeypatch, {"list": ["team"]})
         await case.ensure()
-        spec = {name: value for name, value in case.obj["spec"].items() if name != "identityRef"}
-        case.change(spec={**spec, "identitySecret": {"name": "absent", "namespace": namespace}})
+        name_secret(case, "absent", namespace)
         await case.refused()
         assert case.assignments.released == [KEY]
+
+
+def name_secret(case: Case, name: str, namespace: str) -> None:
+    """Have the cluster name a Secret, and no HarvesterClusterIdentity."""
+    spec = {name: value for name, value in case.obj["spec"].items() if name != "identityRef"}
+    case.change(spec={**spec, "identitySecret": {"name": name, "namespace": namespace}})
+
+
+async def test_a_cluster_that_names_a_secret_that_does_not_load_loses_shared_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Machines get no session after that, neither at once nor once the owner has withdrawn the permission."""
+    # It parses: that its body is no certificate shows only when it is used.
+    broken = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    case, sessions = Shared(monkeypatch, {"list": ["team"]}), Sessions()
+    case.context.sessions = sessions
+    try:
+        case.management.put(secret(OWN, server="https://127.0.0.1:9"))
+        session = (await case.ensure()).session
+        assert session is not None
+        assert sessions.of(KEY) is session
+
+        case.management.put(secret("team", server="https://127.0.0.1:9", ca=broken))
+        name_secret(case, "identity", "team")
+        blocked, _ = await case.refused()
+        assert "cannot be used" in blocked.message
+        assert sessions.of(KEY) is None
+        assert list(sessions) == []
+        case.allow(None)
+        await case.refused()
+        assert sessions.of(KEY) is None
+    finally:
+        await sessions.close()
+
+
+async def test_a_cluster_loses_shared_credentials_while_the_secret_that_it_names_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    await case.ensure()
+    name_secret(case, "identity", "team")
+
+    async def refuse(*_where: Any) -> None:
+        raise ServerFault(500, "", "broken")
+
+    monkeypatch.setattr(case.management, "get", refuse)
+    with pytest.raises(ServerFault):
+        await case.ensure()
+    assert case.assignments.released == [KEY]
+
+
+async def test_a_session_survives_requests_that_fail_while_its_secret_is_permitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    await case.ensure()
+    case.management.put(secret(OWN, token="newer"))
+
+    async def refuse(*_where: Any) -> None:
+        raise ServerFault(500, "", "broken")
+
+    monkeypatch.setattr(case.management, "get", refuse)
+    with pytest.raises(ServerFault):
+        await case.ensure()
+    assert case.assignments.released == []
+
+
+async def test_credentials_of_a_deleted_secret_end_when_the_cluster_names_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The deletion alone ends nothing, because a Secret may be replaced; its owner's permission is known no more."""
+    case = Case(monkeypatch, identitySecret={"namespace": "other", "name": "identity"})
+    case.management.put(secret("other", allowed="team"))
+    await case.ensure()
+    await case.management.delete(SECRETS, "identity", "other")
+    with pytest.raises(Blocked):
+        await case.ensure()
+    assert case.assignments.released == []
+    name_secret(case, "absent", "team")
+    with pytest.raises(Blocked, match="not found"):
+        await case.ensure()
+    assert case.assignments.released == [KEY]
 
 
 async def test_another_secret_of_the_identity_is_used_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
