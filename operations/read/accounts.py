@@ -18,12 +18,12 @@ from types import MappingProxyType
 from caphv.api.identities import (
     Refused,
     cluster_identity,
+    depends_on_labels,
     describe,
     identity_of,
     is_cluster_identity,
     resolve,
     secret_of,
-    selects_by_labels,
 )
 from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, at, key_of, labels_of
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
@@ -132,8 +132,12 @@ async def ask_permission(client: ApiClient, identity: Key, namespaces: Iterable[
     secret, refused = None, {}
     for namespace in sorted(set(namespaces)):
         labels = None
-        if obj and selects_by_labels(obj):
-            labels = labels_of(await client.get(NAMESPACES, namespace))
+        if obj and depends_on_labels(obj, namespace):
+            try:
+                labels = labels_of(await client.get(NAMESPACES, namespace))
+            except Forbidden as error:  # which says nothing about the other namespaces
+                refused[namespace] = f"labels of namespace {namespace} cannot be read: {error}"
+                continue
         # Users read with their own rights, wherever the Secret is.
         answer = resolve(identity.name, obj, namespace, labels, provider_namespace="")
         if isinstance(answer, Refused):

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from caphv.api import resources
-from caphv.api.identities import Refused, resolve, secret_of, selects_by_labels
+from caphv.api.identities import Refused, depends_on_labels, resolve, secret_of
 from caphv.api.object import NAMESPACES, Key, Obj, key_of, labels_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
@@ -54,7 +54,7 @@ class ClusterIdentities:
         """
         identity = self._started_identities().get("", name)
         labels = None
-        if identity and selects_by_labels(identity):
+        if identity and depends_on_labels(identity, namespace):
             found = self._started_namespaces().get("", namespace)
             labels = labels_of(found) if found else None
         return resolve(name, identity, namespace, labels, self.namespace)

@@ -430,6 +430,16 @@ async def test_access_ends_with_each_way_of_withdrawal(monkeypatch: pytest.Monke
     assert await ended(), "labels that cannot be read"
 
 
+async def test_a_namespace_that_is_allowed_by_name_needs_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the cache of namespaces fills, which starts with the first selector."""
+    case = Shared(monkeypatch, {"list": ["team"], "selector": {"matchLabels": {"team": "b"}}})
+    case.readable.unread["Namespace"] = "forbidden"
+    assert (await case.ensure()).session is case.session
+    case.allow({"list": ["others"], "selector": {"matchLabels": {"team": "b"}}})
+    blocked, _ = await case.refused()
+    assert "cannot be read: forbidden" in blocked.message
+
+
 async def test_a_permission_withdrawn_while_the_secret_is_read_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Shared(monkeypatch, {"list": ["team"]})
     get = case.management.get
