@@ -253,23 +253,33 @@ async def _shared_identity(scope: ClusterScope, identities: Identities) -> Ident
         raise _unresolved(scope, error) from None
 
 
-def _unresolved(scope: ClusterScope, error: Exception) -> Blocked:
+def _unresolved(scope: ClusterScope, error: PermissionWithdrawn | NotRead) -> Blocked:
     """Return why a HarvesterClusterIdentity gives a cluster no credentials."""
+    if isinstance(error, PermissionWithdrawn):
+        return connection_failure(str(error), Watched.CLUSTER_IDENTITY)
+
     identity = describe(identity_of(scope.obj))
-    if isinstance(error, NotRead):
+    if error.is_lasting:
         cause = str(error)
-        message = f"{identity} cannot be read: {cause}" if cause else f"reading {identity}"
-        return Blocked(
-            ConditionType.HARVESTER_CONNECTION_READY,
-            Reason.HARVESTER_CONNECTION_IN_PROGRESS,
-            f"{message}; apply CRDs and roles of this release" if cause else message,
+        if isinstance(error.error, NotFound):
+            cause = "the management cluster does not serve this kind (HTTP 404)"
+        # A deletion can be forced, and what runs stays ready: nothing is known to be withdrawn.
+        return connection_failure(
+            f"{identity} cannot be read: {cause}; apply CRDs and roles of this release",
             Watched.CLUSTER_IDENTITY,
-            Watched.SELF,
             Delay(_NOT_READ_SECONDS),
-            warn=bool(cause),
-            unknown=True,
+            outage=True,
         )
-    return connection_failure(str(error), Watched.CLUSTER_IDENTITY)
+    return Blocked(
+        ConditionType.HARVESTER_CONNECTION_READY,
+        Reason.HARVESTER_CONNECTION_IN_PROGRESS,
+        f"{identity} cannot be read: {error}" if error.error else f"reading {identity}",
+        Watched.CLUSTER_IDENTITY,
+        Watched.SELF,
+        Delay(_NOT_READ_SECONDS),
+        warn=error.error is not None,
+        unknown=True,
+    )
 
 
 def permitted_secret(scope: ClusterScope) -> Key:

@@ -148,7 +148,7 @@ async def test_the_crd_refuses_what_could_be_misread(case: Case, version: str) -
             await check(wrong)
     # Ignored expressions would leave a selector that selects more.
     expression = {"key": "suspended", "operator": "DoesNotExist"}
-    with pytest.raises(Invalid, match="selector.matchExpressions: Too many"):
+    with pytest.raises(Invalid, match=r"selector\.matchExpressions: Too many"):
         await check({"selector": {"matchLabels": {"a": "b"}, "matchExpressions": [expression]}})
     with pytest.raises(Invalid, match="namespace"):
         await check(None, namespace="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,9 +13,18 @@ import yaml
 
 from caphv.api import names, resources
 from caphv.api.object import NAMESPACES, SECRETS, Key, Obj
-from caphv.runtime.errors import AddressRefused, ServerFault, TooManyRequests, Unauthorized, Unreachable
+from caphv.runtime.errors import (
+    AddressRefused,
+    Forbidden,
+    NotFound,
+    ServerFault,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+)
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
 from reconciler.cluster.connection import ensure_connection
+from reconciler.cluster.deletion import advice, may_force_delete
 from reconciler.cluster.identity import Identities, ensure_session
 from reconciler.cluster.pools import used_pools
 from reconciler.cluster.scope import ClusterScope
@@ -325,6 +335,7 @@ async def test_identity_that_a_cluster_no_longer_uses_is_forgotten(
 
 IDENTITIES = resources.HARVESTER_CLUSTER_IDENTITIES
 OWN = "caphv-system"
+FORCED: Obj = {"metadata": {"annotations": {names.FORCE_DELETE_ANNOTATION: "true"}}}
 
 
 class Shared(Case):
@@ -426,14 +437,14 @@ async def test_access_ends_with_each_way_of_withdrawal(monkeypatch: pytest.Monke
     assert f"its Secret is not in namespace {OWN} of the provider" in blocked.message
 
     await opened()
-    case.readable.unread["Namespace"] = "forbidden"
+    case.readable.unread["Namespace"] = Forbidden(403, "", "forbidden")
     assert await ended(), "labels that cannot be read"
 
 
 async def test_a_namespace_that_is_allowed_by_name_needs_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while the cache of namespaces fills, which starts with the first selector."""
     case = Shared(monkeypatch, {"list": ["team"], "selector": {"matchLabels": {"team": "b"}}})
-    case.readable.unread["Namespace"] = "forbidden"
+    case.readable.unread["Namespace"] = Forbidden(403, "", "forbidden")
     assert (await case.ensure()).session is case.session
     case.allow({"list": ["others"], "selector": {"matchLabels": {"team": "b"}}})
     blocked, _ = await case.refused()
@@ -559,14 +570,45 @@ async def test_another_secret_of_the_identity_is_used_at_once(monkeypatch: pytes
     assert [access.token for _, access, *_ in case.assignments.assigned] == ["shared", "newer"]
 
 
-async def test_an_identity_that_was_not_read_is_unknown_and_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (None, r"^reading HarvesterClusterIdentity shared$"),
+        (Unreachable("no answer"), r"^HarvesterClusterIdentity shared cannot be read: no answer$"),
+    ],
+)
+async def test_an_identity_that_was_not_read_is_unknown_and_gives_nothing(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, text: str
+) -> None:
     case = Shared(monkeypatch, {"list": ["team"]})
-    for error, text in (("", "reading HarvesterClusterIdentity shared"), ("403", "cannot be read: 403; apply CRDs")):
-        case.readable.unread[IDENTITIES.kind] = error
-        blocked, scope = await case.refused()
-        assert text in blocked.message
-        assert blocked.unknown
-        assert condition(scope, "ReferencesAllowed")[0] == "Unknown"
+    case.readable.unread[IDENTITIES.kind] = error
+    blocked, scope = await case.refused()
+    assert re.search(text, blocked.message)
+    assert blocked.unknown
+    assert not may_force_delete(FORCED, blocked), "it may be read in a moment"
+    assert condition(scope, "ReferencesAllowed")[0] == "Unknown"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (Forbidden(403, "", "may not list"), "shared cannot be read: may not list; apply CRDs"),
+        (NotFound(404, "", "not an API server"), r"shared cannot be read: .* does not serve this kind .*; apply CRDs"),
+    ],
+)
+async def test_without_the_crd_or_the_right_nothing_is_given_and_a_deletion_can_be_forced(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
+) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    await case.ensure()
+    case.readable.unread[IDENTITIES.kind] = error
+    blocked, _ = await case.refused()
+    assert case.assignments.released == [KEY]
+    assert re.search(text, blocked.message)
+    assert (blocked.outage, blocked.unknown) == (True, False), "what was ready stays ready, and machines hear why"
+    assert blocked.requeue_after is not None
+    assert may_force_delete(FORCED, blocked)
+    assert names.FORCE_DELETE_ANNOTATION in advice(blocked)
 
 
 async def test_a_provider_of_one_namespace_uses_no_shared_identity(monkeypatch: pytest.MonkeyPatch) -> None:
