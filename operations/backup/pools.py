@@ -33,6 +33,8 @@ Pools = dict[str, list[Obj]]
 
 _CONFIGS = ("vmNetworkConfig", "loadBalancerConfig")
 _KEPT = ("labels", "annotations")
+# How entries about identities begin, as `caphv.api.identities.describe` names them.
+_IDENTITIES = ("identity Secret ", f"{resources.HARVESTER_CLUSTER_IDENTITIES.kind} ")
 
 
 async def read_pools(client: ApiClient, objects: Mapping[ObjectId, Obj]) -> tuple[Pools, list[str]]:
@@ -107,7 +109,7 @@ def absence_of(unseen: Sequence[str], server: str = "") -> list[str]:
         text
         for text in unseen
         # Where an identity leads is not known.
-        if text.startswith("identity Secret ")
+        if text.startswith(_IDENTITIES)
         or (text.startswith("IPPool") and (not server or any(part in text for part in of_server)))
     ]
 
