@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from caphv.api.identities import identity_of
 from caphv.api.object import Key
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, RequestError
@@ -63,7 +62,7 @@ async def plan_with_checks(
 
 async def _read_limits(answer: Answer, parts: Parts) -> ChartLimits | None:
     """Read which charts the Harvester of a cluster takes; return None if it does not answer."""
-    account = answer.harvesters.accounts.get(identity_of(parts.harvester_cluster or {}))
+    account = answer.harvesters.account_of(parts.harvester_cluster or {})
     if account is None:
         return None
     try:

@@ -42,11 +42,20 @@ class Account:
     """Credentials of one identity, and the target namespaces of the clusters that may use it.
 
     :param identity: the key that `caphv.api.identities.identity_of` gives clusters that name it
+    :param refused: the namespaces of clusters that name it and may not use it
     """
 
     identity: Key
     kubeconfig: Kubeconfig
     namespaces: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
+
+    def serves(self, harvester_cluster: Obj) -> bool:
+        """Return whether a HarvesterCluster names this identity, and may use it."""
+        return (
+            identity_of(harvester_cluster) == self.identity
+            and namespace_of(harvester_cluster) not in self.refused
+        )
 
 
 @contextmanager
@@ -108,7 +117,7 @@ async def _read_account(
     allowed = [obj for obj in clusters if namespace_of(obj) not in denied]
     targets = {str(target) for obj in allowed if (target := at(obj, "spec", "targetNamespace"))}
     hidden = [Unseen(describe(key), why) for why in denied.values()]
-    return Account(key, kubeconfig, frozenset(targets)), hidden
+    return Account(key, kubeconfig, frozenset(targets), frozenset(denied)), hidden
 
 
 @dataclass(frozen=True, slots=True)
