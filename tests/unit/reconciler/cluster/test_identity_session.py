@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +24,7 @@ from caphv.runtime.errors import (
     Unreachable,
 )
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
+from reconciler.cluster import identity
 from reconciler.cluster.connection import ensure_connection
 from reconciler.cluster.deletion import advice, may_force_delete
 from reconciler.cluster.identity import Identities, ensure_session
@@ -616,3 +618,45 @@ async def test_a_provider_of_one_namespace_uses_no_shared_identity(monkeypatch: 
     case.context.namespace = "team"
     blocked, _ = await case.refused()
     assert "(--namespace); use spec.identitySecret" in blocked.message
+
+
+def pause(case: Shared) -> None:
+    case.cluster = case.management.put({**case.cluster, "spec": {"paused": True}})
+
+
+def park(case: Shared) -> None:
+    metadata = {**case.cluster["metadata"], "annotations": {names.PARK_ANNOTATION: "true"}}
+    case.cluster = case.management.put({**case.cluster, "metadata": metadata})
+
+
+def manage_externally(case: Shared) -> None:
+    case.change(metadata={**case.obj["metadata"], "annotations": {names.MANAGED_BY_ANNOTATION: "another"}})
+
+
+def delete(case: Shared) -> None:
+    case.change(metadata={**case.obj["metadata"], "deletionTimestamp": "2026-11-22T12:00:00Z"})
+
+
+async def reconcile(case: Shared) -> None:
+    await case.reconcile()
+    # A parked cluster is written.
+    case.cluster = case.management.find("Cluster", "demo", "team") or case.cluster
+
+
+@pytest.mark.parametrize("change", [pause, park, manage_externally, delete])
+async def test_a_cluster_that_is_not_reconciled_as_usual_loses_access_with_the_permission(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Shared], None]
+) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    monkeypatch.setattr(identity, "ensure_session", ensure_session)
+    await reconcile(case)
+    # Its deletion waits for this machine.
+    case.add_machine("cp-0")
+    change(case)
+    await reconcile(case)
+    assert (case.assignments.identity, case.assignments.released) == (f"{OWN}/identity", [])
+    case.allow({"list": ["others"]})
+    await reconcile(case)
+    assert case.assignments.released == [KEY]
+    await reconcile(case)
+    assert case.assignments.identity == "", "nor does it get a session later"
