@@ -63,7 +63,7 @@ def test_account_is_created_with_a_lasting_token_that_stays(servers: Servers) ->
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
-def test_wide_account_is_warned_of_beside_the_output(servers: Servers, more: tuple[str, ...]) -> None:
+def test_wide_account_is_warned_of_apart_from_the_output(servers: Servers, more: tuple[str, ...]) -> None:
     result = create(servers, *more)
     assert "delete VMs in all namespaces" in result.stderr
     assert "delete VMs" not in result.stdout
