@@ -178,7 +178,11 @@ async def run_checks(
     ]
     identities = {Key(*cluster.identity.split("/", 1)) for cluster in selected if cluster.identity}
     harvesters = await read_harvester_facts(
-        client, answer.objects, {identity} if identity else identities, namespace
+        client,
+        answer.objects,
+        {identity} if identity else identities,
+        namespace,
+        provider_namespace,
     )
 
     now = datetime.now(UTC)

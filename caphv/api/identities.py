@@ -78,9 +78,13 @@ def secret_of(identity: Obj) -> Key:
     return Key(str(secret.get("namespace") or ""), str(secret.get("name") or ""))
 
 
-def selects_by_labels(identity: Obj) -> bool:
-    """Return whether labels of a namespace decide who may use a HarvesterClusterIdentity."""
-    return bool(at(identity, "spec", "allowedNamespaces", "selector", "matchLabels"))
+def depends_on_labels(identity: Obj, namespace: str) -> bool:
+    """Return whether labels of a namespace decide if it may use a HarvesterClusterIdentity.
+
+    Otherwise they need not be read. A namespace that is allowed by name needs no labels.
+    """
+    selector = at(identity, "spec", "allowedNamespaces", "selector", "matchLabels")
+    return bool(selector) and not allows(identity, namespace, None)
 
 
 def allows(identity: Obj, namespace: str, labels: Mapping[str, str] | None) -> bool:

@@ -15,7 +15,6 @@ from operator import itemgetter
 import yaml
 
 from caphv.api import names, resources
-from caphv.api.identities import identity_of
 from caphv.api.ippool import referenced_pools
 from caphv.api.object import Obj, at, key_of
 from caphv.api.objectid import ObjectId
@@ -33,6 +32,8 @@ Pools = dict[str, list[Obj]]
 
 _CONFIGS = ("vmNetworkConfig", "loadBalancerConfig")
 _KEPT = ("labels", "annotations")
+# How entries about identities begin, as `caphv.api.identities.describe` names them.
+_IDENTITIES = ("identity Secret ", f"{resources.HARVESTER_CLUSTER_IDENTITIES.kind} ")
 
 
 async def read_pools(client: ApiClient, objects: Mapping[ObjectId, Obj]) -> tuple[Pools, list[str]]:
@@ -60,8 +61,8 @@ async def read_pools(client: ApiClient, objects: Mapping[ObjectId, Obj]) -> tupl
         if isinstance(existing, Unseen):
             hidden.append(existing)
             continue
-        identities = {account.identity for account in groups[server, ca]}
-        on_it = [obj for obj in clusters if identity_of(obj) in identities]
+        group = groups[server, ca]
+        on_it = [obj for obj in clusters if any(account.serves(obj) for account in group)]
         used = used_pools(on_it, machines)
         for pool in map(_manifest, existing):
             name = pool["metadata"]["name"]
@@ -107,7 +108,7 @@ def absence_of(unseen: Sequence[str], server: str = "") -> list[str]:
         text
         for text in unseen
         # Where an identity leads is not known.
-        if text.startswith("identity Secret ")
+        if text.startswith(_IDENTITIES)
         or (text.startswith("IPPool") and (not server or any(part in text for part in of_server)))
     ]
 

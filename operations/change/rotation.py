@@ -37,7 +37,11 @@ from caphv.runtime.kubeconfig import (
     token_claims,
 )
 from operations.doctor import rights
-from operations.read.accounts import secrets_of_cluster_identities, secrets_with_token
+from operations.read.accounts import (
+    secrets_of_cluster_identities,
+    secrets_with_token,
+    without_refused,
+)
 from operations.read.management import list_all
 from operations.read.objects import condition_of
 
@@ -147,7 +151,8 @@ async def read_identity(client: ApiClient, key: Key) -> RotatedIdentity:
     named = [(obj, shared.get(identity_of(obj), identity_of(obj))) for obj in clusters]
     others = {*shared.values(), *(secret for _, secret in named)} - {key}
     sharing, unread = await secrets_with_token(client, others, access.token)
-    users = [obj for obj, secret in named if secret == key]
+    # A cluster that may not use the identity that it names never had the token.
+    users = await without_refused(client, [obj for obj, secret in named if secret == key])
     return RotatedIdentity(key, secret, content, access, token, users, sharing, unread)
 
 

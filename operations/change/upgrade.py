@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from caphv.api.identities import identity_of
 from caphv.api.object import Key
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, RequestError
@@ -77,7 +76,7 @@ async def _read_surroundings(
 
     The answers are None if it does not answer.
     """
-    account = answer.harvesters.accounts.get(identity_of(parts.harvester_cluster or {}))
+    account = answer.harvesters.account_of(parts.harvester_cluster or {})
     if account is None:
         return None, None
     try:

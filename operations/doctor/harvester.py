@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -71,6 +71,10 @@ class HarvesterFacts:
     pools: tuple[PoolReport, ...] = ()
     secret: Key | None = None
     """The Secret of the identity, None if it is not known."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """By namespace why its clusters may not use the identity. They are not in `clusters`."""
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """By namespace why it is not known whether its clusters may. They are not in `clusters`."""
 
 
 def checks(facts: HarvesterFacts, now: datetime) -> list[Check]:
@@ -96,15 +100,10 @@ def describe_malformed(error: Exception) -> str:
 def _checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     """Yield all checks of one identity and the Harvester behind it."""
     secret = f"Secret {secret_name(facts.identity)}"
+    yield from _check_permission(facts, secret)
     if facts.kubeconfig is None:
-        where = facts.secret or facts.identity
-        command = remedies.NEW_IDENTITY(
-            namespace=where.namespace, name=where.name, target=_target(facts)
-        )
-        remedy = f"Create it with key kubeconfig: {command}"
-        if is_cluster_identity(where):
-            remedy = "Have its owner add the namespaces of the clusters to spec.allowedNamespaces"
-        yield Check("identity", secret, Result.ERROR, facts.error, remedy)
+        if facts.error:
+            yield _check_identity(facts, secret)
         return
 
     credentials = _check_expiry(facts.kubeconfig, facts.identity, now)
@@ -137,6 +136,33 @@ def _checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
     if facts.unread:
         missing = "; ".join(facts.unread)
         yield skipped("access", subject, f"not checked, because the account may not {missing}")
+
+
+def _check_permission(facts: HarvesterFacts, secret: str) -> Iterator[Check]:
+    """Report the namespaces whose clusters do not get the credentials that they name."""
+    remedy = "Have its owner do so, or name another Secret in spec.identitySecret"
+    for namespace, why in sorted(facts.refused.items()):
+        message = f"HarvesterClusters of namespace {namespace} get no credentials: {why}"
+        yield Check("identity", secret, Result.ERROR, message, remedy)
+    for _, why in sorted(facts.unknown.items()):
+        yield skipped("identity", secret, why)
+
+
+def _check_identity(facts: HarvesterFacts, secret: str) -> Check:
+    """Say why there is no kubeconfig."""
+    where = facts.secret or facts.identity
+    if is_cluster_identity(where):  # its Secret is not known
+        remedy = (
+            "Check that its CRD is installed, and that you may get harvesterclusteridentities and "
+            "namespaces"
+        )
+        return Check("identity", secret, Result.ERROR, facts.error, remedy)
+
+    command = remedies.NEW_IDENTITY(
+        namespace=where.namespace, name=where.name, target=_target(facts)
+    )
+    remedy = f"Create it with key kubeconfig: {command}"
+    return Check("identity", secret, Result.ERROR, facts.error, remedy)
 
 
 def _check_connection(facts: HarvesterFacts, subject: str, *, expired: bool) -> Check:

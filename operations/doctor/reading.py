@@ -31,7 +31,7 @@ from operations.doctor import rancher, rights
 from operations.doctor.harvester import MALFORMED, HarvesterFacts, describe_malformed
 from operations.doctor.management import ManagementFacts
 from operations.doctor.sharedreading import read_shared
-from operations.read.accounts import ask_permission, read_kubeconfig
+from operations.read.accounts import namespace_of, read_kubeconfig, read_permission
 from operations.read.harvester import read_harvester
 from operations.read.harvesterclient import HarvesterClient
 from operations.read.harvestersettings import read_deployment
@@ -113,7 +113,11 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
 
 
 async def read_harvester_facts(
-    client: ApiClient, objects: ManagementObjects, identities: Iterable[Key], namespace: str
+    client: ApiClient,
+    objects: ManagementObjects,
+    identities: Iterable[Key],
+    namespace: str,
+    provider_namespace: str = "",
 ) -> list[HarvesterFacts]:
     """Read each Harvester by each identity. A Harvester that does not answer raises nothing.
 
@@ -121,20 +125,29 @@ async def read_harvester_facts(
     :param objects: the objects of the management cluster
     :param identities: Secrets with credentials
     :param namespace: the namespace of owners of addresses if not all namespaces may be read
+    :param provider_namespace: the only namespace whose Secrets a HarvesterClusterIdentity may name;
+        empty if it is not known
     """
     # Without these, orphans and leaked addresses cannot be distinguished from objects of others.
     owners: OwnerObjects | None = None
     with suppress(ApiError):
         owners = await read_owners(client, namespace)
     harvesters = await asyncio.gather(
-        *(_read_facts(client, objects, identity, owners) for identity in sorted(identities))
+        *(
+            _read_facts(client, objects, identity, owners, provider_namespace)
+            for identity in sorted(identities)
+        )
     )
     await read_shared(harvesters)
     return harvesters
 
 
 async def _read_facts(
-    client: ApiClient, objects: ManagementObjects, identity: Key, owners: OwnerObjects | None
+    client: ApiClient,
+    objects: ManagementObjects,
+    identity: Key,
+    owners: OwnerObjects | None,
+    provider_namespace: str,
 ) -> HarvesterFacts:
     """Read a Harvester by one identity; `error` of the answer says why it could not be read.
 
@@ -142,17 +155,25 @@ async def _read_facts(
     :param objects: the objects of the management cluster
     :param identity: the Secret with the credentials
     :param owners: owners of objects on Harvester, None where they may not be read
+    :param provider_namespace: namespace of the provider, empty if it is not known
     """
     facts = HarvesterFacts(identity)
-    facts.clusters = [obj for obj in objects.harvester_clusters if identity_of(obj) == identity]
-    clusters = set(map(_cluster_of, facts.clusters))
-    facts.machines = [obj for obj in objects.harvester_machines if _cluster_of(obj) in clusters]
     facts.owners = {key_of(obj): obj for obj in objects.clusters}
     facts.recorded_owners = owners
+    naming = [obj for obj in objects.harvester_clusters if identity_of(obj) == identity]
 
     try:
-        namespaces = (key_of(obj).namespace for obj in facts.clusters)
-        facts.secret = (await ask_permission(client, identity, namespaces)).secret
+        permission = await read_permission(
+            client, identity, map(namespace_of, naming), provider_namespace
+        )
+        facts.refused, facts.unknown = permission.refused, permission.unread
+        facts.clusters = [obj for obj in naming if namespace_of(obj) not in permission.denied]
+        clusters = set(map(_cluster_of, facts.clusters))
+        facts.machines = [obj for obj in objects.harvester_machines if _cluster_of(obj) in clusters]
+        facts.secret = permission.secret
+        if facts.secret is None:
+            facts.error = "" if permission.denied else permission.why_none
+            return facts
         facts.kubeconfig = await read_kubeconfig(client, facts.secret)
     except (ApiError, Unreachable, KubeconfigError, ValueError) as error:
         facts.error = str(error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -18,12 +18,12 @@ from types import MappingProxyType
 from caphv.api.identities import (
     Refused,
     cluster_identity,
+    depends_on_labels,
     describe,
     identity_of,
     is_cluster_identity,
     resolve,
     secret_of,
-    selects_by_labels,
 )
 from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, at, key_of, labels_of
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
@@ -42,11 +42,20 @@ class Account:
     """Credentials of one identity, and the target namespaces of the clusters that may use it.
 
     :param identity: the key that `caphv.api.identities.identity_of` gives clusters that name it
+    :param refused: the namespaces of clusters that name it and may not use it
     """
 
     identity: Key
     kubeconfig: Kubeconfig
     namespaces: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
+
+    def serves(self, harvester_cluster: Obj) -> bool:
+        """Return whether a HarvesterCluster names this identity, and may use it."""
+        return (
+            identity_of(harvester_cluster) == self.identity
+            and namespace_of(harvester_cluster) not in self.refused
+        )
 
 
 @contextmanager
@@ -92,8 +101,10 @@ async def _read_account(
     :param given: the Secret, if it must not be read
     """
     try:
-        permission = await ask_permission(client, key, map(_namespace, clusters))
+        permission = await read_permission(client, key, map(namespace_of, clusters))
         secret = permission.secret
+        if secret is None:
+            return None, [Unseen(describe(key), permission.why_none)]
         kubeconfig = kubeconfig_of(key, given) if given else await read_kubeconfig(client, secret)
         # Unusable certificate data must raise here, where the name of the Secret is known.
         kubeconfig.connection()
@@ -107,47 +118,94 @@ async def _read_account(
     except ValueError as error:  # of a kubeconfig, or of a name that is empty
         return None, [Unseen(describe(key), str(error))]
 
-    allowed = [obj for obj in clusters if _namespace(obj) not in permission.refused]
+    denied = permission.denied
+    allowed = [obj for obj in clusters if namespace_of(obj) not in denied]
     targets = {str(target) for obj in allowed if (target := at(obj, "spec", "targetNamespace"))}
-    hidden = [Unseen(describe(key), why) for why in permission.refused.values()]
-    return Account(key, kubeconfig, frozenset(targets)), hidden
+    hidden = [Unseen(describe(key), why) for why in denied.values()]
+    return Account(key, kubeconfig, frozenset(targets), frozenset(denied)), hidden
 
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """The Secret of an identity, and by namespace why its clusters may not use it."""
+    """Which namespaces may use an identity.
 
-    secret: Key
+    :param identity: the key of the identity
+    :param secret: its Secret, None if no namespace may use it
+    :param refused: by namespace why its clusters may not use the identity
+    :param unread: by namespace why it is not known whether they may
+    """
+
+    identity: Key
+    secret: Key | None
     refused: Mapping[str, str] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def denied(self) -> dict[str, str]:
+        """By namespace why its clusters get no credentials here: without proof they get none."""
+        return {**self.refused, **self.unread}
+
+    @property
+    def why_none(self) -> str:
+        """Why there is no Secret."""
+        return "; ".join(self.denied.values()) or f"{describe(self.identity)} has no cluster"
 
 
-async def ask_permission(client: ApiClient, identity: Key, namespaces: Iterable[str]) -> Permission:
+async def read_permission(
+    client: ApiClient, identity: Key, namespaces: Iterable[str], provider_namespace: str = ""
+) -> Permission:
     """Return the Secret of an identity, and which of these namespaces may not use it.
 
-    Raises `KubeconfigError` if none of them may, `ApiError` and `Unreachable`. The provider decides
-    about Secrets of other namespaces by their annotation, which is not read here.
+    Raises `ApiError` and `Unreachable`. The provider decides about Secrets of other namespaces by
+    their annotation, which is not read here.
+
+    :param client: client of the management cluster
+    :param identity: the key of the identity
+    :param namespaces: the namespaces of the HarvesterClusters that name it
+    :param provider_namespace: the only namespace whose Secrets the provider uses; empty to allow
+        any, because users read with their own rights
     """
     if not is_cluster_identity(identity):
-        return Permission(identity)
+        return Permission(identity, identity)
     try:
         obj = await client.get(HARVESTER_CLUSTER_IDENTITIES, identity.name)
     except NotFound:
         obj = None
 
-    secret, refused = None, {}
+    secret = None
+    refused, unread = {}, {}
     for namespace in sorted(set(namespaces)):
         labels = None
-        if obj and selects_by_labels(obj):
-            labels = labels_of(await client.get(NAMESPACES, namespace))
-        # Users read with their own rights, wherever the Secret is.
-        answer = resolve(identity.name, obj, namespace, labels, provider_namespace="")
+        if obj and depends_on_labels(obj, namespace):
+            try:
+                labels = labels_of(await client.get(NAMESPACES, namespace))
+            except Forbidden as error:  # which says nothing about the other namespaces
+                unread[namespace] = f"labels of namespace {namespace} cannot be read: {error}"
+                continue
+        answer = resolve(identity.name, obj, namespace, labels, provider_namespace)
         if isinstance(answer, Refused):
             refused[namespace] = answer.message
         else:
             secret = answer
-    if secret is None:
-        raise KubeconfigError("; ".join(refused.values()) or f"{describe(identity)} has no cluster")
-    return Permission(secret, refused)
+    return Permission(identity, secret, refused, unread)
+
+
+async def without_refused(client: ApiClient, harvester_clusters: Iterable[Obj]) -> list[Obj]:
+    """Return the HarvesterClusters without those that may not use the identity that they name.
+
+    Where that is not known, they stay. Who may create a HarvesterCluster may name any identity.
+    """
+    users: dict[Key, list[Obj]] = {}
+    for obj in harvester_clusters:
+        users.setdefault(identity_of(obj), []).append(obj)
+
+    kept: list[Obj] = []
+    for identity, objs in users.items():
+        refused: Mapping[str, str] = {}
+        with suppress(RequestError):
+            refused = (await read_permission(client, identity, map(namespace_of, objs))).refused
+        kept.extend(obj for obj in objs if namespace_of(obj) not in refused)
+    return kept
 
 
 async def secrets_of_cluster_identities(client: ApiClient) -> dict[Key, Key]:
@@ -159,7 +217,8 @@ async def secrets_of_cluster_identities(client: ApiClient) -> dict[Key, Key]:
     return {cluster_identity(key_of(obj).name): secret_of(obj) for obj in identities}
 
 
-def _namespace(obj: Obj) -> str:
+def namespace_of(obj: Obj) -> str:
+    """Return the namespace of an object, empty if it has none."""
     return str(at(obj, "metadata", "namespace") or "")
 
 

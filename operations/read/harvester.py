@@ -47,8 +47,19 @@ class Harvesters:
         return list({id(objects): objects for objects in self.by_identity.values()}.values())
 
     def of(self, harvester_cluster: Obj) -> HarvesterObjects | None:
-        """Return the Harvester of a HarvesterCluster; None where it could not be read."""
-        return self.by_identity.get(identity_of(harvester_cluster))
+        """Return the Harvester of a HarvesterCluster; None where it could not be read.
+
+        None, too, for a cluster that may not use the identity that it names.
+        """
+        identity = identity_of(harvester_cluster)
+        if identity in self.accounts and self.account_of(harvester_cluster) is None:
+            return None
+        return self.by_identity.get(identity)
+
+    def account_of(self, harvester_cluster: Obj) -> Account | None:
+        """Return the credentials of a HarvesterCluster; None where it may not use any."""
+        account = self.accounts.get(identity_of(harvester_cluster))
+        return account if account and account.serves(harvester_cluster) else None
 
 
 async def read_harvesters(

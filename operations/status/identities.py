@@ -63,38 +63,49 @@ def identities_of(
 ) -> tuple[Identity, ...]:
     """Return the identities of these HarvesterClusters, and `unused` ones, by namespace and name.
 
+    Clusters that may not use the identity that they name have an entry of their own.
+
     :param harvester_clusters: the HarvesterClusters whose identities are returned
     :param accounts: the identities that could be read
     :param unseen: the identities that could not be read, and why
     :param now: the current time
     :param unused: identities that no HarvesterCluster refers to
     """
+    accounts_by_key = {account.identity: account for account in accounts}
     clusters: dict[Key, set[str]] = {key: set() for key in unused}
+    unserved: dict[Key, set[str]] = {}
     rejected = set()
     for obj in harvester_clusters:
-        cluster = f"{key_of(obj).namespace}/{_cluster_name(obj)}"
-        clusters.setdefault(identity_of(obj), set()).add(cluster)
+        key, cluster = identity_of(obj), f"{key_of(obj).namespace}/{_cluster_name(obj)}"
+        account = accounts_by_key.get(key)
+        if account is None or not account.serves(obj):
+            unserved.setdefault(key, set()).add(cluster)
+            continue
+        clusters.setdefault(key, set()).add(cluster)
         # Conditions of a paused HarvesterCluster may be older than the credentials.
         connection = condition_of(obj, ConditionType.HARVESTER_CONNECTION_READY)
         is_rejected = connection.get("reason") == Reason.HARVESTER_AUTHENTICATION_FAILED
         if is_rejected and condition_of(obj, "Paused").get("status") != "True":
-            rejected.add(identity_of(obj))
+            rejected.add(key)
 
-    accounts_by_key = {account.identity: account for account in accounts}
-    errors = {item.what: item.why for item in unseen}
+    errors: dict[str, list[str]] = {}
+    for item in unseen:
+        errors.setdefault(item.what, []).append(item.why)
     identities = []
-    for key, names in sorted(clusters.items()):
+    for key in sorted(clusters.keys() | unserved.keys()):
         account = accounts_by_key.get(key)
-        if account is None:
-            error = errors.get(describe(key), "cannot be read")
-            identity = Identity(
-                str(key), clusters=tuple(sorted(names)), error=error, state="unusable"
-            )
-        else:
-            identity = _identity(account, sorted(names), now)
+        if account and key in clusters:
+            identity = _identity(account, sorted(clusters[key]), now)
             if key in rejected and identity.state != "expired":
                 identity = replace(identity, state="rejected")
-        identities.append(identity)
+            identities.append(identity)
+        if account is None or key in unserved:
+            names = unserved.get(key, set())
+            error = "; ".join(errors.get(describe(key), ["cannot be read"]))
+            unusable = Identity(
+                str(key), clusters=tuple(sorted(names)), error=error, state="unusable"
+            )
+            identities.append(unusable)
     return tuple(identities)
 
 

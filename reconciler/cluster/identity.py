@@ -17,7 +17,7 @@ from caphv.api import conditions, names
 from caphv.api.identities import Refused, describe, identity_of, is_cluster_identity
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import SECRETS, Key, Obj, annotations_of, at, being_deleted, key_of
-from caphv.runtime.errors import NotFound
+from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from caphv.runtime.text import off_loop
 from reconciler import metrics
@@ -133,11 +133,6 @@ class Identities:
         if secret and not any(used == secret for used, _ in self._uses.values()):
             self._drop(secret)
 
-    def secret_of(self, cluster: Key) -> Key | None:
-        """Return the Secret whose credentials a cluster was given last, None for none."""
-        secret, _ = self._uses.get(cluster, (None, ""))
-        return secret
-
     async def _parse(self, where: str, secret: Obj) -> Identity:
         """Parse the kubeconfig in a Secret. Raises `Blocked` if it is invalid.
 
@@ -179,14 +174,13 @@ async def ensure_session(
     Sets `spec.server` to the server of the kubeconfig (contract). Raises `Blocked` while there is
     no valid identity.
     """
-    former = identities.secret_of(scope.key)
     try:
         identity = await _permitted_identity(scope, identities)
-    except Blocked:
-        await _release_former(scope, identities, former)
+        # Assign the session first, so that its limits are reported even if a later request fails.
+        scope.session = await _assign(scope, identity)
+    except (Blocked, RequestError):
+        await _release_former(scope, identities)
         raise
-    # Assign the session first, so that its limits are reported even if a later request fails.
-    scope.session = await _assign(scope, identity)
 
     # Only the status of a cluster that is paused or being deleted may be written.
     fixed = scope.read_only or being_deleted(scope.obj)
@@ -229,18 +223,18 @@ async def _permitted_identity(scope: ClusterScope, identities: Identities) -> Id
         raise connection_failure(refusal(scope, f"identity Secret {secret}")) from None
 
 
-async def _release_former(scope: ClusterScope, identities: Identities, former: Key | None) -> None:
+async def _release_former(scope: ClusterScope, identities: Identities) -> None:
     """Release a session with credentials that the cluster may not use or does not name any more.
 
-    Otherwise a cluster that names another Secret, which need not exist, would keep the credentials,
-    and would not notice that their owner withdraws the permission.
-
-    :param former: the Secret whose credentials the cluster was given last, None for none
+    Otherwise a cluster that names another Secret, which need not exist or be of use, would keep the
+    credentials, and would not notice that their owner withdraws the permission.
     """
-    if former is None:
+    # What the session has counts, not what was read last: a Secret may be read and then not load.
+    former = scope.context.sessions.identity_of(scope.key)
+    if not former:
         return
     with contextlib.suppress(PermissionWithdrawn, NotRead):
-        if permitted_secret(scope) == former:
+        if str(permitted_secret(scope)) == former:
             return
     identities.release(scope.key)
     await scope.context.sessions.release(scope.key)
@@ -259,23 +253,33 @@ async def _shared_identity(scope: ClusterScope, identities: Identities) -> Ident
         raise _unresolved(scope, error) from None
 
 
-def _unresolved(scope: ClusterScope, error: Exception) -> Blocked:
+def _unresolved(scope: ClusterScope, error: PermissionWithdrawn | NotRead) -> Blocked:
     """Return why a HarvesterClusterIdentity gives a cluster no credentials."""
+    if isinstance(error, PermissionWithdrawn):
+        return connection_failure(str(error), Watched.CLUSTER_IDENTITY)
+
     identity = describe(identity_of(scope.obj))
-    if isinstance(error, NotRead):
+    if error.is_lasting:
         cause = str(error)
-        message = f"{identity} cannot be read: {cause}" if cause else f"reading {identity}"
-        return Blocked(
-            ConditionType.HARVESTER_CONNECTION_READY,
-            Reason.HARVESTER_CONNECTION_IN_PROGRESS,
-            f"{message}; apply CRDs and roles of this release" if cause else message,
+        if isinstance(error.error, NotFound):
+            cause = "the management cluster does not serve this kind (HTTP 404)"
+        # A deletion can be forced, and what runs stays ready: nothing is known to be withdrawn.
+        return connection_failure(
+            f"{identity} cannot be read: {cause}; apply CRDs and roles of this release",
             Watched.CLUSTER_IDENTITY,
-            Watched.SELF,
             Delay(_NOT_READ_SECONDS),
-            warn=bool(cause),
-            unknown=True,
+            outage=True,
         )
-    return connection_failure(str(error), Watched.CLUSTER_IDENTITY)
+    return Blocked(
+        ConditionType.HARVESTER_CONNECTION_READY,
+        Reason.HARVESTER_CONNECTION_IN_PROGRESS,
+        f"{identity} cannot be read: {error}" if error.error else f"reading {identity}",
+        Watched.CLUSTER_IDENTITY,
+        Watched.SELF,
+        Delay(_NOT_READ_SECONDS),
+        warn=error.error is not None,
+        unknown=True,
+    )
 
 
 def permitted_secret(scope: ClusterScope) -> Key:

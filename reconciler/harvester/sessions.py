@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 class _Use:
     session: Session
     namespace: str
+    identity: str
+    """The Secret of the credentials. Secrets with the same content share a session."""
     harvester_uid: str = ""
     accepted: bool = False
 
@@ -76,6 +78,11 @@ class Sessions:
         # A session whose caches are not filled can do no harm, and may have an error to report.
         return None if use.session.synced else use.session
 
+    def identity_of(self, cluster: Key) -> str:
+        """Return the Secret whose credentials a cluster's session has, empty without a session."""
+        use = self._uses.get(cluster)
+        return use.identity if use else ""
+
     def users(self, session: Session, namespace: str = "") -> list[Key]:
         """Return the HarvesterClusters that use a session, and this target namespace if given."""
         users = self._users.get(session, {})
@@ -112,12 +119,12 @@ class Sessions:
 
         former = self._uses.get(cluster)
         if former and former.session is session and former.namespace == namespace:
-            former.harvester_uid = harvester_uid
+            former.identity, former.harvester_uid = identity, harvester_uid
             return session
 
         # Record the new use before the former one is released. Otherwise a change of the namespace
         # alone would close the session.
-        self._uses[cluster] = use = _Use(session, namespace, harvester_uid)
+        self._uses[cluster] = use = _Use(session, namespace, identity, harvester_uid)
         self._users.setdefault(session, {})[cluster] = use
         if former:
             if former.session is not session:

@@ -10,18 +10,31 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from caphv.api import resources
-from caphv.api.identities import Refused, resolve, secret_of, selects_by_labels
+from caphv.api.identities import Refused, depends_on_labels, resolve, secret_of
 from caphv.api.object import NAMESPACES, Key, Obj, key_of, labels_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import NotFound
+from caphv.runtime.errors import Forbidden, NotFound
 
 _BACKOFF_SECONDS = 5.0
 _KEPT = ("name", "uid", "resourceVersion", "labels")
+_REFUSALS = (NotFound, Forbidden)
 
 
 class NotRead(Exception):
-    """What decides about an identity has not been read. The text says why, empty if it is new."""
+    """What decides about an identity has not been read.
+
+    :param error: why; None while it is read for the first time
+    """
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__(str(error or ""))
+        self.error = error
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the CRD or a right is missing, so that a person has to act."""
+        return isinstance(self.error, _REFUSALS)
 
 
 class ClusterIdentities:
@@ -43,7 +56,10 @@ class ClusterIdentities:
     def connect(
         self, identity_changed: Callable[[str], None], namespace_changed: Callable[[str], None]
     ) -> None:
-        """Call these with the name of what changed; with an empty one if a watch was filled."""
+        """Call these with the name of what changed.
+
+        The name is empty when a watch was filled or lost, which may change the answer for all.
+        """
         self._identity_changed = identity_changed
         self._namespace_changed = namespace_changed
 
@@ -54,7 +70,7 @@ class ClusterIdentities:
         """
         identity = self._started_identities().get("", name)
         labels = None
-        if identity and selects_by_labels(identity):
+        if identity and depends_on_labels(identity, namespace):
             found = self._started_namespaces().get("", namespace)
             labels = labels_of(found) if found else None
         return resolve(name, identity, namespace, labels, self.namespace)
@@ -75,11 +91,13 @@ class ClusterIdentities:
     def _started_identities(self) -> Informer:
         """Return the filled cache of identities. Raises `NotRead` until it is filled."""
         if self._identities is None:
+            reports = _Reports(lambda: self._identity_changed(""))
             self._identities = Informer(
                 self._client,
                 resources.HARVESTER_CLUSTER_IDENTITIES,
                 transform=_slim_identity,
-                on_contact=_once(lambda: self._identity_changed("")),
+                on_error=reports.on_error,
+                on_contact=reports.on_contact,
                 max_backoff=_BACKOFF_SECONDS,
             )
             self._identities.add_handler(self._handle_identity)
@@ -89,12 +107,14 @@ class ClusterIdentities:
     def _started_namespaces(self) -> Informer:
         """Return the filled cache of namespaces. Raises `NotRead` until it is filled."""
         if self._namespaces is None:
+            reports = _Reports(lambda: self._namespace_changed(""))
             self._namespaces = Informer(
                 self._client,
                 NAMESPACES,
                 metadata_only=True,
                 transform=_slim_namespace,
-                on_contact=_once(lambda: self._namespace_changed("")),
+                on_error=reports.on_error,
+                on_contact=reports.on_contact,
                 max_backoff=_BACKOFF_SECONDS,
             )
             self._namespaces.add_handler(self._handle_namespace)
@@ -115,23 +135,35 @@ class ClusterIdentities:
 
 
 def _filled(informer: Informer) -> Informer:
-    # A CRD that was deleted took all identities with it, whatever the cache still has.
-    if not informer.synced or isinstance(informer.last_error, NotFound):
-        raise NotRead(str(informer.last_error or ""))
+    # A CRD that was deleted took all identities with it, and without the right to watch no
+    # withdrawal of a permission is noticed, whatever the cache still has.
+    error = informer.last_error
+    if not informer.synced or isinstance(error, _REFUSALS):
+        raise NotRead(error)
     return informer
 
 
-def _once(report: Callable[[], None]) -> Callable[[], None]:
-    """Return a callback that reports the first contact, because an empty cache has no events."""
-    contacted = False
+class _Reports:
+    """Report that a cache became readable, because an empty one has no events, or was refused.
 
-    def on_contact() -> None:
-        nonlocal contacted
-        if not contacted:
-            contacted = True
-            report()
+    Repeated failures and contacts are not reported.
+    """
 
-    return on_contact
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._report = report
+        self._readable: bool | None = None
+
+    def on_contact(self) -> None:
+        self._set(readable=True)
+
+    def on_error(self, error: Exception) -> None:
+        if isinstance(error, _REFUSALS):
+            self._set(readable=False)
+
+    def _set(self, *, readable: bool) -> None:
+        if self._readable is not readable:
+            self._readable = readable
+            self._report()
 
 
 def _spec(obj: Obj | None) -> object:

@@ -57,7 +57,7 @@ class MemoryServer:
         self.closings = 0
         self.denied: set[tuple[str, str]] = set()
         self._numbers = itertools.count(1)
-        self._watches: dict[tuple[str, str], list[asyncio.Queue[tuple[str, Obj]]]] = defaultdict(list)
+        self._watches: dict[tuple[str, str], list[asyncio.Queue[tuple[str, Obj] | None]]] = defaultdict(list)
         self._objs: dict[tuple[str, str], dict[Key, Obj]] = defaultdict(dict)
         self._kinds: dict[str, dict[str, None]] = defaultdict(dict)
         for version, kind in [*served, ("v1", "Secret"), ("v1", "ConfigMap"), ("v1", "Namespace")]:
@@ -113,6 +113,11 @@ class MemoryServer:
             return _group(name, groups[name])
         raise NotFound(404, "NotFound", "the server could not find the requested resource")
 
+    def end_watches(self, resource: Resource) -> None:
+        """End the watches of a kind in good order."""
+        for queue in self._watches[resource.group, resource.kind]:
+            queue.put_nowait(None)
+
     async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
         self._meet("get", resource.kind, name)
         return self._answer(self._stored(resource, name, namespace))
@@ -138,11 +143,11 @@ class MemoryServer:
         **_: Any,
     ) -> AsyncGenerator[tuple[str, Obj], None]:
         self._meet("watch", resource.kind)
-        queue: asyncio.Queue[tuple[str, Obj]] = asyncio.Queue()
+        queue: asyncio.Queue[tuple[str, Obj] | None] = asyncio.Queue()
         self._watches[resource.group, resource.kind].append(queue)
         on_open()
-        while True:
-            event, obj = await queue.get()
+        while (item := await queue.get()) is not None:
+            event, obj = item
             if namespace in ("", key_of(obj).namespace):
                 yield event, obj
 

@@ -82,7 +82,8 @@ def example_value(schema: Obj) -> Any:
         case "object":
             return _example_mapping(schema)
         case "array":
-            return [example_value(schema["items"])] * max(1, schema.get("minItems", 1))
+            count = max(1, schema.get("minItems", 1))
+            return [example_value(schema["items"])] * min(count, schema.get("maxItems", count))
         case "boolean":
             return True
         case "integer" | "number":

@@ -146,6 +146,10 @@ async def test_the_crd_refuses_what_could_be_misread(case: Case, version: str) -
     for wrong in ({}, {"names": ["team-a"]}, {"selector": {}}, {"selector": {"matchLabels": {}}}, {"list": ["Team"]}):
         with pytest.raises(Invalid, match="allowedNamespaces"):
             await check(wrong)
+    # Ignored expressions would leave a selector that selects more.
+    expression = {"key": "suspended", "operator": "DoesNotExist"}
+    with pytest.raises(Invalid, match=r"selector\.matchExpressions: Too many"):
+        await check({"selector": {"matchLabels": {"a": "b"}, "matchExpressions": [expression]}})
     with pytest.raises(Invalid, match="namespace"):
         await check(None, namespace="")
 

@@ -116,7 +116,7 @@ class MemoryIdentities(ClusterIdentities):
     def __init__(self, server: MemoryServer) -> None:
         super().__init__(cast(Any, None), "caphv-system")
         self._server = server
-        self.unread: dict[str, str] = {}
+        self.unread: dict[str, Exception | None] = {}
 
     def _started_identities(self) -> Any:
         return self._cache(resources.HARVESTER_CLUSTER_IDENTITIES)

@@ -67,6 +67,16 @@ def test_list_and_selector_each_suffice() -> None:
     assert isinstance(resolve(both, "team-b", {"a": "y"}), Refused)
 
 
+@given(st.lists(NAMES | st.just("*"), max_size=2), LABELS, NAMES, LABELS)
+def test_labels_are_asked_for_only_where_they_decide(
+    listed: list[str], required: dict[str, str], namespace: str, labels: dict[str, str]
+) -> None:
+    obj = identity({"list": listed, "selector": {"matchLabels": required}})
+    unlabelled = resolve(obj, namespace)
+    assert identities.depends_on_labels(obj, namespace) or resolve(obj, namespace, labels) == unlabelled
+    assert not (identities.depends_on_labels(obj, namespace) and unlabelled == SECRET)
+
+
 def test_absent_and_refused_identities_look_the_same() -> None:
     absent, refused = resolve(None), resolve(identity({"list": ["team-b"]}))
     assert absent == refused

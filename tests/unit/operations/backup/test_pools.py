@@ -14,7 +14,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from caphv.api.object import Obj
+from caphv.api.identities import cluster_identity, describe
+from caphv.api.object import Key, Obj
 from caphv.api.objectid import ObjectId, id_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, Unreachable
@@ -23,6 +24,7 @@ from operations.backup import files, pools
 from operations.backup.files import Backup, BackupError, Origin
 from operations.backup.reading import read_backup
 from operations.backup.sealing import Sealer
+from operations.read.objects import Unseen
 from operations.status.query import Query
 from sandbox.processes import pki
 from tests.support.backup import whole_cluster
@@ -352,3 +354,16 @@ def test_pools_of_one_harvester_are_not_created_on_another(tmp_path: Path) -> No
     assert [manifest["metadata"]["name"] for manifest in yaml.safe_load_all(shown.stdout)] == ["b"]
     unknown = show(tmp_path / "b", backup, "--harvester-server", "https://x")
     assert (unknown.exit_code, unknown.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("identity", [Key("team", "identity"), cluster_identity("shared")])
+def test_pools_behind_an_identity_that_was_not_read_may_be_missing(identity: Key) -> None:
+    text = str(Unseen(describe(identity), "forbidden"))
+    assert pools.absence_of([text, "clusters: forbidden"]) == [text]
+    assert pools.absence_of([text], SERVER) == [text], "where it leads is not known"
+
+
+def test_unread_pools_matter_for_their_own_harvester() -> None:
+    own, other = f"IPPools of Harvester {SERVER}: no answer", "IPPools of Harvester https://other: no answer"
+    assert pools.absence_of([own, other]) == [own, other]
+    assert pools.absence_of([own, other], SERVER) == [own]

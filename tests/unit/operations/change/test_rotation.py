@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from caphv.api.names import PREVIOUS_TOKEN_ANNOTATION
-from caphv.api.object import NAMESPACES, SECRETS, Key, Resource
+from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, Resource
 from caphv.api.resources import HARVESTER_CLUSTERS
 from caphv.api.tokens import ServiceAccountToken
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, ServerFault, Unauthorized, Unreachable
@@ -251,9 +251,31 @@ async def test_the_token_that_an_interrupted_rotation_left_is_deleted(server: Se
 
 async def test_clusters_that_share_a_secret_by_an_identity_are_its_users(server: Server) -> None:
     secret = {"name": "identity", "namespace": "team-a"}
-    server.shared = [{"metadata": {"name": "shared"}, "spec": {"secretRef": secret}}]
+    spec = {"secretRef": secret, "allowedNamespaces": {"list": ["team-a"]}}
+    server.shared = [{"metadata": {"name": "shared"}, "spec": spec}]
     server.cluster["spec"] = {"identityRef": {"name": "shared"}, "targetNamespace": "shop"}
     client: Any = server
     identity = await rotation.read_identity(client, Key("team-a", "identity"))
     assert [obj["metadata"]["name"] for obj in identity.clusters] == ["shop"]
     assert (identity.sharing, identity.unread) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("allowed", "error", "names"),
+    [
+        ({"list": ["team-b"]}, None, []),
+        ({"selector": {"matchLabels": {"team": "b"}}}, None, []),
+        ({"selector": {"matchLabels": {"team": "b"}}}, FORBIDDEN, ["shop"]),
+    ],
+)
+async def test_a_cluster_that_may_not_use_the_identity_that_it_names_is_no_user(
+    server: Server, allowed: Obj, error: Exception | None, names: list[str]
+) -> None:
+    """What is not known about it counts: the former token must not end before its connection was verified."""
+    secret = {"name": "identity", "namespace": "team-a"}
+    server.shared = [{"metadata": {"name": "shared"}, "spec": {"secretRef": secret, "allowedNamespaces": allowed}}]
+    server.cluster["spec"] = {"identityRef": {"name": "shared"}, "targetNamespace": "shop"}
+    if error:
+        server.fail = failing("get", NAMESPACES, error)
+    identity = await rotation.read_identity(cast("Any", server), Key("team-a", "identity"))
+    assert [obj["metadata"]["name"] for obj in identity.clusters] == names

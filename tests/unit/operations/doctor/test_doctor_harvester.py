@@ -60,14 +60,26 @@ def test_shared_credentials_are_named_with_their_secret() -> None:
     assert "HarvesterClusters of Secret of HarvesterClusterIdentity shared: team/shop" in check.message
     assert "caphv identity rotate caphv-system/shared-harvester" in check.remedy
 
-    facts = HarvesterFacts(shared, error="does not allow namespace team")
+    facts = HarvesterFacts(shared, error="forbidden")
     check = one(harvester.checks(facts, NOW), "identity")
-    assert "add the namespaces of the clusters to spec.allowedNamespaces" in check.remedy
+    assert (check.result, check.message) == (Result.ERROR, "forbidden")
+    assert "that you may get harvesterclusteridentities" in check.remedy
 
     facts = HarvesterFacts(shared, objects=HarvesterObjects(), kubeconfig=expired, clusters=clusters)
     facts.pools = (report(100, 50, entries=(LEAK,)),)
     check = one(harvester.checks(facts, NOW), "pools")
     assert check.remedy.endswith("-n team")
+
+
+def test_each_namespace_that_gets_no_credentials_is_an_error() -> None:
+    refused = {"team-a": "does not allow namespace team-a", "team-b": "does not allow namespace team-b"}
+    for kubeconfig in (None, Kubeconfig("https://h", token=token(days=90))):
+        facts = HarvesterFacts(cluster_identity("shared"), kubeconfig, refused=refused, unknown={"team-c": "forbidden"})
+        checks = found(harvester.checks(facts, NOW), "identity")
+        assert [check.result for check in checks] == [Result.ERROR, Result.ERROR, Result.SKIPPED]
+        for check, (namespace, why) in zip(checks, refused.items(), strict=False):
+            assert check.message == f"HarvesterClusters of namespace {namespace} get no credentials: {why}"
+            assert check.subject == "Secret of HarvesterClusterIdentity shared"
 
 
 def test_clusters_of_a_harvester_that_does_not_answer_are_named() -> None:

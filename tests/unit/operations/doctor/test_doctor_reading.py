@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, cast
 
 import pytest
 
 from caphv.api import names, resources
 from caphv.api.clusterapi import cluster_name
+from caphv.api.identities import cluster_identity
 from caphv.api.object import Key, Obj, at, key_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from operations.doctor import reading
 from operations.doctor.reading import read_management_facts
 from operations.read.objects import ManagementObjects
+from tests.support import kubeconfigs
 from tests.support.clusters import Builder
 from tests.support.doctor import ManagementServer
 from tests.support.ippools import pool
@@ -131,6 +133,74 @@ async def test_the_newest_lease_of_the_provider_counts(
         holder = "leader" if holder == "share" else holder
     facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
     assert at(facts.lease, "spec", "holderIdentity") == holder
+
+
+SHARED = cluster_identity("shared")
+
+
+def sharing(namespace: str = "caphv-system") -> ManagementServer:
+    """Identity `shared` for namespace `a` and those with label `team: x`; `b` has it, `c` does not."""
+    kubeconfig = json.dumps(kubeconfigs.valid())
+    secret = {**named("v1", "Secret", "identity", namespace), "stringData": {"kubeconfig": kubeconfig}}
+    allowed = {"list": ["a"], "selector": {"matchLabels": {"team": "x"}}}
+    reference = {"name": "identity", "namespace": namespace}
+    identity = named("infrastructure.cluster.x-k8s.io/v1beta1", "HarvesterClusterIdentity", "shared")
+    spec = {"secretRef": reference, "allowedNamespaces": allowed}
+    labelled = named("v1", "Namespace", "b", team="x")
+    return ManagementServer(secret, {**identity, "spec": spec}, labelled, named("v1", "Namespace", "c"))
+
+
+def users(*namespaces: str) -> ManagementObjects:
+    """A HarvesterCluster in each namespace that names the identity, each with a machine."""
+    clusters, machines = [], []
+    for namespace in namespaces:
+        labels = {"cluster.x-k8s.io/cluster-name": "shop"}
+        metadata = {"namespace": namespace, "name": "shop", "labels": labels}
+        spec = {"identityRef": {"name": "shared"}, "targetNamespace": f"vms-{namespace}"}
+        clusters.append({"metadata": metadata, "spec": spec})
+        machines.append({"metadata": {**metadata, "name": "machine"}, "spec": {}})
+    return ManagementObjects("https://management", harvester_clusters=clusters, harvester_machines=machines)
+
+
+@pytest.mark.parametrize(("may_read", "refused", "unknown"), [(True, ["c"], []), (False, [], ["b", "c"])])
+async def test_shared_credentials_are_used_only_for_clusters_that_they_allow(
+    monkeypatch: pytest.MonkeyPatch, may_read: bool, refused: list[str], unknown: list[str]
+) -> None:
+    """Who may create a HarvesterCluster would otherwise choose what is read with the credentials of others."""
+    asked: list[frozenset[str]] = []
+
+    async def read_harvester(_client: object, namespaces: Iterable[str], **_: Any) -> Any:
+        asked.append(frozenset(namespaces))
+        raise Forbidden(403, "Forbidden", "enough")
+
+    monkeypatch.setattr(reading, "read_harvester", read_harvester)
+    server = sharing()
+    if not may_read:
+        server.errors["get Namespace"] = Forbidden(403, "Forbidden", "cannot get")
+    (facts,) = await reading.read_harvester_facts(cast("ApiClient", server), users("a", "b", "c"), [SHARED], "a")
+    assert (list(facts.refused), list(facts.unknown)) == (refused, unknown)
+    allowed = [namespace for namespace in "abc" if namespace not in (*refused, *unknown)]
+    assert asked == [{f"vms-{namespace}" for namespace in allowed}]
+    for objs in (facts.clusters, facts.machines):
+        assert [key_of(obj).namespace for obj in objs] == allowed
+
+
+async def test_without_a_permitted_cluster_the_credentials_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = sharing()
+    server.errors["get Secret"] = Forbidden(403, "Forbidden", "it was read")
+    (facts,) = await reading.read_harvester_facts(cast("ApiClient", server), users("c"), [SHARED], "c")
+    assert (facts.kubeconfig, facts.error, list(facts.refused)) == (None, "", ["c"])
+    (facts,) = await reading.read_harvester_facts(cast("ApiClient", server), users(), [SHARED], "c")
+    assert facts.error == "HarvesterClusterIdentity shared has no cluster"
+
+
+async def test_a_secret_that_the_provider_does_not_read_is_refused() -> None:
+    server = sharing("elsewhere")
+    (facts,) = await reading.read_harvester_facts(
+        cast("ApiClient", server), users("a"), [SHARED], "a", provider_namespace="caphv-system"
+    )
+    assert facts.kubeconfig is None
+    assert "its Secret is not in namespace caphv-system of the provider" in facts.refused["a"]
 
 
 def identity() -> Obj:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
+from typing import Any, cast
 
 import click
 import pytest
@@ -20,7 +20,7 @@ from commands.options.harvesters import insecure_option
 from operations.read.accounts import kubeconfig_of, read_accounts, secrets_with_token
 from operations.read.harvester import Harvesters, read_harvesters
 from operations.read.management import list_all
-from operations.read.objects import Unseen
+from operations.read.objects import HarvesterObjects, Unseen
 from operations.read.servers import answering_client
 from operations.read.workload import read_nodes
 from tests.support.answering import serving
@@ -81,11 +81,14 @@ class Sharing(Management):
     def __init__(self, **labels: str) -> None:
         super().__init__(shared=secret())
         self.labels = labels
+        self.may_read_namespaces = True
         self.asked: list[tuple[str, str]] = []
 
     async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
         self.asked.append((namespace, name))
         if resource.kind == "Namespace":
+            if not self.may_read_namespaces:
+                raise Forbidden(403, "Forbidden", "cannot get namespaces")
             return {"metadata": {"name": name, "labels": self.labels if name == "b" else {}}}
         if resource.kind == "HarvesterClusterIdentity":
             if name != "shared":
@@ -114,6 +117,23 @@ def test_shared_credentials_are_read_for_namespaces_that_they_allow(
     assert {item.what for item in hidden} == {"HarvesterClusterIdentity shared"}
     refused = [namespace for namespace in "abc" if any(f"namespace {namespace};" in item.why for item in hidden)]
     assert refused == [namespace for namespace in "abc" if namespace not in namespaces]
+
+
+def test_a_cluster_that_may_not_use_an_identity_has_no_harvester() -> None:
+    (account,), hidden = asyncio.run(read_accounts(cast(Any, Sharing()), map(using, "ab")))
+    objects = HarvesterObjects(server=SERVER)
+    found = Harvesters({account.identity: objects}, {account.identity: account}, hidden)
+    assert (found.of(using("a")), found.account_of(using("a"))) == (objects, account)
+    assert (found.of(using("b")), found.account_of(using("b"))) == (None, None)
+
+
+def test_a_namespace_that_is_allowed_by_name_needs_no_labels() -> None:
+    client: Any = Sharing(team="x")
+    client.may_read_namespaces = False
+    (account,), hidden = asyncio.run(read_accounts(client, map(using, "ab")))
+    assert account.namespaces == {"vms-a"}
+    assert [item.why for item in hidden] == ["labels of namespace b cannot be read: cannot get namespaces"]
+    assert ("", "a") not in client.asked
 
 
 @pytest.mark.parametrize("name", ["shared", "absent"])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from rich.console import Console
 
+from caphv.api.identities import cluster_identity, describe
 from caphv.api.object import Key, Obj, key_of
 from caphv.runtime.kubeconfig import Kubeconfig
 from commands.output import identities
@@ -61,6 +63,20 @@ def test_an_identity_that_harvester_rejects_is_not_valid(days: float | None, sta
     # Nothing has updated the condition since then.
     rejected["status"]["conditions"].append(condition("Paused", "True"))
     assert only(identities_of([rejected, other], [account(90)], [], NOW)).state == "valid"
+
+
+def test_a_cluster_that_may_not_use_an_identity_is_none_of_its_users() -> None:
+    allowed, refused = Builder("shop").harvester_cluster, Builder("bank").harvester_cluster
+    refused["metadata"]["namespace"] = "others"
+    shared = {"name": "shared"}
+    for obj in (allowed, refused):
+        obj["spec"] = {"identityRef": shared}
+    key = cluster_identity("shared")
+    usable = replace(account(90), identity=key, refused=frozenset({"others"}))
+    why = "does not allow namespace others"
+    first, second = identities_of([allowed, refused], [usable], [Unseen(describe(key), why)], NOW)
+    assert (first.state, first.clusters) == ("valid", ("team/shop",))
+    assert (second.state, second.clusters, second.error) == ("unusable", ("others/bank",), why)
 
 
 def test_clusters_that_share_an_identity_are_listed_with_it() -> None:

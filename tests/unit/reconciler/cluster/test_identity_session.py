@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,13 +13,24 @@ import pytest
 import yaml
 
 from caphv.api import names, resources
-from caphv.api.object import NAMESPACES, Key, Obj
-from caphv.runtime.errors import AddressRefused, ServerFault, TooManyRequests, Unauthorized, Unreachable
+from caphv.api.object import NAMESPACES, SECRETS, Key, Obj
+from caphv.runtime.errors import (
+    AddressRefused,
+    Forbidden,
+    NotFound,
+    ServerFault,
+    TooManyRequests,
+    Unauthorized,
+    Unreachable,
+)
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
+from reconciler.cluster import identity
 from reconciler.cluster.connection import ensure_connection
+from reconciler.cluster.deletion import advice, may_force_delete
 from reconciler.cluster.identity import Identities, ensure_session
 from reconciler.cluster.pools import used_pools
 from reconciler.cluster.scope import ClusterScope
+from reconciler.harvester.sessions import Sessions
 from reconciler.status import Blocked, StatusDraft
 from tests.support import kubeconfigs
 from tests.support.reconciler.memorycase import KEY, TARGET, MemoryCase, MemoryIdentities
@@ -27,8 +40,11 @@ pytestmark = pytest.mark.unit
 SERVER = "https://harvester"
 
 
-def secret(namespace: str = "team", *, server: str = SERVER, allowed: str = "", token: str = "t") -> Obj:
-    config = kubeconfigs.with_cluster(server=server)
+def secret(
+    namespace: str = "team", *, server: str = SERVER, allowed: str = "", token: str = "t", ca: bytes = b""
+) -> Obj:
+    authority = {"certificate-authority-data": base64.b64encode(ca).decode()} if ca else {}
+    config = kubeconfigs.with_cluster(server=server, **authority)
     config["users"][0]["user"] = {"token": token}
     metadata: Obj = {"name": "identity", "namespace": namespace}
     if allowed:
@@ -44,6 +60,7 @@ class Assignments:
         self.session = session
         self.assigned: list[tuple[Key, Kubeconfig, str, str, str]] = []
         self.released: list[Key] = []
+        self.identity = ""
         self.error: KubeconfigError | None = None
 
     async def assign(
@@ -52,10 +69,15 @@ class Assignments:
         if self.error:
             raise self.error
         self.assigned.append((cluster, access, namespace, identity, harvester_uid))
+        self.identity = identity
         return self.session
+
+    def identity_of(self, _cluster: Key) -> str:
+        return self.identity
 
     async def release(self, cluster: Key) -> None:
         self.released.append(cluster)
+        self.identity = ""
 
     def accept(self, _cluster: Key) -> bool:
         return True
@@ -315,6 +337,7 @@ async def test_identity_that_a_cluster_no_longer_uses_is_forgotten(
 
 IDENTITIES = resources.HARVESTER_CLUSTER_IDENTITIES
 OWN = "caphv-system"
+FORCED: Obj = {"metadata": {"annotations": {names.FORCE_DELETE_ANNOTATION: "true"}}}
 
 
 class Shared(Case):
@@ -416,8 +439,18 @@ async def test_access_ends_with_each_way_of_withdrawal(monkeypatch: pytest.Monke
     assert f"its Secret is not in namespace {OWN} of the provider" in blocked.message
 
     await opened()
-    case.readable.unread["Namespace"] = "forbidden"
+    case.readable.unread["Namespace"] = Forbidden(403, "", "forbidden")
     assert await ended(), "labels that cannot be read"
+
+
+async def test_a_namespace_that_is_allowed_by_name_needs_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the cache of namespaces fills, which starts with the first selector."""
+    case = Shared(monkeypatch, {"list": ["team"], "selector": {"matchLabels": {"team": "b"}}})
+    case.readable.unread["Namespace"] = Forbidden(403, "", "forbidden")
+    assert (await case.ensure()).session is case.session
+    case.allow({"list": ["others"], "selector": {"matchLabels": {"team": "b"}}})
+    blocked, _ = await case.refused()
+    assert "cannot be read: forbidden" in blocked.message
 
 
 async def test_a_permission_withdrawn_while_the_secret_is_read_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,10 +472,91 @@ async def test_a_cluster_that_names_an_absent_secret_loses_shared_credentials(mo
     for namespace in ("team", "elsewhere"):
         case = Shared(monkeypatch, {"list": ["team"]})
         await case.ensure()
-        spec = {name: value for name, value in case.obj["spec"].items() if name != "identityRef"}
-        case.change(spec={**spec, "identitySecret": {"name": "absent", "namespace": namespace}})
+        name_secret(case, "absent", namespace)
         await case.refused()
         assert case.assignments.released == [KEY]
+
+
+def name_secret(case: Case, name: str, namespace: str) -> None:
+    """Have the cluster name a Secret, and no HarvesterClusterIdentity."""
+    spec = {name: value for name, value in case.obj["spec"].items() if name != "identityRef"}
+    case.change(spec={**spec, "identitySecret": {"name": name, "namespace": namespace}})
+
+
+async def test_a_cluster_that_names_a_secret_that_does_not_load_loses_shared_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Machines get no session after that, neither at once nor once the owner has withdrawn the permission."""
+    # It parses: that its body is no certificate shows only when it is used.
+    broken = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+    case, sessions = Shared(monkeypatch, {"list": ["team"]}), Sessions()
+    case.context.sessions = sessions
+    try:
+        case.management.put(secret(OWN, server="https://127.0.0.1:9"))
+        session = (await case.ensure()).session
+        assert session is not None
+        assert sessions.of(KEY) is session
+
+        case.management.put(secret("team", server="https://127.0.0.1:9", ca=broken))
+        name_secret(case, "identity", "team")
+        blocked, _ = await case.refused()
+        assert "cannot be used" in blocked.message
+        assert sessions.of(KEY) is None
+        assert list(sessions) == []
+        case.allow(None)
+        await case.refused()
+        assert sessions.of(KEY) is None
+    finally:
+        await sessions.close()
+
+
+async def test_a_cluster_loses_shared_credentials_while_the_secret_that_it_names_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    await case.ensure()
+    name_secret(case, "identity", "team")
+
+    async def refuse(*_where: Any) -> None:
+        raise ServerFault(500, "", "broken")
+
+    monkeypatch.setattr(case.management, "get", refuse)
+    with pytest.raises(ServerFault):
+        await case.ensure()
+    assert case.assignments.released == [KEY]
+
+
+async def test_a_session_survives_requests_that_fail_while_its_secret_is_permitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    await case.ensure()
+    case.management.put(secret(OWN, token="newer"))
+
+    async def refuse(*_where: Any) -> None:
+        raise ServerFault(500, "", "broken")
+
+    monkeypatch.setattr(case.management, "get", refuse)
+    with pytest.raises(ServerFault):
+        await case.ensure()
+    assert case.assignments.released == []
+
+
+async def test_credentials_of_a_deleted_secret_end_when_the_cluster_names_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The deletion alone ends nothing, because a Secret may be replaced; its owner's permission is known no more."""
+    case = Case(monkeypatch, identitySecret={"namespace": "other", "name": "identity"})
+    case.management.put(secret("other", allowed="team"))
+    await case.ensure()
+    await case.management.delete(SECRETS, "identity", "other")
+    with pytest.raises(Blocked):
+        await case.ensure()
+    assert case.assignments.released == []
+    name_secret(case, "absent", "team")
+    with pytest.raises(Blocked, match="not found"):
+        await case.ensure()
+    assert case.assignments.released == [KEY]
 
 
 async def test_another_secret_of_the_identity_is_used_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,14 +572,45 @@ async def test_another_secret_of_the_identity_is_used_at_once(monkeypatch: pytes
     assert [access.token for _, access, *_ in case.assignments.assigned] == ["shared", "newer"]
 
 
-async def test_an_identity_that_was_not_read_is_unknown_and_gives_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (None, r"^reading HarvesterClusterIdentity shared$"),
+        (Unreachable("no answer"), r"^HarvesterClusterIdentity shared cannot be read: no answer$"),
+    ],
+)
+async def test_an_identity_that_was_not_read_is_unknown_and_gives_nothing(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, text: str
+) -> None:
     case = Shared(monkeypatch, {"list": ["team"]})
-    for error, text in (("", "reading HarvesterClusterIdentity shared"), ("403", "cannot be read: 403; apply CRDs")):
-        case.readable.unread[IDENTITIES.kind] = error
-        blocked, scope = await case.refused()
-        assert text in blocked.message
-        assert blocked.unknown
-        assert condition(scope, "ReferencesAllowed")[0] == "Unknown"
+    case.readable.unread[IDENTITIES.kind] = error
+    blocked, scope = await case.refused()
+    assert re.search(text, blocked.message)
+    assert blocked.unknown
+    assert not may_force_delete(FORCED, blocked), "it may be read in a moment"
+    assert condition(scope, "ReferencesAllowed")[0] == "Unknown"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (Forbidden(403, "", "may not list"), "shared cannot be read: may not list; apply CRDs"),
+        (NotFound(404, "", "not an API server"), r"shared cannot be read: .* does not serve this kind .*; apply CRDs"),
+    ],
+)
+async def test_without_the_crd_or_the_right_nothing_is_given_and_a_deletion_can_be_forced(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, text: str
+) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    await case.ensure()
+    case.readable.unread[IDENTITIES.kind] = error
+    blocked, _ = await case.refused()
+    assert case.assignments.released == [KEY]
+    assert re.search(text, blocked.message)
+    assert (blocked.outage, blocked.unknown) == (True, False), "what was ready stays ready, and machines hear why"
+    assert blocked.requeue_after is not None
+    assert may_force_delete(FORCED, blocked)
+    assert names.FORCE_DELETE_ANNOTATION in advice(blocked)
 
 
 async def test_a_provider_of_one_namespace_uses_no_shared_identity(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,3 +618,45 @@ async def test_a_provider_of_one_namespace_uses_no_shared_identity(monkeypatch: 
     case.context.namespace = "team"
     blocked, _ = await case.refused()
     assert "(--namespace); use spec.identitySecret" in blocked.message
+
+
+def pause(case: Shared) -> None:
+    case.cluster = case.management.put({**case.cluster, "spec": {"paused": True}})
+
+
+def park(case: Shared) -> None:
+    metadata = {**case.cluster["metadata"], "annotations": {names.PARK_ANNOTATION: "true"}}
+    case.cluster = case.management.put({**case.cluster, "metadata": metadata})
+
+
+def manage_externally(case: Shared) -> None:
+    case.change(metadata={**case.obj["metadata"], "annotations": {names.MANAGED_BY_ANNOTATION: "another"}})
+
+
+def delete(case: Shared) -> None:
+    case.change(metadata={**case.obj["metadata"], "deletionTimestamp": "2026-11-22T12:00:00Z"})
+
+
+async def reconcile(case: Shared) -> None:
+    await case.reconcile()
+    # A parked cluster is written.
+    case.cluster = case.management.find("Cluster", "demo", "team") or case.cluster
+
+
+@pytest.mark.parametrize("change", [pause, park, manage_externally, delete])
+async def test_a_cluster_that_is_not_reconciled_as_usual_loses_access_with_the_permission(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Shared], None]
+) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    monkeypatch.setattr(identity, "ensure_session", ensure_session)
+    await reconcile(case)
+    # Its deletion waits for this machine.
+    case.add_machine("cp-0")
+    change(case)
+    await reconcile(case)
+    assert (case.assignments.identity, case.assignments.released) == (f"{OWN}/identity", [])
+    case.allow({"list": ["others"]})
+    await reconcile(case)
+    assert case.assignments.released == [KEY]
+    await reconcile(case)
+    assert case.assignments.identity == "", "nor does it get a session later"

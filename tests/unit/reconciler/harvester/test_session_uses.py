@@ -46,6 +46,19 @@ async def test_machines_get_a_session_that_leads_to_the_known_harvester(monkeypa
         assert not it.sessions.accept(ONE), "it was accepted before"
 
 
+async def test_the_secret_of_a_use_is_the_one_that_was_assigned_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Secrets with the same content share a session, and still permit its use each for itself."""
+    async with sessions_on(MemoryHarvester(), monkeypatch=monkeypatch) as it:
+        assert it.sessions.identity_of(ONE) == ""
+        session = await assigned(it, ONE, identity="team/identity")
+        assert await assigned(it, OTHER, identity="team/copy") is session
+        assert (it.sessions.identity_of(ONE), it.sessions.identity_of(OTHER)) == ("team/identity", "team/copy")
+        await assigned(it, ONE, identity="team/copy")
+        assert it.sessions.identity_of(ONE) == "team/copy"
+        await it.sessions.release(ONE)
+        assert it.sessions.identity_of(ONE) == ""
+
+
 @pytest.mark.parametrize("hidden", [True, False])
 async def test_without_a_known_harvester_a_session_is_not_used_before_it_is_accepted(
     hidden: bool, monkeypatch: pytest.MonkeyPatch
