@@ -12,7 +12,6 @@ from caphv.api import clusterapi, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, being_deleted, uid_of
 from caphv.runtime.cache import Informer
-from caphv.runtime.discovery import served_version
 from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound
 from reconciler import triggers
 from reconciler.machine.addressclaims import (
@@ -30,6 +29,7 @@ from reconciler.machine.addressclaims import (
 )
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.machine.scope import MachineScope
+from reconciler.remote.ipam import claims_version
 from reconciler.status import Blocked
 from reconciler.triggers import Subscription, Watched
 
@@ -134,7 +134,7 @@ async def release_claims(scope: MachineScope) -> None:
         return
     client = scope.context.client
     try:
-        version = await served_version(client, resources.IPAM_GROUP, resources.IPAM_VERSIONS)
+        version = await claims_version(client)
     except NotFound:
         return
 
@@ -159,15 +159,19 @@ def _caches(scope: MachineScope, changed: Subscription) -> tuple[Informer, Infor
         return claims, addresses
 
     condition = ConditionType.VM_IP_ALLOCATED
-    if ipam.is_served is False:
+    if ipam.is_served is False or isinstance(ipam.error, NotFound):
+        versions = " or ".join(resources.IPAM_VERSIONS)
+        described = "" if ipam.is_served is False else f" in {versions}"
         raise Blocked(
             condition,
             Reason.IPAM_NOT_AVAILABLE,
-            f"the management cluster has no IPAddressClaims of {resources.IPAM_GROUP}: install a "
-            "core of Cluster API that has them, and an IPAM provider, or remove addressesFromPools",
+            f"the management cluster has no IPAddressClaims of {resources.IPAM_GROUP}{described}: "
+            "install a core of Cluster API that has them, and an IPAM provider, or remove "
+            "addressesFromPools",
             changed,
             Watched.SELF,
-            warn=True,
+            # A new CRD is not served at once.
+            warn=ipam.is_served is False,
         )
     if ipam.error is not None:
         remedy = "; the log of the provider says more"

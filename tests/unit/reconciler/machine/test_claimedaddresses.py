@@ -26,7 +26,9 @@ VERSION = "v1beta2"
 ALLOCATED = ConditionType.VM_IP_ALLOCATED
 POOLS = [{"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": name} for name in ("v4", "v6")]
 SPEC = {"networks": ["a", "b"], "networkInterfaces": [{"network": "a", "addressesFromPools": POOLS}]}
-GROUP = {"versions": [{"version": "v1beta1"}, {"version": VERSION}]}
+# The in-cluster provider has its pools in the group of the claims.
+POOL_KINDS = {"v1alpha2": ["InClusterIPPool"], "v1alpha1": ["InClusterIPPool"]}
+KINDS = {VERSION: ["IPAddressClaim", "IPAddress"], "v1beta1": ["IPAddressClaim", "IPAddress"]}
 
 
 class Machine:
@@ -46,6 +48,7 @@ class Machine:
         self.stored: dict[str, Obj] = {}
         self.addresses: dict[str, Obj] = {}
         self.is_served: bool | None = True
+        self.kinds: dict[str, list[str]] = POOL_KINDS | KINDS
         self.is_filled = True
         self.error: Exception | None = None
         self.deleted: list[tuple[str, str]] = []
@@ -119,10 +122,15 @@ class Machine:
     async def _delete(self, _resource: Resource, name: str, _namespace: str, *, uid: str) -> None:
         self.deleted.append((name, uid))
 
-    async def _request(self, _method: str, _path: str) -> Obj:
-        if not self.is_served:
-            raise NotFound(404, "NotFound", "no such group")
-        return GROUP
+    async def _request(self, _method: str, path: str) -> Obj:
+        group, _, version = path.removeprefix("/apis/").partition("/")
+        if not self.is_served or (version and version not in self.kinds):
+            raise NotFound(404, "NotFound", path)
+        if version:
+            kinds = [{"name": f"{kind.lower()}s", "kind": kind, "namespaced": True} for kind in self.kinds[version]]
+            return {"resources": kinds}
+        versions = [{"version": name} for name in self.kinds]
+        return {"name": group, "versions": versions, "preferredVersion": versions[0]}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +139,13 @@ class Machine:
         (False, None, "IPAMNotAvailable", "has no IPAddressClaims of ipam.cluster.x-k8s.io: install", True),
         (True, Forbidden(403, "Forbidden", "no"), "IPAMNotAvailable", "its ClusterRole caphv-manager-role", True),
         (None, Forbidden(403, "Forbidden", "no"), "IPAMNotAvailable", "(Forbidden)", True),
+        (
+            True,
+            NotFound(404, "NotFound", ""),
+            "IPAMNotAvailable",
+            "ipam.cluster.x-k8s.io in v1beta2 or v1beta1: inst",
+            False,
+        ),
         (True, Unreachable("down"), "IPAMNotAvailable", "(Unreachable); the log", False),
         (None, None, "VMIPClaimPending", "reading IPAddressClaims", False),
         (True, None, "VMIPClaimPending", "reading IPAddressClaims", False),
@@ -275,3 +290,22 @@ async def test_own_claims_are_released_by_their_uid_and_no_others() -> None:
     machine.is_served = False
     await release_claims(machine.scope)
     assert machine.deleted == [("one-0-0", "uid-of-one-0-0")]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_released"),
+    [
+        (POOL_KINDS, False),
+        # A core before 1.5, next to a provider whose pools have the newest version.
+        (POOL_KINDS | {"v1alpha1": ["IPAddressClaim", "IPAddress"], VERSION: ["InClusterIPPool"]}, False),
+        ({**KINDS, VERSION: ["InClusterIPPool"]}, True),
+    ],
+)
+async def test_deletion_ends_when_the_group_of_the_claims_has_only_kinds_of_others(
+    kinds: dict[str, list[str]], is_released: bool
+) -> None:
+    machine = Machine()
+    await machine.blocked()
+    machine.kinds = kinds
+    await release_claims(machine.scope)
+    assert machine.deleted == [(name, f"uid-of-{name}") for name in ("one-0-0", "one-0-1") if is_released]
