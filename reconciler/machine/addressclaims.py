@@ -26,6 +26,8 @@ from caphv.api.object import Obj, at, uid_of
 from caphv.api.plaintext import plain
 
 _LONGEST_DETAIL = 512
+_LONGEST_VALUE = 64
+_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
 
 
 @dataclass(frozen=True)
@@ -142,17 +144,54 @@ def pending_reason(claim: Obj) -> tuple[str, str]:
 
 
 def claimed_address(obj: Obj) -> ClaimedAddress:
-    """Return the content of an IPAddress. Raises `ValueError` for one that no guest can use."""
-    spec = obj.get("spec") or {}
-    address = ipaddress.ip_address(str(spec.get("address") or ""))
-    prefix = spec.get("prefix")
-    if not isinstance(prefix, int) or not 0 < prefix <= address.max_prefixlen:
-        raise ValueError(f"its prefix is {prefix!r}")
+    """Return the content of an IPAddress. Raises `ValueError` for one that no guest can use.
 
-    gateway = str(spec.get("gateway") or "")
-    if gateway and ipaddress.ip_address(gateway).version != address.version:
+    The result has the addresses as Python writes them, never the text of the pool, because it
+    becomes a part of files in the guest.
+    """
+    spec = obj.get("spec") or {}
+    address = _host_address("address", spec.get("address"))
+    # The guest would have no route to its network by an address that is valid on each link.
+    if address.is_link_local:
+        raise ValueError(f"its address {address} is link-local")
+
+    prefix = spec.get("prefix")
+    is_number = isinstance(prefix, int) and not isinstance(prefix, bool)
+    if not is_number or not 0 < prefix <= address.max_prefixlen:
+        raise ValueError(f"its prefix is {plain(repr(prefix), _LONGEST_VALUE)}")
+    if not spec.get("gateway"):
+        return ClaimedAddress(str(address), prefix)
+
+    # Routers of IPv6 often have a link-local address only.
+    gateway = _host_address("gateway", spec["gateway"])
+    if gateway.version != address.version:
         raise ValueError(f"its gateway {gateway} is of another family than {address}")
-    return ClaimedAddress(str(address), prefix, gateway)
+    if gateway == address:
+        raise ValueError(f"its gateway is {address}, too")
+    return ClaimedAddress(str(address), prefix, str(gateway))
+
+
+def _host_address(field: str, value: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return an address that one host can have. Raises `ValueError`."""
+    text = "" if value is None else str(value)
+    described = f"its {field} {plain(repr(text[:_LONGEST_VALUE]), _LONGEST_VALUE)}"
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError(f"{described} is no IP address") from None
+
+    # Python takes any text for the scope of an address of IPv6, line feeds included.
+    if getattr(address, "scope_id", None) is not None:
+        raise ValueError(f"{described} has a scope")
+    if (
+        address.is_unspecified
+        or address.is_loopback
+        or address.is_multicast
+        or address == _BROADCAST
+        or getattr(address, "ipv4_mapped", None) is not None
+    ):
+        raise ValueError(f"{described} is not the address of one host")
+    return address
 
 
 def claimed_interfaces(
