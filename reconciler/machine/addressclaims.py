@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 from caphv.api import interfaces, names, resources
 from caphv.api.conditions import get_condition
-from caphv.api.object import Obj, at, uid_of
+from caphv.api.object import Obj, at, being_deleted, uid_of
 from caphv.api.plaintext import plain
 
+_CLAIM_KIND = resources.ip_address_claims(resources.IPAM_VERSIONS[0]).kind
 _LONGEST_DETAIL = 512
 _LONGEST_VALUE = 64
 _BROADCAST = ipaddress.IPv4Address("255.255.255.255")
@@ -132,6 +133,20 @@ def names_pool(claim: Obj, wanted: WantedClaim) -> bool:
 def address_name(claim: Obj) -> str:
     """Return the name of the IPAddress that answers a claim, empty while there is none."""
     return str(at(claim, "status", "addressRef", "name") or "")
+
+
+def answers_claim(address: Obj, claim: Obj) -> bool:
+    """Return whether an IPAddress is the answer to a claim, not to a former one of its name.
+
+    By the contract, its controller is the claim.
+    """
+    owners = address["metadata"].get("ownerReferences") or ()
+    uids = {owner.get("uid") for owner in owners if owner.get("kind") == _CLAIM_KIND}
+    return (
+        not being_deleted(address)
+        and at(address, "spec", "claimRef", "name") == claim["metadata"]["name"]
+        and (not uids or uid_of(claim) in uids)
+    )
 
 
 def pending_reason(claim: Obj) -> tuple[str, str]:

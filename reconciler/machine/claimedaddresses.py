@@ -19,6 +19,7 @@ from reconciler.machine.addressclaims import (
     ClaimedInterface,
     WantedClaim,
     address_name,
+    answers_claim,
     claim_object,
     claimed_address,
     claimed_interfaces,
@@ -31,10 +32,12 @@ from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.machine.scope import MachineScope
 from reconciler.remote.ipam import claims_version
 from reconciler.status import Blocked
-from reconciler.triggers import Subscription, Watched
+from reconciler.triggers import Delay, Subscription, Watched
 
 log = logging.getLogger(__name__)
 
+# Seconds until a machine claims again, because nothing tells of what a broken watch has missed.
+_RECHECK_SECONDS = 1.0
 # Reason in the contract of a claim whose pool has no free address.
 _EXHAUSTED = "PoolExhausted"
 # Reasons of missing addresses. The first needs a user most, and the last none.
@@ -63,6 +66,37 @@ async def ensure_claims(scope: MachineScope) -> Mapping[int, ClaimedInterface]:
     if not isinstance(effective_network(scope.spec, scope.cluster_spec), PoolNetwork):
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     return claimed_interfaces(scope.spec, found)
+
+
+async def confirm_claims(scope: MachineScope, claimed: Mapping[int, ClaimedInterface]) -> None:
+    """Raise `Blocked` unless the server has the claims whose addresses the guest is to configure.
+
+    A cache whose watch is broken has claims that were deleted. A VM would keep their addresses for
+    good, while others get them.
+
+    :param claimed: the result of `ensure_claims`
+    """
+    wanted = wanted_claims(scope.name, scope.spec)
+    if not wanted:
+        return
+    with scope.subscribe(triggers.IPAM) as changed:
+        claims, addresses = _caches(scope, changed)
+
+    answers = []
+    for want in wanted:
+        try:
+            claim = await scope.context.client.get(claims.resource, want.name, scope.key.namespace)
+        except NotFound:
+            claims.forget(scope.key.namespace, want.name)
+            raise _changed_claims(f"IPAddressClaim {want.name} was deleted") from None
+        claims.observe(claim)
+        _require_usable(scope, want, claim)
+        answers.append(claim)
+    if (
+        claimed_interfaces(scope.spec, _read_addresses(scope, wanted, answers, addresses))
+        != claimed
+    ):
+        raise _changed_claims("the addresses of IPAddressClaims have changed")
 
 
 def check_claims(scope: MachineScope) -> None:
@@ -116,7 +150,7 @@ def known_addresses(scope: MachineScope) -> list[str]:
         if claim is None or not is_owned(claim, scope.obj):
             continue
         obj = addresses.get(scope.key.namespace, address_name(claim))
-        if obj is not None:
+        if obj is not None and answers_claim(obj, claim):
             try:
                 found.append(claimed_address(obj).address)
             except ValueError:
@@ -206,6 +240,12 @@ async def _ensure_claim(scope: MachineScope, claims: Informer, wanted: WantedCla
             claim = await client.get(claims.resource, wanted.name, scope.key.namespace)
         claims.observe(claim)
 
+    _require_usable(scope, wanted, claim)
+    return claim
+
+
+def _require_usable(scope: MachineScope, wanted: WantedClaim, claim: Obj) -> None:
+    """Raise `Blocked` for a claim of another owner, of another pool, or in deletion."""
     problem = ""
     if not is_owned(claim, scope.obj):
         problem = "belongs to another owner: delete it, or give this machine another name"
@@ -222,7 +262,17 @@ async def _ensure_claim(scope: MachineScope, claims: Informer, wanted: WantedCla
             Watched.SELF,
             warn=not being_deleted(claim),
         )
-    return claim
+
+
+def _changed_claims(problem: str) -> Blocked:
+    """Return what a machine waits for whose claims changed between two of its steps."""
+    return Blocked(
+        ConditionType.VM_IP_ALLOCATED,
+        Reason.VM_IP_CLAIM_PENDING,
+        f"{problem} before the VM was created: claiming again",
+        Watched.ADDRESS_CLAIM,
+        Delay(_RECHECK_SECONDS),
+    )
 
 
 def _read_addresses(
@@ -235,7 +285,8 @@ def _read_addresses(
         obj = None
         if name := address_name(claim):
             obj = addresses.get(scope.key.namespace, name)
-        if obj is None:
+        if obj is None or not answers_claim(obj, claim):
+            # Claims and addresses have a watch each: this address may be of a former claim.
             problems.append(_describe_pending(want, claim))
             continue
         try:

@@ -15,7 +15,13 @@ from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
 from reconciler.machine.addressclaims import ClaimedAddress, claim_object, wanted_claims
-from reconciler.machine.claimedaddresses import check_claims, ensure_claims, known_addresses, release_claims
+from reconciler.machine.claimedaddresses import (
+    check_claims,
+    confirm_claims,
+    ensure_claims,
+    known_addresses,
+    release_claims,
+)
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Topics
@@ -46,6 +52,8 @@ class Machine:
             "spec": self.spec,
         }
         self.stored: dict[str, Obj] = {}
+        self.live = self.stored
+        """Claims of the server; a broken watch does not deliver them."""
         self.addresses: dict[str, Obj] = {}
         self.is_served: bool | None = True
         self.kinds: dict[str, list[str]] = POOL_KINDS | KINDS
@@ -57,17 +65,23 @@ class Machine:
         self.queue: WorkQueue[Key] = WorkQueue("test")
         self.topics = Topics()
 
-    def create(self, claim: Obj) -> Obj:
+    def stall(self) -> None:
+        """Have the watch of claims deliver nothing from now on."""
+        self.live = dict(self.stored)
+
+    def create(self, claim: Obj, uid: str = "") -> Obj:
         name = claim["metadata"]["name"]
-        if name in self.stored:
+        if name in self.live:
             raise AlreadyExists(409, "AlreadyExists", name)
-        self.stored[name] = {**copy.deepcopy(claim), "status": {}}
-        self.stored[name]["metadata"]["uid"] = f"uid-of-{name}"
-        return self.stored[name]
+        self.live[name] = {**copy.deepcopy(claim), "status": {}}
+        self.live[name]["metadata"]["uid"] = uid or f"uid-of-{name}"
+        return self.live[name]
 
     def answer(self, name: str, **spec: Any) -> None:
         self.stored[name]["status"] = {"addressRef": {"name": name}}
-        self.addresses[name] = {"metadata": {"name": name}, "spec": spec}
+        owners = [{"kind": "InClusterIPPool", "uid": "pool"}, {"kind": "IPAddressClaim", "uid": f"uid-of-{name}"}]
+        metadata = {"name": name, "ownerReferences": owners}
+        self.addresses[name] = {"metadata": metadata, "spec": {"claimRef": {"name": name}, **spec}}
 
     def fail(self, name: str, reason: str, message: str) -> None:
         condition = {"type": "Ready", "status": "False", "reason": reason, "message": message}
@@ -78,7 +92,8 @@ class Machine:
         claims = SimpleNamespace(
             resource=resources.ip_address_claims(VERSION),
             get=lambda _namespace, name: self.stored.get(name),
-            observe=lambda _claim: None,
+            observe=lambda claim: self.stored.update({claim["metadata"]["name"]: claim}),
+            forget=lambda _namespace, name: self.stored.pop(name, None),
         )
         addresses = SimpleNamespace(get=lambda _namespace, name: self.addresses.get(name))
         ipam = SimpleNamespace(
@@ -115,9 +130,9 @@ class Machine:
         return self.create(claim)
 
     async def _get(self, _resource: Resource, name: str, _namespace: str) -> Obj:
-        if name not in self.stored:
+        if name not in self.live:
             raise NotFound(404, "NotFound", name)
-        return self.stored[name]
+        return self.live[name]
 
     async def _delete(self, _resource: Resource, name: str, _namespace: str, *, uid: str) -> None:
         self.deleted.append((name, uid))
@@ -309,3 +324,78 @@ async def test_deletion_ends_when_the_group_of_the_claims_has_only_kinds_of_othe
     machine.kinds = kinds
     await release_claims(machine.scope)
     assert machine.deleted == [(name, f"uid-of-{name}") for name in ("one-0-0", "one-0-1") if is_released]
+
+
+async def answered() -> Machine:
+    """A machine whose claims have addresses."""
+    machine = Machine()
+    await machine.blocked()
+    machine.answer("one-0-0", address="10.0.0.5", prefix=24)
+    machine.answer("one-0-1", address="fd00::5", prefix=64)
+    return machine
+
+
+@pytest.mark.parametrize(
+    "age",
+    [
+        lambda address: address["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"),
+        lambda address: address["metadata"]["ownerReferences"][1].update(uid="uid-of-a-former-claim"),
+        lambda address: address["spec"].update(claimRef={"name": "two-0-0"}),
+    ],
+)
+async def test_address_of_another_claim_is_not_used(age: Any) -> None:
+    machine = await answered()
+    age(machine.addresses["one-0-0"])
+    blocked = await machine.blocked()
+    assert (blocked.reason, "IPAddressClaim one-0-0;" in blocked.message) == ("VMIPClaimPending", True)
+    assert known_addresses(machine.scope) == ["fd00::5"]
+
+
+async def test_address_of_a_provider_that_sets_no_owner_is_used() -> None:
+    machine = await answered()
+    for address in machine.addresses.values():
+        address["metadata"]["ownerReferences"] = []
+    assert len((await ensure_claims(machine.scope))[0].addresses) == 2
+
+
+async def test_claim_that_a_broken_watch_has_lost_is_made_again_before_the_vm_is_created() -> None:
+    machine = await answered()
+    claimed = await ensure_claims(machine.scope)
+    await confirm_claims(machine.scope, claimed)
+
+    machine.stall()
+    del machine.live["one-0-1"]
+    assert await ensure_claims(machine.scope) == claimed
+    with pytest.raises(Blocked, match="IPAddressClaim one-0-1 was deleted before the VM was created") as caught:
+        await confirm_claims(machine.scope, claimed)
+    assert (caught.value.reason, caught.value.requeue_after) == ("VMIPClaimPending", 1)
+    await machine.blocked()
+    assert "one-0-1" in machine.live
+
+
+async def test_claim_that_replaced_another_is_answered_before_the_vm_is_created() -> None:
+    machine = await answered()
+    claimed = await ensure_claims(machine.scope)
+    machine.stall()
+    replaced = machine.live.pop("one-0-0")
+    machine.create(replaced, uid="uid-2")
+    with pytest.raises(Blocked, match="to answer IPAddressClaim one-0-0"):
+        await confirm_claims(machine.scope, claimed)
+
+    # The caches have caught up, and the guest's configuration has the former address.
+    machine.answer("one-0-0", address="10.0.0.6", prefix=24)
+    machine.live["one-0-0"] = {**machine.stored["one-0-0"]}
+    machine.addresses["one-0-0"]["metadata"]["ownerReferences"] = [{"kind": "IPAddressClaim", "uid": "uid-2"}]
+    with pytest.raises(Blocked, match="have changed before the VM was created: claiming again"):
+        await confirm_claims(machine.scope, claimed)
+    await confirm_claims(machine.scope, await ensure_claims(machine.scope))
+
+
+async def test_claim_in_deletion_gives_no_vm_an_address() -> None:
+    machine = await answered()
+    claimed = await ensure_claims(machine.scope)
+    machine.stall()
+    metadata = {**machine.live["one-0-0"]["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    machine.live["one-0-0"] = {**machine.live["one-0-0"], "metadata": metadata}
+    with pytest.raises(Blocked, match="IPAddressClaim one-0-0 is being deleted"):
+        await confirm_claims(machine.scope, claimed)
