@@ -9,8 +9,11 @@ controllers/vspherevm_ipaddress_reconciler.go).
 
 Unlike there, claims have no finalizer: the in-cluster IPAM provider releases an address as soon as
 its claim is marked as deleted (kubernetes-sigs/cluster-api-ipam-provider-in-cluster 09cab12,
-pkg/ipamutil/reconciler.go). The owner reference does not block the deletion of the owner, so that
-no garbage collector deletes a claim while the HarvesterMachine exists.
+pkg/ipamutil/reconciler.go). The owner reference does not block the deletion of the owner, because
+the finalizer of the HarvesterMachine already waits for its claims. No form of the reference keeps a
+claim from the garbage collector if a user deletes the owner in the foreground: that deletes all
+dependents at once, while the VM runs (kubernetes/kubernetes,
+pkg/controller/garbagecollector/graph_builder.go, processTransitions).
 """
 
 from __future__ import annotations

@@ -95,8 +95,11 @@ def test_claim_belongs_to_machine_and_cluster(version: str) -> None:
     assert claim["apiVersion"] == f"ipam.cluster.x-k8s.io/{version}"
     assert claim["metadata"]["labels"] == {"cluster.x-k8s.io/cluster-name": "shop"}
     assert claim["spec"] == {"clusterName": "shop", "poolRef": pool("v4")}
-    # A garbage collector that deletes in the foreground would release the address of a running guest.
-    assert "blockOwnerDeletion" not in claim["metadata"]["ownerReferences"][0]
+    # The finalizer of the machine waits for its claims, so that the garbage collector need not. With or without
+    # blockOwnerDeletion, a deletion in the foreground deletes them at once.
+    (owner,) = claim["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("HarvesterMachine", "uid-1", True)
+    assert "blockOwnerDeletion" not in owner
     assert is_owned(claim, machine())
     assert names_pool(claim, wanted)
     assert not is_owned(claim, machine(uid="uid-2"))
