@@ -324,5 +324,6 @@ def _describe_pending(wanted: WantedClaim, claim: Obj) -> tuple[Reason, str]:
         return Reason.VM_IP_CLAIM_PENDING, f"{message}: {detail}"
     return (
         Reason.VM_IP_CLAIM_PENDING,
-        f"{message}; if this stays, check that the pool exists and its IPAM provider runs",
+        f"{message}; if this stays, check that the pool exists and has a free address, and that "
+        "its IPAM provider runs",
     )

@@ -195,6 +195,8 @@ async def test_all_claims_are_made_before_the_first_is_answered_and_used_once_al
     assert (blocked.reason, blocked.warn) == ("VMIPClaimPending", False)
     assert "IPAddressClaim one-0-0;" in blocked.message
     assert "IPAddressClaim one-0-1;" in blocked.message
+    # The in-cluster provider reports an exhausted pool in its log only.
+    assert "check that the pool exists and has a free address, and that its IPAM provider runs" in blocked.message
 
     machine.answer("one-0-0", address="10.0.0.5", prefix=24, gateway="10.0.0.1")
     blocked = await machine.blocked()
