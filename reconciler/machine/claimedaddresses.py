@@ -158,6 +158,23 @@ def known_addresses(scope: MachineScope) -> list[str]:
     return found
 
 
+def describe_released(scope: MachineScope) -> str:
+    """Return pools and addresses of claims that a machine without Harvester releases.
+
+    Empty for a machine without claims.
+    """
+    wanted = wanted_claims(scope.name, scope.spec)
+    if not wanted:
+        return ""
+    addresses = known_addresses(scope)
+    if not addresses:
+        # Nothing has started the caches yet, and the guest has reported its addresses.
+        reported = scope.draft.fields.get("addresses") or ()
+        addresses = [entry["address"] for entry in reported if entry["type"] == "InternalIP"]
+    pools = " and ".join(dict.fromkeys(claim.pool_name for claim in wanted))
+    return f"{pools} ({', '.join(addresses) or 'none known'})"
+
+
 async def release_claims(scope: MachineScope) -> None:
     """Delete the claims of a machine whose VM no longer exists.
 
