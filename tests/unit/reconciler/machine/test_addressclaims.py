@@ -244,6 +244,13 @@ def test_network_data_of_a_second_interface_keeps_the_default_route_of_the_first
     ]
 
 
+def test_network_data_of_a_static_address_keeps_its_list_of_resolvers() -> None:
+    """As before there were claims, so that no Secret of a machine changes."""
+    twice = StaticAddress("10.0.0.5", "255.0.0.0", "10.0.0.1", ("9.9.9.9", "9.9.9.9"), ("a.example", "a.example"))
+    nameserver = yaml.safe_load(networkdata(twice, 1))["config"][-1]
+    assert nameserver == {"type": "nameserver", "address": ["9.9.9.9"] * 2, "search": ["a.example"] * 2}
+
+
 @given(st.dictionaries(st.integers(0, 4), st.lists(ADDRESSES, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_guest_configures_each_claimed_address_once_and_no_two_default_routes(
     answers: dict[int, list[ClaimedAddress]],
