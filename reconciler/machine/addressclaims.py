@@ -124,7 +124,8 @@ def claim_object(claim: WantedClaim, machine: Obj, cluster: str, version: str) -
 def is_owned(claim: Obj, machine: Obj) -> bool:
     """Return whether a claim belongs to a HarvesterMachine: this one, not another of its name."""
     owners = claim["metadata"].get("ownerReferences") or ()
-    return bool(uid_of(machine)) and any(owner.get("uid") == uid_of(machine) for owner in owners)
+    controllers = [owner.get("uid") for owner in owners if owner.get("controller") is True]
+    return bool(uid_of(machine)) and uid_of(machine) in controllers
 
 
 def names_pool(claim: Obj, wanted: WantedClaim) -> bool:

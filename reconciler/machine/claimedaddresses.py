@@ -264,10 +264,11 @@ async def _ensure_claim(scope: MachineScope, claims: Informer, wanted: WantedCla
 def _require_usable(scope: MachineScope, wanted: WantedClaim, claim: Obj) -> None:
     """Raise `Blocked` for a claim of another owner, of another pool, or in deletion."""
     problem = ""
-    if not is_owned(claim, scope.obj):
-        problem = "belongs to another owner: delete it, or give this machine another name"
-    elif being_deleted(claim):
+    # A pool may hold the claim of a former machine of this name for a time before it is gone.
+    if being_deleted(claim):
         problem = "is being deleted: a new one follows"
+    elif not is_owned(claim, scope.obj):
+        problem = "belongs to another owner: delete it, or give this machine another name"
     elif not names_pool(claim, wanted):
         problem = f"is not for {wanted.pool_name}: delete it"
     if problem:

@@ -243,6 +243,18 @@ async def test_message_has_all_problems_and_the_reason_is_the_gravest() -> None:
     [
         ({"metadata": {"ownerReferences": []}}, "belongs to another owner", True),
         ({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, "is being deleted", False),
+        # Of a former machine of the name, while its pool keeps the address from others.
+        (
+            {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": []}},
+            "is being deleted: a new one follows",
+            False,
+        ),
+        # The owner is there, and another is the controller.
+        (
+            {"metadata": {"ownerReferences": [{"uid": "uid-1"}, {"uid": "other", "controller": True}]}},
+            "another owner",
+            True,
+        ),
         ({"spec": {"poolRef": {**POOLS[0], "name": "other"}}}, "is not for InClusterIPPool v4: delete it", True),
         ({"spec": {"poolRef": {**POOLS[0], "apiGroup": "example.com"}}}, "is not for InClusterIPPool v4", True),
     ],
