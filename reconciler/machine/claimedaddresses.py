@@ -185,11 +185,10 @@ async def release_claims(scope: MachineScope) -> None:
         return
     client = scope.context.client
     try:
-        version = await claims_version(client)
+        resource = resources.ip_address_claims(await claims_version(client))
     except NotFound:
         return
 
-    resource = resources.ip_address_claims(version)
     for claim in wanted:
         # Ask the server, because what is missed here would stay until the garbage collector comes.
         try:
@@ -199,6 +198,9 @@ async def release_claims(scope: MachineScope) -> None:
                 log.info("deleted IPAddressClaim %s", claim.name)
         except NotFound:
             continue
+        except Forbidden as error:
+            # The VM is gone, and the garbage collector deletes the claims after their machine.
+            log.warning("leaving IPAddressClaim %s to the garbage collector: %s", claim.name, error)
 
 
 def _caches(scope: MachineScope, changed: Subscription) -> tuple[Informer, Informer]:

@@ -60,6 +60,7 @@ class Machine:
         self.is_filled = True
         self.error: Exception | None = None
         self.deleted: list[tuple[str, str]] = []
+        self.denied: set[str] = set()
         self.events: list[str] = []
         self.draft = StatusDraft(self.obj)
         self.queue: WorkQueue[Key] = WorkQueue("test")
@@ -130,12 +131,18 @@ class Machine:
         return self.create(claim)
 
     async def _get(self, _resource: Resource, name: str, _namespace: str) -> Obj:
+        self._check_right("get")
         if name not in self.live:
             raise NotFound(404, "NotFound", name)
         return self.live[name]
 
     async def _delete(self, _resource: Resource, name: str, _namespace: str, *, uid: str) -> None:
+        self._check_right("delete")
         self.deleted.append((name, uid))
+
+    def _check_right(self, verb: str) -> None:
+        if verb in self.denied:
+            raise Forbidden(403, "Forbidden", f"cannot {verb} ipaddressclaims")
 
     async def _request(self, _method: str, path: str) -> Obj:
         group, _, version = path.removeprefix("/apis/").partition("/")
@@ -413,3 +420,16 @@ async def test_claim_in_deletion_gives_no_vm_an_address() -> None:
     machine.live["one-0-0"] = {**machine.live["one-0-0"], "metadata": metadata}
     with pytest.raises(Blocked, match="IPAddressClaim one-0-0 is being deleted"):
         await confirm_claims(machine.scope, claimed)
+
+
+@pytest.mark.parametrize("verb", ["get", "delete"])
+async def test_deletion_without_rights_leaves_claims_to_the_garbage_collector(
+    verb: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine()
+    await machine.blocked()
+    machine.denied = {verb}
+    await release_claims(machine.scope)
+    assert machine.deleted == []
+    for name in machine.stored:
+        assert f"leaving IPAddressClaim {name} to the garbage collector: cannot {verb}" in caplog.text
