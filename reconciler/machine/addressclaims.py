@@ -31,7 +31,8 @@ from caphv.api.plaintext import plain
 _CLAIM_KIND = resources.ip_address_claims(resources.IPAM_VERSIONS[0]).kind
 _LONGEST_DETAIL = 512
 _LONGEST_VALUE = 64
-_BROADCAST = ipaddress.IPv4Address("255.255.255.255")
+# Loopback and broadcast. Guests of the sandbox have other addresses of 127.0.0.0/8.
+_NO_HOSTS = frozenset(map(ipaddress.ip_address, ("127.0.0.1", "::1", "255.255.255.255")))
 
 
 @dataclass(frozen=True)
@@ -204,9 +205,8 @@ def _host_address(field: str, value: object) -> ipaddress.IPv4Address | ipaddres
         raise ValueError(f"{described} has a scope")
     if (
         address.is_unspecified
-        or address.is_loopback
         or address.is_multicast
-        or address == _BROADCAST
+        or address in _NO_HOSTS
         or getattr(address, "ipv4_mapped", None) is not None
     ):
         raise ValueError(f"{described} is not the address of one host")

@@ -115,6 +115,8 @@ def test_claim_belongs_to_machine_and_cluster(version: str) -> None:
         ({"address": "10.0.0.5", "prefix": 32, "gateway": ""}, ClaimedAddress("10.0.0.5", 32)),
         # As routers announce themselves.
         ({"address": "fd00::5", "prefix": 64, "gateway": "FE80::0001"}, ClaimedAddress("fd00::5", 64, "fe80::1")),
+        # A guest of the sandbox.
+        ({"address": "127.13.49.1", "prefix": 17}, ClaimedAddress("127.13.49.1", 17)),
         # Its pool may say that all addresses of its network are free.
         ({"address": "10.0.0.255", "prefix": 24}, ClaimedAddress("10.0.0.255", 24)),
     ],
