@@ -176,8 +176,11 @@ def claimed_address(obj: Obj) -> ClaimedAddress:
         raise ValueError(f"its address {address} is link-local")
 
     prefix = spec.get("prefix")
-    is_number = isinstance(prefix, int) and not isinstance(prefix, bool)
-    if not is_number or not 0 < prefix <= address.max_prefixlen:
+    if (
+        not isinstance(prefix, int)
+        or isinstance(prefix, bool)
+        or not 0 < prefix <= address.max_prefixlen
+    ):
         raise ValueError(f"its prefix is {plain(repr(prefix), _LONGEST_VALUE)}")
     if not spec.get("gateway"):
         return ClaimedAddress(str(address), prefix)
