@@ -94,7 +94,7 @@ def objects_to_delete(backup: Backup) -> frozenset[ObjectId]:
 
     Classes, identities and namespaces stay. A template stays, too, if a Cluster that is not moved
     uses it, because the core adds each such Cluster to the owners of the template. An IPAddress
-    goes with its claim.
+    is deleted with its claim.
     """
     uids = {uid_of(obj) for identity, obj in backup.objects.items() if identity[:2] == CLUSTER}
 

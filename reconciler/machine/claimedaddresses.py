@@ -71,8 +71,8 @@ async def ensure_claims(scope: MachineScope) -> Mapping[int, ClaimedInterface]:
 async def confirm_claims(scope: MachineScope, claimed: Mapping[int, ClaimedInterface]) -> None:
     """Raise `Blocked` unless the server has the claims whose addresses the guest is to configure.
 
-    A cache whose watch is broken has claims that were deleted. A VM would keep their addresses for
-    good, while others get them.
+    A cache whose watch is broken has claims that were deleted. A VM would keep their addresses
+    permanently, while others get them.
 
     :param claimed: the result of `ensure_claims`
     """
@@ -199,7 +199,7 @@ async def release_claims(scope: MachineScope) -> None:
         except NotFound:
             continue
         except Forbidden as error:
-            # The VM is gone, and the garbage collector deletes the claims after their machine.
+            # Without a VM, the garbage collector may delete the claims after their machine.
             log.warning("leaving IPAddressClaim %s to the garbage collector: %s", claim.name, error)
 
 
@@ -266,7 +266,7 @@ async def _ensure_claim(scope: MachineScope, claims: Informer, wanted: WantedCla
 def _require_usable(scope: MachineScope, wanted: WantedClaim, claim: Obj) -> None:
     """Raise `Blocked` for a claim of another owner, of another pool, or in deletion."""
     problem = ""
-    # A pool may hold the claim of a former machine of this name for a time before it is gone.
+    # A pool may hold the claim of a former machine of this name for a time before it is deleted.
     if being_deleted(claim):
         problem = "is being deleted: a new one follows"
     elif not is_owned(claim, scope.obj):

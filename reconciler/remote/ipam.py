@@ -132,7 +132,7 @@ class Ipam:
         self._opening = contextvars.Context().run(asyncio.create_task, self._open(delay))
 
     def _handle_error(self, error: Exception) -> None:
-        """Open the caches anew if the API server no longer has their version.
+        """Open the caches again if the API server no longer has their version.
 
         A core that is upgraded may drop it. If the CRDs are created again, nothing of the caches
         exists any more.

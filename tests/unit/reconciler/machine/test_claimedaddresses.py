@@ -379,7 +379,7 @@ async def test_address_of_a_provider_that_sets_no_owner_is_used() -> None:
     assert len((await ensure_claims(machine.scope))[0].addresses) == 2
 
 
-async def test_claim_that_a_broken_watch_has_lost_is_made_again_before_the_vm_is_created() -> None:
+async def test_claim_that_a_broken_watch_has_lost_is_recreated_before_the_vm_is_created() -> None:
     machine = await answered()
     claimed = await ensure_claims(machine.scope)
     await confirm_claims(machine.scope, claimed)
