@@ -29,6 +29,21 @@ async def served_version(client: ApiClient, group: str, versions: Sequence[str])
     )
 
 
+async def served_version_of(
+    client: ApiClient, group: str, kind: str, versions: Sequence[str]
+) -> str:
+    """Return the first of the versions in which the server has a kind of a shared group.
+
+    Raises NotFound if it has the kind in none of these versions (yet), whatever else the group has.
+    """
+    kinds = await kinds_of(client, await client.request("GET", f"/apis/{group}"))
+    served = {resource.version for resource in kinds.get(kind, ())}
+    for version in versions:
+        if version in served:
+            return version
+    raise NotFound(404, "NotFound", f"{group} has no kind {kind} in {' or '.join(versions)}")
+
+
 async def find_resource(client: ApiClient, group: str, kind: str) -> Resource:
     """Return a kind in the version that the server prefers among the versions with this kind.
 

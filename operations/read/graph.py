@@ -23,6 +23,9 @@ _ADDONS_GROUP = "addons.cluster.x-k8s.io"
 # The API server issues the tokens of ServiceAccounts. It would refuse a copy, or the copy would be
 # invalid.
 _NOT_COPIED = frozenset({"kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token"})
+# Fields that name pools of IPAM providers. Clusters share a pool, and a copy would give out again
+# the addresses that others have, because it knows nothing of them.
+_POOL_FIELDS = frozenset({"addressesFromPools", "poolRef"})
 
 
 @dataclass(slots=True)
@@ -44,7 +47,10 @@ def belongings(clusters: Iterable[Key], objs: Iterable[Obj]) -> Belongings:
 
 
 def references(obj: Obj) -> Iterator[ObjectId]:
-    """Yield the objects of Cluster API, Secrets and ConfigMaps that a spec refers to."""
+    """Yield the objects of Cluster API, Secrets and ConfigMaps that a spec refers to.
+
+    Pools of IPAM providers are none of them.
+    """
     namespace = key_of(obj).namespace
     spec = obj.get("spec")
     if isinstance(spec, dict):
@@ -151,6 +157,8 @@ def _references(value: Any, namespace: str, within: str = "") -> Iterator[Object
     if reference is not None:
         yield reference
     for name, content in value.items():
+        if name in _POOL_FIELDS:
+            continue
         if not isinstance(content, str):
             yield from _references(content, namespace, name.lower())
             continue

@@ -9,8 +9,11 @@ controllers/vspherevm_ipaddress_reconciler.go).
 
 Unlike there, claims have no finalizer: the in-cluster IPAM provider releases an address as soon as
 its claim is marked as deleted (kubernetes-sigs/cluster-api-ipam-provider-in-cluster 09cab12,
-pkg/ipamutil/reconciler.go). The owner reference does not block the deletion of the owner, so that
-no garbage collector deletes a claim while the HarvesterMachine exists.
+pkg/ipamutil/reconciler.go). The owner reference does not block the deletion of the owner, because
+the finalizer of the HarvesterMachine already waits for its claims. No form of the reference keeps a
+claim from the garbage collector if a user deletes the owner in the foreground: that deletes all
+dependents at once, while the VM runs (kubernetes/kubernetes,
+pkg/controller/garbagecollector/graph_builder.go, processTransitions).
 """
 
 from __future__ import annotations
@@ -22,10 +25,14 @@ from dataclasses import dataclass
 
 from caphv.api import interfaces, names, resources
 from caphv.api.conditions import get_condition
-from caphv.api.object import Obj, at, uid_of
+from caphv.api.object import Obj, at, being_deleted, uid_of
 from caphv.api.plaintext import plain
 
+_CLAIM_KIND = resources.ip_address_claims(resources.IPAM_VERSIONS[0]).kind
 _LONGEST_DETAIL = 512
+_LONGEST_VALUE = 64
+# Loopback and broadcast. Guests of the sandbox have other addresses of 127.0.0.0/8.
+_NO_HOSTS = frozenset(map(ipaddress.ip_address, ("127.0.0.1", "::1", "255.255.255.255")))
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,8 @@ def claim_object(claim: WantedClaim, machine: Obj, cluster: str, version: str) -
 def is_owned(claim: Obj, machine: Obj) -> bool:
     """Return whether a claim belongs to a HarvesterMachine: this one, not another of its name."""
     owners = claim["metadata"].get("ownerReferences") or ()
-    return bool(uid_of(machine)) and any(owner.get("uid") == uid_of(machine) for owner in owners)
+    controllers = [owner.get("uid") for owner in owners if owner.get("controller") is True]
+    return bool(uid_of(machine)) and uid_of(machine) in controllers
 
 
 def names_pool(claim: Obj, wanted: WantedClaim) -> bool:
@@ -132,6 +140,20 @@ def address_name(claim: Obj) -> str:
     return str(at(claim, "status", "addressRef", "name") or "")
 
 
+def answers_claim(address: Obj, claim: Obj) -> bool:
+    """Return whether an IPAddress is the answer to a claim, not to a former one of its name.
+
+    By the contract, its controller is the claim.
+    """
+    owners = address["metadata"].get("ownerReferences") or ()
+    uids = {owner.get("uid") for owner in owners if owner.get("kind") == _CLAIM_KIND}
+    return (
+        not being_deleted(address)
+        and at(address, "spec", "claimRef", "name") == claim["metadata"]["name"]
+        and (not uids or uid_of(claim) in uids)
+    )
+
+
 def pending_reason(claim: Obj) -> tuple[str, str]:
     """Return reason and message with which an IPAM provider says why a claim has no address."""
     condition = get_condition(at(claim, "status", "conditions") or [], "Ready") or {}
@@ -142,17 +164,56 @@ def pending_reason(claim: Obj) -> tuple[str, str]:
 
 
 def claimed_address(obj: Obj) -> ClaimedAddress:
-    """Return the content of an IPAddress. Raises `ValueError` for one that no guest can use."""
-    spec = obj.get("spec") or {}
-    address = ipaddress.ip_address(str(spec.get("address") or ""))
-    prefix = spec.get("prefix")
-    if not isinstance(prefix, int) or not 0 < prefix <= address.max_prefixlen:
-        raise ValueError(f"its prefix is {prefix!r}")
+    """Return the content of an IPAddress. Raises `ValueError` for one that no guest can use.
 
-    gateway = str(spec.get("gateway") or "")
-    if gateway and ipaddress.ip_address(gateway).version != address.version:
+    The result has the addresses as Python writes them, never the text of the pool, because it
+    becomes a part of files in the guest.
+    """
+    spec = obj.get("spec") or {}
+    address = _host_address("address", spec.get("address"))
+    # The guest would have no route to its network by an address that is valid on each link.
+    if address.is_link_local:
+        raise ValueError(f"its address {address} is link-local")
+
+    prefix = spec.get("prefix")
+    if (
+        not isinstance(prefix, int)
+        or isinstance(prefix, bool)
+        or not 0 < prefix <= address.max_prefixlen
+    ):
+        raise ValueError(f"its prefix is {plain(repr(prefix), _LONGEST_VALUE)}")
+    if not spec.get("gateway"):
+        return ClaimedAddress(str(address), prefix)
+
+    # Routers of IPv6 often have a link-local address only.
+    gateway = _host_address("gateway", spec["gateway"])
+    if gateway.version != address.version:
         raise ValueError(f"its gateway {gateway} is of another family than {address}")
-    return ClaimedAddress(str(address), prefix, gateway)
+    if gateway == address:
+        raise ValueError(f"its gateway is {address}, too")
+    return ClaimedAddress(str(address), prefix, str(gateway))
+
+
+def _host_address(field: str, value: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return an address that one host can have. Raises `ValueError`."""
+    text = "" if value is None else str(value)
+    described = f"its {field} {plain(repr(text[:_LONGEST_VALUE]), _LONGEST_VALUE)}"
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError(f"{described} is no IP address") from None
+
+    # Python takes any text for the scope of an address of IPv6, line feeds included.
+    if getattr(address, "scope_id", None) is not None:
+        raise ValueError(f"{described} has a scope")
+    if (
+        address.is_unspecified
+        or address.is_multicast
+        or address in _NO_HOSTS
+        or getattr(address, "ipv4_mapped", None) is not None
+    ):
+        raise ValueError(f"{described} is not the address of one host")
+    return address
 
 
 def claimed_interfaces(

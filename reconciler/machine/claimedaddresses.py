@@ -12,7 +12,6 @@ from caphv.api import clusterapi, resources
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj, being_deleted, uid_of
 from caphv.runtime.cache import Informer
-from caphv.runtime.discovery import served_version
 from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound
 from reconciler import triggers
 from reconciler.machine.addressclaims import (
@@ -20,6 +19,7 @@ from reconciler.machine.addressclaims import (
     ClaimedInterface,
     WantedClaim,
     address_name,
+    answers_claim,
     claim_object,
     claimed_address,
     claimed_interfaces,
@@ -30,11 +30,14 @@ from reconciler.machine.addressclaims import (
 )
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.machine.scope import MachineScope
+from reconciler.remote.ipam import claims_version
 from reconciler.status import Blocked
-from reconciler.triggers import Subscription, Watched
+from reconciler.triggers import Delay, Subscription, Watched
 
 log = logging.getLogger(__name__)
 
+# Seconds until a machine claims again, because nothing tells of what a broken watch has missed.
+_RECHECK_SECONDS = 1.0
 # Reason in the contract of a claim whose pool has no free address.
 _EXHAUSTED = "PoolExhausted"
 # Reasons of missing addresses. The first needs a user most, and the last none.
@@ -63,6 +66,37 @@ async def ensure_claims(scope: MachineScope) -> Mapping[int, ClaimedInterface]:
     if not isinstance(effective_network(scope.spec, scope.cluster_spec), PoolNetwork):
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     return claimed_interfaces(scope.spec, found)
+
+
+async def confirm_claims(scope: MachineScope, claimed: Mapping[int, ClaimedInterface]) -> None:
+    """Raise `Blocked` unless the server has the claims whose addresses the guest is to configure.
+
+    A cache whose watch is broken has claims that were deleted. A VM would keep their addresses
+    permanently, while others get them.
+
+    :param claimed: the result of `ensure_claims`
+    """
+    wanted = wanted_claims(scope.name, scope.spec)
+    if not wanted:
+        return
+    with scope.subscribe(triggers.IPAM) as changed:
+        claims, addresses = _caches(scope, changed)
+
+    answers = []
+    for want in wanted:
+        try:
+            claim = await scope.context.client.get(claims.resource, want.name, scope.key.namespace)
+        except NotFound:
+            claims.forget(scope.key.namespace, want.name)
+            raise _changed_claims(f"IPAddressClaim {want.name} was deleted") from None
+        claims.observe(claim)
+        _require_usable(scope, want, claim)
+        answers.append(claim)
+    if (
+        claimed_interfaces(scope.spec, _read_addresses(scope, wanted, answers, addresses))
+        != claimed
+    ):
+        raise _changed_claims("the addresses of IPAddressClaims have changed")
 
 
 def check_claims(scope: MachineScope) -> None:
@@ -116,12 +150,29 @@ def known_addresses(scope: MachineScope) -> list[str]:
         if claim is None or not is_owned(claim, scope.obj):
             continue
         obj = addresses.get(scope.key.namespace, address_name(claim))
-        if obj is not None:
+        if obj is not None and answers_claim(obj, claim):
             try:
                 found.append(claimed_address(obj).address)
             except ValueError:
                 continue
     return found
+
+
+def describe_released(scope: MachineScope) -> str:
+    """Return pools and addresses of claims that a machine without Harvester releases.
+
+    Empty for a machine without claims.
+    """
+    wanted = wanted_claims(scope.name, scope.spec)
+    if not wanted:
+        return ""
+    addresses = known_addresses(scope)
+    if not addresses:
+        # Nothing has started the caches yet, and the guest has reported its addresses.
+        reported = scope.draft.fields.get("addresses") or ()
+        addresses = [entry["address"] for entry in reported if entry["type"] == "InternalIP"]
+    pools = " and ".join(dict.fromkeys(claim.pool_name for claim in wanted))
+    return f"{pools} ({', '.join(addresses) or 'none known'})"
 
 
 async def release_claims(scope: MachineScope) -> None:
@@ -134,11 +185,10 @@ async def release_claims(scope: MachineScope) -> None:
         return
     client = scope.context.client
     try:
-        version = await served_version(client, resources.IPAM_GROUP, resources.IPAM_VERSIONS)
+        resource = resources.ip_address_claims(await claims_version(client))
     except NotFound:
         return
 
-    resource = resources.ip_address_claims(version)
     for claim in wanted:
         # Ask the server, because what is missed here would stay until the garbage collector comes.
         try:
@@ -148,6 +198,9 @@ async def release_claims(scope: MachineScope) -> None:
                 log.info("deleted IPAddressClaim %s", claim.name)
         except NotFound:
             continue
+        except Forbidden as error:
+            # Without a VM, the garbage collector may delete the claims after their machine.
+            log.warning("leaving IPAddressClaim %s to the garbage collector: %s", claim.name, error)
 
 
 def _caches(scope: MachineScope, changed: Subscription) -> tuple[Informer, Informer]:
@@ -159,15 +212,19 @@ def _caches(scope: MachineScope, changed: Subscription) -> tuple[Informer, Infor
         return claims, addresses
 
     condition = ConditionType.VM_IP_ALLOCATED
-    if ipam.is_served is False:
+    if ipam.is_served is False or isinstance(ipam.error, NotFound):
+        versions = " or ".join(resources.IPAM_VERSIONS)
+        described = "" if ipam.is_served is False else f" in {versions}"
         raise Blocked(
             condition,
             Reason.IPAM_NOT_AVAILABLE,
-            f"the management cluster has no IPAddressClaims of {resources.IPAM_GROUP}: install a "
-            "core of Cluster API that has them, and an IPAM provider, or remove addressesFromPools",
+            f"the management cluster has no IPAddressClaims of {resources.IPAM_GROUP}{described}: "
+            "install a core of Cluster API that has them, and an IPAM provider, or remove "
+            "addressesFromPools",
             changed,
             Watched.SELF,
-            warn=True,
+            # A new CRD is not served at once.
+            warn=ipam.is_served is False,
         )
     if ipam.error is not None:
         remedy = "; the log of the provider says more"
@@ -202,11 +259,18 @@ async def _ensure_claim(scope: MachineScope, claims: Informer, wanted: WantedCla
             claim = await client.get(claims.resource, wanted.name, scope.key.namespace)
         claims.observe(claim)
 
+    _require_usable(scope, wanted, claim)
+    return claim
+
+
+def _require_usable(scope: MachineScope, wanted: WantedClaim, claim: Obj) -> None:
+    """Raise `Blocked` for a claim of another owner, of another pool, or in deletion."""
     problem = ""
-    if not is_owned(claim, scope.obj):
-        problem = "belongs to another owner: delete it, or give this machine another name"
-    elif being_deleted(claim):
+    # A pool may hold the claim of a former machine of this name for a time before it is deleted.
+    if being_deleted(claim):
         problem = "is being deleted: a new one follows"
+    elif not is_owned(claim, scope.obj):
+        problem = "belongs to another owner: delete it, or give this machine another name"
     elif not names_pool(claim, wanted):
         problem = f"is not for {wanted.pool_name}: delete it"
     if problem:
@@ -218,7 +282,17 @@ async def _ensure_claim(scope: MachineScope, claims: Informer, wanted: WantedCla
             Watched.SELF,
             warn=not being_deleted(claim),
         )
-    return claim
+
+
+def _changed_claims(problem: str) -> Blocked:
+    """Return what a machine waits for whose claims changed between two of its steps."""
+    return Blocked(
+        ConditionType.VM_IP_ALLOCATED,
+        Reason.VM_IP_CLAIM_PENDING,
+        f"{problem} before the VM was created: claiming again",
+        Watched.ADDRESS_CLAIM,
+        Delay(_RECHECK_SECONDS),
+    )
 
 
 def _read_addresses(
@@ -231,7 +305,8 @@ def _read_addresses(
         obj = None
         if name := address_name(claim):
             obj = addresses.get(scope.key.namespace, name)
-        if obj is None:
+        if obj is None or not answers_claim(obj, claim):
+            # Claims and addresses have a watch each: this address may be of a former claim.
             problems.append(_describe_pending(want, claim))
             continue
         try:
@@ -269,5 +344,6 @@ def _describe_pending(wanted: WantedClaim, claim: Obj) -> tuple[Reason, str]:
         return Reason.VM_IP_CLAIM_PENDING, f"{message}: {detail}"
     return (
         Reason.VM_IP_CLAIM_PENDING,
-        f"{message}; if this stays, check that the pool exists and its IPAM provider runs",
+        f"{message}; if this stays, check that the pool exists and has a free address, and that "
+        "its IPAM provider runs",
     )

@@ -136,12 +136,15 @@ def networkdata(
         config.append({"type": "physical", "name": f"eth{index}", **mac, "subnets": subnets})
 
     sources = [*([address] if address else ()), *claimed.values()]
-    servers = dict.fromkeys(server for source in sources for server in source.dns_servers)
-    search = dict.fromkeys(domain for source in sources for domain in source.dns_search)
+    servers = [server for source in sources for server in source.dns_servers]
+    search = [domain for source in sources for domain in source.dns_search]
+    if claimed:
+        # Interfaces often have the same. The list of a static address alone stays as it was given.
+        servers, search = list(dict.fromkeys(servers)), list(dict.fromkeys(search))
     if servers or search:
-        nameserver: Obj = {"type": "nameserver", "address": list(servers)}
+        nameserver: Obj = {"type": "nameserver", "address": servers}
         if search:
-            nameserver["search"] = list(search)
+            nameserver["search"] = search
         config.append(nameserver)
     return str(yaml.dump({"version": 1, "config": config}, Dumper=_Dumper, sort_keys=False))
 

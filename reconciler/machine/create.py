@@ -18,7 +18,7 @@ from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, Invalid, Re
 from reconciler import metrics
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
 from reconciler.machine.bootstrap import bootstrap_data, ensure_secret
-from reconciler.machine.claimedaddresses import check_claims, ensure_claims
+from reconciler.machine.claimedaddresses import check_claims, confirm_claims, ensure_claims
 from reconciler.machine.ipaddress import ensure_address, restore_address
 from reconciler.machine.labelling import ensure_labels
 from reconciler.machine.quota import REFUSED_SECONDS, check_quota, handle_refusal, record_free_quota
@@ -76,7 +76,9 @@ async def _create_vm(scope: MachineScope) -> Obj:
     claimed = await ensure_claims(scope)
     network = await ensure_address(scope)
     await ensure_secret(scope, network, bootstrap, claimed)
-    return await _request_vm(scope, replace(inputs, offered=await offered_modes(scope, inputs)))
+    inputs = replace(inputs, offered=await offered_modes(scope, inputs))
+    await confirm_claims(scope, claimed)
+    return await _request_vm(scope, inputs)
 
 
 def _migration_warning(vm: Obj) -> str:

@@ -15,6 +15,7 @@ from caphv.runtime.errors import NotFound
 from reconciler import triggers
 from reconciler.harvester.views import TargetNamespace
 from reconciler.machine.adoption import VmOwner, owner_of_vm
+from reconciler.machine.claimedaddresses import describe_released
 from reconciler.machine.diskdeletion import delete_disks
 from reconciler.machine.etcd import remove_etcd_member
 from reconciler.machine.ipaddress import release_address
@@ -130,11 +131,14 @@ def _force_delete(scope: MachineScope) -> bool:
     address = scope.draft.fields.get("allocatedIPAddress")
     pool = scope.draft.fields.get("allocatedPoolRef")
     reservation = f", address {address} in IPPool {pool}" if address else ""
+    released = describe_released(scope)
+    reuse = f"; the VM may still use addresses that others can get from {released}"
     scope.warning_event(
         "ForcedDeletion",
         f"force-deleted because {problem}; may remain on Harvester: VirtualMachine {vm}, its disks "
-        f"{scope.name}-disk-*, Secret {cloud_init_secret_name(scope.name)}{reservation}; find it "
-        f"when Harvester answers again: {remedies.LIST_LEFTOVERS}",
+        f"{scope.name}-disk-*, Secret {cloud_init_secret_name(scope.name)}{reservation}"
+        f"{reuse if released else ''}; find it when Harvester answers again: "
+        f"{remedies.LIST_LEFTOVERS}",
     )
     return True
 

@@ -7,6 +7,7 @@ be upgraded later.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from caphv.api import resources
 from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Key, Obj, Resource, at
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
-from caphv.runtime.discovery import served_version
-from caphv.runtime.errors import RequestError
+from caphv.runtime.discovery import served_version_of
+from caphv.runtime.errors import NotFound, RequestError, without_trace
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,17 @@ _CRDS = frozenset(
 )
 _KEPT = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp", "ownerReferences")
 _BACKOFF_SECONDS = 5.0
+# A core that is too old for the claims stays so until it is upgraded.
+_LONGEST_BACKOFF_SECONDS = 60.0
+
+
+async def claims_version(client: ApiClient) -> str:
+    """Return the version of IPAddressClaims to use. Raises `NotFound` if none is served.
+
+    IPAM providers have their pools in the same group, with versions of their own.
+    """
+    kind = resources.ip_address_claims(resources.IPAM_VERSIONS[0]).kind
+    return await served_version_of(client, resources.IPAM_GROUP, kind, resources.IPAM_VERSIONS)
 
 
 class Ipam:
@@ -51,7 +63,10 @@ class Ipam:
         self._claims: Informer | None = None
         self._addresses: Informer | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._watches: list[asyncio.Task[None]] = []
         self._opening: asyncio.Task[None] | None = None
+        self._version_error: Exception | None = None
+        self._crds_changed = asyncio.Event()
 
     def connect(self, on_state: Callable[[], None], on_claim: Callable[[Key], None]) -> None:
         """Call the handlers from now on.
@@ -68,7 +83,7 @@ class Ipam:
 
     async def close(self) -> None:
         """Stop all watches."""
-        tasks = [*self._tasks, *filter(None, [self._opening])]
+        tasks = [*self._tasks, *self._watches, *filter(None, [self._opening])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -92,7 +107,12 @@ class Ipam:
 
     @property
     def error(self) -> Exception | None:
-        """Why a watch fails at present."""
+        """Why a watch fails, or does not begin, at present.
+
+        `NotFound` means that the API server has the kinds in none of our versions.
+        """
+        if self._version_error is not None:
+            return self._version_error
         watches = (self._crds, self._claims, self._addresses)
         return next((watch.last_error for watch in watches if watch and watch.last_error), None)
 
@@ -102,31 +122,66 @@ class Ipam:
 
     def _follow_crds(self) -> None:
         """Open the caches once both CRDs exist."""
+        self._crds_changed.set()
         if self.is_served and self._opening is None:
-            # The task logs nothing about the machine that was the first.
-            self._opening = contextvars.Context().run(asyncio.create_task, self._open())
+            self._start_opening()
         self._on_state()
 
-    async def _open(self) -> None:
-        """Start the watches of both kinds, in the version that the core prefers."""
-        version = await self._served_version()
+    def _start_opening(self, delay: float = 0.0) -> None:
+        # The task logs nothing about the machine that was the first.
+        self._opening = contextvars.Context().run(asyncio.create_task, self._open(delay))
+
+    def _handle_error(self, error: Exception) -> None:
+        """Open the caches again if the API server no longer has their version.
+
+        A core that is upgraded may drop it. If the CRDs are created again, nothing of the caches
+        exists any more.
+        """
+        is_open = self._opening is not None and self._opening.done()
+        if is_open and isinstance(error, NotFound):
+            for task in self._watches:
+                task.cancel()
+            self._claims = self._addresses = None
+            self._crds_changed.clear()
+            self._start_opening(_BACKOFF_SECONDS)
+        self._on_state()
+
+    async def _open(self, delay: float) -> None:
+        """Start the watches of both kinds, in the newest version that is served and known.
+
+        :param delay: seconds to wait before, unless a CRD changes
+        """
+        await self._wait_for_crds(delay)
+        version = await self._wait_for_version()
         self._claims = self._informer(resources.ip_address_claims(version), _slim_claim)
         self._claims.add_handler(lambda change: self._on_claim(change.key))
         self._addresses = self._informer(resources.ip_addresses(version), _slim_address)
         self._addresses.add_handler(self._handle_address)
-        self._tasks += [self._claims.start(), self._addresses.start()]
+        self._watches = [self._claims.start(), self._addresses.start()]
 
-    async def _served_version(self) -> str:
-        """Ask which version is served until the API server answers."""
+    async def _wait_for_version(self) -> str:
+        """Return the version of claims, once the API server has one that we know."""
+        delay = _BACKOFF_SECONDS
         while True:
+            self._crds_changed.clear()
             try:
-                return await served_version(
-                    self._client, resources.IPAM_GROUP, resources.IPAM_VERSIONS
-                )
+                version = await claims_version(self._client)
             except RequestError as error:
                 # A new CRD is not served at once.
-                log.info("cannot find the version of %s: %s", resources.IPAM_GROUP, error)
-                await asyncio.sleep(_BACKOFF_SECONDS)
+                log.info("cannot find the version of IPAddressClaims: %s", error)
+                self._version_error = without_trace(error)
+                self._on_state()
+                await self._wait_for_crds(delay)
+                delay = min(2 * delay, _LONGEST_BACKOFF_SECONDS)
+            else:
+                self._version_error = None
+                return version
+
+    async def _wait_for_crds(self, seconds: float) -> None:
+        """Wait for a change of a CRD, but not longer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._crds_changed.wait()
 
     def _informer(self, resource: Resource, transform: Callable[[Obj], Obj]) -> Informer:
         return Informer(
@@ -135,7 +190,7 @@ class Ipam:
             namespace=self._namespace,
             transform=transform,
             on_contact=self._on_state,
-            on_error=lambda _: self._on_state(),
+            on_error=self._handle_error,
             max_backoff=_BACKOFF_SECONDS,
         )
 

@@ -9,6 +9,7 @@ from caphv.api.object import Obj, uid_of
 
 CORE, ADDONS = "cluster.x-k8s.io/v1beta2", "addons.cluster.x-k8s.io/v1beta2"
 CONTROL_PLANE, BOOTSTRAP = "controlplane.cluster.x-k8s.io/v1beta1", "bootstrap.cluster.x-k8s.io/v1beta1"
+IPAM = "ipam.cluster.x-k8s.io/v1beta2"
 INFRASTRUCTURE = "infrastructure.cluster.x-k8s.io/v1beta1"
 _numbers = itertools.count()
 
@@ -77,4 +78,26 @@ def whole_cluster(name: str = "shop", *, identity: str = "identity", machines: i
             "infrastructureRef": ref(own),
         }
         objs += [machine, config, own, made("v1", "Secret", f"{name}-{number}", config, data={"value": "eA=="})]
+    return objs
+
+
+def pool_with_claims(*machines: Obj) -> list[Obj]:
+    """A pool of an IPAM provider, and the claims and addresses of HarvesterMachines from it, which name it."""
+    pool = made("ipam.cluster.x-k8s.io/v1alpha2", "InClusterIPPool", "v4", spec={"addresses": ["10.0.0.1-10.0.0.9"]})
+    objs = [pool]
+    for number, machine in enumerate(machines, 1):
+        name = f"{machine['metadata']['name']}-0-0"
+        machine["spec"] |= {"networkInterfaces": [{"network": "a", "addressesFromPools": [ref(pool)]}]}
+        label = machine["metadata"]["labels"]
+        claim = made(IPAM, "IPAddressClaim", name, machine, labels=label, spec={"poolRef": ref(pool)})
+        address = made(IPAM, "IPAddress", name, claim, finalizers=["ipam.cluster.x-k8s.io/ProtectAddress"])
+        address["spec"] = {
+            "claimRef": {"name": name},
+            "poolRef": ref(pool),
+            "address": f"10.0.0.{number}",
+            "prefix": 24,
+        }
+        head = {"apiVersion": pool["apiVersion"], "kind": pool["kind"], "name": "v4", "uid": uid_of(pool)}
+        address["metadata"]["ownerReferences"].append({**head, "controller": False})
+        objs += [claim, address]
     return objs

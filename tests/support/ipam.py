@@ -139,7 +139,10 @@ class IpamProvider:
             "metadata": {
                 "name": name,
                 "namespace": self._namespace,
-                "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
+                "ownerReferences": [
+                    {**owner, "controller": True, "blockOwnerDeletion": True},
+                    {**_pool_owner(claim), "controller": False, "blockOwnerDeletion": False},
+                ],
                 "finalizers": [PROTECT],
             },
             "spec": {
@@ -173,6 +176,11 @@ class IpamProvider:
         condition = {"type": "Ready", "status": status, "reason": reason, "message": message}
         patch = {"status": {"conditions": [{**condition, "lastTransitionTime": _LONG_AGO}], **fields}}
         await self._client.patch(self._claims, name, self._namespace, patch, subresource="status")
+
+
+def _pool_owner(claim: Obj) -> Obj:
+    name = claim["spec"]["poolRef"]["name"]
+    return {"apiVersion": f"{resources.IPAM_GROUP}/v1alpha2", "kind": POOL_KIND, "name": name, "uid": f"uid-of-{name}"}
 
 
 async def claims_of(client: ApiClient, namespace: str) -> dict[str, Obj]:

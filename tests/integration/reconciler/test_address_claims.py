@@ -167,7 +167,7 @@ async def test_claim_of_another_pool_is_named_and_follows_the_spec_once_deleted(
     await ipam.install(case.management)
     await case.ready_cluster()
     await case.create_machine("one", networkInterfaces=[ipam.interface("absent")])
-    pending = is_false(ALLOCATED, "VMIPClaimPending", "check that the pool exists and its IPAM provider runs")
+    pending = is_false(ALLOCATED, "VMIPClaimPending", "check that the pool exists and has a free address")
     await case.until(HARVESTER_MACHINES, "one", pending)
     await case.patch(HARVESTER_MACHINES, "one", {"spec": {"networkInterfaces": [ipam.interface("v4")]}})
     text = "IPAddressClaim one-0-0 is not for InClusterIPPool v4: delete it"

@@ -154,6 +154,9 @@ async def test_a_moved_machine_keeps_the_claims_of_its_addresses(environment: En
     pool = ipam.Pool([f"{old.subnet}.{host}" for host in (1, 2)], 17, old.gateway)
     async with ipam.IpamProvider(old.management, old.name, v4=pool).running():
         before = await old.ready_machine("only", networkInterfaces=[ipam.interface("v4")])
+        # Another cluster has an address of the pool.
+        await old.create(ipam.CLAIMS, "other-0-0", {"clusterName": "other", "poolRef": ipam.pool_reference("v4")})
+        await until(lambda: len(pool.used) == 2, "the other claim is not answered")
     cluster = await old.get(CLUSTERS, old.name)
     owner = {"apiVersion": CLUSTERS.api_version, "kind": "Cluster", "name": old.name, "uid": uid_of(cluster)}
     await old.patch(MACHINES, "only", {"metadata": {"ownerReferences": [owner]}})
@@ -169,11 +172,14 @@ async def test_a_moved_machine_keeps_the_claims_of_its_addresses(environment: En
     assert [owner["uid"] for owner in claim["metadata"]["ownerReferences"]] == [uid_of(machine)]
     address = await new.management.get(ipam.ADDRESSES, "only-0-0", new.name)
     assert address["spec"]["address"] == f"{old.subnet}.1"
-    assert await ipam.claims_of(old.management, old.name) == {}
+    assert list(await ipam.claims_of(old.management, old.name)) == ["other-0-0"]
+    for management, name in ((old.management, "other-0-0"), (new.management, "only-0-0")):
+        addresses = (await management.list(ipam.ADDRESSES, old.name))["items"]
+        assert [obj["metadata"]["name"] for obj in addresses] == [name]
     async with ipam.IpamProvider(new.management, new.name, v4=pool).running():
         await new.until(HARVESTER_MACHINES, "only", is_true("VMIPAllocated"))
         await new.delete_machine("only")
-        await until(lambda: not pool.used, "the address stays in use")
+        await until(lambda: list(pool.used.values()) == ["other-0-0"], "the address stays in use")
         assert await new.remove() == []
     await old.close()
     await new.close()

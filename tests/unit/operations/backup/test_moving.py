@@ -25,7 +25,7 @@ from operations.backup.moving import (
 from operations.backup.order import plan
 from operations.backup.writing import Restore
 from operations.read.graph import belongings
-from tests.support.backup import CORE, INFRASTRUCTURE, made, shared_template, whole_cluster
+from tests.support.backup import CORE, INFRASTRUCTURE, made, pool_with_claims, shared_template, whole_cluster
 from tests.support.memoryserver import MemoryServer, plural_of
 
 pytestmark = pytest.mark.unit
@@ -69,6 +69,19 @@ def test_a_template_is_deleted_when_all_its_owners_are_moved() -> None:
     deleted = {str(identity) for identity in objects_to_delete(backup)}
     assert {"HarvesterMachineTemplate team/workers", "HarvesterMachineTemplate team/derived"} <= deleted
     assert shared_objects(backup) == []
+
+
+def test_a_pool_stays_with_the_addresses_of_others_and_the_addresses_of_the_cluster_are_moved() -> None:
+    a, b = whole_cluster("a", machines=1), whole_cluster("b", machines=1)
+    machines = [obj for obj in (*a, *b) if obj["kind"] == "HarvesterMachine"]
+    backup = backup_of([*a, *b, *pool_with_claims(*machines)], "a")
+    ipam = {str(identity) for identity in backup.objects if identity.group == "ipam.cluster.x-k8s.io"}
+    assert ipam == {"IPAddressClaim team/a-0-0-0", "IPAddress team/a-0-0-0"}
+    assert ipam <= {str(identity) for identity in objects_to_delete(backup)}
+    assert shared_objects(backup) == []
+    # Both clusters are moved: the pool must exist on the target before, with what it has given out there.
+    both = backup_of([*a, *b, *pool_with_claims(*machines)], "a", "b")
+    assert not any(identity.kind == "InClusterIPPool" for identity in both.objects)
 
 
 # On servers in memory

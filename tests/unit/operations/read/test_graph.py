@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from caphv.api.object import Key, Obj
 from caphv.api.objectid import ObjectId, id_of
 from operations.read.graph import belongings, references
-from tests.support.backup import ADDONS, CORE, INFRASTRUCTURE, made, whole_cluster
+from tests.support.backup import ADDONS, CORE, INFRASTRUCTURE, made, pool_with_claims, whole_cluster
 
 pytestmark = pytest.mark.unit
 
@@ -106,8 +106,9 @@ def test_tokens_of_service_accounts_are_not_copied() -> None:
             [ObjectId("", "ConfigMap", "n", "m")],
         ),
         ({"files": [{"contentFrom": {"secret": {"name": "s", "key": "k"}}}]}, [ObjectId("", "Secret", "team", "s")]),
-        ({"poolRef": {"apiVersion": "ipam.cluster.x-k8s.io/v1", "kind": "Pool", "name": "p"}},
-         [ObjectId("ipam.cluster.x-k8s.io", "Pool", "team", "p")]),
+        ({"configRef": {"apiVersion": "bootstrap.cluster.x-k8s.io/v1", "kind": "Config", "name": "c"}},
+         [ObjectId("bootstrap.cluster.x-k8s.io", "Config", "team", "c")]),
+        ({"poolRef": {"apiVersion": "ipam.cluster.x-k8s.io/v1", "kind": "Pool", "name": "p"}}, []),
         ({"targetRef": {"apiVersion": "v1", "kind": "Node", "name": "n"}}, []),
         ({"image": {"name": "sles"}}, []),
     ],
@@ -163,3 +164,19 @@ def test_examples_in_schemas_of_variables_are_no_references() -> None:
     metadata = {"name": "c", "namespace": "n"}
     obj: Obj = {"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "ClusterClass", "metadata": metadata, "spec": spec}
     assert [str(reference) for reference in references(obj)] == ["K n/k"]
+
+
+def test_pools_of_ipam_providers_are_not_followed() -> None:
+    objs = whole_cluster(machines=1)
+    machine = next(obj for obj in objs if obj["kind"] == "HarvesterMachine")
+    pool, claim, address = pool_with_claims(machine)
+    for obj in (machine, claim, address):
+        assert id_of(pool) not in set(references(obj))
+    cluster = next(obj for obj in objs if obj["kind"] == "Cluster")
+    variable = {"name": "networkInterfaces", "value": machine["spec"]["networkInterfaces"]}
+    cluster["spec"]["topology"]["variables"] = [variable]
+    assert id_of(pool) not in set(references(cluster))
+    chosen = belongings(SHOP, [*objs, pool, claim, address])
+    assert id_of(pool) not in chosen.objects
+    assert {id_of(claim), id_of(address)} <= set(chosen.objects)
+    assert chosen.absent == {}

@@ -95,8 +95,11 @@ def test_claim_belongs_to_machine_and_cluster(version: str) -> None:
     assert claim["apiVersion"] == f"ipam.cluster.x-k8s.io/{version}"
     assert claim["metadata"]["labels"] == {"cluster.x-k8s.io/cluster-name": "shop"}
     assert claim["spec"] == {"clusterName": "shop", "poolRef": pool("v4")}
-    # A garbage collector that deletes in the foreground would release the address of a running guest.
-    assert "blockOwnerDeletion" not in claim["metadata"]["ownerReferences"][0]
+    # The finalizer of the machine waits for its claims, so that the garbage collector need not. With or without
+    # blockOwnerDeletion, a deletion in the foreground deletes them at once.
+    (owner,) = claim["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == ("HarvesterMachine", "uid-1", True)
+    assert "blockOwnerDeletion" not in owner
     assert is_owned(claim, machine())
     assert names_pool(claim, wanted)
     assert not is_owned(claim, machine(uid="uid-2"))
@@ -110,6 +113,12 @@ def test_claim_belongs_to_machine_and_cluster(version: str) -> None:
         ({"address": "10.0.0.5", "prefix": 24, "gateway": "10.0.0.1"}, ClaimedAddress("10.0.0.5", 24, "10.0.0.1")),
         ({"address": "FD00::0005", "prefix": 64}, ClaimedAddress("fd00::5", 64)),
         ({"address": "10.0.0.5", "prefix": 32, "gateway": ""}, ClaimedAddress("10.0.0.5", 32)),
+        # As routers announce themselves.
+        ({"address": "fd00::5", "prefix": 64, "gateway": "FE80::0001"}, ClaimedAddress("fd00::5", 64, "fe80::1")),
+        # A guest of the sandbox.
+        ({"address": "127.13.49.1", "prefix": 17}, ClaimedAddress("127.13.49.1", 17)),
+        # Its pool may say that all addresses of its network are free.
+        ({"address": "10.0.0.255", "prefix": 24}, ClaimedAddress("10.0.0.255", 24)),
     ],
 )
 def test_answer_of_a_pool(fields: Obj, address: ClaimedAddress) -> None:
@@ -127,11 +136,57 @@ def test_answer_of_a_pool(fields: Obj, address: ClaimedAddress) -> None:
         ({"address": "10.0.0.5", "prefix": "24"}, "prefix is '24'"),
         ({"address": "10.0.0.5", "prefix": 24, "gateway": "router"}, "'router'"),
         ({"address": "10.0.0.5", "prefix": 24, "gateway": "fd00::1"}, "another family"),
+        ({"address": "10.0.0.5", "prefix": True}, "prefix is True"),
+        ({"address": "10.0.0.5", "prefix": 24, "gateway": "10.0.0.5"}, "gateway is 10.0.0.5, too"),
+        ({"address": "fe80::5", "prefix": 64}, "link-local"),
+        ({"address": "169.254.0.5", "prefix": 16}, "link-local"),
+        ({"address": "fd00::5%eth0", "prefix": 64}, "has a scope"),
+        ({"address": "fd00::5", "prefix": 64, "gateway": "fe80::1%eth0"}, "gateway 'fe80::1%eth0' has a scope"),
     ],
 )
 def test_answer_that_no_guest_can_use(fields: Obj, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         claimed_address({"spec": fields})
+
+
+@pytest.mark.parametrize(
+    "text", ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "::", "::1", "ff02::1", "::ffff:10.0.0.9"]
+)
+def test_no_guest_has_an_address_of_many_or_of_none(text: str) -> None:
+    other = "10.0.0.5" if "." in text and ":" not in text else "fd00::5"
+    with pytest.raises(ValueError, match=f"address '{text}' is not the address of one host"):
+        claimed_address({"spec": {"address": text, "prefix": 32}})
+    with pytest.raises(ValueError, match=f"gateway '{text}' is not the address of one host"):
+        claimed_address({"spec": {"address": other, "prefix": 32, "gateway": text}})
+
+
+WORDS = st.text("\n\t :%x10af\x1b/", max_size=12) | st.text(max_size=200)
+
+
+@given(
+    st.builds(str.__add__, st.sampled_from(["", "10.0.0.5", "fd00::5", "fd00::5%"]), WORDS) | st.integers() | st.none(),
+    st.integers(-1, 129) | st.booleans() | st.text(max_size=200),
+    st.builds(str.__add__, st.sampled_from(["", "10.0.0.1", "fe80::1", "fe80::1%"]), WORDS),
+)
+def test_text_of_an_address_reaches_neither_guest_nor_terminal(address: Any, prefix: Any, gateway: str) -> None:
+    try:
+        result = claimed_address({"spec": {"address": address, "prefix": prefix, "gateway": gateway}})
+    except ValueError as error:
+        message = str(error)
+    else:
+        message = ""
+        for text in filter(None, (result.address, result.gateway)):
+            assert set(text) <= set("0123456789abcdef.:")
+        assert type(result.prefix) is int
+    assert message.isprintable()
+    assert len(message) < 200
+
+
+def test_lines_in_the_scope_of_an_address_are_refused() -> None:
+    with pytest.raises(ValueError, match="has a scope"):
+        claimed_address({"spec": {"address": "fd00::5%x\n    post-up reboot", "prefix": 64}})
+    with pytest.raises(ValueError, match="has a scope"):
+        claimed_address({"spec": {"address": "fd00::5", "prefix": 64, "gateway": "fe80::1%eth0\n    post-up reboot"}})
 
 
 def test_provider_says_why_it_has_no_address() -> None:
@@ -189,6 +244,13 @@ def test_network_data_of_a_second_interface_keeps_the_default_route_of_the_first
         {"type": "physical", "name": "eth2", "mac_address": "02:c", "subnets": [{"type": "dhcp"}]},
         {"type": "nameserver", "address": ["9.9.9.9", "1.1.1.1"], "search": ["example.com", "b.example.com"]},
     ]
+
+
+def test_network_data_of_a_static_address_keeps_its_list_of_resolvers() -> None:
+    """As before there were claims, so that no Secret of a machine changes."""
+    twice = StaticAddress("10.0.0.5", "255.0.0.0", "10.0.0.1", ("9.9.9.9", "9.9.9.9"), ("a.example", "a.example"))
+    nameserver = yaml.safe_load(networkdata(twice, 1))["config"][-1]
+    assert nameserver == {"type": "nameserver", "address": ["9.9.9.9"] * 2, "search": ["a.example"] * 2}
 
 
 @given(st.dictionaries(st.integers(0, 4), st.lists(ADDRESSES, min_size=1, max_size=3), min_size=1, max_size=4))

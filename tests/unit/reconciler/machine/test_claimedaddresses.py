@@ -15,7 +15,13 @@ from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
 from reconciler.machine.addressclaims import ClaimedAddress, claim_object, wanted_claims
-from reconciler.machine.claimedaddresses import check_claims, ensure_claims, known_addresses, release_claims
+from reconciler.machine.claimedaddresses import (
+    check_claims,
+    confirm_claims,
+    ensure_claims,
+    known_addresses,
+    release_claims,
+)
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Topics
@@ -26,7 +32,9 @@ VERSION = "v1beta2"
 ALLOCATED = ConditionType.VM_IP_ALLOCATED
 POOLS = [{"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": name} for name in ("v4", "v6")]
 SPEC = {"networks": ["a", "b"], "networkInterfaces": [{"network": "a", "addressesFromPools": POOLS}]}
-GROUP = {"versions": [{"version": "v1beta1"}, {"version": VERSION}]}
+# The in-cluster provider has its pools in the group of the claims.
+POOL_KINDS = {"v1alpha2": ["InClusterIPPool"], "v1alpha1": ["InClusterIPPool"]}
+KINDS = {VERSION: ["IPAddressClaim", "IPAddress"], "v1beta1": ["IPAddressClaim", "IPAddress"]}
 
 
 class Machine:
@@ -44,27 +52,37 @@ class Machine:
             "spec": self.spec,
         }
         self.stored: dict[str, Obj] = {}
+        self.live = self.stored
+        """Claims of the server; a broken watch does not deliver them."""
         self.addresses: dict[str, Obj] = {}
         self.is_served: bool | None = True
+        self.kinds: dict[str, list[str]] = POOL_KINDS | KINDS
         self.is_filled = True
         self.error: Exception | None = None
         self.deleted: list[tuple[str, str]] = []
+        self.denied: set[str] = set()
         self.events: list[str] = []
         self.draft = StatusDraft(self.obj)
         self.queue: WorkQueue[Key] = WorkQueue("test")
         self.topics = Topics()
 
-    def create(self, claim: Obj) -> Obj:
+    def stall(self) -> None:
+        """Have the watch of claims deliver nothing from now on."""
+        self.live = dict(self.stored)
+
+    def create(self, claim: Obj, uid: str = "") -> Obj:
         name = claim["metadata"]["name"]
-        if name in self.stored:
+        if name in self.live:
             raise AlreadyExists(409, "AlreadyExists", name)
-        self.stored[name] = {**copy.deepcopy(claim), "status": {}}
-        self.stored[name]["metadata"]["uid"] = f"uid-of-{name}"
-        return self.stored[name]
+        self.live[name] = {**copy.deepcopy(claim), "status": {}}
+        self.live[name]["metadata"]["uid"] = uid or f"uid-of-{name}"
+        return self.live[name]
 
     def answer(self, name: str, **spec: Any) -> None:
         self.stored[name]["status"] = {"addressRef": {"name": name}}
-        self.addresses[name] = {"metadata": {"name": name}, "spec": spec}
+        owners = [{"kind": "InClusterIPPool", "uid": "pool"}, {"kind": "IPAddressClaim", "uid": f"uid-of-{name}"}]
+        metadata = {"name": name, "ownerReferences": owners}
+        self.addresses[name] = {"metadata": metadata, "spec": {"claimRef": {"name": name}, **spec}}
 
     def fail(self, name: str, reason: str, message: str) -> None:
         condition = {"type": "Ready", "status": "False", "reason": reason, "message": message}
@@ -75,7 +93,8 @@ class Machine:
         claims = SimpleNamespace(
             resource=resources.ip_address_claims(VERSION),
             get=lambda _namespace, name: self.stored.get(name),
-            observe=lambda _claim: None,
+            observe=lambda claim: self.stored.update({claim["metadata"]["name"]: claim}),
+            forget=lambda _namespace, name: self.stored.pop(name, None),
         )
         addresses = SimpleNamespace(get=lambda _namespace, name: self.addresses.get(name))
         ipam = SimpleNamespace(
@@ -112,17 +131,28 @@ class Machine:
         return self.create(claim)
 
     async def _get(self, _resource: Resource, name: str, _namespace: str) -> Obj:
-        if name not in self.stored:
+        self._check_right("get")
+        if name not in self.live:
             raise NotFound(404, "NotFound", name)
-        return self.stored[name]
+        return self.live[name]
 
     async def _delete(self, _resource: Resource, name: str, _namespace: str, *, uid: str) -> None:
+        self._check_right("delete")
         self.deleted.append((name, uid))
 
-    async def _request(self, _method: str, _path: str) -> Obj:
-        if not self.is_served:
-            raise NotFound(404, "NotFound", "no such group")
-        return GROUP
+    def _check_right(self, verb: str) -> None:
+        if verb in self.denied:
+            raise Forbidden(403, "Forbidden", f"cannot {verb} ipaddressclaims")
+
+    async def _request(self, _method: str, path: str) -> Obj:
+        group, _, version = path.removeprefix("/apis/").partition("/")
+        if not self.is_served or (version and version not in self.kinds):
+            raise NotFound(404, "NotFound", path)
+        if version:
+            kinds = [{"name": f"{kind.lower()}s", "kind": kind, "namespaced": True} for kind in self.kinds[version]]
+            return {"resources": kinds}
+        versions = [{"version": name} for name in self.kinds]
+        return {"name": group, "versions": versions, "preferredVersion": versions[0]}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +161,13 @@ class Machine:
         (False, None, "IPAMNotAvailable", "has no IPAddressClaims of ipam.cluster.x-k8s.io: install", True),
         (True, Forbidden(403, "Forbidden", "no"), "IPAMNotAvailable", "its ClusterRole caphv-manager-role", True),
         (None, Forbidden(403, "Forbidden", "no"), "IPAMNotAvailable", "(Forbidden)", True),
+        (
+            True,
+            NotFound(404, "NotFound", ""),
+            "IPAMNotAvailable",
+            "ipam.cluster.x-k8s.io in v1beta2 or v1beta1: inst",
+            False,
+        ),
         (True, Unreachable("down"), "IPAMNotAvailable", "(Unreachable); the log", False),
         (None, None, "VMIPClaimPending", "reading IPAddressClaims", False),
         (True, None, "VMIPClaimPending", "reading IPAddressClaims", False),
@@ -165,6 +202,8 @@ async def test_all_claims_are_made_before_the_first_is_answered_and_used_once_al
     assert (blocked.reason, blocked.warn) == ("VMIPClaimPending", False)
     assert "IPAddressClaim one-0-0;" in blocked.message
     assert "IPAddressClaim one-0-1;" in blocked.message
+    # The in-cluster provider reports an exhausted pool in its log only.
+    assert "check that the pool exists and has a free address, and that its IPAM provider runs" in blocked.message
 
     machine.answer("one-0-0", address="10.0.0.5", prefix=24, gateway="10.0.0.1")
     blocked = await machine.blocked()
@@ -211,6 +250,18 @@ async def test_message_has_all_problems_and_the_reason_is_the_gravest() -> None:
     [
         ({"metadata": {"ownerReferences": []}}, "belongs to another owner", True),
         ({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, "is being deleted", False),
+        # Of a former machine of the name, while its pool keeps the address from others.
+        (
+            {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": []}},
+            "is being deleted: a new one follows",
+            False,
+        ),
+        # The owner is there, and another is the controller.
+        (
+            {"metadata": {"ownerReferences": [{"uid": "uid-1"}, {"uid": "other", "controller": True}]}},
+            "another owner",
+            True,
+        ),
         ({"spec": {"poolRef": {**POOLS[0], "name": "other"}}}, "is not for InClusterIPPool v4: delete it", True),
         ({"spec": {"poolRef": {**POOLS[0], "apiGroup": "example.com"}}}, "is not for InClusterIPPool v4", True),
     ],
@@ -275,3 +326,110 @@ async def test_own_claims_are_released_by_their_uid_and_no_others() -> None:
     machine.is_served = False
     await release_claims(machine.scope)
     assert machine.deleted == [("one-0-0", "uid-of-one-0-0")]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_released"),
+    [
+        (POOL_KINDS, False),
+        # A core before 1.5, next to a provider whose pools have the newest version.
+        (POOL_KINDS | {"v1alpha1": ["IPAddressClaim", "IPAddress"], VERSION: ["InClusterIPPool"]}, False),
+        ({**KINDS, VERSION: ["InClusterIPPool"]}, True),
+    ],
+)
+async def test_deletion_ends_when_the_group_of_the_claims_has_only_kinds_of_others(
+    kinds: dict[str, list[str]], is_released: bool
+) -> None:
+    machine = Machine()
+    await machine.blocked()
+    machine.kinds = kinds
+    await release_claims(machine.scope)
+    assert machine.deleted == [(name, f"uid-of-{name}") for name in ("one-0-0", "one-0-1") if is_released]
+
+
+async def answered() -> Machine:
+    """A machine whose claims have addresses."""
+    machine = Machine()
+    await machine.blocked()
+    machine.answer("one-0-0", address="10.0.0.5", prefix=24)
+    machine.answer("one-0-1", address="fd00::5", prefix=64)
+    return machine
+
+
+@pytest.mark.parametrize(
+    "age",
+    [
+        lambda address: address["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"),
+        lambda address: address["metadata"]["ownerReferences"][1].update(uid="uid-of-a-former-claim"),
+        lambda address: address["spec"].update(claimRef={"name": "two-0-0"}),
+    ],
+)
+async def test_address_of_another_claim_is_not_used(age: Any) -> None:
+    machine = await answered()
+    age(machine.addresses["one-0-0"])
+    blocked = await machine.blocked()
+    assert (blocked.reason, "IPAddressClaim one-0-0;" in blocked.message) == ("VMIPClaimPending", True)
+    assert known_addresses(machine.scope) == ["fd00::5"]
+
+
+async def test_address_of_a_provider_that_sets_no_owner_is_used() -> None:
+    machine = await answered()
+    for address in machine.addresses.values():
+        address["metadata"]["ownerReferences"] = []
+    assert len((await ensure_claims(machine.scope))[0].addresses) == 2
+
+
+async def test_claim_that_a_broken_watch_has_lost_is_recreated_before_the_vm_is_created() -> None:
+    machine = await answered()
+    claimed = await ensure_claims(machine.scope)
+    await confirm_claims(machine.scope, claimed)
+
+    machine.stall()
+    del machine.live["one-0-1"]
+    assert await ensure_claims(machine.scope) == claimed
+    with pytest.raises(Blocked, match="IPAddressClaim one-0-1 was deleted before the VM was created") as caught:
+        await confirm_claims(machine.scope, claimed)
+    assert (caught.value.reason, caught.value.requeue_after) == ("VMIPClaimPending", 1)
+    await machine.blocked()
+    assert "one-0-1" in machine.live
+
+
+async def test_claim_that_replaced_another_is_answered_before_the_vm_is_created() -> None:
+    machine = await answered()
+    claimed = await ensure_claims(machine.scope)
+    machine.stall()
+    replaced = machine.live.pop("one-0-0")
+    machine.create(replaced, uid="uid-2")
+    with pytest.raises(Blocked, match="to answer IPAddressClaim one-0-0"):
+        await confirm_claims(machine.scope, claimed)
+
+    # The caches have caught up, and the guest's configuration has the former address.
+    machine.answer("one-0-0", address="10.0.0.6", prefix=24)
+    machine.live["one-0-0"] = {**machine.stored["one-0-0"]}
+    machine.addresses["one-0-0"]["metadata"]["ownerReferences"] = [{"kind": "IPAddressClaim", "uid": "uid-2"}]
+    with pytest.raises(Blocked, match="have changed before the VM was created: claiming again"):
+        await confirm_claims(machine.scope, claimed)
+    await confirm_claims(machine.scope, await ensure_claims(machine.scope))
+
+
+async def test_claim_in_deletion_gives_no_vm_an_address() -> None:
+    machine = await answered()
+    claimed = await ensure_claims(machine.scope)
+    machine.stall()
+    metadata = {**machine.live["one-0-0"]["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    machine.live["one-0-0"] = {**machine.live["one-0-0"], "metadata": metadata}
+    with pytest.raises(Blocked, match="IPAddressClaim one-0-0 is being deleted"):
+        await confirm_claims(machine.scope, claimed)
+
+
+@pytest.mark.parametrize("verb", ["get", "delete"])
+async def test_deletion_without_rights_leaves_claims_to_the_garbage_collector(
+    verb: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine()
+    await machine.blocked()
+    machine.denied = {verb}
+    await release_claims(machine.scope)
+    assert machine.deleted == []
+    for name in machine.stored:
+        assert f"leaving IPAddressClaim {name} to the garbage collector: cannot {verb}" in caplog.text

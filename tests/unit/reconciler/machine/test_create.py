@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from caphv.api.names import ConditionType
+from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj
 from reconciler.machine import create
 from reconciler.machine.network import StaticAddress
@@ -100,3 +100,20 @@ async def test_machine_that_waits_for_bootstrap_data_reserves_no_address(monkeyp
     with pytest.raises(Blocked, match="waiting for the bootstrap provider"):
         await create.ensure_vm(scope_of(None, machine={"spec": {"bootstrap": {}}}))
     assert reserved == []
+
+
+async def test_vm_of_claims_that_the_server_lacks_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def passes(*_: object) -> None:
+        """A step before."""
+
+    async def lost(*_: object) -> None:
+        raise Blocked(ConditionType.VM_IP_ALLOCATED, Reason.VM_IP_CLAIM_PENDING, "was deleted", Watched.SELF)
+
+    for step in ("bootstrap_data", "ensure_claims", "ensure_address", "ensure_secret", "offered_modes"):
+        monkeypatch.setattr(create, step, passes)
+    for step in ("require_inputs", "check_quota", "replace"):
+        monkeypatch.setattr(create, step, lambda *_, **__: None)
+    monkeypatch.setattr(create, "confirm_claims", lost)
+    # A request would fail, because the scope has no client.
+    with pytest.raises(Blocked, match="was deleted"):
+        await create.ensure_vm(scope_of(None))

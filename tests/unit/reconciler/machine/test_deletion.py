@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from caphv.api.conditions import rfc3339
 from caphv.api.object import Obj, key_of
 from caphv.runtime.errors import NotFound
 from reconciler import triggers
-from reconciler.machine import deletion
+from reconciler.machine import claimedaddresses, deletion
 from reconciler.machine.ipaddress import release_address
 from reconciler.status import Blocked
 from reconciler.triggers import Subscription
@@ -77,6 +78,31 @@ async def test_machine_of_an_account_that_may_not_read_waits_until_a_user_force_
     scope.obj["metadata"]["annotations"] = FORCED
     await deletion.delete_machine(scope)
     assert harvester.allocator.released == []
+
+
+async def test_event_of_a_force_deletion_names_addresses_that_others_can_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def messages(addresses: list[str], *pools: str) -> str:
+        scope, _ = scope_of(session=False, annotations=FORCED)
+        scope.context.memory.cluster(scope.harvester_cluster).connection_error = "down"
+        scope.context.ipam = SimpleNamespace(claims=None, addresses=None)
+        entries = [{"type": kind, "address": text} for text in addresses for kind in ("InternalIP", "ExternalIP")]
+        scope.draft.fields["addresses"] = entries
+        named = [{"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": name} for name in pools]
+        scope.spec["networks"] = ["a"]
+        scope.spec["networkInterfaces"] = [{"network": "a", "addressesFromPools": named}] if named else []
+        events: list[str] = []
+        scope.context.event = lambda *about: events.append(about[-1])
+        await deletion.delete_machine(scope)
+        (message,) = events
+        return message
+
+    both = "addresses that others can get from InClusterIPPool v4 and InClusterIPPool v6 (10.0.0.5, fd00::5);"
+    assert both in await messages(["10.0.0.5", "fd00::5"], "v4", "v6")
+    assert "InClusterIPPool v4 (none known);" in await messages([], "v4")
+    assert "addresses" not in await messages(["10.0.0.5"])
+    # What the pools gave is more certain than what the guest reports.
+    monkeypatch.setattr(claimedaddresses, "known_addresses", lambda _: ["10.0.0.6"])
+    assert "InClusterIPPool v4 (10.0.0.6);" in await messages(["10.0.0.5"], "v4")
 
 
 async def test_force_delete_does_not_end_a_deletion_that_takes_time() -> None:
