@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import logging
 
-from caphv.api.object import LEASES, Obj
+from caphv.api.object import LEASES, Obj, at
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, NotFound, RequestError
 from caphv.runtime.runnable import Runnable
@@ -52,18 +52,17 @@ class Heartbeat(Runnable):
         """Renew the Lease at each interval, and remove its holder at the end."""
         try:
             while True:
-                await self._beat(self._identity)
+                await self._beat()
                 await asyncio.sleep(self._interval)
         finally:
-            if self._lease:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_RELEASE_SECONDS):
-                        await self._beat("")
+            with contextlib.suppress(TimeoutError, RequestError):
+                async with asyncio.timeout(_RELEASE_SECONDS):
+                    await self._release()
 
-    async def _beat(self, holder: str) -> None:
+    async def _beat(self) -> None:
         """Renew the Lease. Log only the first failure in a row."""
         try:
-            self._lease = await self._renew(holder)
+            self._lease = await self._renew()
         except RequestError as error:
             self._lease = None
             if not self._refused and not isinstance(error, Conflict):
@@ -72,14 +71,16 @@ class Heartbeat(Runnable):
         else:
             self._refused = False
 
-    async def _renew(self, holder: str) -> Obj:
-        """Write the Lease with this holder, and create it if it does not exist."""
-        spec = {
-            "holderIdentity": holder,
-            "leaseDurationSeconds": max(1, int(_MISSED * self._interval)),
-            "renewTime": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        }
+    async def _release(self) -> None:
+        """Remove the holder of the Lease, if it is this process. Raises `RequestError`."""
+        # A write that the end has interrupted may have succeeded, so what was read last is too old.
+        lease = await self._client.get(LEASES, self._name, self._namespace)
+        if at(lease, "spec", "holderIdentity") == self._identity:
+            await self._client.replace(LEASES, {**lease, "spec": self._spec("")})
 
+    async def _renew(self) -> Obj:
+        """Write the Lease with this process as its holder, and create it if it does not exist."""
+        spec = self._spec(self._identity)
         try:
             lease = self._lease or await self._client.get(LEASES, self._name, self._namespace)
             return await self._client.replace(LEASES, {**lease, "spec": spec})
@@ -91,3 +92,10 @@ class Heartbeat(Runnable):
                 "spec": spec,
             }
             return await self._client.create(LEASES, lease)
+
+    def _spec(self, holder: str) -> Obj:
+        return {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": max(1, int(_MISSED * self._interval)),
+            "renewTime": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        }
