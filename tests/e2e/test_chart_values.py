@@ -119,10 +119,12 @@ def test_chart_passes_lint(tmp_path: Path, values: Obj) -> None:
     helm("lint", "--strict", CHART, f"--values={tmp_path / 'values.yaml'}")
 
 
-def test_crds_stay_when_the_chart_is_deleted(tmp_path: Path) -> None:
+def test_crds_stay_when_the_chart_is_deleted(checkout: Path, tmp_path: Path) -> None:
     objects = manifests.parse(template(tmp_path, {}))
     crds = [obj for obj in objects if obj["kind"] == "CustomResourceDefinition"]
-    assert len(crds) == 4
+    assert {f"{crd['spec']['group']}_{crd['spec']['names']['plural']}.yaml" for crd in crds} == {
+        path.name for path in (checkout / "deploy" / "crds").glob("*.yaml")
+    }
     assert {crd["metadata"]["annotations"]["helm.sh/resource-policy"] for crd in crds} == {"keep"}
     without = parsed(template(tmp_path, {"crds": {"enabled": False}}))
     assert "CustomResourceDefinition" not in {kind for kind, _, _ in without}
