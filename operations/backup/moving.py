@@ -16,19 +16,17 @@ from caphv.api import names, resources
 from caphv.api.clusterapi import externally_managed
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj, Resource, annotations_of, at, key_of, uid_of
-from caphv.api.objectid import ObjectId, id_of
+from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, RequestError
 from operations.backup.files import Backup, Origin
-from operations.backup.order import Action, Step, is_paused
+from operations.backup.order import Action, Step, deciding_owners, is_paused
 from operations.backup.writing import Restore
 from operations.read.objects import condition_of
 
 CLUSTER = (resources.CLUSTER_API_GROUP, "Cluster")
 _MOVE = "move-"
 _HARVESTER_CLUSTER = (names.GROUP, "HarvesterCluster")
-_IP_ADDRESS = (resources.IPAM_GROUP, "IPAddress")
-_IP_ADDRESS_CLAIM = "IPAddressClaim"
 _HARVESTER_MACHINE = (names.GROUP, "HarvesterMachine")
 
 
@@ -102,7 +100,7 @@ def objects_to_delete(backup: Backup) -> frozenset[ObjectId]:
     while True:
         dependents = set()
         for obj in backup.objects.values():
-            owners = _deciding_owners(obj)
+            owners = {str(owner.get("uid")) for owner in deciding_owners(obj)}
             if owners and owners <= uids:
                 dependents.add(uid_of(obj))
         if dependents <= uids:
@@ -237,19 +235,6 @@ def _strip_pause(obj: Obj) -> Obj:
     spec = obj.get("spec") or {}
     unpaused = {name: value for name, value in spec.items() if name != "paused"}
     return {**obj, "metadata": {**obj["metadata"], "annotations": annotations}, "spec": unpaused}
-
-
-def _deciding_owners(obj: Obj) -> set[str]:
-    """Return the uids of the owners that have to be moved for an object to be.
-
-    By the contract of IPAM providers, the owners of an IPAddress are its claim and its pool. The
-    pool stays.
-    """
-    if id_of(obj)[:2] != _IP_ADDRESS:
-        return _owners(obj)
-    owners = obj["metadata"].get("ownerReferences") or ()
-    claims = {str(owner.get("uid")) for owner in owners if owner.get("kind") == _IP_ADDRESS_CLAIM}
-    return claims or _owners(obj)
 
 
 def _owners(obj: Obj) -> set[str]:

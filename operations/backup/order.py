@@ -36,6 +36,8 @@ _OWNERS = {
     (kind.group, kind.kind) for kind in (resources.HARVESTER_CLUSTERS, resources.HARVESTER_MACHINES)
 }
 _CLUSTER = (resources.CLUSTER_API_GROUP, "Cluster")
+_IP_ADDRESS = (resources.IPAM_GROUP, "IPAddress")
+_IP_ADDRESS_CLAIM = "IPAddressClaim"
 
 
 class Action(StrEnum):
@@ -98,7 +100,9 @@ def missing_of(backup: Backup) -> dict[str, str]:
     for identity, obj in sorted(backup.objects.items()):
         needed = [(reference, f"{identity} refers to it") for reference in references(obj)]
         needed += [
-            (owner, f"it owns {identity}") for owner in _owners(obj) if is_cluster_api(owner.group)
+            (owner, f"it owns {identity}")
+            for owner in _owners(obj, deciding_owners(obj))
+            if is_cluster_api(owner.group)
         ]
 
         for other, reason in needed:
@@ -300,11 +304,25 @@ def _first_level(identity: ObjectId) -> int:
     return 1 if identity.kind == "ClusterClass" else 4
 
 
-def _owners(obj: Obj) -> Iterator[ObjectId]:
-    """Yield the owners of an object, in the order of its `ownerReferences`."""
+def deciding_owners(obj: Obj) -> list[Obj]:
+    """Return the references to those owners that a backup or a move of an object needs.
+
+    By the contract of IPAM providers, the owners of an IPAddress are its claim and its pool. The
+    pool stays.
+    """
+    owners: list[Obj] = obj["metadata"].get("ownerReferences") or []
+    if id_of(obj)[:2] != _IP_ADDRESS:
+        return owners
+    return [owner for owner in owners if owner.get("kind") == _IP_ADDRESS_CLAIM] or owners
+
+
+def _owners(obj: Obj, references: Iterable[Obj] | None = None) -> Iterator[ObjectId]:
+    """Yield the owners of an object in the order of its `ownerReferences`, or some of them."""
     # An owner and its dependents are in the same namespace.
     namespace = str(obj["metadata"].get("namespace") or "")
-    for owner in obj["metadata"].get("ownerReferences") or ():
+    if references is None:
+        references = obj["metadata"].get("ownerReferences") or ()
+    for owner in references:
         group = group_of(owner.get("apiVersion"))
         yield ObjectId(group, str(owner.get("kind")), namespace, str(owner.get("name")))
 

@@ -22,7 +22,7 @@ from operations.backup.moving import (
     uncopied_objects,
     unpaused_objects,
 )
-from operations.backup.order import plan
+from operations.backup.order import missing_of, plan
 from operations.backup.writing import Restore
 from operations.read.graph import belongings
 from tests.support.backup import CORE, INFRASTRUCTURE, made, pool_with_claims, shared_template, whole_cluster
@@ -82,6 +82,7 @@ def test_a_pool_stays_with_the_addresses_of_others_and_the_addresses_of_the_clus
     # Both clusters are moved: the pool must exist on the target before, with what it has given out there.
     both = backup_of([*a, *b, *pool_with_claims(*machines)], "a", "b")
     assert not any(identity.kind == "InClusterIPPool" for identity in both.objects)
+    assert missing_of(backup) == missing_of(both) == {}
 
 
 # On servers in memory
