@@ -51,6 +51,8 @@ class ClusterIdentities:
         self._namespace_changed: Callable[[str], None] = lambda _name: None
         self._identities: Informer | None = None
         self._namespaces: Informer | None = None
+        self._identities_reports = _Reports(lambda: self._identity_changed(""))
+        self._namespaces_reports = _Reports(lambda: self._namespace_changed(""))
         self._tasks: list[asyncio.Task[None]] = []
 
     def connect(
@@ -90,8 +92,8 @@ class ClusterIdentities:
 
     def _started_identities(self) -> Informer:
         """Return the filled cache of identities. Raises `NotRead` until it is filled."""
+        reports = self._identities_reports
         if self._identities is None:
-            reports = _Reports(lambda: self._identity_changed(""))
             self._identities = Informer(
                 self._client,
                 resources.HARVESTER_CLUSTER_IDENTITIES,
@@ -102,12 +104,12 @@ class ClusterIdentities:
             )
             self._identities.add_handler(self._handle_identity)
             self._tasks.append(self._identities.start())
-        return _filled(self._identities)
+        return _filled(self._identities, reports)
 
     def _started_namespaces(self) -> Informer:
         """Return the filled cache of namespaces. Raises `NotRead` until it is filled."""
+        reports = self._namespaces_reports
         if self._namespaces is None:
-            reports = _Reports(lambda: self._namespace_changed(""))
             self._namespaces = Informer(
                 self._client,
                 NAMESPACES,
@@ -119,7 +121,7 @@ class ClusterIdentities:
             )
             self._namespaces.add_handler(self._handle_namespace)
             self._tasks.append(self._namespaces.start())
-        return _filled(self._namespaces)
+        return _filled(self._namespaces, reports)
 
     def _handle_identity(self, change: Change) -> None:
         if _spec(change.old) != _spec(change.new):
@@ -134,30 +136,33 @@ class ClusterIdentities:
             self._namespace_changed(change.key.name)
 
 
-def _filled(informer: Informer) -> Informer:
+def _filled(informer: Informer, reports: _Reports) -> Informer:
     # A CRD that was deleted took all identities with it, and without the right to watch no
     # withdrawal of a permission is noticed, whatever the cache still has.
-    error = informer.last_error
-    if not informer.synced or isinstance(error, _REFUSALS):
-        raise NotRead(error)
+    if reports.refusal or not informer.synced:
+        raise NotRead(reports.refusal or informer.last_error)
     return informer
 
 
 class _Reports:
     """Report that a cache became readable, because an empty one has no events, or was refused.
 
-    Repeated failures and contacts are not reported.
+    Repeated failures and contacts are not reported. `refusal` is kept until the next contact: a
+    failure of another kind says nothing about the right that is missing.
     """
 
     def __init__(self, report: Callable[[], None]) -> None:
         self._report = report
         self._readable: bool | None = None
+        self.refusal: Exception | None = None
 
     def on_contact(self) -> None:
+        self.refusal = None
         self._set(readable=True)
 
     def on_error(self, error: Exception) -> None:
         if isinstance(error, _REFUSALS):
+            self.refusal = error
             self._set(readable=False)
 
     def _set(self, *, readable: bool) -> None:

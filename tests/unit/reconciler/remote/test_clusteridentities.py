@@ -167,6 +167,12 @@ async def test_no_answer_is_given_from_what_cannot_be_watched_any_more(error: Ex
         assert isinstance(refused, NotRead)
         assert (refused.is_lasting, refused.error) == (True, error)
         assert it.reports() == ["identity "]
+
+        # An outage says nothing about the right that is missing.
+        await it.refuse(Unreachable("no answer"))
+        refused = it.answer()
+        assert isinstance(refused, NotRead)
+        assert refused.is_lasting
         await it.permit()
         assert it.reports() == ["identity "]
         assert it.answer() == SECRET
