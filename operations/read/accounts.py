@@ -179,7 +179,7 @@ async def read_permission(
         if obj and depends_on_labels(obj, namespace):
             try:
                 labels = labels_of(await client.get(NAMESPACES, namespace))
-            except Forbidden as error:  # which says nothing about the other namespaces
+            except (Forbidden, NotFound) as error:  # which say nothing about other namespaces
                 unread[namespace] = f"labels of namespace {namespace} cannot be read: {error}"
                 continue
         answer = resolve(identity.name, obj, namespace, labels, provider_namespace)

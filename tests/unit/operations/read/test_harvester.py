@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from caphv.api.identities import cluster_identity
 from caphv.api.object import NODES, Key, Obj, Resource
-from caphv.runtime.errors import Forbidden, NotFound
+from caphv.runtime.errors import ApiError, Forbidden, NotFound
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError
 from commands.options.harvesters import insecure_option
 from operations.read.accounts import kubeconfig_of, read_accounts, secrets_with_token
@@ -81,14 +81,14 @@ class Sharing(Management):
     def __init__(self, **labels: str) -> None:
         super().__init__(shared=secret())
         self.labels = labels
-        self.may_read_namespaces = True
+        self.refusal: ApiError | None = None
         self.asked: list[tuple[str, str]] = []
 
     async def get(self, resource: Resource, name: str, namespace: str = "") -> Obj:
         self.asked.append((namespace, name))
         if resource.kind == "Namespace":
-            if not self.may_read_namespaces:
-                raise Forbidden(403, "Forbidden", "cannot get namespaces")
+            if self.refusal:
+                raise self.refusal
             return {"metadata": {"name": name, "labels": self.labels if name == "b" else {}}}
         if resource.kind == "HarvesterClusterIdentity":
             if name != "shared":
@@ -127,12 +127,13 @@ def test_a_cluster_that_may_not_use_an_identity_has_no_harvester() -> None:
     assert (found.of(using("b")), found.account_of(using("b"))) == (None, None)
 
 
-def test_a_namespace_that_is_allowed_by_name_needs_no_labels() -> None:
+@pytest.mark.parametrize("refusal", [Forbidden(403, "Forbidden", "no"), NotFound(404, "NotFound", "no")])
+def test_a_namespace_that_is_allowed_by_name_needs_no_labels(refusal: ApiError) -> None:
     client: Any = Sharing(team="x")
-    client.may_read_namespaces = False
+    client.refusal = refusal
     (account,), hidden = asyncio.run(read_accounts(client, map(using, "ab")))
     assert account.namespaces == {"vms-a"}
-    assert [item.why for item in hidden] == ["labels of namespace b cannot be read: cannot get namespaces"]
+    assert [item.why for item in hidden] == ["labels of namespace b cannot be read: no"]
     assert ("", "a") not in client.asked
 
 
