@@ -33,13 +33,16 @@ async def test_provider_without_leader_election_is_missed_when_it_falls_silent(c
     await environment.provider.stop()
     try:
         await provider.start()
-        await until(beats, "the provider is seen")
+        try:
+            await until(beats, "the provider is seen")
+        finally:
+            await provider.stop()
+        # Before the other provider starts, whose Lease would be the newest.
+        later = datetime.now(UTC) + timedelta(seconds=SILENT_SECONDS + 1)
+        silent = await read_provider(case.management, later)
     finally:
-        await provider.stop()
         await environment.provider.start()
 
-    later = datetime.now(UTC) + timedelta(seconds=SILENT_SECONDS + 1)
-    silent = await read_provider(case.management, later)
     assert silent
     assert (silent.lease, silent.silent) == (lease, True)
     assert f"kubectl get pods -n {case.name}" in silent.next_step
