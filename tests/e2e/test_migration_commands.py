@@ -165,7 +165,8 @@ def the_machine_is_the_same(at: Shell, before: Obj) -> None:
 
 def to_a_capiprovider(at: Shell) -> None:
     found = at("kubectl get crd -l cluster.x-k8s.io/provider=infrastructure-harvester -o name").split()
-    assert found == [f"customresourcedefinition.apiextensions.k8s.io/{name}" for name in NAMES]
+    names = sorted([*NAMES, f"harvesterclusteridentities.{crds.GROUP}"])
+    assert found == [f"customresourcedefinition.apiextensions.k8s.io/{name}" for name in names]
     at("kubectl apply -f out/caphv-variables.yaml -f out/capiprovider.yaml")
     at(block("kubectl patch capiprovider"))
     provider = at.read(f"capiprovider harvester -n {SPACE}")["spec"]
