@@ -49,6 +49,7 @@ class EvacuatedVm:
     :param outdated: some of these are not evacuated any more
     :param status: what Harvester says of a VM that does not run
     :param joins: its guest has yet to join the workload cluster, and never was a Node there
+    :param unseen: Cluster API says that its Node is not healthy, or knows nothing of it
     :param absent: its VM does not exist, or the machine is being deleted; etcd may still count it
     """
 
@@ -71,6 +72,7 @@ class EvacuatedVm:
     outdated: bool = False
     status: str = ""
     joins: bool = False
+    unseen: bool = False
     absent: bool = False
 
     @property
@@ -401,6 +403,9 @@ def _end(seen: Seen, vm: EvacuatedVm) -> Step:
         return Step(Action.UNCORDON, vm.name)
     if vm.former:
         return Step(Action.YIELD, vm.name)
+    if vm.held_by_us and vm.unseen and vm.runs and not seen.late:
+        # A health check would take the Machine for one whose Node is lost.
+        return _wait(seen, vm, f"{vm.name}: waiting for Cluster API to see its Node ready")
     is_released = not vm.held_by_us or vm.drained
     return Step(Action.FINISH if is_released else Action.RELEASE, vm.name)
 

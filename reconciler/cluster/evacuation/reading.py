@@ -307,7 +307,14 @@ def _vm(
         outdated=not set(avoided) <= set(around.hosts),
         status=plain(str(at(vm, "status", "printableStatus") or ""), _LONGEST_STATUS),
         joins=not at(owner, "status", "nodeRef"),
+        unseen=_is_unseen(owner),
     )
+
+
+def _is_unseen(owner: Obj | None) -> bool:
+    """Return whether the core says of a Machine that its Node is not healthy, or not reachable."""
+    seen = get_condition(at(owner, "status", "conditions") or [], "NodeHealthy") or {}
+    return seen.get("status") in ("False", "Unknown")
 
 
 def _is_alive(instance: Obj | None) -> bool:

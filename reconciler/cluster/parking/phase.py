@@ -29,8 +29,10 @@ _POLL_SECONDS = 2.0
 _VOLUMES_SECONDS = 10.0
 _BLOCKED_SECONDS = 10.0
 _REFUSED_SECONDS = 60.0
-# Between the return of the last Node and the end of the pause.
-_SETTLE_SECONDS = 5.0
+# Between the return of the last Node and the end of the pause. The core reads Nodes from a cache
+# which may ask again only after this time if the workload API did not answer: 30 s, with a jitter
+# of up to as much (client-go v0.36.1, `tools/cache/reflector.go`).
+_SETTLE_SECONDS = 65.0
 # Until a resume that waits is taken for one that does not end by itself.
 _LATE_SECONDS = 600.0
 # Begins the part of a message that says why a schedule does not resume a cluster.
@@ -155,8 +157,8 @@ async def _wait(scope: ClusterScope, around: Surroundings, step: Step) -> None:
 def _is_settling(scope: ClusterScope, around: Surroundings) -> bool:
     """Return whether Nodes have just returned, so that the pause does not end yet.
 
-    Health checks read Nodes from a cache of their own. It may still say that one does not answer,
-    for longer than they wait: with the end of the pause, they would replace its machine.
+    The core's cache may still say that one does not answer, for longer than its health checks
+    wait: with the end of the pause, they would replace its machine.
     """
     ends_pause = around.seen.paused and parking.owns_pause(scope.cluster)
     if not (ends_pause and around.seen.nodes):
@@ -167,7 +169,7 @@ def _is_settling(scope: ClusterScope, around: Surroundings) -> bool:
     remaining = scope.memory.returned_since + _SETTLE_SECONDS - current_time
     if remaining <= 0:
         return False
-    report_progress(scope, "all Nodes are ready: waiting for health checks to see them")
+    report_progress(scope, "all Nodes are ready: waiting a minute for Cluster API to see them")
     scope.requeue_within(remaining)
     return True
 

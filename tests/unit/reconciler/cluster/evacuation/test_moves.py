@@ -33,7 +33,7 @@ from tests.support.reconciler.evacuation import (
     stop,
     vm_of,
 )
-from tests.support.reconciler.memorycase import TARGET
+from tests.support.reconciler.memorycase import TARGET, MemoryCase
 
 pytestmark = pytest.mark.unit
 
@@ -71,6 +71,47 @@ async def test_a_machine_leaves_its_host(monkeypatch: pytest.MonkeyPatch) -> Non
     assert records(case, "w") == set()
     assert vm_of(case, "w")["spec"]["template"]["spec"]["affinity"] == {"nodeAffinity": {}}
     assert case.condition("HostsEvacuated") == ("", "")
+
+
+async def test_remediation_is_allowed_again_when_cluster_api_sees_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the core knows of Nodes may be older than what the provider knows."""
+    case = await cluster(monkeypatch, "w")
+    await case.reconcile()
+    await stop(case, "w")
+    await case.reconcile()
+    run(case, "w", "h1")
+    add_node(case, "w", boot="second")
+    see_node(case, "w", "Unknown")
+    await case.reconcile()
+    assert "waiting for Cluster API to see its Node" in message_of(case)
+    assert annotations_of(found(case, "Machine", "m-w"))[SKIP_REMEDIATION_ANNOTATION] == SKIPPED_BY_US
+
+    see_node(case, "w", "True")
+    await case.reconcile()
+    assert SKIP_REMEDIATION_ANNOTATION not in annotations_of(found(case, "Machine", "m-w"))
+    assert case.condition("HostsEvacuated") == ("True", "HostsEvacuated")
+
+
+async def test_a_node_that_cluster_api_never_sees_healthy_is_remediated(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await cluster(monkeypatch, "w")
+    await case.reconcile()
+    await stop(case, "w")
+    await case.reconcile()
+    run(case, "w", "h1")
+    add_node(case, "w", boot="second")
+    see_node(case, "w", "False")
+    await case.reconcile()
+    stage, since = case.scope().memory.evacuation_stages["w"]
+    case.scope().memory.evacuation_stages["w"] = (stage, since - 301)
+    await case.reconcile()
+    assert SKIP_REMEDIATION_ANNOTATION not in annotations_of(found(case, "Machine", "m-w"))
+
+
+def see_node(case: MemoryCase, name: str, status: str) -> None:
+    """Have the core report the health of a machine's Node."""
+    machine = found(case, "Machine", f"m-{name}")
+    conditions = [{"type": "NodeHealthy", "status": status}]
+    case.management.put({**machine, "status": {**(machine.get("status") or {}), "conditions": conditions}})
 
 
 async def test_nothing_is_asked_while_no_host_is_evacuated(monkeypatch: pytest.MonkeyPatch) -> None:
