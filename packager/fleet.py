@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from caphv.api.counting import name_some
-from caphv.api.object import Key, Obj, at, labels_of
+from caphv.api.object import Key, Obj, at, dict_at, labels_of, list_at, text_at
 from caphv.api.resources import FLEET_GROUP
 from caphv.runtime.cache import Change
 from caphv.runtime.text import Limits, TextError, load_yaml
@@ -241,7 +241,7 @@ def changes(row: Obj) -> list[str]:
 
 def _unready(row: Obj) -> Iterator[str]:
     for unready in row.get("nonReadyStatus") or ():
-        messages = at(unready, "summary", "message") or ()
+        messages = list_at(unready, "summary", "message")
         yield ": ".join([f"{_object(unready)} is not ready", *map(str, messages)])
 
 
@@ -297,7 +297,7 @@ def slim_bundle(bundle: Obj) -> Obj | None:
     if BUNDLE_LABEL not in labels:
         return None
 
-    summary = at(bundle, "status", "summary") or {}
+    summary = dict_at(bundle, "status", "summary")
     kept_labels = {name: labels[name] for name in (BUNDLE_LABEL, COMMIT_LABEL) if name in labels}
 
     return {
@@ -307,7 +307,7 @@ def slim_bundle(bundle: Obj) -> Obj | None:
             "processed": is_processed(bundle),
             "desired": int(summary.get("desiredReady") or 0),
             "ready": int(summary.get("ready") or 0),
-            "state": str(at(bundle, "status", "display", "state") or ""),
+            "state": text_at(bundle, "status", "display", "state"),
             "message": _first_message(map(explain, summary.get("nonReadyResources") or ())),
         },
     }
@@ -338,14 +338,14 @@ def slim_git_repo(git_repo: Obj) -> Obj:
     """Keep only the paths of a GitRepo, and the message why Fleet cannot read it."""
     return {
         "metadata": _metadata(git_repo, {}),
-        "spec": {"paths": [str(path) for path in at(git_repo, "spec", "paths") or ()]},
+        "spec": {"paths": [str(path) for path in list_at(git_repo, "spec", "paths")]},
         "status": {"message": reading_fault(git_repo)},
     }
 
 
 def reading_fault(git_repo: Obj) -> str:
     """Return why Fleet cannot read a commit or start a job for a GitRepo; empty without a fault."""
-    conditions = at(git_repo, "status", "conditions") or ()
+    conditions = list_at(git_repo, "status", "conditions")
     return _first_message(
         row.get("message")
         for kind, status in _FAULTS

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, list_at, text_at
 from caphv.runtime.text import Limits, load_yaml, load_yaml_all
 from packager.addons.gather import Gathered
 from packager.fleet import (
@@ -190,7 +190,7 @@ def trace(
 
 def _rendered_stage(rendered: Rendered, bundle: str) -> Stage:
     folder = f"{cluster_folder(*rendered.cluster)}/{bundle}"
-    helm = at(load_yaml(rendered.tree[f"{folder}/{FLEET_YAML}"], _LIMITS), "helm") or {}
+    helm = dict_at(load_yaml(rendered.tree[f"{folder}/{FLEET_YAML}"], _LIMITS), "helm")
     chart = _chart(helm, rendered.tree.get(f"{folder}/{CHART_FILE}"))
     if chart:
         return Stage("rendered", folder, True, chart)
@@ -286,7 +286,7 @@ def _git_repo_stage(folder: str, namespace: str, head: str, git_repos: Sequence[
 
     repo = readers[0]
     name = f"{namespace}/{repo['metadata']['name']}"
-    commit = str(at(repo, "status", "commit") or "")
+    commit = text_at(repo, "status", "commit")
     if fault := reading_fault(repo):
         return Stage("GitRepo", name, False, fault)
     if not commit:
@@ -298,11 +298,11 @@ def _git_repo_stage(folder: str, namespace: str, head: str, git_repos: Sequence[
 
 
 def _bundle_stage(bundle: Obj, place: str) -> Stage:
-    summary = at(bundle, "status", "summary") or {}
-    commit = str(at(bundle, "metadata", "labels", COMMIT_LABEL) or "")
+    summary = dict_at(bundle, "status", "summary")
+    commit = text_at(bundle, "metadata", "labels", COMMIT_LABEL)
     parts = [f"commit {commit[:_SHORT]}"] if commit else []
     if is_processed(bundle):
-        parts.append(str(at(bundle, "status", "display", "state") or ""))
+        parts.append(text_at(bundle, "status", "display", "state"))
     else:
         parts.append(NOT_PROCESSED)
     parts += map(explain, summary.get("nonReadyResources") or ())
@@ -318,7 +318,7 @@ def _deployment_stage(deployment: Obj) -> Stage:
     place = f"{deployment['metadata']['namespace']}/{deployment['metadata']['name']}"
     changed_objects = "; ".join(changes(status))
 
-    desired = str(at(deployment, "spec", "deploymentID") or "")
+    desired = text_at(deployment, "spec", "deploymentID")
     if desired != str(status.get("appliedDeploymentID") or ""):
         detail = _reason(status, _DEPLOYING) or NOT_APPLIED
         if changed_objects and not _reason(status, _DEPLOYING):
@@ -347,7 +347,7 @@ def _object_stages(rendered: Rendered, bundle: str, live: LiveState) -> Iterator
         return
     for obj in manifests(rendered, bundle):
         kind = obj["kind"]
-        namespace = str(at(obj, "metadata", "namespace") or "")
+        namespace = text_at(obj, "metadata", "namespace")
         name = str(obj["metadata"]["name"])
         place = f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}"
 
@@ -388,7 +388,7 @@ def last_writer(obj: Obj, path: Sequence[str]) -> str:
     # managedFields have no time for a field. The time of an entry is when its manager last wrote.
     entries = [
         (str(entry.get("time", "")), str(entry.get("manager", "")))
-        for entry in at(obj, "metadata", "managedFields") or ()
+        for entry in list_at(obj, "metadata", "managedFields")
         if at(entry.get("fieldsV1"), *field) is not None
     ]
     time, manager = max(entries, default=("", ""))
@@ -397,7 +397,7 @@ def last_writer(obj: Obj, path: Sequence[str]) -> str:
 
 def _helm_fault(obj: Obj) -> str:
     """Return why the Helm controller cannot install a HelmChart. Fleet does not show that."""
-    for row in at(obj, "status", "conditions") or ():
+    for row in list_at(obj, "status", "conditions"):
         if row.get("type") == "Failed" and row.get("status") == "True":
             return f"the Helm controller failed: {row.get('message')}"
     return ""

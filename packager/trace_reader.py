@@ -6,7 +6,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import replace
 
-from caphv.api.object import SECRETS, Key, Obj, at, key_of
+from caphv.api.object import SECRETS, Key, Obj, key_of, text_at
 from caphv.api.resources import FLEET_GROUP
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery, find_resource
@@ -43,7 +43,7 @@ async def _read_fleet(client: ApiClient, settings: AddonSettings) -> LiveState:
         # BundleDeployments are in a namespace that Fleet creates for the cluster.
         deployments: list[Obj] = []
         owned = [obj for obj in clusters if fleet_cluster_owner(obj) == settings.cluster]
-        namespace = str(at(owned[0], "status", "namespace") or "") if owned else ""
+        namespace = text_at(owned[0], "status", "namespace") if owned else ""
         if namespace:
             deployments = await _list(client, "BundleDeployment", namespace)
     except _FAULTS as error:
@@ -64,14 +64,14 @@ async def _read_workload(
     client: ApiClient, cluster: Key, rendered: Sequence[Obj]
 ) -> dict[ObjectKey, Obj]:
     secret = await client.get(SECRETS, f"{cluster.name}-kubeconfig", cluster.namespace)
-    kubeconfig = base64.b64decode(str(at(secret, "data", "value") or ""))
+    kubeconfig = base64.b64decode(text_at(secret, "data", "value"))
     workload = parse_kubeconfig(kubeconfig).client(name="workload")
 
     objects: dict[ObjectKey, Obj] = {}
     try:
         for obj in rendered:
             name = str(obj["metadata"]["name"])
-            namespace = str(at(obj, "metadata", "namespace") or "")
+            namespace = text_at(obj, "metadata", "namespace")
             try:
                 resource = await Discovery(workload).resource(obj)
                 live = await workload.get(resource, name, namespace if resource.namespaced else "")

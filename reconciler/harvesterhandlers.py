@@ -12,10 +12,10 @@ from caphv.api.object import (
     Key,
     Obj,
     annotations_of,
-    at,
     being_deleted,
     key_of,
     labels_of,
+    text_at,
 )
 from caphv.api.release import release_of
 from caphv.runtime.cache import Change
@@ -219,7 +219,7 @@ class HarvesterHandlers:
         if not differs(change, image_fields):
             return
         image = change.obj
-        image_names = {str(image["metadata"]["name"]), str(at(image, "spec", "displayName") or "")}
+        image_names = {str(image["metadata"]["name"]), text_at(image, "spec", "displayName")}
         for session in sessions:
             self._context.topics.notify(triggers.images(session.fingerprint))
             for name in image_names:
@@ -311,7 +311,7 @@ def _concerns_evacuation(sessions: _Sessions, change: Change) -> bool:
     """Return whether an instance comes to a host that is evacuated or drained, or leaves one."""
     if change.resource.kind != "VirtualMachineInstance":
         return False
-    before, after = (str(at(obj, "status", "nodeName") or "") for obj in (change.old, change.new))
+    before, after = (text_at(obj, "status", "nodeName") for obj in (change.old, change.new))
     if before == after:
         return False
     hosts = (session.hosts.get("", name) for session in sessions for name in (before, after))

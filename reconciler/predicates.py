@@ -15,6 +15,7 @@ from caphv.api.object import (
     at,
     being_deleted,
     labels_of,
+    list_at,
     uid_of,
 )
 from caphv.runtime.cache import Change
@@ -76,13 +77,13 @@ def failure_domain(obj: Obj) -> Any:
 
 def is_ready(obj: Obj) -> bool:
     """Return whether a cluster waits for nothing."""
-    reported = at(obj, "status", "conditions") or []
+    reported = list_at(obj, "status", "conditions")
     return conditions.is_true(reported, ConditionType.READY) and not being_deleted(obj)
 
 
 def has_unavailable_domain(obj: Obj) -> bool:
     """Return whether a cluster has a domain that takes no control plane machines."""
-    domains = at(obj, "status", "failureDomains") or ()
+    domains = list_at(obj, "status", "failureDomains")
     return any(not domain.get("controlPlane") for domain in domains)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, list_at
 
 FORMAT = re.compile(
     r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?/)?"
@@ -149,7 +149,7 @@ def with_image_names(machine: Obj, version: str) -> tuple[Obj, list[str]]:
 
     :param version: version of the Machine, empty for none
     """
-    volumes = at(machine, "spec", "volumes") or ()
+    volumes = list_at(machine, "spec", "volumes")
     if not any(volume.get("imageLookup") for volume in volumes):
         return machine, []
 

@@ -1,7 +1,7 @@
 """Read fields of Cluster API's Cluster and Machine, in v1beta1 and v1beta2."""
 
 from caphv.api import conditions, names
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, list_at, text_at
 
 
 def paused(cluster: Obj | None, obj: Obj) -> bool:
@@ -39,18 +39,18 @@ def control_plane_initialized(cluster: Obj) -> bool:
     """
     if at(cluster, "status", "initialization", "controlPlaneInitialized"):
         return True
-    return conditions.is_true(at(cluster, "status", "conditions") or [], "ControlPlaneInitialized")
+    return conditions.is_true(list_at(cluster, "status", "conditions"), "ControlPlaneInitialized")
 
 
 def infrastructure_ref(obj: Obj) -> tuple[str, str]:
     """Return kind and name of the infrastructure object of a Cluster or Machine; empty for none."""
-    ref = at(obj, "spec", "infrastructureRef") or {}
+    ref = dict_at(obj, "spec", "infrastructureRef")
     return str(ref.get("kind", "")), str(ref.get("name", ""))
 
 
 def bootstrap_secret_name(machine: Obj) -> str:
     """Return the name of the Secret with bootstrap data; empty until the provider creates it."""
-    return str(at(machine, "spec", "bootstrap", "dataSecretName") or "")
+    return text_at(machine, "spec", "bootstrap", "dataSecretName")
 
 
 def cluster_name(obj: Obj) -> str:
@@ -68,4 +68,4 @@ def is_control_plane(obj: Obj) -> bool:
 
 def failure_domain(machine: Obj) -> str:
     """Return the failure domain that the owner of the Machine chose, empty for none."""
-    return str(at(machine, "spec", "failureDomain") or "")
+    return text_at(machine, "spec", "failureDomain")

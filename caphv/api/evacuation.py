@@ -11,7 +11,7 @@ from caphv.api.names import (
     EVACUATE_ANNOTATION,
     MAINTENANCE_ANNOTATION,
 )
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, annotations_of, list_at
 
 TRUE, FORCE = "true", "force"
 _LEFT = "no machine of this cluster that the provider moves is on "
@@ -81,4 +81,4 @@ def _has_drain_taint(host: Obj) -> bool:
 
 
 def _taints(host: Obj) -> list[str]:
-    return [str(taint.get("key")) for taint in at(host, "spec", "taints") or ()]
+    return [str(taint.get("key")) for taint in list_at(host, "spec", "taints")]

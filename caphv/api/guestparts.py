@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from caphv.api import names, resources
-from caphv.api.object import Obj, annotations_of, at, labels_of, uid_of
+from caphv.api.object import Obj, annotations_of, at, labels_of, list_at, text_at, uid_of
 from caphv.api.ownership import Owner
 
 DELETE = "Delete"
@@ -194,7 +194,7 @@ def balancer_proof(balancer: Obj, guest: Guest, vms: Iterable[Obj]) -> Proof:
         return Proof.CONTESTED
     if own_entry in entries:
         return Proof.OURS
-    is_older = str(at(balancer, "metadata", "creationTimestamp") or "") < guest.created
+    is_older = text_at(balancer, "metadata", "creationTimestamp") < guest.created
     return Proof.OURS if nodes and (entries or not is_older) else Proof.UNPROVEN
 
 
@@ -247,7 +247,7 @@ def used_claims(vms: Iterable[Obj]) -> set[str]:
 
 
 def _sources(vm: Obj, kind: str) -> Iterator[Obj]:
-    for volume in at(vm, "spec", "template", "spec", "volumes") or ():
+    for volume in list_at(vm, "spec", "template", "spec", "volumes"):
         if source := volume.get(kind):
             yield source
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from caphv.api import evacuation
 from caphv.api.names import MAINTENANCE_ANNOTATION, WITNESS_LABEL
-from caphv.api.object import Obj, annotations_of, at, labels_of
+from caphv.api.object import Obj, annotations_of, at, labels_of, list_at
 
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 # Taints that follow from condition Ready, which is read itself.
@@ -21,7 +21,7 @@ def is_ready(host: Obj) -> bool:
     """
     return any(
         (at(condition, "type"), at(condition, "status")) == ("Ready", "True")
-        for condition in at(host, "status", "conditions") or ()
+        for condition in list_at(host, "status", "conditions")
     )
 
 
@@ -53,7 +53,7 @@ def migrates_guests(host: Obj) -> bool:
 
 def blocking_taints(host: Obj) -> Iterator[Obj]:
     """Yield the taints of a host that keep VMs away, other than those for its readiness."""
-    for taint in at(host, "spec", "taints") or ():
+    for taint in list_at(host, "spec", "taints"):
         is_blocking = isinstance(taint, dict) and taint.get("effect") in _BLOCKING_EFFECTS
         if is_blocking and taint.get("key") not in _UNREADY_TAINTS:
             yield taint

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from caphv.api.object import Key, Obj, at
+from caphv.api.object import Key, Obj, at, dict_at, list_at, text_at
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
 
 ALL_NAMESPACES = "*"
@@ -31,7 +31,7 @@ def reference_of(harvester_cluster: Obj) -> str:
 
     A cluster with both, which the CRD refuses, gets nothing but what this object allows.
     """
-    return str(at(harvester_cluster, "spec", "identityRef", "name") or "")
+    return text_at(harvester_cluster, "spec", "identityRef", "name")
 
 
 def identity_of(harvester_cluster: Obj) -> Key:
@@ -42,7 +42,7 @@ def identity_of(harvester_cluster: Obj) -> Key:
     """
     if name := reference_of(harvester_cluster):
         return cluster_identity(name)
-    secret = at(harvester_cluster, "spec", "identitySecret") or {}
+    secret = dict_at(harvester_cluster, "spec", "identitySecret")
     return Key(str(secret.get("namespace") or ""), str(secret.get("name") or ""))
 
 
@@ -74,7 +74,7 @@ def secret_name(identity: Key | str) -> str:
 
 def secret_of(identity: Obj) -> Key:
     """Return the key of the Secret that a HarvesterClusterIdentity names."""
-    secret = at(identity, "spec", "secretRef") or {}
+    secret = dict_at(identity, "spec", "secretRef")
     return Key(str(secret.get("namespace") or ""), str(secret.get("name") or ""))
 
 
@@ -96,7 +96,7 @@ def allows(identity: Obj, namespace: str, labels: Mapping[str, str] | None) -> b
     """
     if not namespace:
         return False
-    allowed = at(identity, "spec", "allowedNamespaces", "list") or ()
+    allowed = list_at(identity, "spec", "allowedNamespaces", "list")
     if namespace in allowed or ALL_NAMESPACES in allowed:
         return True
     required = at(identity, "spec", "allowedNamespaces", "selector", "matchLabels")

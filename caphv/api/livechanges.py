@@ -13,7 +13,7 @@ from typing import Any
 
 from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, list_at
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import READ_WRITE_MANY
 
@@ -199,7 +199,7 @@ def _follows(machine: Obj) -> bool:
 
 
 def _condition(machine: Obj, kind: ConditionType) -> Obj:
-    return get_condition(at(machine, "status", "conditions") or [], kind) or {}
+    return get_condition(list_at(machine, "status", "conditions"), kind) or {}
 
 
 def _equal(current: Any, desired: Any) -> bool:

@@ -147,6 +147,23 @@ def at(obj: Any, *path: str | int) -> Any:
     return obj
 
 
+def text_at(obj: Any, *path: str | int) -> str:
+    """Return the value at a path as text, empty if there is none."""
+    return str(at(obj, *path) or "")
+
+
+def list_at(obj: Any, *path: str | int) -> list[Any]:
+    """Return the list at a path, an empty one if there is none. Callers do not change it."""
+    value = at(obj, *path)
+    return value if isinstance(value, list) else []
+
+
+def dict_at(obj: Any, *path: str | int) -> Obj:
+    """Return the mapping at a path, an empty one if there is none. Callers do not change it."""
+    value = at(obj, *path)
+    return value if isinstance(value, dict) else {}
+
+
 def key_of(obj: Obj) -> Key:
     """Return the key of an object."""
     metadata = obj["metadata"]

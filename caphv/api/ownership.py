@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from caphv.api import names
-from caphv.api.object import Obj, annotations_of, at, uid_of
+from caphv.api.object import Obj, annotations_of, at, dict_at, uid_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def recorded_owner(obj: Obj) -> Owner | None:
 
 def ownership_of(obj: Obj, owner: Owner) -> Ownership:
     """Compare the record on `obj` with `owner`."""
-    annotations = at(obj, "metadata", "annotations") or {}
+    annotations = dict_at(obj, "metadata", "annotations")
     expected = record(owner)
     recorded = {key: annotations[key] for key in expected if key in annotations}
     if not recorded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from caphv.api.object import Obj, at, labels_of
+from caphv.api.object import Obj, at, labels_of, text_at
 
 _TAG = re.compile(r"/harvester:v(\d{1,3})\.(\d{1,3})(?!\d)")
 _ARCHITECTURE = "kubernetes.io/arch"
@@ -22,7 +22,7 @@ def release_of(deployment: Obj | None) -> tuple[int, int] | None:
     """
     containers = at(deployment, "spec", "template", "spec", "containers")
     for container in containers if isinstance(containers, list) else ():
-        match = _TAG.search(str(at(container, "image") or ""))
+        match = _TAG.search(text_at(container, "image"))
         if match:
             return int(match[1]), int(match[2])
     return None

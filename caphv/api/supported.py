@@ -16,7 +16,7 @@ from pathlib import Path
 
 from caphv import data
 from caphv.api import generated
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, list_at
 
 MARK = "<!-- Generated from caphv/api/supported.json: python -m caphv.api.supported -->"
 _TABLE = Path(__file__).with_name("supported.json")
@@ -125,7 +125,7 @@ def fleet_release(deployment: Obj | None) -> str:
 
     The text is empty if the image does not name it.
     """
-    for container in at(deployment, "spec", "template", "spec", "containers") or []:
+    for container in list_at(deployment, "spec", "template", "spec", "containers"):
         tag = _FLEET_TAG.search(str(container.get("image") or ""))
         if tag:
             return tag[1]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from caphv.api import names
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, annotations_of, at, dict_at, list_at, text_at
 
 # The path of a VM's volumes.
 VOLUMES = ("spec", "template", "spec", "volumes")
@@ -30,7 +30,7 @@ _MIGRATING = ("LiveMigrate", "LiveMigrateIfPossible")
 
 def devices_of(spec: Obj) -> Counter[str]:
     """Return how many host devices of each kind the spec of an instance asks for."""
-    devices = at(spec, "domain", "devices") or {}
+    devices = dict_at(spec, "domain", "devices")
     requests = (device for kind in _DEVICES for device in devices.get(kind) or ())
     return Counter(str(device.get("deviceName") or "") for device in requests)
 
@@ -41,7 +41,7 @@ def devices_in_use(instances: Iterable[Obj]) -> dict[str, Counter[str]]:
     for instance in instances:
         # An instance that has ended keeps its host until it is deleted, but no device.
         if at(instance, "status", "phase") not in ENDED_PHASES:
-            host = str(at(instance, "status", "nodeName") or "")
+            host = text_at(instance, "status", "nodeName")
             in_use.setdefault(host, Counter()).update(devices_of(instance.get("spec") or {}))
     return in_use
 
@@ -50,7 +50,7 @@ def is_bound_to_host(instance: Obj) -> bool:
     """Return whether KubeVirt says that it cannot migrate an instance."""
     return any(
         (condition.get("type"), condition.get("status")) == ("LiveMigratable", "False")
-        for condition in at(instance, "status", "conditions") or ()
+        for condition in list_at(instance, "status", "conditions")
     )
 
 
@@ -66,7 +66,7 @@ def claims_of(*vms: Obj) -> set[str]:
 
 def claim_sources(vm: Obj) -> Iterator[Obj]:
     """Yield the claim sources of a VM's volumes."""
-    for volume in at(vm, *VOLUMES) or ():
+    for volume in list_at(vm, *VOLUMES):
         source = claim_source(volume)
         if source.get("claimName"):
             yield source
@@ -121,7 +121,7 @@ def secrets_of(*vms: Obj) -> set[str]:
     return {
         str(at(volume, source, reference, "name"))
         for vm in vms
-        for volume in at(vm, *VOLUMES) or ()
+        for volume in list_at(vm, *VOLUMES)
         for source in _CLOUD_INIT
         for reference in _SECRET_REFERENCES
         if at(volume, source, reference, "name")

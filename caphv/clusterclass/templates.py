@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from caphv.api.object import Obj, at, key_of
+from caphv.api.object import Obj, at, dict_at, key_of, list_at
 from caphv.api.objectid import ObjectId, group_of, id_of
 from caphv.clusterclass.gotemplate import UnsupportedError, is_known_builtin, render
 from caphv.runtime.text import TextError, load_yaml
@@ -31,7 +31,7 @@ class Part:
     @property
     def spec(self) -> Obj:
         """The spec of the objects that the template creates."""
-        return dict(at(self.template, *_TEMPLATE) or {})
+        return dict(dict_at(self.template, *_TEMPLATE))
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Class:
 
     def worker(self, name: str) -> Obj:
         """Return the class of workers with a name. Raises `UnsupportedError` if there is none."""
-        for worker_class in at(self.obj, "spec", "workers", "machineDeployments") or ():
+        for worker_class in list_at(self.obj, "spec", "workers", "machineDeployments"):
             if worker_class.get("class") == name:
                 return dict(worker_class)
         raise UnsupportedError(f"ClusterClass {key_of(self.obj)} has no class of workers {name!r}")
@@ -87,14 +87,14 @@ def _template_id(ref: Obj, *, default_namespace: str) -> ObjectId:
 
 def variables_of(cluster_class: Obj, cluster: Obj, overrides: Iterable[Obj] = ()) -> dict[str, Any]:
     """Return the values of all variables, with the defaults of the class and builtins."""
-    topology = at(cluster, "spec", "topology") or {}
+    topology = dict_at(cluster, "spec", "topology")
     values = {}
     for variable in [*(topology.get("variables") or ()), *overrides]:
         values[str(variable["name"])] = variable.get("value")
 
-    for definition in at(cluster_class, "spec", "variables") or ():
+    for definition in list_at(cluster_class, "spec", "variables"):
         name = str(definition["name"])
-        schema = at(definition, "schema", "openAPIV3Schema") or {}
+        schema = dict_at(definition, "schema", "openAPIV3Schema")
         value = _with_defaults(values.get(name), schema)
         if value is not None:
             values[name] = value
@@ -117,7 +117,7 @@ def variables_of(cluster_class: Obj, cluster: Obj, overrides: Iterable[Obj] = ()
 def apply_patches(cluster_class: Obj, part: Part, variables: Obj) -> Obj:
     """Return the spec that a template has after all patches. Raises `UnsupportedError`."""
     document: Obj = {"spec": copy.deepcopy(part.template.get("spec") or {})}
-    for patch in at(cluster_class, "spec", "patches") or ():
+    for patch in list_at(cluster_class, "spec", "patches"):
         if patch.get("external"):
             raise UnsupportedError(f"patch {patch.get('name')} is made by an extension")
 
@@ -129,7 +129,7 @@ def apply_patches(cluster_class: Obj, part: Part, variables: Obj) -> Obj:
                 for operation in definition.get("jsonPatches") or ():
                     _apply(document, operation, variables)
 
-    return dict(at(document, *_TEMPLATE) or {})
+    return dict(dict_at(document, *_TEMPLATE))
 
 
 def _selects(selector: Obj, part: Part) -> bool:
@@ -143,7 +143,7 @@ def _selects(selector: Obj, part: Part) -> bool:
         return bool(match.get("infrastructureCluster"))
     if not part.worker_class:
         return bool(match.get("controlPlane"))
-    patterns = at(match, "machineDeploymentClass", "names") or ()
+    patterns = list_at(match, "machineDeploymentClass", "names")
     return any(_matches(str(pattern), part.worker_class) for pattern in patterns)
 
 

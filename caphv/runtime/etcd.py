@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from caphv.api.conditions import is_true
-from caphv.api.object import PODS, Obj, at, being_deleted, labels_of
+from caphv.api.object import PODS, Obj, being_deleted, labels_of, list_at
 from caphv.runtime.client import ApiClient
 from caphv.runtime.exec import ExecError, pod_exec
 from caphv.runtime.listing import list_pages
@@ -160,4 +160,4 @@ def _is_etcd(pod: Obj) -> bool:
 
 
 def _is_ready(pod: Obj) -> bool:
-    return is_true(at(pod, "status", "conditions") or [], "Ready")
+    return is_true(list_at(pod, "status", "conditions"), "Ready")

@@ -24,7 +24,7 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
 from caphv import data
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, list_at
 from caphv.validation.finding import Fault, FieldPath, Finding, did_you_mean, in_order
 
 # Keyword that describes a pattern in words.
@@ -346,7 +346,7 @@ def _types(keyword: str, limit: Any) -> list[str]:
 
 def _example(schema: Any) -> str:
     """Return the first example that fits into a sentence, empty for none."""
-    for example in at(schema, "examples") or ():
+    for example in list_at(schema, "examples"):
         if not isinstance(example, dict | list):
             return f", for example {json.dumps(example, ensure_ascii=False)}"
     return ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from caphv.api import names, resources
 from caphv.api.clusterapi import cluster_name
-from caphv.api.object import Key, Obj, annotations_of, at, key_of, owner_reference, uid_of
+from caphv.api.object import Key, Obj, annotations_of, at, key_of, owner_reference, text_at, uid_of
 from caphv.runtime.client import ApiClient
 from operations.backup.files import Backup
 from operations.backup.moving import of_kind
@@ -84,7 +84,7 @@ async def read_vms(client: ApiClient, backup: Backup) -> VirtualMachines:
 
         machine = str(key_of(obj))
         cluster = clusters.get(Key(key_of(obj).namespace, cluster_name(obj)))
-        target = str(at(cluster, "spec", "targetNamespace") or "")
+        target = text_at(cluster, "spec", "targetNamespace")
         harvester = _readable_harvester(harvesters, cluster, target)
         if harvester is None:
             answer.unread.add(machine)

@@ -13,7 +13,15 @@ from enum import StrEnum
 from typing import Any
 
 from caphv.api import names, parking, resources
-from caphv.api.object import Obj, annotations_of, at, being_deleted, owner_reference, uid_of
+from caphv.api.object import (
+    Obj,
+    annotations_of,
+    at,
+    being_deleted,
+    owner_reference,
+    text_at,
+    uid_of,
+)
 from caphv.api.objectid import ObjectId, group_of, id_of
 from operations.backup.files import Backup
 from operations.read.graph import is_cluster_api, references
@@ -83,7 +91,7 @@ def plan(backup: Backup, existing: Mapping[ObjectId, Obj], origin: str) -> tuple
             obj,
             levels.of(identity),
             _action(obj, existing.get(identity), origin),
-            str(at(existing.get(identity), "metadata", "uid") or ""),
+            text_at(existing.get(identity), "metadata", "uid"),
         )
         for identity, obj in backup.objects.items()
     ]

@@ -16,7 +16,7 @@ import yaml
 
 from caphv.api import names, resources
 from caphv.api.ippool import referenced_pools
-from caphv.api.object import Obj, at, key_of
+from caphv.api.object import Obj, at, dict_at, key_of
 from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, RequestError, Unauthorized
@@ -85,7 +85,7 @@ def used_pools(clusters: Sequence[Obj], machines: Sequence[Obj]) -> set[str]:
     used: set[str] = set()
     for obj in (*clusters, *machines):
         for config in _CONFIGS:
-            used.update(referenced_pools(at(obj, "spec", config) or {}))
+            used.update(referenced_pools(dict_at(obj, "spec", config)))
         # A machine keeps its address when its cluster names other pools.
         used.update(referenced_pools({"ipPoolRef": at(obj, "status", "allocatedPoolRef")}))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from caphv.api import ippool, names, resources
-from caphv.api.object import Key, Obj, annotations_of, at, key_of
+from caphv.api.object import Key, Obj, annotations_of, at, key_of, list_at, text_at
 
 
 class Verdict(StrEnum):
@@ -205,7 +205,7 @@ def _owner(key: Key, address: str, owners: Owners) -> tuple[str, str, str]:
     """
     machine = owners.machines.get(key)
     if machine is not None:
-        used = str(at(machine, "status", "allocatedIPAddress") or "")
+        used = text_at(machine, "status", "allocatedIPAddress")
         odd = f"the machine uses {used}" if used not in ("", address) else ""
         return f"HarvesterMachine {key}", _creation_time(machine), odd
 
@@ -271,12 +271,12 @@ def _user(address: str, identity: str, owners: Owners) -> str:
             return f"VirtualMachine {key_of(vm)}"
 
     for instance in owners.instances:
-        for interface in at(instance, "status", "interfaces") or ():
+        for interface in list_at(instance, "status", "interfaces"):
             if address in (interface.get("ipAddress"), *(interface.get("ipAddresses") or ())):
                 return f"VirtualMachineInstance {key_of(instance)}"
 
     for service in owners.services:
-        ingress = at(service, "status", "loadBalancer", "ingress") or ()
+        ingress = list_at(service, "status", "loadBalancer", "ingress")
         addresses = [at(service, "spec", "loadBalancerIP"), *(entry.get("ip") for entry in ingress)]
         if address in addresses:
             return f"Service {key_of(service)}"

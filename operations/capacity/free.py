@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from caphv.api.names import ZONE_LABEL
-from caphv.api.object import Obj, at, key_of, labels_of
+from caphv.api.object import Obj, dict_at, key_of, labels_of
 from caphv.api.quantity import quantity
 from operations.capacity.hosts import Host, Size, hosts_of
 from operations.read.objects import HarvesterObjects
@@ -116,7 +116,7 @@ def _room(name: str, hosts: Sequence[Host], zone: str = "") -> Room:
 def _quotas(quotas: Iterable[Obj]) -> Iterator[Quota]:
     """Yield the limits of ResourceQuotas that are valid quantities."""
     for obj in sorted(quotas, key=key_of):
-        hard, used = at(obj, "spec", "hard") or {}, at(obj, "status", "used") or {}
+        hard, used = dict_at(obj, "spec", "hard"), dict_at(obj, "status", "used")
         for resource in sorted(hard):
             limit, amount = quantity(hard[resource]), quantity(used.get(resource, 0))
             if limit is not None:
@@ -128,7 +128,7 @@ def _storage(nodes: Iterable[Obj], percent: int) -> Storage | None:
     total = free = Decimal(0)
     has_disks = False
     for node in nodes:
-        specs, statuses = at(node, "spec", "disks") or {}, at(node, "status", "diskStatus") or {}
+        specs, statuses = dict_at(node, "spec", "disks"), dict_at(node, "status", "diskStatus")
         for name, status in statuses.items():
             spec = specs.get(name) or {}
             if not spec.get("allowScheduling", True):

@@ -17,7 +17,7 @@ from typing import Any
 from caphv.api.hostresources import HUGEPAGES, requested_devices
 from caphv.api.hosts import accepts_machines, is_ready
 from caphv.api.names import POD_REQUESTS_ANNOTATION
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, annotations_of, at, dict_at, text_at
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import ENDED_PHASES, devices_of
 from caphv.runtime.text import TextError, load_json
@@ -97,7 +97,7 @@ def hosts_of(harvester: HarvesterObjects) -> list[Host]:
     """Return the hosts that take VMs: ready, and nothing keeps VMs away."""
     requests_by_host: dict[str, Size] = {}
     for instance in running_instances(harvester):
-        name = str(at(instance, "status", "nodeName") or "")
+        name = text_at(instance, "status", "nodeName")
         size = requests_of(instance.get("spec") or {})
         requests_by_host[name] = requests_by_host.get(name, Size()) + size
 
@@ -107,7 +107,7 @@ def hosts_of(harvester: HarvesterObjects) -> list[Host]:
             continue
 
         name = str(obj["metadata"]["name"])
-        total = _size_of(at(obj, "status", "allocatable") or {})
+        total = _size_of(dict_at(obj, "status", "allocatable"))
         pods = _pod_requests(obj)
         # The annotation lacks the VMs that started since Harvester wrote it.
         used = requests_by_host.get(name, Size()) | (pods or Size())
@@ -130,7 +130,7 @@ def free_devices(harvester: HarvesterObjects) -> dict[str, Counter[str]]:
     """
     in_use: dict[str, Counter[str]] = {}
     for instance in running_instances(harvester):
-        name = str(at(instance, "status", "nodeName") or "")
+        name = text_at(instance, "status", "nodeName")
         in_use[name] = in_use.get(name, Counter()) + _devices_of_instance(instance)
 
     usable = {host.name for host in hosts_of(harvester)}
@@ -138,7 +138,7 @@ def free_devices(harvester: HarvesterObjects) -> dict[str, Counter[str]]:
     for obj in harvester.hosts:
         name = str(obj["metadata"]["name"])
         if name in usable:
-            allocatable = at(obj, "status", "allocatable") or {}
+            allocatable = dict_at(obj, "status", "allocatable")
             devices = {
                 resource: int(quantity(amount) or 0)
                 for resource, amount in allocatable.items()
@@ -233,8 +233,8 @@ def overcommit_of(instances: Iterable[Obj]) -> Overcommit:
     cpu, memory = [], []
     for instance in instances:
         resources = at(instance, "spec", "domain", "resources")
-        limits = _size_of(at(resources, "limits") or {})
-        requests = _size_of(at(resources, "requests") or {})
+        limits = _size_of(dict_at(resources, "limits"))
+        requests = _size_of(dict_at(resources, "requests"))
         if requests.cpu and limits.cpu:
             cpu.append(requests.cpu / limits.cpu)
         if requests.memory and limits.memory:

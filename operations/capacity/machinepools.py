@@ -10,7 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api import clusterapi, names, resources
-from caphv.api.object import Key, Obj, annotations_of, at, key_of, labels_of, owner_reference
+from caphv.api.object import (
+    Key,
+    Obj,
+    annotations_of,
+    at,
+    dict_at,
+    key_of,
+    labels_of,
+    list_at,
+    owner_reference,
+    text_at,
+)
 from caphv.api.objectid import ObjectId, group_of, id_of
 from caphv.clusterclass.gotemplate import UnsupportedError
 from caphv.clusterclass.templates import Class, apply_patches, template_refs, variables_of
@@ -93,7 +104,7 @@ def _state_from_topology(cluster: Obj, objects: Objects) -> DesiredState:
     pools = {}
     if spec.get("controlPlane"):
         pools[CONTROL_PLANE] = _topology_control_plane(cluster_class, cluster)
-    for entry in at(topology, "workers", "machineDeployments") or ():
+    for entry in list_at(topology, "workers", "machineDeployments"):
         pool = _topology_pool(cluster_class, cluster, entry)
         pools[pool.name] = pool
 
@@ -105,7 +116,7 @@ def _topology_control_plane(cluster_class: Class, cluster: Obj) -> Pool:
     """Return the control plane of a topology."""
     topology, spec = cluster["spec"]["topology"], cluster_class.obj["spec"]["controlPlane"]
     entry = topology.get("controlPlane") or {}
-    overrides = at(entry, "variables", "overrides") or ()
+    overrides = list_at(entry, "variables", "overrides")
     variables = variables_of(cluster_class.obj, cluster, overrides)
 
     part = cluster_class.part("controlPlane", spec)
@@ -133,7 +144,7 @@ def _topology_pool(cluster_class: Class, cluster: Obj, entry: Obj) -> Pool:
     version = cluster["spec"]["topology"].get("version")
 
     # For templates of workers, the core sets only the built-in variables of their pool.
-    overrides = at(entry, "variables", "overrides") or ()
+    overrides = list_at(entry, "variables", "overrides")
     variables = variables_of(cluster_class.obj, cluster, overrides)
     variables["builtin"].pop("controlPlane")
     variables["builtin"]["machineDeployment"] = {
@@ -158,8 +169,8 @@ def _topology_pool(cluster_class: Class, cluster: Obj, entry: Obj) -> Pool:
     replicas, fixed = _replicas(entry)
     rollout = entry if entry.get("strategy") or entry.get("rollout") else worker
     annotations = {
-        **(at(worker, "metadata", "annotations") or {}),
-        **(at(entry, "metadata", "annotations") or {}),
+        **dict_at(worker, "metadata", "annotations"),
+        **dict_at(entry, "metadata", "annotations"),
     }
     return Pool(
         str(entry.get("name")),
@@ -180,7 +191,7 @@ def _replicas(entry: Obj) -> tuple[int, bool]:
 
     # The core does not change an omitted number. A new pool begins with the autoscaler's minimum,
     # else with one machine (the core's webhook of MachineDeployments).
-    minimum = str(at(entry, "metadata", "annotations", names.AUTOSCALER_MIN_SIZE) or "")
+    minimum = text_at(entry, "metadata", "annotations", names.AUTOSCALER_MIN_SIZE)
     replicas = int(minimum) if minimum.isdecimal() else 1
     return replicas, False
 
@@ -216,7 +227,7 @@ def _state_from_objects(cluster: Obj, objects: Objects) -> DesiredState:
             pools[pool.name] = pool
 
     infrastructure = _resolve(spec.get("infrastructureRef"), key.namespace, objects)
-    return DesiredState(pools, dict(at(infrastructure, "spec") or {}))
+    return DesiredState(pools, dict(dict_at(infrastructure, "spec")))
 
 
 def _control_plane(obj: Obj, objects: Objects) -> Pool:
@@ -246,7 +257,7 @@ def _control_plane(obj: Obj, objects: Objects) -> Pool:
 def _deployment(obj: Obj, objects: Objects) -> Pool:
     """Return the machines of a MachineDeployment."""
     spec = obj.get("spec") or {}
-    template = at(spec, "template", "spec") or {}
+    template = dict_at(spec, "template", "spec")
     bootstrap, ref = template.get("bootstrap") or {}, template.get("infrastructureRef") or {}
 
     # Templates are immutable, so that another name means another content.
@@ -274,7 +285,7 @@ def _deployment(obj: Obj, objects: Objects) -> Pool:
 def _machine_of(ref: Obj, namespace: str, objects: Objects) -> Obj:
     """Return the spec of the HarvesterMachines of a template; empty if the template is absent."""
     template = _resolve(ref, namespace, objects)
-    return dict(at(template, "spec", "template", "spec") or {})
+    return dict(dict_at(template, "spec", "template", "spec"))
 
 
 def _resolve(ref: Any, namespace: str, objects: Objects) -> Obj | None:

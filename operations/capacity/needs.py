@@ -9,7 +9,7 @@ from decimal import Decimal
 from caphv.api.hostresources import HUGEPAGES
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, text_at
 from operations.capacity.free import Capacity, CapacityObjects, capacity_of
 from operations.capacity.hosts import (
     Overcommit,
@@ -74,7 +74,7 @@ def _needs(needs: Needs, harvester_cluster: Obj, objects: CapacityObjects | None
         pools = capacity.pools if capacity else ()
         yield _addresses_of_pools(needs.addresses, harvester_cluster, pools)
 
-    target = str(at(harvester_cluster, "spec", "targetNamespace") or "")
+    target = text_at(harvester_cluster, "spec", "targetNamespace")
     amounts = _quota_amounts(needs, requests)
     for quota in capacity.quotas if capacity else ():
         if quota.namespace == target and quota.resource in amounts:
@@ -161,7 +161,7 @@ def _quota_amounts(needs: Needs, requests: Size) -> dict[str, Decimal]:
 
 def _addresses_of_pools(needed: int, harvester_cluster: Obj, pools: Iterable[AddressPool]) -> Need:
     """Return the need for addresses from the pools of a cluster."""
-    network = at(harvester_cluster, "spec", "vmNetworkConfig") or {}
+    network = dict_at(harvester_cluster, "spec", "vmNetworkConfig")
     names = list(referenced_pools(network))
     # The provider creates this pool, and derives its name from the HarvesterCluster.
     if network.get("ipPool") and at(harvester_cluster, "metadata", "name"):

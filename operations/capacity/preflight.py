@@ -13,7 +13,17 @@ from caphv.api.counting import counted
 from caphv.api.hostresources import HUGEPAGES
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import generated_names
-from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, labels_of
+from caphv.api.object import (
+    Key,
+    Obj,
+    annotations_of,
+    at,
+    being_deleted,
+    dict_at,
+    key_of,
+    labels_of,
+    text_at,
+)
 from caphv.api.rke2 import installs_cloud_provider
 from operations.capacity.free import CapacityObjects
 from operations.capacity.hosts import (
@@ -143,7 +153,7 @@ def check_objects(parts: Parts, harvester: HarvesterObjects | None, wanted: str)
         yield skipped("objects", subject, "Harvester cannot be read")
         return
 
-    spec = at(parts.harvester_cluster, "spec") or {}
+    spec = dict_at(parts.harvester_cluster, "spec")
     target, imported = str(spec.get("targetNamespace") or ""), imports_of(spec)
     surroundings = Surroundings(CapacityObjects(harvester))
     # Many machines name the same image.
@@ -166,7 +176,7 @@ def check_objects(parts: Parts, harvester: HarvesterObjects | None, wanted: str)
 def _check_addresses(parts: Parts, harvester: HarvesterObjects, needed: int) -> Iterator[Check]:
     """Check whether the cluster's IPPools have addresses for additional machines."""
     harvester_cluster = parts.harvester_cluster or {}
-    network = at(harvester_cluster, "spec", "vmNetworkConfig") or {}
+    network = dict_at(harvester_cluster, "spec", "vmNetworkConfig")
     names = list(referenced_pools(network))
     # The provider creates this pool, and derives its name from the HarvesterCluster.
     if network.get("ipPool") and harvester_cluster:
@@ -299,7 +309,7 @@ def size_of(parts: Parts, machines: Iterable[Obj], harvester: HarvesterObjects |
     :param machines: HarvesterMachines
     :param harvester: objects of the Harvester; None if it cannot be read
     """
-    target = str(at(parts.harvester_cluster, "spec", "targetNamespace") or "")
+    target = text_at(parts.harvester_cluster, "spec", "targetNamespace")
     instances = by_key(harvester.instances) if harvester else {}
     share = overcommit_of(instances.values())
 

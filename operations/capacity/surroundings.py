@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from caphv.api.hostresources import offered_resources
-from caphv.api.object import Obj, at, key_of
+from caphv.api.object import Obj, dict_at, key_of, text_at
 from operations.capacity.free import CapacityObjects
 from operations.read.chartlimits import ChartLimits
 from operations.status.details import pools_of
@@ -59,7 +59,7 @@ class Surroundings:
         return {
             name
             for host in harvester.hosts
-            for name in offered_resources(at(host, "status", "allocatable") or {})
+            for name in offered_resources(dict_at(host, "status", "allocatable"))
         }
 
     @property
@@ -79,4 +79,4 @@ class Surroundings:
 
 
 def _display_name(image: Obj) -> str:
-    return str(at(image, "spec", "displayName") or "")
+    return text_at(image, "spec", "displayName")

@@ -10,7 +10,7 @@ import yaml
 
 from caphv.api import resources
 from caphv.api.names import FORCE_DELETE_ANNOTATION
-from caphv.api.object import Key, at, being_deleted, key_of, uid_of
+from caphv.api.object import Key, being_deleted, key_of, text_at, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from operations.change.deletionreport import forcible, leftovers_of, remains_of
@@ -62,7 +62,7 @@ def save_leftovers(parts: Parts, file: Path) -> None:
     """
     content = {
         "cluster": str(parts.key),
-        "harvester": str(at(parts.harvester_cluster, "spec", "server") or ""),
+        "harvester": text_at(parts.harvester_cluster, "spec", "server"),
         "objects": as_json(leftovers_of(parts)),
     }
     # Another run adds a YAML document, because objects that the first one lists may no longer

@@ -9,7 +9,7 @@ from datetime import datetime
 from caphv.api import remedies, resources
 from caphv.api.ippool import referenced_pools
 from caphv.api.names import FORCE_DELETE_ANNOTATION, ConditionType, generated_names
-from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, list_at, text_at
 from caphv.api.virtualmachine import cloud_init_secret_name
 from operations.read.objects import ManagementObjects, by_cluster, by_key, condition_of
 from operations.status.conditionproblems import PATIENCE
@@ -117,7 +117,7 @@ def pending_remains(parts: Parts, now: datetime) -> tuple[PendingDeletion, ...]:
 
 def leftovers_of(parts: Parts) -> tuple[Leftover, ...]:
     """Return what a cluster has on its Harvester, as far as its objects say."""
-    target = str(at(parts.harvester_cluster, "spec", "targetNamespace") or "")
+    target = text_at(parts.harvester_cluster, "spec", "targetNamespace")
     leftovers: list[Leftover] = []
     for machine in parts.harvester_machines.values():
         leftovers += _of_machine(machine, target)
@@ -239,7 +239,7 @@ def _of_machine(machine: Obj, target: str) -> Iterator[Leftover]:
         return
 
     yield Leftover(resources.VIRTUAL_MACHINES.kind, name, target)
-    for number, _ in enumerate(at(machine, "spec", "volumes") or ()):
+    for number, _ in enumerate(list_at(machine, "spec", "volumes")):
         yield Leftover("PersistentVolumeClaim", f"{name}-disk-{number}-*", target)
     yield Leftover("Secret", cloud_init_secret_name(name), target)
     if address := status.get("allocatedIPAddress"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from caphv.api import remedies, resources
 from caphv.api.names import RKE2_HOOK
-from caphv.api.object import Key, Obj, annotations_of, at, being_deleted
+from caphv.api.object import Key, Obj, annotations_of, being_deleted, text_at
 from caphv.runtime.etcd import Member, members_of
 from operations.change.changes import ChangeError
 from operations.read.objects import ManagementObjects, Unseen, condition_of
@@ -51,7 +51,7 @@ def unreleased_machines(
     unreleased = []
     for machine in machines:
         name = str(machine["metadata"]["name"])
-        node = str(at(machine, "status", "nodeRef", "name") or "")
+        node = text_at(machine, "status", "nodeRef", "name")
         waits = condition_of(machine, "Deleting").get("reason") == "WaitingForPreTerminateHook"
         hooked = being_deleted(machine) and waits and RKE2_HOOK in annotations_of(machine)
         if hooked and node and node not in nodes and name not in in_etcd:

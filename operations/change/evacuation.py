@@ -11,7 +11,7 @@ from caphv.api.counting import counted, name_some
 from caphv.api.hosts import accepts_machines, is_ready
 from caphv.api.labels import cluster_label
 from caphv.api.names import EVACUATE_ANNOTATION, ConditionType, Reason
-from caphv.api.object import Key, Obj, annotations_of, at, key_of, labels_of
+from caphv.api.object import Key, Obj, annotations_of, at, key_of, labels_of, text_at
 from caphv.api.virtualmachine import devices_of, is_bound_to_host, migrates_when_evicted
 from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
 from operations.change.clusterprogress import ClusterProgress
@@ -131,7 +131,7 @@ def clusters_on(
     """
     found = {}
     for cluster in clusters:
-        name = str(at(cluster, "spec", "infrastructureRef", "name") or "")
+        name = text_at(cluster, "spec", "infrastructureRef", "name")
         infrastructure = harvester_clusters.get(Key(key_of(cluster).namespace, name))
         if infrastructure and at(infrastructure, "status", "harvester", "uid") == uid:
             found[key_of(cluster)] = paused(cluster, infrastructure)

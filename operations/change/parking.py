@@ -16,7 +16,7 @@ from caphv.api.names import (
     ConditionType,
     Reason,
 )
-from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of
+from caphv.api.object import Key, Obj, annotations_of, being_deleted, key_of, text_at
 from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
 from operations.change.clusterprogress import ClusterProgress
 from operations.read.accounts import Account
@@ -95,7 +95,7 @@ def clusters_on(objects: ManagementObjects, accounts: Iterable[Account], name: s
     return sorted(
         key_of(obj)
         for obj in objects.clusters
-        if Key(key_of(obj).namespace, str(at(obj, "spec", "infrastructureRef", "name") or ""))
+        if Key(key_of(obj).namespace, text_at(obj, "spec", "infrastructureRef", "name"))
         in infrastructures
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from caphv.api import clusterapi, names
-from caphv.api.object import Key, Obj, at, key_of, labels_of
+from caphv.api.object import Key, Obj, at, dict_at, key_of, labels_of, list_at
 from operations.capacity.preflight import check_controllers, devices_of_machines
 from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
 from operations.status.check import Check, Result, ok
@@ -160,7 +160,7 @@ def _growing_pools(
         growth = number - int(pool.replicas or 0)
         obj = objects.get(pool.name)
         if growth > 0 and obj is not None:
-            _, name = clusterapi.infrastructure_ref(at(obj, "spec", "template") or {})
+            _, name = clusterapi.infrastructure_ref(dict_at(obj, "spec", "template"))
             template = Key(key_of(obj).namespace, name) if name else None
             yield growth, workers_of(parts, obj), template
 
@@ -182,7 +182,7 @@ def _infrastructure(parts: Parts, machines: Iterable[Obj]) -> list[Obj]:
 
 
 def _topology_pools(topology: Obj) -> Iterator[_Pool]:
-    for index, entry in enumerate(at(topology, "workers", "machineDeployments") or ()):
+    for index, entry in enumerate(list_at(topology, "workers", "machineDeployments")):
         yield _Pool(str(entry["name"]), entry, entry.get("replicas"), index)
 
 
@@ -253,7 +253,7 @@ def _pool_checks(parts: Parts, chosen: Iterable[tuple[_Pool, int]]) -> Iterator[
     """Warn of pools that the autoscaler scales, and of pools that will be empty."""
     subject = f"Cluster {parts.key}"
     for pool, number in chosen:
-        annotations = at(pool.obj, "metadata", "annotations") or {}
+        annotations = dict_at(pool.obj, "metadata", "annotations")
         minimum = annotations.get(names.AUTOSCALER_MIN_SIZE)
         maximum = annotations.get(names.AUTOSCALER_MAX_SIZE)
         if minimum is not None or maximum is not None:

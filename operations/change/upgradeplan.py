@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from caphv.api import remedies
 from caphv.api.bootimage import PENDING_IMPORTS, qualified
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, list_at, text_at
 from operations.capacity.machinepools import strategy_of
 from operations.capacity.preflight import (
     check_controllers,
@@ -95,7 +95,7 @@ def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wan
     :param cluster: its model
     :param wanted: the version
     """
-    version, kind = Version.parse(wanted), str(at(parts.control_plane, "kind") or "")
+    version, kind = Version.parse(wanted), text_at(parts.control_plane, "kind")
     if version is None:
         problem = f"not a version of Kubernetes; write it like {_example(kind)}"
         raise ChangeError([f"--version {wanted}: {problem}"])
@@ -125,7 +125,7 @@ def surging_devices(parts: Parts, deployments: Iterable[Obj]) -> list[list[Count
 
 def _surges(parts: Parts, deployments: Iterable[Obj]) -> Iterator[tuple[int, list[Obj]]]:
     """Yield how many machines the rollout of each pool adds, and its HarvesterMachines."""
-    spec = at(parts.control_plane, "spec") or {}
+    spec = dict_at(parts.control_plane, "spec")
     value = at(strategy_of(spec), "rollingUpdate", "maxSurge")
     yield surge_of(int(spec.get("replicas") or 1), value), servers_of(parts)
 
@@ -177,7 +177,7 @@ def _patches(
     # Without a topology, only this command keeps the order.
     workers = list(_worker_patches(deployments, wanted))
     control_plane = parts.control_plane
-    before = str(at(control_plane, "spec", "version") or "")
+    before = text_at(control_plane, "spec", "version")
     if control_plane is not None and before != wanted:
         change = Change(_name(control_plane), "spec.version", before, wanted)
         return [patch_of(control_plane, {"spec": {"version": wanted}}, [change])], workers
@@ -188,7 +188,7 @@ def _patches(
 
 def _worker_patches(deployments: Iterable[Obj], wanted: str) -> Iterator[Patch]:
     for obj in deployments:
-        before = str(at(obj, "spec", "template", "spec", "version") or "")
+        before = text_at(obj, "spec", "template", "spec", "version")
         if before != wanted:
             change = Change(_name(obj), "spec.template.spec.version", before, wanted)
             yield patch_of(obj, {"spec": {"template": {"spec": {"version": wanted}}}}, [change])
@@ -207,12 +207,12 @@ def _check_images(parts: Parts, wanted: str) -> Iterator[Check]:
 
     Images that no HarvesterCluster declares are not known here; `caphv plan` asks Harvester.
     """
-    spec = at(parts.harvester_cluster, "spec") or {}
+    spec = dict_at(parts.harvester_cluster, "spec")
     target, declared = str(spec.get("targetNamespace") or ""), imports_of(spec)
     needed = {
         qualified(image.text, target)
         for machine in parts.harvester_machines.values()
-        for volume in at(machine, "spec", "volumes") or ()
+        for volume in list_at(machine, "spec", "volumes")
         for image in looked_up((), volume.get("imageLookup"), wanted)
     }
     needed &= declared

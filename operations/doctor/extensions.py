@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from caphv.api.counting import name_some
-from caphv.api.object import Obj, at, labels_of
+from caphv.api.object import Obj, at, dict_at, labels_of, list_at
 from operations.read.objects import condition_of
 from operations.read.selectors import selects
 from operations.status.check import Check, Result, ok, skipped
@@ -59,13 +59,13 @@ def checks(configs: Sequence[Obj], namespaces: Sequence[Obj], subject: str) -> I
 
 
 def _updates_in_place(config: Obj) -> bool:
-    handlers = at(config, "status", "handlers") or ()
+    handlers = list_at(config, "status", "handlers")
     return any(at(handler, "requestHook", "hook") in _HOOKS for handler in handlers)
 
 
 def _serves(config: Obj, namespace: Obj) -> bool:
     # Cluster API sets an empty selector, which selects all, where a user gives none.
-    return selects(at(config, "spec", "namespaceSelector") or {}, labels_of(namespace))
+    return selects(dict_at(config, "spec", "namespaceSelector"), labels_of(namespace))
 
 
 def _name(obj: Obj) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 from caphv.api import names, remedies, resources
-from caphv.api.object import Key, Obj, at, key_of, labels_of, owner_reference
+from caphv.api.object import Key, Obj, at, key_of, labels_of, owner_reference, text_at
 from operations.read.objects import condition_of, time_of
 from operations.status.check import Check, Result, ok
 
@@ -38,7 +38,7 @@ def _check(obj: Obj, cluster: Key, now: datetime) -> Check:
         return Check("fleet", subject, Result.WARNING, message, remedy)
 
     ready = condition_of(obj, "Ready")
-    bundles = str(at(obj, "status", "display", "readyBundles") or "")
+    bundles = text_at(obj, "status", "display", "readyBundles")
     if ready.get("status") == "False":
         # Fleet's text about a modified object ends with its values, which may come from a Secret.
         reason = str(ready.get("message") or "").partition(" {")[0]

@@ -9,7 +9,7 @@ from caphv.api import clusterapi
 from caphv.api.bootimage import qualified
 from caphv.api.counting import name_some
 from caphv.api.guestpools import pool_of_guest
-from caphv.api.object import Key, Obj, at, key_of
+from caphv.api.object import Key, Obj, at, key_of, list_at, text_at
 from operations.read.objects import HarvesterObjects
 from operations.status.check import Check, Result, ok
 
@@ -41,7 +41,7 @@ def checks(
     guests: dict[tuple[str, str], list[Key]] = defaultdict(list)
     for cluster in clusters:
         name = clusterapi.cluster_name(cluster) or key_of(cluster).name
-        namespace = str(at(cluster, "spec", "targetNamespace") or "")
+        namespace = text_at(cluster, "spec", "targetNamespace")
         guests[namespace, name].append(Key(key_of(cluster).namespace, name))
 
     for (namespace, name), keys in sorted(guests.items()):
@@ -123,6 +123,6 @@ def _selects_network(objects: HarvesterObjects, name: str) -> bool:
 def _network(machines: Iterable[Obj], namespace: str) -> str:
     """Return the first VM network of the machines; empty if they name none."""
     for machine in machines:
-        for name in at(machine, "spec", "networks") or ():
+        for name in list_at(machine, "spec", "networks"):
             return qualified(str(name), namespace)
     return ""

@@ -12,7 +12,16 @@ from caphv.api.counting import counted, name_some
 from caphv.api.hosts import is_ready, is_witness
 from caphv.api.identities import is_cluster_identity, secret_name
 from caphv.api.ippool import referenced_pools
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, SERVICES, Key, Obj, at, key_of, labels_of
+from caphv.api.object import (
+    PERSISTENT_VOLUME_CLAIMS,
+    SERVICES,
+    Key,
+    Obj,
+    at,
+    dict_at,
+    key_of,
+    labels_of,
+)
 from caphv.api.release import release_of
 from caphv.api.supported import support
 from caphv.runtime.kubeconfig import Kubeconfig
@@ -340,7 +349,7 @@ def _check_pools(facts: HarvesterFacts, subject: str) -> Iterator[Check]:
     used: set[str] = set()
     for obj in (*facts.clusters, *facts.machines):
         for name in ("vmNetworkConfig", "loadBalancerConfig"):
-            config = at(obj, "spec", name) or {}
+            config = dict_at(obj, "spec", name)
             used.update(referenced_pools(config))
 
     # A command finds the Harvester by an identity or a cluster in its namespace.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from caphv.api import names, remedies
-from caphv.api.object import Obj, annotations_of, at, key_of, labels_of
+from caphv.api.object import Obj, annotations_of, at, key_of, labels_of, text_at
 from caphv.api.supported import fleet_release, support
 from operations.doctor import extensions
 from operations.read.objects import Unseen, condition_of, time_of
@@ -252,7 +252,7 @@ def _check_certificates(facts: ManagementFacts, now: datetime) -> Iterator[Check
     for certificate in facts.certificates:
         name = f"Certificate {facts.namespace}/{certificate['metadata']['name']}"
         ready = condition_of(certificate, "Ready")
-        until = str(at(certificate, "status", "notAfter") or "")
+        until = text_at(certificate, "status", "notAfter")
 
         if ready and ready.get("status") != "True":
             message = f"{name}: {ready.get('message') or 'not ready'}"

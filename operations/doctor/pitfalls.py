@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from caphv.api.counting import name_some
 from caphv.api.names import LONGHORN_DRIVER
-from caphv.api.object import Obj, at, key_of
+from caphv.api.object import Obj, at, key_of, list_at, text_at
 from caphv.api.virtualmachine import READ_WRITE_MANY
 from operations.capacity.hosts import (
     count_homeless,
@@ -66,7 +66,7 @@ def _check_capacity(objects: HarvesterObjects, subject: str) -> Iterator[Check]:
     """
     hosts = hosts_of(objects)
     placed = [
-        (str(at(obj, "status", "nodeName") or ""), requests_of(obj.get("spec") or {}))
+        (text_at(obj, "status", "nodeName"), requests_of(obj.get("spec") or {}))
         for obj in running_instances(objects)
     ]
     if not hosts or not placed:
@@ -198,7 +198,7 @@ def _check_shared_volumes(
     single = sorted(
         str(key_of(machine))
         for machine in machines
-        if len(at(machine, "spec", "networks") or ()) == 1
+        if len(list_at(machine, "spec", "networks")) == 1
     )
     if single:
         message = (
@@ -239,7 +239,7 @@ def _volume_fields(machines: Iterable[Obj], field: str) -> set[str]:
     """Return the values of a field in all volumes of HarvesterMachines."""
     values = set()
     for machine in machines:
-        for volume in at(machine, "spec", "volumes") or ():
+        for volume in list_at(machine, "spec", "volumes"):
             if volume.get(field):
                 values.add(str(volume[field]))
     return values

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from caphv.api import clusterapi, remedies
 from caphv.api.counting import name_some
-from caphv.api.object import Key, Obj, at, key_of
+from caphv.api.object import Key, Obj, key_of, list_at
 from caphv.validation.finding import Finding
 from operations.capacity import requirements
 from operations.capacity.free import CapacityObjects
@@ -72,7 +72,7 @@ def _requirements_of(references: References) -> Iterator[tuple[Obj, Requirements
     # A pool of a cluster must serve the networks of its machines.
     networks: dict[Key, set[str]] = {}
     for obj in references.machines:
-        names = at(obj, "spec", "networks") or ()
+        names = list_at(obj, "spec", "networks")
         networks.setdefault(_cluster_of(obj), set()).update(map(str, names))
 
     targets, imported = {}, {}

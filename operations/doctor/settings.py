@@ -14,7 +14,7 @@ from typing import Any
 
 from caphv.api import names
 from caphv.api.counting import name_some
-from caphv.api.object import Obj, annotations_of, at, labels_of
+from caphv.api.object import Obj, annotations_of, at, labels_of, text_at
 from operations.doctor.forms import mappings_of, texts_of
 from operations.read import harvestersettings
 from operations.read.objects import HarvesterObjects, time_of
@@ -220,13 +220,13 @@ def _virtual_addresses(ingress: Obj | None) -> Iterator[str]:
             yield address
     for entry in mappings_of(at(ingress, "status", "loadBalancer", "ingress")):
         yield str(entry.get("ip") or "")
-    yield str(at(ingress, "spec", "clusterIP") or "")
+    yield text_at(ingress, "spec", "clusterIP")
 
 
 def _pod_networks(objects: HarvesterObjects) -> Iterator[str]:
     for host in objects.hosts:
         networks = texts_of(at(host, "spec", "podCIDRs"))
-        yield from networks or [str(at(host, "spec", "podCIDR") or "")]
+        yield from networks or [text_at(host, "spec", "podCIDR")]
 
 
 def _uncovered(addresses: Iterable[str], exceptions: Exceptions) -> list[str]:

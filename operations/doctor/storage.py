@@ -13,7 +13,7 @@ from typing import Any
 
 from caphv.api.counting import counted, name_some
 from caphv.api.names import LONGHORN_DRIVER
-from caphv.api.object import Obj, at, key_of
+from caphv.api.object import Obj, at, key_of, text_at
 from caphv.runtime.text import TextError, load_json
 from operations.doctor.forms import mappings_of, number_of, texts_of
 from operations.read.objects import HarvesterObjects
@@ -76,7 +76,7 @@ def used_classes(
     :param claims: PersistentVolumeClaims of the target namespaces
     :param machines: HarvesterMachines
     """
-    used = {str(at(claim, "spec", "storageClassName") or "") for claim in claims}
+    used = {text_at(claim, "spec", "storageClassName") for claim in claims}
     for machine in machines:
         for volume in mappings_of(at(machine, "spec", "volumes")):
             used.add(str(volume.get("storageClass") or ""))
@@ -294,7 +294,7 @@ def _tagged_disks(node: Obj, tags: set[str]) -> Iterator[_Disk]:
 
 
 def _parameter(storage_class: Obj, name: str) -> str:
-    return str(at(storage_class, "parameters", name) or "")
+    return text_at(storage_class, "parameters", name)
 
 
 def _join(tags: set[str]) -> str:

@@ -12,7 +12,7 @@ import orjson
 import yaml
 
 from caphv.api.names import CLUSTER_NAME_LABEL
-from caphv.api.object import EVENTS, PODS, Key, Obj, at, key_of, labels_of
+from caphv.api.object import EVENTS, PODS, Key, Obj, key_of, labels_of, list_at
 from caphv.runtime.client import ApiClient
 from caphv.runtime.connection import Connection
 from caphv.runtime.errors import RequestError
@@ -121,7 +121,7 @@ async def read_logs(
         for pod in pods:
             name = pod["metadata"]["name"]
             path = PODS.path(namespace, name, "log")
-            for container in at(pod, "spec", "containers") or ():
+            for container in list_at(pod, "spec", "containers"):
                 step(f"reading the log of {name}")
                 log = await _read_log(session, connection, path, str(container["name"]))
                 files[f"logs/{name}/{container['name']}.log"] = log

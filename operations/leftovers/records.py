@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from caphv.api import clusterapi, names, resources
 from caphv.api.ippool import referenced_pools
-from caphv.api.object import Key, Obj, annotations_of, at, uid_of
+from caphv.api.object import Key, Obj, annotations_of, dict_at, uid_of
 from caphv.api.ownership import Owner, former_owner, recorded_owner, wants_adoption
 from operations.capacity.addresspools import Verdict
 from operations.read.owners import OwnerObjects
@@ -112,7 +112,7 @@ def pool_users(owners: OwnerObjects) -> Mapping[str, str]:
     ):
         for key, obj in objs.items():
             for config in ("vmNetworkConfig", "loadBalancerConfig"):
-                for name in referenced_pools(at(obj, "spec", config) or {}):
+                for name in referenced_pools(dict_at(obj, "spec", config)):
                     users[name] = f"{kind} {key}"
     return users
 

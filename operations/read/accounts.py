@@ -25,7 +25,7 @@ from caphv.api.identities import (
     resolve,
     secret_of,
 )
-from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, at, key_of, labels_of
+from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, at, key_of, labels_of, text_at
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound, RequestError
@@ -219,7 +219,7 @@ async def secrets_of_cluster_identities(client: ApiClient) -> dict[Key, Key]:
 
 def namespace_of(obj: Obj) -> str:
     """Return the namespace of an object, empty if it has none."""
-    return str(at(obj, "metadata", "namespace") or "")
+    return text_at(obj, "metadata", "namespace")
 
 
 async def secrets_with_token(

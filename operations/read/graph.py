@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api import clusterapi, resources
-from caphv.api.object import Key, Obj, at, key_of, labels_of, uid_of
+from caphv.api.object import Key, Obj, dict_at, key_of, labels_of, text_at, uid_of
 from caphv.api.objectid import ObjectId, group_of, id_of
 from operations.read.selectors import selects
 
@@ -110,7 +110,7 @@ class _Search:
 
     def _is_foreign(self, obj: Obj) -> bool:
         """Whether an object belongs to another cluster, which shares an owner with ours."""
-        name = clusterapi.cluster_name(obj) or str(at(obj, "spec", "clusterName") or "")
+        name = clusterapi.cluster_name(obj) or text_at(obj, "spec", "clusterName")
         # A Secret may be labelled for one cluster, and used by others.
         if not name or id_of(obj).kind in (_SECRET, _CONFIG_MAP):
             return False
@@ -135,7 +135,7 @@ def _selects(obj: Obj, cluster: Obj) -> bool:
     if id_of(obj)[:2] != (_ADDONS_GROUP, "ClusterResourceSet"):
         return False
     # An empty selector would select all clusters, but the core refuses it.
-    selector = at(obj, "spec", "clusterSelector") or {}
+    selector = dict_at(obj, "spec", "clusterSelector")
     return any(selector.values()) and selects(selector, labels_of(cluster))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from caphv.api import resources
 from caphv.api.counting import counted
-from caphv.api.object import NAMESPACES, Obj, Resource, at, uid_of
+from caphv.api.object import NAMESPACES, Obj, Resource, dict_at, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import find_resource, served_version
 from caphv.runtime.errors import Forbidden, NotFound, RequestError
@@ -77,7 +77,7 @@ def control_plane_kinds(clusters: Iterable[Obj]) -> set[tuple[str, str]]:
     """Return group and kind of the control planes that clusters refer to."""
     kinds = set()
     for cluster in clusters:
-        ref = at(cluster, "spec", "controlPlaneRef") or {}
+        ref = dict_at(cluster, "spec", "controlPlaneRef")
         # v1beta2 refers to an API group, v1beta1 to a version of it.
         group = str(ref.get("apiGroup") or str(ref.get("apiVersion") or "").rpartition("/")[0])
         if group and ref.get("kind"):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from caphv.api import names, resources
-from caphv.api.object import NAMESPACES, Key, Obj, Resource, at, key_of, uid_of
+from caphv.api.object import NAMESPACES, Key, Obj, Resource, key_of, text_at, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Forbidden, NotFound
 from operations.read.management import list_all, unseen
@@ -82,7 +82,7 @@ def balancers_of(clusters: Iterable[Obj]) -> dict[Key, Key]:
     """Return the HarvesterCluster of each load balancer, by the latter's key on Harvester."""
     balancers = {}
     for obj in clusters:
-        target = str(at(obj, "spec", "targetNamespace") or "")
+        target = text_at(obj, "spec", "targetNamespace")
         for name in names.generated_names(obj, names.LOAD_BALANCER_SUFFIX):
             balancers[Key(target, name)] = key_of(obj)
     return balancers

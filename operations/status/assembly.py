@@ -8,7 +8,7 @@ from datetime import datetime
 
 from caphv.api import clusterapi, names, resources
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Key, Obj, at, being_deleted, key_of, labels_of
+from caphv.api.object import Key, Obj, at, being_deleted, dict_at, key_of, labels_of, text_at
 from operations.read.objects import (
     ManagementObjects,
     by_cluster,
@@ -67,7 +67,7 @@ def parts_of(objects: ManagementObjects) -> Iterator[Parts]:
             continue
 
         key = key_of(cluster)
-        reference = at(cluster, "spec", "controlPlaneRef") or {}
+        reference = dict_at(cluster, "spec", "controlPlaneRef")
         control_plane_key = (
             str(reference.get("kind")),
             key.namespace,
@@ -111,7 +111,7 @@ def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
         *parts.key,
         state=_state(parts, problems, (control_plane, workers), rolling_out=rolling_out),
         created=str(cluster["metadata"].get("creationTimestamp") or ""),
-        phase=str(at(cluster, "status", "phase") or ""),
+        phase=text_at(cluster, "status", "phase"),
         class_name=str(at(topology, "classRef", "name") or topology.get("class") or ""),
         version=version,
         versions=tuple(sorted(machine_versions, key=_version_order)),
@@ -121,7 +121,7 @@ def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
         harvester=str(harvester_spec.get("server") or ""),
         target_namespace=str(harvester_spec.get("targetNamespace") or ""),
         identity=identity_text(harvester_cluster),
-        infrastructure=str(at(harvester_cluster, "metadata", "name") or ""),
+        infrastructure=text_at(harvester_cluster, "metadata", "name"),
         control_plane=control_plane,
         workers=workers,
         groups=groups,
@@ -190,7 +190,7 @@ def _state(
         return State.PAUSED
 
     # A cluster that was never provisioned cannot be unreachable.
-    status = at(parts.harvester_cluster, "status") or {}
+    status = dict_at(parts.harvester_cluster, "status")
     provisioned = status.get("ready") or at(status, "initialization", "provisioned")
     if provisioned and any(problem.reason == Reason.HARVESTER_UNREACHABLE for problem in problems):
         return State.UNREACHABLE
@@ -244,7 +244,7 @@ def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...])
     :param obj: the object; None if it does not exist or was not read
     :param machines: the machines of the group
     """
-    spec, status = at(obj, "spec") or {}, at(obj, "status") or {}
+    spec, status = dict_at(obj, "spec"), dict_at(obj, "status")
 
     # The core counts available machines by `unavailableReplicas`, which CAPK3s omits at 0.
     available = sum(map(_is_available, machines))
@@ -270,8 +270,8 @@ def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...])
 def _machine(obj: Obj, harvester_machine: Obj | None) -> Machine:
     """Return the model of a Machine and its HarvesterMachine."""
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
-    harvester_spec = at(harvester_machine, "spec") or {}
-    harvester_status = at(harvester_machine, "status") or {}
+    harvester_spec = dict_at(harvester_machine, "spec")
+    harvester_status = dict_at(harvester_machine, "status")
 
     control_plane = clusterapi.is_control_plane(obj)
     group_label = _CONTROL_PLANE_NAME_LABEL if control_plane else names.DEPLOYMENT_LABEL
@@ -292,8 +292,8 @@ def _machine(obj: Obj, harvester_machine: Obj | None) -> Machine:
         ready=bool(ready.get("status") == "True"),
         created=str(obj["metadata"].get("creationTimestamp") or ""),
         version=str(spec.get("version") or ""),
-        infrastructure=str(at(harvester_machine, "metadata", "name") or ""),
-        host=str(at(harvester_status, "virtualMachine", "host") or ""),
+        infrastructure=text_at(harvester_machine, "metadata", "name"),
+        host=text_at(harvester_status, "virtualMachine", "host"),
         zone=str(harvester_status.get("failureDomain") or spec.get("failureDomain") or ""),
         addresses=tuple(dict.fromkeys(addresses)),
         pool=str(harvester_status.get("allocatedPoolRef") or ""),
@@ -327,8 +327,8 @@ def _node(machine: Obj) -> Node | None:
     return Node(
         str(name),
         str(ready.get("status") or ""),
-        str(at(machine, "status", "nodeInfo", "kubeletVersion") or ""),
-        provider_id=str(at(machine, "spec", "providerID") or ""),
+        text_at(machine, "status", "nodeInfo", "kubeletVersion"),
+        provider_id=text_at(machine, "spec", "providerID"),
     )
 
 

@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from caphv.api import ippool, names, remedies, resources
 from caphv.api.hosts import is_ready
-from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, labels_of
+from caphv.api.object import (
+    Key,
+    Obj,
+    annotations_of,
+    at,
+    being_deleted,
+    labels_of,
+    list_at,
+    text_at,
+)
 from caphv.api.virtualmachine import claim_sources
 from operations.read.objects import HarvesterObjects, Unseen, by_key, condition_of
 from operations.status.causes import HOSTS_NOT_READY, with_causes
@@ -144,17 +153,17 @@ def _virtual_machine(vm: Obj, instance: Obj | None, claims: dict[Key, Obj]) -> V
     claim_names = [str(source["claimName"]) for source in claim_sources(vm)]
 
     addresses: list[str] = []
-    for interface in at(instance, "status", "interfaces") or ():
+    for interface in list_at(instance, "status", "interfaces"):
         # An interface without a name exists only inside the guest, such as the CNI's interface.
         if interface.get("name"):
             addresses += interface.get("ipAddresses") or [interface.get("ipAddress")]
 
-    printable = str(at(vm, "status", "printableStatus") or "")
+    printable = text_at(vm, "status", "printableStatus")
     return VirtualMachine(
         namespace=namespace,
         name=str(metadata["name"]),
         status="Terminating" if being_deleted(vm) else printable,
-        host=str(at(instance, "status", "nodeName") or ""),
+        host=text_at(instance, "status", "nodeName"),
         created=str(metadata.get("creationTimestamp") or ""),
         disks=tuple(_disk(name, claims.get(Key(namespace, name))) for name in claim_names),
         addresses=tuple(dict.fromkeys(address for address in addresses if address)),
@@ -172,8 +181,8 @@ def _disk(name: str, claim: Obj | None) -> Disk:
     return Disk(
         name,
         size=str(capacity or request or ""),
-        storage_class=str(at(claim, "spec", "storageClassName") or ""),
-        phase=str(at(claim, "status", "phase") or ""),
+        storage_class=text_at(claim, "spec", "storageClassName"),
+        phase=text_at(claim, "status", "phase"),
         image=annotations_of(claim).get(names.IMAGE_ID_ANNOTATION, ""),
     )
 
@@ -183,10 +192,10 @@ def _node(obj: Obj) -> Node:
     return Node(
         str(obj["metadata"]["name"]),
         str(condition_of(obj, "Ready").get("status") or "Unknown"),
-        str(at(obj, "status", "nodeInfo", "kubeletVersion") or ""),
+        text_at(obj, "status", "nodeInfo", "kubeletVersion"),
         created=str(obj["metadata"].get("creationTimestamp") or ""),
         zone=labels_of(obj).get(names.ZONE_LABEL, ""),
-        provider_id=str(at(obj, "spec", "providerID") or ""),
+        provider_id=text_at(obj, "spec", "providerID"),
     )
 
 

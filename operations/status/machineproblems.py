@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from caphv.api import clusterapi
 from caphv.api.names import RKE2_HOOK, ConditionType, Reason
-from caphv.api.object import Obj, annotations_of, at, being_deleted, key_of
+from caphv.api.object import Obj, annotations_of, at, being_deleted, dict_at, key_of
 from operations.read.objects import condition_of
 from operations.status.causes import OUTAGES
 from operations.status.conditionproblems import (
@@ -81,7 +81,7 @@ def _bootstrap_problem(parts: Parts, machine: Obj, now: datetime) -> Problem | N
     The provider's conditions may not report it. CAPRKE2, for example, reports unusable values only
     in its log.
     """
-    ref = at(machine, "spec", "bootstrap", "configRef") or {}
+    ref = dict_at(machine, "spec", "bootstrap", "configRef")
     if not ref or clusterapi.bootstrap_secret_name(machine) or being_deleted(machine):
         return None
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from caphv.api import clusterapi
 from caphv.api.identities import identity_of
-from caphv.api.object import Key, Obj, at, being_deleted, key_of
+from caphv.api.object import Key, Obj, at, being_deleted, dict_at, key_of
 from operations.status.remedies import Subject, resume_command
 
 
@@ -69,7 +69,7 @@ def remedy_subject(parts: Parts, obj: Obj, kind: str) -> Subject:
         machine = parts.machine_of(obj)
 
     harvester_machine = parts.harvester_machine_of(machine) if machine else None
-    spec = at(parts.harvester_cluster, "spec") or {}
+    spec = dict_at(parts.harvester_cluster, "spec")
     return Subject(
         *parts.key,
         kind,

@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime
 
 from caphv.api import names, remedies
-from caphv.api.object import LEASES, Obj, at, key_of
+from caphv.api.object import LEASES, Obj, key_of, text_at
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from operations.read.management import list_all
@@ -112,4 +112,4 @@ def _is_provider_lease(name: str) -> bool:
 
 def _renewed_at(lease: Obj) -> str:
     """Return the time at which a Lease was renewed last; empty if it never was renewed."""
-    return str(at(lease, "spec", "renewTime") or "")
+    return text_at(lease, "spec", "renewTime")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Key, Obj, at
+from caphv.api.object import Key, Obj, at, dict_at, text_at
 from caphv.api.resources import CLUSTER_API_GROUP, FLEET_GROUP
 from packager.addons.facts import CAAPF, RANCHER, ClusterFacts, FleetCluster
 from packager.addons.merge import merge
@@ -96,7 +96,7 @@ def _owner(obj: Obj) -> str:
     owners = at(obj, "metadata", "ownerReferences")
     for owner in owners if isinstance(owners, list) else ():
         if at(owner, "kind") == "Cluster" and _group(at(owner, "apiVersion")) == CLUSTER_API_GROUP:
-            return str(at(owner, "name") or "")
+            return text_at(owner, "name")
     return ""
 
 
@@ -126,7 +126,7 @@ def _key(obj: Obj) -> Key:
 
 
 def _text(obj: Obj, field: str) -> str:
-    return str(at(obj, "metadata", field) or "")
+    return text_at(obj, "metadata", field)
 
 
 def _group(api_version: Any) -> str:
@@ -170,7 +170,7 @@ def _part_of_class(cluster: Obj, part: str, find: Find) -> Obj:
     namespace = str(at(_class(cluster, find), "metadata", "namespace") or _key(cluster).namespace)
     template = _find(ref, namespace, find) if ref else None
     kind = str(ref.get("kind") or "").removesuffix(_TEMPLATE)
-    spec = at(template, "spec", "template", "spec") or {}
+    spec = dict_at(template, "spec", "template", "spec")
     return {"kind": kind, "spec": spec} if kind else {"spec": spec}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Obj, Resource, at
+from caphv.api.object import Obj, Resource, at, text_at
 from caphv.api.resources import CLUSTER_API_GROUP, FLEET_GROUP
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import find_resource
@@ -95,5 +95,5 @@ def _references(clusters: Iterable[Obj], classes: Iterable[Obj]) -> Iterator[Any
 
 def _kind(ref: Any) -> _Kind:
     # `v1beta2` names the group, `v1beta1` the version.
-    group = at(ref, "apiGroup") or str(at(ref, "apiVersion") or "").rpartition("/")[0]
+    group = at(ref, "apiGroup") or text_at(ref, "apiVersion").rpartition("/")[0]
     return str(group), str(at(ref, "kind"))

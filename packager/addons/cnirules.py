@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, list_at
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
 from packager.addons.facts import CAAPF, WITH_HELM_CONTROLLER, ClusterFacts
@@ -234,7 +234,7 @@ def _check_workers(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     if not at(topology, "controlPlane", "replicas"):
         return
 
-    pools = at(topology, "workers", "machineDeployments") or ()
+    pools = list_at(topology, "workers", "machineDeployments")
     if not any(pool.get("replicas", 1) for pool in pools):
         detail = (
             "Fleet's agent installs the CNI and runs on workers only, so that this cluster gets no "

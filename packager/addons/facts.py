@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from caphv.api.object import Key, Obj, at
+from caphv.api.object import Key, Obj, at, text_at
 
 CAAPF, RANCHER = "caapf", "rancher"
 """Managers that import a cluster into Fleet."""
@@ -40,7 +40,7 @@ class ClusterFacts:
     def key(self) -> Key:
         """Namespace and name of the Cluster; an object in a file may have no namespace."""
         namespace = at(self.cluster, "metadata", "namespace")
-        return Key(str(namespace or "default"), str(at(self.cluster, "metadata", "name") or ""))
+        return Key(str(namespace or "default"), text_at(self.cluster, "metadata", "name"))
 
     @property
     def kubernetes_version(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from caphv.api.object import Obj, at, key_of
+from caphv.api.object import Obj, at, dict_at, key_of
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Finding, LocatedFinding, in_order
 from caphv.validation.rule import Rule
@@ -122,7 +122,7 @@ def _is_plain_service(obj: Obj) -> bool:
         ports = []
     return (
         isinstance(at(obj, "metadata", "name"), str)
-        and isinstance(at(obj, "metadata", "annotations") or {}, dict)
+        and isinstance(dict_at(obj, "metadata", "annotations"), dict)
         and isinstance(obj.get("spec"), dict)
         and isinstance(ports, list)
         and all(isinstance(port, dict) for port in ports)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from caphv.api import clusterapi, names, resources
-from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, labels_of
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, dict_at, key_of, labels_of
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
@@ -343,7 +343,7 @@ def control_plane_ref(cluster: Obj) -> tuple[str, str, str]:
 
     The reference may be of either contract version.
     """
-    ref = at(cluster, "spec", "controlPlaneRef") or {}
+    ref = dict_at(cluster, "spec", "controlPlaneRef")
     group = ref.get("apiGroup") or str(ref.get("apiVersion", "")).partition("/")[0]
     return str(group), str(ref.get("kind", "")), str(ref.get("name", ""))
 

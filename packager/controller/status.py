@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from caphv.api import conditions
 from caphv.api.names import ConditionType
-from caphv.api.object import Key, Obj, at, being_deleted, key_of
+from caphv.api.object import Key, Obj, being_deleted, key_of, list_at
 from caphv.api.resources import HARVESTER_CLUSTERS
 from caphv.runtime.cache import Change
 from caphv.runtime.client import ApiClient
@@ -200,7 +200,7 @@ class Reporter:
 
 
 def _condition(harvester_cluster: Obj) -> Obj | None:
-    return conditions.get_condition(at(harvester_cluster, "status", "conditions") or [], _READY)
+    return conditions.get_condition(list_at(harvester_cluster, "status", "conditions"), _READY)
 
 
 def _patch(obj: Obj, update: ConditionUpdate) -> Obj | None:
@@ -208,7 +208,7 @@ def _patch(obj: Obj, update: ConditionUpdate) -> Obj | None:
 
     The API server refuses the patch for any other resourceVersion.
     """
-    before = at(obj, "status", "conditions") or []
+    before = list_at(obj, "status", "conditions")
     after = conditions.set_condition(
         before,
         _READY,

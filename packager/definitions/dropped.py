@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, list_at, text_at
 from packager.definitions.rules.metadata import ADDONS_LABEL
 
 WHY = (
@@ -36,7 +36,7 @@ def disposable(objects: Sequence[Obj]) -> list[Obj]:
     ]
     content: set[tuple[str, str]] = set()
     for obj in sets:
-        for row in at(obj, "spec", "resources") or ():
+        for row in list_at(obj, "spec", "resources"):
             content.add((_namespace(obj), str(at(row, "name"))))
 
     # A definition has one MachineHealthCheck, and a ConfigMap for each of its ClusterResourceSets.
@@ -97,7 +97,7 @@ def _templates(deployment: Obj) -> Iterator[tuple[str, str]]:
 
 def _is_empty(deployment: Obj) -> bool:
     """Whether a MachineDeployment is defined without machines and without an autoscaler."""
-    annotations = at(deployment, "metadata", "annotations") or {}
+    annotations = dict_at(deployment, "metadata", "annotations")
     return at(deployment, "spec", "replicas") == 0 and not any(
         str(key).startswith(_AUTOSCALER) for key in annotations
     )
@@ -119,7 +119,7 @@ def _name(obj: Obj) -> str:
 
 
 def _namespace(obj: Obj) -> str:
-    return str(at(obj, "metadata", "namespace") or "")
+    return text_at(obj, "metadata", "namespace")
 
 
 def _identity(obj: Obj, namespace: str) -> _Identity:

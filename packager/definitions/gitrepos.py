@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from caphv.api.object import Key, Obj, at
+from caphv.api.object import Key, Obj, list_at
 from caphv.runtime.text import Limits
 from packager.definitions.files import GITREPOS
 from packager.definitions.manifest import manifest_path, parse_manifest
@@ -162,7 +162,7 @@ def _former_repos(
         if _FILE not in parse_record(snapshot.read(f"{GITREPOS}/{place}/{RECORD}")):
             continue
         for repo in parse_manifest(snapshot.read(f"{GITREPOS}/{place}/{_FILE}"), _LIMITS):
-            paths = at(repo, "spec", "paths") or []
+            paths = list_at(repo, "spec", "paths")
             free = [
                 path
                 for path in paths
@@ -194,6 +194,6 @@ def _readers(snapshot: Snapshot, workspace: str) -> Mapping[str, str]:
         for repo in parse_manifest(
             snapshot.read(f"{GITREPOS}/{workspace}/{name}/{_FILE}"), _LIMITS
         ):
-            for path in at(repo, "spec", "paths") or ():
+            for path in list_at(repo, "spec", "paths"):
                 readers[str(path)] = name
     return readers

@@ -11,7 +11,7 @@ from typing import Any
 
 from caphv.api import hostresources, interfaces
 from caphv.api.distributions import full_version
-from caphv.api.object import Key, Obj, at
+from caphv.api.object import Key, Obj, text_at
 from caphv.validation import schema
 from caphv.validation.finding import Finding, in_order
 from packager import secretscan
@@ -112,12 +112,12 @@ class Definition:
     @property
     def identity_secret(self) -> str:
         """Name of the identity Secret, empty with a HarvesterClusterIdentity."""
-        return str(at(self.identity, "identitySecret", "name") or "")
+        return text_at(self.identity, "identitySecret", "name")
 
     @property
     def cluster_identity(self) -> str:
         """Name of the HarvesterClusterIdentity, empty with an identity Secret."""
-        return str(at(self.identity, "identityRef", "name") or "")
+        return text_at(self.identity, "identityRef", "name")
 
 
 def interfaces_of(pool: Pool) -> Obj:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, list_at
 from packager.definitions import etcdsnapshots, started
 from packager.definitions.model import NONE, Definition
 from packager.rendering import yaml
@@ -163,7 +163,7 @@ def _workers(objects: Iterable[Obj]) -> dict[str, list[Any]]:
     for obj in objects:
         if topology := _topology(obj):
             machine_fields = _machine_fields(topology)
-            for group in at(topology, "workers", "machineDeployments") or ():
+            for group in list_at(topology, "workers", "machineDeployments"):
                 fields = [at(group, "failureDomain"), at(group, "variables")]
                 workers[str(at(group, "name"))] = [*machine_fields, *fields]
 

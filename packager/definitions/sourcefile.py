@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from caphv.api.object import Key, Obj, at
+from caphv.api.object import Key, Obj, at, text_at
 from caphv.validation.finding import FieldPath, Finding
 from caphv.validation.yaml.documents import Bounds
 from caphv.validation.yaml.loader import SUFFIXES, parse
@@ -60,8 +60,8 @@ class Item:
     def key(self) -> Key:
         """Namespace and name, as far as the object has them."""
         return Key(
-            str(at(self.obj, "metadata", "namespace") or ""),
-            str(at(self.obj, "metadata", "name") or ""),
+            text_at(self.obj, "metadata", "namespace"),
+            text_at(self.obj, "metadata", "name"),
         )
 
     def has_kind(self, group: str, kind: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from caphv.api import ippool
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at
 from reconciler.cluster.pools import load_balancer_pool
 from reconciler.cluster.scope import ClusterScope
 
@@ -50,7 +50,7 @@ def used_source(scope: ClusterScope) -> Source | None:
     place = scope.target_namespace, scope.load_balancer_name
     # An address that Harvester's controller has allocated to the LoadBalancer is certain.
     load_balancer = scope.namespace().load_balancers.get(*place)
-    allocated = at(load_balancer, "status", "allocatedAddress") or {}
+    allocated = dict_at(load_balancer, "status", "allocatedAddress")
     # Before the LoadBalancer exists, a pool holds or once held the endpoint for this cluster.
     endpoint = at(scope.obj, "spec", "controlPlaneEndpoint", "host")
     pool = allocated.get("ipPool") or _pool_of(

@@ -32,9 +32,9 @@ from caphv.api.object import (
     Obj,
     Resource,
     annotations_of,
-    at,
     key_of,
     labels_of,
+    list_at,
     uid_of,
 )
 from caphv.api.ownership import Owner, Ownership, ownership_of, record
@@ -356,7 +356,7 @@ def _subject(scope: ClusterScope, name: str) -> Obj:
 
 
 def _subjects(binding: Obj | None) -> list[Obj]:
-    return list(at(binding, "subjects") or [])
+    return list(list_at(binding, "subjects"))
 
 
 async def _write_subjects(scope: ClusterScope, shared: Obj, subjects: list[Obj]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from caphv.api import clusterapi
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import NAMESPACES, at, being_deleted, key_of
+from caphv.api.object import NAMESPACES, at, being_deleted, key_of, text_at
 from caphv.runtime.errors import (
     AddressRefused,
     AlreadyExists,
@@ -177,7 +177,7 @@ def _require_same_harvester(scope: ClusterScope) -> None:
     # nothing.
     session = scope.require_session()
     uid = session.uid
-    former_uid = str(at(scope.draft.fields, "harvester", "uid") or "")
+    former_uid = text_at(scope.draft.fields, "harvester", "uid")
 
     if former_uid and uid and former_uid != uid:
         machines = scope.context.caches.machines_of(scope.cluster)

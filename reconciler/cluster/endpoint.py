@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from caphv.api import ippool, names
 from caphv.api.names import LOAD_BALANCER_SUFFIX, ConditionType, Reason, generated_names
-from caphv.api.object import SERVICES, Obj, at, key_of
+from caphv.api.object import SERVICES, Obj, at, key_of, list_at, text_at
 from caphv.api.ownership import record
 from caphv.runtime.errors import AlreadyExists
 from reconciler import triggers
@@ -79,7 +79,7 @@ def known_address(obj: Obj) -> str:
     """Return the address of the control plane endpoint once the cluster has used it, else empty."""
     if not at(obj, "status", "initialization", "provisioned"):
         return ""
-    host = str(at(obj, "spec", "controlPlaneEndpoint", "host") or "")
+    host = text_at(obj, "spec", "controlPlaneEndpoint", "host")
     return "" if host == UNSET_HOST else host
 
 
@@ -134,7 +134,7 @@ async def release_address(scope: ClusterScope) -> None:
 
 def service_address(service: Obj) -> str:
     """Return the address that kube-vip has assigned to a Service, empty for none."""
-    for entry in at(service, "status", "loadBalancer", "ingress") or ():
+    for entry in list_at(service, "status", "loadBalancer", "ingress"):
         if entry.get("ip"):
             return str(entry["ip"])
     return ""

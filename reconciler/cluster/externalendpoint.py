@@ -19,7 +19,7 @@ from caphv.api.names import (
     Reason,
     generated_names,
 )
-from caphv.api.object import SERVICES, Obj, at
+from caphv.api.object import SERVICES, Obj, at, dict_at
 from caphv.api.ownership import Ownership, ownership_of
 from caphv.api.resources import LOAD_BALANCERS
 from caphv.runtime.errors import RequestError, kind_of
@@ -156,7 +156,7 @@ def report_external_endpoint(scope: ClusterScope) -> None:
 
 def describe_endpoint(obj: Obj) -> str:
     """Return host and port of the control plane endpoint of a HarvesterCluster."""
-    endpoint = at(obj, "spec", "controlPlaneEndpoint") or {}
+    endpoint = dict_at(obj, "spec", "controlPlaneEndpoint")
     return f"{endpoint.get('host')}:{endpoint.get('port') or API_PORT}"
 
 

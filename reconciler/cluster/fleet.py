@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Key, Obj, at, key_of, labels_of
+from caphv.api.object import Key, Obj, key_of, labels_of, text_at
 from caphv.runtime.cache import Informer
 from caphv.runtime.errors import Forbidden, Invalid, NotFound, ServerFault
 from reconciler.cluster.scope import ClusterScope
@@ -92,7 +92,7 @@ def managed_cluster_name(cluster: Key, imported: Obj | None, managed: Iterable[O
     )
     if labelled:
         return labelled[0]
-    return str(at(imported, "status", "clusterName") or "")
+    return text_at(imported, "status", "clusterName")
 
 
 def fleet_labels(cluster: Obj) -> dict[str, str]:

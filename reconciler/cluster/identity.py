@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from caphv.api import conditions, names
 from caphv.api.identities import Refused, describe, identity_of, is_cluster_identity
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import SECRETS, Key, Obj, annotations_of, at, being_deleted, key_of
+from caphv.api.object import SECRETS, Key, Obj, annotations_of, at, being_deleted, key_of, text_at
 from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from caphv.runtime.text import off_loop
@@ -315,7 +315,7 @@ async def _assign(scope: ClusterScope, identity: Identity) -> Session:
             identity.access,
             scope.target_namespace,
             identity=str(key_of({"metadata": identity.metadata})),
-            harvester_uid=str(at(scope.draft.fields, "harvester", "uid") or ""),
+            harvester_uid=text_at(scope.draft.fields, "harvester", "uid"),
         )
     except KubeconfigError as error:
         message = f"{secret_text(scope.obj)}: {error}"

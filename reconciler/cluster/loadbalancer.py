@@ -12,7 +12,16 @@ from caphv.api import clusterapi, ippool, names, resources
 from caphv.api.conditions import get_condition
 from caphv.api.labels import cluster_label
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj, at, being_deleted, key_of, labels_of, owner_reference
+from caphv.api.object import (
+    Obj,
+    at,
+    being_deleted,
+    dict_at,
+    key_of,
+    labels_of,
+    list_at,
+    owner_reference,
+)
 from caphv.api.ownership import Ownership, names_vm, ownership_of, record
 from caphv.api.plaintext import LONGEST_EVENT, plain
 from caphv.runtime.errors import AlreadyExists, RequestError, Unauthorized, kind_of
@@ -190,7 +199,7 @@ def backend_selector(scope: ClusterScope, vms: list[Obj]) -> dict[str, list[str]
     label, instances = cluster_label(scope.cluster_key), scope.namespace().instances
     labels = []
     for vm in vms:
-        labels.append(at(vm, "spec", "template", "metadata", "labels") or {})
+        labels.append(dict_at(vm, "spec", "template", "metadata", "labels"))
         vmi = instances.get(*key_of(vm))
         if vmi:
             labels.append(labels_of(vmi))
@@ -311,7 +320,7 @@ def _failed_condition(load_balancer: Obj) -> Obj | None:
     Harvester's controller sets the condition to False while it has no address for the LoadBalancer,
     and later while no backend passes the health check.
     """
-    ready = get_condition(at(load_balancer, "status", "conditions") or [], "Ready")
+    ready = get_condition(list_at(load_balancer, "status", "conditions"), "Ready")
     return ready if ready and ready.get("status") == "False" else None
 
 

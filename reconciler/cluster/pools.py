@@ -14,7 +14,7 @@ from caphv.api.names import (
     Reason,
     generated_names,
 )
-from caphv.api.object import Obj, at, key_of, uid_of
+from caphv.api.object import Obj, dict_at, key_of, uid_of
 from caphv.api.ownership import Ownership, ownership_of, record, same_name
 from caphv.runtime.errors import AlreadyExists, ApiError, Forbidden, Invalid, NotFound
 from caphv.validation.finding import did_you_mean
@@ -174,7 +174,7 @@ async def _require_unused(scope: ClusterScope, pool: Obj) -> None:
 
 
 def _allocated(pool: Obj | None) -> dict[str, str]:
-    allocated: dict[str, str] = at(pool, "status", "allocated") or {}
+    allocated: dict[str, str] = dict_at(pool, "status", "allocated")
     return allocated
 
 

@@ -1,12 +1,12 @@
 """Addresses that objects have or request, whether or not a pool lists them. They index caches."""
 
-from caphv.api.object import Obj, at, being_deleted
+from caphv.api.object import Obj, at, being_deleted, list_at
 
 
 def balancer_addresses(obj: Obj | None) -> set[str]:
     """Return the addresses that a LoadBalancer of Harvester or a Service has or requests."""
     addresses = {at(obj, "spec", "loadBalancerIP"), at(obj, "status", "address")}
-    for entry in at(obj, "status", "loadBalancer", "ingress") or ():
+    for entry in list_at(obj, "status", "loadBalancer", "ingress"):
         addresses.add(entry.get("ip"))
     return {address for address in addresses if address} - {"0.0.0.0"}
 
@@ -17,7 +17,7 @@ def instance_addresses(vmi: Obj | None) -> set[str]:
     Networks inside the guest, which have no name, do not count.
     """
     addresses = set()
-    for nic in at(vmi, "status", "interfaces") or ():
+    for nic in list_at(vmi, "status", "interfaces"):
         if not nic.get("name"):
             continue
         for address in (nic.get("ipAddress"), *(nic.get("ipAddresses") or ())):

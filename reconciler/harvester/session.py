@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from caphv.api.object import NAMESPACES, Obj, at, uid_of
+from caphv.api.object import NAMESPACES, Obj, list_at, uid_of
 from caphv.runtime.addresses import AddressCheck
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.errors import Forbidden, RequestError, Unauthorized, Unreachable
@@ -205,7 +205,7 @@ class Session(ClusterWideCaches):
     @property
     def available(self) -> bool:
         """Contract: Deployment `harvester-system/harvester` has Available=True."""
-        for condition in at(self.deployment_object, "status", "conditions") or ():
+        for condition in list_at(self.deployment_object, "status", "conditions"):
             if condition.get("type") == "Available" and condition.get("status") == "True":
                 return True
         return False

@@ -6,7 +6,7 @@ from typing import Any
 
 from caphv.api import names
 from caphv.api.hostresources import offered_resources
-from caphv.api.object import Obj, annotations_of, at, labels_of
+from caphv.api.object import Obj, annotations_of, at, labels_of, list_at
 from caphv.api.virtualmachine import is_added_volume
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -165,7 +165,7 @@ def claim(claim: Obj) -> Obj:
 
 def deployment(deployment: Obj) -> Obj:
     """Keep the conditions and images of a Deployment."""
-    containers = at(deployment, "spec", "template", "spec", "containers") or ()
+    containers = list_at(deployment, "spec", "template", "spec", "containers")
     images = [_kept(container, ("image",)) for container in containers]
     return {
         "metadata": _metadata(deployment),

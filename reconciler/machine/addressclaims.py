@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from caphv.api import interfaces, names, resources
 from caphv.api.conditions import get_condition
-from caphv.api.object import Obj, at, being_deleted, uid_of
+from caphv.api.object import Obj, at, being_deleted, dict_at, list_at, text_at, uid_of
 from caphv.api.plaintext import plain
 
 _CLAIM_KIND = resources.ip_address_claims(resources.IPAM_VERSIONS[0]).kind
@@ -131,13 +131,13 @@ def is_owned(claim: Obj, machine: Obj) -> bool:
 
 def names_pool(claim: Obj, wanted: WantedClaim) -> bool:
     """Return whether a claim is for the wanted pool. Claims are immutable."""
-    pool = at(claim, "spec", "poolRef") or {}
+    pool = dict_at(claim, "spec", "poolRef")
     return all(pool.get(key) == value for key, value in wanted.pool.items())
 
 
 def address_name(claim: Obj) -> str:
     """Return the name of the IPAddress that answers a claim, empty while there is none."""
-    return str(at(claim, "status", "addressRef", "name") or "")
+    return text_at(claim, "status", "addressRef", "name")
 
 
 def answers_claim(address: Obj, claim: Obj) -> bool:
@@ -156,7 +156,7 @@ def answers_claim(address: Obj, claim: Obj) -> bool:
 
 def pending_reason(claim: Obj) -> tuple[str, str]:
     """Return reason and message with which an IPAM provider says why a claim has no address."""
-    condition = get_condition(at(claim, "status", "conditions") or [], "Ready") or {}
+    condition = get_condition(list_at(claim, "status", "conditions"), "Ready") or {}
     if condition.get("status") == "True":
         return "", ""
     message = plain(str(condition.get("message") or ""), _LONGEST_DETAIL)

@@ -24,9 +24,10 @@ from caphv.api.object import (
     SECRETS,
     Obj,
     annotations_of,
-    at,
+    dict_at,
     key_of,
     labels_of,
+    text_at,
     uid_of,
 )
 from caphv.api.ownership import (
@@ -122,7 +123,7 @@ def owner_of_vm(scope: MachineScope, vm: Obj) -> VmOwner:
 
 
 def _has_go_mark(vm: Obj) -> bool:
-    annotations = at(vm, "spec", "template", "metadata", "annotations") or {}
+    annotations = dict_at(vm, "spec", "template", "metadata", "annotations")
     return names.MACHINE_TYPE_LABEL in annotations or names.MACHINE_TYPE_LABEL in labels_of(vm)
 
 
@@ -257,7 +258,7 @@ async def complete_vm(scope: MachineScope, vm: Obj) -> Obj:
 
 def _recorded_uid(scope: MachineScope) -> str:
     """Return the uid of the VM in the status, empty for none."""
-    return str(at(scope.draft.fields, "virtualMachine", "uid") or "")
+    return text_at(scope.draft.fields, "virtualMachine", "uid")
 
 
 async def _adopt_belongings(scope: MachineScope, vm: Obj, old_record: dict[str, str]) -> None:

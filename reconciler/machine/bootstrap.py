@@ -13,7 +13,7 @@ from functools import partial
 
 from caphv.api import clusterapi, names
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import SECRETS, Obj, annotations_of, at, key_of
+from caphv.api.object import SECRETS, Obj, annotations_of, at, key_of, text_at
 from caphv.api.ownership import Ownership, has_former_owner, ownership_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import AlreadyExists, NotFound
@@ -212,4 +212,4 @@ def _public_key(scope: MachineScope) -> str:
                 *template_advice(scope),
             ]
             raise scope.failure("; ".join(problems), created)
-    return str(at(pair, "spec", "publicKey") or "")
+    return text_at(pair, "spec", "publicKey")

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from caphv.api import names
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, list_at
 from caphv.api.ownership import Owner, Ownership, ownership_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
@@ -174,7 +174,7 @@ def added_disks(vm: Obj, expected: Obj) -> Obj:
     volumes = {claim.removeprefix(f"{name}-"): claim for claim in claims}
     spec: Obj = {
         "volumes": [
-            *(at(vm, *VOLUMES) or ()),
+            *list_at(vm, *VOLUMES),
             *(
                 {"name": volume, "persistentVolumeClaim": _hotplugged(claim)}
                 for volume, claim in volumes.items()
@@ -184,7 +184,7 @@ def added_disks(vm: Obj, expected: Obj) -> Obj:
         "domain": {
             "devices": {
                 "disks": [
-                    *(at(vm, *_DISKS) or ()),
+                    *list_at(vm, *_DISKS),
                     *({"name": volume, "disk": {"bus": "scsi"}} for volume in volumes),
                 ]
             }
@@ -208,7 +208,7 @@ def missing_templates(vm: Obj, expected: Obj) -> list[Obj]:
 
 def is_shared(template: Obj) -> bool:
     """Return whether a VM with this claim can still migrate."""
-    return READ_WRITE_MANY in (at(template, "spec", "accessModes") or ())
+    return READ_WRITE_MANY in list_at(template, "spec", "accessModes")
 
 
 def pending_disks(vm: Obj, vmi: Obj | None, volumes: Sequence[Obj]) -> Iterator[str]:
@@ -218,7 +218,7 @@ def pending_disks(vm: Obj, vmi: Obj | None, volumes: Sequence[Obj]) -> Iterator[
     """
     states = {
         at(status, "persistentVolumeClaimInfo", "claimName"): status
-        for status in at(vmi, "status", "volumeStatus") or ()
+        for status in list_at(vmi, "status", "volumeStatus")
     }
     for position, disk in enumerate(machine_disks(vm)):
         index = position if disk.index is None else disk.index

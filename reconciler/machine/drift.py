@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, annotations_of, at, dict_at
 from caphv.api.quantity import quantity
 from reconciler.machine import hostresources
 from reconciler.machine.images import split_reference
@@ -63,14 +63,14 @@ def _field_differences(expected: Obj, actual: Obj) -> Iterator[str]:
 
 
 def _instance_spec(vm: Obj) -> Obj:
-    return at(vm, "spec", "template", "spec") or {}
+    return dict_at(vm, "spec", "template", "spec")
 
 
 def _affinity_differences(expected: Obj, actual: Obj, domain: Obj | None) -> Iterator[str]:
     """Name the affinities that lack rules. Additional rules of the VM are no difference."""
     path = ("spec", "template", "spec", "affinity")
-    expected_rules = at(expected, *path) or {}
-    rules = at(actual, *path) or {}
+    expected_rules = dict_at(expected, *path)
+    rules = dict_at(actual, *path)
     # Harvester drops some rules, so that users can neither restore nor follow them. Our webhooks
     # refuse such rules or warn about them.
     expected_node_rules = as_harvester_keeps(expected_rules.get("nodeAffinity") or {})

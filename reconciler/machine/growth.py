@@ -13,7 +13,7 @@ import orjson
 
 from caphv.api.conditions import get_condition
 from caphv.api.hosts import accepts_machines
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, list_at
 from caphv.api.quantity import quantity
 from reconciler.machine.placement import admits_host, as_harvester_keeps
 from reconciler.machine.vm import can_grow
@@ -125,7 +125,7 @@ def updated_message(spec: Obj) -> str:
 def _has_target(vm: Obj, vmi: Obj, hosts: Iterable[Obj]) -> bool:
     """Return whether a VM could migrate to a host, as far as its rules about hosts say."""
     source = at(vmi, "status", "nodeName")
-    rules = at(vm, "spec", "template", "spec", "affinity", "nodeAffinity") or {}
+    rules = dict_at(vm, "spec", "template", "spec", "affinity", "nodeAffinity")
     # A hostile Harvester must not make the comparison with all its hosts expensive.
     rules = as_harvester_keeps(rules) if len(orjson.dumps(rules)) <= _LARGEST_RULES else {}
     return any(
@@ -135,7 +135,7 @@ def _has_target(vm: Obj, vmi: Obj, hosts: Iterable[Obj]) -> bool:
 
 
 def _condition(obj: Obj, kind: str) -> Obj:
-    return get_condition(at(obj, "status", "conditions") or [], kind) or {}
+    return get_condition(list_at(obj, "status", "conditions"), kind) or {}
 
 
 def _bytes(size: object) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from caphv.api import names
 from caphv.api.labels import cluster_label, label_value
-from caphv.api.object import Key, Obj, at, labels_of
+from caphv.api.object import Key, Obj, at, labels_of, list_at
 from reconciler.machine.placement import CLUSTER_LABEL
 
 VM_LABELS = (names.CREATOR_LABEL, names.GUEST_CLUSTER_LABEL, CLUSTER_LABEL)
@@ -63,7 +63,7 @@ def name_taken(vms: Iterable[Obj], cluster: Key) -> bool:
 
 def first_network(vm: Obj) -> str:
     """Return the first multus network of a VM, as written in its spec; empty without one."""
-    for network in at(vm, "spec", "template", "spec", "networks") or ():
+    for network in list_at(vm, "spec", "template", "spec", "networks"):
         if name := at(network, "multus", "networkName"):
             return str(name)
     return ""

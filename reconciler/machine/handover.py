@@ -16,7 +16,15 @@ import time
 from caphv.api import clusterapi, resources
 from caphv.api.conditions import get_condition
 from caphv.api.names import ENDPOINT_HOOK, LOAD_BALANCER_SUFFIX, generated_names
-from caphv.api.object import Obj, annotations_of, at, being_deleted, key_of, owner_reference
+from caphv.api.object import (
+    Obj,
+    annotations_of,
+    at,
+    being_deleted,
+    key_of,
+    list_at,
+    owner_reference,
+)
 from caphv.runtime.errors import Forbidden, NotFound
 from reconciler.harvester.healthcheck import seconds_to_serve
 from reconciler.machine.scope import MachineScope
@@ -140,7 +148,7 @@ def _problem(scope: MachineScope, newer: Obj) -> str:
         return "the LoadBalancer does not exist on Harvester"
 
     status = balancer.get("status") or {}
-    addresses = {entry.get("address") for entry in at(newer, "status", "addresses") or ()}
+    addresses = {entry.get("address") for entry in list_at(newer, "status", "addresses")}
     if not addresses & set(status.get("backendServers") or ()):
         name = newer["metadata"]["name"]
         return f"machine {name} is no backend of LoadBalancer {key_of(balancer)}"

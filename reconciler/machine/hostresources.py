@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from caphv.api.hostresources import requested_devices
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, text_at
 from caphv.api.virtualmachine import devices_of
 
 
@@ -66,11 +66,11 @@ def differences(expected: Obj, actual: Obj) -> Iterator[str]:
 
 def _settings(spec: Obj) -> dict[str, str]:
     """Return the settings of CPU and memory by a readable name, empty for those that are off."""
-    cpu = at(spec, "domain", "cpu") or {}
+    cpu = dict_at(spec, "domain", "cpu")
     has_numa = at(cpu, "numa", "guestMappingPassthrough") is not None
     return {
         "CPU pinning": "on" if cpu.get("dedicatedCpuPlacement") else "",
         "isolated emulator thread": "on" if cpu.get("isolateEmulatorThread") else "",
         "NUMA passthrough": "on" if has_numa else "",
-        "huge pages": str(at(spec, "domain", "memory", "hugepages", "pageSize") or ""),
+        "huge pages": text_at(spec, "domain", "memory", "hugepages", "pageSize"),
     }

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from caphv.api import names
 from caphv.api.bootimage import ImageImport, is_iso
 from caphv.api.conditions import get_condition
-from caphv.api.object import Obj, at, being_deleted, key_of, labels_of, uid_of
+from caphv.api.object import Obj, at, being_deleted, key_of, labels_of, text_at, uid_of
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
 
@@ -198,14 +198,14 @@ def _verified_checksum(image: Obj) -> str:
     # CDI never reads the checksum (harvester v1.9.0-rc6: only pkg/image/backingimage passes it on).
     if at(image, "spec", "backend") == "cdi":
         return ""
-    return str(at(image, "spec", "checksum") or "").lower()
+    return text_at(image, "spec", "checksum").lower()
 
 
 def _is_iso(image: Obj) -> bool:
     return (
         labels_of(image).get(names.IMAGE_TYPE_LABEL) == "iso"
-        or is_iso(str(at(image, "spec", "url") or ""))
-        or str(at(image, "spec", "displayName") or "").lower().endswith(".iso")
+        or is_iso(text_at(image, "spec", "url"))
+        or text_at(image, "spec", "displayName").lower().endswith(".iso")
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from caphv.api import names, resources
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj, annotations_of, at, key_of
+from caphv.api.object import Obj, annotations_of, dict_at, key_of
 from caphv.runtime.errors import Forbidden, Invalid, RequestError, ServerFault
 from reconciler.machine.diskgrowth import added_disks, larger_disks, missing_templates
 from reconciler.machine.diskupdate import (
@@ -148,14 +148,14 @@ def _merge_affinity(growth: Obj, vm: Obj, expected: Obj) -> Obj:
 
     :param growth: merge patch for CPU and memory, empty if they stay
     """
-    spec: Obj = dict(at(growth, "spec", "template", "spec") or {})
-    affinity = at(expected, *_AFFINITY) or {}
+    spec: Obj = dict(dict_at(growth, "spec", "template", "spec"))
+    affinity = dict_at(expected, *_AFFINITY)
     if hosts := avoided_hosts(vm):
         # An alternative that Harvester would drop must not survive by the rule that is added to it.
         node_affinity = without_dropped_terms(affinity.get("nodeAffinity") or {})
         node_affinity = avoid(node_affinity, [], hosts)
         affinity = {**affinity, "nodeAffinity": node_affinity}
-    if patch := affinity_patch(at(vm, *_AFFINITY) or {}, affinity):
+    if patch := affinity_patch(dict_at(vm, *_AFFINITY), affinity):
         spec["affinity"] = patch
     return {"spec": {"template": {"spec": spec}}} if spec else {}
 
@@ -167,7 +167,7 @@ async def _write(scope: MachineScope, vm: Obj, patch: Obj, refusals: list[str]) 
     """
     if not patch:
         return vm
-    changed = at(patch, "spec", "template", "spec") or {}
+    changed = dict_at(patch, "spec", "template", "spec")
     domain = changed.get("domain") or {}
     texts = [describe_size(scope.spec)] if {"cpu", "memory"} & domain.keys() else []
     texts += ["the affinity of its machine"] if "affinity" in changed else []

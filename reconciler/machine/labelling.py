@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from caphv.api import guestpools, names, resources
 from caphv.api.labels import cluster_label
-from caphv.api.object import Obj, at, key_of, labels_of
+from caphv.api.object import Obj, dict_at, key_of, labels_of
 from caphv.runtime.errors import ApiError, Conflict, NotFound, Unauthorized
 from reconciler import triggers
 from reconciler.harvester.harvester import guest_of_cluster
@@ -68,7 +68,7 @@ def label_patch(scope: MachineScope, vm: Obj) -> Obj:
     labels = {names.GUEST_CLUSTER_LABEL: None, **guest, **cluster}
     changes = guestlabels.template_labels(guest, announces_network=announced)
     template_labels = {**changes, **cluster}
-    present = at(vm, "spec", "template", "metadata", "labels") or {}
+    present = dict_at(vm, "spec", "template", "metadata", "labels")
     if _has(labels_of(vm), labels) and _has(present, template_labels):
         return {}
     return {

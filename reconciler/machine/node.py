@@ -13,7 +13,7 @@ import time
 
 from caphv.api import names
 from caphv.api.conditions import seconds_since
-from caphv.api.object import NODES, Obj, at, labels_of, uid_of
+from caphv.api.object import NODES, Obj, labels_of, text_at, uid_of
 from caphv.runtime.errors import (
     Conflict,
     Invalid,
@@ -60,8 +60,8 @@ def is_guest_of(node: Obj, vmi: Obj) -> bool | None:
     """
     # The kubelet reports the UUID of the firmware. Creation times cannot tell two guests apart,
     # because they come from the clocks of two clusters.
-    guest = str(at(node, "status", "nodeInfo", "systemUUID") or "")
-    firmware = str(at(vmi, "spec", "domain", "firmware", "uuid") or "")
+    guest = text_at(node, "status", "nodeInfo", "systemUUID")
+    firmware = text_at(vmi, "spec", "domain", "firmware", "uuid")
     return guest.lower() == firmware.lower() if guest and firmware else None
 
 

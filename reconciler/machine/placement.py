@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from caphv.api import names
 from caphv.api.labels import cluster_label, label_value
-from caphv.api.object import Key, Obj, annotations_of, at, labels_of
+from caphv.api.object import Key, Obj, annotations_of, at, dict_at, labels_of, list_at
 
 CLUSTER_LABEL = names.CLUSTER_LABEL
 
@@ -115,7 +115,7 @@ def avoid(node_affinity: Obj, former: list[str], hosts: list[str]) -> Obj:
 
 def avoidance_patch(vm: Obj, hosts: list[str]) -> Obj:
     """Return the merge patch that keeps a VM from these hosts only, and records it."""
-    rules = at(vm, *_NODE_AFFINITY) or {}
+    rules = dict_at(vm, *_NODE_AFFINITY)
     # A merge patch removes only what is null.
     required = avoid(rules, avoided_hosts(vm), hosts).get(REQUIRED)
     return {
@@ -172,7 +172,7 @@ def without_dropped_terms(node_affinity: Obj) -> Obj:
 def as_harvester_keeps(node_affinity: Obj) -> Obj:
     """Return a node affinity without the expressions that Harvester's admission removes."""
     result = without_dropped_terms(node_affinity)
-    for term in at(result, REQUIRED, "nodeSelectorTerms") or ():
+    for term in list_at(result, REQUIRED, "nodeSelectorTerms"):
         term["matchExpressions"] = [
             expression for expression in term["matchExpressions"] if not is_dropped(expression)
         ]
@@ -246,7 +246,7 @@ def without_requirement(node_affinity: Obj, requirement: Obj) -> tuple[Obj, bool
     only prefer.
     """
     preferred = node_affinity.get(_PREFERRED) or []
-    terms = at(node_affinity, REQUIRED, "nodeSelectorTerms") or ()
+    terms = list_at(node_affinity, REQUIRED, "nodeSelectorTerms")
     is_required = any(requirement in (term.get("matchExpressions") or ()) for term in terms)
     is_preference = [
         at(term, "preference", "matchExpressions") == [requirement] for term in preferred

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from caphv.api import clusterapi, resources
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Key, Obj, at, key_of
+from caphv.api.object import Key, Obj, at, key_of, list_at
 from caphv.api.ownership import Owner
 from caphv.runtime.errors import NotFound, Unreachable
 from reconciler import triggers
@@ -106,7 +106,7 @@ class MachineScope:
         If Cluster API takes domains from the HarvesterCluster, only published domains are valid.
         """
         if self.context.caches.publishes_failure_domains:
-            return at(self.harvester_cluster, "status", "failureDomains") or ()
+            return list_at(self.harvester_cluster, "status", "failureDomains")
         return unpublished_domains(self.session().hosts.store)
 
     def subscribe(self, *topics: Hashable) -> Subscription:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from caphv.api.hostresources import HUGEPAGES, requested_devices
 from caphv.api.hosts import accepts_machines, blocking_taints, is_ready
 from caphv.api.names import CPU_MANAGER_LABEL
-from caphv.api.object import Obj, at, key_of, labels_of
+from caphv.api.object import Obj, at, dict_at, key_of, labels_of
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import devices_in_use
 
@@ -109,7 +109,7 @@ def _survey(hosts: Iterable[Obj], instances: Iterable[Obj]) -> list[_Host]:
         name = key_of(obj).name
         amounts = {
             resource: int(quantity(amount) or 0)
-            for resource, amount in (at(obj, "status", "allocatable") or {}).items()
+            for resource, amount in dict_at(obj, "status", "allocatable").items()
         }
         used = in_use.get(name, Counter())
         free = {resource: max(0, amount - used[resource]) for resource, amount in amounts.items()}

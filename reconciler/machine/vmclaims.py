@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from caphv.api import names
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, annotations_of, at, dict_at, list_at
 from caphv.api.ownership import Owner, record
 from caphv.api.virtualmachine import (
     VOLUMES,
@@ -60,7 +60,7 @@ def machine_disks(vm: Obj) -> list[Disk]:
     """
     vm_name = vm["metadata"]["name"]
     disks = []
-    for volume in at(vm, *VOLUMES) or ():
+    for volume in list_at(vm, *VOLUMES):
         source = claim_source(volume)
         if source.get("claimName"):
             name, claim = str(volume.get("name")), str(source["claimName"])
@@ -142,7 +142,7 @@ def boot_claims(vm: Obj) -> list[str]:
 
 def without(vm: Obj, claims: Collection[str]) -> Obj:
     """Return the merge patch of a VM's spec that removes these claims' volumes and disks."""
-    volumes = at(vm, *VOLUMES) or []
+    volumes = list_at(vm, *VOLUMES)
     disks = vm["spec"]["template"]["spec"]["domain"]["devices"].get("disks") or ()
     removed = {
         volume["name"] for volume in volumes if claim_source(volume).get("claimName") in claims
@@ -156,5 +156,5 @@ def without(vm: Obj, claims: Collection[str]) -> Obj:
 
 def _present_record(obj: Obj, expected: Mapping[str, str]) -> dict[str, str]:
     """Return the annotations of an object that belong to an owner record."""
-    annotations = at(obj, "metadata", "annotations") or {}
+    annotations = dict_at(obj, "metadata", "annotations")
     return {name: annotations[name] for name in expected if name in annotations}

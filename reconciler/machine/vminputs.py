@@ -10,7 +10,7 @@ from caphv.api.bootimage import ImageImport, imports, with_image_names
 from caphv.api.clusterapi import externally_managed, paused
 from caphv.api.conditions import get_condition
 from caphv.api.names import ConditionType
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, annotations_of, at, list_at, text_at
 from caphv.api.release import hotplug_obstacle
 from reconciler import triggers
 from reconciler.harvester.storageprofiles import ClaimModes
@@ -41,7 +41,7 @@ def require_inputs(scope: MachineScope) -> VirtualMachineInputs:
     # The subscription comes before the images are read, so that no upload is missed.
     with scope.subscribe(triggers.images(scope.session().fingerprint)) as uploaded:
         inputs = inputs_of(scope)
-        volumes = at(inputs.machine, "spec", "volumes") or ()
+        volumes = list_at(inputs.machine, "spec", "volumes")
         declared = _declared_imports(scope, volumes)
         lookup_problems = with_image_names(scope.obj, _version(scope))[1]
         errors = spec_errors(inputs.machine, inputs.images.keys() | declared.keys())
@@ -96,7 +96,7 @@ def _without_lookups(
 def describe_import(scope: MachineScope, awaited: Sequence[str]) -> str:
     """Say what the import of images waits for, as the cluster's condition does."""
     cluster = scope.harvester_cluster
-    conditions = at(cluster, "status", "conditions") or []
+    conditions = list_at(cluster, "status", "conditions")
     condition = get_condition(conditions, ConditionType.IMAGES_READY) or {}
     cause = str(condition.get("message") or "")
     if cluster and externally_managed(cluster):
@@ -110,7 +110,7 @@ def describe_import(scope: MachineScope, awaited: Sequence[str]) -> str:
 
 def _version(scope: MachineScope) -> str:
     """Return the Kubernetes version of the Machine, empty for none."""
-    return str(at(scope.machine, "spec", "version") or "")
+    return text_at(scope.machine, "spec", "version")
 
 
 def inputs_of(scope: MachineScope, vm: Obj | None = None) -> VirtualMachineInputs:
@@ -151,7 +151,7 @@ def _with_images(scope: MachineScope, vm: Obj | None) -> Obj:
     :param vm: the VM if it exists
     """
     machine = scope.obj
-    volumes = at(machine, "spec", "volumes") or ()
+    volumes = list_at(machine, "spec", "volumes")
     if vm and any(volume.get("imageLookup") for volume in volumes):
         templates = claim_templates(vm)[: len(volumes)]
         kept = [
@@ -174,7 +174,7 @@ def disk_images(scope: MachineScope, vm: Obj) -> dict[str, ResolvedImage]:
 
 def _disk_images(scope: MachineScope, machine: Obj, vm: Obj) -> dict[str, ResolvedImage]:
     images, templates = _resolve_images(scope, machine), claim_templates(vm)
-    for index, volume in enumerate(at(machine, "spec", "volumes") or ()):
+    for index, volume in enumerate(list_at(machine, "spec", "volumes")):
         image_name = str(volume.get("imageName") or "")
         if image_name and image_name not in images:
             used_image = templates[index].image if index < len(templates) else None
@@ -231,7 +231,7 @@ def _resolve_images(scope: MachineScope, machine: Obj) -> dict[str, ResolvedImag
     """
     images = list(scope.session().images.store)
     resolved = {}
-    for name in {volume.get("imageName") for volume in at(machine, "spec", "volumes") or ()}:
+    for name in {volume.get("imageName") for volume in list_at(machine, "spec", "volumes")}:
         image = resolve_image(str(name), images, scope.target_namespace) if name else None
         if image:
             resolved[str(name)] = image

@@ -7,7 +7,7 @@ from enum import Enum
 
 from caphv.api import names
 from caphv.api.hosts import is_ready
-from caphv.api.object import Obj, annotations_of, at, being_deleted
+from caphv.api.object import Obj, annotations_of, at, being_deleted, list_at, text_at
 from caphv.api.plaintext import plain
 from caphv.api.virtualmachine import claims_of
 from reconciler.harvester.topology import why_no_host
@@ -116,7 +116,7 @@ def addresses(vmi: Obj) -> list[dict[str, str]]:
     no addresses that are unreachable from elsewhere (link-local, the loopback interface), and no
     addresses of networks inside the guest (bridges of a CNI do not have the name of a NIC).
     """
-    interfaces = at(vmi, "status", "interfaces") or []
+    interfaces = list_at(vmi, "status", "interfaces")
     nics = [interface for interface in interfaces if interface.get("name")]
     if not nics:
         nics = [interface for interface in interfaces if interface.get("interfaceName") != "lo"]
@@ -184,7 +184,7 @@ def vm_state(
     :param hosts: hosts of Harvester, which may be the cause
     """
     phase, status = _phase(vm, vmi)
-    host = str(at(vmi, "status", "nodeName") or "")
+    host = text_at(vmi, "status", "nodeName")
     message = _ADVICE[phase]
     if phase is VmPhase.UNSCHEDULABLE:
         # The scheduler only counts hosts "that had untolerated taint(s)".
@@ -241,7 +241,7 @@ def _phase(vm: Obj | None, vmi: Obj | None) -> tuple[VmPhase, str]:
     if being_deleted(vm):
         return VmPhase.DELETING, ""
 
-    printable = str(at(vm, "status", "printableStatus") or "")
+    printable = text_at(vm, "status", "printableStatus")
     if instance_phase := _instance_phase(vmi):
         return instance_phase, printable
 
@@ -302,13 +302,13 @@ def is_agent_connected(vmi: Obj) -> bool:
 def _has_true_condition(vmi: Obj, kind: str) -> bool:
     return any(
         (condition.get("type"), condition.get("status")) == (kind, "True")
-        for condition in at(vmi, "status", "conditions") or ()
+        for condition in list_at(vmi, "status", "conditions")
     )
 
 
 def _detail(vm: Obj | None, vmi: Obj | None) -> str:
     """Return the message of the condition that explains best why the VM does not run."""
-    conditions = [*(at(vmi, "status", "conditions") or ()), *(at(vm, "status", "conditions") or ())]
+    conditions = [*list_at(vmi, "status", "conditions"), *list_at(vm, "status", "conditions")]
     for explanation in _EXPLANATIONS:
         for condition in conditions:
             message = condition.get("message")

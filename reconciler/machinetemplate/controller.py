@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from caphv.api import clusterapi
 from caphv.api.hostresources import node_resources
-from caphv.api.object import Key, Obj, at, being_deleted, key_of, labels_of
+from caphv.api.object import Key, Obj, being_deleted, dict_at, key_of, labels_of
 from caphv.runtime.errors import NotFound
 from reconciler.context import Context
 from reconciler.machine.validation import is_size
@@ -41,7 +41,7 @@ class MachineTemplateReconciler:
             return
 
         # A template may lack a spec, because the CRD does not require one.
-        spec = at(obj, "spec", "template", "spec") or {}
+        spec = dict_at(obj, "spec", "template", "spec")
         status = obj.get("status") or {}
         hosts = self._hosts(cluster)
         platform = node_info(hosts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from caphv.api.guestparts import DELETE
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, text_at
 
 DRIVER = "driver.harvesterhci.io"
 
@@ -34,7 +34,7 @@ def reclaim_policies(volumes: Iterable[Obj]) -> dict[str, str]:
     """
     policies: dict[str, str] = {}
     for volume in volumes:
-        handle = str(at(volume, "spec", "csi", "volumeHandle") or "")
+        handle = text_at(volume, "spec", "csi", "volumeHandle")
         policy = str(at(volume, "spec", "persistentVolumeReclaimPolicy"))
         if policy == DELETE and handle != volume["metadata"]["name"]:
             continue

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 
 from caphv.api import resources
-from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Key, Obj, Resource, at
+from caphv.api.object import CUSTOM_RESOURCE_DEFINITIONS, Key, Obj, Resource, at, dict_at
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import served_version_of
@@ -213,7 +213,7 @@ def _slim_claim(claim: Obj) -> Obj:
     kept = {name: status[name] for name in ("addressRef", "conditions") if name in status}
     return {
         "metadata": _slim_metadata(claim),
-        "spec": {"poolRef": at(claim, "spec", "poolRef") or {}},
+        "spec": {"poolRef": dict_at(claim, "spec", "poolRef")},
         "status": kept,
     }
 

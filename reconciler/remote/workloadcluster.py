@@ -25,6 +25,7 @@ from caphv.api.object import (
     Key,
     Obj,
     at,
+    dict_at,
     owner_reference,
     uid_of,
 )
@@ -312,7 +313,7 @@ def _slim(node: Obj) -> Obj:
     metadata: dict[str, Any] = node["metadata"]
     kept = ("name", "uid", "resourceVersion", "creationTimestamp", "labels", "deletionTimestamp")
     spec = node.get("spec") or {}
-    info = at(node, "status", "nodeInfo") or {}
+    info = dict_at(node, "status", "nodeInfo")
     return {
         "metadata": {name: metadata[name] for name in kept if name in metadata},
         "spec": {name: spec[name] for name in ("providerID", "taints") if name in spec},

@@ -23,6 +23,7 @@ from caphv.api.object import (
     being_deleted,
     key_of,
     labels_of,
+    list_at,
     owner_reference,
 )
 from caphv.runtime.client import ApiClient
@@ -141,7 +142,7 @@ class Bootstrap:
         control_plane = self._control_plane(cluster)
         joins_at = ""
         if not self._distribution.is_k3s and role is not Role.FIRST:
-            addresses = at(control_plane, "status", "availableServerIPs") or ()
+            addresses = list_at(control_plane, "status", "availableServerIPs")
             if not addresses:
                 return None
             joins_at = str(addresses[0])

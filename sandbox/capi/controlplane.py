@@ -15,9 +15,9 @@ from caphv.api.object import (
     Key,
     Obj,
     annotations_of,
-    at,
     being_deleted,
     key_of,
+    list_at,
     owner_reference,
     uid_of,
 )
@@ -338,7 +338,7 @@ class ControlPlanes:
             nodes=connection.control_plane_nodes() if connection else (),
             ready=connection.ready_control_plane_nodes() if connection else (),
         )
-        before = {entry["type"]: entry for entry in at(machine, "status", "conditions") or ()}
+        before = {entry["type"]: entry for entry in list_at(machine, "status", "conditions")}
         if all(_is_same(before.get(entry["type"]), entry) for entry in conditions):
             return
 
@@ -414,7 +414,7 @@ def registration_addresses(control_plane: Obj, cluster: Obj, machines: Iterable[
     hosts = []
     for machine in machines:
         # Take the first matching address of each machine, in the order of its status.
-        addresses = at(machine, "status", "addresses") or ()
+        addresses = list_at(machine, "status", "addresses")
         matches = [str(entry["address"]) for entry in addresses if entry["type"] in kinds]
         if condition(machine, "Ready") == "True":
             hosts += matches[:1]

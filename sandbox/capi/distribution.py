@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from caphv.api.object import Obj, Resource, at, key_of
+from caphv.api.object import Obj, Resource, at, dict_at, key_of
 from sandbox.guest.rancher import K3S as K3S_PROGRAM
 from sandbox.guest.rancher import RKE2 as RKE2_PROGRAM
 from sandbox.guest.rancher import Program
@@ -75,7 +75,7 @@ class Distribution:
 
     def server_spec(self, control_plane: Obj) -> Obj:
         """Return the settings in a control plane's spec for servers only."""
-        return dict(at(control_plane, "spec", *self.server) or {})
+        return dict(dict_at(control_plane, "spec", *self.server))
 
     def template_name(self, control_plane: Obj) -> str:
         """Return the name of the machines' infrastructure template."""

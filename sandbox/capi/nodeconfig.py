@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, list_at
 from sandbox.guest.rancher import RKE2_PORT
 
 # The first profiles require PodSecurityPolicies, which Kubernetes no longer has since this version.
@@ -182,7 +182,7 @@ def etcd_snapshots(
     :param server: `serverConfig` of a control plane of RKE2
     :param secrets: the data of the Secrets to which it refers, by `namespace/name`
     """
-    backup = at(server, "etcd", "backupConfig") or {}
+    backup = dict_at(server, "etcd", "backupConfig")
     config: Obj = {
         "etcd-disable-snapshots": backup.get("disableAutomaticSnapshots"),
         "etcd-snapshot-name": backup.get("snapshotName"),
@@ -217,7 +217,7 @@ def etcd_snapshots(
 
 def snapshot_secrets(server: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Return namespace and name of the Secrets that `serverConfig.etcd` names."""
-    s3 = at(server, "etcd", "backupConfig", "s3") or {}
+    s3 = dict_at(server, "etcd", "backupConfig", "s3")
     return _named([s3.get("s3CredentialSecret"), s3.get("endpointCAsecret")])
 
 
@@ -245,7 +245,7 @@ def _rke2_server(node: Node) -> Obj:
     disabled = server.get("disableComponents") or {}
     components = disabled.get("kubernetesComponents") or ()
     pods, services = (
-        ",".join(at(node.network, name, "cidrBlocks") or ()) for name in ("pods", "services")
+        ",".join(list_at(node.network, name, "cidrBlocks")) for name in ("pods", "services")
     )
 
     # Multus runs next to another CNI, and comes first.

@@ -11,8 +11,8 @@ from caphv.api.object import (
     Obj,
     Resource,
     annotations_of,
-    at,
     being_deleted,
+    list_at,
     owner_reference,
     uid_of,
 )
@@ -80,13 +80,13 @@ def is_paused(cluster: Obj, obj: Obj) -> bool:
 
 def condition(obj: Obj, kind: str, field: str = "status") -> str:
     """Return the status or another field of a condition, empty if missing."""
-    conditions = at(obj, "status", "conditions") or ()
+    conditions = list_at(obj, "status", "conditions")
     return next((str(entry.get(field) or "") for entry in conditions if entry["type"] == kind), "")
 
 
 def with_transition_times(obj: Obj, conditions: Iterable[Obj]) -> list[Obj]:
     """Return conditions with their transition times. An unchanged status keeps its time."""
-    before = {entry["type"]: entry for entry in at(obj, "status", "conditions") or ()}
+    before = {entry["type"]: entry for entry in list_at(obj, "status", "conditions")}
     result = []
     for entry in conditions:
         old = before.get(entry["type"], {})

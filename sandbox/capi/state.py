@@ -7,7 +7,7 @@ import secrets as random
 from collections.abc import Collection
 
 from caphv.api.names import CLUSTER_NAME_LABEL, CONTROL_PLANE_LABEL
-from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of
+from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of, list_at, text_at
 from caphv.api.resources import HARVESTER_MACHINE_TEMPLATES, HARVESTER_MACHINES, machines
 from sandbox.capi.distribution import Distribution
 from sandbox.capi.plan import Member
@@ -99,7 +99,7 @@ def _without_version(spec: Obj) -> Obj:
 
 def failure_domains(cluster: Obj) -> list[str]:
     """Return the failure domains for control plane machines."""
-    domains = at(cluster, "status", "failureDomains") or ()
+    domains = list_at(cluster, "status", "failureDomains")
     return sorted(domain["name"] for domain in domains if domain.get("controlPlane"))
 
 
@@ -200,17 +200,17 @@ def new_machine(
 
 def infrastructure_name(machine: Obj) -> str:
     """Return the name of a Machine's HarvesterMachine."""
-    return str(at(machine, "spec", "infrastructureRef", "name") or "")
+    return text_at(machine, "spec", "infrastructureRef", "name")
 
 
 def config_name(machine: Obj) -> str:
     """Return the name of a Machine's bootstrap object."""
-    return str(at(machine, "spec", "bootstrap", "configRef", "name") or "")
+    return text_at(machine, "spec", "bootstrap", "configRef", "name")
 
 
 def node_name(machine: Obj) -> str:
     """Return the name of a Machine's Node, empty until the core has seen the Node."""
-    return str(at(machine, "status", "nodeRef", "name") or "")
+    return text_at(machine, "status", "nodeRef", "name")
 
 
 def _server_configuration(control_plane: Obj, distribution: Distribution) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, list_at
 from sandbox.capi.distribution import Distribution
 from sandbox.capi.nodeconfig import Node, Role, k3s_config, rke2_config
 from sandbox.guest.cloudinit import HEADER, JINJA
@@ -92,7 +92,7 @@ def _render_rke2(guest: Guest, config_file: Obj) -> str:
         *map(json.dumps, node.config.get("postRKE2Commands") or ()),
     ]
 
-    servers = at(agent, "ntp", "servers") or ()
+    servers = list_at(agent, "ntp", "servers")
     ntp = [
         "ntp:",
         "  enabled: true",

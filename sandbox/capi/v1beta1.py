@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, list_at
 from sandbox.capi.resources import CORE
 
 VERSION = "v1beta1"
@@ -30,7 +30,7 @@ def convert_status(obj: Obj) -> Obj:
     status = obj.get("status") or {}
     # The older version also has the newer conditions, below the field `v1beta2`.
     fields = {
-        "conditions": at(status, "v1beta2", "conditions") or [],
+        "conditions": list_at(status, "v1beta2", "conditions"),
         "initialization": {"infrastructureProvisioned": bool(status.get("infrastructureReady"))},
     }
     return {**obj, "status": {**status, **fields}}

@@ -10,7 +10,16 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from caphv.api.object import NODES, Key, Obj, annotations_of, at, key_of, labels_of
+from caphv.api.object import (
+    NODES,
+    Key,
+    Obj,
+    annotations_of,
+    key_of,
+    labels_of,
+    list_at,
+    text_at,
+)
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
@@ -110,9 +119,9 @@ class Connections:
 
 def provider_id(node: Obj) -> str:
     """Return the provider ID of a Node, empty until the infrastructure provider has set it."""
-    return str(at(node, "spec", "providerID") or "")
+    return text_at(node, "spec", "providerID")
 
 
 def _is_ready(node: Obj) -> bool:
-    conditions = at(node, "status", "conditions") or ()
+    conditions = list_at(node, "status", "conditions")
     return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)

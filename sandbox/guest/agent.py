@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from caphv.api.object import Obj, at, uid_of
+from caphv.api.object import Obj, list_at, uid_of
 from caphv.runtime.errors import NotFound
 from sandbox.guest.guest import Guest
 from sandbox.guest.interfaces import interface_names
@@ -68,7 +68,7 @@ class Agent:
 
 def agent_answers(vmi: Obj) -> bool:
     """Return whether the guest agent of an instance is connected."""
-    conditions = at(vmi, "status", "conditions") or ()
+    conditions = list_at(vmi, "status", "conditions")
     return any(
         (entry["type"], entry["status"]) == ("AgentConnected", "True") for entry in conditions
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from caphv.api.object import Key, Obj, at, key_of, uid_of
+from caphv.api.object import Key, Obj, key_of, list_at, uid_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Guest:
     @property
     def interfaces(self) -> list[Obj]:
         """Return the interfaces of the VM, in the order in which the guest sees them."""
-        return at(self.spec, "domain", "devices", "interfaces") or []
+        return list_at(self.spec, "domain", "devices", "interfaces")
 
     def holder(self, interface: Obj) -> str:
         """Return the holder of an interface's address, which is the same after a restart."""

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from cryptography.hazmat.primitives import serialization
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, list_at
 from sandbox.guest.cloudinit import GuestError, UserData
 from sandbox.processes.pki import CA, KeyPair, load_certificate
 
@@ -90,7 +90,7 @@ def hash_of(certificate: bytes) -> str:
 
 def cert_sans(cluster: Obj) -> list[str]:
     """Return the additional names of the API server in a cluster configuration."""
-    return list(at(cluster, "apiServer", "certSANs") or ())
+    return list(list_at(cluster, "apiServer", "certSANs"))
 
 
 def _find_runs(command: str) -> Iterator[tuple[str, str]]:
@@ -143,7 +143,7 @@ def _parse_init(user_data: UserData, documents: Mapping[str, Obj], path: str) ->
 
 def _parse_join(user_data: UserData, documents: Mapping[str, Obj], path: str) -> Kubeadm:
     join = _document(documents, "JoinConfiguration", path)
-    discovery = at(join, "discovery", "bootstrapToken") or {}
+    discovery = dict_at(join, "discovery", "bootstrapToken")
     missing = [
         name for name in ("apiServerEndpoint", "token", "caCertHashes") if not discovery.get(name)
     ]

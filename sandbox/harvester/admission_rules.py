@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from caphv.api.object import Obj, at, being_deleted, key_of
+from caphv.api.object import Obj, at, being_deleted, dict_at, key_of, list_at
 from sandbox.harvester import guestbalancers, ippools, quotas
 from sandbox.harvester.informers import Informers, claim_templates, claims_of
 from sandbox.harvester.mutations import (
@@ -111,7 +111,7 @@ def check_image(image: Obj, informers: Informers) -> Denial | None:
 
 def check_pool_deletion(pool: Obj) -> Denial | None:
     """Deny the deletion of an IPPool with allocated addresses."""
-    allocated = at(pool, "status", "allocated") or {}
+    allocated = dict_at(pool, "status", "allocated")
     if not allocated:
         return None
 
@@ -222,12 +222,12 @@ def _check_devices(vm: Obj, informers: Informers, release: Release) -> Denial | 
     Harvester 1.8, vGPUs are no PCIDevices, and are only among the `gpus` of a VM
     (`validateVGPUDevice`).
     """
-    domain = at(vm, "spec", "template", "spec", "domain") or {}
-    for device in at(domain, "devices", "hostDevices") or ():
+    domain = dict_at(vm, "spec", "template", "spec", "domain")
+    for device in list_at(domain, "devices", "hostDevices"):
         name = device.get("deviceName")
         is_vgpu = _VGPU.search(str(name)) is not None and not release.moves_gpus
         if is_vgpu or not any(
-            name in (at(host, "status", kind) or {})
+            name in dict_at(host, "status", kind)
             for host in informers.hosts.store
             for kind in ("capacity", "allocatable")
         ):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from string import ascii_lowercase
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, list_at, text_at
 from sandbox.harvester.informers import claim_templates
 from sandbox.harvester.quantities import parse_quantity
 from sandbox.harvester.releases import Release
@@ -37,7 +37,7 @@ def denial_reason(
         present = parse_quantity(at(before.get(name) or template, *_STORAGE))
         if size < present:
             return f"{name} PVC requests storage can't be less than previous value"
-        found = storage_class(str(at(template, "spec", "storageClassName") or "")) or {}
+        found = storage_class(text_at(template, "spec", "storageClassName")) or {}
         runs = at(old, "status", "printableStatus") != "Stopped"
         if size > present and runs and found.get("provisioner") != _LONGHORN:
             return f"PVC expand error: pvc {name} is not online expandable with its provider"
@@ -70,14 +70,14 @@ def instance_patch(vm: Obj, vmi: Obj, claims: Mapping[str, Obj], release: Releas
     if release.attaches_from_spec and at(vm, "spec", "updateVolumesStrategy") != "Migration":
         added = [
             volume
-            for volume in at(vm, *_VM_SPEC, "volumes") or ()
+            for volume in list_at(vm, *_VM_SPEC, "volumes")
             if _is_hotpluggable(volume) and volume["name"] not in present
         ]
         names = {volume["name"] for volume in added}
         volumes += added
         disks += [
             disk
-            for disk in at(vm, *_VM_SPEC, "domain", "devices", "disks") or ()
+            for disk in list_at(vm, *_VM_SPEC, "domain", "devices", "disks")
             if disk["name"] in names
         ]
 
@@ -104,8 +104,8 @@ def volume_states(
         if claim:
             state["persistentVolumeClaimInfo"] = {
                 "claimName": claim["metadata"]["name"],
-                "capacity": at(claim, "status", "capacity") or {},
-                "requests": at(claim, "spec", "resources", "requests") or {},
+                "capacity": dict_at(claim, "status", "capacity"),
+                "requests": dict_at(claim, "spec", "resources", "requests"),
             }
         if source.get("hotpluggable"):
             state |= {"phase": "Ready" if is_bound else "Pending", "hotplugVolume": {}}

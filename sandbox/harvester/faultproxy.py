@@ -21,7 +21,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from caphv.api.object import CONFIG_MAPS, at
+from caphv.api.object import CONFIG_MAPS, text_at
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import Kubeconfig
@@ -183,7 +183,7 @@ class FaultProxy:
     async def _is_first_creation(self, request: web.BaseRequest) -> bool:
         """Return whether an object is created for the first time, and remember it."""
         # aiohttp keeps a body that was read, so that the proxy can forward it later.
-        name = str(at(json.loads(await request.read() or b"{}"), "metadata", "name") or "")
+        name = text_at(json.loads(await request.read() or b"{}"), "metadata", "name")
         key = (request.path, name)
         if not name or key in self._refused:
             return False

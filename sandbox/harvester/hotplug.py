@@ -8,7 +8,7 @@ KubeVirt increases, failures of the hot-plug inside the guest, and condition `Re
 
 from __future__ import annotations
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, list_at
 from sandbox.harvester import kinds
 from sandbox.harvester.quantities import parse_quantity
 
@@ -56,7 +56,7 @@ def request_patch(vm: Obj, vmi: Obj) -> Obj:
 
     wanted, present = _sizes(vm["spec"]["template"]["spec"]), _sizes(vmi["spec"])
     domain: Obj = {}
-    conditions = list(at(vmi, "status", "conditions") or ())
+    conditions = list(list_at(vmi, "status", "conditions"))
     if wanted[0] != present[0]:
         domain["cpu"] = {"sockets": wanted[0]}
         conditions.append(kinds.condition(CPU_CHANGE, True))
@@ -68,7 +68,7 @@ def request_patch(vm: Obj, vmi: Obj) -> Obj:
 
 def is_changing(vmi: Obj) -> bool:
     """Return whether an instance waits for the migration that gives it its new sizes."""
-    return any(entry["type"] in _CHANGES for entry in at(vmi, "status", "conditions") or ())
+    return any(entry["type"] in _CHANGES for entry in list_at(vmi, "status", "conditions"))
 
 
 def without_changes(conditions: list[Obj]) -> list[Obj]:
@@ -95,7 +95,7 @@ def _sizes(spec: Obj) -> tuple[int, float]:
 
 def current_sizes(vmi: Obj) -> Obj:
     """Return the status fields of an instance that runs with the sizes in its spec."""
-    cpu = at(vmi, "spec", "domain", "cpu") or {}
+    cpu = dict_at(vmi, "spec", "domain", "cpu")
     topology = {name: int(cpu.get(name) or 1) for name in ("cores", "sockets", "threads")}
     memory = at(vmi, "spec", "domain", "memory", "guest")
     return {

@@ -12,7 +12,7 @@ import hashlib
 import time
 from urllib.parse import urlsplit
 
-from caphv.api.object import STORAGE_CLASSES, Key, Obj, at, uid_of
+from caphv.api.object import STORAGE_CLASSES, Key, Obj, at, list_at, text_at, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import AlreadyExists, NotFound
@@ -67,7 +67,7 @@ class Images:
         """Return whether an import has to begin or to continue here."""
         if image["spec"]["sourceType"] == "upload":
             return False
-        conditions = at(image, "status", "conditions") or ()
+        conditions = list_at(image, "status", "conditions")
         if not conditions:
             return True
 
@@ -187,5 +187,5 @@ def _download_error(image: Obj) -> str:
 
 def _percent(volume: Obj) -> int:
     """Return the progress of a DataVolume, whose text is `50.0%` or `N/A`."""
-    number = str(at(volume, "status", "progress") or "").partition(".")[0].removesuffix("%")
+    number = text_at(volume, "status", "progress").partition(".")[0].removesuffix("%")
     return int(number) if number.isdigit() else 0

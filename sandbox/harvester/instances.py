@@ -9,7 +9,7 @@ import copy
 import hashlib
 import uuid
 
-from caphv.api.object import Obj, at, uid_of
+from caphv.api.object import Obj, text_at, uid_of
 from sandbox.harvester import disks, hotplug, kinds, migration
 from sandbox.harvester.mutations import interfaces_of
 
@@ -19,12 +19,12 @@ LEGACY_UUIDS = uuid.UUID("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
 
 def phase_of(vmi: Obj) -> str:
     """Return the phase of an instance."""
-    return str(at(vmi, "status", "phase") or "")
+    return text_at(vmi, "status", "phase")
 
 
 def host_of(vmi: Obj) -> str:
     """Return the host of an instance; empty before it has one."""
-    return str(at(vmi, "status", "nodeName") or "")
+    return text_at(vmi, "status", "nodeName")
 
 
 def target_of(vmi: Obj) -> str:

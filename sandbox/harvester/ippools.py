@@ -10,7 +10,7 @@ import ipaddress
 import itertools
 from collections.abc import Iterable, Iterator
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, dict_at
 
 Span = tuple[int, int]
 
@@ -176,7 +176,7 @@ def validate(pool: Obj, others: Iterable[Obj] = ()) -> str:
     if any(first <= end and start <= last for first, last in ranges for start, end in taken):
         return "spec.ranges: the ranges overlap those of other pools"
 
-    for ip in at(pool, "status", "allocated") or ():
+    for ip in dict_at(pool, "status", "allocated"):
         if not contains(pool["spec"], ip):
             return f"spec.ranges: {ip} is allocated but outside the ranges"
     return ""

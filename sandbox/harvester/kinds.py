@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from caphv.api import resources
-from caphv.api.object import RESOURCE_QUOTAS, STORAGE_CLASSES, Obj, Resource, at
+from caphv.api.object import RESOURCE_QUOTAS, STORAGE_CLASSES, Obj, Resource, list_at
 from caphv.api.resources import (
     DATA_VOLUMES,
     IMAGES,
@@ -98,7 +98,7 @@ def condition(kind: str, status: bool, reason: str = "", message: str = "") -> O
 
 def with_condition(obj: Obj, entry: Obj) -> list[Obj]:
     """Return the conditions of an object's status, with `entry` in place of any of its type."""
-    conditions = at(obj, "status", "conditions") or ()
+    conditions = list_at(obj, "status", "conditions")
     return [*(other for other in conditions if other["type"] != entry["type"]), entry]
 
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
-from caphv.api.object import Key, Obj, at, being_deleted
+from caphv.api.object import Key, Obj, being_deleted, list_at
 from caphv.runtime.controller import Controller
 from sandbox.harvester.addresses import Addresses
 from sandbox.harvester.informers import Informers
@@ -24,7 +24,7 @@ BY_DHCP = "0.0.0.0"
 
 def ingress_of(service: Obj | None) -> str:
     """Return the address assigned to a Service; empty if none yet."""
-    ingress = at(service, "status", "loadBalancer", "ingress") or ()
+    ingress = list_at(service, "status", "loadBalancer", "ingress")
     return str(ingress[0].get("ip", "")) if ingress else ""
 
 

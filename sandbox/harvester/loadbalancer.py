@@ -18,7 +18,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from caphv.api.object import Key, Obj, at, being_deleted, key_of, labels_of
+from caphv.api.object import Key, Obj, being_deleted, dict_at, key_of, labels_of, list_at
 from caphv.runtime.cache import Change
 from caphv.runtime.controller import Controller, Result
 from caphv.runtime.errors import AlreadyExists, NotFound
@@ -287,7 +287,7 @@ class LoadBalancers:
         vmis = self._select_instances(load_balancer)
         backends = []
         for vmi in vmis:
-            interfaces = at(vmi, "status", "interfaces") or ()
+            interfaces = list_at(vmi, "status", "interfaces")
             if interfaces and interfaces[0].get("ipAddress"):
                 backends.append(interfaces[0]["ipAddress"])
 
@@ -349,7 +349,7 @@ class LoadBalancers:
 
 
 def _allocated_address(load_balancer: Obj) -> Obj:
-    return at(load_balancer, "status", "allocatedAddress") or {}
+    return dict_at(load_balancer, "status", "allocatedAddress")
 
 
 def _changes_pool(load_balancer: Obj) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 
-from caphv.api.object import NODES, Key, Obj, annotations_of, at, key_of
+from caphv.api.object import NODES, Key, Obj, annotations_of, at, key_of, list_at
 from caphv.runtime.cache import Change
 from caphv.runtime.client import ApiClient
 from caphv.runtime.controller import Controller
@@ -78,7 +78,7 @@ async def begin_upgrade(client: ApiClient, host: str) -> None:
 async def end_upgrade(client: ApiClient, host: str) -> None:
     """Complete the upgrade of a host: it takes VMs again, and starts none that it has halted."""
     node = await client.get(NODES, host)
-    taints = [taint for taint in at(node, "spec", "taints") or () if taint != DRAIN_TAINT]
+    taints = [taint for taint in list_at(node, "spec", "taints") if taint != DRAIN_TAINT]
     annotations = {UPGRADE_REQUESTED: None}
     patch = {"metadata": {"annotations": annotations}, "spec": {"taints": taints or None}}
     await client.patch(NODES, host, "", patch)
@@ -143,7 +143,7 @@ class Maintenance:
 
     async def _pre_drain(self, host: Obj, vmis: list[Obj]) -> None:
         """Halt VMs that cannot migrate, then mark the host, for KubeVirt to migrate the others."""
-        taints = at(host, "spec", "taints") or []
+        taints = list_at(host, "spec", "taints")
         if DRAIN_TAINT not in taints:
             await self._halt_non_migratable(key_of(host).name, vmis)
             patch = {"spec": {"taints": [*taints, DRAIN_TAINT]}}

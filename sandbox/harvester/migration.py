@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from caphv.api.object import Obj, at, key_of, labels_of
+from caphv.api.object import Obj, at, dict_at, key_of, labels_of, list_at
 from sandbox.harvester import kinds, scheduling
 
 READ_WRITE_MANY = "ReadWriteMany"
@@ -47,7 +47,7 @@ def migratable_condition(vmi: Obj, claims: Iterable[Obj]) -> Obj:
 
 def is_migratable(vmi: Obj) -> bool:
     """Return whether KubeVirt says that the instance can migrate."""
-    conditions = at(vmi, "status", "conditions") or ()
+    conditions = list_at(vmi, "status", "conditions")
     return any(entry["type"] == MIGRATABLE and entry["status"] == "True" for entry in conditions)
 
 
@@ -88,7 +88,7 @@ def _obstacles(vmi: Obj, targets: Iterable[Obj]) -> Iterable[str]:
     if any("cdrom" in disk for disk in disks) or any("containerDisk" in v for v in volumes):
         yield "CD-ROM or container disk"
 
-    for condition in at(vmi, "status", "conditions") or ():
+    for condition in list_at(vmi, "status", "conditions"):
         if condition["type"] == MIGRATABLE and condition["status"] == "False":
             yield condition.get("reason", "")
 
@@ -97,4 +97,4 @@ def _obstacles(vmi: Obj, targets: Iterable[Obj]) -> Iterable[str]:
 
 
 def _devices(vmi: Obj) -> Obj:
-    return at(vmi, "spec", "domain", "devices") or {}
+    return dict_at(vmi, "spec", "domain", "devices")

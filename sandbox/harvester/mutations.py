@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, annotations_of, at, dict_at, list_at
 from sandbox.harvester import hotplug, kinds, quantities
 from sandbox.harvester.releases import NEWEST_STABLE, MaxSockets, Release, release_named
 
@@ -128,7 +128,7 @@ def new_mac() -> str:
 
 def interfaces_of(spec: Obj) -> list[Obj]:
     """Return the interfaces in the spec of a VM's instance."""
-    return at(spec, "domain", "devices", "interfaces") or []
+    return list_at(spec, "domain", "devices", "interfaces")
 
 
 def _set_start_strategy(vm: Obj, old: Obj) -> None:
@@ -139,7 +139,7 @@ def _set_start_strategy(vm: Obj, old: Obj) -> None:
 
 
 def _limits(vm: Obj) -> dict[str, float]:
-    limits = at(vm, "spec", "template", "spec", "domain", "resources", "limits") or {}
+    limits = dict_at(vm, "spec", "template", "spec", "domain", "resources", "limits")
     return {name: quantities.parse_quantity(limits.get(name)) for name in ("cpu", "memory")}
 
 

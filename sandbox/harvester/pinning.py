@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at
 from sandbox.harvester.quantities import parse_quantity
 
 
@@ -42,7 +42,7 @@ def _reasons(domain: Obj) -> Iterator[str]:
 def _pinning_reasons(domain: Obj) -> Iterator[str]:
     cpu = domain["cpu"]
     cores = (cpu.get("cores") or 1) * (cpu.get("sockets") or 1) * (cpu.get("threads") or 1)
-    limits, requests = (at(domain, "resources", kind) or {} for kind in ("limits", "requests"))
+    limits, requests = (dict_at(domain, "resources", kind) for kind in ("limits", "requests"))
     for resource in ("cpu", "memory"):
         limit, request = (parse_quantity(amounts.get(resource)) for amounts in (limits, requests))
         if limit and request and limit != request:

@@ -7,7 +7,7 @@ between releases.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, annotations_of, list_at
 from sandbox.harvester.guestbalancers import CLUSTER, NAMESPACE, NETWORK, PROJECT, is_guest
 from sandbox.harvester.releases import Release
 
@@ -82,7 +82,7 @@ def _best_pool(
 
 def is_global(pool: Obj) -> bool:
     """Return whether a pool serves everyone."""
-    scope: list[Obj] = at(pool, "spec", "selector", "scope") or []
+    scope: list[Obj] = list_at(pool, "spec", "selector", "scope")
     return len(scope) == 1 and all(
         scope[0].get(name) == _ANY for name in ("namespace", "project", "guestCluster")
     )

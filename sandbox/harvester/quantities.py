@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from decimal import Decimal
 
-from caphv.api.object import Obj, at
+from caphv.api.object import Obj, at, dict_at, text_at
 
 _SUFFIXES = {
     "n": "1e-9",
@@ -37,9 +37,9 @@ def demand(spec: Obj) -> tuple[float, float]:
 
     Like KubeVirt, use the requests, else the limits, else the size of the guest.
     """
-    limits = at(spec, "domain", "resources", "limits") or {}
-    resources = limits | (at(spec, "domain", "resources", "requests") or {})
-    topology = at(spec, "domain", "cpu") or {}
+    limits = dict_at(spec, "domain", "resources", "limits")
+    resources = limits | dict_at(spec, "domain", "resources", "requests")
+    topology = dict_at(spec, "domain", "cpu")
     guest = at(spec, "domain", "memory", "guest")
     cpu = parse_quantity(resources.get("cpu", topology.get("cores", 1)))
     memory = parse_quantity(resources.get("memory", guest))
@@ -54,7 +54,7 @@ def devices(spec: Obj) -> Counter[str]:
 
     Bytes of huge pages count as devices, too: the scheduler knows only names and numbers.
     """
-    requested = at(spec, "domain", "devices") or {}
+    requested = dict_at(spec, "domain", "devices")
     kinds = (requested.get("hostDevices") or (), requested.get("gpus") or ())
     names = Counter(
         str(device["deviceName"]) for devices_of_kind in kinds for device in devices_of_kind
@@ -65,4 +65,4 @@ def devices(spec: Obj) -> Counter[str]:
 
 
 def _page_size(spec: Obj) -> str:
-    return str(at(spec, "domain", "memory", "hugepages", "pageSize") or "")
+    return text_at(spec, "domain", "memory", "hugepages", "pageSize")

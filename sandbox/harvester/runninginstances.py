@@ -5,7 +5,7 @@ Each method makes at most one write per object, like the steps of the lifecycle.
 
 from __future__ import annotations
 
-from caphv.api.object import Obj, at, key_of, labels_of
+from caphv.api.object import Obj, at, dict_at, key_of, labels_of, list_at
 from sandbox.harvester import disks, hostlabels, hotplug, instances, migration
 from sandbox.harvester.config import SimulatorConfig
 from sandbox.harvester.deadlines import Deadlines
@@ -36,7 +36,7 @@ class RunningInstances:
         patch: Obj = {}
 
         # Harvester copies labels of the template, and removes others (`SyncLabelsToVmi`).
-        labels = at(vm, "spec", "template", "metadata", "labels") or {}
+        labels = dict_at(vm, "spec", "template", "metadata", "labels")
         if labels_of(vmi) != labels:
             removed = dict.fromkeys(labels_of(vmi).keys() - labels.keys())
             patch["metadata"] = {"labels": {**labels, **removed}}
@@ -58,7 +58,7 @@ class RunningInstances:
         attached = {status["name"]: status for status in vmi["status"].get("volumeStatus") or ()}
         hotplugged = (
             volume
-            for volume in at(vm, "spec", "template", "spec", "volumes") or ()
+            for volume in list_at(vm, "spec", "template", "spec", "volumes")
             if at(volume, "persistentVolumeClaim", "hotpluggable")
         )
         incomplete = any(

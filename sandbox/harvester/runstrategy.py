@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caphv.api.object import Obj, at, uid_of
+from caphv.api.object import Obj, list_at, uid_of
 from sandbox.harvester import instances
 
 
@@ -26,7 +26,7 @@ def keeps_ended_instance(vm: Obj) -> bool:
 
 def is_restart_requested(vm: Obj, vmi: Obj) -> bool:
     """Return whether a user has requested that an instance stops, and another one starts."""
-    requests = at(vm, "status", "stateChangeRequests") or ()
+    requests = list_at(vm, "status", "stateChangeRequests")
     return any((entry["action"], entry.get("uid")) == ("Stop", uid_of(vmi)) for entry in requests)
 
 

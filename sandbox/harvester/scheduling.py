@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from caphv.api.object import Obj, at, labels_of
+from caphv.api.object import Obj, at, dict_at, labels_of, list_at
 from sandbox.harvester import kinds, quantities
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -43,7 +43,7 @@ def choose_host(vm: Obj, hosts: Iterable[Obj], placements: Iterable[Placement]) 
     ]
     domains = {host["metadata"]["name"]: labels_of(host) for host in candidates}
     feasible = [host for host in candidates if not _lacking(spec, host, placements)]
-    anti_affinity = at(spec, "affinity", "podAntiAffinity") or {}
+    anti_affinity = dict_at(spec, "affinity", "podAntiAffinity")
     for term in anti_affinity.get(_REQUIRED) or ():
         taken = _count_by_domain(term, vm, placements, domains)
         feasible = [
@@ -96,15 +96,15 @@ def unpermitted_devices(vm: Obj, hosts: Iterable[Obj]) -> list[str]:
 
     A device that was enabled once stays with the number 0 in `status.allocatable`.
     """
-    domain = at(vm, "spec", "template", "spec", "domain") or {}
-    offered = {name for host in hosts for name in at(host, "status", "allocatable") or ()}
-    requested = at(domain, "devices", "hostDevices") or ()
+    domain = dict_at(vm, "spec", "template", "spec", "domain")
+    offered = {name for host in hosts for name in dict_at(host, "status", "allocatable")}
+    requested = list_at(domain, "devices", "hostDevices")
     return sorted({str(device["deviceName"]) for device in requested} - offered)
 
 
 def is_ready(host: Obj) -> bool:
     """Return whether the host is Ready."""
-    conditions = at(host, "status", "conditions") or ()
+    conditions = list_at(host, "status", "conditions")
     return any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
 
 
@@ -114,7 +114,7 @@ def is_usable(host: Obj, spec: Obj | None = None) -> bool:
         return False
 
     tolerations = (spec or {}).get("tolerations") or ()
-    for taint in at(host, "spec", "taints") or ():
+    for taint in list_at(host, "spec", "taints"):
         # Ignore the taints for Nodes that are not ready, because the condition was checked above.
         if taint["effect"] == "PreferNoSchedule" or taint["key"].startswith("node.kubernetes.io/"):
             continue
@@ -183,7 +183,7 @@ def _preference_weight(spec: Obj, labels: Mapping[str, str]) -> float:
     """Return the weight of the preferred node affinity for a host with these labels."""
     return sum(
         entry["weight"]
-        for entry in at(spec, "affinity", "nodeAffinity", _PREFERRED) or ()
+        for entry in list_at(spec, "affinity", "nodeAffinity", _PREFERRED)
         if matches(entry["preference"].get("matchExpressions") or (), labels)
     )
 

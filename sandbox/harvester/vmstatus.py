@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from caphv.api.object import Obj, at, key_of
+from caphv.api.object import Obj, at, key_of, list_at
 from caphv.runtime.errors import NotFound
 from sandbox.harvester import instances, kinds
 from sandbox.harvester.informers import Informers
@@ -60,5 +60,5 @@ async def report_refused(informers: Informers, vm: Obj, vmi: Obj, message: str) 
 
 
 def _has_message(vmi: Obj, message: str) -> bool:
-    conditions = at(vmi, "status", "conditions") or ()
+    conditions = list_at(vmi, "status", "conditions")
     return message in [entry.get("message") for entry in conditions]

@@ -21,6 +21,7 @@ from caphv.api.object import (
     Obj,
     Resource,
     at,
+    dict_at,
     labels_of,
     uid_of,
 )
@@ -282,7 +283,7 @@ class Scenario:
         for pool in pools["items"]:
             leftovers += [
                 f"address {ip} of IPPool {pool['metadata']['name']} ({holder})"
-                for ip, holder in (at(pool, "status", "allocated") or {}).items()
+                for ip, holder in dict_at(pool, "status", "allocated").items()
                 if holder.partition("/")[0] in namespaces
             ]
         return leftovers

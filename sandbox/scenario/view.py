@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from caphv.api.clusterapi import infrastructure_ref
-from caphv.api.object import Obj, at, being_deleted, labels_of
+from caphv.api.object import Obj, at, being_deleted, dict_at, labels_of, list_at, text_at
 from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINES, clusters, machines
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
@@ -81,7 +81,7 @@ class View:
 
     def endpoint(self) -> str:
         """Return the URL of the workload API; empty until the control plane has an endpoint."""
-        endpoint = at(self.harvester_cluster(), "spec", "controlPlaneEndpoint") or {}
+        endpoint = dict_at(self.harvester_cluster(), "spec", "controlPlaneEndpoint")
         return f"https://{endpoint['host']}:{endpoint.get('port')}" if endpoint.get("host") else ""
 
     def running(self) -> list[Obj]:
@@ -125,7 +125,7 @@ class View:
         messages = [
             f"{obj['metadata']['name']}: {condition['message']}"
             for obj in objects
-            for condition in at(obj, "status", "conditions") or ()
+            for condition in list_at(obj, "status", "conditions")
             if condition["type"] == "Ready" and condition["status"] != "True"
         ]
         return "; ".join(messages or map(self._progress, self.machines.store)) or "no objects found"
@@ -140,7 +140,7 @@ class View:
         harvester_machine = self.harvester_machines.get(self._namespace, infrastructure)
         instance = self.instances.get(self._target_namespace, infrastructure)
 
-        conditions = at(harvester_machine, "status", "conditions") or ()
+        conditions = list_at(harvester_machine, "status", "conditions")
         states = ", ".join(f"{item['type']} {item['status']}" for item in conditions)
         progress = f"HarvesterMachine with {states or 'no conditions'}"
         if not harvester_machine:
@@ -162,7 +162,7 @@ class View:
         _, infrastructure = infrastructure_ref(machine)
         harvester_machine = self.harvester_machines.get(self._namespace, infrastructure)
         instance = self.instances.get(self._target_namespace, infrastructure)
-        status = at(harvester_machine, "status") or {}
+        status = dict_at(harvester_machine, "status")
 
         # The core's phase, with the provider's reason as long as the machine does not work.
         conditions = {item["type"]: item for item in status.get("conditions") or ()}
@@ -179,6 +179,6 @@ class View:
             str(machine["spec"].get("version") or ""),
             str(status.get("allocatedIPAddress") or ""),
             str(status.get("failureDomain") or ""),
-            str(at(instance, "status", "nodeName") or ""),
+            text_at(instance, "status", "nodeName"),
             state,
         )

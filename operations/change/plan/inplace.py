@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from caphv.api.livechanges import Policy, live_changes, machine_obstacles
-from caphv.api.object import Obj, at, labels_of
+from caphv.api.object import Obj, at, dict_at, labels_of, list_at
 from operations.capacity.machinepools import CONTROL_PLANE, Pool
 from operations.read.objects import condition_of
 from operations.read.selectors import selects
@@ -81,12 +81,12 @@ def extension_policy(configs: Sequence[Obj], namespace: Obj) -> str | None:
         config
         for config in configs
         if _hooks(config) & _HOOKS
-        and selects(at(config, "spec", "namespaceSelector") or {}, labels_of(namespace))
+        and selects(dict_at(config, "spec", "namespaceSelector"), labels_of(namespace))
     ]
     if len(serving) != 1:
         return None
     (config,) = serving
-    handlers = [str(handler.get("name")) for handler in at(config, "status", "handlers") or ()]
+    handlers = [str(handler.get("name")) for handler in list_at(config, "status", "handlers")]
     is_ours = any(name.startswith(_HANDLER) for name in handlers)
     if not is_ours or condition_of(config, "Discovered").get("status") != "True":
         return None
@@ -94,5 +94,5 @@ def extension_policy(configs: Sequence[Obj], namespace: Obj) -> str | None:
 
 
 def _hooks(config: Obj) -> set[str]:
-    handlers = at(config, "status", "handlers") or ()
+    handlers = list_at(config, "status", "handlers")
     return {str(at(handler, "requestHook", "hook")) for handler in handlers}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from caphv.api import clusterapi, names, resources
-from caphv.api.object import NAMESPACES, Key, Obj, at, key_of, labels_of
+from caphv.api.object import NAMESPACES, Key, Obj, key_of, labels_of, text_at
 from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, RequestError
@@ -250,7 +250,7 @@ def _services(
 def _harvester_cluster(key: Key, after: DesiredState, objects: Objects) -> Obj:
     """Return the HarvesterCluster with its coming spec, which for a new cluster its class makes."""
     cluster = objects.get(ObjectId(resources.CLUSTER_API_GROUP, "Cluster", *key))
-    name = str(at(cluster, "spec", "infrastructureRef", "name") or "")
+    name = text_at(cluster, "spec", "infrastructureRef", "name")
     kind = resources.HARVESTER_CLUSTERS
     live = objects.get(ObjectId(kind.group, kind.kind, key.namespace, name)) or {}
     return {

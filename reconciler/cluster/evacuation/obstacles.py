@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, Obj, Resource, at
+from caphv.api.object import NODES, PERSISTENT_VOLUME_CLAIMS, Obj, Resource, dict_at
 from caphv.api.resources import VIRTUAL_MACHINE_INSTANCES
 from caphv.api.virtualmachine import claims_of, devices_of
 from caphv.runtime.client import ApiClient
@@ -41,7 +41,7 @@ async def review(scope: ClusterScope, objs: Mapping[str, Obj], vms: Iterable[Eva
     hosts = await _list(client, NODES)
     has_claims = claims_of(*(objs[vm.name] for vm in leaving))
     claims = await _list(client, PERSISTENT_VOLUME_CLAIMS, namespace) if has_claims else []
-    has_devices = any(devices_of(at(objs[vm.name], *INSTANCE) or {}) for vm in leaving)
+    has_devices = any(devices_of(dict_at(objs[vm.name], *INSTANCE)) for vm in leaving)
     instances, uncounted = await _read_instances(client, namespace) if has_devices else ([], "")
 
     for vm in leaving:

@@ -34,9 +34,12 @@ from caphv.api.object import (
     annotations_of,
     at,
     being_deleted,
+    dict_at,
     key_of,
     labels_of,
+    list_at,
     owner_reference,
+    text_at,
 )
 from caphv.api.ownership import Ownership, ownership_of
 from caphv.api.plaintext import plain
@@ -222,7 +225,7 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
 
         around.vms[name] = vm
         instance = namespace.instances.get(scope.target_namespace, name)
-        around.starts[name] = str(at(instance, "metadata", "creationTimestamp") or "")
+        around.starts[name] = text_at(instance, "metadata", "creationTimestamp")
         record = scope.context.owner(HARVESTER_MACHINES.kind, machine)
         ownership = ownership_of(vm, record)
         found = _vm(around, name, instance, wanted, ownership)
@@ -275,7 +278,7 @@ def _vm(
     :param wanted: names of the hosts that are evacuated
     """
     machine, vm = around.machines[name], around.vms[name]
-    host = str(at(instance, "status", "nodeName") or "")
+    host = text_at(instance, "status", "nodeName")
     phase = at(instance, "status", "phase")
     is_alive = _is_alive(instance)
     leaves = is_alive and host in wanted and not can_migrate(vm, instance or {})
@@ -305,7 +308,7 @@ def _vm(
         runs=is_alive and phase == "Running",
         avoids=bool(avoided),
         outdated=not set(avoided) <= set(around.hosts),
-        status=plain(str(at(vm, "status", "printableStatus") or ""), _LONGEST_STATUS),
+        status=plain(text_at(vm, "status", "printableStatus"), _LONGEST_STATUS),
         joins=not at(owner, "status", "nodeRef"),
         unseen=_is_unseen(owner),
     )
@@ -313,7 +316,7 @@ def _vm(
 
 def _is_unseen(owner: Obj | None) -> bool:
     """Return whether the core says of a Machine that its Node is not healthy, or not reachable."""
-    seen = get_condition(at(owner, "status", "conditions") or [], "NodeHealthy") or {}
+    seen = get_condition(list_at(owner, "status", "conditions"), "NodeHealthy") or {}
     return seen.get("status") in ("False", "Unknown")
 
 
@@ -342,7 +345,7 @@ def _halted_on(scope: ClusterScope, machine: Obj, vm: Obj, instance: Obj | None)
     is_shut_down = labels_of(vm).get(MAINTENANCE_STRATEGY_LABEL) == "Shutdown"
     if is_kept or is_shut_down or run_strategy(vm) != HALTED:
         return ""
-    name = str(at(machine, "status", "virtualMachine", "host") or "")
+    name = text_at(machine, "status", "virtualMachine", "host")
     host = scope.require_session().hosts.get("", name) if name else None
     if host is None or not evacuation.halts_guests(host):
         return ""
@@ -351,7 +354,7 @@ def _halted_on(scope: ClusterScope, machine: Obj, vm: Obj, instance: Obj | None)
 
 def _stopped_lately(vm: Obj) -> bool:
     """Return whether KubeVirt has reported in the last minutes that a VM is not ready."""
-    condition = get_condition(at(vm, "status", "conditions") or [], "Ready") or {}
+    condition = get_condition(list_at(vm, "status", "conditions"), "Ready") or {}
     since = str(condition.get("lastTransitionTime") or "")
     is_down = condition.get("status") != "True" and bool(since)
     return is_down and seconds_since(since) < _LATELY_SECONDS
@@ -359,7 +362,7 @@ def _stopped_lately(vm: Obj) -> bool:
 
 def can_migrate(vm: Obj, instance: Obj) -> bool:
     """Return whether Harvester can migrate an instance, as far as KubeVirt reports it."""
-    return not (devices_of(at(vm, *INSTANCE) or {}) or is_bound_to_host(instance))
+    return not (devices_of(dict_at(vm, *INSTANCE)) or is_bound_to_host(instance))
 
 
 def _is_late(scope: ClusterScope, vm: EvacuatedVm) -> bool:
@@ -424,7 +427,7 @@ async def _without_etcd(client: ApiClient, starts: Mapping[str, str]) -> set[str
     unready = set()
     for pod in await find_pods(client):
         name = str(pod["spec"]["nodeName"])
-        ready = get_condition(at(pod, "status", "conditions") or [], "Ready") or {}
+        ready = get_condition(list_at(pod, "status", "conditions"), "Ready") or {}
         since, start = str(ready.get("lastTransitionTime") or ""), starts.get(name, "")
         if ready.get("status") == "False" or (since and start and not _is_after(since, start)):
             unready.add(name)
@@ -441,7 +444,7 @@ def _node(name: str, node: Obj, without_etcd: Container[str], start: str) -> Eva
     :param start: when the instance of its VM was created
     """
     record = annotations_of(node).get(EVACUATED_BOOT_ANNOTATION)
-    ready = get_condition(at(node, "status", "conditions") or [], "Ready") or {}
+    ready = get_condition(list_at(node, "status", "conditions"), "Ready") or {}
     # The API calls a Node ready for some 40 s after its kubelet has stopped reporting.
     is_current = _is_after(str(ready.get("lastHeartbeatTime") or ""), start)
     return EvacuatedNode(

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from caphv.api.hostresources import HUGEPAGES
 from caphv.api.hosts import accepts_machines, blocking_taints, is_ready
-from caphv.api.object import Obj, at, key_of, labels_of
+from caphv.api.object import Obj, at, dict_at, key_of, labels_of, list_at
 from caphv.api.plaintext import plain
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import READ_WRITE_MANY, claims_of, devices_in_use, devices_of
@@ -30,7 +30,7 @@ def obstacle(vm: Obj, source: str, hosts: Iterable[Obj], instances: Iterable[Obj
     :param hosts: Nodes of Harvester, with their status
     :param instances: those whose devices are in use
     """
-    spec = at(vm, *INSTANCE) or {}
+    spec = dict_at(vm, *INSTANCE)
     others = [host for host in hosts if key_of(host).name != source]
     usable = [
         host
@@ -78,7 +78,7 @@ def describe_local_disks(vm: Obj, instance: Obj | None) -> str:
     """
     if devices_of(at(vm, *INSTANCE)):
         return ""  # the reason why it cannot migrate
-    for condition in at(instance, "status", "conditions") or ():
+    for condition in list_at(instance, "status", "conditions"):
         if (condition.get("type"), condition.get("status")) == ("LiveMigratable", "False"):
             reason = plain(str(condition.get("reason") or "no reason"), _LONGEST_REASON)
             return f"KubeVirt cannot migrate it ({reason}), {_LOCAL}"
@@ -92,7 +92,7 @@ def describe_bound_claims(vm: Obj, claims: Iterable[Obj]) -> str:
     """
     used = claims_of(vm)
     for claim in claims:
-        name, modes = key_of(claim).name, at(claim, "spec", "accessModes") or ()
+        name, modes = key_of(claim).name, list_at(claim, "spec", "accessModes")
         if name in used and READ_WRITE_MANY not in modes:
             return f"disk {name} is not {READ_WRITE_MANY}, {_LOCAL}"
     return ""
@@ -114,7 +114,7 @@ def _has(host: Obj, resource: str, amount: str) -> bool:
 
 def _free(host: Obj, in_use: Counter[str]) -> Counter[str]:
     """Return the devices of a host that no instance uses."""
-    allocatable = at(host, "status", "allocatable") or {}
+    allocatable = dict_at(host, "status", "allocatable")
     return Counter({name: int(quantity(amount) or 0) for name, amount in allocatable.items()}) - (
         in_use
     )
@@ -144,4 +144,4 @@ def _selects(spec: Obj, host: Obj) -> bool:
     selector, labels = spec.get("nodeSelector") or {}, labels_of(host)
     if any(labels.get(name) != value for name, value in selector.items()):
         return False
-    return admits_host(at(spec, "affinity", "nodeAffinity") or {}, host)
+    return admits_host(dict_at(spec, "affinity", "nodeAffinity"), host)

@@ -31,6 +31,8 @@ from caphv.api.object import (
     at,
     being_deleted,
     key_of,
+    list_at,
+    text_at,
     uid_of,
 )
 from caphv.api.ownership import Ownership, ownership_of
@@ -324,13 +326,13 @@ def _node(node: Obj, around: Surroundings) -> ParkedNode:
         name,
         marked=same_run or instance is None,
         held=mark is not None,
-        ready=is_true(at(node, "status", "conditions") or [], "Ready") and is_alive and not is_old,
+        ready=is_true(list_at(node, "status", "conditions"), "Ready") and is_alive and not is_old,
     )
 
 
 def boot_id(node: Obj) -> str:
     """Return the id of the boot in which the kubelet reports; empty if it does not."""
-    return str(at(node, "status", "nodeInfo", "bootID") or "")
+    return text_at(node, "status", "nodeInfo", "bootID")
 
 
 def _workers(vms: Iterable[ParkedVm], nodes: Iterable[ParkedNode]) -> list[str]:
@@ -353,11 +355,11 @@ async def _read_volumes(scope: ClusterScope, around: Surroundings) -> None:
         async for page in list_pages(client, PERSISTENT_VOLUME_CLAIMS, scope.target_namespace):
             for claim in page:
                 if (name := key_of(claim).name) in claims:
-                    volumes[str(at(claim, "spec", "volumeName") or "")] = name
+                    volumes[text_at(claim, "spec", "volumeName")] = name
 
         async for page in list_pages(client, VOLUME_ATTACHMENTS):
             attached |= {
-                str(at(attachment, "spec", "source", "persistentVolumeName") or "")
+                text_at(attachment, "spec", "source", "persistentVolumeName")
                 for attachment in page
                 if at(attachment, "status", "attached")
             }

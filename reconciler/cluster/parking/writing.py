@@ -16,7 +16,7 @@ from caphv.api.names import (
     RUN_STRATEGY_ANNOTATION,
     STOPS_LAST_ANNOTATION,
 )
-from caphv.api.object import NODES, Obj, annotations_of, at
+from caphv.api.object import NODES, Obj, annotations_of, at, dict_at
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, Unreachable
 from caphv.runtime.etcd import ETCDCTL, ETCDCTL_KUBEADM, find_leader, find_pods, members_of
@@ -124,9 +124,9 @@ async def patch_vm(
     patch = {
         "metadata": {
             "resourceVersion": metadata["resourceVersion"],
-            "annotations": {**annotations, **(at(avoidance, "metadata", "annotations") or {})},
+            "annotations": {**annotations, **dict_at(avoidance, "metadata", "annotations")},
         },
-        "spec": {**spec, **(at(avoidance, "spec") or {})},
+        "spec": {**spec, **dict_at(avoidance, "spec")},
     }
     patched = await scope.require_session().client.patch(
         resources.VIRTUAL_MACHINES, metadata["name"], metadata["namespace"], patch

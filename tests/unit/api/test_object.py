@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from caphv.api.object import at
+from caphv.api.object import at, dict_at, list_at, text_at
 
 pytestmark = pytest.mark.unit
 
@@ -39,3 +39,18 @@ def test_only_mappings_have_values_below_them(path: tuple[str | int, ...]) -> No
 @pytest.mark.parametrize("value", [None, "text", 1, [], True])
 def test_any_value_may_be_asked(value: Any) -> None:
     assert at(value, "spec") is None
+
+
+@pytest.mark.parametrize("value", [None, 5, "text", {"a": 1}, [1], (1,), 0, False])
+def test_reads_of_a_shape_give_an_empty_one_for_any_other(value: Any) -> None:
+    obj = {"spec": {"field": value}}
+    assert list_at(obj, "spec", "field") == (value if isinstance(value, list) else [])
+    assert dict_at(obj, "spec", "field") == (value if isinstance(value, dict) else {})
+    assert list_at(obj, "spec", "absent") == list_at(obj, "spec", "field", "below") == []
+    assert dict_at(obj, "spec", "absent") == {}
+
+
+@pytest.mark.parametrize(("value", "text"), [("a", "a"), (5, "5"), (None, ""), ("", "")])
+def test_text_is_read_from_any_value(value: Any, text: str) -> None:
+    assert text_at({"field": value}, "field") == text
+    assert text_at({}, "field") == ""

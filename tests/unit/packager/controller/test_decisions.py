@@ -160,7 +160,9 @@ def bundle(
 def git_repo(*paths: str, message: str = "") -> Obj:
     conditions = [{"type": "Stalled", "status": "True", "message": message}] if message else []
     metadata = dict.fromkeys(("name", "namespace", "uid", "resourceVersion"), "repo")
-    return fleet.slim_git_repo({"metadata": metadata, "spec": {"paths": paths}, "status": {"conditions": conditions}})
+    return fleet.slim_git_repo(
+        {"metadata": metadata, "spec": {"paths": list(paths)}, "status": {"conditions": conditions}}
+    )
 
 
 def problems(found: Obj | None, readers: list[Obj] | None = None) -> tuple[str, ...]:
