@@ -17,6 +17,7 @@ import click
 
 from caphv.api.bootimage import look_up
 from caphv.api.counting import counted
+from caphv.api.object import at
 from caphv.api.plaintext import one_line
 from commands.output.echo import echo
 from packager.definitions.flags import FLAGS, Flag
@@ -139,7 +140,7 @@ class Interview:
         pools = self.harvester.pools if self.harvester else None
         pool = (pools or {}).get(first_name) or {}
 
-        ranges = (pool.get("spec") or {}).get("ranges") or [{}]
+        ranges = at(pool, "spec", "ranges") or [{}]
         try:
             subnet = ipaddress.ip_network(str(ranges[0].get("subnet")), strict=False)
         except ValueError:
@@ -282,12 +283,12 @@ def _pool_names(pools: list[str], harvester: Surroundings | None) -> str:
 
 def _images(surroundings: Surroundings) -> list[Choice]:
     """Return images by the name that people gave them, with a note if one is not imported."""
-    from caphv.api.object import key_of
+    from caphv.api.object import at, key_of
     from operations.read.objects import condition_of
 
     choices = []
     for image in surroundings.capacity.harvester.images:
-        shown = str((image.get("spec") or {}).get("displayName") or key_of(image).name)
+        shown = str(at(image, "spec", "displayName") or key_of(image).name)
         ready = condition_of(image, "Imported").get("status") in (None, "True")
         choices.append((f"{key_of(image).namespace}/{shown}", "" if ready else "not imported"))
     return choices
@@ -295,7 +296,7 @@ def _images(surroundings: Surroundings) -> list[Choice]:
 
 def _pool_note(surroundings: Surroundings, name: str) -> str:
     pool = (surroundings.pools or {}).get(name) or {}
-    network = ((pool.get("spec") or {}).get("selector") or {}).get("network")
+    network = at(pool, "spec", "selector", "network")
     free = surroundings.free(name)
     text = "ranges are invalid" if free is None else f"{counted(free, 'address')} free"
     return f"{text}, for {network}" if network else text

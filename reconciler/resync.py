@@ -12,7 +12,7 @@ import random
 
 from caphv.api import clusterapi, conditions
 from caphv.api.names import ConditionType
-from caphv.api.object import Obj, being_deleted, key_of
+from caphv.api.object import Obj, being_deleted, key_of, list_at
 from reconciler.caches import Caches
 from reconciler.queues import Queues
 
@@ -41,7 +41,7 @@ def requeue(caches: Caches, queues: Queues, *, within: float) -> None:
 
 def has_converged(obj: Obj, cluster: Obj | None) -> bool:
     """Return whether nothing is left to do for an object, or it is paused by a user."""
-    reported = (obj.get("status") or {}).get("conditions") or []
+    reported = list_at(obj, "status", "conditions")
     if clusterapi.paused(cluster, obj):
         # A cluster with this condition is paused to be parked, and its VMs have to stay stopped.
         is_parked = conditions.get_condition(reported, ConditionType.PARKED) is not None

@@ -7,7 +7,7 @@ network serve the guest, see docs/adr/0008-guest-labels.md.
 
 from collections.abc import Iterable
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, dict_at
 
 _ANY = ("", "*")
 
@@ -54,5 +54,5 @@ def _serves(pool: Obj, namespace: str, cluster: str) -> bool:
 
 
 def _selector(pool: Obj) -> Obj:
-    selector: Obj = (pool.get("spec") or {}).get("selector") or {}
+    selector: Obj = dict_at(pool, "spec", "selector")
     return selector

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Obj, annotations_of, at
+from caphv.api.object import Obj, annotations_of, at, list_at
 
 _MAX_RANGES = 256
 _KINDS = (ipaddress.IPv4Address, ipaddress.IPv6Address)
@@ -76,12 +76,12 @@ def referenced_pools(config: Obj) -> tuple[str, ...]:
 
 def allocated(pool: Obj) -> dict[str, str]:
     """Return the holders of the allocated addresses, by address."""
-    return _texts((pool.get("status") or {}).get("allocated"))
+    return _texts(at(pool, "status", "allocated"))
 
 
 def allocated_before(pool: Obj) -> dict[str, str]:
     """Return the last holders of formerly allocated addresses, by address."""
-    return _texts((pool.get("status") or {}).get("allocatedHistory"))
+    return _texts(at(pool, "status", "allocatedHistory"))
 
 
 def held(pool: Obj, identity: str, cluster: str) -> dict[str, bool]:
@@ -125,7 +125,7 @@ def serves(pool: Obj, networks: Iterable[str]) -> bool:
 
     References are `<namespace>/<name>` or `<name>`. Without a namespace, only the name counts.
     """
-    pool_network = _texts((pool.get("spec") or {}).get("selector")).get("network")
+    pool_network = _texts(at(pool, "spec", "selector")).get("network")
     return not pool_network or any(_same_network(pool_network, network) for network in networks)
 
 
@@ -157,7 +157,7 @@ def ranges_of(pool: Obj) -> list[Range]:
 
     Raises InvalidPoolError.
     """
-    specs = (pool.get("spec") or {}).get("ranges") or ()
+    specs = list_at(pool, "spec", "ranges")
     name = pool["metadata"]["name"]
     if not isinstance(specs, list | tuple):
         raise InvalidPoolError(f"spec.ranges of IPPool {name} is not a list")
@@ -195,7 +195,7 @@ def contradictions(pool: Obj, gateway: str, mask: str) -> dict[str, str]:
     with invalid ranges or IPv6.
     """
     subnets: list[ipaddress.IPv4Network] = []
-    ranges = (pool.get("spec") or {}).get("ranges")
+    ranges = at(pool, "spec", "ranges")
     for spec in ranges if isinstance(ranges, list) else ():
         try:
             subnets.append(ipaddress.IPv4Network(str(spec.get("subnet") or ""), strict=False))

@@ -77,7 +77,7 @@ def names_vm(machine: Obj, vm: Obj, owner: Owner) -> bool:
     # The providerID carries the uid, unless the Node had its own providerID or the VM was replaced.
     # Then an annotation carries it. Users can edit the annotation, so it proves nothing if the
     # record names another machine. For that case there is `caphv.io/adopt`.
-    if (machine.get("spec") or {}).get("providerID") == f"{names.PROVIDER_ID_PREFIX}{uid}":
+    if at(machine, "spec", "providerID") == f"{names.PROVIDER_ID_PREFIX}{uid}":
         return True
     return annotations_of(machine).get(names.VM_UID_ANNOTATION) == uid and same_name(vm, owner)
 
@@ -103,7 +103,7 @@ def same_name(obj: Obj, owner: Owner) -> bool:
     """Return whether an object has no record, or a record with this kind, namespace and name."""
     # Uids are not compared, because after a move between management clusters they differ until the
     # object is adopted.
-    annotations = (obj.get("metadata") or {}).get("annotations") or {}
+    annotations = dict_at(obj, "metadata", "annotations")
     expected = record(owner)[names.OWNER_ANNOTATION]
     return bool(annotations.get(names.OWNER_ANNOTATION, expected) == expected)
 

@@ -15,7 +15,7 @@ from caphv.api.names import (
     PAUSED_BY_PARK_ANNOTATION,
     STOPS_LAST_ANNOTATION,
 )
-from caphv.api.object import Obj, annotations_of, being_deleted
+from caphv.api.object import Obj, annotations_of, at, being_deleted
 
 RECORDS = frozenset(
     {
@@ -70,7 +70,7 @@ def awaits_confirmation(cluster: Obj) -> bool:
 
     Its VMs may still belong to the old management cluster, and its Machines may not exist yet.
     """
-    is_paused = bool((cluster.get("spec") or {}).get("paused"))
+    is_paused = bool(at(cluster, "spec", "paused"))
     return is_paused and (
         annotations_of(cluster).get(PAUSED_BY_PARK_ANNOTATION) == PAUSED_BY_RESTORE
     )
@@ -86,7 +86,7 @@ def is_resumed_unpaused(cluster: Obj) -> bool:
 
     Its machines are replaced and added as ever, while VMs start and Nodes return.
     """
-    is_paused = bool((cluster.get("spec") or {}).get("paused"))
+    is_paused = bool(at(cluster, "spec", "paused"))
     return has_begun(cluster) and not (is_wanted(cluster) or is_paused or being_deleted(cluster))
 
 
@@ -99,7 +99,7 @@ def invalid_value(cluster: Obj) -> str:
 def begin(cluster: Obj, since: str) -> Obj:
     """Return the patch with which parking begins: the record, and the pause if none is there."""
     annotations = {PARKED_SINCE_ANNOTATION: since}
-    if (cluster.get("spec") or {}).get("paused"):
+    if at(cluster, "spec", "paused"):
         return {"metadata": {"annotations": annotations}}
     return {
         "metadata": {"annotations": annotations | {PAUSED_BY_PARK_ANNOTATION: "true"}},

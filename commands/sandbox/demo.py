@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from caphv.api.object import at
 from commands.main import CONTEXT_SETTINGS
 from commands.sandbox.common import BOOT_SECONDS
 
@@ -198,7 +199,7 @@ def tree(scenario: "Scenario") -> "RenderableType":
     root = Tree(Text(f"Cluster {scenario.spec.namespace}/{scenario.spec.name}", style="bold"))
     infrastructure = scenario.view.harvester_cluster()
     if infrastructure:
-        ready = bool((infrastructure.get("status") or {}).get("ready"))
+        ready = bool(at(infrastructure, "status", "ready"))
         endpoint = scenario.view.endpoint() or "no control plane endpoint yet"
         root.add(Text(f"HarvesterCluster  {endpoint}", style="green" if ready else "yellow"))
 

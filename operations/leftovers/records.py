@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from caphv.api import clusterapi, names, resources
 from caphv.api.ippool import referenced_pools
-from caphv.api.object import Key, Obj, annotations_of, dict_at, uid_of
+from caphv.api.object import Key, Obj, annotations_of, at, dict_at, uid_of
 from caphv.api.ownership import Owner, former_owner, recorded_owner, wants_adoption
 from operations.capacity.addresspools import Verdict
 from operations.read.owners import OwnerObjects
@@ -145,7 +145,7 @@ def _may_adopt(successor: Obj, owner: Owner, named: NamedVMs) -> bool:
 
 def _named_uids(machine: Obj) -> Iterable[str]:
     """Yield the uids by which a machine names its VM."""
-    provider_id = str((machine.get("spec") or {}).get("providerID") or "")
+    provider_id = str(at(machine, "spec", "providerID") or "")
     if provider_id.startswith(names.PROVIDER_ID_PREFIX):
         yield provider_id.removeprefix(names.PROVIDER_ID_PREFIX)
     if uid := annotations_of(machine).get(names.VM_UID_ANNOTATION):

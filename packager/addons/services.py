@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from caphv.api.object import Key, Obj, annotations_of, key_of
+from caphv.api.object import Key, Obj, annotations_of, at, key_of, list_at
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rule, Rules
 
@@ -60,7 +60,7 @@ def _check(service: Obj, services: Mapping[Key, Obj]) -> Iterator[Finding]:
     if ipam is None and primary is None:
         return
 
-    if (service.get("spec") or {}).get("type") != "LoadBalancer":
+    if at(service, "spec", "type") != "LoadBalancer":
         path = _IPAM if ipam is not None else _PRIMARY
         detail = (
             "has no effect, since spec.type is not LoadBalancer: remove the annotation, or change "
@@ -116,4 +116,4 @@ def _check_primary(service: Obj, primary: str, services: Mapping[Key, Obj]) -> I
 
 
 def _ports(service: Obj) -> list[Any]:
-    return [port.get("port") for port in (service.get("spec") or {}).get("ports") or ()]
+    return [port.get("port") for port in list_at(service, "spec", "ports")]

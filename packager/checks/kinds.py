@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from packager.addons.facts import minor_version
 
 KIND = "kind-served"
@@ -93,5 +93,5 @@ def crd_kinds(objects: Iterable[Obj]) -> Iterator[Kind]:
             if version.get("served", True):
                 yield (
                     f"{spec.get('group')}/{version.get('name')}",
-                    str((spec.get("names") or {}).get("kind")),
+                    str(at(spec, "names", "kind")),
                 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from caphv.api.object import Obj, Resource, key_of
+from caphv.api.object import Obj, Resource, at, key_of
 from caphv.api.resources import CLUSTER_API_GROUP, CLUSTER_API_VERSIONS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.discovery import Discovery, find_resource
@@ -143,7 +143,7 @@ def _obstacle(live: Obj) -> str:
             "it is no longer defined, but another client made it: delete it if nothing else "
             "needs it"
         )
-    if live.get("kind") == "MachineDeployment" and (live.get("spec") or {}).get("replicas") != 0:
+    if live.get("kind") == "MachineDeployment" and at(live, "spec", "replicas") != 0:
         return "it is no longer defined, but was scaled up and has machines: scale it to 0 replicas"
     return ""
 

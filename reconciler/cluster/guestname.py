@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from caphv.api.labels import cluster_label
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj, key_of, labels_of
+from caphv.api.object import Obj, at, key_of, labels_of
 from reconciler.caches import cluster_name
 from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.guestlabels import guest_cluster_name
@@ -47,7 +47,7 @@ def _holders(scope: ClusterScope) -> Iterator[str]:
     sessions, server = scope.context.sessions, scope.require_session().server
     for obj in scope.context.caches.harvester_clusters.store:
         same = cluster_name(obj) == scope.cluster_key.name and key_of(obj) != scope.key
-        if not same or (obj.get("spec") or {}).get("targetNamespace") != scope.target_namespace:
+        if not same or at(obj, "spec", "targetNamespace") != scope.target_namespace:
             continue
         session = sessions.of(key_of(obj))
         if session and session.server == server and _is_first(obj, scope.obj):
@@ -62,7 +62,7 @@ def _holders(scope: ClusterScope) -> Iterator[str]:
 
 def _is_first(other: Obj, obj: Obj) -> bool:
     """Return whether another cluster keeps the name, because it has run or is older."""
-    if ((other.get("status") or {}).get("initialization") or {}).get("provisioned"):
+    if at(other, "status", "initialization", "provisioned"):
         return True
     ages = [
         (str(cluster["metadata"].get("creationTimestamp") or ""), key_of(cluster))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from caphv.api.object import SELF_SUBJECT_ACCESS_REVIEWS
+from caphv.api.object import SELF_SUBJECT_ACCESS_REVIEWS, at
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import RequestError
 from reconciler.harvester.sharedcache import Collection
@@ -45,4 +45,4 @@ async def may(client: ApiClient, verb: str, collection: Collection) -> bool:
         )
         return False
 
-    return bool((review.get("status") or {}).get("allowed"))
+    return bool(at(review, "status", "allowed"))

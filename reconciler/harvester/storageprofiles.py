@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from caphv.api import resources
-from caphv.api.object import Obj
+from caphv.api.object import Obj, list_at
 from caphv.api.virtualmachine import READ_WRITE_MANY
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
@@ -68,7 +68,7 @@ class StorageProfiles:
 
 def offered_modes(profile: Obj) -> Sequence[ClaimModes]:
     """Return the combinations of modes that a StorageProfile lists."""
-    sets = (profile.get("status") or {}).get("claimPropertySets") or ()
+    sets = list_at(profile, "status", "claimPropertySets")
     return tuple(
         ClaimModes(str(access_mode), str(entry.get("volumeMode") or "Filesystem"))
         for entry in sets

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from caphv.api import names
 from caphv.api.counting import name_some
 from caphv.api.hosts import accepts_machines, is_ready, is_witness, why_closed
-from caphv.api.object import Obj, labels_of
+from caphv.api.object import Obj, at, labels_of
 
 # The CRD of the core's Clusters takes no more failure domains, and without its status no cluster
 # is ever provisioned (cluster-api v1.13.6, Cluster.status.failureDomains).
@@ -123,7 +123,7 @@ def why_no_host(hosts: Iterable[Obj]) -> str:
 
 def topology_key(domain: Obj) -> str:
     """Return the label by which a domain selects its hosts."""
-    return str((domain.get("attributes") or {}).get("topologyKey") or "")
+    return str(at(domain, "attributes", "topologyKey") or "")
 
 
 def domain_of_host(domains: Iterable[Obj], host: Obj) -> str:

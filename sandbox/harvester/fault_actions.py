@@ -47,7 +47,7 @@ async def cordon_hosts(client: ApiClient) -> list[Obj]:
     hosts = [
         host
         for host in (await client.list(NODES))["items"]
-        if not (host.get("spec") or {}).get("unschedulable")
+        if not at(host, "spec", "unschedulable")
     ]
     await _patch_hosts(client, hosts, {"spec": {"unschedulable": True}})
     # Hosts that a user cordoned before are not included, so they stay cordoned afterwards.
