@@ -113,6 +113,6 @@ def _report_lost(scope: ClusterScope, former: list[Obj], domains: list[Obj]) -> 
     if lost:
         message = (
             f"no new control plane machines in {', '.join(lost)}: its hosts are cordoned, in "
-            "maintenance or removed"
+            "maintenance, not ready or removed"
         )
         scope.warning_event("FailureDomainUnavailable", message)

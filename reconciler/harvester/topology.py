@@ -15,7 +15,6 @@ from caphv.api.object import Obj, at, labels_of
 # The CRD of the core's Clusters takes no more failure domains, and without its status no cluster
 # is ever provisioned (cluster-api v1.13.6, Cluster.status.failureDomains).
 MOST_DOMAINS = 100
-# A message names so many hosts that take no VMs.
 
 
 def failure_domains(
@@ -27,8 +26,10 @@ def failure_domains(
 ) -> list[Obj]:
     """Return one domain per zone if every host has the label, else one domain per host.
 
-    The contract requires that they are sorted. A domain whose hosts are all cordoned or in
-    maintenance takes no new control plane machine. Of more than `MOST_DOMAINS`, those are returned
+    The contract requires that they are sorted. A domain whose hosts are all cordoned, in
+    maintenance or not ready takes no new control plane machine: one that replaces a machine of a
+    zone that is down would wait there for its return. While no host at all is ready, that decides
+    nothing. Of more than `MOST_DOMAINS`, those are returned
     that have machines, then those that are selected, then those that are published.
 
     :param hosts: Nodes of Harvester
@@ -53,10 +54,12 @@ def failure_domains(
         for host in workers:
             members[host_name(host)] = [host]
 
+    open_hosts = _open_hosts(hosts)
     domains = {}
     for name, group in members.items():
         selected = not control_plane or name in control_plane
-        domains[name] = _domain(name, key, selected and any(map(accepts_machines, group)))
+        is_open = any(host["metadata"]["name"] in open_hosts for host in group)
+        domains[name] = _domain(name, key, selected and is_open)
     for domain in published:
         if domain["name"] in used and domain["name"] not in domains:
             domains[domain["name"]] = {**domain, "controlPlane": False}
@@ -99,9 +102,19 @@ def why_unavailable(domain: Obj, hosts: Collection[Obj]) -> str:
     members = [host for host in hosts if domain_of_host([domain], host)]
     if not members:
         return f"no host has label {topology_key(domain)}={domain['name']}"
-    if any(map(accepts_machines, members)):
+    open_hosts = _open_hosts(hosts)
+    if any(host["metadata"]["name"] in open_hosts for host in members):
         return ""
-    return ", ".join(f"host {host['metadata']['name']} is {why_closed(host)}" for host in members)
+    return ", ".join(
+        f"host {host['metadata']['name']} is {why_closed(host) or 'not ready'}" for host in members
+    )
+
+
+def _open_hosts(hosts: Collection[Obj]) -> set[str]:
+    """Return the names of hosts that take new VMs, all that are not closed if none is ready."""
+    accepting = [host for host in hosts if accepts_machines(host)]
+    ready = [host for host in accepting if is_ready(host)]
+    return {host["metadata"]["name"] for host in ready or accepting}
 
 
 def why_no_host(hosts: Iterable[Obj]) -> str:

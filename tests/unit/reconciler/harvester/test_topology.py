@@ -32,6 +32,10 @@ def host(name: str, zone: str = "", *, cordoned: bool = False, maintenance: bool
     }
 
 
+def ready(obj: Obj, status: str = "True") -> Obj:
+    return {**obj, "status": {"conditions": [{"type": "Ready", "status": status}]}}
+
+
 def evacuated(name: str, value: str = "true") -> Obj:
     obj = host(name)
     obj["metadata"]["annotations"][names.EVACUATE_ANNOTATION] = value
@@ -153,3 +157,23 @@ def test_a_host_that_is_evacuated_takes_no_machines(value: str, accepts: bool) -
     assert domains(leaving, host("b")) == {"a.local": accepts, "b.local": True}
     (domain, _) = failure_domains([leaving, host("b")])
     assert why_unavailable(domain, [leaving]) == ("" if accepts else "host a is being evacuated")
+
+
+def test_a_domain_whose_hosts_are_all_down_takes_no_machines() -> None:
+    """A machine that replaces one of a zone that is down would wait there."""
+    down = ready(host("c", "y"), "Unknown")
+    hosts = (ready(host("a", "x")), ready(host("b", "x"), "False"), down)
+    assert domains(*hosts) == {"x": True, "y": False}
+    domain = {"name": "y", "attributes": {"topologyKey": names.ZONE_LABEL}}
+    assert why_unavailable(domain, hosts) == "host c is not ready"
+    assert why_unavailable({**domain, "name": "x"}, hosts) == ""
+
+
+def test_an_outage_of_all_hosts_closes_no_domain() -> None:
+    assert domains(ready(host("a", "x"), "Unknown"), ready(host("b", "y"), "False")) == {"x": True, "y": True}
+
+
+def test_a_ready_host_that_is_cordoned_opens_nothing() -> None:
+    """Whether others are ready is asked of those that take machines."""
+    hosts = (ready(host("a", "x", cordoned=True)), ready(host("b", "y"), "Unknown"))
+    assert domains(*hosts) == {"x": False, "y": True}
