@@ -12,8 +12,9 @@ from caphv.api.names import (
     ConditionType,
     Reason,
 )
-from caphv.api.object import at, key_of, labels_of
+from caphv.api.object import at, key_of
 from caphv.api.plaintext import plain
+from caphv.api.virtualmachine import is_shut_down_for_maintenance
 from caphv.runtime.errors import (
     ApiError,
     Conflict,
@@ -49,8 +50,6 @@ _REVIEW_SECONDS = 30.0
 _HELD_SECONDS = 60.0
 # Of one reconcile. What is left continues at once, after others had their turn.
 _MOST_STEPS = 20
-# Begins the values of the label with which maintenance stops a VM.
-_SHUTDOWN = "Shutdown"
 _LONGEST_VALUE = 64
 _ON_NODES = (Action.CORDON, Action.UNCORDON)
 
@@ -205,7 +204,7 @@ def _describe_others(around: Surroundings) -> Iterator[str]:
     stopping = {
         name
         for name in (*around.migrating, *around.restarts)
-        if labels_of(around.vms[name]).get(MAINTENANCE_STRATEGY_LABEL, "").startswith(_SHUTDOWN)
+        if is_shut_down_for_maintenance(around.vms[name])
     }
     if migrating := sorted(set(around.migrating) - stopping):
         yield f"Harvester migrates {', '.join(migrating)}"

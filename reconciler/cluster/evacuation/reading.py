@@ -8,7 +8,7 @@ before it is stopped; during a drain seldom.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from caphv.api import evacuation, parking
@@ -51,6 +51,7 @@ from caphv.api.virtualmachine import (
     ENDED_PHASES,
     devices_of,
     is_bound_to_host,
+    is_shut_down_for_maintenance,
     migrates_when_evicted,
 )
 from caphv.runtime.client import ApiClient
@@ -69,7 +70,11 @@ from reconciler.cluster.evacuation.plan import (
     next_step,
     stage_of,
 )
-from reconciler.cluster.evacuation.targets import INSTANCE, describe_local_disks
+from reconciler.cluster.evacuation.targets import (
+    INSTANCE,
+    describe_local_disks,
+    describe_missing_cpu_manager,
+)
 from reconciler.cluster.parking.drain import pods_to_evict
 from reconciler.cluster.parking.plan import HALTED
 from reconciler.cluster.parking.reading import boot_id, run_strategy
@@ -196,18 +201,10 @@ async def _review(scope: ClusterScope, around: Surroundings, vms: Iterable[Evacu
 
 def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
     """Read the machines and their VMs from caches that follow Harvester."""
-    namespace = scope.current_namespace()
-    wanted = {
-        key_of(host).name: host_name(host)
-        for host in scope.require_session().hosts.store
-        if evacuation.is_wanted(host)
-    }
+    namespace, hosts = scope.current_namespace(), list(scope.require_session().hosts.store)
+    wanted = {key_of(host).name: host_name(host) for host in hosts if evacuation.is_wanted(host)}
     # Until Harvester has cordoned a host that it drains by force, a VM could start there again.
-    forced = {
-        host_name(host)
-        for host in scope.require_session().hosts.store
-        if evacuation.is_drained_by_force(host)
-    }
+    forced = {host_name(host) for host in hosts if evacuation.is_drained_by_force(host)}
     around.evacuated, around.hosts = sorted(wanted), sorted({*wanted.values(), *forced})
 
     vms = []
@@ -228,7 +225,7 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
         around.starts[name] = text_at(instance, "metadata", "creationTimestamp")
         record = scope.context.owner(HARVESTER_MACHINES.kind, machine)
         ownership = ownership_of(vm, record)
-        found = _vm(around, name, instance, wanted, ownership)
+        found = _vm(around, name, instance, hosts, ownership)
         if ownership is Ownership.OURS and _is_alive(instance):
             host = scope.require_session().hosts.get("", found.host) if found.host else None
             found = replace(found, drained=host is not None and migrates_guests(host))
@@ -270,19 +267,25 @@ def _vm(
     around: Surroundings,
     name: str,
     instance: Obj | None,
-    wanted: Container[str],
+    hosts: Sequence[Obj],
     ownership: Ownership,
 ) -> EvacuatedVm:
     """Return what a machine shows, and note it if an eviction by Harvester is to move it.
 
-    :param wanted: names of the hosts that are evacuated
+    :param hosts: Nodes of Harvester
     """
     machine, vm = around.machines[name], around.vms[name]
     host = text_at(instance, "status", "nodeName")
-    phase = at(instance, "status", "phase")
     is_alive = _is_alive(instance)
-    leaves = is_alive and host in wanted and not can_migrate(vm, instance or {})
-    if is_alive and host in wanted and not leaves:
+    is_evacuated = is_alive and host in around.evacuated
+    is_migratable = can_migrate(vm, instance or {})
+    obstacle = describe_local_disks(vm, instance)
+    if is_evacuated and is_migratable and not is_shut_down_for_maintenance(vm):
+        # Neither a migration nor a start finds a host for it.
+        obstacle = describe_missing_cpu_manager(vm, host, hosts)
+
+    leaves = is_evacuated and (not is_migratable or bool(obstacle))
+    if is_evacuated and not leaves:
         migrates = migrates_when_evicted(instance or {})
         (around.migrating if migrates else around.restarts).append(name)
     if ownership is not Ownership.OURS:
@@ -297,7 +300,7 @@ def _vm(
         is_control_plane(machine),
         host,
         leaves,
-        obstacle=describe_local_disks(vm, instance) if leaves else "",
+        obstacle=obstacle if leaves else "",
         source=annotations_of(machine).get(EVACUATED_FROM_ANNOTATION, ""),
         held=skipped is not None,
         held_by_us=skipped == SKIPPED_BY_US,
@@ -305,7 +308,7 @@ def _vm(
         started=EVACUATION_STARTED_ANNOTATION in annotations,
         halted=run_strategy(vm) == HALTED,
         exists=instance is not None,
-        runs=is_alive and phase == "Running",
+        runs=is_alive and at(instance, "status", "phase") == "Running",
         avoids=bool(avoided),
         outdated=not set(avoided) <= set(around.hosts),
         status=plain(text_at(vm, "status", "printableStatus"), _LONGEST_STATUS),
