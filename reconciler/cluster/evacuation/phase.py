@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from caphv.api import evacuation
 from caphv.api.conditions import MAX_MESSAGE, get_condition
+from caphv.api.counting import name_some
 from caphv.api.names import (
     EVACUATE_ANNOTATION,
     MAINTENANCE_STRATEGY_LABEL,
@@ -52,6 +53,9 @@ _HELD_SECONDS = 60.0
 _MOST_STEPS = 20
 _LONGEST_VALUE = 64
 _ON_NODES = (Action.CORDON, Action.UNCORDON)
+_MAY_NOT_HOLD = "the provider may not keep a Machine from remediation"
+_GRANT = "grant its ServiceAccount patch on machines.cluster.x-k8s.io"
+_NAMED = 3
 
 
 async def evacuate_hosts(scope: ClusterScope) -> None:
@@ -102,27 +106,28 @@ def _require_hosts(scope: ClusterScope) -> None:
 
 async def _advance(scope: ClusterScope) -> None:
     """Take steps until one has to wait. Raises `Blocked`, `ApiError`, `Unreachable`."""
-    unheld = False
+    refusal: Forbidden | None = None
     for _ in range(_MOST_STEPS):
-        around = await read_surroundings(scope, unheld=unheld)
+        around = await read_surroundings(scope, unheld=refusal is not None)
         step = next_step(around.seen)
+        note = _describe_refusal(around, refusal) if refusal else ""
 
         match step.action:
             case Action.NOTHING:
-                _report_done(scope, around)
+                _report_done(scope, around, note)
                 return
             case Action.WAIT | Action.EVICT:
-                await _wait(scope, around, step)
+                await _wait(scope, around, step, note)
                 return
 
         try:
             if not await _take(scope, around, step):
                 return
-        except Forbidden:
+        except Forbidden as error:
             # Only a machine that the provider itself stops has to wait for this right.
-            if unheld or step.action not in (Action.HOLD, Action.RELEASE):
+            if refusal or step.action not in (Action.HOLD, Action.RELEASE):
                 raise
-            unheld = True
+            refusal = error
 
     scope.requeue_within(0.01)
 
@@ -155,8 +160,11 @@ async def _take(scope: ClusterScope, around: Surroundings, step: Step) -> bool:
     return True
 
 
-async def _wait(scope: ClusterScope, around: Surroundings, step: Step) -> None:
-    """Report what a step waits for; for the drain, evict Pods."""
+async def _wait(scope: ClusterScope, around: Surroundings, step: Step, note: str) -> None:
+    """Report what a step waits for; for the drain, evict Pods.
+
+    :param note: which right is missing meanwhile; empty if none is
+    """
     message = step.message
     if step.action is Action.EVICT:
         assert around.client is not None  # noqa: S101 - the Pods were read with it
@@ -166,6 +174,7 @@ async def _wait(scope: ClusterScope, around: Surroundings, step: Step) -> None:
         except Unreachable as error:
             message = f"{message}; {error}"
 
+    message = "; ".join(filter(None, (message, note)))
     if step.blocked:
         # What follows in the message of one machine changes while the user is asked already: which
         # Pods are left, or how the API fails.
@@ -173,24 +182,33 @@ async def _wait(scope: ClusterScope, around: Surroundings, step: Step) -> None:
         scope.requeue_within(_BLOCKED_SECONDS)
         return
 
+    _warn_of_refusal(scope, note)
     _report_progress(scope, message)
     scope.requeue_within(_POLL_SECONDS)
 
 
-def _report_done(scope: ClusterScope, around: Surroundings) -> None:
-    """Say that Harvester can maintain the hosts, and what it will do with the other machines."""
+def _report_done(scope: ClusterScope, around: Surroundings, note: str) -> None:
+    """Say that Harvester can maintain the hosts, and what it will do with the other machines.
+
+    :param note: which right is missing while Harvester drains hosts; empty if none is
+    """
+    if note:
+        scope.requeue_within(_REFUSED_SECONDS)
     if any(vm.held_by_us for vm in around.seen.vms):
         scope.requeue_within(_HELD_SECONDS)
     if not around.evacuated:
-        _report_invalid(scope)
+        _report_undrained(scope, note)
         return
+
+    _warn_of_refusal(scope, note)
     if ending := _ending(scope, around):
-        _report_progress(scope, f"waiting for the deletion of {', '.join(ending)}")
+        message = f"waiting for the deletion of {', '.join(ending)}"
+        _report_progress(scope, "; ".join(filter(None, (message, note))))
         scope.requeue_within(_BLOCKED_SECONDS)
         return
 
-    invalid = _describe_invalid(scope)
-    parts = (evacuation.describe_left(around.evacuated), *_describe_others(around), invalid)
+    invalid, left = _describe_invalid(scope), evacuation.describe_left(around.evacuated)
+    parts = (left, note, *_describe_others(around), invalid)
     message = plain("; ".join(filter(None, parts)), MAX_MESSAGE)
     if invalid and not scope.draft.has_message(ConditionType.HOSTS_EVACUATED, message):
         scope.warning_event(Reason.EVACUATION_BLOCKED, invalid)
@@ -258,12 +276,45 @@ def _report_refusal(scope: ClusterScope, error: ApiError) -> None:
     """Say which request a server refused, and which right is missing on the management cluster."""
     message = f"a request was refused: {error}"
     if isinstance(error, Forbidden) and "machines.cluster.x-k8s.io" in str(error):
-        message = (
-            "the provider may not keep a Machine from remediation: grant its ServiceAccount patch "
-            f"on machines.cluster.x-k8s.io; {error}"
-        )
+        message = f"{_MAY_NOT_HOLD}: {_GRANT}; {error}"
     _report_blocked(scope, message)
     scope.requeue_within(_REFUSED_SECONDS)
+
+
+def _describe_refusal(around: Surroundings, error: Forbidden) -> str:
+    """Say which Machines a missing right exposes, or leaves, to remediation, and what to grant."""
+    vms = around.seen.vms
+    exposed = [vm.name for vm in vms if not vm.held and (vm.drained or vm.begun)]
+    kept = [vm.name for vm in vms if vm.held_by_us and not (vm.drained or vm.begun)]
+    effects = []
+    if exposed:
+        effects.append(
+            f"{name_some(sorted(exposed), _NAMED)} may be replaced while its host is emptied"
+        )
+    if kept:
+        effects.append(f"{name_some(sorted(kept), _NAMED)} stays without it")
+    note = f" ({', '.join(effects)})" if effects else ""
+    return f"{_MAY_NOT_HOLD}{note}: {_GRANT}; {error}"
+
+
+def _warn_of_refusal(scope: ClusterScope, note: str) -> None:
+    """Send an Event about a missing right, unless the condition reports it already."""
+    conditions = scope.draft.fields.get("conditions") or []
+    reported = get_condition(conditions, ConditionType.HOSTS_EVACUATED) or {}
+    if note and _MAY_NOT_HOLD not in str(reported.get("message")):
+        scope.warning_event(Reason.EVACUATION_BLOCKED, note)
+
+
+def _report_undrained(scope: ClusterScope, note: str) -> None:
+    """Report what is wrong although no host is evacuated, or nothing about hosts.
+
+    :param note: which right is missing while Harvester drains hosts; empty if none is
+    """
+    if note:
+        message = "; ".join(filter(None, (note, _describe_invalid(scope))))
+        _report_blocked(scope, message, topic=_MAY_NOT_HOLD)
+    else:
+        _report_invalid(scope)
 
 
 def _report_invalid(scope: ClusterScope) -> None:
