@@ -152,8 +152,8 @@ async def _take(scope: ClusterScope, around: Surroundings, step: Step) -> bool:
         scope.event("StoppedByHarvester", message)
     if step.action is Action.BEGIN and not vm.lost:
         note = ""
-        if around.uncounted:
-            note = f"; devices in other namespaces were not counted: {around.uncounted}"
+        if uncounted := scope.memory.evacuation_uncounted:
+            note = f"; devices in other namespaces were not counted: {uncounted}"
         scope.event("EvacuationStarted", f"machine {vm.name} leaves host {vm.host}{note}")
     if step.action is Action.FINISH and vm.host not in ("", vm.source):
         scope.event("Evacuated", f"machine {vm.name} has moved from host {vm.source} to {vm.host}")
@@ -174,11 +174,12 @@ async def _wait(scope: ClusterScope, around: Surroundings, step: Step, note: str
         except Unreachable as error:
             message = f"{message}; {error}"
 
-    message = "; ".join(filter(None, (message, note)))
+    # What follows in the message of one machine changes while the user is asked already: which Pods
+    # are left, or how the API fails.
+    topic = message.partition(",")[0] if step.name else ""
+    message = "; ".join(filter(None, (message, _describe_uncounted(scope), note)))
     if step.blocked:
-        # What follows in the message of one machine changes while the user is asked already: which
-        # Pods are left, or how the API fails.
-        _report_blocked(scope, message, topic=message.partition(",")[0] if step.name else "")
+        _report_blocked(scope, message, topic=topic)
         scope.requeue_within(_BLOCKED_SECONDS)
         return
 
@@ -295,6 +296,16 @@ def _describe_refusal(around: Surroundings, error: Forbidden) -> str:
         effects.append(f"{name_some(sorted(kept), _NAMED)} stays without it")
     note = f" ({', '.join(effects)})" if effects else ""
     return f"{_MAY_NOT_HOLD}{note}: {_GRANT}; {error}"
+
+
+def _describe_uncounted(scope: ClusterScope) -> str:
+    """Say which right is missing to count all devices that are in use; empty if none is."""
+    if not (error := scope.memory.evacuation_uncounted):
+        return ""
+    return (
+        "devices that VMs of other namespaces use were not counted: grant the account of the "
+        f"identity list on virtualmachineinstances.kubevirt.io in all namespaces; {error}"
+    )
 
 
 def _warn_of_refusal(scope: ClusterScope, note: str) -> None:

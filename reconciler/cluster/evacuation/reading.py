@@ -102,7 +102,6 @@ class Surroundings:
     :param hosts: host names of those on which no VM must start
     :param restarts: machines on them that an eviction would restart, not migrate
     :param migrating: machines on them that Harvester migrates
-    :param uncounted: why devices in other namespaces were not counted
     """
 
     seen: Seen = field(default_factory=Seen)
@@ -120,7 +119,6 @@ class Surroundings:
     """Of the workload cluster."""
     restarts: list[str] = field(default_factory=list)
     migrating: list[str] = field(default_factory=list)
-    uncounted: str = ""
 
 
 def concerns(scope: ClusterScope) -> bool:
@@ -194,7 +192,7 @@ async def read_surroundings(scope: ClusterScope, *, unheld: bool = False) -> Sur
 
 async def _review(scope: ClusterScope, around: Surroundings, vms: Iterable[EvacuatedVm]) -> None:
     """Find out which of these machines would find no other host."""
-    around.uncounted = await obstacles.review(scope, around.vms, vms)
+    scope.memory.evacuation_uncounted = await obstacles.review(scope, around.vms, vms)
     vms = obstacles.recall(scope.memory, around.seen.vms)
     around.seen = replace(around.seen, vms=vms)
 

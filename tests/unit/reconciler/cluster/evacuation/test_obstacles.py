@@ -169,6 +169,18 @@ async def test_devices_of_other_namespaces_count_as_far_as_they_are_seen(monkeyp
     events.event = lambda _about, _kind, _reason, message: messages.append(message)
     await case.reconcile()
     assert any("devices in other namespaces were not counted: cannot list" in message for message in messages)
+    grant = "list on virtualmachineinstances.kubevirt.io in all namespaces; cannot list"
+    assert grant in message_of(case)
+    await stop(case, "w")
+    await case.reconcile()
+    assert "waiting for its VM to start" in message_of(case)
+    assert grant in message_of(case)
+
+    run(case, "w", "h1")
+    add_node(case, "w", boot="second")
+    await case.reconcile()
+    assert case.condition("HostsEvacuated")[0] == "True"
+    assert "virtualmachineinstances" not in message_of(case)
 
 
 @pytest.mark.parametrize("host", ["h1", ""], ids=["started", "starting"])
