@@ -21,10 +21,6 @@ from caphv.api.names import (
     EVACUATED_FROM_ANNOTATION,
     EVACUATED_STRATEGY_ANNOTATION,
     EVACUATION_STARTED_ANNOTATION,
-    INSUFFICIENT_QUOTA_ANNOTATION,
-    MAINTENANCE_HOST_ANNOTATION,
-    MAINTENANCE_STRATEGY_LABEL,
-    PARKED_STRATEGY_ANNOTATION,
     SKIP_REMEDIATION_ANNOTATION,
     SKIPPED_BY_US,
 )
@@ -36,7 +32,6 @@ from caphv.api.object import (
     being_deleted,
     dict_at,
     key_of,
-    labels_of,
     list_at,
     owner_reference,
     text_at,
@@ -58,6 +53,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.etcd import find_pods
 from reconciler.cluster.evacuation import obstacles
+from reconciler.cluster.evacuation.halted import halted_on
 from reconciler.cluster.evacuation.plan import (
     HOLD_SECONDS,
     STAGE_SECONDS,
@@ -83,14 +79,6 @@ from reconciler.harvester.topology import host_name
 from reconciler.machine.placement import avoided_hosts
 
 _VM_RECORDS = {AVOIDED_HOSTS_ANNOTATION, EVACUATED_STRATEGY_ANNOTATION}
-_KEPT = {
-    PARKED_STRATEGY_ANNOTATION,
-    INSUFFICIENT_QUOTA_ANNOTATION,
-    MAINTENANCE_HOST_ANNOTATION,
-}
-# Harvester stops the VMs of a host seconds before it marks the host as being drained. A provider
-# that starts meanwhile finds them, too.
-_LATELY_SECONDS = 600.0
 _LONGEST_STATUS = 64
 
 
@@ -228,7 +216,7 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
             host = scope.require_session().hosts.get("", found.host) if found.host else None
             found = replace(found, drained=host is not None and migrates_guests(host))
         if ownership is Ownership.OURS and (found.started or not found.former):
-            lost_from = _halted_on(scope, machine, vm, instance)
+            lost_from = halted_on(scope, machine, vm, instance)
             found = replace(found, lost=bool(lost_from), host=found.host or lost_from)
         if paused(None, machine) or (owner is not None and paused(None, owner)):
             # Once it was stopped, it is started all the same.
@@ -332,33 +320,6 @@ def _is_held_for_long(scope: ClusterScope, vm: EvacuatedVm) -> bool:
     current_time = time.monotonic()
     since = scope.memory.drained_since.setdefault((vm.name, vm.host), current_time)
     return current_time - since >= HOLD_SECONDS
-
-
-def _halted_on(scope: ClusterScope, machine: Obj, vm: Obj, instance: Obj | None) -> str:
-    """Return the host for whose drain Harvester has halted a VM; empty if it has not.
-
-    Harvester leaves no record of that on the VM. So it is one that stopped while its last host was
-    drained, unless that was not by force, or shortly before, and that neither its user nor a quota
-    keeps stopped.
-    """
-    annotations = annotations_of(vm)
-    is_kept = not _KEPT.isdisjoint(annotations)
-    is_shut_down = labels_of(vm).get(MAINTENANCE_STRATEGY_LABEL) == "Shutdown"
-    if is_kept or is_shut_down or run_strategy(vm) != HALTED:
-        return ""
-    name = text_at(machine, "status", "virtualMachine", "host")
-    host = scope.require_session().hosts.get("", name) if name else None
-    if host is None or not evacuation.halts_guests(host):
-        return ""
-    return name if instance is not None or _stopped_lately(vm) else ""
-
-
-def _stopped_lately(vm: Obj) -> bool:
-    """Return whether KubeVirt has reported in the last minutes that a VM is not ready."""
-    condition = get_condition(list_at(vm, "status", "conditions"), "Ready") or {}
-    since = str(condition.get("lastTransitionTime") or "")
-    is_down = condition.get("status") != "True" and bool(since)
-    return is_down and seconds_since(since) < _LATELY_SECONDS
 
 
 def can_migrate(vm: Obj, instance: Obj) -> bool:
