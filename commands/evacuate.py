@@ -142,7 +142,7 @@ async def _prepare(host: str, options: EvacuateOptions, step: Step) -> _Prepared
         clusters = clusters_on(objects.clusters, by_key(objects.harvester_clusters), uid_of(system))
         unseen: list[Unseen] = []
         instances, _ = await list_everywhere(harvester, VIRTUAL_MACHINE_INSTANCES, unseen)
-    machines = machines_on(host, clusters, instances)
+    machines = machines_on(host, hosts, clusters, instances)
     plan = plan_evacuation(find_host(hosts, host), hosts, machines, options.value)
     return _Prepared(plan, harvester.server, tuple(machines))
 

@@ -214,6 +214,9 @@ class ClusterMemory:
     # When it was last checked whether these machines would find another host, and why they would
     # not. Without it, that is checked at once.
     evacuation_reviews: dict[str, tuple[float, str]] = field(default_factory=dict)
+    # Why devices that VMs of other namespaces use were not counted then. Without it, the condition
+    # says so after the next check.
+    evacuation_uncounted: str = ""
     # When the Secret in the workload cluster was written. Without it, a rewrite does not wait.
     cloud_config_written_at: float | None = None
     # What the guest created is recorded, and its cluster is being deleted. Without it, VMs are

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from caphv.api import evacuation
-from caphv.api.names import MAINTENANCE_ANNOTATION, WITNESS_LABEL
+from caphv.api.names import CPU_MANAGER_LABEL, MAINTENANCE_ANNOTATION, WITNESS_LABEL
 from caphv.api.object import Obj, annotations_of, at, labels_of, list_at
 
 _BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
@@ -28,6 +28,11 @@ def is_ready(host: Obj) -> bool:
 def is_witness(host: Obj) -> bool:
     """Return whether a host only votes in etcd and runs no VMs."""
     return labels_of(host).get(WITNESS_LABEL) == "true"
+
+
+def has_cpu_manager(host: Obj) -> bool:
+    """Return whether the CPU manager of a host is enabled, so that VMs with pinned CPUs start."""
+    return labels_of(host).get(CPU_MANAGER_LABEL) == "true"
 
 
 def accepts_machines(host: Obj) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from caphv.api import names
-from caphv.api.object import Obj, annotations_of, at, dict_at, list_at, text_at
+from caphv.api.object import Obj, annotations_of, at, dict_at, labels_of, list_at, text_at
 
 # The path of a VM's volumes.
 VOLUMES = ("spec", "template", "spec", "volumes")
@@ -46,6 +46,11 @@ def devices_in_use(instances: Iterable[Obj]) -> dict[str, Counter[str]]:
     return in_use
 
 
+def has_pinned_cpus(spec: Obj) -> bool:
+    """Return whether the spec of an instance asks for CPUs that no other VM uses."""
+    return bool(at(spec, "domain", "cpu", "dedicatedCpuPlacement"))
+
+
 def is_bound_to_host(instance: Obj) -> bool:
     """Return whether KubeVirt says that it cannot migrate an instance."""
     return any(
@@ -57,6 +62,11 @@ def is_bound_to_host(instance: Obj) -> bool:
 def migrates_when_evicted(instance: Obj) -> bool:
     """Return whether a drain of its host migrates an instance that can; it stops any other one."""
     return at(instance, "spec", "evictionStrategy") in _MIGRATING
+
+
+def is_shut_down_for_maintenance(obj: Obj) -> bool:
+    """Return whether Harvester shuts a VM or instance down to drain its host, as its label asks."""
+    return labels_of(obj).get(names.MAINTENANCE_STRATEGY_LABEL, "").startswith("Shutdown")
 
 
 def claims_of(*vms: Obj) -> set[str]:

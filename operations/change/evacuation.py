@@ -8,11 +8,17 @@ from dataclasses import dataclass
 from caphv.api import evacuation, names
 from caphv.api.clusterapi import paused
 from caphv.api.counting import counted, name_some
-from caphv.api.hosts import accepts_machines, is_ready
+from caphv.api.hosts import accepts_machines, has_cpu_manager, is_ready
 from caphv.api.labels import cluster_label
 from caphv.api.names import EVACUATE_ANNOTATION, ConditionType, Reason
-from caphv.api.object import Key, Obj, annotations_of, at, key_of, labels_of, text_at
-from caphv.api.virtualmachine import devices_of, is_bound_to_host, migrates_when_evicted
+from caphv.api.object import Key, Obj, annotations_of, at, dict_at, key_of, labels_of, text_at
+from caphv.api.virtualmachine import (
+    devices_of,
+    has_pinned_cpus,
+    is_bound_to_host,
+    is_shut_down_for_maintenance,
+    migrates_when_evicted,
+)
 from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
 from operations.change.clusterprogress import ClusterProgress
 from operations.read.objects import condition_of
@@ -28,6 +34,7 @@ class HostMachines:
     :param stops: Harvester shuts them down for maintenance, as a label of their VMs asks
     :param migrates: Harvester migrates them
     :param restarts: an eviction stops and starts them, without a drain of their Nodes
+    :param pinned: they have pinned CPUs, and no other host has its CPU manager enabled: they stay
     :param paused: the cluster is paused, so that none of them moves
     """
 
@@ -37,6 +44,7 @@ class HostMachines:
     restarts: tuple[str, ...] = ()
     stays: tuple[str, ...] = ()
     stops: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
     paused: bool = False
 
 
@@ -49,14 +57,16 @@ def find_host(hosts: Iterable[Obj], name: str) -> Obj:
 
 
 def machines_on(
-    host: str, clusters: Mapping[Key, bool], instances: Iterable[Obj]
+    host: str, hosts: Iterable[Obj], clusters: Mapping[Key, bool], instances: Iterable[Obj]
 ) -> list[HostMachines]:
     """Return the machines of each cluster on a host.
 
     :param host: name of the host
+    :param hosts: all hosts of its Harvester
     :param clusters: the clusters on its Harvester, and whether they are paused
     :param instances: VirtualMachineInstances, as far as they can be read
     """
+    can_pin = any(map(has_cpu_manager, _other_hosts(host, hosts)))
     by_label: dict[str, list[Obj]] = {}
     for instance in instances:
         if at(instance, "status", "nodeName") == host:
@@ -65,23 +75,39 @@ def machines_on(
             )
     machines = []
     for cluster, is_paused in sorted(clusters.items()):
-        kinds = ("moves", "migrates", "restarts", "stays", "stops")
+        kinds = ("moves", "migrates", "restarts", "stays", "stops", "pinned")
         found: dict[str, list[str]] = {kind: [] for kind in kinds}
         for instance in by_label.get(cluster_label(cluster), ()):
-            found[_fate(instance)].append(key_of(instance).name)
+            found[_fate(instance, can_pin=can_pin)].append(key_of(instance).name)
         groups = {kind: tuple(sorted(group)) for kind, group in found.items()}
         machines.append(HostMachines(cluster, **groups, paused=is_paused))
     return machines
 
 
-def _fate(instance: Obj) -> str:
-    """Return the field of `HostMachines` for an instance."""
-    if devices_of(instance.get("spec") or {}):
-        return "moves"
+def _other_hosts(name: str, hosts: Iterable[Obj]) -> list[Obj]:
+    """Return the hosts that may take what leaves a host."""
+    return [
+        other
+        for other in hosts
+        if key_of(other).name != name and is_ready(other) and accepts_machines(other)
+    ]
+
+
+def _fate(instance: Obj, *, can_pin: bool) -> str:
+    """Return the field of `HostMachines` for an instance.
+
+    :param can_pin: another host has its CPU manager enabled
+    """
+    spec = dict_at(instance, "spec")
+    has_devices, lacks_host = bool(devices_of(spec)), has_pinned_cpus(spec) and not can_pin
+    if has_devices:
+        return "pinned" if lacks_host else "moves"
     if is_bound_to_host(instance):
         return "stays"
-    if labels_of(instance).get(names.MAINTENANCE_STRATEGY_LABEL, "").startswith("Shutdown"):
+    if is_shut_down_for_maintenance(instance):
         return "stops"
+    if lacks_host:
+        return "pinned"
     return "migrates" if migrates_when_evicted(instance) else "restarts"
 
 
@@ -142,11 +168,7 @@ def _checks(host: Obj, hosts: Iterable[Obj], machines: Sequence[HostMachines]) -
     """Say what an evacuation will do, and what prevents it."""
     name = key_of(host).name
     subject = f"Host {name}"
-    others = [
-        other
-        for other in hosts
-        if key_of(other).name != name and is_ready(other) and accepts_machines(other)
-    ]
+    others = _other_hosts(name, hosts)
     if others:
         yield ok("hosts", subject, f"{counted(len(others), 'other host')} ready for its VMs")
     else:
@@ -165,6 +187,14 @@ def _checks(host: Obj, hosts: Iterable[Obj], machines: Sequence[HostMachines]) -
                 f"{group.cluster}: stopped and started elsewhere, one at "
                 f"a time: {name_some(group.moves)}",
             )
+        if group.pinned:
+            message = (
+                f"{group.cluster}: these have pinned CPUs, and no other host that takes VMs has "
+                f"its CPU manager enabled (label {names.CPU_MANAGER_LABEL}=true), so they stay: "
+                f"{name_some(group.pinned)}"
+            )
+            remedy = "Enable the CPU manager of another host on Harvester"
+            yield Check("machines", subject, Result.WARNING, message, remedy)
         if group.stays:
             message = (
                 f"{group.cluster}: KubeVirt cannot migrate these, and a disk may be local to the "

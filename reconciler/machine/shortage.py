@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from caphv.api.hostresources import HUGEPAGES, requested_devices
-from caphv.api.hosts import accepts_machines, blocking_taints, is_ready
-from caphv.api.names import CPU_MANAGER_LABEL
-from caphv.api.object import Obj, at, dict_at, key_of, labels_of
+from caphv.api.hosts import accepts_machines, blocking_taints, has_cpu_manager, is_ready
+from caphv.api.object import Obj, at, dict_at, key_of
 from caphv.api.quantity import quantity
 from caphv.api.virtualmachine import devices_in_use
 
@@ -116,7 +115,7 @@ def _survey(hosts: Iterable[Obj], instances: Iterable[Obj]) -> list[_Host]:
         is_closed = at(obj, "spec", "unschedulable") or any(blocking_taints(obj))
         reachable = is_ready(obj) and not is_closed
         accepts = reachable and accepts_machines(obj)
-        pins = labels_of(obj).get(CPU_MANAGER_LABEL) == "true"
+        pins = has_cpu_manager(obj)
         surveyed.append(_Host(name, amounts, free, reachable, accepts, pins))
     return surveyed
 

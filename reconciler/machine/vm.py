@@ -253,8 +253,8 @@ def _interfaces(machine: Obj) -> list[Obj]:
 
 def _fixed_resources(spec: Obj) -> Obj:
     """Return CPU and memory of a VM that only a restart can change."""
-    # Several sockets would not do: Harvester before 1.9 sets the maximum to one, and KubeVirt
-    # refuses a VM with more sockets than the maximum.
+    # Several sockets would not do: Harvester 1.6 to 1.8 sets the maximum to one, and KubeVirt
+    # refuses a VM with more sockets than the maximum. See docs/adr/0013-sockets.md.
     cores, memory = int(spec["cpu"]), str(spec["memory"])
     return {
         "cpu": {"cores": cores, "sockets": 1, "threads": 1},

@@ -1,4 +1,7 @@
-"""Machines of the real Cluster API core and their disks grow in place; any other change replaces them as ever."""
+"""Machines of the real Cluster API core and their disks grow in place; any other change replaces them as ever.
+
+Harvester has faults and the provider is killed while CPUs are added, and the provider restarts while disks are.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,15 @@ from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.state import SandboxSettings, State
-from tests.support.e2e import SHORT_AND_WHOLE, create_class_without_surge, holds, impatient_core, running_sandbox
+from tests.support.e2e import (
+    SHORT_AND_WHOLE,
+    STORMS,
+    create_class_without_surge,
+    holds,
+    impatient_core,
+    running_sandbox,
+    storm,
+)
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -91,12 +102,13 @@ async def test_workers_grow_without_a_replacement(box: Sandbox, whole: bool) -> 
         before = identities(scenario, scenario.view.workers())
         await all_can_grow(scenario, 3)
         grown = {"cpuCount": 8, "cpuMax": 8, "memoryMax": "8Gi"}
-        assert await planned(scenario, grown) == [(3, 0)]
+        await is_planned_in_place(scenario, grown)
         assert await planned(scenario, {**grown, "cpuMax": 16}) == [(0, 3)]
 
         await set_variable(scenario, "worker", grown)
-        if whole:
-            await restart_until(box, lambda: sizes(scenario, scenario.view.workers()) == [8, 8, 8], 30)
+        await until(lambda: any(map(is_updating, scenario.view.machines.store)), "a machine is updated", PATIENCE)
+        async with storm(box, *STORMS[whole]):
+            await until(lambda: sizes(scenario, scenario.view.workers()) == [8, 8, 8], "all have grown", PATIENCE)
         await has_rolled_out(scenario, lambda: sizes(scenario, scenario.view.workers()) == [8, 8, 8])
         assert identities(scenario, scenario.view.workers()) == before
         # Neither the finalizer nor the identity of the machine is lost.
@@ -108,12 +120,7 @@ async def test_workers_grow_without_a_replacement(box: Sandbox, whole: bool) -> 
         # The machines keep their VMs with larger and additional disks, too, whenever the provider stops.
         worker = {**grown, "volumes": larger_disks(scenario)}
         wanted = [[volume["volumeSize"] for volume in worker["volumes"]]] * 3
-
-        async def is_planned_in_place() -> bool:
-            # The MachineDeployment reports the end of its rollout some time after the Machines.
-            return await planned(scenario, worker) == [(3, 0)]
-
-        await until(is_planned_in_place, "disks are planned in place", 60)
+        await is_planned_in_place(scenario, worker)
         await set_variable(scenario, "worker", worker)
         await restart_until(box, lambda: disks(scenario) == wanted, 30 if whole else 2)
         await has_rolled_out(scenario, lambda: disks(scenario) == wanted)
@@ -187,6 +194,18 @@ async def planned(scenario: Scenario, worker: Obj) -> list[tuple[int, int]]:
     return [(pool.updated, pool.replaced) for found in plan.clusters for pool in found.pools]
 
 
+async def is_planned_in_place(scenario: Scenario, worker: Obj) -> None:
+    """Wait until a plan updates the workers in place.
+
+    The MachineDeployment reports the end of its rollout, and machines that their VMs are as wanted, some time later.
+    """
+
+    async def is_reached() -> bool:
+        return await planned(scenario, worker) == [(3, 0)]
+
+    await until(is_reached, "the change is planned in place", 60)
+
+
 async def patch_cluster(scenario: Scenario, operation: Obj) -> None:
     informer = scenario.view.clusters
     name, namespace = scenario.spec.name, scenario.spec.namespace
@@ -214,12 +233,13 @@ async def has_annotation(scenario: Scenario) -> None:
 async def has_rolled_out(scenario: Scenario, is_reached: Any) -> None:
     def is_over() -> bool:
         machines = scenario.view.machines.store
-        progress = names.UPDATE_IN_PROGRESS_ANNOTATION
-        return is_reached() and all(
-            progress not in annotations_of(machine) and holds(machine, "UpToDate") for machine in machines
-        )
+        return is_reached() and all(not is_updating(machine) and holds(machine, "UpToDate") for machine in machines)
 
     await until(is_over, "the rollout is over", PATIENCE)
+
+
+def is_updating(machine: Obj) -> bool:
+    return names.UPDATE_IN_PROGRESS_ANNOTATION in annotations_of(machine)
 
 
 def larger_disks(scenario: Scenario) -> list[Obj]:

@@ -40,6 +40,8 @@ SHORT_AND_WHOLE = pytest.mark.parametrize(
 HARVESTERS = [pytest.param(name, marks=[] if name == NEWEST_STABLE else pytest.mark.long) for name in sorted(RELEASES)]
 # A seed of all faults but cut-before within 15 s, with two kills of the provider.
 MOST_FAULTS = 472
+# Seed and seconds of a storm, by whether a test runs whole. The brief one has seven faults and two kills.
+STORMS = {False: (438, 8.0), True: (MOST_FAULTS, 60.0)}
 HEALTH_CHECKS = Resource("cluster.x-k8s.io", "v1beta2", "machinehealthchecks", "MachineHealthCheck")
 
 

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 
 from caphv.api import evacuation
 from caphv.api.conditions import MAX_MESSAGE, get_condition
+from caphv.api.counting import name_some
 from caphv.api.names import (
     EVACUATE_ANNOTATION,
     MAINTENANCE_STRATEGY_LABEL,
     ConditionType,
     Reason,
 )
-from caphv.api.object import at, key_of, labels_of
+from caphv.api.object import at, key_of
 from caphv.api.plaintext import plain
+from caphv.api.virtualmachine import is_shut_down_for_maintenance
 from caphv.runtime.errors import (
     ApiError,
     Conflict,
@@ -49,10 +51,11 @@ _REVIEW_SECONDS = 30.0
 _HELD_SECONDS = 60.0
 # Of one reconcile. What is left continues at once, after others had their turn.
 _MOST_STEPS = 20
-# Begins the values of the label with which maintenance stops a VM.
-_SHUTDOWN = "Shutdown"
 _LONGEST_VALUE = 64
 _ON_NODES = (Action.CORDON, Action.UNCORDON)
+_MAY_NOT_HOLD = "the provider may not keep a Machine from remediation"
+_GRANT = "grant its ServiceAccount patch on machines.cluster.x-k8s.io"
+_NAMED = 3
 
 
 async def evacuate_hosts(scope: ClusterScope) -> None:
@@ -103,27 +106,28 @@ def _require_hosts(scope: ClusterScope) -> None:
 
 async def _advance(scope: ClusterScope) -> None:
     """Take steps until one has to wait. Raises `Blocked`, `ApiError`, `Unreachable`."""
-    unheld = False
+    refusal: Forbidden | None = None
     for _ in range(_MOST_STEPS):
-        around = await read_surroundings(scope, unheld=unheld)
+        around = await read_surroundings(scope, unheld=refusal is not None)
         step = next_step(around.seen)
+        note = _describe_refusal(around, refusal) if refusal else ""
 
         match step.action:
             case Action.NOTHING:
-                _report_done(scope, around)
+                _report_done(scope, around, note)
                 return
             case Action.WAIT | Action.EVICT:
-                await _wait(scope, around, step)
+                await _wait(scope, around, step, note)
                 return
 
         try:
             if not await _take(scope, around, step):
                 return
-        except Forbidden:
+        except Forbidden as error:
             # Only a machine that the provider itself stops has to wait for this right.
-            if unheld or step.action not in (Action.HOLD, Action.RELEASE):
+            if refusal or step.action not in (Action.HOLD, Action.RELEASE):
                 raise
-            unheld = True
+            refusal = error
 
     scope.requeue_within(0.01)
 
@@ -148,16 +152,19 @@ async def _take(scope: ClusterScope, around: Surroundings, step: Step) -> bool:
         scope.event("StoppedByHarvester", message)
     if step.action is Action.BEGIN and not vm.lost:
         note = ""
-        if around.uncounted:
-            note = f"; devices in other namespaces were not counted: {around.uncounted}"
+        if uncounted := scope.memory.evacuation_uncounted:
+            note = f"; devices in other namespaces were not counted: {uncounted}"
         scope.event("EvacuationStarted", f"machine {vm.name} leaves host {vm.host}{note}")
     if step.action is Action.FINISH and vm.host not in ("", vm.source):
         scope.event("Evacuated", f"machine {vm.name} has moved from host {vm.source} to {vm.host}")
     return True
 
 
-async def _wait(scope: ClusterScope, around: Surroundings, step: Step) -> None:
-    """Report what a step waits for; for the drain, evict Pods."""
+async def _wait(scope: ClusterScope, around: Surroundings, step: Step, note: str) -> None:
+    """Report what a step waits for; for the drain, evict Pods.
+
+    :param note: which right is missing meanwhile; empty if none is
+    """
     message = step.message
     if step.action is Action.EVICT:
         assert around.client is not None  # noqa: S101 - the Pods were read with it
@@ -167,31 +174,42 @@ async def _wait(scope: ClusterScope, around: Surroundings, step: Step) -> None:
         except Unreachable as error:
             message = f"{message}; {error}"
 
+    # What follows in the message of one machine changes while the user is asked already: which Pods
+    # are left, or how the API fails.
+    topic = message.partition(",")[0] if step.name else ""
+    message = "; ".join(filter(None, (message, _describe_uncounted(scope), note)))
     if step.blocked:
-        # What follows in the message of one machine changes while the user is asked already: which
-        # Pods are left, or how the API fails.
-        _report_blocked(scope, message, topic=message.partition(",")[0] if step.name else "")
+        _report_blocked(scope, message, topic=topic)
         scope.requeue_within(_BLOCKED_SECONDS)
         return
 
+    _warn_of_refusal(scope, note)
     _report_progress(scope, message)
     scope.requeue_within(_POLL_SECONDS)
 
 
-def _report_done(scope: ClusterScope, around: Surroundings) -> None:
-    """Say that Harvester can maintain the hosts, and what it will do with the other machines."""
+def _report_done(scope: ClusterScope, around: Surroundings, note: str) -> None:
+    """Say that Harvester can maintain the hosts, and what it will do with the other machines.
+
+    :param note: which right is missing while Harvester drains hosts; empty if none is
+    """
+    if note:
+        scope.requeue_within(_REFUSED_SECONDS)
     if any(vm.held_by_us for vm in around.seen.vms):
         scope.requeue_within(_HELD_SECONDS)
     if not around.evacuated:
-        _report_invalid(scope)
+        _report_undrained(scope, note)
         return
+
+    _warn_of_refusal(scope, note)
     if ending := _ending(scope, around):
-        _report_progress(scope, f"waiting for the deletion of {', '.join(ending)}")
+        message = f"waiting for the deletion of {', '.join(ending)}"
+        _report_progress(scope, "; ".join(filter(None, (message, note))))
         scope.requeue_within(_BLOCKED_SECONDS)
         return
 
-    invalid = _describe_invalid(scope)
-    parts = (evacuation.describe_left(around.evacuated), *_describe_others(around), invalid)
+    invalid, left = _describe_invalid(scope), evacuation.describe_left(around.evacuated)
+    parts = (left, note, *_describe_others(around), invalid)
     message = plain("; ".join(filter(None, parts)), MAX_MESSAGE)
     if invalid and not scope.draft.has_message(ConditionType.HOSTS_EVACUATED, message):
         scope.warning_event(Reason.EVACUATION_BLOCKED, invalid)
@@ -205,7 +223,7 @@ def _describe_others(around: Surroundings) -> Iterator[str]:
     stopping = {
         name
         for name in (*around.migrating, *around.restarts)
-        if labels_of(around.vms[name]).get(MAINTENANCE_STRATEGY_LABEL, "").startswith(_SHUTDOWN)
+        if is_shut_down_for_maintenance(around.vms[name])
     }
     if migrating := sorted(set(around.migrating) - stopping):
         yield f"Harvester migrates {', '.join(migrating)}"
@@ -259,12 +277,55 @@ def _report_refusal(scope: ClusterScope, error: ApiError) -> None:
     """Say which request a server refused, and which right is missing on the management cluster."""
     message = f"a request was refused: {error}"
     if isinstance(error, Forbidden) and "machines.cluster.x-k8s.io" in str(error):
-        message = (
-            "the provider may not keep a Machine from remediation: grant its ServiceAccount patch "
-            f"on machines.cluster.x-k8s.io; {error}"
-        )
+        message = f"{_MAY_NOT_HOLD}: {_GRANT}; {error}"
     _report_blocked(scope, message)
     scope.requeue_within(_REFUSED_SECONDS)
+
+
+def _describe_refusal(around: Surroundings, error: Forbidden) -> str:
+    """Say which Machines a missing right exposes, or leaves, to remediation, and what to grant."""
+    vms = around.seen.vms
+    exposed = [vm.name for vm in vms if not vm.held and (vm.drained or vm.begun)]
+    kept = [vm.name for vm in vms if vm.held_by_us and not (vm.drained or vm.begun)]
+    effects = []
+    if exposed:
+        effects.append(
+            f"{name_some(sorted(exposed), _NAMED)} may be replaced while its host is emptied"
+        )
+    if kept:
+        effects.append(f"{name_some(sorted(kept), _NAMED)} stays without it")
+    note = f" ({', '.join(effects)})" if effects else ""
+    return f"{_MAY_NOT_HOLD}{note}: {_GRANT}; {error}"
+
+
+def _describe_uncounted(scope: ClusterScope) -> str:
+    """Say which right is missing to count all devices that are in use; empty if none is."""
+    if not (error := scope.memory.evacuation_uncounted):
+        return ""
+    return (
+        "devices that VMs of other namespaces use were not counted: grant the account of the "
+        f"identity list on virtualmachineinstances.kubevirt.io in all namespaces; {error}"
+    )
+
+
+def _warn_of_refusal(scope: ClusterScope, note: str) -> None:
+    """Send an Event about a missing right, unless the condition reports it already."""
+    conditions = scope.draft.fields.get("conditions") or []
+    reported = get_condition(conditions, ConditionType.HOSTS_EVACUATED) or {}
+    if note and _MAY_NOT_HOLD not in str(reported.get("message")):
+        scope.warning_event(Reason.EVACUATION_BLOCKED, note)
+
+
+def _report_undrained(scope: ClusterScope, note: str) -> None:
+    """Report what is wrong although no host is evacuated, or nothing about hosts.
+
+    :param note: which right is missing while Harvester drains hosts; empty if none is
+    """
+    if note:
+        message = "; ".join(filter(None, (note, _describe_invalid(scope))))
+        _report_blocked(scope, message, topic=_MAY_NOT_HOLD)
+    else:
+        _report_invalid(scope)
 
 
 def _report_invalid(scope: ClusterScope) -> None:

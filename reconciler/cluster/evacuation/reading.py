@@ -8,7 +8,7 @@ before it is stopped; during a drain seldom.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from caphv.api import evacuation, parking
@@ -21,10 +21,6 @@ from caphv.api.names import (
     EVACUATED_FROM_ANNOTATION,
     EVACUATED_STRATEGY_ANNOTATION,
     EVACUATION_STARTED_ANNOTATION,
-    INSUFFICIENT_QUOTA_ANNOTATION,
-    MAINTENANCE_HOST_ANNOTATION,
-    MAINTENANCE_STRATEGY_LABEL,
-    PARKED_STRATEGY_ANNOTATION,
     SKIP_REMEDIATION_ANNOTATION,
     SKIPPED_BY_US,
 )
@@ -36,7 +32,6 @@ from caphv.api.object import (
     being_deleted,
     dict_at,
     key_of,
-    labels_of,
     list_at,
     owner_reference,
     text_at,
@@ -51,12 +46,14 @@ from caphv.api.virtualmachine import (
     ENDED_PHASES,
     devices_of,
     is_bound_to_host,
+    is_shut_down_for_maintenance,
     migrates_when_evicted,
 )
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.etcd import find_pods
 from reconciler.cluster.evacuation import obstacles
+from reconciler.cluster.evacuation.halted import halted_on
 from reconciler.cluster.evacuation.plan import (
     HOLD_SECONDS,
     STAGE_SECONDS,
@@ -69,7 +66,11 @@ from reconciler.cluster.evacuation.plan import (
     next_step,
     stage_of,
 )
-from reconciler.cluster.evacuation.targets import INSTANCE, describe_local_disks
+from reconciler.cluster.evacuation.targets import (
+    INSTANCE,
+    describe_local_disks,
+    describe_missing_cpu_manager,
+)
 from reconciler.cluster.parking.drain import pods_to_evict
 from reconciler.cluster.parking.plan import HALTED
 from reconciler.cluster.parking.reading import boot_id, run_strategy
@@ -78,14 +79,6 @@ from reconciler.harvester.topology import host_name
 from reconciler.machine.placement import avoided_hosts
 
 _VM_RECORDS = {AVOIDED_HOSTS_ANNOTATION, EVACUATED_STRATEGY_ANNOTATION}
-_KEPT = {
-    PARKED_STRATEGY_ANNOTATION,
-    INSUFFICIENT_QUOTA_ANNOTATION,
-    MAINTENANCE_HOST_ANNOTATION,
-}
-# Harvester stops the VMs of a host seconds before it marks the host as being drained. A provider
-# that starts meanwhile finds them, too.
-_LATELY_SECONDS = 600.0
 _LONGEST_STATUS = 64
 
 
@@ -97,7 +90,6 @@ class Surroundings:
     :param hosts: host names of those on which no VM must start
     :param restarts: machines on them that an eviction would restart, not migrate
     :param migrating: machines on them that Harvester migrates
-    :param uncounted: why devices in other namespaces were not counted
     """
 
     seen: Seen = field(default_factory=Seen)
@@ -115,7 +107,6 @@ class Surroundings:
     """Of the workload cluster."""
     restarts: list[str] = field(default_factory=list)
     migrating: list[str] = field(default_factory=list)
-    uncounted: str = ""
 
 
 def concerns(scope: ClusterScope) -> bool:
@@ -189,25 +180,17 @@ async def read_surroundings(scope: ClusterScope, *, unheld: bool = False) -> Sur
 
 async def _review(scope: ClusterScope, around: Surroundings, vms: Iterable[EvacuatedVm]) -> None:
     """Find out which of these machines would find no other host."""
-    around.uncounted = await obstacles.review(scope, around.vms, vms)
+    scope.memory.evacuation_uncounted = await obstacles.review(scope, around.vms, vms)
     vms = obstacles.recall(scope.memory, around.seen.vms)
     around.seen = replace(around.seen, vms=vms)
 
 
 def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
     """Read the machines and their VMs from caches that follow Harvester."""
-    namespace = scope.current_namespace()
-    wanted = {
-        key_of(host).name: host_name(host)
-        for host in scope.require_session().hosts.store
-        if evacuation.is_wanted(host)
-    }
+    namespace, hosts = scope.current_namespace(), list(scope.require_session().hosts.store)
+    wanted = {key_of(host).name: host_name(host) for host in hosts if evacuation.is_wanted(host)}
     # Until Harvester has cordoned a host that it drains by force, a VM could start there again.
-    forced = {
-        host_name(host)
-        for host in scope.require_session().hosts.store
-        if evacuation.is_drained_by_force(host)
-    }
+    forced = {host_name(host) for host in hosts if evacuation.is_drained_by_force(host)}
     around.evacuated, around.hosts = sorted(wanted), sorted({*wanted.values(), *forced})
 
     vms = []
@@ -228,12 +211,12 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
         around.starts[name] = text_at(instance, "metadata", "creationTimestamp")
         record = scope.context.owner(HARVESTER_MACHINES.kind, machine)
         ownership = ownership_of(vm, record)
-        found = _vm(around, name, instance, wanted, ownership)
+        found = _vm(around, name, instance, hosts, ownership)
         if ownership is Ownership.OURS and _is_alive(instance):
             host = scope.require_session().hosts.get("", found.host) if found.host else None
             found = replace(found, drained=host is not None and migrates_guests(host))
         if ownership is Ownership.OURS and (found.started or not found.former):
-            lost_from = _halted_on(scope, machine, vm, instance)
+            lost_from = halted_on(scope, machine, vm, instance)
             found = replace(found, lost=bool(lost_from), host=found.host or lost_from)
         if paused(None, machine) or (owner is not None and paused(None, owner)):
             # Once it was stopped, it is started all the same.
@@ -270,19 +253,25 @@ def _vm(
     around: Surroundings,
     name: str,
     instance: Obj | None,
-    wanted: Container[str],
+    hosts: Sequence[Obj],
     ownership: Ownership,
 ) -> EvacuatedVm:
     """Return what a machine shows, and note it if an eviction by Harvester is to move it.
 
-    :param wanted: names of the hosts that are evacuated
+    :param hosts: Nodes of Harvester
     """
     machine, vm = around.machines[name], around.vms[name]
     host = text_at(instance, "status", "nodeName")
-    phase = at(instance, "status", "phase")
     is_alive = _is_alive(instance)
-    leaves = is_alive and host in wanted and not can_migrate(vm, instance or {})
-    if is_alive and host in wanted and not leaves:
+    is_evacuated = is_alive and host in around.evacuated
+    is_migratable = can_migrate(vm, instance or {})
+    obstacle = describe_local_disks(vm, instance)
+    if is_evacuated and is_migratable and not is_shut_down_for_maintenance(vm):
+        # Neither a migration nor a start finds a host for it.
+        obstacle = describe_missing_cpu_manager(vm, host, hosts)
+
+    leaves = is_evacuated and (not is_migratable or bool(obstacle))
+    if is_evacuated and not leaves:
         migrates = migrates_when_evicted(instance or {})
         (around.migrating if migrates else around.restarts).append(name)
     if ownership is not Ownership.OURS:
@@ -297,7 +286,7 @@ def _vm(
         is_control_plane(machine),
         host,
         leaves,
-        obstacle=describe_local_disks(vm, instance) if leaves else "",
+        obstacle=obstacle if leaves else "",
         source=annotations_of(machine).get(EVACUATED_FROM_ANNOTATION, ""),
         held=skipped is not None,
         held_by_us=skipped == SKIPPED_BY_US,
@@ -305,7 +294,7 @@ def _vm(
         started=EVACUATION_STARTED_ANNOTATION in annotations,
         halted=run_strategy(vm) == HALTED,
         exists=instance is not None,
-        runs=is_alive and phase == "Running",
+        runs=is_alive and at(instance, "status", "phase") == "Running",
         avoids=bool(avoided),
         outdated=not set(avoided) <= set(around.hosts),
         status=plain(text_at(vm, "status", "printableStatus"), _LONGEST_STATUS),
@@ -331,33 +320,6 @@ def _is_held_for_long(scope: ClusterScope, vm: EvacuatedVm) -> bool:
     current_time = time.monotonic()
     since = scope.memory.drained_since.setdefault((vm.name, vm.host), current_time)
     return current_time - since >= HOLD_SECONDS
-
-
-def _halted_on(scope: ClusterScope, machine: Obj, vm: Obj, instance: Obj | None) -> str:
-    """Return the host for whose drain Harvester has halted a VM; empty if it has not.
-
-    Harvester leaves no record of that on the VM. So it is one that stopped while its last host was
-    drained, unless that was not by force, or shortly before, and that neither its user nor a quota
-    keeps stopped.
-    """
-    annotations = annotations_of(vm)
-    is_kept = not _KEPT.isdisjoint(annotations)
-    is_shut_down = labels_of(vm).get(MAINTENANCE_STRATEGY_LABEL) == "Shutdown"
-    if is_kept or is_shut_down or run_strategy(vm) != HALTED:
-        return ""
-    name = text_at(machine, "status", "virtualMachine", "host")
-    host = scope.require_session().hosts.get("", name) if name else None
-    if host is None or not evacuation.halts_guests(host):
-        return ""
-    return name if instance is not None or _stopped_lately(vm) else ""
-
-
-def _stopped_lately(vm: Obj) -> bool:
-    """Return whether KubeVirt has reported in the last minutes that a VM is not ready."""
-    condition = get_condition(list_at(vm, "status", "conditions"), "Ready") or {}
-    since = str(condition.get("lastTransitionTime") or "")
-    is_down = condition.get("status") != "True" and bool(since)
-    return is_down and seconds_since(since) < _LATELY_SECONDS
 
 
 def can_migrate(vm: Obj, instance: Obj) -> bool:

@@ -1,4 +1,7 @@
-"""Two hosts and a witness: hosts are emptied of guests with devices, which health checks would replace meanwhile."""
+"""Two hosts and a witness: hosts are emptied of guests with devices, which health checks would replace meanwhile.
+
+Harvester has faults, and the provider is restarted and killed while a host is emptied.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from sandbox.cluster import ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds, maintenance
 from sandbox.scenario.lifecycle import Scenario, in_network
-from tests.support.e2e import SHORT_AND_WHOLE, holds
+from tests.support.e2e import SHORT_AND_WHOLE, STORMS, holds, storm
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -54,7 +57,8 @@ async def test_hosts_with_devices_are_maintained_one_after_the_other(box: Sandbo
             evacuation = asyncio.create_task(caphv(box, "evacuate", host, "--yes", "--wait", "--timeout", "5m"))
             await until(lambda: bool(moving(scenario)), "a machine begins to move", 60)
             await box.restart("provider")
-            result = await evacuation
+            async with storm(box, *STORMS[whole]):
+                result = await evacuation
             assert result.exit_code == 0, result.output
             assert host not in hosts(scenario)
             # Harvester would have refused it before.

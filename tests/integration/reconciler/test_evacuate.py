@@ -153,6 +153,44 @@ async def test_a_device_that_is_not_free_keeps_a_machine_until_it_is(case: Case)
             assert await host_of(case, "a") != host
 
 
+@contextlib.asynccontextmanager
+async def cpu_manager(harvester: ApiClient, *hosts: str) -> AsyncIterator[None]:
+    """Hosts whose CPU manager is enabled."""
+
+    async def label(value: str | None) -> None:
+        for host in hosts:
+            await harvester.patch(NODES, host, "", {"metadata": {"labels": {"cpumanager": value}}})
+
+    await label("true")
+    try:
+        yield
+    finally:
+        await label(None)
+
+
+async def test_pinned_cpus_keep_a_machine_until_another_host_can_pin(case: Case) -> None:
+    """Harvester requires such hosts by the affinity of the VM, in which no user has written that."""
+    async with devices(case.harvester), cluster(case, "a") as client:
+        host = await host_of(case, "a")
+        async with cpu_manager(case.harvester, host):
+            limits = (await case.vm("a"))["spec"]["template"]["spec"]["domain"]["resources"]["limits"]
+            cpu = {"dedicatedCpuPlacement": True}
+            pinned = {"domain": {"cpu": cpu, "resources": {"requests": limits}}}
+            await case.patch(kinds.VIRTUAL_MACHINES, "a", {"spec": {"template": {"spec": pinned}}})
+            await case.patch(kinds.INSTANCES, "a", {"spec": pinned})
+            assert "cpumanager" in str((await case.vm("a"))["spec"]["template"]["spec"]["affinity"])
+
+            await evacuate(case.harvester, host)
+            reason = f"a stays on {host}: no other host that takes VMs has its CPU manager enabled"
+            await case.until(HARVESTER_CLUSTERS, case.name, says(reason))
+            assert await records(case, client, "a") == set()
+
+            (other, *_) = {node["metadata"]["name"] for node in (await case.harvester.list(NODES))["items"]} - {host}
+            async with cpu_manager(case.harvester, other):
+                await case.until(HARVESTER_CLUSTERS, case.name, EVACUATED, timeout=SECONDS)
+                assert await host_of(case, "a") == other
+
+
 @pytest.mark.parametrize("kind", ["forced", "upgrade"])
 async def test_what_harvester_has_halted_is_started_again(case: Case, kind: str) -> None:
     async with devices(case.harvester), cluster(case, "a", workers=("w",)) as client:

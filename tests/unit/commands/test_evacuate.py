@@ -40,9 +40,9 @@ def put_cluster(servers: Servers, *conditions: Obj, paused: bool = False) -> Non
     servers.put(builder)
 
 
-def put_host(servers: Servers, name: str, **annotations: str) -> None:
+def put_host(servers: Servers, name: str, *, pins: bool = False, **annotations: str) -> None:
     status = {"conditions": [{"type": "Ready", "status": "True"}]}
-    metadata = {"name": name, "annotations": annotations}
+    metadata = {"name": name, "annotations": annotations, "labels": {"cpumanager": str(pins).lower()}}
     servers.harvester.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status})
 
 
@@ -105,6 +105,23 @@ def test_data_says_what_moves(servers: Servers) -> None:
     (group,) = content["machines"]
     assert (group["cluster"], group["moves"]) == (["team", "shop"], ["worker-1"])
     assert content["changes"][0]["after"] == "true"
+
+
+def test_a_machine_with_pinned_cpus_needs_a_host_that_can_pin(servers: Servers) -> None:
+    found = servers.harvester.find("VirtualMachineInstance", "worker-1", "vms")
+    assert found is not None
+    found["spec"]["domain"]["cpu"] = {"dedicatedCpuPlacement": True}
+    servers.harvester.put(found)
+    put_host(servers, "h0", pins=True)
+    result = servers.caphv("evacuate", "h0", "HARVESTER", "--dry-run")
+    assert (result.exit_code, "stopped and started elsewhere" in result.output) == (0, False), result.output
+    assert "(label cpumanager=true), so they stay: worker-1" in result.output
+    assert servers.data("evacuate", "h0", "HARVESTER", "--dry-run")["machines"][0]["pinned"] == ["worker-1"]
+
+    put_host(servers, "h1", pins=True)
+    result = servers.caphv("evacuate", "h0", "HARVESTER", "--dry-run")
+    assert (result.exit_code, "CPU manager" in result.output) == (0, False), result.output
+    assert "stopped and started elsewhere, one at a time: worker-1" in result.output
 
 
 def test_a_missing_right_names_the_option(servers: Servers) -> None:

@@ -43,9 +43,10 @@ def host(
 
 def instance(name: str, *, on: str = "h0", strategy: str = "LiveMigrateIfPossible", **more: Any) -> Obj:
     devices = {"hostDevices": [{"deviceName": "gpu"}]} if more.pop("device", False) else {}
+    cpu = {"dedicatedCpuPlacement": more.pop("pinned", False)}
     labels = {CLUSTER_LABEL: more.pop("cluster", "team.shop"), MAINTENANCE_STRATEGY_LABEL: more.pop("stops", "Migrate")}
     metadata = {"name": name, "namespace": "vms", "labels": labels}
-    spec = {"evictionStrategy": strategy, "domain": {"devices": devices}}
+    spec = {"evictionStrategy": strategy, "domain": {"devices": devices, "cpu": cpu}}
     return {"metadata": metadata, "spec": spec, "status": {"nodeName": on, **more}}
 
 
@@ -64,9 +65,50 @@ def test_machines_are_sorted_by_what_happens_to_them() -> None:
     del instances[-2]["metadata"]["labels"]
     instances.append(instance("not-scheduled", device=True))
     del instances[-1]["status"]["nodeName"]
-    (group,) = machines_on("h0", {KEY: False}, instances)
+    (group,) = machines_on("h0", [host("h0"), host("h1")], {KEY: False}, instances)
     assert group == HostMachines(
         KEY, moves=("a-gpu", "gpu"), migrates=("web",), restarts=("old",), stays=("disk",), stops=("off",)
+    )
+
+
+PINS = {"cpumanager": "true"}
+
+
+@pytest.mark.parametrize(
+    ("other", "finds_host"),
+    [
+        (host("h1", labels=PINS), True),
+        (host("h1", labels={"cpumanager": "false"}), False),
+        (host("h1"), False),
+        (host("h1", labels=PINS, unschedulable=True), False),
+        (host("h1", labels=PINS, ready="False"), False),
+    ],
+)
+def test_pinned_cpus_need_another_host_with_its_cpu_manager_enabled(other: Obj, finds_host: bool) -> None:
+    local = [{"type": "LiveMigratable", "status": "False"}]
+    instances = [
+        instance("gpu", device=True, pinned=True),
+        instance("web", pinned=True),
+        instance("old", strategy="", pinned=True),
+        instance("disk", conditions=local, pinned=True),
+        instance("off", stops="ShutdownAndRestartAfterEnable", pinned=True),
+    ]
+    hosts = [host("h0", labels=PINS), other]
+    groups = machines_on("h0", hosts, {KEY: False}, instances)
+    (group,) = groups
+    common = {"stays": ("disk",), "stops": ("off",)}
+    if finds_host:
+        assert group == HostMachines(KEY, moves=("gpu",), migrates=("web",), restarts=("old",), **common)
+        return
+
+    assert group == HostMachines(KEY, pinned=("gpu", "old", "web"), **common)
+    checks = plan_evacuation(find_host(hosts, "h0"), hosts, groups, "true").checks
+    warning = next(check for check in checks if "pinned" in check.message)
+    assert (warning.result, warning.message, warning.remedy) == (
+        Result.WARNING,
+        "team/shop: these have pinned CPUs, and no other host that takes VMs has its CPU manager enabled (label "
+        "cpumanager=true), so they stay: gpu, old, web",
+        "Enable the CPU manager of another host on Harvester",
     )
 
 

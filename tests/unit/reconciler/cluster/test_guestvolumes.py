@@ -17,7 +17,15 @@ from caphv.api.guestparts import (
     reclaim_policy,
     recorded_guest,
 )
-from caphv.api.object import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, Key, Obj, Resource, annotations_of
+from caphv.api.object import (
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    SERVICE_ACCOUNTS,
+    Key,
+    Obj,
+    Resource,
+    annotations_of,
+)
 from caphv.api.ownership import Owner, record
 from caphv.runtime.errors import Conflict, Forbidden
 from tests.support.reconciler.infrastructure import delete, ready
@@ -226,6 +234,47 @@ async def test_forced_deletion_deletes_no_volume(monkeypatch: pytest.MonkeyPatch
     annotations = {**annotations_of(case.obj), names.FORCE_DELETE_ANNOTATION: "true"}
     case.management.put({**case.obj, "metadata": {**case.obj["metadata"], "annotations": annotations}})
     assert await end(case) == set(PLUGGED)
+
+
+async def test_move_deletes_no_volume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It pauses the cluster and deletes its objects on the management cluster only."""
+    case = await with_volumes(monkeypatch, guestVolumes="Delete")
+    case.cluster["spec"]["paused"] = True
+    case.machines.clear()
+    await case.harvester.delete(resources.VIRTUAL_MACHINES, "worker", TARGET)
+    case.harvester.requests.clear()
+    await delete(case)
+    assert claims(case).keys() == set(PLUGGED)
+    assert not [request for request in case.harvester.requests if request.startswith("delete")]
+
+    case.cluster["spec"]["paused"] = False
+    await delete(case)
+    assert claims(case).keys() == set(PLUGGED) - {"pvc-delete"}
+
+
+async def test_account_of_the_guest_is_deleted_after_its_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await with_volumes(monkeypatch, guestVolumes="Delete", cloudConfig={"delivery": "File"})
+    assert case.harvester.stored(SERVICE_ACCOUNTS)
+    domain = "cloudprovider.harvesterhci.io"
+    labels = {f"{domain}/cluster": "demo", f"{domain}/serviceNamespace": "default", f"{domain}/serviceName": "web"}
+    metadata = {"name": "demo-web", "namespace": TARGET, "uid": "web-uid", "labels": labels}
+    balancer = {"apiVersion": "loadbalancer.harvesterhci.io/v1beta1", "kind": "LoadBalancer", "metadata": metadata}
+    case.harvester.put({**balancer, "spec": {"workloadType": "cluster"}})
+    vm = case.harvester.find("VirtualMachine", "worker", TARGET)
+    assert vm is not None
+    vm["metadata"]["labels"][names.GUEST_CLUSTER_LABEL] = "demo"
+    case.harvester.put(vm)
+    await case.reconcile()
+    case.harvester.requests.clear()
+
+    assert await end(case) == {"pvc-retain", "by-hand"}
+    deletions = [request for request in case.harvester.requests if request.startswith("delete")]
+    places = [
+        next(place for place, request in enumerate(deletions) if request.startswith(kind))
+        for kind in ("delete LoadBalancer demo-web", "delete PersistentVolumeClaim", "delete ServiceAccount")
+    ]
+    assert places == sorted(places), deletions
+    assert not case.harvester.stored(SERVICE_ACCOUNTS)
 
 
 @pytest.mark.parametrize("error", [Conflict, Forbidden])

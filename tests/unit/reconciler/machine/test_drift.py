@@ -18,7 +18,7 @@ from reconciler.machine.placement import avoid, domain_requirement
 from reconciler.machine.vm import VirtualMachineInputs, can_grow, virtual_machine
 from sandbox.harvester.hotplug import denial_reason
 from sandbox.harvester.mutations import MutationSettings, mutate
-from sandbox.harvester.releases import release_named
+from sandbox.harvester.releases import RELEASES, release_named
 from tests.support.reconciler.machines import inputs
 from webhooks.admission import Review, validate
 
@@ -202,6 +202,29 @@ def test_hosts_that_an_evacuation_keeps_a_vm_from_are_no_drift(domain: str, affi
     assert "NotIn" in str(spec_of(made))
     requirement = domain_requirement(domain, ())
     assert drift(wanted, mutate(made, made, MutationSettings()), requirement) == ()
+
+
+@pytest.mark.parametrize("release", list(RELEASES))
+def test_vm_without_maxima_is_admitted_everywhere_and_with_sockets_is_not(release: str) -> None:
+    """The reason for cores: docs/adr/0013-sockets.md."""
+    settings = MutationSettings(release=release_named(release))
+    made = mutate(virtual_machine(inputs()), None, settings)
+    assert denial_reason(spec_of(made)["domain"]) == ""
+    assert not can_grow(made)
+
+    by_sockets = copy.deepcopy(virtual_machine(inputs()))
+    spec_of(by_sockets)["domain"]["cpu"] = {"cores": 1, "sockets": 4, "threads": 1}
+    admitted = mutate(by_sockets, None, settings)
+    assert bool(denial_reason(spec_of(admitted)["domain"])) is (release not in ("1.5", "1.9"))
+
+
+def test_as_many_cpus_in_sockets_are_no_drift() -> None:
+    """VMs of the Go provider, of a user and of a machine with a maximum keep their topology."""
+    wanted = virtual_machine(inputs())
+    made = on_harvester(wanted)
+    for topology in ({"cores": 1, "sockets": 4, "threads": 1}, {"cores": 2, "sockets": 2}, {"cores": 4}):
+        spec_of(made)["domain"]["cpu"] = topology
+        assert drift(wanted, made) == ()
 
 
 def resize(vm: Obj) -> None:

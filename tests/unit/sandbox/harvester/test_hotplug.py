@@ -38,7 +38,9 @@ def test_harvester_keeps_sizes_of_a_vm_with_the_annotation(release: str, value: 
     assert domain["resources"]["requests"] == {"cpu": "500m", "memory": "10922Mi"}
 
 
-@pytest.mark.parametrize(("release", "most", "is_refused"), [("1.6", 1, True), ("1.8", 1, True), ("1.9", 4, False)])
+@pytest.mark.parametrize(
+    ("release", "most", "is_refused"), [("1.6", 1, True), ("1.7", 1, True), ("1.8", 1, True), ("1.9", 4, False)]
+)
 def test_several_sockets_need_the_annotation_before_1_9(release: str, most: int, is_refused: bool) -> None:
     domain = domain_of(mutate(growing_vm(), None, MutationSettings(release=release_named(release))))
     assert (domain["memory"]["guest"], domain["cpu"]["maxSockets"]) == ("16Gi", most)

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from caphv.api import resources
+from caphv.api.evacuation import hosts_left
 from caphv.api.names import (
     AVOIDED_HOSTS_ANNOTATION,
     EVACUATED_FROM_ANNOTATION,
@@ -245,11 +246,79 @@ async def test_without_the_right_to_keep_machines_from_remediation_harvester_is_
     drained(case, "h0", "taint")
     case.management.errors["patch Machine"] = Forbidden(403, "Forbidden", "machines.cluster.x-k8s.io is forbidden")
     await case.reconcile()
-    assert ("Warning", "EvacuationBlocked") not in case.events
     if is_halted:
         assert vm_of(case, "w")["spec"]["runStrategy"] == "Always"
-    else:
-        assert case.condition("HostsEvacuated") == ("", "")
+
+
+FORBIDDEN = Forbidden(403, "Forbidden", 'machines.cluster.x-k8s.io "m-a" is forbidden')
+GRANT = "grant its ServiceAccount patch on machines.cluster.x-k8s.io"
+
+
+@pytest.mark.parametrize("evacuate", ["", "true"])
+async def test_a_missing_right_to_keep_machines_from_remediation_is_named(
+    monkeypatch: pytest.MonkeyPatch, evacuate: str
+) -> None:
+    case = await cluster(monkeypatch, evacuate="")
+    add_machine(case, "a", devices=0)
+    drained(case, "h0", "taint")
+    if evacuate:
+        add_host(case, "h2", evacuate=evacuate)
+    case.management.errors["patch Machine"] = FORBIDDEN
+    for _ in range(2):
+        result = await case.reconcile()
+        assert result is not None, "a right that is granted is noticed"
+        assert case.condition("HostsEvacuated")[0] == ("True" if evacuate else "False")
+        assert "may not keep a Machine from remediation (a may be replaced while its host is emptied)" in message_of(
+            case
+        )
+        assert GRANT in message_of(case)
+        assert hosts_left(message_of(case)) == ({"h2"} if evacuate else set())
+        assert case.condition("Ready")[0] == "True"
+    assert case.events.count(("Warning", "EvacuationBlocked")) == 1
+
+    case.management.errors.clear()
+    await case.reconcile()
+    assert annotations_of(found(case, "Machine", "m-a")) == {SKIP_REMEDIATION_ANNOTATION: SKIPPED_BY_US}
+    assert GRANT not in message_of(case)
+    assert case.condition("HostsEvacuated")[0] == ("True" if evacuate else "")
+
+
+async def test_a_missing_right_is_named_while_others_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await cluster(monkeypatch, "w", evacuate="")
+    add_machine(case, "a", devices=0)
+    await halted(case, "w")
+    drained(case, "h0", "taint")
+    case.management.errors["patch Machine"] = FORBIDDEN
+    for _ in range(2):
+        await case.reconcile()
+        assert "w leaves h0: waiting for its VM to start" in message_of(case)
+        assert "(a, w may be replaced while its host is emptied)" in message_of(case)
+        assert GRANT in message_of(case)
+    assert case.events.count(("Warning", "EvacuationBlocked")) == 1
+    later(monkeypatch, Stage.START)
+    await case.reconcile()
+    assert case.condition("HostsEvacuated") == ("False", "EvacuationBlocked")
+    assert GRANT in message_of(case)
+
+
+async def test_a_right_that_is_withdrawn_meanwhile_is_named_until_the_hold_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await cluster(monkeypatch, evacuate="")
+    add_machine(case, "a", devices=0)
+    drained(case, "h0", "taint")
+    await case.reconcile()
+    assert case.condition("HostsEvacuated") == ("", "")
+    add_host(case, "h0")
+    case.management.errors["patch Machine"] = FORBIDDEN
+    await case.reconcile()
+    assert "may not keep a Machine from remediation (a stays without it)" in message_of(case)
+    assert GRANT in message_of(case)
+
+    case.management.errors.clear()
+    await case.reconcile()
+    assert annotations_of(found(case, "Machine", "m-a")) == {}
+    assert case.condition("HostsEvacuated") == ("", "")
 
 
 async def test_a_vm_that_harvester_has_halted_is_not_back_until_its_kubelet_reports(

@@ -33,7 +33,7 @@ from tests.support.reconciler.evacuation import (
     stop,
     vm_of,
 )
-from tests.support.reconciler.memorycase import TARGET
+from tests.support.reconciler.memorycase import TARGET, MemoryCase
 
 pytestmark = pytest.mark.unit
 
@@ -87,6 +87,67 @@ async def test_a_vm_whose_huge_pages_no_other_host_has_is_not_stopped(monkeypatc
     assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
 
 
+def pin(case: MemoryCase, name: str, *hosts: str) -> None:
+    """Give a VM pinned CPUs, and these hosts an enabled CPU manager."""
+    vm = vm_of(case, name)
+    vm["spec"]["template"]["spec"]["domain"]["cpu"] = {"dedicatedCpuPlacement": True}
+    case.harvester.put(vm)
+    run(case, name, "h0")
+    enable_cpu_manager(case, *hosts)
+
+
+def enable_cpu_manager(case: MemoryCase, *hosts: str) -> None:
+    for name in hosts:
+        host = case.harvester.find("Node", name)
+        assert host is not None
+        host["metadata"]["labels"]["cpumanager"] = "true"
+        case.harvester.put(host)
+
+
+async def test_a_vm_with_pinned_cpus_is_not_stopped_without_another_host_that_can_pin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await cluster(monkeypatch, "w")
+    pin(case, "w", "h0")
+    await case.reconcile()
+    assert case.condition("HostsEvacuated") == ("False", "EvacuationBlocked")
+    assert "w stays on h0: no other host that takes VMs has its CPU manager enabled" in message_of(case)
+    assert records(case, "w") == set()
+
+    enable_cpu_manager(case, "h1")
+    await case.reconcile()
+    assert vm_of(case, "w")["spec"]["runStrategy"] == "Halted"
+
+
+async def test_harvester_migrates_pinned_cpus_only_to_a_host_that_can_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = await cluster(monkeypatch)
+    add_machine(case, "w", devices=0)
+    pin(case, "w", "h0")
+    await case.reconcile()
+    assert case.condition("HostsEvacuated") == ("False", "EvacuationBlocked")
+    assert "w stays on h0: no other host that takes VMs has its CPU manager enabled" in message_of(case)
+    assert records(case, "w") == set()
+
+    enable_cpu_manager(case, "h1")
+    await case.reconcile()
+    assert case.condition("HostsEvacuated")[0] == "True"
+    assert "Harvester migrates w" in message_of(case)
+
+
+async def test_a_vm_with_pinned_cpus_that_maintenance_shuts_down_needs_no_other_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = await cluster(monkeypatch)
+    add_machine(case, "w", devices=0)
+    pin(case, "w", "h0")
+    vm = vm_of(case, "w")
+    vm["metadata"]["labels"] = {"harvesterhci.io/maintain-mode-strategy": "ShutdownAndRestartAfterDisable"}
+    case.harvester.put(vm)
+    await case.reconcile()
+    assert case.condition("HostsEvacuated")[0] == "True"
+    assert "Harvester shuts down w" in message_of(case)
+
+
 async def test_devices_of_other_namespaces_count_as_far_as_they_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     case = await cluster(monkeypatch, "w", devices=1)
     spec = vm_of(case, "w")["spec"]["template"]["spec"]
@@ -108,6 +169,18 @@ async def test_devices_of_other_namespaces_count_as_far_as_they_are_seen(monkeyp
     events.event = lambda _about, _kind, _reason, message: messages.append(message)
     await case.reconcile()
     assert any("devices in other namespaces were not counted: cannot list" in message for message in messages)
+    grant = "list on virtualmachineinstances.kubevirt.io in all namespaces; cannot list"
+    assert grant in message_of(case)
+    await stop(case, "w")
+    await case.reconcile()
+    assert "waiting for its VM to start" in message_of(case)
+    assert grant in message_of(case)
+
+    run(case, "w", "h1")
+    add_node(case, "w", boot="second")
+    await case.reconcile()
+    assert case.condition("HostsEvacuated")[0] == "True"
+    assert "virtualmachineinstances" not in message_of(case)
 
 
 @pytest.mark.parametrize("host", ["h1", ""], ids=["started", "starting"])

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Obj
-from reconciler.cluster.evacuation.targets import describe_bound_claims, describe_local_disks, obstacle
+from reconciler.cluster.evacuation.targets import (
+    describe_bound_claims,
+    describe_local_disks,
+    describe_missing_cpu_manager,
+    obstacle,
+)
 from reconciler.machine.placement import REQUIRED
 
 pytestmark = pytest.mark.unit
@@ -71,6 +76,18 @@ def with_pages(name: str, size: str, *, gpus: int = 1, page: str = "1Gi") -> Obj
     return other
 
 
+def pinned(leaving: Obj) -> Obj:
+    leaving["spec"]["template"]["spec"]["domain"]["cpu"] = {"dedicatedCpuPlacement": True}
+    return leaving
+
+
+def pinning(host: Obj) -> Obj:
+    """The host with its CPU manager enabled."""
+    metadata = host["metadata"]
+    return {**host, "metadata": {**metadata, "labels": {**metadata["labels"], "cpumanager": "true"}}}
+
+
+CPU_MANAGER = {"key": "cpumanager", "operator": "In", "values": ["true"]}
 UNREADY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 TAINT = {"key": "team", "value": "gpu", "effect": "NoSchedule"}
 HERE, OTHER = host("h0", gpus=1), host("h1", gpus=1)
@@ -138,6 +155,30 @@ HERE, OTHER = host("h0", gpus=1), host("h1", gpus=1)
         (paged(None), [HERE, with_pages("h1", "4Gi")], [], "no other host has 8Gi of hugepages-1Gi"),
         (paged(gpus=0), [HERE, host("h1")], [], "no other host has 4Gi of hugepages-1Gi"),
         (paged(), [HERE, with_pages("h1", "8Gi", gpus=0), OTHER], [], f"no other host has 1 {GPU} free"),
+        (pinned(vm()), [HERE, pinning(OTHER)], [], ""),
+        (pinned(vm()), [pinning(HERE), OTHER], [], "no other host that takes VMs has its CPU manager enabled (label"),
+        (pinned(vm(0)), [pinning(HERE), OTHER], [], "has its CPU manager enabled (label cpumanager=true)"),
+        (pinned(vm(affinity=requires(CPU_MANAGER))), [HERE, OTHER], [], "has its CPU manager enabled (label"),
+        (pinned(vm(affinity=requires(CPU_MANAGER))), [HERE, pinning(OTHER)], [], ""),
+        (pinned(vm()), [HERE], [], "no other host is ready"),
+        (
+            pinned(vm()),
+            [HERE, OTHER, pinning(host("h2"))],
+            [],
+            f"no other host with its CPU manager enabled has 1 {GPU} free",
+        ),
+        (
+            pinned(vm(affinity=requires(expression("In", "0", "1")))),
+            [HERE, OTHER, pinning(host("h2", gpus=1))],
+            [],
+            "its affinity or node selector admits no other host with its CPU manager enabled",
+        ),
+        (
+            pinned(paged()),
+            [HERE, with_pages("h1", "8Gi"), pinning(OTHER)],
+            [],
+            "no other host with its CPU manager enabled has 4Gi of hugepages-1Gi",
+        ),
         (vm(), [HERE, {**OTHER, "status": {"conditions": OTHER["status"]["conditions"]}}], [], "no other host has"),
         (vm(), [HERE, {**OTHER, "status": {**OTHER["status"], "allocatable": {GPU: "x"}}}], [], "no other host has"),
     ],
@@ -146,6 +187,20 @@ def test_obstacle(leaving: Obj, hosts: list[Obj], instances: list[Obj], part: st
     reason = obstacle(leaving, "h0", hosts, instances)
     assert part in reason
     assert bool(reason) is bool(part)
+
+
+@pytest.mark.parametrize(
+    ("leaving", "hosts", "is_missing"),
+    [
+        (pinned(vm(0)), [pinning(HERE), OTHER], True),
+        (pinned(vm(0)), [pinning(HERE), pinning(OTHER)], False),
+        (vm(0), [pinning(HERE), OTHER], False),
+        (pinned(vm(0)), [pinning(HERE)], False),
+        (pinned(vm(0)), [HERE, OTHER, pinning(host("h2", unschedulable=True))], True),
+    ],
+)
+def test_a_migration_needs_a_host_that_can_pin_too(leaving: Obj, hosts: list[Obj], is_missing: bool) -> None:
+    assert bool(describe_missing_cpu_manager(leaving, "h0", hosts)) is is_missing
 
 
 def claim(name: str, *modes: str) -> Obj:
