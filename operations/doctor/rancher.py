@@ -24,9 +24,8 @@ CA, AGENT_TLS, SERVER = "cacerts", "agent-tls-mode", "server-url"
 SETTINGS = (CA, AGENT_TLS, SERVER)
 """Settings of Rancher (`settings.management.cattle.io`) that the checks need."""
 
-_CERTIFICATE = re.compile(
-    r"-----BEGIN CERTIFICATE-----(.{1,100000}?)-----END CERTIFICATE-----", re.S
-)
+# Base64 has no hyphen, so that no character is read for two matches.
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----([^-]{1,100000}+)-----END CERTIFICATE-----")
 _CLUSTERS_PATH = "/k8s/clusters/"
 _HTTPS = 443
 _SPACE = re.compile(r"\s+")

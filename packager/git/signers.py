@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,8 +74,15 @@ class Signers:
     def write_settings(self, private: Path) -> tuple[dict[str, str], list[str]]:
         """Write the keys to a private folder; return variables and settings that trust only them.
 
-        Raises InvalidRemote if gpg is missing or refuses the keys.
+        Raises InvalidRemote if a program that verifies is missing, or gpg refuses the keys.
         """
+        # Git calls each signature that it has no program for one of an unknown key.
+        if self.ssh and shutil.which("ssh-keygen") is None:
+            detail = (
+                "SSH keys need ssh-keygen, which is not in the PATH: use the packager's image, "
+                "or install OpenSSH's client"
+            )
+            raise InvalidRemote([_finding("ssh", detail)])
         allowed = private / "allowed_signers"
         allowed.write_text(f"{self.ssh}\n", encoding="utf-8")
         home = private / "gnupg"

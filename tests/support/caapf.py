@@ -2,7 +2,7 @@
 
 A Cluster whose control plane is initialized gets a Fleet Cluster in its namespace, which becomes a workspace. The Fleet
 Cluster is named by `spec.cluster.naming` of the FleetAddonConfig, has labels and annotations of the Cluster, and is
-owned by it.
+owned by it. `spec.templateValues`, which has the manifests of Cluster, control plane and infrastructure, is left out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,17 @@ from sandbox.capi.resources import CLUSTERS
 _CLASS = "clusterclass-{}.fleet.addons.cluster.x-k8s.io"
 _WORKSPACE = "field.cattle.io/allow-fleetworkspace-creation-for-existing-namespace"
 _MANAGER = "addon-provider-fleet"
+_AGENT_NAMESPACE = "fleet-addon-agent"
+_TOLERATIONS = [
+    {"effect": "NoSchedule", "key": "node.kubernetes.io/not-ready", "operator": "Exists"},
+    {"effect": "NoSchedule", "key": "node.cluster.x-k8s.io/uninitialized", "operator": "Exists"},
+    {
+        "effect": "NoSchedule",
+        "key": "node.cloudprovider.kubernetes.io/uninitialized",
+        "operator": "Equal",
+        "value": "true",
+    },
+]
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,12 @@ def fleet_cluster(cluster: Obj, naming: Naming) -> Obj | None:
             "annotations": annotations_of(cluster),
             "ownerReferences": [owner],
         },
-        "spec": {"kubeConfigSecret": f"{key.name}-kubeconfig", "hostNetwork": True},
+        "spec": {
+            "kubeConfigSecret": f"{key.name}-kubeconfig",
+            "hostNetwork": True,
+            "agentNamespace": _AGENT_NAMESPACE,
+            "agentTolerations": _TOLERATIONS,
+        },
     }
 
 

@@ -162,12 +162,130 @@ PROVIDER = {
         f"{UNIT}/machine/test_adoption.py::test_a_secret_that_is_written_meanwhile_is_taken_over_with_the_vm_later",
     ),
 }
-TESTS = sorted({test for table in (FIRST_USE, PROVIDER) for tests in table.values() for test in tests})
+PACKAGER = "tests/integration/packager"
+RENDERING = "tests/unit/packager/rendering"
+# What the real Fleet and Helm controllers did with bundles.
+FLEET = {
+    "drift correction looped and corrected nothing": (
+        f"{RENDERING}/test_helm_options.py::test_manifests_are_corrected_by_replacement_and_charts_upgraded_by_it",
+        f"{PACKAGER}/test_fleet_agent.py::test_the_stand_in_does_what_the_agent_did",
+        f"{PACKAGER}/test_fleet_addons.py::test_stand_ins_do_what_fleet_did",
+    ),
+    "a changed setting of Calico never arrived, or uninstalled it": (
+        f"{PACKAGER}/test_cni_changes.py::test_a_changed_mtu_arrives_after_operator_and_person_wrote",
+        f"{PACKAGER}/test_cni_changes.py::test_a_failed_chart_of_rke2_is_not_uninstalled_by_the_default_of_our_config",
+        f"{RENDERING}/test_helm_options.py::test_no_helm_controller_uninstalls_a_failed_chart",
+    ),
+    "a version that a chart repository lacks stopped every cluster": (
+        f"{RENDERING}/test_renderer.py::test_a_version_that_the_chart_repository_lacks_stays_with_its_cluster",
+        f"{RENDERING}/test_renderer.py::test_each_namespace_has_a_gitrepo_because_one_bad_chart_stops_a_whole_one",
+    ),
+    "the GitRepo of the management cluster was modified forever, and one made by hand blocked it": (
+        f"{PACKAGER}/test_sync.py::test_the_git_repo_of_the_management_cluster",
+    ),
+    "the trace of a vendored chart ended in a traceback": (
+        "tests/unit/packager/test_trace.py::test_a_vendored_chart_is_named_and_its_templates_are_no_manifests",
+        "tests/unit/packager/test_trace.py::test_a_chart_of_an_oci_registry_is_named_with_its_source",
+    ),
+    "conditions hid what Fleet says": (
+        "tests/unit/packager/test_fleet_statuses.py::test_a_conflict_points_to_the_log_and_names_the_fields",
+        "tests/unit/packager/test_fleet_statuses.py::test_what_fleet_says_of_a_bundle_is_passed_on_to_its_end",
+    ),
+    "kept releases were orphans": (
+        f"{RENDERING}/test_helm_options.py::test_releases_are_named_like_their_bundles",
+        f"{PACKAGER}/test_addon_scenarios.py::test_add_ons_from_nothing_to_their_end",
+    ),
+    "a cluster without workers got no network, and no releases of Fleet were named": (
+        "tests/unit/packager/addons/test_settings.py::test_a_cni_of_fleet_needs_a_worker",
+        "tests/unit/support/test_caapf.py::test_the_agent_needs_no_network_and_no_control_plane_takes_it",
+        f"{RENDERING}/test_fleetrelease.py::test_charts_from_a_registry_are_refused_for_a_fleet_that_does_not_read_them",
+        f"{RENDERING}/test_fleetrelease.py::test_lost_drift_correction_is_advised_once",
+    ),
+    "a relative cache, checks of RKE2's charts, folders and summaries of commits were wrong": (
+        f"{PACKAGER}/test_history.py::test_a_clone_in_a_relative_folder_is_the_same",
+        f"{PACKAGER}/test_check.py::test_kinds_of_charts_that_rke2_installs_itself_come_with_rke2",
+        "tests/unit/commands/test_bundles.py::test_gitrepos_are_not_made_for_a_folder_that_fleet_cannot_read",
+        "tests/unit/packager/planning/test_commit_summary.py::test_replicas_of_an_add_on_are_no_workers",
+    ),
+}
+COMMANDS = "tests/unit/commands"
+OPERATIONS = "tests/unit/operations"
+# What an operator met.
+OPERATORS = {
+    "an identity was replaced by that of an administrator": (
+        f"{COMMANDS}/test_generate_apply.py::test_an_identity_that_exists_is_kept",
+    ),
+    "an outage of Harvester made healthy clusters fail": (
+        f"{OPERATIONS}/status/test_diagnosis.py::test_an_outage_is_one_cause_and_no_failure",
+        f"{RECONCILER}/test_outages.py::test_ready_machines_stay_ready_in_an_outage",
+    ),
+    "a plan did not notice what Harvester lacks, nor what the account cannot see": (
+        f"{OPERATIONS}/change/plan/test_planning_harvester.py"
+        "::test_what_harvester_lacks_is_reported_once_with_the_variable_that_names_it",
+        f"{OPERATIONS}/change/plan/test_planning_harvester.py::test_what_the_account_does_not_see_is_reported_once",
+    ),
+    "a mask that the pool contradicts was found by no command": (
+        f"{OPERATIONS}/capacity/test_newcluster.py::test_gateway_and_mask_are_those_of_the_pool",
+        f"{OPERATIONS}/doctor/test_doctor.py::test_gateway_and_mask_of_another_subnet_than_the_pools_are_errors",
+    ),
+    "remedies named templates where a topology is edited": (
+        f"{OPERATIONS}/doctor/test_doctor_references.py::test_the_remedy_is_to_edit_a_cluster_and_to_replace_a_template",
+        f"{OPERATIONS}/status/test_nextsteps.py::test_a_failure_of_the_load_balancer_is_corrected_in_the_topology",
+    ),
+    "two control plane machines were accepted": (
+        f"{OPERATIONS}/change/test_scaling.py::test_the_quorum_of_etcd_is_checked",
+        f"{COMMANDS}/test_scale.py::test_a_failed_check_forbids_the_change_unless_it_is_forced",
+    ),
+    "a cluster without add-ons was degraded": (
+        f"{OPERATIONS}/status/test_diagnosis.py::test_missing_add_ons_are_a_note_and_hide_no_problem",
+    ),
+    "a silent provider was not reported": (
+        "tests/integration/operations/test_status.py::test_a_provider_that_is_silent_is_reported_before_all_else",
+        f"{OPERATIONS}/status/test_page.py::test_a_provider_that_is_silent_is_shown_instead_of_live",
+    ),
+    "the remedy of an expired token had no effect": (
+        f"{RECONCILER}/test_printed_commands.py::test_a_token_that_ends_soon_is_replaced",
+    ),
+    "identities that no cluster uses were neither listed nor saved": (
+        f"{OPERATIONS}/status/test_identities.py::test_an_identity_that_no_cluster_uses_is_listed_and_not_wrong",
+        f"{OPERATIONS}/backup/test_reading.py::test_an_identity_that_only_a_class_names_is_saved_before_it_is_used",
+    ),
+    "an upgrade showed one version": (
+        f"{OPERATIONS}/status/test_assembly.py::test_an_upgrade_shows_all_versions_oldest_first",
+    ),
+    "consequences repeated their cause": (
+        f"{OPERATIONS}/status/test_causes.py::test_one_outage_is_one_problem_of_a_cluster_with_its_consequences",
+        f"{OPERATIONS}/status/test_causes.py::test_clusters_of_one_identity_have_it_in_common",
+    ),
+    "a backup took the name of a cluster for its directory": (
+        f"{COMMANDS}/test_backup.py::test_a_backup_needs_clusters_and_a_directory",
+    ),
+    "an interrupted wait did not say that the change continues": (
+        f"{COMMANDS}/test_scale.py::test_an_interrupted_wait_says_that_the_change_continues",
+    ),
+    "names were neither completed nor suggested, and doctor did not say that it checked no cluster": (
+        f"{COMMANDS}/test_completion.py::test_every_command_that_takes_a_cluster_or_a_namespace_completes_it",
+        f"{COMMANDS}/test_completion.py::test_a_name_that_is_misspelt_is_suggested",
+        f"{COMMANDS}/test_reading.py::test_doctor_says_when_there_was_no_cluster_to_check",
+    ),
+    "documents of programs were lists or objects, and texts had the wrong number": (
+        f"{COMMANDS}/test_output_data.py::test_a_document_is_always_an_object",
+        f"{COMMANDS}/test_output.py::test_only_one_is_singular",
+    ),
+    "the live page had wrong colours, raw reasons and holes": (
+        "tests/integration/operations/test_page_states.py::test_every_state_is_legible_on_every_screen",
+        f"{OPERATIONS}/status/test_page_content.py::test_no_state_shows_a_raw_reason_of_add_ons",
+        f"{OPERATIONS}/status/test_page_content.py::test_a_machine_is_red_only_where_its_cluster_reports_an_error",
+        f"{OPERATIONS}/status/test_page_content.py::test_the_border_is_that_of_the_worst_problem",
+    ),
+}
+ALL = (FIRST_USE, PROVIDER, FLEET, OPERATORS)
+TESTS = sorted({test for table in ALL for tests in table.values() for test in tests})
 
 
 def test_tables_are_complete() -> None:
-    assert (len(FIRST_USE), len(PROVIDER)) == (20, 20)
-    assert all(tests for table in (FIRST_USE, PROVIDER) for tests in table.values())
+    assert [len(table) for table in ALL] == [20, 20, 9, 17]
+    assert all(tests for table in ALL for tests in table.values())
 
 
 @pytest.mark.parametrize("name", TESTS)

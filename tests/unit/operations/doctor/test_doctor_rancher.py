@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from typing import Any, cast
 
 import pytest
@@ -69,6 +70,13 @@ def test_without_an_imported_cluster_that_is_a_warning() -> None:
 @pytest.mark.parametrize(("ca", "mode"), [(pem("AAAA"), "strict"), ("", "system-store"), (pem("AAAA"), "")])
 def test_agents_that_can_trust_rancher_are_no_finding(ca: str, mode: str) -> None:
     assert [check.result for check in checked(clusters=[cluster()], ca=ca, mode=mode)] == [Result.OK]
+
+
+def test_certificates_that_never_end_take_linear_time() -> None:
+    text = "-----BEGIN CERTIFICATE-----\n" * 37_000
+    began = time.process_time()
+    assert rancher.certificates_of(text + pem("QUFB")) == {"QUFB"}
+    assert time.process_time() - began < 1
 
 
 def test_what_is_no_certificate_is_no_ca() -> None:

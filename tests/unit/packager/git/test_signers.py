@@ -50,3 +50,36 @@ def test_a_list_without_a_key_or_with_other_lines_is_refused(tmp_path: Path, con
 def test_a_list_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRemote, match="cannot be read: No such file"):
         Signers.read(tmp_path / "gone")
+
+
+def write_settings(signers: Signers, folder: Path) -> None:
+    private = folder / "private"
+    private.mkdir()
+    signers.write_settings(private)
+
+
+@pytest.mark.parametrize(
+    ("signers", "program"),
+    [(Signers(openpgp=PGP), "OpenPGP keys need gpg"), (Signers(KEY), "SSH keys need ssh-keygen")],
+)
+def test_without_the_program_that_verifies_the_error_names_the_image_that_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signers: Signers, program: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(InvalidRemote, match=f"{program}, which is not in the PATH: use the packager's image"):
+        write_settings(signers, tmp_path)
+
+
+def test_only_the_programs_of_the_formats_in_the_list_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "ssh-keygen").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(programs))
+    write_settings(Signers(f"alice {KEY}"), tmp_path)
+
+
+def test_keys_that_gpg_refuses_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRemote, match="gpg does not take the keys: export them with gpg --armor --export"):
+        write_settings(Signers(openpgp=PGP), tmp_path)
