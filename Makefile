@@ -25,7 +25,7 @@ STAGES := MAKE="$(MAKE)" $(BIN)/python tools/ci/stages.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup programs tools demo test test-quick test-long test-unit test-integration test-e2e test-clusters test-timing test-smoke mutants e2e-live lint lint-code format generate bench bench-webhook bench-packager build wheel release docker-build docker-push docs deploy lock clean
+.PHONY: help setup programs tools demo test test-quick test-long test-unit test-integration test-e2e test-clusters test-timing test-smoke coverage mutants e2e-live lint lint-code format generate bench bench-webhook bench-packager build wheel release docker-build docker-push docs deploy lock clean
 
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,14 @@ test-timing: programs
 
 test-smoke: programs
 	$(PYTEST) tests/integration/runtime/test_client.py tests/integration/reconciler/test_templates.py --junitxml=$(REPORTS)/smoke.xml
+
+coverage: setup ## Measure which lines and branches of the product unit tests run (report: out/coverage/index.html)
+	rm -rf out/coverage && mkdir -p out/coverage
+	$(BIN)/coverage run -m pytest -q tests/unit $(UNIT_PARALLEL) --timeout=0
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage html --quiet --directory out/coverage
+	@for package in caphv commands operations packager reconciler webhooks; do \
+		printf '%-12s%s %%\n' "$$package" "$$($(BIN)/coverage report --include="$$package/*" --format=total)"; done
 
 PACKAGES ?= operations commands reconciler webhooks packager
 MUTANTS ?= --number 50
