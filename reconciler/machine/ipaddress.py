@@ -13,7 +13,9 @@ from caphv.api.ownership import former_owner, record
 from caphv.runtime.errors import Conflict, Forbidden, RequestError, Unauthorized, kind_of
 from reconciler import metrics, triggers
 from reconciler.harvester import addressplan
+from reconciler.machine.addressclaims import wanted_claims
 from reconciler.machine.network import (
+    InterfaceNetwork,
     Network,
     PoolNetwork,
     StaticAddress,
@@ -43,7 +45,7 @@ async def ensure_address(scope: MachineScope) -> Network:
     `Blocked` if no pool has an address.
     """
     network = effective_network(scope.spec, scope.cluster_spec)
-    if isinstance(network, StaticAddress):
+    if isinstance(network, StaticAddress | InterfaceNetwork):
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
         return network
     if not isinstance(network, PoolNetwork):
@@ -122,7 +124,9 @@ async def restore_address(scope: MachineScope) -> None:
     """Restore the address of a machine with a VM in its status and in the pool."""
     network = effective_network(scope.spec, scope.cluster_spec)
     is_allocated = scope.draft.is_true(ConditionType.VM_IP_ALLOCATED)
-    if isinstance(network, StaticAddress) and not is_allocated:
+    is_static = isinstance(network, StaticAddress | InterfaceNetwork)
+    # `check_claims` decides about a machine with claims.
+    if is_static and not is_allocated and not wanted_claims(scope.name, scope.spec):
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     if not isinstance(network, PoolNetwork):
         return
