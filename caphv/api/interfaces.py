@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from caphv.api import interfaceaddresses
+from caphv.api import interfaceaddresses, resources
 from caphv.api.interfaceaddresses import IPNetwork
 
 FIELD = "networkInterfaces"
@@ -89,6 +89,34 @@ def settings_by_number(spec: Mapping[str, Any]) -> list[tuple[int, Mapping[str, 
         for number, network in enumerate(spec.get("networks") or ())
         if network in named
     ]
+
+
+def is_harvester_pool(pool: Mapping[str, Any]) -> bool:
+    """Return whether an entry of `addressesFromPools` is an IPPool on Harvester.
+
+    The provider gives addresses of these itself, and claims those of all others.
+    """
+    kind = (resources.IP_POOLS.group, resources.IP_POOLS.kind)
+    return (pool.get("apiGroup"), pool.get("kind")) == kind
+
+
+def harvester_pools(spec: Mapping[str, Any]) -> list[tuple[int, int, str]]:
+    """Return the IPPools on Harvester that interfaces have addresses of.
+
+    Each is with the number of its interface and of its entry there, both from 0.
+
+    :param spec: the spec of a HarvesterMachine, whose values may have any type
+    """
+    networks = _listed(spec.get("networks"))
+    pools = []
+    for interface in _listed(spec.get(FIELD)):
+        if not isinstance(interface, dict) or interface.get("network") not in networks:
+            continue
+        number = networks.index(interface["network"])
+        for entry, pool in enumerate(_listed(interface.get(_POOLS))):
+            if isinstance(pool, dict) and is_harvester_pool(pool) and pool.get("name"):
+                pools.append((number, entry, str(pool["name"])))
+    return sorted(pools)
 
 
 def conflicts(spec: Mapping[str, Any]) -> Iterator[Conflict]:

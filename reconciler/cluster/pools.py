@@ -199,8 +199,9 @@ def _describe_holder(scope: ClusterScope, holder: str) -> str:
         if service and guest:
             return f"Service {service} of guest {guest} (LoadBalancer {holder})"
         return f"LoadBalancer {holder}"
-    if scope.context.caches.harvester_machines.get(namespace, name):
-        return f"HarvesterMachine {holder}"
+    machine = ippool.machine_holder(holder)
+    if scope.context.caches.harvester_machines.get(namespace, machine.partition("/")[2]):
+        return f"HarvesterMachine {machine}"
     return holder
 
 

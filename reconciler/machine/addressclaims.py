@@ -55,6 +55,8 @@ class WantedClaim:
 def wanted_claims(machine: str, spec: Obj) -> tuple[WantedClaim, ...]:
     """Return the claims of a machine, in the order of interfaces and pools.
 
+    IPPools on Harvester need none, see `pooladdresses`.
+
     Their names are `<machine>-<interface>-<pool>` with numbers from 0, so that no two machines of a
     namespace have a name in common.
     """
@@ -62,6 +64,7 @@ def wanted_claims(machine: str, spec: Obj) -> tuple[WantedClaim, ...]:
         WantedClaim(f"{machine}-{number}-{index}", number, pool)
         for number, settings in interfaces.settings_by_number(spec)
         for index, pool in enumerate(settings.get("addressesFromPools") or ())
+        if not interfaces.is_harvester_pool(pool)
     )
 
 

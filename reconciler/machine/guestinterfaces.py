@@ -7,8 +7,9 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-from caphv.api import interfaceaddresses, interfaces
+from caphv.api import interfaceaddresses, interfaces, ippool
 from caphv.api.interfaceaddresses import Interface
 from caphv.api.object import Obj, uid_of
 
@@ -53,6 +54,41 @@ class GuestInterface:
 
 NO_SETTINGS: Mapping[int, GuestInterface] = MappingProxyType({})
 """Of a machine without settings of interfaces."""
+
+
+@dataclass(frozen=True)
+class WantedAddress:
+    """An address of an IPPool on Harvester for the interface with this number, from 0.
+
+    `holder` is the id under which the pool holds it.
+    """
+
+    holder: str
+    interface: int
+    network: str
+    pool: str
+
+
+def wanted_addresses(machine: str, spec: Obj) -> tuple[WantedAddress, ...]:
+    """Return the addresses of IPPools that the settings of interfaces ask for.
+
+    :param machine: the id of the machine in pools, `<namespace>/<name>`
+    """
+    networks = spec.get("networks") or []
+    return tuple(
+        WantedAddress(
+            ippool.interface_holder(machine, number, entry), number, str(networks[number]), pool
+        )
+        for number, entry, pool in interfaces.harvester_pools(spec)
+    )
+
+
+def recorded_addresses(status: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return network and pool of the addresses of interfaces in a status, by address."""
+    return {
+        str(entry.get("address")): (str(entry.get("network")), str(entry.get("pool")))
+        for entry in status.get("interfaceAddresses") or ()
+    }
 
 
 def guest_interfaces(

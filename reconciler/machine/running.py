@@ -16,6 +16,7 @@ from reconciler.machine.guestinterfaces import static_addresses
 from reconciler.machine.hostresources import has_host_resources
 from reconciler.machine.network import StaticAddress, effective_network
 from reconciler.machine.node import is_guest_of
+from reconciler.machine.pooladdresses import known_pool_addresses
 from reconciler.machine.quota import (
     halted_by_quota,
     record_running_vm,
@@ -206,7 +207,12 @@ def reserved_addresses(scope: MachineScope) -> list[str]:
     if isinstance(network, StaticAddress):
         address = network.address
     static = [static.address for _, static in static_addresses(scope.spec)]
-    return [*([address] if address else ()), *static, *known_addresses(scope)]
+    return [
+        *([address] if address else ()),
+        *static,
+        *known_pool_addresses(scope),
+        *known_addresses(scope),
+    ]
 
 
 def _has_joined(scope: MachineScope, vmi: Obj) -> bool:

@@ -91,6 +91,11 @@ ADDED = {
     "harvestermachines": {
         ".spec.networkConfig.subnetMask",
         *(f".spec{field}" for field in MACHINE_SPEC),
+        ".status.interfaceAddresses",
+        ".status.interfaceAddresses[]",
+        ".status.interfaceAddresses[].address",
+        ".status.interfaceAddresses[].network",
+        ".status.interfaceAddresses[].pool",
         ".status.virtualMachine",
         ".status.virtualMachine.host",
         ".status.virtualMachine.instanceUID",

@@ -132,3 +132,21 @@ def test_static_addresses_of_templates_are_named() -> None:
     (conflict,) = interfaces.template_conflicts(spec)
     assert (conflict.kind, conflict.path) == (interfaces.TEMPLATE, (0, "addresses"))
     assert list(interfaces.template_conflicts({interfaces.FIELD: [{"network": "a", "mtu": 1500}]})) == []
+
+
+def test_ippools_on_harvester_are_numbered_by_interface_and_entry() -> None:
+    pool = {"apiGroup": "loadbalancer.harvesterhci.io", "kind": "IPPool"}
+    spec = {
+        "networks": ["a", "b"],
+        interfaces.FIELD: [
+            {"network": "b", "addressesFromPools": [POOL, {**pool, "name": "p"}]},
+            {"network": "x", "addressesFromPools": [{**pool, "name": "q"}]},
+            {"network": "a", "addressesFromPools": [{**pool, "name": "p"}, {**pool, "apiGroup": "ipam.metal3.io"}]},
+        ],
+    }
+    assert interfaces.harvester_pools(spec) == [(0, 0, "p"), (1, 1, "p")]
+
+
+@given(ANYTHING, ANYTHING)
+def test_pools_of_any_type_are_read(networks: Any, listed: Any) -> None:
+    interfaces.harvester_pools({"networks": networks, interfaces.FIELD: listed})
