@@ -112,7 +112,7 @@ def harvester_pools(spec: Mapping[str, Any]) -> list[tuple[int, int, str]]:
     for interface in _listed(spec.get(FIELD)):
         if not isinstance(interface, dict) or interface.get("network") not in networks:
             continue
-        number = networks.index(interface["network"])
+        number = networks.index(interface.get("network"))
         for entry, pool in enumerate(_listed(interface.get(_POOLS))):
             if isinstance(pool, dict) and is_harvester_pool(pool) and pool.get("name"):
                 pools.append((number, entry, str(pool["name"])))

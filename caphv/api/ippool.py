@@ -194,6 +194,17 @@ def pool_capacity(pool: Obj) -> int:
     return sum(part.size for part in ranges_of(pool))
 
 
+def only_address(pool: Obj) -> str:
+    """Return the address of a pool that has no other one; empty for other pools."""
+    try:
+        ranges = ranges_of(pool)
+    except InvalidPoolError:
+        return ""
+    if sum(part.size for part in ranges) != 1:
+        return ""
+    return next(address for part in ranges for address in part)
+
+
 def free_count(pool: Obj) -> int:
     """Count the unallocated addresses of the ranges. Raises InvalidPoolError."""
     addresses = [address for text in allocated(pool) if (address := _address(text))]

@@ -175,4 +175,16 @@ class TestInterfaces:
 
     def test_subnet_of_an_invalid_pool(self) -> None:
         with pytest.raises(InvalidPoolError):
-            ippool.subnet_of(pool("p", {"subnet": "x"}), "10.0.0.1")
+            ippool.subnet_of({"metadata": {"name": "p"}, "spec": {"ranges": [{"subnet": "x"}]}}, "10.0.0.1")
+
+    @pytest.mark.parametrize(
+        ("spec", "address"),
+        [
+            ({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.9", "rangeEnd": "10.0.0.9"}, "10.0.0.9"),
+            ({"subnet": "10.0.0.0/30"}, "10.0.0.2"),
+            ({"subnet": "10.0.0.0/29"}, ""),
+            ({"subnet": "x"}, ""),
+        ],
+    )
+    def test_only_address_of_a_pool(self, spec: Obj, address: str) -> None:
+        assert ippool.only_address({"metadata": {"name": "p"}, "spec": {"ranges": [spec]}}) == address
