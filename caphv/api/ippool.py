@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from caphv.api import names
-from caphv.api.object import Obj, annotations_of, at, list_at
+from caphv.api.object import Obj, annotations_of, at
 
 _MAX_RANGES = 256
 # No VM has a name with a dot, because it is the name of its host, too.
@@ -220,7 +220,7 @@ def ranges_of(pool: Obj) -> list[Range]:
 
     Raises InvalidPoolError.
     """
-    specs = list_at(pool, "spec", "ranges")
+    specs = at(pool, "spec", "ranges") or ()
     name = pool["metadata"]["name"]
     if not isinstance(specs, list | tuple):
         raise InvalidPoolError(f"spec.ranges of IPPool {name} is not a list")
