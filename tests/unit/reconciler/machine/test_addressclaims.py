@@ -21,7 +21,14 @@ from reconciler.machine.addressclaims import (
     pending_reason,
     wanted_claims,
 )
-from reconciler.machine.guestinterfaces import GuestAddress, GuestInterface, guest_interfaces, mac_addresses
+from reconciler.machine.guestinterfaces import (
+    GuestAddress,
+    GuestInterface,
+    WantedAddress,
+    guest_interfaces,
+    mac_addresses,
+    wanted_addresses,
+)
 from reconciler.machine.network import (
     Dhcp,
     InterfaceNetwork,
@@ -277,3 +284,13 @@ def test_guest_configures_each_claimed_address_once_and_no_two_default_routes(
     # With DHCP on the first interface, IPv4 leads out there.
     leads_out = {each.version for listed in answers.values() for each in listed if each.gateway}
     assert set(gateways) == (leads_out if 0 in answers else leads_out - {4})
+
+
+def test_ippools_on_harvester_are_not_claimed_and_keep_the_numbers_of_the_others() -> None:
+    harvester = {"apiGroup": "loadbalancer.harvesterhci.io", "kind": "IPPool", "name": "p"}
+    other = {"apiGroup": "ipam.metal3.io", "kind": "IPPool", "name": "p"}
+    settings = [{"network": "b", "addressesFromPools": [harvester, other]}]
+    fields = {"networks": ["a", "b"], "networkInterfaces": settings}
+    assert [(claim.name, claim.pool) for claim in wanted_claims("one", fields)] == [("one-1-1", other)]
+    (address,) = wanted_addresses("team/one", fields)
+    assert address == WantedAddress("team/one.1-0", 1, "b", "p")
