@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from caphv.api import evacuation, names, parking
 from caphv.api.guestparts import DELETE, guest_name, hotplugged_claims
 from caphv.api.hosts import accepts_machines
+from caphv.api.ippool import machine_holder
 from caphv.api.names import LOAD_BALANCER_SUFFIX, generated_names
 from caphv.api.object import (
     Key,
@@ -209,7 +210,8 @@ class HarvesterHandlers:
         lost_entries = entries(change.old) - entries(change.new)
         for _, holder in lost_entries:
             namespace, _, name = holder.partition("/")
-            machine = self._caches.harvester_machines.get(namespace, name)
+            _, _, owner = machine_holder(holder).partition("/")
+            machine = self._caches.harvester_machines.get(namespace, owner)
             if machine and not being_deleted(machine) and self._session_of(machine) in sessions:
                 self._machines.add(key_of(machine))
             self._add_cluster_of_load_balancer(sessions, Key(namespace, name))

@@ -129,6 +129,8 @@ class MachineMemory:
     logged: set[str] = field(default_factory=set)
     # Attempts to reserve the address of the running VM again.
     reservation: Repeated = field(default_factory=Repeated)
+    # Likewise for addresses of single interfaces.
+    interface_reservation: Repeated = field(default_factory=Repeated)
     # Labels of the machine's series of `caphv_machine_status`, which is removed with the machine.
     metric_labels: tuple[str, str] | None = None
 

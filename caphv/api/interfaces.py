@@ -2,31 +2,41 @@
 
 `addressesFromPools` is modelled on that of Cluster API's provider for vSphere
 (kubernetes-sigs/cluster-api-provider-vsphere 0115a11, `spec.network.devices[].addressesFromPools`
-of VSphereVM, controllers/vspherevm_ipaddress_reconciler.go).
+of VSphereVM, controllers/vspherevm_ipaddress_reconciler.go), and `mtu` and `routes` on its fields
+of these names.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from caphv.api import interfaceaddresses, resources
+from caphv.api.interfaceaddresses import IPNetwork
 
 FIELD = "networkInterfaces"
 """The field of a HarvesterMachine."""
 
-NETWORK, UNIQUE, ADDRESSES_EXCLUSIVE = (
+NETWORK, UNIQUE, ADDRESSES_EXCLUSIVE, ADDRESS, ROUTE, TEMPLATE = (
     "interface-network",
     "interface-unique",
     "interface-addresses-exclusive",
+    "interface-address",
+    "interface-route",
+    "interface-addresses-of-template",
 )
 """Kinds of conflicts, which are the names of the rules."""
+
+_STATIC, _POOLS = "addresses", "addressesFromPools"
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
     """A field that cannot be used with the others, and the remedy.
 
-    :param kind: one of `NETWORK`, `UNIQUE` and `ADDRESSES_EXCLUSIVE`
+    :param kind: one of `NETWORK`, `UNIQUE`, `ADDRESSES_EXCLUSIVE`, `ADDRESS`, `ROUTE`, `TEMPLATE`
     :param path: keys and indices of the field below the list of interfaces
     """
 
@@ -36,32 +46,105 @@ class Conflict:
     value: object = None
 
 
-def claimed_numbers(spec: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the numbers, from 0, of the interfaces with addresses of IPAM providers.
+@dataclass(slots=True)
+class _Seen:
+    """What earlier interfaces of a machine have."""
+
+    networks: set[str] = field(default_factory=set)
+    addresses: set[object] = field(default_factory=set)
+    routes: set[object] = field(default_factory=set)
+
+
+def numbers(spec: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the numbers, from 0, of the interfaces with settings.
 
     :param spec: the spec of a valid HarvesterMachine
     """
-    named = {settings.get("network") for settings in spec.get(FIELD) or ()}
+    return tuple(number for number, _ in settings_by_number(spec))
+
+
+def addressed_numbers(spec: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the numbers, from 0, of the interfaces whose settings say where addresses come from.
+
+    The addresses of all others come from `vmNetworkConfig`, `networkConfig` or DHCP.
+
+    :param spec: the spec of a valid HarvesterMachine
+    """
     return tuple(
-        number for number, network in enumerate(spec.get("networks") or ()) if network in named
+        number
+        for number, settings in settings_by_number(spec)
+        if settings.get(_STATIC) or settings.get(_POOLS)
     )
+
+
+def settings_by_number(spec: Mapping[str, Any]) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return number and settings of each interface that has settings, in their order.
+
+    Settings for a network that the machine lacks are ignored; rule `interface-network` refuses
+    them.
+    """
+    named = {settings.get("network"): settings for settings in spec.get(FIELD) or ()}
+    return [
+        (number, named[network])
+        for number, network in enumerate(spec.get("networks") or ())
+        if network in named
+    ]
+
+
+def is_harvester_pool(pool: Mapping[str, Any]) -> bool:
+    """Return whether an entry of `addressesFromPools` is an IPPool on Harvester.
+
+    The provider gives addresses of these itself, and claims those of all others.
+    """
+    kind = (resources.IP_POOLS.group, resources.IP_POOLS.kind)
+    return (pool.get("apiGroup"), pool.get("kind")) == kind
+
+
+def harvester_pools(spec: Mapping[str, Any]) -> list[tuple[int, int, str]]:
+    """Return the IPPools on Harvester that interfaces have addresses of.
+
+    Each is with the number of its interface and of its entry there, both from 0.
+
+    :param spec: the spec of a HarvesterMachine, whose values may have any type
+    """
+    networks = _listed(spec.get("networks"))
+    pools = []
+    for interface in _listed(spec.get(FIELD)):
+        if not isinstance(interface, dict) or interface.get("network") not in networks:
+            continue
+        number = networks.index(interface.get("network"))
+        for entry, pool in enumerate(_listed(interface.get(_POOLS))):
+            if isinstance(pool, dict) and is_harvester_pool(pool) and pool.get("name"):
+                pools.append((number, entry, str(pool["name"])))
+    return sorted(pools)
 
 
 def conflicts(spec: Mapping[str, Any]) -> Iterator[Conflict]:
     """Yield the conflicts in the spec of a HarvesterMachine, whose values may have any type."""
     networks = _listed(spec.get("networks"))
-    seen: set[str] = set()
+    seen = _Seen()
     for index, interface in enumerate(_listed(spec.get(FIELD))):
         if not isinstance(interface, dict):
             continue
         network = interface.get("network")
+        is_first = False
         if isinstance(network, str) and network:
-            yield from _network_conflicts(index, network, networks, seen)
-            seen.add(network)
-            first = networks[0] if networks else None
-            if network == first:
-                yield from _address_conflicts(index, spec)
-        yield from _pool_conflicts(index, _listed(interface.get("addressesFromPools")))
+            yield from _network_conflicts(index, network, networks, seen.networks)
+            seen.networks.add(network)
+            is_first = network == (networks[0] if networks else None)
+        yield from _source_conflicts(index, interface, spec if is_first else {})
+        yield from _pool_conflicts(index, _listed(interface.get(_POOLS)))
+        yield from _address_conflicts(index, _listed(interface.get(_STATIC)), seen)
+        connected = _connected(interface, spec if is_first else {}, is_first=is_first)
+        yield from _route_conflicts(index, interface, connected, seen)
+
+
+def template_conflicts(spec: Mapping[str, Any]) -> Iterator[Conflict]:
+    """Yield static addresses, which a template gives to all of its machines."""
+    for index, interface in enumerate(_listed(spec.get(FIELD))):
+        if isinstance(interface, dict) and interface.get(_STATIC):
+            detail = "all machines of a template would get these addresses: use addressesFromPools"
+            yield Conflict(TEMPLATE, (index, _STATIC), detail)
 
 
 def _network_conflicts(
@@ -77,23 +160,106 @@ def _network_conflicts(
         yield Conflict(NETWORK, path, detail, network)
 
 
-def _address_conflicts(index: int, spec: Mapping[str, Any]) -> Iterator[Conflict]:
-    """Yield that another field of the machine gives its first interface an address, too."""
-    for field in ("networkConfig", "vmNetworkConfig"):
-        if spec.get(field):
-            detail = f"{field} gives the first interface an address: remove one of the two"
-            path = (index, "addressesFromPools")
-            yield Conflict(ADDRESSES_EXCLUSIVE, path, detail)
+def _source_conflicts(
+    index: int, interface: Mapping[str, Any], spec: Mapping[str, Any]
+) -> Iterator[Conflict]:
+    """Yield that several fields give an interface addresses.
+
+    :param spec: the spec for the first interface, empty for the others
+    """
+    sources = [name for name in (_STATIC, _POOLS) if interface.get(name) is not None]
+    if len(sources) > 1:
+        detail = "addresses gives this interface static addresses: remove one of the two"
+        yield Conflict(ADDRESSES_EXCLUSIVE, (index, _POOLS), detail)
+    for name in ("networkConfig", "vmNetworkConfig"):
+        if sources and spec.get(name):
+            detail = f"{name} gives the first interface an address: remove one of the two"
+            yield Conflict(ADDRESSES_EXCLUSIVE, (index, sources[0]), detail)
 
 
 def _pool_conflicts(index: int, pools: Sequence[Any]) -> Iterator[Conflict]:
     seen: list[Any] = []
     for number, pool in enumerate(pools):
         if isinstance(pool, dict) and pool in seen:
-            path = (index, "addressesFromPools", number)
+            path = (index, _POOLS, number)
             detail = "is in the list already: remove this entry"
             yield Conflict(UNIQUE, path, detail, pool.get("name"))
         seen.append(pool)
+
+
+def _address_conflicts(index: int, entries: Sequence[Any], seen: _Seen) -> Iterator[Conflict]:
+    for problem in interfaceaddresses.address_problems(entries):
+        path = (index, _STATIC, *problem.path)
+        yield Conflict(ADDRESS, path, problem.detail, problem.value)
+
+    for number, entry in enumerate(entries):
+        text = entry.get("address") if isinstance(entry, dict) else None
+        interface = interfaceaddresses.interface_of(text)
+        if interface is None:
+            continue
+        if interface.ip in seen.addresses:
+            detail = "is in the list already: remove this entry"
+            yield Conflict(UNIQUE, (index, _STATIC, number, "address"), detail, text)
+        seen.addresses.add(interface.ip)
+
+
+def _connected(
+    interface: Mapping[str, Any], spec: Mapping[str, Any], *, is_first: bool
+) -> Sequence[IPNetwork] | None:
+    """Return the networks that an interface has addresses of, None if they are unknown.
+
+    :param spec: the spec for the first interface, empty for the others
+    """
+    static = interface.get(_STATIC)
+    if static is not None:
+        networks = interfaceaddresses.networks_of(_listed(static))
+        return networks if len(networks) == len(_listed(static)) else None
+    if interface.get(_POOLS) is not None:
+        return None
+    for name, key in (("networkConfig", "address"), ("vmNetworkConfig", "gateway")):
+        config = spec.get(name)
+        if isinstance(config, dict) and config:
+            # Without a mask of its own, the machine has that of its cluster.
+            text = f"{config.get(key)}/{config.get('subnetMask')}"
+            try:
+                return (ipaddress.IPv4Interface(text).network,)
+            except ValueError:
+                return None
+    # The first interface may have an address of the cluster's pools.
+    return None if is_first else ()
+
+
+def _route_conflicts(
+    index: int,
+    interface: Mapping[str, Any],
+    connected: Sequence[IPNetwork] | None,
+    seen: _Seen,
+) -> Iterator[Conflict]:
+    routes = _listed(interface.get("routes"))
+    if routes and connected == () and interface.get(_STATIC) is None:
+        detail = (
+            "need an interface with addresses or addressesFromPools: guests take those next to "
+            "DHCP from its server"
+        )
+        yield Conflict(ROUTE, (index, "routes"), detail)
+        connected = None
+
+    for problem in interfaceaddresses.route_problems(routes, connected):
+        path = (index, "routes", *problem.path)
+        yield Conflict(ROUTE, path, problem.detail, problem.value)
+
+    for number, route in enumerate(routes):
+        if not isinstance(route, dict) or not isinstance(route.get("to"), str):
+            continue
+        network = interfaceaddresses.interface_of(route["to"])
+        metric = route.get("metric")
+        rank = (network or route["to"], metric if isinstance(metric, int | float) else None)
+        if rank in seen.routes:
+            detail = (
+                "has a route of this metric already: remove one, or give them different metrics"
+            )
+            yield Conflict(UNIQUE, (index, "routes", number, "to"), detail, route["to"])
+        seen.routes.add(rank)
 
 
 def _listed(value: Any) -> Sequence[Any]:

@@ -3,7 +3,8 @@
 Addresses are strings in the form that `ipaddress` prints. Ids have the form of the Go provider,
 `<namespace>/<name>`, and two management clusters may have machines with the same id. Therefore an
 annotation of the pool marks each entry with its management cluster. Entries without a mark come
-from the Go provider, or from a user.
+from the Go provider, or from a user. Addresses that the settings of single interfaces ask for have
+ids of their own, `<namespace>/<name>.<interface>-<entry>`, so that each is kept and released alone.
 
 A hostile server may put anything into a pool. Ranges that cannot be read raise `InvalidPoolError`.
 An entry of `status.allocated` that is not a string is ignored, so that a machine can be deleted
@@ -11,6 +12,7 @@ whatever its pool contains.
 """
 
 import ipaddress
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +22,8 @@ from caphv.api import names
 from caphv.api.object import Obj, annotations_of, at
 
 _MAX_RANGES = 256
+# No VM has a name with a dot, because it is the name of its host, too.
+_INTERFACE = re.compile(r"\.[0-9]{1,2}-[0-9]{1,2}$")
 _KINDS = (ipaddress.IPv4Address, ipaddress.IPv6Address)
 
 
@@ -74,6 +78,21 @@ def referenced_pools(config: Obj) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in bare if name))
 
 
+def interface_holder(machine: str, interface: int, entry: int) -> str:
+    """Return the id under which a pool holds an address of an interface.
+
+    :param machine: id of the machine
+    :param interface: number of the interface, from 0
+    :param entry: number of the pool in the settings of the interface, from 0
+    """
+    return f"{machine}.{interface}-{entry}"
+
+
+def machine_holder(holder: str) -> str:
+    """Return the id of the machine that has an address of an interface; other ids as they are."""
+    return _INTERFACE.sub("", holder)
+
+
 def allocated(pool: Obj) -> dict[str, str]:
     """Return the holders of the allocated addresses, by address."""
     return _texts(at(pool, "status", "allocated"))
@@ -97,6 +116,39 @@ def held(pool: Obj, identity: str, cluster: str) -> dict[str, bool]:
         if marked_for in ("", cluster):
             addresses[address] = bool(marked_for)
     return addresses
+
+
+def held_by_machine(pool: Obj, machine: str, cluster: str) -> dict[str, tuple[str, bool]]:
+    """Return the addresses of a machine, those of single interfaces included.
+
+    The values are the id, and whether the address is marked for this management cluster. As with
+    `held`, entries of other management clusters are left out.
+    """
+    addresses: dict[str, tuple[str, bool]] = {}
+    for address, holder in allocated(pool).items():
+        if not holder.startswith(machine) or machine_holder(holder) != machine:
+            continue
+        marked_for = mark(pool, address)
+        if marked_for in ("", cluster):
+            addresses[address] = holder, bool(marked_for)
+    return addresses
+
+
+def subnet_of(pool: Obj, address: str) -> tuple[int, str]:
+    """Return prefix length and gateway of the subnet that an address is in; 0 for none.
+
+    The gateway is empty unless the range names it: Harvester keeps the first address of a subnet
+    free, whether or not a router has it. Raises InvalidPoolError.
+    """
+    parsed = _address(address)
+    specs = (pool.get("spec") or {}).get("ranges") or ()
+    ranges_of(pool)
+    for index, spec in enumerate(specs):
+        subnet = ipaddress.ip_network(spec["subnet"], strict=False)
+        part = _range(spec, f"spec.ranges[{index}] of IPPool {pool['metadata']['name']}")
+        if parsed is not None and parsed in part:
+            return subnet.prefixlen, str(spec.get("gateway") or "")
+    return 0, ""
 
 
 def holds(pool: Obj, address: str, identity: str, cluster: str) -> bool:
@@ -140,6 +192,17 @@ def _same_network(first: str, second: str) -> bool:
 def pool_capacity(pool: Obj) -> int:
     """Count the addresses in the ranges, allocated or not. Raises InvalidPoolError."""
     return sum(part.size for part in ranges_of(pool))
+
+
+def only_address(pool: Obj) -> str:
+    """Return the address of a pool that has no other one; empty for other pools."""
+    try:
+        ranges = ranges_of(pool)
+    except InvalidPoolError:
+        return ""
+    if sum(part.size for part in ranges) != 1:
+        return ""
+    return next(address for part in ranges for address in part)
 
 
 def free_count(pool: Obj) -> int:

@@ -15,8 +15,9 @@ from operator import itemgetter
 import yaml
 
 from caphv.api import names, resources
+from caphv.api.interfaces import harvester_pools
 from caphv.api.ippool import referenced_pools
-from caphv.api.object import Obj, at, dict_at, key_of
+from caphv.api.object import Obj, at, dict_at, key_of, list_at
 from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, RequestError, Unauthorized
@@ -88,6 +89,10 @@ def used_pools(clusters: Sequence[Obj], machines: Sequence[Obj]) -> set[str]:
             used.update(referenced_pools(dict_at(obj, "spec", config)))
         # A machine keeps its address when its cluster names other pools.
         used.update(referenced_pools({"ipPoolRef": at(obj, "status", "allocatedPoolRef")}))
+        used.update(
+            str(entry.get("pool")) for entry in list_at(obj, "status", "interfaceAddresses")
+        )
+        used.update(name for _, _, name in harvester_pools(dict_at(obj, "spec")))
 
     suffixes = {"vmNetworkConfig": names.VM_POOL_SUFFIX, "loadBalancerConfig": names.POOL_SUFFIX}
     for cluster in clusters:

@@ -203,11 +203,12 @@ def _owner(key: Key, address: str, owners: Owners) -> tuple[str, str, str]:
 
     All three are empty when no such object exists.
     """
-    machine = owners.machines.get(key)
+    owner = Key(key.namespace, ippool.machine_holder(key.name))
+    machine = owners.machines.get(owner)
     if machine is not None:
-        used = text_at(machine, "status", "allocatedIPAddress")
-        odd = f"the machine uses {used}" if used not in ("", address) else ""
-        return f"HarvesterMachine {key}", _creation_time(machine), odd
+        used = _used_addresses(machine, of_interfaces=owner != key)
+        odd = f"the machine uses {', '.join(used)}" if used and address not in used else ""
+        return f"HarvesterMachine {owner}", _creation_time(machine), odd
 
     for obj in owners.load_balancers:
         if key_of(obj) == key:
@@ -220,6 +221,16 @@ def _owner(key: Key, address: str, owners: Owners) -> tuple[str, str, str]:
     if cluster is not None:
         return f"HarvesterCluster {cluster}", "", "its load balancer does not exist yet"
     return "", "", ""
+
+
+def _used_addresses(machine: Obj, *, of_interfaces: bool) -> list[str]:
+    """Return the addresses of IPPools in a machine's status: its own, or those of interfaces."""
+    if of_interfaces:
+        return [
+            text_at(entry, "address") for entry in list_at(machine, "status", "interfaceAddresses")
+        ]
+    address = text_at(machine, "status", "allocatedIPAddress")
+    return [address] if address else []
 
 
 def _creation_time(obj: Obj) -> str:

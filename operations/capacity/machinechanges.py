@@ -9,7 +9,7 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
-from caphv.api.interfaces import claimed_numbers
+from caphv.api.interfaces import addressed_numbers
 from caphv.api.object import Key, Obj
 from caphv.api.quantity import quantity
 from operations.capacity.hosts import Size, devices_of_machine
@@ -247,7 +247,7 @@ def _needs(before: Pool, after: Pool, effect: PoolEffect, infrastructure: Obj) -
         _storage(after) * total - _storage(before) * effect.before,
     )
     # A machine with its own network configuration takes no address from a pool on Harvester.
-    is_own = bool(after.machine.get("networkConfig")) or 0 in claimed_numbers(after.machine)
+    is_own = bool(after.machine.get("networkConfig")) or 0 in addressed_numbers(after.machine)
     pooled = bool(infrastructure.get("vmNetworkConfig")) and not is_own
     addresses = additional if pooled else 0
     devices = _devices(before, after, effect, additional)

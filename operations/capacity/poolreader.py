@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from caphv.api import names, resources
+from caphv.api.ippool import machine_holder
 from caphv.api.object import SERVICES, Key, Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict
@@ -123,8 +124,9 @@ async def _check_owners(
     # A load balancer may not exist yet: its name is derived from its HarvesterCluster.
     balancers = await read_balancers(management, namespaces)
     for entry in report.leaked:
-        namespace, _, machine = entry.id.partition("/")
-        if Key(namespace, machine) in balancers or await exists(
+        namespace, _, name = entry.id.partition("/")
+        _, _, machine = machine_holder(entry.id).partition("/")
+        if Key(namespace, name) in balancers or await exists(
             management, resources.HARVESTER_MACHINES, machine, namespace
         ):
             message = f"the owner of {entry.id} was created meanwhile: run the audit again"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from caphv.api import ippool
+from caphv.api import interfaces, ippool
 from caphv.api.bootimage import ImageLookupError, imports, look_up, qualified
 from caphv.api.hostresources import HUGEPAGES
 from caphv.api.object import Obj, at
@@ -54,6 +54,8 @@ class Requirements:
     """Resource names of devices."""
     pools: Sequence[Value] = ()
     balancer_pools: Sequence[Value] = ()
+    interface_pools: Sequence[tuple[Value, str]] = ()
+    """IPPools that give addresses to single interfaces, with the networks of these."""
     gateway: Value | None = None
     subnet_mask: Value | None = None
     networks_of_machines: Sequence[str] = ()
@@ -119,8 +121,22 @@ def machine_requirements(
         networks=texts_at((*root, "networks"), spec.get("networks")),
         storage_classes=classes,
         devices=device_values(spec, root),
+        interface_pools=_interface_pools(spec, root),
         **_addresses(mapping(spec.get("vmNetworkConfig")), (*root, "vmNetworkConfig")),
     )
+
+
+def _interface_pools(spec: Mapping[str, Any], root: FieldPath) -> list[tuple[Value, str]]:
+    """Return the IPPools in the settings of interfaces, with the networks of these."""
+    pools = []
+    for index, interface in enumerate(_list(spec.get(interfaces.FIELD))):
+        listed = _list(mapping(interface).get("addressesFromPools"))
+        for entry, pool in enumerate(map(mapping, listed)):
+            name = pool.get("name")
+            if interfaces.is_harvester_pool(pool) and isinstance(name, str) and name:
+                path = (*root, interfaces.FIELD, index, "addressesFromPools", entry, "name")
+                pools.append((Value(path, name), str(mapping(interface).get("network") or "")))
+    return pools
 
 
 def device_values(spec: Mapping[str, Any], root: FieldPath) -> list[Value]:
@@ -308,6 +324,18 @@ def _check_pools(required: Requirements, harvester: Surroundings) -> Iterator[Fi
             detail = "its ranges are invalid: correct spec.ranges of the IPPool on Harvester"
             yield Finding(value.path, Fault.INVALID, detail, POOLS, value.text)
         yield from _check_subnet(required, pool)
+
+    for value, network in required.interface_pools:
+        pool = existing.get(value.text)
+        if pool is None:
+            yield _missing_finding(value, "IPPool", POOLS, existing)
+        elif not ippool.serves(pool, [qualified(network, required.target_namespace)]):
+            selected = at(pool, "spec", "selector", "network")
+            detail = f"the IPPool serves VM network {selected} only: name another IPPool"
+            yield Finding(value.path, Fault.INVALID, detail, POOLS, value.text)
+        elif harvester.free(value.text) is None:
+            detail = "its ranges are invalid: correct spec.ranges of the IPPool on Harvester"
+            yield Finding(value.path, Fault.INVALID, detail, POOLS, value.text)
 
     for value in required.balancer_pools:
         if bare(value.text) not in existing:

@@ -244,6 +244,8 @@ def _of_machine(machine: Obj, target: str) -> Iterator[Leftover]:
     yield Leftover("Secret", cloud_init_secret_name(name), target)
     if address := status.get("allocatedIPAddress"):
         yield Leftover("address", str(address), pool=str(status.get("allocatedPoolRef") or ""))
+    for entry in status.get("interfaceAddresses") or ():
+        yield Leftover("address", str(entry["address"]), pool=str(entry["pool"]))
 
 
 def _of_cluster(obj: Obj, target: str) -> Iterator[Leftover]:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from caphv.api import resources
-from caphv.api.ippool import allocated, allocated_before
+from caphv.api.ippool import allocated, allocated_before, machine_holder
 from caphv.api.names import CLOUD_PROVIDER_ROLE, GUESTS_PREFIX
 from caphv.api.object import (
     CLUSTER_ROLE_BINDINGS,
@@ -94,7 +94,7 @@ def _machine_names(pools: PoolObjects, objects: Mapping[Resource, list[Obj]]) ->
     # Of some, only an address is left, with the namespace on the management cluster.
     for pool in pools.pools:
         for holder in (*allocated(pool).values(), *allocated_before(pool).values()):
-            namespace, _, name = holder.partition("/")
+            namespace, _, name = machine_holder(holder).partition("/")
             machines |= {Key(target, name) for target in target_namespaces[namespace] if name}
     return machines
 

@@ -21,7 +21,10 @@ def definition_of(values: Mapping[str, str], base: Obj | None = None) -> Obj:
     obj = base if base is not None else {}
     for flag in FLAGS:
         if values.get(flag.name):
-            obj = _set(obj, flag.path, flag.value(values[flag.name]))
+            value = flag.value(values[flag.name])
+            if flag.joined_by:
+                value = _joined(at(obj, *flag.path) or [], value, flag.joined_by)
+            obj = _set(obj, flag.path, value)
     return obj if base is not None else merge(_defaults(obj), obj)
 
 
@@ -73,6 +76,14 @@ def _is_below(path: FieldPath, top: FieldPath) -> bool:
     return len(upper) == len(top) and all(
         pattern in (part, EACH) for part, pattern in zip(upper, top, strict=True)
     )
+
+
+def _joined(items: list[Obj], more: list[Obj], key: str) -> list[Obj]:
+    """Return items of two lists, in which those with the same value of a key are one."""
+    by_key: dict[Any, Obj] = {}
+    for item in (*items, *more):
+        by_key[item.get(key)] = by_key.get(item.get(key), {}) | item
+    return list(by_key.values())
 
 
 def _set(obj: Obj, path: FieldPath, value: Any) -> Obj:

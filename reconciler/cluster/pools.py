@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from caphv.api import ippool, resources
+from caphv.api import interfaces, ippool, resources
 from caphv.api.counting import and_more
 from caphv.api.guestparts import guest_name, service_of
 from caphv.api.names import (
@@ -199,8 +199,9 @@ def _describe_holder(scope: ClusterScope, holder: str) -> str:
         if service and guest:
             return f"Service {service} of guest {guest} (LoadBalancer {holder})"
         return f"LoadBalancer {holder}"
-    if scope.context.caches.harvester_machines.get(namespace, name):
-        return f"HarvesterMachine {holder}"
+    machine = ippool.machine_holder(holder)
+    if scope.context.caches.harvester_machines.get(namespace, machine.partition("/")[2]):
+        return f"HarvesterMachine {machine}"
     return holder
 
 
@@ -213,13 +214,14 @@ def used_pools(context: Context) -> Iterator[tuple[Session, list[str]]]:
 
         # The network of the cluster, and of each machine that overrides it.
         specs: list[Obj] = [{}]
+        pools: list[str] = []
         cluster = context.caches.cluster_of(harvester_cluster)
         for machine in context.caches.machines_of(cluster) if cluster else ():
             spec = machine.get("spec") or {}
             if spec.get("vmNetworkConfig"):
                 specs.append(spec)
+            pools += [name for _, _, name in interfaces.harvester_pools(spec)]
 
-        pools: list[str] = []
         for spec in specs:
             network = effective_network(spec, harvester_cluster["spec"])
             if isinstance(network, PoolNetwork):

@@ -1,5 +1,6 @@
 """Addresses that objects have or request, whether or not a pool lists them. They index caches."""
 
+from caphv.api.interfaceaddresses import interface_of
 from caphv.api.object import Obj, at, being_deleted, list_at
 
 
@@ -36,5 +37,10 @@ def machine_addresses(machine: Obj | None) -> set[str]:
     addresses = {
         at(machine, "status", "allocatedIPAddress"),
         at(machine, "spec", "networkConfig", "address"),
+        *(entry.get("address") for entry in list_at(machine, "status", "interfaceAddresses")),
     }
+    for settings in list_at(machine, "spec", "networkInterfaces"):
+        for entry in settings.get("addresses") or ():
+            interface = interface_of(entry.get("address"))
+            addresses.add(str(interface.ip) if interface else None)
     return {address for address in addresses if address}

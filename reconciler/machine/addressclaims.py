@@ -18,15 +18,15 @@ pkg/controller/garbagecollector/graph_builder.go, processTransitions).
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from caphv.api import interfaces, names, resources
 from caphv.api.conditions import get_condition
 from caphv.api.object import Obj, at, being_deleted, dict_at, list_at, text_at, uid_of
 from caphv.api.plaintext import plain
+from reconciler.machine.guestinterfaces import GuestAddress
 
 _CLAIM_KIND = resources.ip_address_claims(resources.IPAM_VERSIONS[0]).kind
 _LONGEST_DETAIL = 512
@@ -52,39 +52,19 @@ class WantedClaim:
         return f"{self.pool['kind']} {self.pool['name']}"
 
 
-@dataclass(frozen=True)
-class ClaimedAddress:
-    """An address that a pool gave. `gateway` is empty for none."""
-
-    address: str
-    prefix: int
-    gateway: str = ""
-
-    @property
-    def version(self) -> int:
-        """4 or 6."""
-        return ipaddress.ip_address(self.address).version
-
-
-@dataclass(frozen=True)
-class ClaimedInterface:
-    """What the guest configures on an interface with addresses of IPAM providers."""
-
-    addresses: tuple[ClaimedAddress, ...]
-    dns_servers: tuple[str, ...] = ()
-    dns_search: tuple[str, ...] = ()
-
-
 def wanted_claims(machine: str, spec: Obj) -> tuple[WantedClaim, ...]:
     """Return the claims of a machine, in the order of interfaces and pools.
+
+    IPPools on Harvester need none, see `pooladdresses`.
 
     Their names are `<machine>-<interface>-<pool>` with numbers from 0, so that no two machines of a
     namespace have a name in common.
     """
     return tuple(
         WantedClaim(f"{machine}-{number}-{index}", number, pool)
-        for number, settings in _settings(spec)
+        for number, settings in interfaces.settings_by_number(spec)
         for index, pool in enumerate(settings.get("addressesFromPools") or ())
+        if not interfaces.is_harvester_pool(pool)
     )
 
 
@@ -163,7 +143,7 @@ def pending_reason(claim: Obj) -> tuple[str, str]:
     return str(condition.get("reason") or ""), message
 
 
-def claimed_address(obj: Obj) -> ClaimedAddress:
+def claimed_address(obj: Obj) -> GuestAddress:
     """Return the content of an IPAddress. Raises `ValueError` for one that no guest can use.
 
     The result has the addresses as Python writes them, never the text of the pool, because it
@@ -183,7 +163,7 @@ def claimed_address(obj: Obj) -> ClaimedAddress:
     ):
         raise ValueError(f"its prefix is {plain(repr(prefix), _LONGEST_VALUE)}")
     if not spec.get("gateway"):
-        return ClaimedAddress(str(address), prefix)
+        return GuestAddress(str(address), prefix)
 
     # Routers of IPv6 often have a link-local address only.
     gateway = _host_address("gateway", spec["gateway"])
@@ -191,7 +171,7 @@ def claimed_address(obj: Obj) -> ClaimedAddress:
         raise ValueError(f"its gateway {gateway} is of another family than {address}")
     if gateway == address:
         raise ValueError(f"its gateway is {address}, too")
-    return ClaimedAddress(str(address), prefix, str(gateway))
+    return GuestAddress(str(address), prefix, str(gateway))
 
 
 def _host_address(field: str, value: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
@@ -214,52 +194,3 @@ def _host_address(field: str, value: object) -> ipaddress.IPv4Address | ipaddres
     ):
         raise ValueError(f"{described} is not the address of one host")
     return address
-
-
-def claimed_interfaces(
-    spec: Obj, addresses: Sequence[tuple[int, ClaimedAddress]]
-) -> dict[int, ClaimedInterface]:
-    """Return what the guest configures, by the number of the interface.
-
-    :param addresses: all addresses, with the numbers of their interfaces
-    """
-    return {
-        number: ClaimedInterface(
-            tuple(address for of, address in addresses if of == number),
-            tuple(settings.get("dnsServers") or ()),
-            tuple(settings.get("dnsSearch") or ()),
-        )
-        for number, settings in _settings(spec)
-    }
-
-
-def mac_addresses(machine: Obj) -> tuple[str, ...]:
-    """Return the MAC addresses of all interfaces; empty for a machine without claims.
-
-    The network data of such a machine finds its interfaces by them, whatever order and names they
-    have in the guest. They follow from the uid, so that no two machines have the same.
-    """
-    spec = machine.get("spec") or {}
-    if not _settings(spec):
-        return ()
-    return tuple(
-        _mac_address(f"{uid_of(machine)}/{number}")
-        for number in range(len(spec.get("networks") or ()))
-    )
-
-
-def _mac_address(seed: str) -> str:
-    digest = hashlib.sha256(seed.encode()).digest()
-    # The first octet marks addresses that no manufacturer has assigned.
-    return ":".join(f"{octet:02x}" for octet in (0x02, *digest[:5]))
-
-
-def _settings(spec: Obj) -> list[tuple[int, Obj]]:
-    """Return the settings of interfaces, with the number of each, in the order of the interfaces.
-
-    Settings for a network that the machine lacks are ignored; rule `interface-network` refuses
-    them.
-    """
-    networks = spec.get("networks") or []
-    named = {settings.get("network"): settings for settings in spec.get(interfaces.FIELD) or ()}
-    return [(number, named[networks[number]]) for number in interfaces.claimed_numbers(spec)]

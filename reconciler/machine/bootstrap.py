@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from caphv.api import clusterapi, names
@@ -20,11 +20,12 @@ from caphv.runtime.errors import AlreadyExists, NotFound
 from caphv.runtime.text import off_loop
 from reconciler import triggers
 from reconciler.machine import cloudinit, talos
-from reconciler.machine.addressclaims import ClaimedInterface, mac_addresses
 from reconciler.machine.cloudinityaml import CloudInitError
 from reconciler.machine.guest import guest_config
+from reconciler.machine.guestinterfaces import GuestAddress, guest_interfaces, mac_addresses
 from reconciler.machine.images import describe_search, split_reference
 from reconciler.machine.network import Network, StaticAddress, dhcp_interfaces
+from reconciler.machine.networkdata import networkdata
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vminputs import template_advice
 from reconciler.status import Blocked
@@ -106,7 +107,7 @@ async def ensure_secret(
     scope: MachineScope,
     network: Network,
     bootstrap: str,
-    claimed: Mapping[int, ClaimedInterface] = cloudinit.NO_CLAIMS,
+    claimed: Iterable[tuple[int, GuestAddress]] = (),
 ) -> None:
     """Ensure that the cloud-init Secret of the VM exists, with the present content.
 
@@ -114,16 +115,17 @@ async def ensure_secret(
 
     :param network: decides which network data the guest gets
     :param bootstrap: the text of `bootstrap_data`
-    :param claimed: addresses of IPAM providers by the number of the interface
+    :param claimed: addresses of IPAM providers, with the numbers of their interfaces
     """
     nics = len(scope.spec["networks"])
+    settings = guest_interfaces(scope.spec, claimed)
+    addressed = [number for number, interface in settings.items() if interface.addresses]
     try:
-        user_data = await _user_data(scope, bootstrap, dhcp_interfaces(network, nics, claimed))
+        user_data = await _user_data(scope, bootstrap, dhcp_interfaces(network, nics, addressed))
         network_data = ""
         static = network if isinstance(network, StaticAddress) else None
-        if static or claimed:
-            macs = mac_addresses(scope.obj)
-            network_data = cloudinit.networkdata(static, nics, claimed, macs)
+        if static or settings:
+            network_data = networkdata(static, nics, settings, mac_addresses(scope.obj))
         secret = cloudinit.cloud_init_secret(
             vm_name=scope.name,
             namespace=scope.target_namespace,

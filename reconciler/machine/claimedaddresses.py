@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from caphv.api import clusterapi, resources
 from caphv.api.names import ConditionType, Reason
@@ -15,19 +15,17 @@ from caphv.runtime.cache import Informer
 from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound
 from reconciler import triggers
 from reconciler.machine.addressclaims import (
-    ClaimedAddress,
-    ClaimedInterface,
     WantedClaim,
     address_name,
     answers_claim,
     claim_object,
     claimed_address,
-    claimed_interfaces,
     is_owned,
     names_pool,
     pending_reason,
     wanted_claims,
 )
+from reconciler.machine.guestinterfaces import GuestAddress
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.machine.scope import MachineScope
 from reconciler.remote.ipam import claims_version
@@ -48,27 +46,29 @@ _REASONS = (
 )
 
 
-async def ensure_claims(scope: MachineScope) -> Mapping[int, ClaimedInterface]:
-    """Return the addresses of IPAM providers by the number of the interface, after claiming them.
+async def ensure_claims(scope: MachineScope) -> list[tuple[int, GuestAddress]]:
+    """Return the addresses of IPAM providers, after claiming them.
+
+    They are with the numbers of their interfaces.
 
     Needs a valid spec. Raises `Blocked` while an address is missing.
     """
     wanted = wanted_claims(scope.name, scope.spec)
     if not wanted:
-        return {}
+        return []
 
     # The subscription comes before the state of the caches is read, so that no change is missed.
     with scope.subscribe(triggers.IPAM) as changed:
         claims, addresses = _caches(scope, changed)
     # All claims are there before the machine waits for the first address.
     answers = [await _ensure_claim(scope, claims, claim) for claim in wanted]
-    found = _read_addresses(scope, wanted, answers, addresses)
+    claimed = _read_addresses(scope, wanted, answers, addresses)
     if not isinstance(effective_network(scope.spec, scope.cluster_spec), PoolNetwork):
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
-    return claimed_interfaces(scope.spec, found)
+    return claimed
 
 
-async def confirm_claims(scope: MachineScope, claimed: Mapping[int, ClaimedInterface]) -> None:
+async def confirm_claims(scope: MachineScope, claimed: Sequence[tuple[int, GuestAddress]]) -> None:
     """Raise `Blocked` unless the server has the claims whose addresses the guest is to configure.
 
     A cache whose watch is broken has claims that were deleted. A VM would keep their addresses
@@ -92,10 +92,7 @@ async def confirm_claims(scope: MachineScope, claimed: Mapping[int, ClaimedInter
         claims.observe(claim)
         _require_usable(scope, want, claim)
         answers.append(claim)
-    if (
-        claimed_interfaces(scope.spec, _read_addresses(scope, wanted, answers, addresses))
-        != claimed
-    ):
+    if _read_addresses(scope, wanted, answers, addresses) != claimed:
         raise _changed_claims("the addresses of IPAddressClaims have changed")
 
 
@@ -297,9 +294,9 @@ def _changed_claims(problem: str) -> Blocked:
 
 def _read_addresses(
     scope: MachineScope, wanted: Sequence[WantedClaim], claims: Sequence[Obj], addresses: Informer
-) -> list[tuple[int, ClaimedAddress]]:
+) -> list[tuple[int, GuestAddress]]:
     """Return all addresses with the numbers of their interfaces. Raises `Blocked` without one."""
-    found: list[tuple[int, ClaimedAddress]] = []
+    found: list[tuple[int, GuestAddress]] = []
     problems: list[tuple[Reason, str]] = []
     for want, claim in zip(wanted, claims, strict=True):
         obj = None

@@ -10,17 +10,12 @@ No error of this module quotes bootstrap data, because it holds join tokens and 
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
-
-import yaml
+from collections.abc import Sequence
 
 from caphv.api.object import Obj
 from caphv.api.ownership import Owner, record
 from caphv.api.virtualmachine import cloud_init_secret_name
 from reconciler.machine import dhclient, jinjamask
-from reconciler.machine.addressclaims import ClaimedInterface
 from reconciler.machine.cloudinitmerge import insert, verify
 from reconciler.machine.cloudinityaml import (
     BOOTSTRAP,
@@ -40,7 +35,6 @@ from reconciler.machine.guest import (
     join_configs,
     plain,
 )
-from reconciler.machine.network import StaticAddress
 
 CLOUD_CONFIG_FILES = ("/etc/kubernetes/cloud-config", "/etc/kubernetes/cloud-provider-config")
 """Two files with the same content.
@@ -49,11 +43,7 @@ The chart of the cloud provider takes any path. The chart of the CSI driver take
 the file must have this name.
 """
 
-NO_CLAIMS: Mapping[int, ClaimedInterface] = MappingProxyType({})
-"""Of a machine without addresses of IPAM providers."""
-
 _TOP_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def userdata(
@@ -100,73 +90,6 @@ def userdata(
     return result
 
 
-def networkdata(
-    address: StaticAddress | None,
-    nic_count: int,
-    claimed: Mapping[int, ClaimedInterface] = NO_CLAIMS,
-    macs: Sequence[str] = (),
-) -> str:
-    """Return network data (version 1) of a guest with static addresses.
-
-    All other NICs use DHCP. The first NIC that knows its network's gateway has the default route
-    of that family: two of them would compete. Name servers and search domains are those of all
-    static addresses.
-
-    :param address: static address of the first NIC, None if it has none of its own
-    :param claimed: addresses of IPAM providers by the number of the NIC
-    :param macs: MAC addresses of all NICs, by which the guest finds them; empty to use their names
-    """
-    config: list[Obj] = []
-    # With DHCP, the first network leads out by IPv4.
-    routed = set() if 0 in claimed else {4}
-    for index in range(nic_count):
-        subnets: list[Obj] = [{"type": "dhcp"}]
-        if index in claimed:
-            subnets = _claimed_subnets(claimed[index], routed)
-        elif index == 0 and address is not None:
-            subnets = [
-                {
-                    "type": "static",
-                    "address": address.address,
-                    "netmask": address.mask,
-                    "gateway": address.gateway,
-                }
-            ]
-        mac = {"mac_address": macs[index]} if macs else {}
-        config.append({"type": "physical", "name": f"eth{index}", **mac, "subnets": subnets})
-
-    sources = [*([address] if address else ()), *claimed.values()]
-    servers = [server for source in sources for server in source.dns_servers]
-    search = [domain for source in sources for domain in source.dns_search]
-    if claimed:
-        # Interfaces often have the same. The list of a static address alone stays as it was given.
-        servers, search = list(dict.fromkeys(servers)), list(dict.fromkeys(search))
-    if servers or search:
-        nameserver: Obj = {"type": "nameserver", "address": servers}
-        if search:
-            nameserver["search"] = search
-        config.append(nameserver)
-    return str(yaml.dump({"version": 1, "config": config}, Dumper=_Dumper, sort_keys=False))
-
-
-def _claimed_subnets(interface: ClaimedInterface, routed: set[int]) -> list[Obj]:
-    """Return the subnets of a NIC with addresses of IPAM providers.
-
-    :param routed: families that have a default route, to which those of this NIC are added
-    """
-    subnets = []
-    for address in interface.addresses:
-        subnet: Obj = {
-            "type": "static" if address.version == 4 else "static6",
-            "address": f"{address.address}/{address.prefix}",
-        }
-        if address.gateway and address.version not in routed:
-            subnet["gateway"] = address.gateway
-            routed.add(address.version)
-        subnets.append(subnet)
-    return subnets
-
-
 def kubeconfig_file(content: str) -> list[Obj]:
     """Return entries of `write_files` with the kubeconfig for Harvester's cloud provider.
 
@@ -189,7 +112,7 @@ def cloud_init_secret(
     :param namespace: namespace of VM and Secret
     :param owner: owner record of the machine
     :param user_data: text of `userdata` or of a Talos configuration
-    :param network_data: text of `networkdata`, empty to ask for addresses by DHCP
+    :param network_data: text of `networkdata.networkdata`, empty to ask for addresses by DHCP
     """
     values = {"userdata": user_data}
     if network_data:

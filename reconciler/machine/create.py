@@ -21,6 +21,7 @@ from reconciler.machine.bootstrap import bootstrap_data, ensure_secret
 from reconciler.machine.claimedaddresses import check_claims, confirm_claims, ensure_claims
 from reconciler.machine.ipaddress import ensure_address, restore_address
 from reconciler.machine.labelling import ensure_labels
+from reconciler.machine.pooladdresses import ensure_pool_addresses, restore_pool_addresses
 from reconciler.machine.quota import REFUSED_SECONDS, check_quota, handle_refusal, record_free_quota
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.validation import InvalidSpecError
@@ -45,6 +46,7 @@ async def ensure_vm(scope: MachineScope) -> Obj:
     vm = await ensure_labels(scope, vm)
     await restore_address(scope)
     check_claims(scope)
+    await restore_pool_addresses(scope)
     return vm
 
 
@@ -75,7 +77,8 @@ async def _create_vm(scope: MachineScope) -> Obj:
     bootstrap = await bootstrap_data(scope)
     claimed = await ensure_claims(scope)
     network = await ensure_address(scope)
-    await ensure_secret(scope, network, bootstrap, claimed)
+    pooled = await ensure_pool_addresses(scope)
+    await ensure_secret(scope, network, bootstrap, [*claimed, *pooled])
     inputs = replace(inputs, offered=await offered_modes(scope, inputs))
     await confirm_claims(scope, claimed)
     return await _request_vm(scope, inputs)

@@ -18,6 +18,7 @@ from reconciler.machine.adoption import VmOwner, owner_of_vm
 from reconciler.machine.claimedaddresses import describe_released
 from reconciler.machine.diskdeletion import delete_disks
 from reconciler.machine.etcd import remove_etcd_member
+from reconciler.machine.guestinterfaces import recorded_addresses
 from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.machine.vmdeletion import delete_vm
@@ -101,6 +102,7 @@ def _has_no_objects(scope: MachineScope) -> bool:
     return (
         not scope.spec.get("providerID")
         and not scope.draft.fields.get("allocatedIPAddress")
+        and not scope.draft.fields.get("interfaceAddresses")
         and not any(scope.draft.is_true(condition) for condition in traces)
         and scope.harvester_cluster is None
     )
@@ -131,6 +133,8 @@ def _force_delete(scope: MachineScope) -> bool:
     address = scope.draft.fields.get("allocatedIPAddress")
     pool = scope.draft.fields.get("allocatedPoolRef")
     reservation = f", address {address} in IPPool {pool}" if address else ""
+    for address, (_, pool) in recorded_addresses(scope.draft.fields).items():
+        reservation += f", address {address} in IPPool {pool}"
     released = describe_released(scope)
     reuse = f"; the VM may still use addresses that others can get from {released}"
     scope.warning_event(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from caphv.api import ippool, names, resources
 from caphv.api.names import ConditionType, Reason
@@ -13,7 +14,10 @@ from caphv.api.ownership import former_owner, record
 from caphv.runtime.errors import Conflict, Forbidden, RequestError, Unauthorized, kind_of
 from reconciler import metrics, triggers
 from reconciler.harvester import addressplan
+from reconciler.machine.addressclaims import wanted_claims
+from reconciler.machine.guestinterfaces import recorded_addresses, wanted_addresses
 from reconciler.machine.network import (
+    InterfaceNetwork,
     Network,
     PoolNetwork,
     StaticAddress,
@@ -30,10 +34,20 @@ log = logging.getLogger(__name__)
 # So many characters of a management cluster's uid mark its addresses. They are random enough, and
 # short enough for pools with thousands of addresses.
 _SHORT = 8
-# If its own address is refused for these reasons, a machine may get another one.
-_ANOTHER = (addressplan.RefusalReason.EXHAUSTED, addressplan.RefusalReason.TAKEN)
-# Pool, address, and whether the machine certainly holds the address.
-_Entry = tuple[str, str, bool]
+ANOTHER = (addressplan.RefusalReason.EXHAUSTED, addressplan.RefusalReason.TAKEN)
+"""If its own address is refused for these reasons, a machine may get another one."""
+
+
+class Entry(NamedTuple):
+    """An address that a pool holds for the machine, and whether that is certain.
+
+    `holder` is the id of the machine, or that of an address of a single interface.
+    """
+
+    pool: str
+    address: str
+    holder: str
+    proven: bool
 
 
 async def ensure_address(scope: MachineScope) -> Network:
@@ -43,7 +57,7 @@ async def ensure_address(scope: MachineScope) -> Network:
     `Blocked` if no pool has an address.
     """
     network = effective_network(scope.spec, scope.cluster_spec)
-    if isinstance(network, StaticAddress):
+    if isinstance(network, StaticAddress | InterfaceNetwork):
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
         return network
     if not isinstance(network, PoolNetwork):
@@ -89,21 +103,23 @@ async def _allocate(
         # The machine was backed up before its VM was created. Without our mark, the address that it
         # had reserved would stay reserved forever.
         await adopt_address(scope, former.management_cluster)
-    is_contested = await _is_contested(scope, _entries(scope, scope.owner.management_cluster))
+    is_contested = await is_contested_name(scope)
 
     request = addressplan.AddressRequest(
-        scope.reservation, pools, address, _cluster(scope), adopt=not is_contested
+        scope.reservation, pools, address, cluster_mark(scope), adopt=not is_contested
     )
     answer = await session.allocator.allocate(request)
     # The pool of the address may have been changed or removed. Another address is fine, because the
     # VM does not exist yet.
-    if address and isinstance(answer, addressplan.Refusal) and answer.reason in _ANOTHER:
-        await _give_up(scope, address)
+    if address and isinstance(answer, addressplan.Refusal) and answer.reason in ANOTHER:
+        await give_up(scope, address)
+        del scope.draft.fields["allocatedIPAddress"]
+        scope.draft.fields.pop("allocatedPoolRef", None)
         answer = await session.allocator.allocate(replace(request, address=""))
     return answer
 
 
-async def _give_up(scope: MachineScope, address: str) -> None:
+async def give_up(scope: MachineScope, address: str) -> None:
     """Release the address of a machine without a VM, because its pools no longer serve the address.
 
     Raises `Blocked` or `Conflict` if a VM may exist and use the address.
@@ -113,16 +129,16 @@ async def _give_up(scope: MachineScope, address: str) -> None:
         message = f"VirtualMachine {scope.target_namespace}/{scope.name} was created; retrying"
         raise Conflict(409, "Conflict", message)
 
-    await _release(scope, [entry for entry in await _held(scope) if entry[1] == address])
-    del scope.draft.fields["allocatedIPAddress"]
-    scope.draft.fields.pop("allocatedPoolRef", None)
+    await _release(scope, [entry for entry in await _held(scope) if entry.address == address])
 
 
 async def restore_address(scope: MachineScope) -> None:
     """Restore the address of a machine with a VM in its status and in the pool."""
     network = effective_network(scope.spec, scope.cluster_spec)
     is_allocated = scope.draft.is_true(ConditionType.VM_IP_ALLOCATED)
-    if isinstance(network, StaticAddress) and not is_allocated:
+    is_static = isinstance(network, StaticAddress | InterfaceNetwork)
+    # `check_claims` decides about a machine with claims.
+    if is_static and not is_allocated and not wanted_claims(scope.name, scope.spec):
         scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     if not isinstance(network, PoolNetwork):
         return
@@ -132,9 +148,9 @@ async def restore_address(scope: MachineScope) -> None:
     candidates = filter(None, (fields.get("allocatedPoolRef"), *network.pools))
     configured = tuple(dict.fromkeys(candidates))
     if not is_allocated:
-        for pool, address in await _held(scope):
-            if pool in configured:
-                _report_address(scope, pool, address)
+        for entry in await _held(scope):
+            if entry.pool in configured and entry.holder == scope.reservation:
+                _report_address(scope, entry.pool, entry.address)
 
     # If a user or another client has removed the entry, the status has the address but the pool
     # does not, and the pool would allocate the address of a running VM again.
@@ -166,7 +182,7 @@ def _pools_without(
     session = scope.session()
     pools = {name: session.pools.get("", name) for name in configured}
     for pool in pools.values():
-        if pool and ippool.holds(pool, address, scope.reservation, _cluster(scope)):
+        if pool and ippool.holds(pool, address, scope.reservation, cluster_mark(scope)):
             return ()
 
     missing = [name for name, pool in pools.items() if pool is None]
@@ -183,7 +199,7 @@ async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: s
     """
     session = scope.session()
     changed = scope.subscribe(*(triggers.pool(session.fingerprint, pool) for pool in pools))
-    request = addressplan.AddressRequest(scope.reservation, pools, address, _cluster(scope))
+    request = addressplan.AddressRequest(scope.reservation, pools, address, cluster_mark(scope))
     try:
         answer = await session.allocator.allocate(request)
     except Unauthorized:
@@ -196,12 +212,12 @@ async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: s
         log.info("cannot reserve address %s again: %s", address, error)
         # Retry after a time, because the failure may end without a change of the pool.
         scope.requeue_in(scope.memory.reservation.retry_after(kind))
-        _report_lost_address(scope, failure)
+        report_lost_address(scope, failure)
         return
 
     scope.memory.reservation.reset()
     if isinstance(answer, addressplan.Refusal):
-        _report_lost_address(scope, answer.message)
+        report_lost_address(scope, answer.message)
         return
     changed.cancel()
     _report_address(scope, answer.pool, address)
@@ -209,7 +225,7 @@ async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: s
     scope.event("AddressReservedAgain", f"{message}; reserved it again")
 
 
-def _report_lost_address(scope: MachineScope, failure: str) -> None:
+def report_lost_address(scope: MachineScope, failure: str) -> None:
     """Set the condition of an address that no pool reserves, with an Event if that is new."""
     condition = ConditionType.VM_IP_ALLOCATED
     reason = Reason.VM_IP_ALLOCATION_FAILED
@@ -220,24 +236,25 @@ def _report_lost_address(scope: MachineScope, failure: str) -> None:
 
 
 async def release_address(scope: MachineScope, *, foreign_vm: bool) -> None:
-    """Release every address that a pool holds for the machine's id.
+    """Release every address that a pool holds for the machine, those of interfaces included.
 
     :param foreign_vm: whether the VM with the machine's name belongs to another owner. It may use
         the address then, so only entries with this management cluster's mark are released
     """
     # The pools decide instead of the status, because a crash after the reservation leaves the
     # address only in the pool, and a write whose answer was lost may add it later.
-    await scope.session().allocator.settle({scope.reservation})
+    holders = (want.holder for want in wanted_addresses(scope.reservation, scope.spec))
+    await scope.session().allocator.settle({scope.reservation, *holders})
     await _release(scope, _marked_entries(scope) if foreign_vm else await _held(scope))
 
 
-async def _release(scope: MachineScope, entries: Iterable[tuple[str, str]]) -> None:
-    """Release these addresses, each with the name of its pool."""
-    for pool, address in entries:
+async def _release(scope: MachineScope, entries: Iterable[Entry]) -> None:
+    """Release these addresses."""
+    for entry in entries:
         allocator = scope.session().allocator
-        if await allocator.release(pool, address, scope.reservation, _cluster(scope)):
+        if await allocator.release(entry.pool, entry.address, entry.holder, cluster_mark(scope)):
             metrics.IPPOOL_RELEASES.inc()
-            log.info("released address %s in IPPool %s", address, pool)
+            log.info("released address %s in IPPool %s", entry.address, entry.pool)
 
 
 async def adopt_address(scope: MachineScope, former_cluster: str) -> None:
@@ -246,33 +263,40 @@ async def adopt_address(scope: MachineScope, former_cluster: str) -> None:
     :param former_cluster: uid of the other management cluster
     """
     allocator = scope.session().allocator
-    for pool, address, _ in _entries(scope, former_cluster):
-        await allocator.mark(pool, address, _cluster(scope))
+    for entry in _entries(scope, former_cluster):
+        await allocator.mark(entry.pool, entry.address, cluster_mark(scope))
 
 
-async def _held(scope: MachineScope) -> list[tuple[str, str]]:
-    """Return pool and address of all reservations of the machine."""
+async def _held(scope: MachineScope) -> list[Entry]:
+    """Return all reservations of the machine."""
     entries = list(_entries(scope, scope.owner.management_cluster))
     is_contested = await _is_contested(scope, entries)
-    return [(pool, address) for pool, address, proven in entries if proven or not is_contested]
+    return [entry for entry in entries if entry.proven or not is_contested]
 
 
-def _marked_entries(scope: MachineScope) -> list[tuple[str, str]]:
-    """Return pool and address of all reservations with this management cluster's mark."""
+def _marked_entries(scope: MachineScope) -> list[Entry]:
+    """Return all reservations with this management cluster's mark."""
     entries = []
     for pool in scope.session().pools.store:
-        held = ippool.held(pool, scope.reservation, _cluster(scope))
+        held = ippool.held_by_machine(pool, scope.reservation, cluster_mark(scope))
         entries += [
-            (pool["metadata"]["name"], address) for address, is_marked in held.items() if is_marked
+            Entry(pool["metadata"]["name"], address, holder, is_marked)
+            for address, (holder, is_marked) in held.items()
+            if is_marked
         ]
     return entries
 
 
-async def _is_contested(scope: MachineScope, entries: Iterable[_Entry]) -> bool:
+async def is_contested_name(scope: MachineScope) -> bool:
+    """Return whether an entry of a pool may be of another machine of this name."""
+    return await _is_contested(scope, _entries(scope, scope.owner.management_cluster))
+
+
+async def _is_contested(scope: MachineScope, entries: Iterable[Entry]) -> bool:
     """Return whether a machine of that name in another management cluster may hold an entry."""
     # Marks decide. Entries that the Go provider or a user has made have no mark. For them, the
     # existence of another VM with the name on Harvester decides.
-    if all(proven for _, _, proven in entries):
+    if all(entry.proven for entry in entries):
         return False
     try:
         answer = await scope.session().client.list(
@@ -291,15 +315,19 @@ def _may_hold(scope: MachineScope, vm: Obj) -> bool:
     return annotations_of(vm).get(names.OWNER_ANNOTATION, owner) == owner
 
 
-def _entries(scope: MachineScope, management_cluster: str) -> Iterator[_Entry]:
+def _entries(scope: MachineScope, management_cluster: str) -> Iterator[Entry]:
     """Yield all entries of pools that may belong to the machine of a management cluster."""
-    recorded = scope.draft.fields.get("allocatedIPAddress")
+    recorded = {
+        scope.draft.fields.get("allocatedIPAddress"),
+        *recorded_addresses(scope.draft.fields),
+    }
     for pool in scope.session().pools.store:
-        held = ippool.held(pool, scope.reservation, management_cluster[:_SHORT])
-        for address, is_marked in held.items():
-            yield pool["metadata"]["name"], address, is_marked or address == recorded
+        held = ippool.held_by_machine(pool, scope.reservation, management_cluster[:_SHORT])
+        for address, (holder, is_marked) in held.items():
+            is_proven = is_marked or address in recorded
+            yield Entry(pool["metadata"]["name"], address, holder, is_proven)
 
 
-def _cluster(scope: MachineScope) -> str:
+def cluster_mark(scope: MachineScope) -> str:
     """Return the text with which pools mark addresses of this management cluster."""
     return scope.owner.management_cluster[:_SHORT]

@@ -48,17 +48,17 @@ class Dhcp:
 
 
 @dataclass(frozen=True)
-class ClaimedNetwork:
-    """The first NIC gets its addresses from IPAM providers; see `addressclaims`."""
+class InterfaceNetwork:
+    """The first NIC gets its addresses as its settings say; see `guestinterfaces`."""
 
 
-Network = StaticAddress | PoolNetwork | Dhcp | ClaimedNetwork
+Network = StaticAddress | PoolNetwork | Dhcp | InterfaceNetwork
 
 
 def effective_network(machine_spec: Obj, cluster_spec: Obj) -> Network:
     """Apply the contract's precedence to the specs of a machine and its HarvesterCluster."""
-    if 0 in interfaces.claimed_numbers(machine_spec):
-        return ClaimedNetwork()
+    if 0 in interfaces.addressed_numbers(machine_spec):
+        return InterfaceNetwork()
 
     config = machine_spec.get("vmNetworkConfig") or cluster_spec.get("vmNetworkConfig")
     static = machine_spec.get("networkConfig")
@@ -94,14 +94,14 @@ def with_address(network: PoolNetwork, address: str) -> StaticAddress:
 
 
 def dhcp_interfaces(
-    network: Network, nic_count: int, claimed: Collection[int] = ()
+    network: Network, nic_count: int, addressed: Collection[int] = ()
 ) -> tuple[str, ...]:
     """Name the guest's interfaces (`eth0`, …) that get their address by DHCP.
 
-    :param claimed: numbers of the interfaces with addresses of IPAM providers
+    :param addressed: numbers of the interfaces whose settings give them addresses
     """
     first = 0 if isinstance(network, Dhcp) else 1
-    return tuple(f"eth{number}" for number in range(first, nic_count) if number not in claimed)
+    return tuple(f"eth{number}" for number in range(first, nic_count) if number not in addressed)
 
 
 def serving_pools(

@@ -12,9 +12,11 @@ from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Obj
 from caphv.api.virtualmachine import claims_of
 from reconciler.machine.claimedaddresses import known_addresses
+from reconciler.machine.guestinterfaces import static_addresses
 from reconciler.machine.hostresources import has_host_resources
 from reconciler.machine.network import StaticAddress, effective_network
 from reconciler.machine.node import is_guest_of
+from reconciler.machine.pooladdresses import known_pool_addresses
 from reconciler.machine.quota import (
     halted_by_quota,
     record_running_vm,
@@ -204,7 +206,13 @@ def reserved_addresses(scope: MachineScope) -> list[str]:
     address = str(scope.draft.fields.get("allocatedIPAddress") or "")
     if isinstance(network, StaticAddress):
         address = network.address
-    return [*([address] if address else ()), *known_addresses(scope)]
+    static = [static.address for _, static in static_addresses(scope.spec)]
+    return [
+        *([address] if address else ()),
+        *static,
+        *known_pool_addresses(scope),
+        *known_addresses(scope),
+    ]
 
 
 def _has_joined(scope: MachineScope, vmi: Obj) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from caphv.api import interfaces
 from caphv.api.object import Obj
 from caphv.api.quantity import LARGEST, quantity
 
@@ -59,6 +60,15 @@ def _errors(machine: Obj, images: Collection[str]) -> Iterator[SpecError]:
     if not spec.get("networks"):
         remedy = "name at least one network, for example default/production"
         yield SpecError("spec.networks", None, remedy)
+
+    for conflict in interfaces.conflicts(spec):
+        # The others have no effect on what the guest gets.
+        if conflict.kind in (interfaces.ADDRESS, interfaces.ROUTE):
+            path = "".join(
+                f"[{part}]" if isinstance(part, int) else f".{part}" for part in conflict.path
+            )
+            field = f"spec.{interfaces.FIELD}{path}"
+            yield SpecError(field, conflict.value or "present", conflict.detail)
 
     volumes = spec.get("volumes") or []
     if not volumes:

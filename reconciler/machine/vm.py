@@ -10,8 +10,8 @@ from caphv.api.object import Key, Obj, annotations_of
 from caphv.api.ownership import Owner, record
 from caphv.api.virtualmachine import cloud_init_secret_name
 from reconciler.harvester.storageprofiles import ClaimModes
-from reconciler.machine.addressclaims import mac_addresses
 from reconciler.machine.disks import claim, pvc_name, storage_class_of
+from reconciler.machine.guestinterfaces import mac_addresses
 from reconciler.machine.guestlabels import template_labels, vm_labels
 from reconciler.machine.hostresources import add_host_resources, has_host_resources
 from reconciler.machine.images import ResolvedImage, split_reference

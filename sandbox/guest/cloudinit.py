@@ -78,18 +78,23 @@ class UserData:
 
 @dataclass(frozen=True, slots=True)
 class Subnet:
-    """A static address with its mask, and the gateway of the default route; empty for none."""
+    """A static address with its mask, and the gateway of the default route; empty for none.
+
+    `routes` are further networks, each with the address of its router.
+    """
 
     address: str
     mask: str
     gateway: str = ""
+    routes: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Nic:
     """Configuration of one interface: static if it has an address, otherwise by DHCP.
 
-    `mac` finds the interface if it is set. `more` are its further subnets.
+    `mac` finds the interface if it is set. `more` are its further subnets, and `routes` those of
+    its first one. `mtu` is 0 for the default.
     """
 
     name: str
@@ -98,12 +103,14 @@ class Nic:
     gateway: str = ""
     mac: str = ""
     more: tuple[Subnet, ...] = ()
+    mtu: int = 0
+    routes: tuple[tuple[str, str], ...] = ()
 
     @property
     def subnets(self) -> tuple[Subnet, ...]:
         """All static subnets."""
-        first = (Subnet(self.address, self.mask, self.gateway),) if self.address else ()
-        return (*first, *self.more)
+        first = Subnet(self.address, self.mask, self.gateway, self.routes)
+        return (*([first] if self.address else ()), *self.more)
 
 
 def parse_user_data(text: str, hostname: str) -> UserData:
@@ -278,14 +285,20 @@ def _parse_nic(entry: Mapping[str, Any], where: str) -> Nic:
     if mac and not _MAC.fullmatch(mac):
         raise GuestError(f"{where}.mac_address: must be a MAC address")
 
+    mtu = entry.get("mtu", 0)
+    if not isinstance(mtu, int) or (mtu and not 68 <= mtu <= 65535):
+        raise GuestError(f"{where}.mtu: must be a number of bytes")
+
     if subnets[0].get("type") in ("dhcp", "dhcp4"):
         if len(subnets) > 1:
             raise GuestError(f"{where}: must have DHCP alone")
-        return Nic(name, mac=mac)
+        if subnets[0].get("routes"):
+            raise GuestError(f"{where}.subnets[0].routes: are ignored next to DHCP")
+        return Nic(name, mac=mac, mtu=mtu)
     first, *more = (
         _parse_subnet(subnet, f"{where}.subnets[{n}]") for n, subnet in enumerate(subnets)
     )
-    return Nic(name, first.address, first.mask, first.gateway, mac, tuple(more))
+    return Nic(name, first.address, first.mask, first.gateway, mac, tuple(more), mtu, first.routes)
 
 
 def _parse_subnet(subnet: Mapping[str, Any], where: str) -> Subnet:
@@ -306,7 +319,34 @@ def _parse_subnet(subnet: Mapping[str, Any], where: str) -> Subnet:
         raise GuestError(f"{where}.gateway: must be an IPv{version} address")
 
     _check_addresses(subnet.get("dns_nameservers") or (), f"{where}.dns_nameservers")
-    return Subnet(address, str(interface.netmask), gateway)
+    routes = [
+        _parse_route(route, interface, f"{where}.routes[{n}]")
+        for n, route in enumerate(subnet.get("routes") or ())
+    ]
+    return Subnet(address, str(interface.netmask), gateway, tuple(routes))
+
+
+def _parse_route(
+    route: Mapping[str, Any],
+    interface: ipaddress.IPv4Interface | ipaddress.IPv6Interface,
+    where: str,
+) -> tuple[str, str]:
+    """Return network and router of a route. Raises GuestError, as the kernel refuses it."""
+    unknown_fields = sorted(route.keys() - {"destination", "gateway", "metric"})
+    if unknown_fields:
+        raise GuestError(f"{where}: unknown fields {', '.join(map(str, unknown_fields))}")
+    try:
+        network = ipaddress.ip_network(route.get("destination", ""))
+        router = ipaddress.ip_address(route.get("gateway", ""))
+    except ValueError as error:
+        raise GuestError(f"{where}: {error}") from None
+    if not isinstance(route.get("metric", 0), int):
+        raise GuestError(f"{where}.metric: must be a number")
+    if not network.version == router.version == interface.version:
+        raise GuestError(f"{where}: must be of the family of {interface}")
+    if router not in interface.network and not (router.version == 6 and router.is_link_local):
+        raise GuestError(f"{where}: router {router} is outside the network {interface.network}")
+    return str(network), str(router)
 
 
 def _check_addresses(addresses: Any, where: str) -> None:

@@ -148,7 +148,8 @@ def _variable(source: Obj) -> Obj:
     """Return a variable of a class.
 
     With `machineField`, the variable or its field has the schema of this field of HarvesterMachine,
-    so that the class accepts the same values as the webhooks.
+    so that the class accepts the same values as the webhooks. `omit` names fields of the items of a
+    list that a template cannot have.
     """
     if "machineField" not in source:
         schema = source["schema"]["openAPIV3Schema"]
@@ -171,6 +172,10 @@ def _field_schema(source: Obj) -> Obj:
     if "machineField" not in source:
         return source
     schema = {**_machine_fields()[source["machineField"]], "description": source["description"]}
+    if "items" in schema and (omitted := source.get("omit")):
+        properties = schema["items"]["properties"]
+        kept = {name: field for name, field in properties.items() if name not in omitted}
+        schema["items"] = {**schema["items"], "properties": kept}
     example = {"example": source["example"]} if "example" in source else {}
     # Fields of the items of a list are as near as those of an object.
     depth = -1 if "items" in schema else 0

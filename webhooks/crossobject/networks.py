@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import NamedTuple
 
+from caphv.api import interfaceaddresses
 from caphv.api.ippool import contradictions
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, LocatedFinding
@@ -250,23 +251,29 @@ class _Static(NamedTuple):
     entry: Entry
     field: Field
     where: tuple[str, str]
-    address: ipaddress.IPv4Address
+    address: interfaceaddresses.Address
 
 
 def _statics(inventory: Inventory) -> Iterator[_Static]:
     """Yield the static addresses of machines whose VM network is known."""
     for entry in inventory.of_kind(MACHINE):
-        field = entry.spec.at("networkConfig", "address")
         networks = entry.spec.at("networks").each()
-        static_address = address(field.text)
-        if static_address and networks:
-            infrastructure = inventory.infrastructure(entry)
-            where = (
-                harvester(infrastructure) if infrastructure else "",
-                # The first interface has the static address.
-                qualify(networks[0].text, infrastructure),
-            )
+        if not networks:
+            continue
+        infrastructure = inventory.infrastructure(entry)
+        place = harvester(infrastructure) if infrastructure else ""
+
+        field = entry.spec.at("networkConfig", "address")
+        if static_address := address(field.text):
+            # The first interface has the static address.
+            where = (place, qualify(networks[0].text, infrastructure))
             yield _Static(entry, field, where, static_address)
+        for interface in entry.spec.at("networkInterfaces").each():
+            where = (place, qualify(interface.at("network").text, infrastructure))
+            for item in interface.at("addresses").each():
+                field = item.at("address")
+                if parsed := interfaceaddresses.interface_of(field.text):
+                    yield _Static(entry, field, where, parsed.ip)
 
 
 @RULES.rule(
@@ -276,7 +283,7 @@ def _statics(inventory: Inventory) -> Iterator[_Static]:
     example="two HarvesterMachines with `networkConfig.address: 172.17.1.60`: give each its own",
 )
 def _static_duplicate(inventory: Inventory) -> Iterator[Located]:
-    by_address: dict[ipaddress.IPv4Address, list[_Static]] = {}
+    by_address: dict[interfaceaddresses.Address, list[_Static]] = {}
     for static in _statics(inventory):
         others = by_address.setdefault(static.address, [])
         for other in others:
@@ -307,7 +314,10 @@ def _static_in_pool(inventory: Inventory) -> Iterator[Located]:
     pools = list(_ranges(inventory))
     for static in _statics(inventory):
         for pool in pools:
-            is_inside = pool.first <= static.address <= pool.last
+            is_inside = (
+                isinstance(static.address, ipaddress.IPv4Address)
+                and pool.first <= static.address <= pool.last
+            )
             if is_inside and _share_network(pool.where, static.where):
                 detail = (
                     f"lies in range {pool.first}-{pool.last} of {pool.entry}: take an address "

@@ -91,5 +91,21 @@ FLAGS = (
         "NETWORK=POOL+POOL@DNS+DNS: pools of IPAM providers, and DNS servers, for interfaces, "
         "comma-separated. POOL is NAME of an InClusterIPPool, or KIND.GROUP/NAME.",
         value=values.interfaces,
+        joined_by="network",
+    ),
+    Flag(
+        "--mtu",
+        ("spec", "machines", "networkInterfaces"),
+        "NETWORK=BYTES: largest packets of interfaces, comma-separated.",
+        value=values.mtus,
+        joined_by="network",
+    ),
+    Flag(
+        "--routes",
+        ("spec", "machines", "networkInterfaces"),
+        "NETWORK=TO@VIA+TO@VIA: routes of interfaces, comma-separated, for example "
+        "default/storage=10.20.0.0/16@172.17.1.254.",
+        value=values.routes,
+        joined_by="network",
     ),
 )

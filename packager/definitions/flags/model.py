@@ -21,7 +21,8 @@ class Flag:
 
     `ask` is the question, empty for flags that are not asked for. `default` is the value for an
     empty answer, None if an answer is required. `choices` are all values that the schema takes if
-    they are few, for completion in a shell.
+    they are few, for completion in a shell. `joined_by` is the key by which the items of a list
+    join those that other flags have set.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Flag:
     default: str | None = ""
     value: Callable[[str], Any] = values.unchanged
     choices: tuple[str, ...] = ()
+    joined_by: str = ""
 
     @property
     def parameter(self) -> str:

@@ -73,6 +73,24 @@ def interfaces(text: str) -> Any:
     return settings
 
 
+def mtus(text: str) -> Any:
+    """Return settings of interfaces for `NETWORK=BYTES`, comma-separated."""
+    pairs = [part.partition("=") for part in items(text)]
+    return [{"network": network, "mtu": number(size)} for network, _, size in pairs]
+
+
+def routes(text: str) -> Any:
+    """Return settings of interfaces for `NETWORK=TO@VIA+TO@VIA`, comma-separated."""
+    settings = []
+    for part in items(text):
+        network, _, listed = part.partition("=")
+        pairs = [route.partition("@") for route in listed.split("+")]
+        settings.append(
+            {"network": network, "routes": [{"to": to, "via": via} for to, _, via in pairs]}
+        )
+    return settings
+
+
 def _address_pool(text: str) -> dict[str, str]:
     resource, separator, name = text.rpartition("/")
     kind, _, group = resource.partition(".")

@@ -17,6 +17,9 @@ _FAULTS = {
     interfaces.NETWORK: Fault.INVALID,
     interfaces.UNIQUE: Fault.DUPLICATE,
     interfaces.ADDRESSES_EXCLUSIVE: Fault.FORBIDDEN,
+    interfaces.ADDRESS: Fault.INVALID,
+    interfaces.ROUTE: Fault.INVALID,
+    interfaces.TEMPLATE: Fault.FORBIDDEN,
 }
 
 
@@ -60,8 +63,9 @@ def _check_addresses(obj: Obj) -> Iterator[Finding]:
 @RULES.rule(
     "definition-interfaces",
     KINDS,
-    "`networkInterfaces` must name each network of `machines.networks` at most once, each pool "
-    "once, and DNS servers by IP address. That of `machines` excludes `addresses` for the first "
+    "`networkInterfaces` must name each network of `machines.networks` at most once, each pool and "
+    "destination of a route once, routers in a network of the interface, DNS servers by IP "
+    "address, and no static addresses. Pools of `machines` exclude `addresses` for the first "
     "network.",
 )
 def _check_interfaces(obj: Obj) -> Iterator[Finding]:
@@ -79,7 +83,8 @@ def _check_interfaces(obj: Obj) -> Iterator[Finding]:
         # A single pool may take its addresses elsewhere than all others.
         if pool is machines:
             fields["vmNetworkConfig"] = spec.get("addresses")
-        for conflict in interfaces.conflicts(fields):
+        all_conflicts = (*interfaces.conflicts(fields), *interfaces.template_conflicts(fields))
+        for conflict in all_conflicts:
             detail = conflict.detail.replace("vmNetworkConfig", "spec.addresses")
             fault = _FAULTS[conflict.kind]
             yield Finding((*root, *conflict.path), fault, detail, value=conflict.value)

@@ -71,16 +71,23 @@ async def test_a_moved_cluster_keeps_its_vms_and_leaves_nothing_on_the_source(
 ) -> None:
     old = Case(environment, environment.next_case())
     await old.open()
-    pool = await old.pool("pool", 1, 9)
+    pool, storage = await old.pool("pool", 1, 9), await old.storage_pool("storage", 1, 9)
     await old.ready_cluster(vmNetworkConfig=old.vm_network(pool))
+    reference = {"apiGroup": "loadbalancer.harvesterhci.io", "kind": "IPPool", "name": storage}
+    fields = {
+        "networks": ["default/production", "default/storage"],
+        "networkInterfaces": [{"network": "default/storage", "addressesFromPools": [reference]}],
+    }
     for name in ("cp", "worker"):
-        await old.ready_machine(name, control_plane=name == "cp")
+        await old.ready_machine(name, control_plane=name == "cp", **fields)
     # As the core does: by it everything that was moved is found again on the source.
     cluster = await old.get(CLUSTERS, old.name)
     owner = {"apiVersion": CLUSTERS.api_version, "kind": "Cluster", "name": old.name, "uid": uid_of(cluster)}
     for name in ("cp", "worker"):
         await old.patch(MACHINES, name, {"metadata": {"ownerReferences": [owner]}})
     before, addresses = await on_harvester(old), await old.allocated(pool)
+    of_interfaces = await old.allocated(storage)
+    assert set(of_interfaces.values()) == {f"{old.name}/cp.1-0", f"{old.name}/worker.1-0"}
     ref = f"{old.name}/{old.name}"
 
     result = await asyncio.to_thread(caphv, environment, there, ref, "--dry-run", "-o", "json")
@@ -104,6 +111,10 @@ async def test_a_moved_cluster_keeps_its_vms_and_leaves_nothing_on_the_source(
     after = await on_harvester(new)
     assert {name: uid_of(obj) for name, obj in after.items()} == {name: uid_of(obj) for name, obj in before.items()}
     assert await new.allocated(pool) == addresses
+    assert await new.allocated(storage) == of_interfaces
+    marks = annotations_of(await new.harvester.get(kinds.IP_POOLS, storage))
+    ours = uid_of(await new.management.get(NAMESPACES, "kube-system"))
+    assert {marks[f"addresses.caphv.io/{address}"] for address in of_interfaces} == {ours[:8]}
     ours = uid_of(await new.management.get(NAMESPACES, "kube-system"))
     vms = [obj for name, obj in after.items() if name.startswith("VirtualMachine ")]
     assert {annotations_of(obj)[CLUSTER] for obj in vms} == {ours}

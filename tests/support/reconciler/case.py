@@ -233,14 +233,29 @@ class Case:
 
     # Addresses
 
+    @property
+    def storage_subnet(self) -> str:
+        """The first three parts of the test's addresses on network default/storage."""
+        prefix, _, third = self.subnet.rpartition(".")
+        return f"{prefix}.{int(third) + 128}"
+
+    async def storage_pool(self, suffix: str, first: int, last: int) -> str:
+        """As `pool`, with addresses of network default/storage and without a gateway."""
+        bounds = {"rangeStart": f"{self.storage_subnet}.{first}", "rangeEnd": f"{self.storage_subnet}.{last}"}
+        ranges = {"subnet": f"{self.environment.prefix}.128.0/17", **bounds}
+        return await self._pool(suffix, ranges, last - first + 1, "default/storage")
+
     async def pool(self, suffix: str, first: int, last: int, network: str = "") -> str:
         """Create an IPPool with the addresses from `first` to `last` of the test's subnet; answers its name."""
-        name = f"{self.name}-{suffix}"
         bounds = {"rangeStart": f"{self.subnet}.{first}", "rangeEnd": f"{self.subnet}.{last}", "gateway": self.gateway}
-        spec: Obj = {"ranges": [{"subnet": f"{self.environment.prefix}.0.0/17", **bounds}]}
+        ranges = {"subnet": f"{self.environment.prefix}.0.0/17", **bounds}
+        return await self._pool(suffix, ranges, last - first + 1, network)
+
+    async def _pool(self, suffix: str, ranges: Obj, total: int, network: str) -> str:
+        name = f"{self.name}-{suffix}"
+        spec: Obj = {"ranges": [ranges]}
         if network:
             spec["selector"] = {"network": network}
-        total = last - first + 1
         status = {"total": total, "available": total, "lastAllocated": ""}
         await self.harvester.create(
             kinds.IP_POOLS, kinds.typed(kinds.IP_POOLS, {"metadata": {"name": name}, "spec": spec, "status": status})

@@ -36,15 +36,21 @@ async def pool_of_guests(case: Case, number: int, selected: str) -> str:
     return name
 
 
-async def service(case: Case, name: str, **spec: Any) -> Obj:
-    """The LoadBalancer that a cloud provider in the guest creates for a Service, with its outcome."""
+async def service(case: Case, name: str, network: str = "", **spec: Any) -> Obj:
+    """The LoadBalancer that a cloud provider in the guest creates for a Service, with its outcome.
+
+    `network` is what an annotation of the Service asks for.
+    """
     domain = "cloudprovider.harvesterhci.io"
     labels = {f"{domain}/cluster": case.name, f"{domain}/serviceNamespace": "default", f"{domain}/serviceName": name}
     metadata = {
         "name": name,
         "namespace": case.target,
         "labels": labels,
-        "annotations": {"loadbalancer.harvesterhci.io/cluster": case.name},
+        "annotations": {
+            "loadbalancer.harvesterhci.io/cluster": case.name,
+            **({"loadbalancer.harvesterhci.io/network": network} if network else {}),
+        },
     }
     balancer = {"metadata": metadata, "spec": {"workloadType": "cluster", "ipam": "pool", **spec}}
     await case.harvester.create(kinds.LOAD_BALANCERS, kinds.typed(kinds.LOAD_BALANCERS, balancer))

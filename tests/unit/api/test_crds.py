@@ -54,6 +54,10 @@ HOST_RESOURCES = {
 INTERFACES = {
     ".networkInterfaces",
     ".networkInterfaces[]",
+    ".networkInterfaces[].addresses",
+    ".networkInterfaces[].addresses[]",
+    ".networkInterfaces[].addresses[].address",
+    ".networkInterfaces[].addresses[].gateway",
     ".networkInterfaces[].addressesFromPools",
     ".networkInterfaces[].addressesFromPools[]",
     ".networkInterfaces[].addressesFromPools[].apiGroup",
@@ -63,7 +67,13 @@ INTERFACES = {
     ".networkInterfaces[].dnsSearch[]",
     ".networkInterfaces[].dnsServers",
     ".networkInterfaces[].dnsServers[]",
+    ".networkInterfaces[].mtu",
     ".networkInterfaces[].network",
+    ".networkInterfaces[].routes",
+    ".networkInterfaces[].routes[]",
+    ".networkInterfaces[].routes[].metric",
+    ".networkInterfaces[].routes[].to",
+    ".networkInterfaces[].routes[].via",
 }
 DISK_MODES = {".volumes[].accessMode", ".volumes[].volumeMode"}
 LOOKUP = {".volumes[].imageLookup", ".volumes[].imageLookup.baseOS", ".volumes[].imageLookup.format"}
@@ -81,6 +91,11 @@ ADDED = {
     "harvestermachines": {
         ".spec.networkConfig.subnetMask",
         *(f".spec{field}" for field in MACHINE_SPEC),
+        ".status.interfaceAddresses",
+        ".status.interfaceAddresses[]",
+        ".status.interfaceAddresses[].address",
+        ".status.interfaceAddresses[].network",
+        ".status.interfaceAddresses[].pool",
         ".status.virtualMachine",
         ".status.virtualMachine.host",
         ".status.virtualMachine.instanceUID",

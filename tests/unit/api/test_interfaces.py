@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any
 
 import pytest
@@ -9,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api import interfaces
+from caphv.api.interfaceaddresses import is_host, route_problems
 
 pytestmark = pytest.mark.unit
 
 POOL = {"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": "a"}
+KEYS = ["network", "addressesFromPools", "networkConfig", "addresses", "address", "gateway", "routes", "to", "via"]
+TEXTS = ["a", "b", "10.0.0.5", "10.0.0.5/24", "fd00::5/64", "fe80::1", "10.1.0.0/16", "::/0", "1/1", "fe80::1%a/64"]
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.sampled_from(["a", "b"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["network", "addressesFromPools", "networkConfig"]), inner, max_size=3)
-    ),
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.sampled_from(TEXTS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
     max_leaves=12,
 )
 
@@ -44,6 +45,108 @@ def test_static_address_of_the_first_interface_does_not_concern_the_others() -> 
     assert found({"network": "b", "addressesFromPools": [POOL]}, networkConfig={"address": "10.0.0.5"}) == []
 
 
+@given(ANYTHING, ANYTHING, ANYTHING)
+def test_values_of_any_type_are_read(networks: Any, listed: Any, config: Any) -> None:
+    spec = {"networks": networks, interfaces.FIELD: listed, "vmNetworkConfig": config}
+    list(interfaces.conflicts(spec))
+    list(interfaces.template_conflicts(spec))
+
+
+def test_interfaces_with_settings_are_numbered_like_the_networks() -> None:
+    spec = {
+        "networks": ["a", "b", "c"],
+        interfaces.FIELD: [
+            {"network": "c", "addresses": [{"address": "10.0.0.5/24"}]},
+            {"network": "x", "mtu": 9000},
+            {"network": "b", "mtu": 9000},
+        ],
+    }
+    assert interfaces.numbers(spec) == (1, 2)
+    assert interfaces.addressed_numbers(spec) == (2,)
+    assert interfaces.numbers({"networks": ["a"]}) == ()
+
+
+def test_settings_without_addresses_exclude_no_other_source() -> None:
+    assert found({"network": "a", "mtu": 9000, "dnsServers": ["9.9.9.9"]}, networkConfig={"address": "10.0.0.5"}) == []
+
+
+def test_routes_and_addresses_are_unique_in_the_whole_machine() -> None:
+    route = {"to": "10.1.0.0/16", "via": "10.0.0.254"}
+    address = {"address": "10.0.0.5/24"}
+    first = {"network": "a", "addresses": [address], "routes": [route]}
+    second = {"network": "b", "addresses": [{"address": "10.0.0.5/16"}], "routes": [{**route, "metric": 5}, route]}
+    assert found(first, second) == [
+        (interfaces.UNIQUE, (1, "addresses", 0, "address")),
+        (interfaces.UNIQUE, (1, "routes", 1, "to")),
+    ]
+
+
+@given(st.ip_addresses(), st.integers(1, 126), st.ip_addresses())
+def test_router_is_accepted_if_it_is_in_the_network_or_link_local(host: Any, length: int, router: Any) -> None:
+    length = min(length, host.max_prefixlen)
+    network = ipaddress.ip_network((host, length), strict=False)
+    to = "10.9.0.0/16" if router.version == 4 else "fd09::/48"
+    problems = list(route_problems([{"to": to, "via": str(router)}], [network]))
+    is_reached = network.version == router.version and (
+        router in network or (router.version == 6 and router.is_link_local)
+    )
+    assert (not problems) == (is_reached and is_host(router))
+
+
+@given(st.ip_addresses(), st.integers(1, 128))
+def test_destination_is_accepted_if_it_is_a_network(host: Any, length: int) -> None:
+    length = min(length, host.max_prefixlen)
+    via = "10.0.0.1" if host.version == 4 else "fd00::1"
+    text = f"{host}/{length}"
+    problems = list(route_problems([{"to": text, "via": via}], None))
+    assert (not problems) == (host == ipaddress.ip_network(text, strict=False).network_address)
+    assert not list(route_problems([{"to": str(ipaddress.ip_network(text, strict=False)), "via": via}], None))
+
+
+@pytest.mark.parametrize(
+    ("entry", "detail"),
+    [
+        ({"address": "127.0.0.5/8"}, "is no address of a host"),
+        ({"address": "224.0.0.5/8"}, "is no address of a host"),
+        ({"address": "::ffff:10.0.0.5/120"}, "is no address of a host"),
+        ({"address": "10.0.0.5/0"}, "has no prefix length that a network can have"),
+        ({"address": "10.0.0.255/24"}, "is the network or broadcast address of 10.0.0.0/24"),
+        ({"address": "fd00::/64"}, "is the network or broadcast address of fd00::/64"),
+        ({"address": "10.0.0.5/24", "gateway": "10.0.1.1"}, "is not in 10.0.0.0/24, the network of the interface"),
+        ({"address": "10.0.0.5/24", "gateway": "10.0.0.5"}, "is the address of the machine"),
+    ],
+)
+def test_static_address_that_no_guest_can_use(entry: Any, detail: str) -> None:
+    (conflict,) = interfaces.conflicts({"networks": ["a"], interfaces.FIELD: [{"network": "a", "addresses": [entry]}]})
+    assert conflict.kind == interfaces.ADDRESS
+    assert detail in conflict.detail
+
+
+@pytest.mark.parametrize("text", ["10.0.0.5/24", "10.0.0.4/31", "127.13.1.5/17", "fd00::1/64", "fd00::/127"])
+def test_static_address_that_guests_can_use(text: str) -> None:
+    assert found({"network": "a", "addresses": [{"address": text}]}) == []
+
+
+def test_static_addresses_of_templates_are_named() -> None:
+    spec = {"networks": ["a"], interfaces.FIELD: [{"network": "a", "addresses": [{"address": "10.0.0.5/24"}]}]}
+    (conflict,) = interfaces.template_conflicts(spec)
+    assert (conflict.kind, conflict.path) == (interfaces.TEMPLATE, (0, "addresses"))
+    assert list(interfaces.template_conflicts({interfaces.FIELD: [{"network": "a", "mtu": 1500}]})) == []
+
+
+def test_ippools_on_harvester_are_numbered_by_interface_and_entry() -> None:
+    pool = {"apiGroup": "loadbalancer.harvesterhci.io", "kind": "IPPool"}
+    spec = {
+        "networks": ["a", "b"],
+        interfaces.FIELD: [
+            {"network": "b", "addressesFromPools": [POOL, {**pool, "name": "p"}]},
+            {"network": "x", "addressesFromPools": [{**pool, "name": "q"}]},
+            {"network": "a", "addressesFromPools": [{**pool, "name": "p"}, {**pool, "apiGroup": "ipam.metal3.io"}]},
+        ],
+    }
+    assert interfaces.harvester_pools(spec) == [(0, 0, "p"), (1, 1, "p")]
+
+
 @given(ANYTHING, ANYTHING)
-def test_values_of_any_type_are_read(networks: Any, listed: Any) -> None:
-    list(interfaces.conflicts({"networks": networks, interfaces.FIELD: listed}))
+def test_pools_of_any_type_are_read(networks: Any, listed: Any) -> None:
+    interfaces.harvester_pools({"networks": networks, interfaces.FIELD: listed})

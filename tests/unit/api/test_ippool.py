@@ -136,3 +136,55 @@ def test_pool_of_any_content_is_read_or_invalid(hostile: Obj) -> None:
         assert ippool.holds(hostile, address, holder, "") is (address in held)
         assert isinstance(ippool.mark(hostile, address), str)
     assert all(isinstance(holder, str) for holder in ippool.allocated_before(hostile).values())
+
+
+class TestInterfaces:
+    """Ids and subnets of the addresses of single interfaces."""
+
+    @given(st.integers(0, 15), st.integers(0, 7), st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True))
+    def test_machine_of_an_id(self, interface: int, entry: int, name: str) -> None:
+        identity = ippool.interface_holder(f"team/{name}", interface, entry)
+        assert identity != f"team/{name}"
+        assert ippool.machine_holder(identity) == ippool.machine_holder(f"team/{name}") == f"team/{name}"
+
+    def test_entries_of_a_machine_are_those_of_no_machine_with_a_longer_name(self) -> None:
+        allocated = {
+            "10.0.0.1": "team/one",
+            "10.0.0.2": "team/one.1-0",
+            "10.0.0.3": "team/one-1",
+            "10.0.0.4": "team/one.1-0x",
+            "10.0.0.5": "team/one.2-0",
+            "10.0.0.6": "other/one.1-0",
+        }
+        marks = {"addresses.caphv.io/10.0.0.2": "ours", "addresses.caphv.io/10.0.0.5": "theirs"}
+        obj = {"metadata": {"name": "p", "annotations": marks}, "status": {"allocated": allocated}}
+        assert ippool.held_by_machine(obj, "team/one", "ours") == {
+            "10.0.0.1": ("team/one", False),
+            "10.0.0.2": ("team/one.1-0", True),
+        }
+
+    @pytest.mark.parametrize(
+        ("address", "subnet"),
+        [("10.0.0.9", (24, "10.0.0.254")), ("10.1.0.9", (16, "")), ("fd00::9", (64, "")), ("10.2.0.1", (0, ""))],
+    )
+    def test_subnet_of_an_address(self, address: str, subnet: tuple[int, str]) -> None:
+        obj = pool(
+            "p", {"subnet": "10.1.0.0/16"}, {"subnet": "10.0.0.0/24", "gateway": "10.0.0.254"}, {"subnet": "fd00::/64"}
+        )
+        assert ippool.subnet_of(obj, address) == subnet
+
+    def test_subnet_of_an_invalid_pool(self) -> None:
+        with pytest.raises(InvalidPoolError):
+            ippool.subnet_of({"metadata": {"name": "p"}, "spec": {"ranges": [{"subnet": "x"}]}}, "10.0.0.1")
+
+    @pytest.mark.parametrize(
+        ("spec", "address"),
+        [
+            ({"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.9", "rangeEnd": "10.0.0.9"}, "10.0.0.9"),
+            ({"subnet": "10.0.0.0/30"}, "10.0.0.2"),
+            ({"subnet": "10.0.0.0/29"}, ""),
+            ({"subnet": "x"}, ""),
+        ],
+    )
+    def test_only_address_of_a_pool(self, spec: Obj, address: str) -> None:
+        assert ippool.only_address({"metadata": {"name": "p"}, "spec": {"ranges": [spec]}}) == address

@@ -60,6 +60,41 @@ pytestmark = pytest.mark.unit
             ],
         ),
         (
+            [
+                *("--network", "default/production,default/storage", "--ipam-pools", "default/storage=v4"),
+                *("--mtu", "default/storage=9000"),
+                *("--routes", "default/storage=10.20.0.0/16@10.0.0.2+fd01::/48@fe80::1"),
+            ],
+            "machines.networkInterfaces",
+            [
+                {
+                    "network": "default/storage",
+                    "addressesFromPools": [
+                        {"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": "v4"}
+                    ],
+                    "mtu": 9000,
+                    "routes": [{"to": "10.20.0.0/16", "via": "10.0.0.2"}, {"to": "fd01::/48", "via": "fe80::1"}],
+                }
+            ],
+        ),
+        (
+            [
+                *("--network", "default/production,default/storage", "--ipam-pools", "default/production=v4"),
+                *("--mtu", "default/storage=9000,default/production=1400"),
+            ],
+            "machines.networkInterfaces",
+            [
+                {
+                    "network": "default/production",
+                    "addressesFromPools": [
+                        {"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": "v4"}
+                    ],
+                    "mtu": 1400,
+                },
+                {"network": "default/storage", "mtu": 9000},
+            ],
+        ),
+        (
             ["--worker-devices", "nvidia.com/GA102GL_A10=2, kubevirt.io/node1-usb"],
             "workers",
             [

@@ -127,6 +127,7 @@ def test_free_addresses_are_those_of_pools_for_machines() -> None:
         "a": pool(10, _1="team/one", _2="team/two"),
         "b": pool(4),
         "own": pool(2, _1="team/x", _2="team/y"),
+        "storage": pool(3, _1="team/x.1-0"),
         "balancers": pool(9),
         "broken": {"metadata": {"name": "broken"}, "spec": {"ranges": [{"subnet": "nonsense"}]}},
         "hostile": {"metadata": {"name": "hostile"}, "spec": {"ranges": ["x"]}, "status": {"allocated": 5}},
@@ -138,9 +139,11 @@ def test_free_addresses_are_those_of_pools_for_machines() -> None:
         "dhcp": {},
         "away": {"vmNetworkConfig": {"ipPoolRef": "elsewhere"}},
     }
-    machines: dict[str, list[Obj]] = {"dhcp": [{"vmNetworkConfig": {"ipPoolRef": "own"}}, {}]}
+    reference = {"apiGroup": "loadbalancer.harvesterhci.io", "kind": "IPPool", "name": "storage"}
+    storage = {"networks": ["n"], "networkInterfaces": [{"network": "n", "addressesFromPools": [reference]}]}
+    machines: dict[str, list[Obj]] = {"dhcp": [{"vmNetworkConfig": {"ipPoolRef": "own"}}, storage]}
     found = poolmetrics.free_addresses(used_pools(context(pools, clusters, machines)))
-    assert found == {(HARVESTER, "a"): 8, (HARVESTER, "b"): 4, (HARVESTER, "own"): 0}
+    assert found == {(HARVESTER, "a"): 8, (HARVESTER, "b"): 4, (HARVESTER, "own"): 0, (HARVESTER, "storage"): 2}
 
 
 def free(name: str) -> float | None:

@@ -413,6 +413,24 @@ def test_two_clusters_in_one_target_namespace(objects: dict[str, Obj]) -> None:
     assert rules == {"machine-name-taken", "cluster-name-taken", "static-address-duplicate", "pool-overlap"}
 
 
+def test_static_addresses_of_interfaces_are_unique_and_outside_of_pools(objects: dict[str, Obj]) -> None:
+    machines = {}
+    for name, last in (("one", 200), ("two", 200), ("three", 201)):
+        machine = copy.deepcopy(objects["machine"])
+        machine["metadata"]["name"] = name
+        machine["spec"].pop("networkConfig", None)
+        entries = [{"address": f"10.99.0.{last}/24"}, {"address": f"fd00::{last}/64"}]
+        machine["spec"]["networkInterfaces"] = [{"network": machine["spec"]["networks"][0], "addresses": entries}]
+        machines[name] = machine
+    located = check_together([*machines.values()])
+    found = {(item.finding.rule, item.finding.field) for item in located}
+    assert found >= {
+        ("static-address-duplicate", "spec.networkInterfaces[0].addresses[0].address"),
+        ("static-address-duplicate", "spec.networkInterfaces[0].addresses[1].address"),
+    }
+    assert [item.finding.rule for item in located].count("static-address-duplicate") == 2
+
+
 def test_two_clusters_apart(objects: dict[str, Obj]) -> None:
     more = second_cluster(objects)
     # Another namespace is another VM network `net`, too: Harvester refuses its pool nevertheless.

@@ -59,6 +59,17 @@ def test_a_second_address_of_a_machine_is_shown_and_stays() -> None:
     assert (found.verdict, found.detail) == (Verdict.HELD, "the machine uses 10.0.0.10")
 
 
+def test_address_of_an_interface_is_held_by_its_machine() -> None:
+    found = entry("10.0.0.12", "team/alive.1-0", OURS)
+    assert (found.verdict, found.owner, found.detail) == (Verdict.HELD, "HarvesterMachine team/alive", "")
+    machine = {"metadata": {"name": "alive", "namespace": "team"}}
+    machine["status"] = {"interfaceAddresses": [{"address": "10.0.0.13"}]}  # type: ignore[dict-item]
+    known = Owners(US, machines={Key("team", "alive"): machine})
+    assert entry("10.0.0.13", "team/alive.1-0", OURS, known).detail == ""
+    assert entry("10.0.0.12", "team/alive.1-0", OURS, known).detail == "the machine uses 10.0.0.13"
+    assert entry("10.0.0.12", "team/dead.1-0", OURS).verdict is Verdict.LEAKED
+
+
 def test_an_address_of_a_load_balancer_or_service_is_held() -> None:
     balancer = {"metadata": {"name": "team-shop-lb", "namespace": "vms"}}
     assert entry("10.0.0.12", "vms/team-shop-lb", "", owners(load_balancers=[balancer])).verdict is Verdict.HELD

@@ -132,13 +132,18 @@ def test_a_change_never_needs_less_than_the_machines_that_exist_in_addition(
         assert needs.storage == 0
 
 
+POOLED = {"network": "n", "addressesFromPools": [{"name": "a"}]}
+JUMBO = {"network": "n", "mtu": 9000}
+
+
 @pytest.mark.parametrize(
     ("infrastructure", "machine", "addresses"),
     [
         ({}, {}, 0),
         ({"vmNetworkConfig": {"ipPoolRefs": ["a"]}}, {}, 2),
         ({"vmNetworkConfig": {"ipPoolRefs": ["a"]}}, {"networkConfig": {"address": "10.0.0.1"}}, 0),
-        ({"vmNetworkConfig": {"ipPoolRefs": ["a"]}}, {"networks": ["n"], "networkInterfaces": [{"network": "n"}]}, 0),
+        ({"vmNetworkConfig": {"ipPoolRefs": ["a"]}}, {"networks": ["n"], "networkInterfaces": [POOLED]}, 0),
+        ({"vmNetworkConfig": {"ipPoolRefs": ["a"]}}, {"networks": ["n"], "networkInterfaces": [JUMBO]}, 2),
     ],
 )
 def test_addresses_are_needed_where_machines_take_them_from_pools(

@@ -169,6 +169,32 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         "spec.machines.networkInterfaces[0].dnsServers[0]",
         "definition-interfaces",
     ),
+    "static addresses of all machines": (
+        definition(
+            machines={
+                "networkInterfaces": [{"network": "default/production", "addresses": [{"address": "10.0.0.5/24"}]}]
+            }
+        ),
+        "spec.machines.networkInterfaces[0].addresses",
+        "definition-interfaces",
+    ),
+    "route by a router outside of the machines' network": (
+        definition(
+            machines={
+                "networkInterfaces": [
+                    {"network": "default/production", "routes": [{"to": "10.9.0.0/16", "via": "10.1.0.2"}]}
+                ]
+            },
+            addresses={"ipPoolRefs": ["a"], "gateway": "10.0.0.1", "subnetMask": "255.255.0.0"},
+        ),
+        "spec.machines.networkInterfaces[0].routes[0].via",
+        "definition-interfaces",
+    ),
+    "MTU of an interface beyond jumbo frames": (
+        definition(workers=[{"name": "w", "networkInterfaces": [{"network": "default/production", "mtu": 65000}]}]),
+        "spec.workers[0].networkInterfaces[0].mtu",
+        "schema-maximum",
+    ),
     "pool of an interface with a version": (
         definition(
             machines={

@@ -300,6 +300,9 @@ class TestInUse:
         status, spec = {"allocatedIPAddress": "10.0.0.5"}, {"networkConfig": {"address": "10.0.0.6"}}
         assert machine_addresses(machine(status, spec)) == {"10.0.0.5", "10.0.0.6"}
         assert machine_addresses(machine(status, spec, deletionTimestamp="now")) == set()
+        status = {"interfaceAddresses": [{"address": "10.1.0.5"}]}
+        spec = {"networkInterfaces": [{"network": "a", "addresses": [{"address": "FD00::5/64"}, {"address": "x"}]}]}
+        assert machine_addresses(machine(status, spec)) == {"10.1.0.5", "fd00::5"}
         assert machine_addresses(machine({"allocatedIPAddress": ""})) == machine_addresses(None) == set()
 
 

@@ -12,35 +12,39 @@ from hypothesis import strategies as st
 
 from caphv.api.object import Obj
 from reconciler.machine.addressclaims import (
-    ClaimedAddress,
-    ClaimedInterface,
     WantedClaim,
     claim_object,
     claimed_address,
-    claimed_interfaces,
     is_owned,
-    mac_addresses,
     machine_of,
     names_pool,
     pending_reason,
     wanted_claims,
 )
-from reconciler.machine.cloudinit import networkdata
+from reconciler.machine.guestinterfaces import (
+    GuestAddress,
+    GuestInterface,
+    WantedAddress,
+    guest_interfaces,
+    mac_addresses,
+    wanted_addresses,
+)
 from reconciler.machine.network import (
-    ClaimedNetwork,
     Dhcp,
+    InterfaceNetwork,
     PoolNetwork,
     StaticAddress,
     dhcp_interfaces,
     effective_network,
 )
+from reconciler.machine.networkdata import networkdata
 
 pytestmark = pytest.mark.unit
 
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
 ADDRESSES = st.one_of(
-    st.builds(ClaimedAddress, st.ip_addresses(v=4).map(str), st.integers(1, 32), st.just("10.0.0.1") | st.just("")),
-    st.builds(ClaimedAddress, st.ip_addresses(v=6).map(str), st.integers(1, 128), st.just("fd00::1") | st.just("")),
+    st.builds(GuestAddress, st.ip_addresses(v=4).map(str), st.integers(1, 32), st.just("10.0.0.1") | st.just("")),
+    st.builds(GuestAddress, st.ip_addresses(v=6).map(str), st.integers(1, 128), st.just("fd00::1") | st.just("")),
 )
 
 
@@ -110,18 +114,18 @@ def test_claim_belongs_to_machine_and_cluster(version: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "address"),
     [
-        ({"address": "10.0.0.5", "prefix": 24, "gateway": "10.0.0.1"}, ClaimedAddress("10.0.0.5", 24, "10.0.0.1")),
-        ({"address": "FD00::0005", "prefix": 64}, ClaimedAddress("fd00::5", 64)),
-        ({"address": "10.0.0.5", "prefix": 32, "gateway": ""}, ClaimedAddress("10.0.0.5", 32)),
+        ({"address": "10.0.0.5", "prefix": 24, "gateway": "10.0.0.1"}, GuestAddress("10.0.0.5", 24, "10.0.0.1")),
+        ({"address": "FD00::0005", "prefix": 64}, GuestAddress("fd00::5", 64)),
+        ({"address": "10.0.0.5", "prefix": 32, "gateway": ""}, GuestAddress("10.0.0.5", 32)),
         # As routers announce themselves.
-        ({"address": "fd00::5", "prefix": 64, "gateway": "FE80::0001"}, ClaimedAddress("fd00::5", 64, "fe80::1")),
+        ({"address": "fd00::5", "prefix": 64, "gateway": "FE80::0001"}, GuestAddress("fd00::5", 64, "fe80::1")),
         # A guest of the sandbox.
-        ({"address": "127.13.49.1", "prefix": 17}, ClaimedAddress("127.13.49.1", 17)),
+        ({"address": "127.13.49.1", "prefix": 17}, GuestAddress("127.13.49.1", 17)),
         # Its pool may say that all addresses of its network are free.
-        ({"address": "10.0.0.255", "prefix": 24}, ClaimedAddress("10.0.0.255", 24)),
+        ({"address": "10.0.0.255", "prefix": 24}, GuestAddress("10.0.0.255", 24)),
     ],
 )
-def test_answer_of_a_pool(fields: Obj, address: ClaimedAddress) -> None:
+def test_answer_of_a_pool(fields: Obj, address: GuestAddress) -> None:
     assert claimed_address({"spec": fields}) == address
 
 
@@ -211,20 +215,20 @@ def test_mac_addresses_are_unicast_local_and_stable(count: int, uid: str) -> Non
 
 def test_claims_of_the_first_interface_go_before_all_other_sources() -> None:
     config = {"vmNetworkConfig": {"gateway": "10.0.0.1", "subnetMask": "255.255.255.0", "ipPoolRef": "p"}}
-    assert effective_network(spec("a", "b", a=["v4"]), config) == ClaimedNetwork()
+    assert effective_network(spec("a", "b", a=["v4"]), config) == InterfaceNetwork()
     assert isinstance(effective_network(spec("a", "b", b=["v4"]), config), PoolNetwork)
 
 
 def test_interfaces_with_claims_need_no_dhcp() -> None:
-    assert dhcp_interfaces(ClaimedNetwork(), 3, {0}) == ("eth1", "eth2")
+    assert dhcp_interfaces(InterfaceNetwork(), 3, {0}) == ("eth1", "eth2")
     assert dhcp_interfaces(Dhcp(), 3, {1}) == ("eth0", "eth2")
     assert dhcp_interfaces(StaticAddress("10.0.0.9", "255.0.0.0", "10.0.0.1"), 3, {2}) == ("eth1",)
 
 
 def test_network_data_of_a_second_interface_keeps_the_default_route_of_the_first() -> None:
     static = StaticAddress("10.0.0.5", "255.255.0.0", "10.0.0.1", ("9.9.9.9",), ("example.com",))
-    second = (ClaimedAddress("10.1.0.5", 24, "10.1.0.1"), ClaimedAddress("fd00::5", 64, "fd00::1"))
-    claimed = {1: ClaimedInterface(second, ("9.9.9.9", "1.1.1.1"), ("b.example.com",))}
+    second = (GuestAddress("10.1.0.5", 24, "10.1.0.1"), GuestAddress("fd00::5", 64, "fd00::1"))
+    claimed = {1: GuestInterface(second, ("9.9.9.9", "1.1.1.1"), ("b.example.com",))}
     assert yaml.safe_load(networkdata(static, 3, claimed, ("02:a", "02:b", "02:c")))["config"] == [
         {
             "type": "physical",
@@ -255,11 +259,11 @@ def test_network_data_of_a_static_address_keeps_its_list_of_resolvers() -> None:
 
 @given(st.dictionaries(st.integers(0, 4), st.lists(ADDRESSES, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_guest_configures_each_claimed_address_once_and_no_two_default_routes(
-    answers: dict[int, list[ClaimedAddress]],
+    answers: dict[int, list[GuestAddress]],
 ) -> None:
     fields = spec(*(f"n{number}" for number in range(5)), **{f"n{number}": ["p"] for number in sorted(answers)})
     flat = [(number, address) for number, listed in answers.items() for address in listed]
-    claimed = claimed_interfaces(fields, flat)
+    claimed = guest_interfaces(fields, flat)
     text = networkdata(None, 5, claimed, mac_addresses(machine(**fields)))
     nics = [entry for entry in yaml.safe_load(text)["config"] if entry["type"] == "physical"]
     assert [nic["mac_address"] for nic in nics] == list(mac_addresses(machine(**fields)))
@@ -280,3 +284,13 @@ def test_guest_configures_each_claimed_address_once_and_no_two_default_routes(
     # With DHCP on the first interface, IPv4 leads out there.
     leads_out = {each.version for listed in answers.values() for each in listed if each.gateway}
     assert set(gateways) == (leads_out if 0 in answers else leads_out - {4})
+
+
+def test_ippools_on_harvester_are_not_claimed_and_keep_the_numbers_of_the_others() -> None:
+    harvester = {"apiGroup": "loadbalancer.harvesterhci.io", "kind": "IPPool", "name": "p"}
+    other = {"apiGroup": "ipam.metal3.io", "kind": "IPPool", "name": "p"}
+    settings = [{"network": "b", "addressesFromPools": [harvester, other]}]
+    fields = {"networks": ["a", "b"], "networkInterfaces": settings}
+    assert [(claim.name, claim.pool) for claim in wanted_claims("one", fields)] == [("one-1-1", other)]
+    (address,) = wanted_addresses("team/one", fields)
+    assert address == WantedAddress("team/one.1-0", 1, "b", "p")

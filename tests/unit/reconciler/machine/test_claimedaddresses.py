@@ -14,7 +14,7 @@ from caphv.api.object import Key, Obj, Resource
 from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
-from reconciler.machine.addressclaims import ClaimedAddress, claim_object, wanted_claims
+from reconciler.machine.addressclaims import claim_object, wanted_claims
 from reconciler.machine.claimedaddresses import (
     check_claims,
     confirm_claims,
@@ -22,6 +22,7 @@ from reconciler.machine.claimedaddresses import (
     known_addresses,
     release_claims,
 )
+from reconciler.machine.guestinterfaces import GuestAddress
 from reconciler.machine.scope import MachineScope
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Topics
@@ -188,7 +189,7 @@ async def test_machine_waits_for_the_caches_and_is_requeued(
 async def test_machine_without_the_field_asks_for_nothing() -> None:
     machine = Machine({"networks": ["a"]})
     machine.is_served, machine.is_filled = False, False
-    assert await ensure_claims(machine.scope) == {}
+    assert await ensure_claims(machine.scope) == []
     check_claims(machine.scope)
     await release_claims(machine.scope)
     assert known_addresses(machine.scope) == []
@@ -210,7 +211,7 @@ async def test_all_claims_are_made_before_the_first_is_answered_and_used_once_al
     assert "one-0-0" not in blocked.message
     machine.answer("one-0-1", address="fd00::5", prefix=64)
     claimed = await ensure_claims(machine.scope)
-    assert claimed[0].addresses == (ClaimedAddress("10.0.0.5", 24, "10.0.0.1"), ClaimedAddress("fd00::5", 64))
+    assert claimed == [(0, GuestAddress("10.0.0.5", 24, "10.0.0.1")), (0, GuestAddress("fd00::5", 64))]
     assert machine.draft.is_true(ALLOCATED)
     assert known_addresses(machine.scope) == ["10.0.0.5", "fd00::5"]
 
@@ -376,7 +377,7 @@ async def test_address_of_a_provider_that_sets_no_owner_is_used() -> None:
     machine = await answered()
     for address in machine.addresses.values():
         address["metadata"]["ownerReferences"] = []
-    assert len((await ensure_claims(machine.scope))[0].addresses) == 2
+    assert len(await ensure_claims(machine.scope)) == 2
 
 
 async def test_claim_that_a_broken_watch_has_lost_is_recreated_before_the_vm_is_created() -> None:

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.api.ownership import Owner
-from reconciler.machine.cloudinit import cloud_init_secret, kubeconfig_file, networkdata, userdata
+from reconciler.machine.cloudinit import cloud_init_secret, kubeconfig_file, userdata
 from reconciler.machine.cloudinityaml import CloudInitError
 from reconciler.machine.network import StaticAddress
+from reconciler.machine.networkdata import networkdata
 from tests.support.reconciler.cloudinit import AGENT, BASE_PACKAGES, KEY, documents, load, render
 
 pytestmark = pytest.mark.unit

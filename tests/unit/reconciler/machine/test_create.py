@@ -82,6 +82,7 @@ async def test_vm_that_its_watch_has_not_delivered_yet_is_not_lost(monkeypatch: 
     monkeypatch.setattr(create, "adopt_or_refuse", same)
     monkeypatch.setattr(create, "ensure_labels", same)
     monkeypatch.setattr(create, "restore_address", restored)
+    monkeypatch.setattr(create, "restore_pool_addresses", restored)
     spec = {"providerID": "harvester://uid"}
     scope = scope_of(None, current_namespace=lambda: None, spec=spec, live_vm=live)
     assert await create.ensure_vm(scope) == vm
@@ -103,13 +104,14 @@ async def test_machine_that_waits_for_bootstrap_data_reserves_no_address(monkeyp
 
 
 async def test_vm_of_claims_that_the_server_lacks_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def passes(*_: object) -> None:
-        """A step before."""
+    async def passes(*_: object) -> list[object]:
+        return []
 
     async def lost(*_: object) -> None:
         raise Blocked(ConditionType.VM_IP_ALLOCATED, Reason.VM_IP_CLAIM_PENDING, "was deleted", Watched.SELF)
 
-    for step in ("bootstrap_data", "ensure_claims", "ensure_address", "ensure_secret", "offered_modes"):
+    reserving = ("ensure_claims", "ensure_address", "ensure_pool_addresses")
+    for step in ("bootstrap_data", *reserving, "ensure_secret", "offered_modes"):
         monkeypatch.setattr(create, step, passes)
     for step in ("require_inputs", "check_quota", "replace"):
         monkeypatch.setattr(create, step, lambda *_, **__: None)

@@ -8,9 +8,10 @@ import jinja2
 import pytest
 import yaml
 
-from reconciler.machine.cloudinit import networkdata, userdata
+from reconciler.machine.cloudinit import userdata
 from reconciler.machine.guest import STANDARD
 from reconciler.machine.network import StaticAddress
+from reconciler.machine.networkdata import networkdata
 
 pytestmark = pytest.mark.unit
 

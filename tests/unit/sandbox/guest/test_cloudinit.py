@@ -116,9 +116,30 @@ def test_interface_by_mac_address_with_both_families() -> None:
     )
 
 
+def test_mtu_and_routes_of_an_interface() -> None:
+    route = {"destination": "10.9.0.0/16", "gateway": "127.10.0.2", "metric": 5}
+    subnet = {"type": "static", "address": "127.10.9.1/17", "routes": [route]}
+    entry = {"type": "physical", "name": "eth0", "mtu": 9000, "subnets": [subnet]}
+    (nic,) = parse_network_data(yaml.safe_dump({"version": 1, "config": [entry]}))
+    assert nic.mtu == 9000
+    assert nic.subnets == (Subnet("127.10.9.1", "255.255.128.0", "", (("10.9.0.0/16", "127.10.0.2"),)),)
+
+
+def routed(**route: object) -> str:
+    return network(type="static", address="127.10.9.1/17", routes=[route])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (routed(destination="10.9.0.1/16", gateway="127.10.0.2"), "has host bits set"),
+        (routed(destination="10.9.0.0/16", gateway="router"), "routes"),
+        (routed(destination="10.9.0.0/16", gateway="127.11.0.2"), "outside the network 127.10.0.0/17"),
+        (routed(destination="fd00::/64", gateway="fe80::1"), "must be of the family of 127.10.9.1/17"),
+        (routed(destination="10.9.0.0/16", gateway="127.10.0.2", metric="x"), "metric: must be a number"),
+        (routed(to="10.9.0.0/16", via="127.10.0.2"), "unknown fields to, via"),
+        (network(type="dhcp", routes=[{}]), "are ignored next to DHCP"),
+        ("version: 1\nconfig: [{type: physical, name: eth0, mtu: x, subnets: [{type: dhcp}]}]", "must be a number"),
         (network(type="static", address="fd00::5/64"), "must be an IPv4 address"),
         (network(type="static6", address="127.10.9.1/17"), "must be an IPv6 address"),
         (network(type="static", address="127.10.9.1/17", gateway="fd00::1"), "gateway: must be an IPv4 address"),

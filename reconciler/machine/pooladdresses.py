@@ -1,0 +1,205 @@
+"""Reserve addresses of IPPools on Harvester for single interfaces.
+
+Module `ipaddress` does the same for the machine as a whole. Each address has an id of its own in
+its pool. `ipaddress.release_address` releases all of them with the machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from caphv.api import ippool
+from caphv.api.names import ConditionType, Reason
+from caphv.api.object import Obj
+from caphv.api.ownership import former_owner
+from caphv.runtime.errors import RequestError, Unauthorized, kind_of
+from reconciler import metrics, triggers
+from reconciler.harvester import addressplan
+from reconciler.machine import ipaddress
+from reconciler.machine.addressclaims import wanted_claims
+from reconciler.machine.guestinterfaces import (
+    GuestAddress,
+    WantedAddress,
+    recorded_addresses,
+    wanted_addresses,
+)
+from reconciler.machine.network import PoolNetwork, effective_network
+from reconciler.machine.scope import MachineScope
+from reconciler.status import Blocked
+from reconciler.triggers import Watched
+
+log = logging.getLogger(__name__)
+
+_FIELD = "interfaceAddresses"
+
+
+async def ensure_pool_addresses(scope: MachineScope) -> list[tuple[int, GuestAddress]]:
+    """Return the addresses of IPPools with the numbers of their interfaces, after reserving them.
+
+    Needs a valid spec. Leaves the addresses in the status. Raises `Blocked` if one is missing.
+    """
+    wanted = wanted_addresses(scope.reservation, scope.spec)
+    if not wanted:
+        return []
+    former = former_owner(scope.obj, scope.owner)
+    if former and not scope.draft.fields.get(_FIELD):
+        # As with the address of the machine, what was reserved before a backup needs our mark.
+        await ipaddress.adopt_address(scope, former.management_cluster)
+
+    fingerprint = scope.session().fingerprint
+    topics = [triggers.pool(fingerprint, want.pool) for want in wanted]
+    addresses: list[tuple[int, GuestAddress]] = []
+    refusals: list[addressplan.Refusal] = []
+    with scope.subscribe(*topics) as changed:
+        for want in wanted:
+            answer = await _allocate(scope, want)
+            if isinstance(answer, addressplan.Refusal):
+                metrics.IPPOOL_ALLOCATION_ERRORS.inc()
+                refusals.append(answer)
+            else:
+                addresses.append((want.interface, answer))
+        if refusals:
+            exhausted = addressplan.RefusalReason.EXHAUSTED
+            is_exhausted = all(refusal.reason is exhausted for refusal in refusals)
+            raise Blocked(
+                ConditionType.VM_IP_ALLOCATED,
+                Reason.VM_IP_POOL_EXHAUSTED if is_exhausted else Reason.VM_IP_ALLOCATION_FAILED,
+                "; ".join(dict.fromkeys(refusal.message for refusal in refusals)),
+                changed,
+                Watched.SELF,
+                warn=True,
+            )
+    scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+    return addresses
+
+
+async def restore_pool_addresses(scope: MachineScope) -> None:
+    """Restore the addresses of a machine with a VM in its status and in the pools.
+
+    Reports a failure in the condition and continues, because the VM keeps its addresses anyway.
+    """
+    wanted = wanted_addresses(scope.reservation, scope.spec)
+    if not wanted:
+        return
+    failures = [failure for want in wanted if (failure := await _restore(scope, want))]
+    if failures:
+        ipaddress.report_lost_address(scope, "; ".join(failures))
+        return
+
+    scope.memory.interface_reservation.reset()
+    is_pooled = isinstance(effective_network(scope.spec, scope.cluster_spec), PoolNetwork)
+    # Others decide about the condition of a machine that has addresses elsewhere, too.
+    if not is_pooled and not wanted_claims(scope.name, scope.spec):
+        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+
+
+def known_pool_addresses(scope: MachineScope) -> list[str]:
+    """Return the addresses of IPPools that the status has for interfaces."""
+    return list(recorded_addresses(scope.draft.fields))
+
+
+async def _allocate(scope: MachineScope, want: WantedAddress) -> GuestAddress | addressplan.Refusal:
+    """Reserve the address in the status again, or another one if the pool cannot serve it."""
+    session = scope.session()
+    pool = session.pools.get("", want.pool)
+    if pool is not None and not ippool.serves(pool, [want.network]):
+        selected = pool["spec"]["selector"]["network"]
+        message = (
+            f"IPPool {want.pool} serves network {selected} only, not {want.network}: name another "
+            "pool in addressesFromPools"
+        )
+        return addressplan.Refusal(addressplan.RefusalReason.NO_POOL, message)
+
+    metrics.IPPOOL_ALLOCATIONS.inc()
+    address = _recorded(scope, want)
+    request = addressplan.AddressRequest(
+        want.holder,
+        (want.pool,),
+        address,
+        ipaddress.cluster_mark(scope),
+        adopt=not await ipaddress.is_contested_name(scope),
+    )
+    answer = await session.allocator.allocate(request)
+    # Another address is fine, because the VM does not exist yet.
+    if address and isinstance(answer, addressplan.Refusal) and answer.reason in ipaddress.ANOTHER:
+        await ipaddress.give_up(scope, address)
+        _forget(scope, address)
+        answer = await session.allocator.allocate(replace(request, address=""))
+    if isinstance(answer, addressplan.Refusal):
+        return answer
+
+    if not answer.adopted:
+        log.info("reserved address %s in IPPool %s", answer.address, answer.pool)
+    _record(scope, want, answer.address)
+    return _guest_address(session.pools.get("", want.pool), want, answer.address)
+
+
+def _guest_address(
+    pool: Obj | None, want: WantedAddress, address: str
+) -> GuestAddress | addressplan.Refusal:
+    """Return an address with prefix and gateway, which the range of the pool has."""
+    prefix, gateway = ippool.subnet_of(pool, address) if pool else (0, "")
+    if prefix:
+        return GuestAddress(address, prefix, gateway)
+    message = f"address {address} is in no range of IPPool {want.pool}: correct the pool"
+    return addressplan.Refusal(addressplan.RefusalReason.INVALID_POOL, message)
+
+
+async def _restore(scope: MachineScope, want: WantedAddress) -> str:
+    """Restore one address, and return why it cannot be reserved again; empty if it is reserved."""
+    session = scope.session()
+    mark = ipaddress.cluster_mark(scope)
+    pool = session.pools.get("", want.pool)
+    if pool is None:
+        # The subscription outlives this reconcile, which does not wait for the missing pool.
+        scope.subscribe(triggers.pool(session.fingerprint, want.pool))
+        return ""
+    address = _recorded(scope, want)
+    if not address:
+        # A process ended between two writes, or the machine was moved without its status.
+        for held in ippool.held(pool, want.holder, mark):
+            _record(scope, want, held)
+            break
+        return ""
+    if ippool.holds(pool, address, want.holder, mark) or not ippool.contains(pool, address):
+        return ""
+
+    changed = scope.subscribe(triggers.pool(session.fingerprint, want.pool))
+    request = addressplan.AddressRequest(want.holder, (want.pool,), address, mark)
+    try:
+        answer = await session.allocator.allocate(request)
+    except Unauthorized:
+        raise
+    except RequestError as error:
+        kind = kind_of(error)
+        log.info("cannot reserve address %s again: %s", address, error)
+        # Retry after a time, because the failure may end without a change of the pool.
+        scope.requeue_in(scope.memory.interface_reservation.retry_after(kind))
+        problem = f"{kind}; the log of the provider says more"
+        return f"cannot reserve address {address} again in IPPool {want.pool}: {problem}"
+    if isinstance(answer, addressplan.Refusal):
+        return answer.message
+    changed.cancel()
+    message = f"IPPool {want.pool} no longer had address {address} of this machine"
+    scope.event("AddressReservedAgain", f"{message}; reserved it again")
+    return ""
+
+
+def _recorded(scope: MachineScope, want: WantedAddress) -> str:
+    """Return the address in the status, empty for none."""
+    for address, place in recorded_addresses(scope.draft.fields).items():
+        if place == (want.network, want.pool):
+            return address
+    return ""
+
+
+def _record(scope: MachineScope, want: WantedAddress, address: str) -> None:
+    if _recorded(scope, want) != address:
+        entry = {"address": address, "network": want.network, "pool": want.pool}
+        scope.draft.fields[_FIELD] = [*(scope.draft.fields.get(_FIELD) or ()), entry]
+
+
+def _forget(scope: MachineScope, address: str) -> None:
+    entries = scope.draft.fields.get(_FIELD) or ()
+    scope.draft.fields[_FIELD] = [entry for entry in entries if entry["address"] != address]
