@@ -389,12 +389,11 @@ def renewal_report(issued: Issued, identity: str, at_time: datetime) -> Expiry:
     :param at_time: the time of the report
     """
     condition = f"condition {ConditionType.TOKEN_RENEWED} of {identity}"
-    overdue_at = issued.renew_at + (issued.expires_at - issued.renew_at) / 2
-    if at_time < overdue_at:
+    if not issued.is_overdue(at_time):
         # The message has no time, because it would change with each token.
         return Expiry(
             f"the provider renews the token, see {condition}",
-            check_after=(overdue_at - at_time).total_seconds(),
+            check_after=(issued.overdue_at - at_time).total_seconds(),
         )
     date = conditions.rfc3339(issued.expires_at)
     remaining = max(1.0, (issued.expires_at - at_time).total_seconds())

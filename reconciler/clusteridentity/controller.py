@@ -91,10 +91,10 @@ class TokenRenewer:
     :param now: returns the time
     """
 
-    def __init__(self, context: Context, now: Callable[[], datetime] = _now) -> None:
+    def __init__(self, context: Context, now: Callable[[], datetime] | None = None) -> None:
         self._context = context
         self._identities = context.cluster_identities
-        self._now = now
+        self._now = now or _now
         self._exchanged: dict[str, datetime] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
