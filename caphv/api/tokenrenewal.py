@@ -76,6 +76,15 @@ class Issued:
         """Return whether requests may start with the token."""
         return now < self.expires_at
 
+    @property
+    def overdue_at(self) -> datetime:
+        """When a token that is still in use should have been renewed."""
+        return self.renew_at + (self.expires_at - self.renew_at) / 2
+
+    def is_overdue(self, now: datetime) -> bool:
+        """Return whether renewing has failed for so long that a user should know."""
+        return now >= self.overdue_at
+
     def annotations(self) -> dict[str, str]:
         """Return the annotations that record this."""
         return {
