@@ -18,7 +18,7 @@ from caphv.api.names import (
     INPUTS_ANNOTATION,
     RENEW_AT_ANNOTATION,
 )
-from caphv.api.object import Key, Obj, annotations_of, at
+from caphv.api.object import Key, Obj, annotations_of, at, list_at, text_at
 
 DEFAULT_SECONDS = 3600
 SECRET_TYPE = "infrastructure.cluster.x-k8s.io/renewed-token"  # noqa: S105 - a type
@@ -100,12 +100,12 @@ def renewal_of(identity: Obj) -> Renewal | None:
     if spec is None:
         return None
     account = at(spec, "serviceAccount")
-    targets = tuple(at(account, "targetNamespaces") or ())
+    targets = tuple(list_at(account, "targetNamespaces"))
     return Renewal(
         int(at(spec, "expirationSeconds") or DEFAULT_SECONDS),
         Key(str(account["namespace"]), str(account["name"])) if account else None,
         () if ALL_TARGETS in targets else targets,
-        str(at(spec, "server") or "").rstrip("/"),
+        text_at(spec, "server").rstrip("/"),
     )
 
 

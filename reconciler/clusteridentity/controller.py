@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from caphv.api.identities import secret_of
 from caphv.api.names import RENEWED_TOKEN_FINALIZER
-from caphv.api.object import SECRETS, Key, Obj, at, being_deleted, uid_of
+from caphv.api.object import SECRETS, Key, Obj, being_deleted, text_at, uid_of
 from caphv.api.ownership import Owner
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
 from caphv.api.tokenrenewal import (
@@ -333,7 +333,7 @@ class TokenRenewer:
     async def _credentials(self, secret: Obj) -> Credentials:
         """Return the credentials in a Secret. Raises `KubeconfigError`."""
         try:
-            raw = base64.b64decode(at(secret, "data", "kubeconfig") or "")
+            raw = base64.b64decode(text_at(secret, "data", "kubeconfig"))
         except binascii.Error:
             raise KubeconfigError("key kubeconfig is not base64") from None
         insecure = self._context.allow_insecure_identities

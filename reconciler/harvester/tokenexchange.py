@@ -25,6 +25,7 @@ from caphv.api.object import (
     Obj,
     Resource,
     at,
+    text_at,
     uid_of,
 )
 from caphv.api.ownership import Owner, Ownership, ownership_of, record
@@ -227,13 +228,13 @@ async def _request_token(client: ApiClient, account: Key, seconds: int, bound: A
         spec["boundObjectRef"] = {
             "apiVersion": SECRETS.api_version,
             "kind": SECRETS.kind,
-            "name": str(at(bound, "name")),
-            "uid": str(at(bound, "uid")),
+            "name": text_at(bound, "name"),
+            "uid": text_at(bound, "uid"),
         }
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     path = SERVICE_ACCOUNTS.path(*account, "token")
     answer = await client.request("POST", path, resource=SERVICE_ACCOUNTS, body=request)
-    token = str(at(answer, "status", "token") or "")
+    token = text_at(answer, "status", "token")
     if not token:
         raise ExchangeError("Harvester has answered a TokenRequest without a token")
     return token

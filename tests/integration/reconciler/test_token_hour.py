@@ -17,10 +17,9 @@ from caphv.runtime.kubeconfig import token_claims
 from reconciler.clusteridentity import controller
 from tests.support.reconciler import inprocess
 from tests.support.reconciler.case import CLUSTER_LABEL, CLUSTERS, HARVESTER_CLUSTERS, Case
-from tests.support.reconciler.conditions import is_true
+from tests.support.reconciler.conditions import condition_of, is_true
 from tests.support.reconciler.renewedtoken import account, kept, renewing, requests_by_token, token_id, until_replaced
 from tests.support.reconciler.sharedidentity import PROVIDER
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -83,6 +82,7 @@ async def test_an_hour_of_ten_minute_tokens(case: Case, monkeypatch: pytest.Monk
 
             access = await kept(case)
             issued = {token_id(access): clock()}
+            since = await connections(case, names)
             began = case.environment.audit_position(case.environment.harvester)
             used: dict[str, datetime] = {}
             for step in range(STEPS):
@@ -112,12 +112,12 @@ async def test_an_hour_of_ten_minute_tokens(case: Case, monkeypatch: pytest.Monk
             assert [event for event in requests if event["responseStatus"]["code"] == 401] == []
             assert sum("/token" in event["requestURI"] for event in requests) == len(issued) - 1
             assert token_claims(access.token)["exp"] - token_claims(access.token)["iat"] == LIFE.total_seconds()
-            await until(lambda: all_connected(case, names), "a cluster is not connected")
+            assert await connections(case, names) == since, "a cluster lost its connection meanwhile"
             await delete_clusters(case, names[1:])
     finally:
         await inprocess.cancelled(provider)
 
 
-async def all_connected(case: Case, names: list[str]) -> bool:
-    found = [await case.get(HARVESTER_CLUSTERS, name) for name in names]
-    return all(map(is_true("HarvesterConnectionReady"), found))
+async def connections(case: Case, names: list[str]) -> list[Obj]:
+    """Since when each cluster is connected."""
+    return [condition_of(await case.get(HARVESTER_CLUSTERS, name), "HarvesterConnectionReady") for name in names]
