@@ -12,7 +12,7 @@ from caphv.api.names import RENEWED_TOKEN_FINALIZER
 from caphv.api.object import SECRETS, Key, Obj, at
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
 from caphv.runtime.errors import Conflict, Forbidden, RequestError, Unauthorized, Unreachable
-from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
+from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig, token_claims
 from reconciler.clusteridentity.controller import TokenRenewer
 from reconciler.remote.clusteridentities import ClusterIdentities, NotRead
 from tests.support import kubeconfigs
@@ -188,6 +188,7 @@ async def test_a_restart_and_a_second_leader_change_nothing(monkeypatch: pytest.
     monkeypatch.setattr(case.management, "patch", patch)
     with pytest.raises(Conflict):
         await case.reconcile()
+    assert token_claims(case.access_of_secret())["jti"] == "3", "what the other wrote stays"
     await case.reconcile()
     assert case.issuer.issued == 3
     await live([case], 1200)
