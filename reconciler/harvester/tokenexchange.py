@@ -105,7 +105,16 @@ async def exchange(
     """
     async with connected(connect, credentials.access) as client:
         account, bound = await _ensure_account(client, credentials.access, renewal, owner)
-        token = await _request_token(client, account, renewal.seconds, bound)
+        try:
+            token = await _request_token(client, account, renewal.seconds, bound)
+        except Forbidden as error:
+            if renewal.account is not None:
+                raise
+            raise ExchangeError(
+                f"the account may not issue tokens of its own: {error}; set "
+                "spec.tokenRenewal.serviceAccount, for which the Secret needs the kubeconfig of an "
+                "administrator once"
+            ) from None
         text = await _kubeconfig(client, credentials, token, renewal, account)
 
     issued = _issued(text, renewal.seconds, insecure=credentials.access.insecure)

@@ -101,6 +101,9 @@ async def test_an_account_renews_its_own_token_and_no_objects_are_made_for_it() 
     harvester.errors["create Secret"] = Forbidden(403, "Forbidden", "may not")
     token = await harvester.exchange(own, Renewal(600))
     assert not token.is_bound
+    harvester.errors["create token"] = Forbidden(403, "Forbidden", "may not create serviceaccounts/token")
+    with pytest.raises(ExchangeError, match=r"create serviceaccounts/token; set spec\.tokenRenewal\.serviceAccount"):
+        await harvester.exchange(own, Renewal(600))
     with pytest.raises(ExchangeError, match=r"set spec\.tokenRenewal\.serviceAccount"):
         await harvester.exchange(credentials(), Renewal(600))
 
