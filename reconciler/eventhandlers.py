@@ -40,6 +40,7 @@ class EventHandlers:
         self._caches = context.caches
         self._clusters, self._machines = context.queues.clusters, context.queues.machines
         self._templates, self._identities = context.queues.templates, context.queues.identities
+        self._renewals = context.queues.renewals
         self._harvester = HarvesterHandlers(context)
 
     def connect(self) -> None:
@@ -160,6 +161,8 @@ class EventHandlers:
             self._identities.add(change.key)
         for harvester_cluster in self._caches.harvester_clusters.store.by_index("identity", secret):
             self._clusters.add(key_of(harvester_cluster))
+        if identity := self._context.cluster_identities.renewed.identity_of(change.key):
+            self._renewals.add(Key("", identity))
         for identity in self._context.cluster_identities.with_secret(change.key):
             self.cluster_identity(identity)
         if change.new is None:
@@ -177,7 +180,18 @@ class EventHandlers:
                 self._clusters.add(Key(change.key.namespace, name))
 
     def cluster_identity(self, name: str) -> None:
-        """Enqueue the clusters that refer to a HarvesterClusterIdentity; to any without a name."""
+        """Enqueue the clusters that refer to a HarvesterClusterIdentity; to any without a name.
+
+        Also enqueues the renewal of its token, if the provider renews or has renewed it.
+        """
+        identities = self._context.cluster_identities
+        for renewed in identities.with_renewal():
+            if name in ("", renewed):
+                self._renewals.add(Key("", renewed))
+        # The token of an identity that is not renewed any more, or was deleted, is revoked.
+        if name and self._caches.secrets.get(*identities.renewed.key_of(name)):
+            self._renewals.add(Key("", name))
+
         store = self._caches.harvester_clusters.store
         for cluster in store.by_index("identity", str(cluster_identity(name))) if name else store:
             if reference_of(cluster):

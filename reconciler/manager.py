@@ -36,6 +36,7 @@ from reconciler.caches import Caches
 from reconciler.cluster.controller import ClusterReconciler
 from reconciler.cluster.identityprotection import IdentityProtection
 from reconciler.cluster.pools import used_pools
+from reconciler.clusteridentity.controller import TokenRenewer
 from reconciler.context import Context
 from reconciler.eventhandlers import EventHandlers
 from reconciler.extension.server import ExtensionServer
@@ -171,18 +172,21 @@ class Provider:
         manager.on_stop(self._stop)
 
     def _controllers(self, concurrency: int) -> Iterator[Controller]:
-        """Yield one controller per kind, and one for the finalizers of identity Secrets."""
+        """Yield one controller per kind, and two for identities: for finalizers and for tokens."""
         context, queues = self.context, self.context.queues
         protection = IdentityProtection(context)
         clusters = ClusterReconciler(context, protection)
         machines = MachineReconciler(context)
         templates = MachineTemplateReconciler(context)
+        renewer = TokenRenewer(context)
 
         for name, reconcile, queue, workers in (
             ("harvestercluster", clusters.reconcile, queues.clusters, concurrency),
             ("harvestermachine", machines.reconcile, queues.machines, concurrency),
             ("harvestermachinetemplate", templates.reconcile, queues.templates, 2),
             ("identity", protection.reconcile, queues.identities, 2),
+            # An attempt mostly waits for its Harvester, and must not delay those on others.
+            ("tokenrenewal", renewer.reconcile, queues.renewals, 16),
         ):
             yield Controller(name, reconcile, queue=queue, concurrency=workers)
 

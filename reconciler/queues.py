@@ -34,4 +34,5 @@ class Queues:
             "harvestermachine", group_of=machine_group, group_limit=limit
         )
         self.identities: WorkQueue[Key] = WorkQueue("identity")
+        self.renewals: WorkQueue[Key] = WorkQueue("tokenrenewal")
         self.templates: WorkQueue[Key] = WorkQueue("harvestermachinetemplate")

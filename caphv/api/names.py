@@ -32,6 +32,9 @@ LEGACY_MACHINE_FINALIZER = "harvestermachine.infrastructure.cluster.x-k8s.io"
 # deleted. Deployments that share the load by a watch filter each have their own finalizer, with the
 # name of the filter.
 IDENTITY_FINALIZER_PREFIX = "identity.caphv.io/"
+# On the Secret with a renewed token, until the token is revoked. `caphv identity remove-finalizers`
+# finds it by the prefix.
+RENEWED_TOKEN_FINALIZER = f"{IDENTITY_FINALIZER_PREFIX}renewed-token"
 
 # On Harvester: the role of cloud providers, and its binding to the accounts of guests in a target
 # namespace.
@@ -230,7 +233,7 @@ FLEET_LABELS = ("cni", "csi", "cloud-config")
 
 
 class ConditionType(StrEnum):
-    """Types of the conditions of HarvesterCluster and HarvesterMachine."""
+    """Types of the conditions of the kinds of this provider."""
 
     READY = "Ready"
     PAUSED = "Paused"
@@ -253,6 +256,8 @@ class ConditionType(StrEnum):
     IMAGES_READY = "ImagesReady"
     PARKED = "Parked"
     HOSTS_EVACUATED = "HostsEvacuated"
+    # HarvesterClusterIdentity
+    TOKEN_RENEWED = "TokenRenewed"  # noqa: S105 - a type
     # HarvesterMachine
     VM_IP_ALLOCATED = "VMIPAllocated"
     VM_PROVISIONING_READY = "VMProvisioningReady"
@@ -275,6 +280,9 @@ class Reason(StrEnum):
     INFRASTRUCTURE_PROVISIONING_FAILED = "InfrastructureProvisioningFailed"
     IDENTITY_EXPIRING = "IdentityExpiring"
     IDENTITY_EXPIRED = "IdentityExpired"
+    # Of a HarvesterClusterIdentity
+    TOKEN_NOT_EXCHANGED = "TokenNotExchanged"  # noqa: S105 - a reason
+    TOKEN_NOT_RENEWED = "TokenNotRenewed"  # noqa: S105 - a reason
     REFERENCE_NOT_ALLOWED = "ReferenceNotAllowed"
     REFERENCES_CHECKING = "ReferencesChecking"
     ANOTHER_HARVESTER = "AnotherHarvester"

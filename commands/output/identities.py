@@ -40,6 +40,8 @@ def show(out: Console, identities: Iterable[Identity]) -> None:
 
 
 def _end(identity: Identity) -> str:
+    if identity.renewed:
+        return f"{identity.ends} renewed"
     if identity.ends or identity.error:
         return identity.ends or "-"
     return "never" if identity.lasting else "-"

@@ -19,6 +19,7 @@ from caphv.api.identities import identity_of
 from caphv.api.names import PREVIOUS_TOKEN_ANNOTATION, ConditionType
 from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, at, uid_of
 from caphv.api.resources import HARVESTER_CLUSTERS
+from caphv.api.tokenrenewal import SECRET_TYPE
 from caphv.api.tokens import ServiceAccountToken, token_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import (
@@ -128,6 +129,12 @@ async def read_identity(client: ApiClient, key: Key) -> RotatedIdentity:
     Raises `IdentityError`, `ApiError`, `Unreachable`.
     """
     secret = await client.get(SECRETS, key.name, key.namespace)
+    if secret.get("type") == SECRET_TYPE:
+        raise IdentityError(
+            f"Secret {key} has a token that the provider renews: name the Secret in "
+            "spec.secretRef of the HarvesterClusterIdentity; to revoke the renewed token, delete "
+            f"Secret {key}"
+        )
     try:
         content = base64.b64decode(at(secret, "data", "kubeconfig") or "")
         access = parse_kubeconfig(content)

@@ -24,6 +24,7 @@ from caphv.api.object import (
 )
 from caphv.api.release import release_of
 from caphv.api.supported import support
+from caphv.api.tokenrenewal import Issued
 from caphv.runtime.kubeconfig import Kubeconfig
 from operations.capacity.addresspools import PoolReport
 from operations.doctor import guests, pitfalls, references, settings, storage
@@ -84,6 +85,10 @@ class HarvesterFacts:
     """By namespace why its clusters may not use the identity. They are not in `clusters`."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """By namespace why it is not known whether its clusters may. They are not in `clusters`."""
+    renewed: Issued | None = None
+    """Record of a token that the provider renews, None for credentials of a user."""
+    renewal_problem: str = ""
+    """Why the provider does not renew a token as it should, empty if it does."""
 
 
 def checks(facts: HarvesterFacts, now: datetime) -> list[Check]:
@@ -115,8 +120,10 @@ def _checks(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
             yield _check_identity(facts, secret)
         return
 
+    yield from _check_renewal(facts, now)
     credentials = _check_expiry(facts.kubeconfig, facts.identity, now)
-    yield credentials
+    if facts.renewed is None:
+        yield credentials
     subject = f"Harvester {facts.kubeconfig.server}"
     if facts.objects is None:
         yield _check_connection(facts, subject, expired=credentials.result is Result.ERROR)
@@ -198,6 +205,23 @@ def _check_connection(facts: HarvesterFacts, subject: str, *, expired: bool) -> 
         clusters = name_some(names)
         message += f"; HarvesterClusters of Secret {secret_name(facts.identity)}: {clusters}"
     return Check("connection", subject, Result.ERROR, message, remedy)
+
+
+def _check_renewal(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
+    """Check that the provider renews the token, if it is to do so."""
+    subject = f"Secret {secret_name(facts.identity)}"
+    remedy = f"See condition {names.ConditionType.TOKEN_RENEWED} of {facts.identity}"
+    if facts.renewal_problem:
+        yield Check("token-renewal", subject, Result.WARNING, facts.renewal_problem, remedy)
+    elif facts.renewed is not None:
+        ends = f"ends at {facts.renewed.expires_at:%Y-%m-%d %H:%M} UTC"
+        if facts.renewed.is_overdue(now):
+            message = f"the token {ends} and has not been renewed; check whether the provider runs"
+            yield Check("token-renewal", subject, Result.WARNING, message, remedy)
+        else:
+            renewal = f"{facts.renewed.renew_at:%H:%M} UTC"
+            message = f"the token {ends}, and the provider renews it by {renewal}"
+            yield ok("token-renewal", subject, message)
 
 
 def _check_expiry(kubeconfig: Kubeconfig, identity: Key, now: datetime) -> Check:

@@ -31,7 +31,7 @@ from operations.doctor import rancher, rights
 from operations.doctor.harvester import MALFORMED, HarvesterFacts, describe_malformed
 from operations.doctor.management import ManagementFacts
 from operations.doctor.sharedreading import read_shared
-from operations.read.accounts import namespace_of, read_kubeconfig, read_permission
+from operations.read.accounts import namespace_of, read_credentials, read_permission
 from operations.read.harvester import read_harvester
 from operations.read.harvesterclient import HarvesterClient
 from operations.read.harvestersettings import read_deployment
@@ -174,7 +174,8 @@ async def _read_facts(
         if facts.secret is None:
             facts.error = "" if permission.denied else permission.why_none
             return facts
-        facts.kubeconfig = await read_kubeconfig(client, facts.secret)
+        facts.renewal_problem = permission.problem
+        facts.kubeconfig, facts.renewed = await read_credentials(client, permission, facts.secret)
     except (ApiError, Unreachable, KubeconfigError, ValueError) as error:
         facts.error = str(error)
         return facts

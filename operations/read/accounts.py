@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from types import MappingProxyType
 
 from caphv.api.identities import (
@@ -25,13 +26,15 @@ from caphv.api.identities import (
     resolve,
     secret_of,
 )
+from caphv.api.names import ConditionType
 from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, at, key_of, labels_of, text_at
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
+from caphv.api.tokenrenewal import SECRET_TYPE, Issued, issued_of, renewal_of, secret_name
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from operations.read.management import list_all, unseen
-from operations.read.objects import Unseen
+from operations.read.objects import Unseen, condition_of
 
 # A flag of the user holds for a whole command. It is not passed through all functions on the way.
 _insecure_allowed = ContextVar("insecure_allowed", default=False)
@@ -43,12 +46,14 @@ class Account:
 
     :param identity: the key that `caphv.api.identities.identity_of` gives clusters that name it
     :param refused: the namespaces of clusters that name it and may not use it
+    :param renewed: record of a token that the provider renews, None for credentials of a user
     """
 
     identity: Key
     kubeconfig: Kubeconfig
     namespaces: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
+    renewed: Issued | None = None
 
     def serves(self, harvester_cluster: Obj) -> bool:
         """Return whether a HarvesterCluster names this identity, and may use it."""
@@ -105,7 +110,11 @@ async def _read_account(
         secret = permission.secret
         if secret is None:
             return None, [Unseen(describe(key), permission.why_none)]
-        kubeconfig = kubeconfig_of(key, given) if given else await read_kubeconfig(client, secret)
+        kubeconfig, renewed = (
+            (kubeconfig_of(key, given), None)
+            if given
+            else await read_credentials(client, permission, secret)
+        )
         # Unusable certificate data must raise here, where the name of the Secret is known.
         kubeconfig.connection()
     except NotFound as error:
@@ -122,7 +131,8 @@ async def _read_account(
     allowed = [obj for obj in clusters if namespace_of(obj) not in denied]
     targets = {str(target) for obj in allowed if (target := at(obj, "spec", "targetNamespace"))}
     hidden = [Unseen(describe(key), why) for why in denied.values()]
-    return Account(key, kubeconfig, frozenset(targets), frozenset(denied)), hidden
+    account = Account(key, kubeconfig, frozenset(targets), frozenset(denied), renewed)
+    return account, hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +143,16 @@ class Permission:
     :param secret: its Secret, None if no namespace may use it
     :param refused: by namespace why its clusters may not use the identity
     :param unread: by namespace why it is not known whether they may
+    :param is_renewed: whether the provider is to renew its token
+    :param problem: why the provider does not, empty if it does
     """
 
     identity: Key
     secret: Key | None
     refused: Mapping[str, str] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
+    is_renewed: bool = False
+    problem: str = ""
 
     @property
     def denied(self) -> dict[str, str]:
@@ -187,7 +201,30 @@ async def read_permission(
             refused[namespace] = answer.message
         else:
             secret = answer
-    return Permission(identity, secret, refused, unread)
+    is_renewed = obj is not None and renewal_of(obj) is not None
+    condition = condition_of(obj, ConditionType.TOKEN_RENEWED) if obj and is_renewed else {}
+    problem = str(condition.get("message") or "") if condition.get("status") == "False" else ""
+    return Permission(identity, secret, refused, unread, is_renewed, problem)
+
+
+async def read_credentials(
+    client: ApiClient, permission: Permission, secret: Key
+) -> tuple[Kubeconfig, Issued | None]:
+    """Return the credentials that clusters of an identity use.
+
+    The second value is the record of a token that the provider renews, None for the credentials in
+    the user's Secret. Raises what `read_kubeconfig` raises.
+
+    :param secret: the user's Secret
+    """
+    if permission.is_renewed:
+        key = Key(secret.namespace, secret_name(permission.identity.name))
+        with suppress(NotFound, Forbidden, KubeconfigError):
+            obj = await client.get(SECRETS, key.name, key.namespace)
+            issued = issued_of(obj) if obj.get("type") == SECRET_TYPE else None
+            if issued and issued.is_usable(datetime.now(UTC)):
+                return kubeconfig_of(key, obj), issued
+    return await read_kubeconfig(client, secret), None
 
 
 async def without_refused(client: ApiClient, harvester_clusters: Iterable[Obj]) -> list[Obj]:

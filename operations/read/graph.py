@@ -14,6 +14,7 @@ from typing import Any
 from caphv.api import clusterapi, resources
 from caphv.api.object import Key, Obj, dict_at, key_of, labels_of, text_at, uid_of
 from caphv.api.objectid import ObjectId, group_of, id_of
+from caphv.api.tokenrenewal import SECRET_TYPE
 from operations.read.selectors import selects
 
 _SECRET, _CONFIG_MAP = "Secret", "ConfigMap"
@@ -21,8 +22,10 @@ _SECRET, _CONFIG_MAP = "Secret", "ConfigMap"
 _SECRET_SUFFIXES = ("ca", "cca", "etcd", "kubeconfig", "proxy", "sa", "token")
 _ADDONS_GROUP = "addons.cluster.x-k8s.io"
 # The API server issues the tokens of ServiceAccounts. It would refuse a copy, or the copy would be
-# invalid.
-_NOT_COPIED = frozenset({"kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token"})
+# invalid. Each provider gets renewed tokens of its own, and revokes those only.
+_NOT_COPIED = frozenset(
+    {"kubernetes.io/service-account-token", "bootstrap.kubernetes.io/token", SECRET_TYPE}
+)
 # Fields that name pools of IPAM providers. Clusters share a pool, and a copy would give out again
 # the addresses that others have, because it knows nothing of them.
 _POOL_FIELDS = frozenset({"addressesFromPools", "poolRef"})

@@ -26,7 +26,7 @@ class Identity:
     `ends` is empty if the credentials state no expiry, `error` says why the Secret cannot be used.
     `state` is `rejected` if Harvester answers the provider with 401, however long they last.
     `lasting` says that the credentials are known not to expire, like a ServiceAccount's token in a
-    Secret on Harvester.
+    Secret on Harvester. `renewed` says that the provider renews a token that ends soon.
     """
 
     secret: str
@@ -36,6 +36,7 @@ class Identity:
     error: str = ""
     state: str = "valid"
     lasting: bool = False
+    renewed: bool = False
 
     @property
     def wrong(self) -> bool:
@@ -113,7 +114,10 @@ def _identity(account: Account, clusters: Sequence[str], now: datetime) -> Ident
     """Return an identity that can be used, with the end of its credentials."""
     ends = account.kubeconfig.expires()
     state = "valid"
-    if ends is not None and ends - now <= _SOON:
+    if account.renewed is not None:
+        ends = account.renewed.expires_at
+        state = "expiring" if account.renewed.is_overdue(now) else "valid"
+    elif ends is not None and ends - now <= _SOON:
         state = "expired" if ends <= now else "expiring"
     elif not clusters:
         state = "unused"
@@ -127,6 +131,7 @@ def _identity(account: Account, clusters: Sequence[str], now: datetime) -> Ident
         tuple(clusters),
         state=state,
         lasting=ends is None and token is not None and bool(token.secret),
+        renewed=account.renewed is not None,
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from caphv.api import clusterapi
+from caphv.api.identities import identity_of, is_cluster_identity
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import NAMESPACES, at, being_deleted, key_of, text_at
+from caphv.api.object import NAMESPACES, Key, at, being_deleted, key_of, text_at
 from caphv.runtime.errors import (
     AddressRefused,
     AlreadyExists,
@@ -39,6 +40,7 @@ def _require_answers(scope: ClusterScope) -> None:
     session = scope.require_session()
     error = session.error
     if session.is_unauthorized:
+        _replace_rejected_token(scope)
         raise report_rejection(scope)
 
     if isinstance(error, AddressRefused):
@@ -157,6 +159,17 @@ def report_rejection(scope: ClusterScope, *sources: Trigger) -> Blocked:
     return Blocked(
         _CONNECTION, reason, message, Watched.CONNECTION, *sources, warn=True, outage=True
     )
+
+
+def _replace_rejected_token(scope: ClusterScope) -> None:
+    """Have the token of the cluster's identity replaced, if the provider renews it."""
+    if not is_cluster_identity(identity_of(scope.obj)):
+        return
+    renewed = scope.context.cluster_identities.renewed
+    namespace, _, secret = scope.context.sessions.identity_of(scope.key).partition("/")
+    if name := renewed.identity_of(Key(namespace, secret)):
+        renewed.rejected.add(name)
+        scope.context.queues.renewals.add(Key("", name))
 
 
 def _last_known(scope: ClusterScope) -> str:

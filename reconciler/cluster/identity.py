@@ -17,6 +17,7 @@ from caphv.api import conditions, names
 from caphv.api.identities import Refused, describe, identity_of, is_cluster_identity
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import SECRETS, Key, Obj, annotations_of, at, being_deleted, key_of, text_at
+from caphv.api.tokenrenewal import SECRET_TYPE, Issued, issued_of
 from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 from caphv.runtime.text import off_loop
@@ -47,6 +48,8 @@ class Identity:
     expires: datetime | None
     metadata: Obj = field(repr=False)
     """Namespace, name and annotations of the Secret, which decide who may use it."""
+    renewed: Issued | None = None
+    """The record of a token that the provider renews, None for credentials of a user."""
 
 
 class PermissionWithdrawn(Exception):
@@ -112,7 +115,8 @@ class Identities:
         self._drop(secret)
         self._uses[scope.key] = use
         self._read[secret] = identity
-        if identity.expires:
+        # The metric is for credentials that a user has to replace.
+        if identity.expires and identity.renewed is None:
             metrics.IDENTITY_EXPIRY.labels(str(secret)).set_function(
                 _seconds_until(identity.expires)
             )
@@ -158,7 +162,9 @@ class Identities:
             for name in ("namespace", "name", "annotations")
             if name in metadata
         }
-        return Identity(metadata["resourceVersion"], access, access.expires(), kept)
+        # Only the provider creates Secrets of this type.
+        renewed = issued_of(secret) if secret.get("type") == SECRET_TYPE else None
+        return Identity(metadata["resourceVersion"], access, access.expires(), kept, renewed)
 
     def _drop(self, secret: Key) -> None:
         self._read.pop(secret, None)
@@ -375,12 +381,36 @@ def expiry_of(expires: datetime | None, at_time: datetime) -> Expiry:
     return Expiry(message, Reason.IDENTITY_EXPIRED)
 
 
+def renewal_report(issued: Issued, identity: str, at_time: datetime) -> Expiry:
+    """Return the report about a token that the provider renews.
+
+    :param issued: record of the token
+    :param identity: the HarvesterClusterIdentity, for the message
+    :param at_time: the time of the report
+    """
+    condition = f"condition {ConditionType.TOKEN_RENEWED} of {identity}"
+    if not issued.is_overdue(at_time):
+        # The message has no time, because it would change with each token.
+        return Expiry(
+            f"the provider renews the token, see {condition}",
+            check_after=(issued.overdue_at - at_time).total_seconds(),
+        )
+    date = conditions.rfc3339(issued.expires_at)
+    remaining = max(1.0, (issued.expires_at - at_time).total_seconds())
+    message = f"the token ends at {date} and could not be renewed yet, see {condition}"
+    return Expiry(message, Reason.IDENTITY_EXPIRING, remaining)
+
+
 def _report_expiry(scope: ClusterScope, identity: Identity, note: str) -> None:
     """Report in the condition when the credentials expire.
 
     :param note: text that is appended to the message
     """
-    expiry = expiry_of(identity.expires, datetime.now(UTC))
+    if identity.renewed:
+        name = describe(identity_of(scope.obj))
+        expiry = renewal_report(identity.renewed, name, datetime.now(UTC))
+    else:
+        expiry = expiry_of(identity.expires, datetime.now(UTC))
     message = f"{secret_text(scope.obj)}: {expiry.message}{note}"
     scope.requeue_within(expiry.check_after)
 

@@ -10,6 +10,7 @@ from caphv.api.object import Key
 from caphv.runtime.addresses import AddressCheck
 from caphv.runtime.budget import SHARED_CACHE_BYTES
 from caphv.runtime.cache import Change
+from caphv.runtime.client import ApiClient
 from caphv.runtime.kubeconfig import Kubeconfig
 from reconciler import metrics
 from reconciler.harvester.harvester import Harvesters
@@ -153,6 +154,13 @@ class Sessions:
         session.start()
         log.info("session opened for %s", access.server)
         return session
+
+    def client(self, access: Kubeconfig) -> ApiClient:
+        """Return a client for requests about credentials themselves, which the caller closes.
+
+        Raises `KubeconfigError` if the credentials cannot be loaded.
+        """
+        return access.client(self._check_address, name="harvester", fence=self._fence)
 
     def __iter__(self) -> Iterator[Session]:
         """Yield all sessions that are open."""

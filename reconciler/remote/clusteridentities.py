@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from caphv.api import resources
 from caphv.api.identities import Refused, depends_on_labels, resolve, secret_of
 from caphv.api.object import NAMESPACES, Key, Obj, key_of, labels_of
+from caphv.api.tokenrenewal import identity_name, renewal_of, secret_name
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound
 
 _BACKOFF_SECONDS = 5.0
-_KEPT = ("name", "uid", "resourceVersion", "labels")
+_KEPT = ("name", "uid", "resourceVersion", "generation", "labels")
 _REFUSALS = (NotFound, Forbidden)
 
 
@@ -46,6 +47,7 @@ class ClusterIdentities:
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self.namespace = namespace
+        self.renewed = RenewedTokens(namespace)
         self._client = client
         self._identity_changed: Callable[[str], None] = lambda _name: None
         self._namespace_changed: Callable[[str], None] = lambda _name: None
@@ -75,10 +77,33 @@ class ClusterIdentities:
         if identity and depends_on_labels(identity, namespace):
             found = self._started_namespaces().get("", namespace)
             labels = labels_of(found) if found else None
-        return resolve(name, identity, namespace, labels, self.namespace)
+        answer = resolve(name, identity, namespace, labels, self.namespace)
+        if identity is None or isinstance(answer, Refused) or renewal_of(identity) is None:
+            return answer
+        return self.renewed.secret_of(name, answer)
+
+    def read(self, name: str) -> Obj | None:
+        """Return a HarvesterClusterIdentity, None if there is none. Raises `NotRead`."""
+        return self._started_identities().get("", name)
+
+    def observe(self, identity: Obj) -> None:
+        """Store the response to a write of this process."""
+        self._started_identities().observe(identity)
+
+    def report(self, name: str) -> None:
+        """Report that the credentials of an identity have changed."""
+        self._identity_changed(name)
+
+    def with_renewal(self) -> Iterator[str]:
+        """Yield the names of the identities whose token the provider renews."""
+        for identity in self._identities.store if self._identities is not None else ():
+            if renewal_of(identity) is not None:
+                yield key_of(identity).name
 
     def with_secret(self, secret: Key) -> Iterator[str]:
-        """Yield the names of the identities that name a Secret."""
+        """Yield the names of the identities that name a Secret, or whose renewed token it holds."""
+        if self._identities is not None and self.renewed.identity_of(secret):
+            yield self.renewed.identity_of(secret)
         if self._identities is not None and secret.namespace == self.namespace:
             for identity in self._identities.store:
                 if secret_of(identity) == secret:
@@ -136,6 +161,49 @@ class ClusterIdentities:
             self._namespace_changed(change.key.name)
 
 
+class RenewedTokens:
+    """Which Secret is in use of the identities whose token the provider renews.
+
+    The controller of renewals records it. After a restart it is unknown until the first attempt.
+
+    :param namespace: namespace of the provider, which has the Secrets
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._used: dict[str, Key | None] = {}
+        self.rejected: set[str] = set()
+        """Names of the identities whose renewed token Harvester rejects."""
+
+    def key_of(self, name: str) -> Key:
+        """Return the Secret for the renewed token of an identity."""
+        return Key(self._namespace, secret_name(name))
+
+    def identity_of(self, secret: Key) -> str:
+        """Return the name of the identity whose renewed token a Secret holds, empty for others."""
+        return identity_name(secret.name) if secret.namespace == self._namespace else ""
+
+    def secret_of(self, name: str, own: Key) -> Key:
+        """Return the Secret with the credentials of an identity. Raises `NotRead` until known.
+
+        :param own: the Secret that the identity names, for use without a renewed token
+        """
+        if name not in self._used:
+            raise NotRead
+        return self._used[name] or own
+
+    def use(self, name: str, secret: Key | None) -> bool:
+        """Record the Secret in use, None for the user's; return whether that is news."""
+        is_news = name not in self._used or self._used[name] != secret
+        self._used[name] = secret
+        return is_news
+
+    def forget(self, name: str) -> None:
+        """Forget an identity whose token is not renewed any more."""
+        self._used.pop(name, None)
+        self.rejected.discard(name)
+
+
 def _filled(informer: Informer, reports: _Reports) -> Informer:
     # A CRD that was deleted took all identities with it, and without the right to watch no
     # withdrawal of a permission is noticed, whatever the cache still has.
@@ -178,7 +246,8 @@ def _spec(obj: Obj | None) -> object:
 def _slim_identity(identity: Obj) -> Obj:
     metadata = identity["metadata"]
     kept = {name: metadata[name] for name in _KEPT if name in metadata}
-    return {"metadata": kept, "spec": identity.get("spec") or {}}
+    status = {"status": identity["status"]} if identity.get("status") else {}
+    return {"metadata": kept, "spec": identity.get("spec") or {}, **status}
 
 
 def _slim_namespace(namespace: Obj) -> Obj:

@@ -11,7 +11,7 @@ from caphv.runtime.client import ApiClient
 
 # Tried in order for a string with a pattern; the first that matches is taken.
 _PATTERN_CANDIDATES = ("Example", "example", "40Gi", "1", "172.17.1.10", "a.example.com", "2026-11-21T09:00:00Z")
-_PATTERN_CANDIDATES += ("https://images.example.com/example.qcow2", "a" * 128)
+_PATTERN_CANDIDATES += ("https://images.example.com/example.qcow2", "https://example.com:6443", "a" * 128)
 # Where fields have to fit each other, by their name.
 _BY_NAME = {
     "address": "172.17.1.10",

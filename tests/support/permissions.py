@@ -47,7 +47,7 @@ def asked(server: ApiServer, user: str, decision: str) -> set[Permission]:
         event = json.loads(line)
         target = event.get("objectRef")
         reported = (event.get("annotations") or {}).get("authorization.k8s.io/decision")
-        if target and event["user"]["username"] == user and reported == decision:
+        if target and event["user"].get("username") == user and reported == decision:
             resource = "/".join(filter(None, (target["resource"], target.get("subresource"))))
             found.add((target.get("apiGroup", ""), resource, event["verb"]))
     return found

@@ -71,7 +71,7 @@ def without_identity_rights(roles: list[Obj]) -> list[Obj]:
     for role in roles:
         for rule in role.get("rules") or ():
             if rule.get("resources") == ["secrets"]:
-                rule["verbs"].remove("patch")
+                rule["verbs"] = [verb for verb in rule["verbs"] if verb != "patch"]
         if "rules" in role:
             new = {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"]}
             role["rules"] = [rule for rule in role["rules"] if rule != new]

@@ -45,7 +45,8 @@ class Fixture:
             machines_of=lambda _: self.machines,
             harvester_cluster_of=lambda _: self.cluster,
         )
-        queues = SimpleNamespace(clusters=self.clusters, machines=self.queue, templates=None, identities=None)
+        queues = SimpleNamespace(clusters=self.clusters, machines=self.queue)
+        queues.templates = queues.identities = queues.renewals = None
         sessions = SimpleNamespace(uses=lambda *_: True, users=lambda *_: [CLUSTER])
         self.context = SimpleNamespace(caches=caches, queues=queues, sessions=sessions, updates_in_place=False)
         context = cast(Context, self.context)

@@ -30,7 +30,8 @@ from tests.support.reconciler.conditions import condition_of, is_false, is_ready
 from tests.support.reconciler.fleet import LABELS
 from tests.support.reconciler.loadbalancer import place
 from tests.support.reconciler.ownership import left_behind, recorded
-from tests.support.reconciler.sharedidentity import share, unshare
+from tests.support.reconciler.renewedtoken import kept, until_revoked
+from tests.support.reconciler.sharedidentity import change, share, unshare
 from tests.support.waiting import until
 
 
@@ -98,6 +99,11 @@ async def shared(case: Case) -> None:
         await case.until(HARVESTER_CLUSTERS, case.name, is_false("ReferencesAllowed", "ReferenceNotAllowed"))
         await case.management.patch(NAMESPACES, case.name, "", label)
         await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: all(is_true(name)(obj) for name in both))
+        # Its token is renewed for a while, and then revoked.
+        await change(case, tokenRenewal={})
+        access = await kept(case)
+        await change(case, tokenRenewal=None)
+        await until_revoked(access)
         secret = {"identitySecret": {"name": "identity", "namespace": case.name}, "identityRef": None}
         await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": secret})
         await case.until(HARVESTER_CLUSTERS, case.name, is_ready)

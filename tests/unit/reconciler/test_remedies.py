@@ -28,6 +28,12 @@ FOLLOWED = {
         "cluster/delivery.py",
         "was not created by",
     ): "test_cloudconfig.py::test_secret_of_another_client_is_left_alone",
+    ("clusteridentity/controller.py", "exists and is not the provider's"): (
+        "test_token_renewal.py::test_secrets_of_others_are_neither_used_nor_written"
+    ),
+    ("harvester/tokenexchange.py", "on Harvester does not belong to"): (
+        "test_token_renewal.py::test_secrets_of_others_are_neither_used_nor_written"
+    ),
     ("cluster/connection.py", "is not a Harvester"): "test_remedies.py::put_a_kubeconfig_of_harvester_into_the_secret",
     ("cluster/connection.py", "is not the Harvester of this"): (
         "test_expiry.py::test_another_harvester_is_refused_while_there_are_machines"

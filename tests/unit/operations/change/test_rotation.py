@@ -11,6 +11,7 @@ import pytest
 from caphv.api.names import PREVIOUS_TOKEN_ANNOTATION
 from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, Resource
 from caphv.api.resources import HARVESTER_CLUSTERS
+from caphv.api.tokenrenewal import SECRET_TYPE
 from caphv.api.tokens import ServiceAccountToken
 from caphv.runtime.errors import ApiError, Conflict, Forbidden, NotFound, ServerFault, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig
@@ -74,6 +75,17 @@ async def test_each_stage_says_which_token_is_in_use(
     message = await rotate(server)
     assert expected in message
     assert "administrator" not in message or "Harvester: " in message or "not valid any more" in message
+
+
+async def test_a_token_that_the_provider_renews_is_not_rotated(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = server.get
+
+    async def get(*words: Any, **options: Any) -> Obj:
+        return {**await original(*words, **options), "type": SECRET_TYPE}
+
+    monkeypatch.setattr(server, "get", get)
+    with pytest.raises(rotation.IdentityError, match="token that the provider renews"):
+        await rotate(server)
 
 
 async def test_each_step_is_reported_in_order(server: Server, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from caphv.api.identities import cluster_identity
 from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner, record
+from caphv.api.tokenrenewal import issued_at
 from caphv.runtime.kubeconfig import Kubeconfig
 from operations.capacity.addresspools import Entry, PoolReport, Verdict
 from operations.doctor import harvester
@@ -69,6 +70,25 @@ def test_shared_credentials_are_named_with_their_secret() -> None:
     facts.pools = (report(100, 50, entries=(LEAK,)),)
     check = one(harvester.checks(facts, NOW), "pools")
     assert check.remedy.endswith("-n team")
+
+
+@pytest.mark.parametrize(
+    ("minutes", "problem", "result", "words"),
+    [
+        (10, "", Result.OK, "ends at 2026-11-22 12:59 UTC, and the provider renews it by"),
+        (55, "", Result.WARNING, "has not been renewed"),
+        (10, "the token is in use until then", Result.WARNING, "is in use until then"),
+    ],
+)
+def test_a_token_that_the_provider_renews_is_not_reported_as_expiring(
+    minutes: int, problem: str, result: Result, words: str
+) -> None:
+    facts = HarvesterFacts(cluster_identity("shared"), Kubeconfig("https://h", token=token(days=0)), "refused")
+    facts.renewed, facts.renewal_problem = issued_at(NOW, 3600, "source", "scope"), problem
+    checks = harvester.checks(facts, NOW + timedelta(minutes=minutes))
+    check = one(checks, "token-renewal")
+    assert (check.result, words in check.message) == (result, True)
+    assert not [check for check in checks if check.id == "credentials"]
 
 
 def test_each_namespace_that_gets_no_credentials_is_an_error() -> None:

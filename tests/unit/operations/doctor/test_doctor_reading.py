@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator, Iterable
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -13,10 +14,12 @@ from caphv.api import names, resources
 from caphv.api.clusterapi import cluster_name
 from caphv.api.identities import cluster_identity
 from caphv.api.object import Key, Obj, at, key_of
+from caphv.api.tokenrenewal import SECRET_TYPE, issued_at
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden
 from operations.doctor import reading
 from operations.doctor.reading import read_management_facts
+from operations.read.accounts import read_accounts
 from operations.read.objects import ManagementObjects
 from tests.support import kubeconfigs
 from tests.support.clusters import Builder
@@ -273,3 +276,21 @@ async def test_a_server_that_answers_something_else_is_an_error_of_its_own(monke
     )
     assert (odd.objects, odd.error) == (None, "its answers have another form than Harvester's (TypeError)")
     assert absent.kubeconfig is None
+
+
+@pytest.mark.parametrize(
+    ("minutes", "kept", "used"), [(10, SECRET_TYPE, "renewed"), (99, SECRET_TYPE, "own"), (10, "Opaque", "own")]
+)
+async def test_a_renewed_token_is_used_while_it_is_valid(minutes: int, kept: str, used: str) -> None:
+    server = sharing()
+    identity = server.find("HarvesterClusterIdentity", "shared")
+    assert identity is not None
+    server.put({**identity, "spec": {**identity["spec"], "tokenRenewal": {}}})
+    issued = issued_at(datetime.now(UTC) - timedelta(minutes=minutes), 3600, "source", "scope")
+    config = kubeconfigs.with_cluster(server="https://harvester")
+    config["users"][0]["user"] = {"token": "renewed"}
+    secret = named("v1", "Secret", "renewed-token.shared", "caphv-system")
+    secret["metadata"]["annotations"] = issued.annotations()
+    server.put({**secret, "type": kept, "stringData": {"kubeconfig": json.dumps(config)}})
+    (account,), _ = await read_accounts(cast("ApiClient", server), users("a").harvester_clusters)
+    assert (account.kubeconfig.token == "renewed", account.renewed is not None) == (used == "renewed",) * 2

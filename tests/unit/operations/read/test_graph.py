@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from caphv.api.object import Key, Obj
 from caphv.api.objectid import ObjectId, id_of
+from caphv.api.tokenrenewal import SECRET_TYPE
 from operations.read.graph import belongings, references
 from tests.support.backup import ADDONS, CORE, INFRASTRUCTURE, made, pool_with_claims, whole_cluster
 
@@ -69,7 +70,9 @@ def test_shared_credentials_belong_to_a_cluster_that_refers_to_them() -> None:
     }
     secret = made("v1", "Secret", "shared-harvester")
     secret["metadata"]["namespace"] = "caphv-system"
-    found = labels([*objs, identity, secret])
+    renewed = made("v1", "Secret", "renewed-token.shared", identity, namespace="caphv-system", type=SECRET_TYPE)
+    found = labels([*objs, identity, secret, renewed])
+    assert "Secret caphv-system/renewed-token.shared" not in found, "another token is issued elsewhere"
     assert {"HarvesterClusterIdentity shared", "Secret caphv-system/shared-harvester"} < found
     assert "Secret team/identity" not in found
 

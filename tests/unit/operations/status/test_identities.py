@@ -13,6 +13,7 @@ from rich.console import Console
 
 from caphv.api.identities import cluster_identity, describe
 from caphv.api.object import Key, Obj, key_of
+from caphv.api.tokenrenewal import issued_at
 from caphv.runtime.kubeconfig import Kubeconfig
 from commands.output import identities
 from operations.read.accounts import Account
@@ -47,6 +48,18 @@ def test_an_identity_says_when_it_ends(days: float | None, state: str, ends: str
     identity = only(identities_of([Builder().harvester_cluster], [account(days)], [], NOW))
     assert (identity.state, identity.ends, identity.wrong) == (state, ends, state != "valid")
     assert (identity.secret, identity.server) == ("team/identity", "https://harvester:6443")
+
+
+@pytest.mark.parametrize(("minutes", "state"), [(0, "valid"), (40, "valid"), (55, "expiring")])
+def test_a_token_that_the_provider_renews_is_valid_until_it_is_overdue(minutes: int, state: str) -> None:
+    renewed = replace(account(0.04), renewed=issued_at(NOW, 3600, "source", "scope"))
+    now = NOW + timedelta(minutes=minutes)
+    identity = only(identities_of([Builder().harvester_cluster], [renewed], [], now))
+    assert (identity.state, identity.renewed, identity.wrong) == (state, True, state != "valid")
+    assert identity.ends.startswith("2026-11-22T12:59:")
+    screen = io.StringIO()
+    identities.show(Console(file=screen, width=200), [identity])
+    assert f"{identity.ends} renewed" in screen.getvalue()
 
 
 @pytest.mark.parametrize(("days", "state"), [(None, "rejected"), (90, "rejected"), (-1, "expired")])

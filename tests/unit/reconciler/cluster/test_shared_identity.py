@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
 
 from caphv.api import names, resources
 from caphv.api.object import NAMESPACES, SECRETS, Obj
+from caphv.api.tokenrenewal import SECRET_TYPE, issued_at
 from caphv.runtime.errors import (
     Forbidden,
     NotFound,
@@ -17,6 +19,7 @@ from caphv.runtime.errors import (
     Unreachable,
 )
 from reconciler.cluster import identity
+from reconciler.cluster.connection import ensure_connection
 from reconciler.cluster.deletion import advice, may_force_delete
 from reconciler.cluster.identity import ensure_session
 from reconciler.cluster.scope import ClusterScope
@@ -352,3 +355,44 @@ async def test_a_cluster_that_is_not_reconciled_as_usual_loses_access_with_the_p
     assert case.assignments.released == [KEY]
     await reconcile(case)
     assert case.assignments.identity == "", "nor does it get a session later"
+
+
+@pytest.mark.parametrize(
+    ("minutes", "status", "words"),
+    [
+        (0, "True", "the provider renews the token, see condition TokenRenewed"),
+        (55, "False", "could not be renewed yet"),
+    ],
+)
+async def test_a_renewed_token_is_used_and_reported_when_it_is_overdue(
+    monkeypatch: pytest.MonkeyPatch, minutes: int, status: str, words: str
+) -> None:
+    case = Shared(monkeypatch, {"list": ["team"]})
+    renewing = case.management.find("HarvesterClusterIdentity", "shared")
+    assert renewing is not None
+    case.management.put({**renewing, "spec": {**renewing["spec"], "tokenRenewal": {}}})
+    with pytest.raises(Blocked) as caught:
+        await case.ensure()
+    assert caught.value.unknown, "until the first attempt"
+
+    key = case.readable.renewed.key_of("shared")
+    issued = issued_at(datetime.now(UTC) - timedelta(minutes=minutes), 3600, "source", "scope")
+    kept = secret(OWN, token="renewed")
+    kept["metadata"] |= {"name": key.name, "annotations": issued.annotations()}
+    case.management.put({**kept, "type": SECRET_TYPE})
+    case.readable.renewed.use("shared", key)
+    scope = await case.ensure()
+    assert case.assignments.assigned[-1][1].token == "renewed"
+    assert condition(scope, "IdentityUpToDate")[0] == status
+    assert words in condition(scope, "IdentityUpToDate")[2]
+
+    # Harvester rejects it.
+    case.session.is_unauthorized = True
+    with pytest.raises(Blocked):
+        await ensure_connection(scope)
+    assert case.readable.renewed.rejected == {"shared"}
+    assert len(case.context.queues.renewals) == 1
+
+    case.readable.renewed.use("shared", None)
+    await case.ensure()
+    assert case.assignments.assigned[-1][1].token == "shared"

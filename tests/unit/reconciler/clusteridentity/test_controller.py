@@ -1,0 +1,280 @@
+"""Renewal of tokens in simulated time: no request meets a token that has ended, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from caphv.api.names import RENEWED_TOKEN_FINALIZER
+from caphv.api.object import SECRETS, Key, Obj, at
+from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
+from caphv.runtime.errors import Conflict, Forbidden, RequestError, Unauthorized, Unreachable
+from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig, token_claims
+from reconciler.clusteridentity.controller import TokenRenewer
+from reconciler.remote.clusteridentities import ClusterIdentities, NotRead
+from tests.support import kubeconfigs
+from tests.support.reconciler.memorycase import MemoryCase, MemoryIdentities
+from tests.support.reconciler.tokenissuer import USER_TOKEN, Clock, Issuer, IssuerClient, bound_secrets
+
+pytestmark = pytest.mark.unit
+
+NAME, OWN = "shared", "caphv-system"
+KEPT = f"renewed-token.{NAME}"
+ACCOUNT = {"name": "caphv", "namespace": "accounts", "targetNamespaces": ["vms"]}
+DOWN = Unreachable("no answer")
+
+
+class Renewing(MemoryCase):
+    """An identity whose token is renewed, on a Harvester that honours the end of tokens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, skew: float = 0.0, **renewal: Any) -> None:
+        super().__init__(monkeypatch, identityRef={"name": NAME})
+        self.clock = Clock()
+        self.issuer = Issuer(self.clock, skew)
+        self.context.sessions = cast("Any", self)
+        self.reports: list[str] = []
+        self.readable.connect(self.reports.append, lambda _: None)
+        self.share(USER_TOKEN)
+        self.renew_with(expirationSeconds=600, serviceAccount=ACCOUNT, **renewal)
+        self.restart()
+
+    @property
+    def readable(self) -> MemoryIdentities:
+        return cast("MemoryIdentities", self.context.cluster_identities)
+
+    def client(self, access: Kubeconfig) -> IssuerClient:
+        """As `Sessions.client`."""
+        return IssuerClient(self.issuer, access)
+
+    def share(self, token: str) -> None:
+        """Write the user's Secret."""
+        config = kubeconfigs.with_cluster(server="https://harvester")
+        config["users"][0]["user"] = {"token": token}
+        data = {"kubeconfig": base64.b64encode(yaml.safe_dump(config).encode()).decode()}
+        metadata = {"name": "own", "namespace": OWN}
+        self.management.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
+
+    def renew_with(self, **renewal: Any) -> None:
+        """Write the identity."""
+        spec: Obj = {"secretRef": {"name": "own", "namespace": OWN}, "allowedNamespaces": {"list": ["*"]}}
+        spec |= {"tokenRenewal": renewal} if renewal else {}
+        kind = HARVESTER_CLUSTER_IDENTITIES
+        metadata = {"name": NAME, "uid": "identity-uid"}
+        self.management.put(
+            {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, "spec": spec, "status": {}}
+        )
+
+    def restart(self) -> None:
+        """Begin as a process does that knows nothing."""
+        identities = MemoryIdentities(self.management)
+        identities.connect(self.reports.append, lambda _: None)
+        self.context.cluster_identities = identities
+        self.renewer = TokenRenewer(self.context, self.clock)
+
+    async def reconcile(self) -> float:  # type: ignore[override]
+        result = await self.renewer.reconcile(Key("", NAME))
+        wait = result.requeue_after if result else None
+        return 1e9 if wait is None else wait
+
+    def access(self) -> Kubeconfig:
+        """The credentials that a cluster gets."""
+        key = self.readable.resolve(NAME, "team")
+        assert isinstance(key, Key)
+        secret = self.management.find("Secret", key.name, key.namespace)
+        assert secret is not None
+        return parse_kubeconfig(base64.b64decode(secret["data"]["kubeconfig"]))
+
+    async def ask(self) -> None:
+        """A cluster sends a request to Harvester."""
+        await self.client(self.access()).get(SECRETS, "any", "vms")
+
+    def access_of_secret(self) -> str:
+        """The token in the provider's Secret, whether it is in use or not."""
+        assert self.kept is not None
+        return parse_kubeconfig(base64.b64decode(self.kept["data"]["kubeconfig"])).token
+
+    def condition_of(self) -> tuple[str, str, str]:
+        identity = self.management.find("HarvesterClusterIdentity", NAME)
+        (found,) = at(identity, "status", "conditions") or [{}]
+        return found.get("status", ""), found.get("reason", ""), found.get("message", "")
+
+    @property
+    def kept(self) -> Obj | None:
+        return self.management.find("Secret", KEPT, OWN)
+
+    def put_any(self) -> None:
+        self.issuer.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "any", "namespace": "vms"}})
+
+
+async def live(cases: list[Renewing], seconds: int, clusters: int = 1, step: int = 5) -> None:
+    """Let time pass for identities and their clusters; each reconcile comes when it is due."""
+    due = dict.fromkeys(range(len(cases)), 0.0)
+    for moment in range(0, seconds, step):
+        for number, case in enumerate(cases):
+            if due[number] <= moment:
+                due[number] = moment + await case.reconcile()
+            for _ in range(clusters):
+                await case.ask()
+            case.clock.pass_time(step)
+
+
+async def test_twenty_clusters_meet_no_401_in_an_hour_of_ten_minute_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each cluster has an identity of its own, one of which has a Harvester whose clock is wrong."""
+    cases = [Renewing(monkeypatch, skew=90.0 * (number == 0)) for number in range(20)]
+    for case in cases:
+        case.put_any()
+        await case.reconcile()
+        case.issuer.users.clear()  # the token of Rancher ends after the exchange
+    await live(cases, 3600)
+    for case in cases:
+        assert case.issuer.unauthorized == 0
+        assert 8 <= case.issuer.issued <= 12, "a token each 6 to 7 minutes"
+        assert case.condition_of()[:2] == ("True", "TokenRenewed")
+        assert len(list(bound_secrets(case.issuer))) == 1
+
+
+async def test_an_outage_costs_nothing_while_the_token_lives_and_the_user_s_secret_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 340)
+    first = case.access().token
+    case.issuer.outage = DOWN
+    case.clock.pass_time(70)
+    waits = [await case.reconcile()]
+    assert case.access().token == first
+    assert case.condition_of()[:2] == ("False", "TokenNotRenewed")
+    case.clock.pass_time(150)
+    waits.append(await case.reconcile())
+    assert waits[0] > waits[1] >= 5, "attempts come faster towards the end"
+
+    case.clock.pass_time(100)
+    await case.reconcile()
+    assert case.access().token == USER_TOKEN
+    assert case.condition_of()[:2] == ("False", "TokenNotExchanged")
+    assert case.reports[-1] == NAME
+    case.issuer.outage = None
+    await case.reconcile()
+    assert case.access().token not in (first, USER_TOKEN)
+    await live([case], 600)
+    assert case.issuer.unauthorized == 0
+
+
+async def test_a_restart_and_a_second_leader_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 300)
+    token = case.access().token
+    case.restart()
+    with pytest.raises(NotRead):
+        case.readable.resolve(NAME, "team")
+    await case.reconcile()
+    assert (case.access().token, case.issuer.issued) == (token, 1)
+
+    # Two replicas renew at a time: one of them finds that the other has written.
+    case.clock.pass_time(110)
+    original, raced = case.management.patch, []
+
+    async def patch(resource: Any, name: str, *words: Any, **options: Any) -> Obj:
+        if name == KEPT and not raced:
+            raced.append(name)
+            await TokenRenewer(case.context, case.clock).reconcile(Key("", NAME))
+        return await original(resource, name, *words, **options)
+
+    monkeypatch.setattr(case.management, "patch", patch)
+    with pytest.raises(Conflict):
+        await case.reconcile()
+    assert token_claims(case.access_of_secret())["jti"] == "3", "what the other wrote stays"
+    await case.reconcile()
+    assert case.issuer.issued == 3
+    await live([case], 1200)
+    assert case.issuer.unauthorized == 0
+
+
+async def test_deletion_revokes_and_waits_for_harvester_until_the_token_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 100)
+    access = case.access()
+    case.renew_with()
+    await case.reconcile()
+    assert case.kept is not None, "its finalizer keeps the Secret"
+    case.issuer.outage = DOWN
+    assert await case.reconcile() <= 60
+    assert case.kept["metadata"]["finalizers"] == [RENEWED_TOKEN_FINALIZER]
+    case.issuer.outage = None
+    await case.reconcile()
+    assert case.kept is None
+    assert list(bound_secrets(case.issuer)) == []
+    with pytest.raises(Unauthorized):
+        await case.client(access).get(SECRETS, "any", "vms")
+
+    await case.reconcile()
+    assert case.access().token == USER_TOKEN
+    case.renew_with(expirationSeconds=600, serviceAccount=ACCOUNT)
+    await case.reconcile()
+    case.renew_with()
+    await case.reconcile()
+    case.issuer.outage = DOWN
+    case.clock.pass_time(600)
+    await case.reconcile()
+    assert case.kept is None, "a token that has ended needs no revocation"
+
+
+async def test_a_token_that_travelled_is_neither_used_nor_revoked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `clusterctl move`: the Secret of another management cluster, with the uid of the identity here."""
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 60)
+    (bound,) = bound_secrets(case.issuer)
+    case.context.management_cluster = "another"
+    case.restart()
+    token = case.access_of_secret()
+    await case.reconcile()
+    assert case.access().token != token
+    case.renew_with()
+    await case.reconcile()
+    await case.reconcile()
+    assert case.kept is None
+    assert [obj["metadata"]["name"] for obj in bound_secrets(case.issuer)] == [bound["metadata"]["name"]]
+
+
+@pytest.mark.parametrize("error", [Forbidden(403, "Forbidden", "may not create tokens"), DOWN])
+async def test_without_an_exchange_clusters_use_the_user_s_secret(
+    monkeypatch: pytest.MonkeyPatch, error: RequestError
+) -> None:
+    case = Renewing(monkeypatch)
+    case.issuer.errors["create token"] = cast("Any", error)
+    assert await case.reconcile() == 60
+    assert case.access().token == USER_TOKEN
+    assert case.condition_of()[:2] == ("False", "TokenNotExchanged")
+    assert str(error) in case.condition_of()[2]
+    assert case.kept is None
+
+
+async def test_a_provider_without_the_right_to_keep_tokens_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Renewing(monkeypatch)
+    case.management.errors["create Secret"] = Forbidden(403, "Forbidden", "cannot create secrets in caphv-system")
+    await case.reconcile()
+    assert case.access().token == USER_TOKEN
+    assert "refused: cannot create secrets in caphv-system" in case.condition_of()[2]
+
+
+async def test_nothing_is_written_without_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Renewing(monkeypatch)
+    case.renew_with()
+    case.management.requests.clear()
+    await case.reconcile()
+    assert (case.management.requests, case.issuer.issued, case.access().token) == ([], 0, USER_TOKEN)
+
+
+def test_no_identity_is_in_the_name_of_a_namespace() -> None:
+    renewed = ClusterIdentities(cast("Any", None), OWN).renewed
+    assert renewed.identity_of(renewed.key_of(NAME)) == NAME
+    assert renewed.identity_of(Key("team", KEPT)) == "", "a tenant's Secret has no meaning"

@@ -1,0 +1,156 @@
+"""What credentials are exchanged for: account, rights, server, and what a hostile Harvester may claim."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from caphv.api.object import Key, Obj, at
+from caphv.api.ownership import Owner
+from caphv.api.tokenrenewal import Renewal, bound_name
+from caphv.runtime.errors import Forbidden
+from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
+from reconciler.harvester import tokenexchange
+from reconciler.harvester.tokenexchange import Credentials, ExchangeError, Token
+from tests.support import kubeconfigs
+from tests.support.reconciler.tokenissuer import START, USER_TOKEN, Clock, Issuer, IssuerClient, encoded
+
+pytestmark = pytest.mark.unit
+
+OWNER = Owner("HarvesterClusterIdentity", "", "shared", "uid", "management")
+RENEWAL = Renewal(600, Key("accounts", "caphv"), ("vms",))
+BOUND = bound_name("uid", "management")
+RANCHER = "https://rancher.example.com/k8s/clusters/c-m-1"
+
+
+def credentials(server: str = "https://harvester", token: str = USER_TOKEN, **cluster: str) -> Credentials:
+    config = kubeconfigs.with_cluster(server=server, **cluster)
+    config["users"][0]["user"] = {"token": token}
+    text = yaml.safe_dump(config)
+    return Credentials(text, parse_kubeconfig(text))
+
+
+class Harvester(Issuer):
+    """A Harvester that remembers who was connected where."""
+
+    def __init__(self) -> None:
+        super().__init__(Clock())
+        self.servers: list[str] = []
+
+    def connect(self, access: Kubeconfig) -> Any:
+        self.servers.append(access.server)
+        return IssuerClient(self, access)
+
+    async def exchange(self, own: Credentials, renewal: Renewal = RENEWAL) -> Token:
+        return await tokenexchange.exchange(self.connect, own, renewal, OWNER)
+
+
+async def test_an_administrator_s_credentials_make_an_account_that_renews_and_revokes_itself_only() -> None:
+    harvester = Harvester()
+    token = await harvester.exchange(credentials())
+    assert (token.account, token.seconds, token.is_bound) == (Key("accounts", "caphv"), 600, True)
+    role = cast("Obj", harvester.find("Role", BOUND, "accounts"))
+    assert [(rule["resources"], rule["resourceNames"], rule["verbs"]) for rule in role["rules"]] == [
+        (["serviceaccounts/token"], ["caphv"], ["create"]),
+        (["secrets"], [BOUND], ["get", "delete"]),
+    ]
+    # With the Secret, Harvester deletes them, too.
+    bound = cast("Obj", harvester.find("Secret", BOUND, "accounts"))
+    for kind in ("Role", "RoleBinding"):
+        (owner,) = cast("Obj", harvester.find(kind, BOUND, "accounts"))["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["uid"]) == ("Secret", bound["metadata"]["uid"])
+    assert "data" not in bound
+    # There is no token that does not end.
+    assert not [obj for obj in harvester.requests if obj.startswith("apply Secret")]
+
+
+@pytest.mark.parametrize(
+    ("server", "given", "address", "expected"),
+    [
+        ("https://harvester:6443", "", "10.0.0.1", "https://harvester:6443"),
+        (RANCHER, "", "10.0.0.1", "https://10.0.0.1:6443"),
+        (RANCHER, "", "", "https://rancher.example.com:6443"),
+        (RANCHER, "https://harvester.example.com", "10.0.0.1", "https://harvester.example.com"),
+    ],
+)
+async def test_tokens_are_sent_to_a_server_that_accepts_them(
+    server: str, given: str, address: str, expected: str
+) -> None:
+    harvester = Harvester()
+    if address:
+        metadata = {"name": "ingress-expose", "namespace": "kube-system"}
+        metadata["annotations"] = {"kube-vip.io/loadbalancerIPs": address}
+        harvester.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata})
+    own = credentials(server, **{"proxy-url": "http://proxy:3128"})
+    token = await harvester.exchange(own, Renewal(600, RENEWAL.account, ("vms",), given))
+    access = token.credentials.access
+    assert (access.server, access.proxy_url) == (expected, "http://proxy:3128")
+    assert harvester.servers == [server, expected], "it was tried there"
+
+
+async def test_an_account_renews_its_own_token_and_no_objects_are_made_for_it() -> None:
+    harvester = Harvester()
+    claims = {"sub": "system:serviceaccount:accounts:own", "exp": (START + timedelta(days=1)).timestamp()}
+    own = credentials(token=encoded(claims))
+    token = await harvester.exchange(own, Renewal(600))
+    assert (token.account, token.is_bound) == (Key("accounts", "own"), True)
+    assert harvester.requests == [f"create Secret {BOUND}"]
+    harvester.errors["create Secret"] = Forbidden(403, "Forbidden", "may not")
+    token = await harvester.exchange(own, Renewal(600))
+    assert not token.is_bound
+    harvester.errors["create token"] = Forbidden(403, "Forbidden", "may not create serviceaccounts/token")
+    with pytest.raises(ExchangeError, match=r"create serviceaccounts/token; set spec\.tokenRenewal\.serviceAccount"):
+        await harvester.exchange(own, Renewal(600))
+    with pytest.raises(ExchangeError, match=r"set spec\.tokenRenewal\.serviceAccount"):
+        await harvester.exchange(credentials(), Renewal(600))
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {},
+        {"sub": "system:serviceaccount:accounts:caphv"},
+        {"sub": "system:serviceaccount:accounts:caphv", "iat": 10, "exp": 5},
+        {"sub": "user", "iat": 10, "exp": 50},
+        {"sub": ["system:serviceaccount:a:b"], "iat": "x", "exp": {}},
+    ],
+)
+async def test_a_token_that_states_no_end_is_refused(monkeypatch: pytest.MonkeyPatch, claims: Obj) -> None:
+    harvester = Harvester()
+    monkeypatch.setattr(harvester, "issue", lambda *_: {"status": {"token": encoded(claims)}})
+    with pytest.raises(ExchangeError):
+        await harvester.exchange(credentials())
+
+
+@pytest.mark.parametrize("answer", [{}, {"status": None}, {"status": {"token": ""}}, [], "token"])
+async def test_an_answer_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    harvester = Harvester()
+    monkeypatch.setattr(harvester, "issue", lambda *_: answer)
+    with pytest.raises(ExchangeError, match="without a token"):
+        await harvester.exchange(credentials())
+
+
+async def test_a_token_does_not_live_longer_than_was_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    harvester = Harvester()
+    claims = {"sub": "system:serviceaccount:accounts:caphv", "iat": 0, "exp": 10**12, "kubernetes.io": "x"}
+    monkeypatch.setattr(harvester, "issue", lambda *_: {"status": {"token": encoded(claims)}})
+    monkeypatch.setattr(harvester, "check", lambda _: None)
+    token = await harvester.exchange(credentials())
+    assert (token.seconds, token.is_bound) == (600, False)
+
+
+async def test_only_the_secret_of_the_identity_is_deleted() -> None:
+    harvester = Harvester()
+    token = await harvester.exchange(credentials())
+    other = Owner(OWNER.kind, "", "shared", "uid", "management")
+    bound = cast("Obj", harvester.find("Secret", BOUND, "accounts"))
+    foreign = {**bound, "metadata": {**bound["metadata"], "annotations": {"caphv.io/owner-uid": "another"}}}
+    harvester.put(foreign)
+    await tokenexchange.revoke(harvester.connect, token.credentials, other)
+    assert at(harvester.find("Secret", BOUND, "accounts"), "metadata", "name") == BOUND
+    harvester.put(bound)
+    await tokenexchange.revoke(harvester.connect, token.credentials, OWNER)
+    assert harvester.find("Secret", BOUND, "accounts") is None
