@@ -23,6 +23,7 @@ from caphv.api.object import (
 )
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError
+from reconciler.cluster.parking import phase
 from sandbox.harvester import kinds
 from tests.support.printed import Person
 from tests.support.reconciler import inprocess
@@ -34,7 +35,16 @@ from tests.support.reconciler.servers import control_plane
 pytestmark = pytest.mark.integration
 
 PARKED = is_true("Parked")
-PARK_SECONDS = 60.0
+PARK_SECONDS = 150.0
+
+
+@pytest.fixture(autouse=True)
+def short_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End pauses at once: no core here has to catch up. `tests/e2e/clusters/test_park.py` has one.
+
+    The provider of the environment, which is a process of its own, waits as ever.
+    """
+    monkeypatch.setattr(phase, "_SETTLE_SECONDS", 1.0)
 
 
 def condition(reason: str, part: str = "") -> Callable[[Obj], bool]:
