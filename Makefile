@@ -136,7 +136,7 @@ bench-webhook: setup ## Measure the admission webhook
 bench-packager: setup ## Measure rendering, committing and pushing bundles, and following definitions
 	$(BIN)/python -m tools.bench.packager
 
-release: wheel ## Write manifests, chart, krew plugin and bill of materials of a release into out/
+release: wheel ## Write manifests, chart, krew plugin and bill of materials of a release into out/; after headlamp, its plugin, too
 	$(BIN)/python -m tools.release $(IMAGES) --wheel "$$(ls -t dist/caphv-*.whl | head -n 1)"
 
 docker-build: ## Build the image of the provider for this machine; IMG=... names it
