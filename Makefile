@@ -25,7 +25,7 @@ STAGES := MAKE="$(MAKE)" $(BIN)/python tools/ci/stages.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup programs tools demo test test-quick test-long test-unit test-integration test-e2e test-clusters test-timing test-smoke coverage mutants e2e-live lint lint-code format generate bench bench-webhook bench-packager build wheel release docker-build docker-push docs deploy lock clean
+.PHONY: help setup programs tools demo test test-quick test-long test-unit test-integration test-e2e test-clusters test-timing test-smoke coverage mutants e2e-live lint lint-code format generate bench bench-webhook bench-packager build wheel release docker-build docker-push docs headlamp deploy lock clean
 
 help: ## List all tasks
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,7 @@ lint: lint-code ## Check format, lint, types, import contracts and generated fil
 	$(BIN)/python -m tools.generate.ruletables --check
 	$(BIN)/python -m tools.generate.webhooks --check
 	$(BIN)/python -m tools.generate.clusterclasses --check
+	$(BIN)/python -m tools.generate.headlamp --check
 
 format: setup ## Format the code and apply safe lint fixes
 	$(BIN)/ruff format .
@@ -119,6 +120,7 @@ generate: setup ## Write the files generated from schemas, clusterclass/ and cod
 	$(BIN)/python -m tools.generate.ruletables
 	$(BIN)/python -m tools.generate.webhooks
 	$(BIN)/python -m tools.generate.clusterclasses
+	$(BIN)/python -m tools.generate.headlamp
 
 bench: setup ## Measure the provider on a simulated Harvester
 	$(BIN)/python -m tools.bench
@@ -134,7 +136,7 @@ bench-webhook: setup ## Measure the admission webhook
 bench-packager: setup ## Measure rendering, committing and pushing bundles, and following definitions
 	$(BIN)/python -m tools.bench.packager
 
-release: wheel ## Write manifests, chart, krew plugin and bill of materials of a release into out/
+release: wheel ## Write manifests, chart, krew plugin and bill of materials of a release into out/; after headlamp, its plugin, too
 	$(BIN)/python -m tools.release $(IMAGES) --wheel "$$(ls -t dist/caphv-*.whl | head -n 1)"
 
 docker-build: ## Build the image of the provider for this machine; IMG=... names it
@@ -153,6 +155,14 @@ docs: setup ## Build the documentation site into out/site; fails on broken links
 	@$(BIN)/python -m tools.generate.ruletables --site out/pages
 	@NO_MKDOCS_2_WARNING=1 out/mkdocs/bin/mkdocs build --quiet --strict --config-file tools/website/mkdocs.yml
 
+# Not a part of `make test`: nothing else needs Node.js. Scripts of packages download programs, and none is needed.
+headlamp: ## Build and test the Headlamp plugin with npm (Node.js 20 or newer) into out/caphv-headlamp
+	@command -v npm > /dev/null || { echo 'npm is not installed: install Node.js 20 or newer' >&2; exit 1; }
+	cd headlamp && npm ci --ignore-scripts --no-audit --no-fund
+	cd headlamp && npm run lint && npm run tsc && npm test && npm run build
+	@rm -rf out/caphv-headlamp && mkdir -p out/caphv-headlamp
+	cp headlamp/dist/main.js headlamp/package.json out/caphv-headlamp/
+
 deploy: setup ## Install on the current cluster of kubectl; IMG=... sets another image
 	$(BIN)/python -m tools.release $(IMAGES)
 	kubectl apply --server-side --force-conflicts -f out/caphv.yaml
@@ -166,7 +176,7 @@ lock: ## Resolve all dependencies again into the lock files
 	out/lock/bin/$(UV_COMPILE) --output-file tools/release/uv.lock tools/release/uv.in
 
 clean: ## Remove everything that these tasks created in the checkout
-	rm -rf $(VENV) out dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) out dist headlamp/dist headlamp/node_modules .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Recreated, not updated, so that it contains only what the lock names.

@@ -14,7 +14,7 @@ from operations.status.remedies import next_step
 # An operation that is still in progress after this time counts as a problem.
 PATIENCE = timedelta(minutes=15)
 # Reasons of a condition that is normal for a time.
-_PASSING = frozenset(
+PASSING = frozenset(
     {
         Reason.INFRASTRUCTURE_PROVISIONING_IN_PROGRESS,
         Reason.HARVESTER_CONNECTION_IN_PROGRESS,
@@ -39,7 +39,7 @@ _WARNINGS = frozenset(
 )
 # A cluster works without add-ons, and some clusters are meant to have none. An evacuation is
 # requested, and reports itself what does not end in time. A download may take its time.
-_NOTES = frozenset({Reason.ADDON_BUNDLES_MISSING, Reason.EVACUATING, Reason.IMAGES_IMPORTING})
+NOTES = frozenset({Reason.ADDON_BUNDLES_MISSING, Reason.EVACUATING, Reason.IMAGES_IMPORTING})
 
 
 def condition_problem(parts: Parts, obj: Obj, kind: str, condition: Obj, now: datetime) -> Problem:
@@ -79,11 +79,11 @@ def _severity_of(obj: Obj, kind: str, condition: Obj, age: timedelta) -> Severit
     reason = condition.get("reason")
     if reason in _WARNINGS:
         return Severity.WARNING
-    if reason in _NOTES:
+    if reason in NOTES:
         return Severity.NOTE
 
     # The core and control plane providers do not distinguish a failure from a slow operation.
-    may_pass = reason in _PASSING or kind not in ("HarvesterCluster", "HarvesterMachine")
+    may_pass = reason in PASSING or kind not in ("HarvesterCluster", "HarvesterMachine")
     if condition.get("type") == "TopologyReconciled" and "Failed" in str(reason):
         may_pass = False
     if may_pass or being_deleted(obj):

@@ -31,7 +31,7 @@ from operations.status.remedies import next_step, resume_command
 
 # Conditions of a HarvesterCluster, in the order in which the provider passes them. While one of
 # them is not true, the following ones have no meaning.
-_GATES = (
+GATES = (
     ConditionType.HARVESTER_CONNECTION_READY,
     ConditionType.TARGET_NAMESPACE_READY,
     ConditionType.VM_IP_POOL_READY,
@@ -40,7 +40,7 @@ _GATES = (
     ConditionType.INFRASTRUCTURE_READY,
 )
 # Conditions that are reported independently of the gates.
-_ADDITIONAL = (
+ADDITIONAL = (
     ConditionType.IDENTITY_UP_TO_DATE,
     ConditionType.REFERENCES_ALLOWED,
     ConditionType.WITHIN_LIMITS,
@@ -52,7 +52,7 @@ _ADDITIONAL = (
     ConditionType.HOSTS_EVACUATED,
 )
 # Reasons that follow from a decision of the user.
-_CHOSEN = frozenset({Reason.ADDON_BUNDLES_SUSPENDED, Reason.FLEET_INTEGRATION_NOT_APPLICABLE})
+CHOSEN = frozenset({Reason.ADDON_BUNDLES_SUSPENDED, Reason.FLEET_INTEGRATION_NOT_APPLICABLE})
 
 
 def problems_of(parts: Parts, now: datetime) -> tuple[Problem, ...]:
@@ -143,13 +143,13 @@ def _infrastructure_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
     # conditions repeat one message, it is reported only once.
     reported: set[str] = set()
     gated = False
-    for kind in (*_ADDITIONAL[:1], *_GATES, *_ADDITIONAL[1:]):
+    for kind in (*ADDITIONAL[:1], *GATES, *ADDITIONAL[1:]):
         condition = condition_of(obj, kind)
         reason, message = condition.get("reason"), str(condition.get("message") or "")
-        if condition.get("status", "True") == "True" or reason in _CHOSEN or message in reported:
+        if condition.get("status", "True") == "True" or reason in CHOSEN or message in reported:
             continue
         outdated = unreachable and reason == Reason.HARVESTER_AUTHENTICATION_FAILED
-        if outdated or (gated and kind in _GATES):
+        if outdated or (gated and kind in GATES):
             continue
 
         problem = condition_problem(parts, obj, "HarvesterCluster", condition, now)

@@ -27,10 +27,15 @@ TEXT = {
     ".js",
     ".svg",
     ".sh",
+    ".ts",
+    ".tsx",
 }
 # Text of others, and the files of this check.
 FOREIGN = (
     "LICENSE",
+    "headlamp/dist/",
+    "headlamp/node_modules/",
+    "headlamp/package-lock.json",
     "requirements.lock",
     "sandbox/crds/",
     "tests/support/rancher-crds.yaml",

@@ -12,6 +12,8 @@ from tools.release import chart, components, krew, lock, provenance, sbom
 CHECKOUT = Path(__file__).resolve().parents[2]
 DEPLOY = CHECKOUT / "deploy"
 SUMS = "SHA256SUMS"
+PLUGIN = "caphv-headlamp"
+"""Folder of the Headlamp plugin that `make headlamp` leaves in the output folder."""
 
 
 @click.command(
@@ -24,7 +26,8 @@ Examples:
 """,
     help=(
         "Write manifests for kubectl, clusterctl and Turtles, Helm chart, krew plugin, bill of "
-        "materials, provenance and checksums."
+        "materials, provenance and checksums; and the Headlamp plugin, if make headlamp has built "
+        "it."
     ),
 )
 @click.option(
@@ -55,7 +58,7 @@ Examples:
 def main(image: str, packager_image: str, wheel: Path | None, output: Path) -> None:
     """Write the release artifacts into a folder."""
     output.mkdir(parents=True, exist_ok=True)
-    files = with_provenance(contents(image, packager_image, wheel))
+    files = with_provenance(contents(image, packager_image, wheel) | plugin_archive(output))
     for name, content in sorted(files.items()):
         (output / name).write_bytes(content)
         click.echo(f"{output.name}/{name}")
@@ -113,6 +116,25 @@ def contents(
     if wheel:
         files |= krew.files(version, CHECKOUT / "LICENSE", wheel)
     return {**files, SUMS: sums(files)}
+
+
+def plugin_archive(output: Path) -> dict[str, bytes]:
+    """Return the archive of the Headlamp plugin; nothing if it was not built.
+
+    :param output: the folder of the release files
+
+    Raises:
+        click.ClickException: the plugin is that of another version.
+    """
+    folder = output / PLUGIN
+    if not folder.is_dir():
+        return {}
+
+    version = json.loads((folder / "package.json").read_text(encoding="utf-8"))["version"]
+    if version != project_version():
+        message = f"{folder} has version {version}, not {project_version()}: run make headlamp"
+        raise click.ClickException(message)
+    return {f"{PLUGIN}-{version}.tar.gz": chart.archive(folder, PLUGIN)}
 
 
 def with_provenance(files: dict[str, bytes]) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""The Helm chart as an archive, like `helm package` but reproducible."""
+"""Folders as archives that are reproducible: the Helm chart, and the Headlamp plugin."""
 
 import gzip
 import io
@@ -8,13 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def archive(chart: Path) -> bytes:
-    """Return a gzipped tar of the chart's folder, with symbolic links resolved to files."""
+def archive(folder: Path, name: str = "caphv") -> bytes:
+    """Return a gzipped tar of a folder, with symbolic links resolved to files.
+
+    :param folder: the folder
+    :param name: its name in the archive
+    """
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path in sorted(_files(chart)):
+        for path in sorted(_files(folder)):
             data = path.read_bytes()
-            member = tarfile.TarInfo(f"caphv/{path.relative_to(chart).as_posix()}")
+            member = tarfile.TarInfo(f"{name}/{path.relative_to(folder).as_posix()}")
             member.size, member.mode = len(data), 0o644
             tar.addfile(member, io.BytesIO(data))
 

@@ -14,7 +14,14 @@ from pathlib import Path
 import click
 
 from tools.release import components, krew
-from tools.release.__main__ import CHECKOUT, SUMS, contents, project_version, with_provenance
+from tools.release.__main__ import (
+    CHECKOUT,
+    SUMS,
+    contents,
+    plugin_archive,
+    project_version,
+    with_provenance,
+)
 
 PLATFORMS = ("linux/amd64", "linux/arm64")
 TARGETS = {"controller": "", "packager": components.PACKAGER_SUFFIX}
@@ -76,6 +83,7 @@ def main(repository: str, wheel: Path | None, output: Path, *, dry_run: bool) ->
     wheel = wheel or CHECKOUT / "dist" / krew.wheel_name(version)
     if not dry_run:
         output.mkdir(parents=True, exist_ok=True)
+    plugin = plugin_archive(output)
 
     images = {
         target: _push_image(steps, f"{repository}:v{version}{suffix}", target, output)
@@ -85,6 +93,7 @@ def main(repository: str, wheel: Path | None, output: Path, *, dry_run: bool) ->
     if not dry_run:
         files = contents(images["controller"], images["packager"], wheel)
         files |= {path.name: path.read_bytes() for path in [*output.glob("sbom-*.cdx.json"), wheel]}
+        files |= plugin
         for name, content in with_provenance(files).items():
             (output / name).write_bytes(content)
 

@@ -5,6 +5,7 @@ import json
 import re
 import stat
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,29 @@ def test_check_sums_cover_all_files_the_wheel_and_the_bills(folder: Path) -> Non
     wheel = f"caphv-{project_version()}-py3-none-any.whl"
     assert {wheel, "caphv.krew.yaml", "sbom-controller-linux-arm64.cdx.json", "caphv.yaml"} <= found.keys()
     assert "SHA256SUMS" not in found
+
+
+def test_plugin_for_headlamp_is_a_file_of_the_release_if_it_was_built(folder: Path) -> None:
+    plugin = folder / "out" / "caphv-headlamp"
+    plugin.mkdir(parents=True)
+    (plugin / "main.js").write_text("// built")
+    (plugin / "package.json").write_text(json.dumps({"version": project_version()}))
+    assert publish(folder).exit_code == 0
+    name = f"caphv-headlamp-{project_version()}.tar.gz"
+    with tarfile.open(folder / "out" / name) as archive:
+        assert archive.getnames() == ["caphv-headlamp/main.js", "caphv-headlamp/package.json"]
+    assert name in (folder / "out" / "SHA256SUMS").read_text()
+
+
+def test_plugin_of_another_version_is_not_published(folder: Path) -> None:
+    plugin = folder / "out" / "caphv-headlamp"
+    plugin.mkdir(parents=True)
+    (plugin / "package.json").write_text('{"version": "0.0.1"}')
+    result = publish(folder)
+    assert result.exit_code == 1
+    assert "has version 0.0.1" in result.output
+    assert "make headlamp" in result.output
+    assert not (folder / "calls").exists()
 
 
 def test_nothing_is_signed_that_was_not_pushed(folder: Path) -> None:

@@ -9,6 +9,8 @@ pytestmark = pytest.mark.unit
 
 # Folders at the top that hold no sources; those that begin with a dot are not either, but for .ci.
 NO_SOURCES = {"out", "dist"}
+# What Python and npm make, anywhere.
+NOT_OURS = {"__pycache__", "node_modules", "dist", ".eslintcache"}
 FORBIDDEN = {
     "the host of a package registry": re.compile(
         r"\b(pypi\.org|pythonhosted\.org|(proxy|sum)\.golang\.org|registry\.npmjs\.(org|com)|crates\.io|rubygems\.org)\b"
@@ -25,7 +27,7 @@ def sources(checkout: Path) -> list[Path]:
     tops = [path for path in checkout.iterdir() if path.name not in NO_SOURCES]
     tops = [path for path in tops if not path.name.startswith(".") or path.name in (".ci", ".gitignore")]
     found = [path for top in tops for path in ([top] if top.is_file() else top.rglob("*"))]
-    return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
+    return [path for path in found if path.is_file() and not NOT_OURS & set(path.parts)]
 
 
 def findings(text: str, *, in_tests: bool) -> list[str]:

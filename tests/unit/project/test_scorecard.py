@@ -206,7 +206,7 @@ def sources() -> Iterator[Path]:
         if top.is_dir() and (top.name.startswith(".") or top.name in ("out", "dist")):
             continue
         for path in [top] if top.is_file() else top.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
+            if path.is_file() and not {"__pycache__", "node_modules"} & set(path.parts):
                 yield path
 
 
