@@ -21,7 +21,12 @@ from caphv.api.object import Obj, list_at
 MARK = "<!-- Generated from caphv/api/supported.json: python -m caphv.api.supported -->"
 _TABLE = Path(__file__).with_name("supported.json")
 _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,6}))?")
-_FLEET_TAG = re.compile(r"/fleet:(v\d{1,4}\.\d{1,4}\.\d{1,6})")
+_IMAGE = re.compile(r"/([^/:]{1,64}):(v\d{1,4}\.\d{1,4}\.\d{1,6})")
+_IMAGES = {
+    "fleet": "fleet",
+    "caapf": "cluster-api-addon-provider-fleet",
+    "turtles": "turtles",
+}
 Version = tuple[int, ...]
 
 
@@ -120,15 +125,18 @@ def parse(version: str) -> Version:
     return tuple(int(part) for part in match.groups() if part is not None) if match else ()
 
 
-def fleet_release(deployment: Obj | None) -> str:
-    """Return the release of Fleet, such as `v0.16.1`, by the image of its controller.
+def release_of(component: str, deployment: Obj | None) -> str:
+    """Return the release of a program, such as `v0.16.1`, by the image of its Deployment.
 
     The text is empty if the image does not name it.
+
+    :param component: `fleet`, `caapf` or `turtles`
+    :param deployment: the Deployment of its controller
     """
     for container in list_at(deployment, "spec", "template", "spec", "containers"):
-        tag = _FLEET_TAG.search(str(container.get("image") or ""))
-        if tag:
-            return tag[1]
+        image = _IMAGE.search(str(container.get("image") or ""))
+        if image and image[1] == _IMAGES[component]:
+            return image[2]
     return ""
 
 

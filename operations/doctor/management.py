@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from caphv.api import names, remedies
 from caphv.api.object import Obj, annotations_of, at, key_of, labels_of, text_at
-from caphv.api.supported import fleet_release, support
+from caphv.api.supported import support
 from operations.doctor import extensions
 from operations.read.objects import Unseen, condition_of, time_of
 from operations.status.check import Check, Result, ok, skipped
@@ -37,8 +37,8 @@ class ManagementFacts:
     cert_manager: list[Obj] | None = None
     """Deployments of cert-manager, None where they may not be read."""
     fleet_clusters: list[Obj] = field(default_factory=list)
-    fleet: Obj | None = None
-    """Deployment of Fleet's controller, None where there is none."""
+    releases: dict[str, str] = field(default_factory=dict)
+    """Releases of Fleet and of what joins it to Cluster API, by component, as far as they show."""
     extensions: list[Obj] = field(default_factory=list)
     """ExtensionConfigs of Cluster API."""
     namespaces: list[Obj] = field(default_factory=list)
@@ -64,21 +64,19 @@ def checks(facts: ManagementFacts, now: datetime) -> Iterator[Check]:
     yield from _check_webhooks(facts)
     yield from _check_cert_manager(facts)
     yield from _check_certificates(facts, now)
-    yield from _check_fleet(facts)
+    yield from _check_releases(facts)
     yield from extensions.checks(facts.extensions, facts.namespaces, SUBJECT)
 
 
-def _check_fleet(facts: ManagementFacts) -> Iterator[Check]:
-    """Check whether the bundles were written for this Fleet, by the image of its controller."""
-    version = fleet_release(facts.fleet)
-    if not version:
-        return
-
-    if problem := support().components["fleet"].problem(version):
-        remedy = "Run a supported release of Fleet"
-        yield Check("fleet-version", SUBJECT, Result.WARNING, problem, remedy)
-    else:
-        yield ok("fleet-version", SUBJECT, f"Fleet {version}")
+def _check_releases(facts: ManagementFacts) -> Iterator[Check]:
+    """Check Fleet, for which the bundles were written, and what makes its Clusters."""
+    for name, release in facts.releases.items():
+        component = support().components[name]
+        if problem := component.problem(release):
+            remedy = f"Run a supported release of {component.title}"
+            yield Check(f"{name}-version", SUBJECT, Result.WARNING, problem, remedy)
+        else:
+            yield ok(f"{name}-version", SUBJECT, f"{component.title} {release}")
 
 
 def _check_cluster_api(facts: ManagementFacts) -> Iterator[Check]:

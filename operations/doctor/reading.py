@@ -23,6 +23,7 @@ from caphv.api.object import (
     at,
     key_of,
 )
+from caphv.api.supported import release_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound, RequestError, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import KubeconfigError
@@ -50,6 +51,14 @@ _CRDS = tuple(
         "harvestermachines",
         "harvestermachinetemplates",
     )
+)
+# Programs by component: namespace and Deployment. Turtles installs the add-on provider in another
+# namespace (rancher/turtles v0.27.0-rc.7, `charts/rancher-turtles-providers/values.yaml`).
+_FLEET_PROGRAMS = (
+    ("fleet", "cattle-fleet-system", "fleet-controller"),
+    ("caapf", "caapf-system", "caapf-controller-manager"),
+    ("caapf", "fleet-addon-system", "caapf-controller-manager"),
+    ("turtles", "cattle-turtles-system", "rancher-turtles-controller-manager"),
 )
 _CERT_MANAGER = "app.kubernetes.io/instance=cert-manager"
 _INGRESS = Key("kube-system", "ingress-expose")
@@ -87,9 +96,10 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     facts.certificates = await _list(client, facts, resources.CERTIFICATES, namespace)
     facts.fleet_clusters = await _list(client, facts, resources.FLEET_CLUSTERS, "")
     if facts.fleet_clusters:
-        facts.fleet = await _get(
-            client, facts, DEPLOYMENTS, "cattle-fleet-system", "fleet-controller"
-        )
+        for component, place, name in _FLEET_PROGRAMS:
+            deployment = await _get(client, facts, DEPLOYMENTS, place, name)
+            if release := release_of(component, deployment):
+                facts.releases[component] = release
     facts.extensions = await _list(client, facts, resources.EXTENSION_CONFIGS, "")
     if len(facts.extensions) > 1:
         facts.namespaces = await _list(client, facts, NAMESPACES, "")

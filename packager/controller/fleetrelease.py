@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 
 from caphv.api.object import DEPLOYMENTS, Key
-from caphv.api.supported import fleet_release, support
+from caphv.api.supported import release_of, support
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, NotFound
 from packager.rendering.options import RenderOptions
@@ -27,7 +27,7 @@ async def add_fleet_release(client: ApiClient, options: RenderOptions) -> Render
     fleet = support().components["fleet"]
     try:
         deployment = await client.get(DEPLOYMENTS, CONTROLLER.name, CONTROLLER.namespace)
-        release = fleet_release(deployment)
+        release = release_of("fleet", deployment)
     except NotFound:
         log.info(
             "Deployment %s does not exist: bundles are for Fleet %s and later",

@@ -17,11 +17,6 @@ from tests.support.doctor import crd, deployment, facts, found, lease, one, webh
 CERT_MANAGER = {"metadata": {"namespace": "cert-manager", "name": "cainjector"}, "status": {"replicas": 1}}
 
 
-def fleet_of(version: str) -> Obj:
-    image = f"registry.example.com/rancher/fleet:{version}"
-    return {"spec": {"template": {"spec": {"containers": [{"image": image}]}}}}
-
-
 def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() -> None:
     assert {check.result for check in management.checks(facts(), NOW)} == {Result.OK}
 
@@ -44,9 +39,11 @@ def test_a_management_cluster_where_all_is_well_has_only_checks_that_are_ok() ->
         ({"version": "v1.36.3"}, "kubernetes-version", Result.OK, "Kubernetes v1.36.3"),
         ({"version": "v1.30.9+rke2r1"}, "kubernetes-version", Result.WARNING, "older than 1.31"),
         ({"version": ""}, "kubernetes-version", Result.OK, "of unknown version"),
-        ({"fleet": fleet_of("v0.16.1")}, "fleet-version", Result.OK, "Fleet v0.16.1"),
-        ({"fleet": fleet_of("v0.12.3")}, "fleet-version", Result.WARNING, "older than 0.13.0"),
-        ({"fleet": fleet_of("v0.15.0")}, "fleet-version", Result.WARNING, "leaves what others changed"),
+        ({"releases": {"fleet": "v0.16.1"}}, "fleet-version", Result.OK, "Fleet v0.16.1"),
+        ({"releases": {"fleet": "v0.12.3"}}, "fleet-version", Result.WARNING, "older than 0.13.0"),
+        ({"releases": {"caapf": "v0.14.0"}}, "caapf-version", Result.OK, "add-on provider Fleet v0.14.0"),
+        ({"releases": {"turtles": "v0.25.1"}}, "turtles-version", Result.WARNING, "older than 0.28.0"),
+        ({"releases": {"fleet": "v0.15.0"}}, "fleet-version", Result.WARNING, "leaves what others changed"),
         ({"unseen": [Unseen("deployments", "forbidden")]}, "provider", Result.SKIPPED, "forbidden"),
         ({"unseen": [Unseen("customresourcedefinitions", "forbidden")]}, "crds", Result.SKIPPED, "forbidden"),
         ({"unseen": [Unseen("leases", "forbidden")]}, "leader", Result.SKIPPED, "forbidden"),
@@ -204,4 +201,4 @@ def test_no_certificate_is_awaited_without_webhooks() -> None:
 
 
 def test_a_management_cluster_without_fleet_has_no_check_of_it() -> None:
-    assert found(management.checks(facts(fleet=None), NOW), "fleet-version") == []
+    assert found(management.checks(facts(releases={}), NOW), "fleet-version") == []

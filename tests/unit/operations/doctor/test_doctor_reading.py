@@ -74,7 +74,13 @@ async def test_a_missing_right_is_noted_and_hides_nothing_else() -> None:
     server.errors["list Certificate"] = Forbidden(403, "Forbidden", "cannot list")
     facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
     assert {each.what for each in facts.unseen} == {"deployments", "certificates"}
-    assert (facts.deployment, facts.webhooks, facts.certificates, facts.fleet, facts.crds) == (None, None, [], None, [])
+    assert (facts.deployment, facts.webhooks, facts.certificates, facts.releases, facts.crds) == (
+        None,
+        None,
+        [],
+        {},
+        [],
+    )
 
 
 def named(version: str, kind: str, name: str, namespace: str = "", **labels: str) -> Obj:
@@ -82,12 +88,22 @@ def named(version: str, kind: str, name: str, namespace: str = "", **labels: str
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
 
 
+def running(name: str, namespace: str, image: str) -> Obj:
+    """A Deployment with one container."""
+    containers = [{"image": f"registry.example.com/rancher/{image}"}]
+    return named("apps/v1", "Deployment", name, namespace) | {
+        "spec": {"template": {"spec": {"containers": containers}}}
+    }
+
+
 async def test_all_that_checks_need_is_read() -> None:
     fleet = named("fleet.cattle.io/v1alpha1", "Cluster", "shop", "fleet-default")
     server = ManagementServer(
         named("apiextensions.k8s.io/v1", "CustomResourceDefinition", str(resources.HARVESTER_MACHINES)),
         named("apps/v1", "Deployment", "caphv-controller-manager", "caphv-system"),
-        named("apps/v1", "Deployment", "fleet-controller", "cattle-fleet-system"),
+        running("fleet-controller", "cattle-fleet-system", "fleet:v0.16.1"),
+        running("caapf-controller-manager", "fleet-addon-system", "cluster-api-addon-provider-fleet:v0.14.0"),
+        running("rancher-turtles-controller-manager", "cattle-turtles-system", "turtles:v0.28.1"),
         named("apps/v1", "Deployment", "issuer", "cert-manager", **{"app.kubernetes.io/instance": "cert-manager"}),
         named("cert-manager.io/v1", "Certificate", "own", "caphv-system"),
         named("cert-manager.io/v1", "Certificate", "another", "elsewhere"),
@@ -103,13 +119,13 @@ async def test_all_that_checks_need_is_read() -> None:
     assert facts.rancher == {"cacerts": "", "agent-tls-mode": "", "server-url": "https://rancher"}
     assert facts.unseen == []
     # Of these, what else there is decides whether they matter.
-    assert (facts.fleet, facts.namespaces) == (None, [])
+    assert (facts.releases, facts.namespaces) == ({}, [])
 
     server.put(fleet)
     server.put(named("runtime.cluster.x-k8s.io/v1beta2", "ExtensionConfig", "second"))
     server.put(named("v1", "Namespace", "team"))
     facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
-    assert facts.fleet is not None
+    assert facts.releases == {"fleet": "v0.16.1", "caapf": "v0.14.0", "turtles": "v0.28.1"}
     assert [key_of(obj).name for obj in facts.namespaces] == ["team"]
 
 
