@@ -1,6 +1,6 @@
 {{/*
 Objects of a file that kustomize uses, too. `edit` names a template that changes an object: it gets what this one got,
-and the object. Namespaces become that of the release.
+and the object, which it drops by removing its kind. Namespaces become that of the release.
 */}}
 {{- define "caphv.shared" -}}
 {{- $call := . -}}
@@ -15,8 +15,10 @@ and the object. Namespaces become that of the release.
 {{- with $call.edit }}
 {{- $_ := include . (set $call "object" $object) }}
 {{- end }}
+{{- if $object.kind }}
 ---
 {{ toYaml $object }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -65,7 +67,7 @@ and the object. Namespaces become that of the release.
 {{- end }}
 {{- end -}}
 
-{{/* For objects of one namespace, the rights that are in namespaces are in that one only. */}}
+{{/* For objects of one namespace, the rights that are in namespaces are in that one only, and no shared identity has tokens. */}}
 {{- define "caphv.rbac" -}}
 {{- $namespace := .root.Values.watchNamespace }}
 {{- if and $namespace (regexMatch "^caphv-(manager|packager)-role(binding)?$" .object.metadata.name) }}
@@ -74,5 +76,8 @@ and the object. Namespaces become that of the release.
 {{- with .object.roleRef }}
 {{- $_ := set . "kind" "Role" }}
 {{- end }}
+{{- end }}
+{{- if and $namespace (hasPrefix "caphv-token-renewal-" .object.metadata.name) }}
+{{- $_ := unset .object "kind" }}
 {{- end }}
 {{- end -}}
