@@ -115,6 +115,8 @@ def machine_fields(obj: Obj) -> list[Any]:
         clusterapi.failure_domain(obj),
         obj["metadata"].get("deletionTimestamp"),
         clusterapi.is_control_plane(obj),
+        clusterapi.has_etcd(obj),
+        names.RANCHER_HOOK in annotations_of(obj),
     ]
 
 

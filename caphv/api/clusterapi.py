@@ -1,7 +1,13 @@
 """Read fields of Cluster API's Cluster and Machine, in v1beta1 and v1beta2."""
 
 from caphv.api import conditions, names
-from caphv.api.object import Obj, at, dict_at, list_at, text_at
+from caphv.api.object import Obj, at, dict_at, labels_of, list_at, text_at
+
+_RANCHER_ROLES = (
+    names.RANCHER_CONTROL_PLANE_LABEL,
+    names.RANCHER_ETCD_LABEL,
+    names.RANCHER_WORKER_LABEL,
+)
 
 
 def paused(cluster: Obj | None, obj: Obj) -> bool:
@@ -58,12 +64,46 @@ def cluster_name(obj: Obj) -> str:
     return str((obj["metadata"].get("labels") or {}).get(names.CLUSTER_NAME_LABEL, ""))
 
 
-def is_control_plane(obj: Obj) -> bool:
-    """Return whether a machine belongs to the control plane.
+# The roles of a machine follow from labels, which Machine and HarvesterMachine share. A control
+# plane machine has the label of Cluster API with any value (contract). Rancher, which provisions
+# control planes as MachineDeployments, also says which of its machines have etcd: not all of the
+# control plane need, and pools with nothing but etcd exist.
 
-    It does if it has the label, with any value (contract).
+
+def is_control_plane(obj: Obj) -> bool:
+    """Return whether a machine serves the workload API."""
+    labels = labels_of(obj)
+    return (
+        names.CONTROL_PLANE_LABEL in labels
+        or names.CONTROL_PLANE_NAME_LABEL in labels
+        or labels.get(names.RANCHER_CONTROL_PLANE_LABEL) == "true"
+    )
+
+
+def has_etcd(obj: Obj) -> bool:
+    """Return whether a machine has a member of etcd: as Rancher says, or as the control plane."""
+    if has_rancher_roles(obj):
+        return has_rancher_etcd(obj)
+    return is_control_plane(obj)
+
+
+def is_server(obj: Obj) -> bool:
+    """Return whether a machine serves the workload API, or has a member of its etcd.
+
+    Such machines stop after workers and one at a time.
     """
-    return names.CONTROL_PLANE_LABEL in (obj["metadata"].get("labels") or {})
+    return is_control_plane(obj) or has_etcd(obj)
+
+
+def has_rancher_roles(obj: Obj) -> bool:
+    """Return whether Rancher provisions a machine, whose roles it has put into labels."""
+    labels = labels_of(obj)
+    return any(labels.get(name) == "true" for name in _RANCHER_ROLES)
+
+
+def has_rancher_etcd(obj: Obj) -> bool:
+    """Return whether Rancher gives a machine the role etcd."""
+    return labels_of(obj).get(names.RANCHER_ETCD_LABEL) == "true"
 
 
 def failure_domain(machine: Obj) -> str:

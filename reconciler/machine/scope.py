@@ -84,7 +84,7 @@ class MachineScope:
 
     @property
     def control_plane(self) -> bool:
-        """Whether the machine belongs to the control plane."""
+        """Whether the machine serves the workload API."""
         if clusterapi.is_control_plane(self.obj):
             return True
         return self.machine is not None and clusterapi.is_control_plane(self.machine)

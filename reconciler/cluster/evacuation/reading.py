@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from caphv.api import evacuation, parking
-from caphv.api.clusterapi import control_plane_initialized, is_control_plane, paused
+from caphv.api.clusterapi import control_plane_initialized, is_server, paused
 from caphv.api.conditions import get_condition, seconds_since
 from caphv.api.hosts import migrates_guests
 from caphv.api.names import (
@@ -241,7 +241,7 @@ def _absent(machine: Obj, owner: Obj | None, *, is_lost: bool) -> EvacuatedVm:
 
     :param is_lost: the VM does not exist. The Machine can be replaced then.
     """
-    absent = EvacuatedVm(key_of(machine).name, is_control_plane(machine), absent=True)
+    absent = EvacuatedVm(key_of(machine).name, is_server(machine), absent=True)
     if not is_lost or being_deleted(machine) or owner is None or being_deleted(owner):
         return absent
     is_ours = annotations_of(owner).get(SKIP_REMEDIATION_ANNOTATION) == SKIPPED_BY_US
@@ -276,14 +276,14 @@ def _vm(
         (around.migrating if migrates else around.restarts).append(name)
     if ownership is not Ownership.OURS:
         obstacle = "its VirtualMachine is not recorded as this cluster's"
-        return EvacuatedVm(name, is_control_plane(machine), host, leaves, obstacle=obstacle)
+        return EvacuatedVm(name, is_server(machine), host, leaves, obstacle=obstacle)
 
     annotations, avoided = annotations_of(vm), avoided_hosts(vm)
     owner = around.owners.get(name)
     skipped = annotations_of(owner).get(SKIP_REMEDIATION_ANNOTATION) if owner else ""
     return EvacuatedVm(
         name,
-        is_control_plane(machine),
+        is_server(machine),
         host,
         leaves,
         obstacle=obstacle if leaves else "",

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 
 from caphv.api import parking, remedies
-from caphv.api.clusterapi import control_plane_initialized, is_control_plane
+from caphv.api.clusterapi import control_plane_initialized, is_control_plane, is_server
 from caphv.api.conditions import is_true
 from caphv.api.names import (
     EVACUATED_STRATEGY_ANNOTATION,
@@ -150,9 +150,10 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
         vms.append(
             ParkedVm(
                 name,
-                is_control_plane(machine),
+                is_server(machine),
                 run_strategy(vm),
                 former_strategy(vm, resumed=not around.seen.wanted),
+                serves=is_control_plane(machine),
                 runs=instance is not None and not idle,
                 idle=idle,
                 ending=name in around.ending,
@@ -256,7 +257,7 @@ def _needs_workload(seen: Seen) -> bool:
     control_plane = [vm for vm in seen.vms if vm.control_plane]
     if not seen.wanted:
         return not any(vm.former for vm in control_plane)
-    if all(vm.stopped for vm in control_plane):
+    if all(vm.stopped for vm in control_plane if vm.serves):
         return False
     # To drain workers, to mark Nodes before the first server stops, or to ask for etcd's leader.
     if not seen.last or not any(vm.former for vm in control_plane):

@@ -70,7 +70,7 @@ class Machine:
         store = SimpleNamespace(by_index=lambda *_: (), count=lambda *_: 0)
         scope = SimpleNamespace(
             obj=self.obj,
-            machine={"spec": {"version": self.version}},
+            machine={"metadata": {}, "spec": {"version": self.version}},
             spec=self.obj["spec"],
             owner=OWNER,
             cluster_key=Key("team", "cluster"),

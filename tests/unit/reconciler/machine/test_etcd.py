@@ -103,6 +103,20 @@ def test_providers_that_remove_members_themselves() -> None:
     assert not removed_by_provider(None)
 
 
+ETCD = {"rke.cattle.io/etcd-role": "true"}
+HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/rke-bootstrap-cleanup"
+
+
+def of_rancher(*, hook: bool = False) -> dict[str, Any]:
+    annotations = {HOOK: "rke-bootstrap-controller"} if hook else {}
+    return {"metadata": {"name": "m", "namespace": "x", "labels": ETCD, "annotations": annotations}}
+
+
+def test_rancher_removes_members_of_machines_with_its_role_itself() -> None:
+    assert removed_by_provider(of_rancher())
+    assert not removed_by_provider({"metadata": {"labels": {"rke.cattle.io/worker-role": "true"}}})
+
+
 # When the workload cluster does not answer
 
 
@@ -203,6 +217,32 @@ def test_for_rke2_a_member_that_may_be_left_is_reported_without_delay() -> None:
     asyncio.run(remove_etcd_member(scope))
     assert scope.warnings == ["EtcdMemberRemovalFailed"]
     assert failures() == before + 1
+
+
+def test_nothing_is_removed_and_no_vm_deleted_while_rancher_holds_the_machine() -> None:
+    """Nor does patience end that: only the end of the hook does."""
+    client = Silent()
+    seconds = 10 * etcd.PATIENCE_SECONDS
+    scope = scope_of(client, seconds=seconds, machine=of_rancher(hook=True), control_plane=False)
+    with pytest.raises(Blocked, match="waiting for Rancher to remove the etcd member: Machine m has its hook"):
+        asyncio.run(remove_etcd_member(scope))
+    assert client.asked == 0
+    assert not scope.memory.member_removed
+
+
+def test_a_member_that_rancher_has_left_is_reported_without_delay() -> None:
+    client = Silent()
+    scope = scope_of(client, seconds=0, machine=of_rancher(), control_plane=False)
+    asyncio.run(remove_etcd_member(scope))
+    assert client.asked
+    assert scope.warnings == ["EtcdMemberRemovalFailed"]
+
+
+def test_a_control_plane_machine_without_etcd_has_no_member() -> None:
+    client, labels = Silent(), {"rke.cattle.io/control-plane-role": "true"}
+    scope = scope_of(client, seconds=0, machine={"metadata": {"name": "m", "namespace": "x", "labels": labels}})
+    asyncio.run(remove_etcd_member(scope))
+    assert client.asked == 0
 
 
 @pytest.mark.parametrize(
