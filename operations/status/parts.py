@@ -86,16 +86,14 @@ def remedy_subject(parts: Parts, obj: Obj, kind: str) -> Subject:
 
 def _has_only_etcd(parts: Parts, machine: Obj) -> bool:
     """Return whether a Machine is the only one with the etcd of an initialized cluster."""
-    if not clusterapi.is_control_plane(machine):
+    if not clusterapi.has_etcd(machine):
         return False
     if not clusterapi.control_plane_initialized(parts.cluster):
         return False
 
     # A machine without a Node has not joined etcd, and one that is being deleted leaves it.
     return not any(
-        clusterapi.is_control_plane(other)
-        and at(other, "status", "nodeRef")
-        and not being_deleted(other)
+        clusterapi.has_etcd(other) and at(other, "status", "nodeRef") and not being_deleted(other)
         for other in parts.machines
         if other is not machine
     )
