@@ -14,7 +14,7 @@ from operations.capacity.preflight import check_controllers, devices_of_machines
 from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
 from operations.status.check import Check, Result, ok
 from operations.status.model import Cluster, Replicas
-from operations.status.parts import Parts
+from operations.status.parts import Parts, is_of_rancher
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,13 @@ class _Pool:
 
 def plan_scale(parts: Parts, deployments: Iterable[Obj], scale: Scale) -> Plan:
     """Return the necessary patches. Raises `ChangeError` for pools that do not exist."""
+    if is_of_rancher(parts):
+        problem = (
+            f"Rancher provisions cluster {parts.key} and would revert this: change quantity of "
+            f"the pool in clusters.provisioning.cattle.io {parts.key.name}"
+        )
+        raise ChangeError([problem])
+
     topology = at(parts.cluster, "spec", "topology")
     pools = [*_topology_pools(topology)] if topology else [*map(_deployment, deployments)]
     chosen = _choose_pools(pools, scale.workers, parts)

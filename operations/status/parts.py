@@ -84,6 +84,11 @@ def remedy_subject(parts: Parts, obj: Obj, kind: str) -> Subject:
     )
 
 
+def is_of_rancher(parts: Parts) -> bool:
+    """Return whether Rancher provisions a cluster, and reverts changes of its objects."""
+    return at(parts.cluster, "spec", "controlPlaneRef", "kind") == "RKEControlPlane"
+
+
 def _has_only_etcd(parts: Parts, machine: Obj) -> bool:
     """Return whether a Machine is the only one with the etcd of an initialized cluster."""
     if not clusterapi.has_etcd(machine):

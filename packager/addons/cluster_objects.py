@@ -51,7 +51,12 @@ def facts_of_cluster(
 
 
 def is_on_harvester(cluster: Obj, find: Find) -> bool:
-    """Whether a Cluster is on Harvester, or may be because its ClusterClass is missing."""
+    """Whether a Cluster is on Harvester, or may be because its ClusterClass is missing.
+
+    One that Rancher provisions does not count: Rancher installs its add-ons.
+    """
+    if at(cluster, "spec", "controlPlaneRef", "kind") == "RKEControlPlane":
+        return False
     kind = at(cluster, "spec", "infrastructureRef", "kind")
     if kind is None and at(cluster, "spec", "topology"):
         template = _template_ref(cluster, "infrastructure", find).get("kind")
