@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import copy
 from collections import Counter
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
 from caphv.api.clusterapi import has_rancher_etcd, is_control_plane
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION, ETCD_LABEL
 from caphv.api.object import NAMESPACES, NODES, SECRETS, Obj, at, key_of, labels_of, uid_of
 from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINE_TEMPLATES, clusters
 from caphv.runtime.etcd import find_pods, list_members
+from commands.main import cli
 from sandbox import manifests
+from sandbox.capi.resources import condition
 from sandbox.cluster import EARLIER_VERSION, LATER_VERSION, ClusterSpec
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
 from tests.support import provisioner
-from tests.support.e2e import SHORT_AND_WHOLE
 from tests.support.provisioner import Provisioner
 from tests.support.waiting import until
 
@@ -34,20 +37,39 @@ POOL_LABEL = "rke.cattle.io/rke-machine-pool-name"
 
 
 @pytest.mark.timeout(600)
-@SHORT_AND_WHOLE
-async def test_rancher_creates_scales_upgrades_and_deletes_a_cluster(box: Sandbox, whole: bool) -> None:
-    name = "by-rancher-whole" if whole else "by-rancher"
+@pytest.mark.parametrize(
+    ("name", "pools", "label", "parks"),
+    [
+        pytest.param("by-rancher", SPLIT, "control-plane", False, id="short"),
+        pytest.param("by-rancher-parked", SPLIT, "control-plane", True, id="whole", marks=pytest.mark.long),
+        pytest.param("by-rancher-2-8", TOGETHER, "control-plane-name", False, id="whole-2.8", marks=pytest.mark.long),
+    ],
+)
+async def test_rancher_creates_scales_upgrades_and_deletes_a_cluster(
+    box: Sandbox, name: str, pools: dict[str, list[str]], label: str, parks: bool
+) -> None:
     spec = replace(in_network(ClusterSpec(), box.status()["network"]), name=name, namespace=name, target_namespace=name)
     scenario = Scenario(box.folder, spec, timeout=SECONDS)
-    rancher = Provisioner(scenario.management, name, name, label="control-plane-name" if whole else "control-plane")
+    rancher = Provisioner(scenario.management, name, name, label=label)
     await provisioner.install(scenario.management)
     async with scenario.watching(), rancher.running():
-        lifecycle = Lifecycle(scenario, rancher, TOGETHER if whole else SPLIT)
+        lifecycle = Lifecycle(scenario, rancher, pools)
         await lifecycle.create()
+        await lifecycle.show(box)
+        if parks:
+            await lifecycle.park(box)
         await lifecycle.scale()
         await lifecycle.upgrade()
         await lifecycle.roll()
         await lifecycle.delete()
+
+
+async def caphv(box: Sandbox, *words: str) -> str:
+    """Run a command, which must succeed; return its output."""
+    arguments = [*words, "--kubeconfig", str(box.kubeconfig("management"))]
+    result = await asyncio.to_thread(CliRunner().invoke, cli, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 class Lifecycle:
@@ -88,7 +110,7 @@ class Lifecycle:
         metadata = {
             "name": CREDENTIAL,
             "namespace": GLOBAL_DATA,
-            "annotations": {ALLOWED_NAMESPACES_ANNOTATION: "by-rancher,by-rancher-whole"},
+            "annotations": {ALLOWED_NAMESPACES_ANNOTATION: self.name},
         }
         data = {"harvestercredentialConfig-kubeconfigContent": kubeconfig}
         secret = kinds.typed(SECRETS, {"metadata": metadata, "data": data})
@@ -132,6 +154,36 @@ class Lifecycle:
         }
         metadata = {"name": f"{self.name}-{pool}-{generation}", "namespace": self.name}
         return kinds.typed(HARVESTER_MACHINE_TEMPLATES, {"metadata": metadata, "spec": {"template": {"spec": spec}}})
+
+    async def show(self, box: Sandbox) -> None:
+        """Commands for an operator understand the pools."""
+        ref = f"{self.name}/{self.name}"
+        sizes = [sum(pool["quantity"] for pool in self.servers(is_server)) for is_server in (True, False)]
+        counts = [f"{size}/{size}" for size in sizes]
+        await until(self.is_available, "the Cluster is available", SECONDS)
+        row = " ".join([self.name, "Available", *counts, EARLIER_VERSION])
+        assert row in " ".join((await caphv(box, "status", "-n", self.name)).split())
+        assert "✗" not in await caphv(box, "tree", ref)
+        assert (await caphv(box, "etcd", "members", ref)).count(" healthy ") == 3
+
+    async def park(self, box: Sandbox) -> None:
+        """Machines with etcd stop last, and all come back."""
+        before = {uid_of(vm) for vm in self.scenario.view.vms.store}
+        ref = f"{self.name}/{self.name}"
+        await caphv(box, "park", ref, "--yes", "--wait", "--timeout", "3m")
+        assert not (await self.scenario.harvester.list(kinds.INSTANCES, self.name))["items"]
+        await caphv(box, "resume", ref, "--yes", "--wait", "--timeout", "3m")
+        await self.settle()
+        await until(self.is_available, "the Cluster is available", SECONDS)
+        assert {uid_of(vm) for vm in self.scenario.view.vms.store} == before
+
+    def is_available(self) -> bool:
+        (cluster,) = self.scenario.view.clusters.store
+        return condition(cluster, "Available") == "True"
+
+    def servers(self, is_server: bool) -> list[Obj]:
+        pools: list[Obj] = self.spec["rkeConfig"]["machinePools"]
+        return [pool for pool in pools if bool(pool.get("etcdRole") or pool.get("controlPlaneRole")) is is_server]
 
     async def scale(self) -> None:
         servers = next(pool for pool in self.spec["rkeConfig"]["machinePools"] if pool.get("controlPlaneRole"))
