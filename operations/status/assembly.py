@@ -100,7 +100,7 @@ def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
     machine_versions = {
         machine.version for group in groups for machine in group.machines if machine.version
     }
-    control_plane_spec = at(parts.control_plane, "spec") or {}
+    control_plane_spec = dict_at(parts.control_plane, "spec")
     version = str(
         topology.get("version")
         or control_plane_spec.get("version")
@@ -247,7 +247,7 @@ def _server_pools(deployments: Iterable[Obj]) -> set[str]:
     return {
         deployment["metadata"]["name"]
         for deployment in deployments
-        if clusterapi.is_server({"metadata": at(deployment, "spec", "template", "metadata") or {}})
+        if clusterapi.is_server({"metadata": dict_at(deployment, "spec", "template", "metadata")})
     }
 
 

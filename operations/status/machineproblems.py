@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from caphv.api import clusterapi
 from caphv.api.names import RANCHER_HOOK, RKE2_HOOK, ConditionType, Reason
-from caphv.api.object import Obj, annotations_of, at, being_deleted, dict_at, key_of
+from caphv.api.object import Obj, annotations_of, at, being_deleted, dict_at, key_of, text_at
 from operations.read.objects import condition_of
 from operations.status.causes import OUTAGES
 from operations.status.conditionproblems import (
@@ -151,8 +151,8 @@ def _rancher_problem(parts: Parts, machine: Obj, now: datetime) -> Problem | Non
     if RANCHER_HOOK not in annotations_of(machine) or not is_awaited:
         return None
 
-    since = str(deleting.get("lastTransitionTime") or "")
-    name = at(machine, "status", "nodeRef", "name") or ""
+    since = text_at(deleting, "lastTransitionTime")
+    name = text_at(machine, "status", "nodeRef", "name")
     severity = Severity.ERROR if age_of(since, now) > HOOK_PATIENCE else Severity.WAITING
     cause = (
         f"its deletion waits for hook {RANCHER_HOOK.rpartition('/')[2]}: Rancher removes it once "

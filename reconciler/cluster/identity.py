@@ -22,7 +22,7 @@ from caphv.api.identities import (
     kubeconfig_key,
 )
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import SECRETS, Key, Obj, annotations_of, at, being_deleted, key_of, text_at
+from caphv.api.object import SECRETS, Key, Obj, annotations_of, being_deleted, key_of, text_at
 from caphv.api.tokenrenewal import SECRET_TYPE, Issued, issued_of
 from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
@@ -155,7 +155,7 @@ class Identities:
                 f"{where}: key kubeconfig is missing; store the kubeconfig of Harvester under it"
             )
         try:
-            raw = decode_kubeconfig(key, str(at(secret, "data", key) or ""))
+            raw = decode_kubeconfig(key, text_at(secret, "data", key))
             access = await off_loop(
                 len(raw), lambda: parse_kubeconfig(raw, allow_insecure=self._allow_insecure)
             )
