@@ -174,7 +174,14 @@ def _growing_pools(
 
 def servers_of(parts: Parts) -> list[Obj]:
     """Return the HarvesterMachines of the control plane."""
-    return _infrastructure(parts, filter(clusterapi.is_control_plane, parts.machines))
+    return _infrastructure(parts, _servers(parts))
+
+
+def _servers(parts: Parts) -> list[Obj]:
+    """Return the Machines of the control plane."""
+    return [
+        machine for machine in parts.machines if clusterapi.is_control_plane(machine, parts.cluster)
+    ]
 
 
 def workers_of(parts: Parts, deployment: Obj) -> list[Obj]:
@@ -247,7 +254,7 @@ def _control_plane_checks(parts: Parts, scale: Scale) -> Iterator[Check]:
         )
         remedy = f"Use {number - 1} or {number + 1}, or add --force"
         yield Check("quorum", subject, Result.ERROR, message, remedy)
-    elif number == 1 and sum(map(clusterapi.is_control_plane, parts.machines)) > 1:
+    elif number == 1 and len(_servers(parts)) > 1:
         message = "one control plane machine survives no failure"
         yield Check("quorum", subject, Result.WARNING, message, "Keep three")
     else:

@@ -75,7 +75,7 @@ def parts_of(objects: ManagementObjects) -> Iterator[Parts]:
             cluster,
             harvester_clusters.get(Key(key.namespace, infrastructure)),
             control_planes.get(control_plane_key),
-            sorted(machines.get(key, ()), key=_machine_order),
+            sorted(machines.get(key, ()), key=lambda machine: _machine_order(machine, cluster)),
             by_key(harvester_machines.get(key, ())),
             complete,
         )
@@ -90,7 +90,7 @@ def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
 
     # The Cluster itself counts its machines. The groups provide the numbers that an older core
     # omits.
-    groups, pools = _groups(parts, deployments), _server_pools(deployments)
+    groups, pools = _groups(parts, deployments), _server_pools(parts, deployments)
     control_plane = _sum(g for g in groups if g.kind != "MachineDeployment" or g.name in pools)
     workers = _sum(g for g in groups if g.kind == "MachineDeployment" and g.name not in pools)
     if not pools:  # the Cluster counts all MachineDeployments as workers
@@ -214,10 +214,10 @@ def _state(
 
 def _groups(parts: Parts, deployments: list[Obj]) -> tuple[Group, ...]:
     """Return the control plane, each MachineDeployment, and Machines that belong to neither."""
-    machines = [_machine(obj, parts.harvester_machine_of(obj)) for obj in parts.machines]
+    machines = [_machine(parts, obj) for obj in parts.machines]
     groups = []
 
-    control_plane, pools = parts.control_plane, _server_pools(deployments)
+    control_plane, pools = parts.control_plane, _server_pools(parts, deployments)
     control_plane_machines = tuple(
         machine for machine in machines if machine.control_plane and machine.group not in pools
     )
@@ -242,13 +242,14 @@ def _groups(parts: Parts, deployments: list[Obj]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _server_pools(deployments: Iterable[Obj]) -> set[str]:
+def _server_pools(parts: Parts, deployments: Iterable[Obj]) -> set[str]:
     """Return the MachineDeployments whose machines are of the control plane, or have its etcd."""
-    return {
-        deployment["metadata"]["name"]
-        for deployment in deployments
-        if clusterapi.is_server({"metadata": dict_at(deployment, "spec", "template", "metadata")})
-    }
+    pools = set()
+    for deployment in deployments:
+        template = {"metadata": dict_at(deployment, "spec", "template", "metadata")}
+        if clusterapi.is_server(template, parts.cluster):
+            pools.add(str(deployment["metadata"]["name"]))
+    return pools
 
 
 def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...]) -> Group:
@@ -282,13 +283,14 @@ def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...])
     return Group(kind, name, replicas, version, machines, _conditions(obj))
 
 
-def _machine(obj: Obj, harvester_machine: Obj | None) -> Machine:
+def _machine(parts: Parts, obj: Obj) -> Machine:
     """Return the model of a Machine and its HarvesterMachine."""
+    harvester_machine = parts.harvester_machine_of(obj)
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     harvester_spec = dict_at(harvester_machine, "spec")
     harvester_status = dict_at(harvester_machine, "status")
 
-    control_plane, labels = clusterapi.is_control_plane(obj), labels_of(obj)
+    control_plane, labels = clusterapi.is_control_plane(obj, parts.cluster), labels_of(obj)
     # Rancher has MachineDeployments for the control plane, too.
     group = labels.get(names.DEPLOYMENT_LABEL)
     if not group and control_plane:
@@ -324,7 +326,7 @@ def _machine(obj: Obj, harvester_machine: Obj | None) -> Machine:
             *_conditions(obj),
             *_conditions(harvester_machine, prefix="HarvesterMachine:"),
         ),
-        etcd=clusterapi.has_etcd(obj),
+        etcd=clusterapi.has_etcd(obj, parts.cluster),
     )
 
 
@@ -408,11 +410,11 @@ def _endpoint(endpoint: Obj) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _machine_order(machine: Obj) -> tuple[bool, str, str]:
+def _machine_order(machine: Obj, cluster: Obj) -> tuple[bool, str, str]:
     """Return a key that sorts the control plane before workers, each from old to new."""
     created = str(machine["metadata"].get("creationTimestamp") or "")
     return (
-        not clusterapi.is_control_plane(machine),
+        not clusterapi.is_control_plane(machine, cluster),
         created,
         machine["metadata"]["name"],
     )

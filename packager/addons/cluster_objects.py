@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from caphv.api import names
+from caphv.api import clusterapi, names
 from caphv.api.object import Key, Obj, at, dict_at, text_at
 from caphv.api.resources import CLUSTER_API_GROUP, FLEET_GROUP
 from packager.addons.facts import CAAPF, RANCHER, ClusterFacts, FleetCluster
@@ -55,7 +55,7 @@ def is_on_harvester(cluster: Obj, find: Find) -> bool:
 
     One that Rancher provisions does not count: Rancher installs its add-ons.
     """
-    if at(cluster, "spec", "controlPlaneRef", "kind") == "RKEControlPlane":
+    if clusterapi.is_of_rancher(cluster):
         return False
     kind = at(cluster, "spec", "infrastructureRef", "kind")
     if kind is None and at(cluster, "spec", "topology"):

@@ -70,7 +70,7 @@ async def remove_etcd_member(scope: MachineScope) -> None:
         metrics.ETCD_REMOVE_ERRORS.inc()
         waited = current_time - scope.memory.deletion_seen_at
         message = f"cannot remove the etcd member of this machine: {error}"
-        if waited < PATIENCE_SECONDS and not removed_by_provider(scope.machine):
+        if waited < PATIENCE_SECONDS and not removed_by_provider(scope.machine, scope.cluster):
             raise scope.in_progress(message, Delay(_RETRY_SECONDS)) from None
         scope.warning_event(
             "EtcdMemberRemovalFailed",
@@ -79,11 +79,11 @@ async def remove_etcd_member(scope: MachineScope) -> None:
     scope.memory.member_removed = True
 
 
-def removed_by_provider(machine: Obj | None) -> bool:
+def removed_by_provider(machine: Obj | None, cluster: Obj | None) -> bool:
     """Return whether the provider of a control plane Machine removes the member itself."""
     if machine is None:
         return False
-    return clusterapi.has_rancher_etcd(machine) or _is_owned_by(machine, _PROVIDERS)
+    return clusterapi.has_rancher_etcd(machine, cluster) or _is_owned_by(machine, _PROVIDERS)
 
 
 def _is_owned_by(machine: Obj, kinds: Collection[str]) -> bool:
@@ -115,8 +115,8 @@ def _is_due(scope: MachineScope) -> bool:
 
 def _has_etcd(scope: MachineScope) -> bool:
     objs = list(filter(None, (scope.obj, scope.machine)))
-    if any(map(clusterapi.has_rancher_roles, objs)):
-        return any(map(clusterapi.has_rancher_etcd, objs))
+    if any(clusterapi.has_rancher_roles(obj, scope.cluster) for obj in objs):
+        return any(clusterapi.has_rancher_etcd(obj, scope.cluster) for obj in objs)
     return scope.control_plane
 
 
@@ -129,7 +129,9 @@ def _is_alone(scope: MachineScope, cluster: Obj) -> bool:
         return False
     machines = scope.context.caches.machines_of(cluster)
     return not any(
-        clusterapi.has_etcd(machine) for machine in machines if key_of(machine).name != scope.name
+        clusterapi.has_etcd(machine, cluster)
+        for machine in machines
+        if key_of(machine).name != scope.name
     )
 
 

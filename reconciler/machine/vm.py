@@ -133,12 +133,15 @@ def _claims(inputs: VirtualMachineInputs, owner_record: dict[str, str]) -> list[
 
 def _groups(inputs: VirtualMachineInputs) -> list[dict[str, str]]:
     """Return the labels of the VMs that should be spread over hosts with this one, by group."""
-    etcd = [etcd_group(inputs.cluster)] if inputs.etcd else []
-    if etcd and not inputs.control_plane:
-        return etcd
-    machine_labels = inputs.machine["metadata"].get("labels") or {}
-    group = group_labels(inputs.cluster, machine_labels, control_plane=inputs.control_plane)
-    return [group, *etcd]
+    groups = []
+    # Machines with etcd alone belong to one group, whatever their pools are.
+    if inputs.control_plane or not inputs.etcd:
+        labels = inputs.machine["metadata"].get("labels") or {}
+        group = group_labels(inputs.cluster, labels, control_plane=inputs.control_plane)
+        groups.append(group)
+    if inputs.etcd:
+        groups.append(etcd_group(inputs.cluster))
+    return groups
 
 
 def _labels(inputs: VirtualMachineInputs) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 
-from caphv.api import clusterapi, names
+from caphv.api import names
 from caphv.api.bootimage import ImageImport, imports, with_image_names
 from caphv.api.clusterapi import externally_managed, paused
 from caphv.api.conditions import get_condition
@@ -132,7 +132,7 @@ def inputs_of(scope: MachineScope, vm: Obj | None = None) -> VirtualMachineInput
         owner=scope.owner,
         images=_disk_images(scope, machine, vm) if vm else _resolve_images(scope, machine),
         control_plane=scope.control_plane,
-        etcd=any(map(clusterapi.has_rancher_etcd, filter(None, (scope.obj, scope.machine)))),
+        etcd=scope.rancher_etcd,
         failure_domain=domain,
         failure_domains=domains,
         domain_strict=not has_single_host(domain, domains, hosts),

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterable
 
 import yaml
 
-from caphv.api.clusterapi import has_rancher_etcd, infrastructure_provisioned, is_control_plane
+from caphv.api.clusterapi import RANCHER_CONTROL_PLANE, RANCHER_GROUP, infrastructure_provisioned
 from caphv.api.conditions import is_true
 from caphv.api.names import CLUSTER_NAME_LABEL, RANCHER_HOOK
 from caphv.api.object import (
@@ -40,8 +40,8 @@ from sandbox.guest.rancher import RKE2
 from sandbox.processes import pki
 from tests.support.e2e import crd
 
-GROUP, VERSION = "rke.cattle.io", "v1"
-CONTROL_PLANES = Resource(GROUP, VERSION, "rkecontrolplanes", "RKEControlPlane")
+GROUP, VERSION = RANCHER_GROUP, "v1"
+CONTROL_PLANES = Resource(GROUP, VERSION, "rkecontrolplanes", RANCHER_CONTROL_PLANE)
 BOOTSTRAPS = Resource(GROUP, VERSION, "rkebootstraps", "RKEBootstrap")
 TEMPLATES = Resource(GROUP, VERSION, "rkebootstraptemplates", "RKEBootstrapTemplate")
 CLUSTERS, MACHINES, DEPLOYMENTS = clusters("v1beta2"), machines("v1beta2"), machine_deployments("v1beta2")
@@ -171,10 +171,10 @@ class Provisioner:
             await self._ensure_kubeconfig(cluster)
             for bootstrap in (await self._client.list(BOOTSTRAPS, self._namespace))["items"]:
                 await self._bootstrap(bootstrap, members, cluster, control_plane)
-        for machine in filter(has_rancher_etcd, members):
+        for machine in filter(has_etcd, members):
             await self._hook(machine, is_ending=is_ending)
         if being_deleted(control_plane):
-            if not any(map(is_control_plane, members)):
+            if not any(map(serves_api, members)):
                 patch = {"metadata": {"finalizers": None}}
                 await self._client.patch(CONTROL_PLANES, self.name, self._namespace, patch)
             return
@@ -208,7 +208,7 @@ class Provisioner:
             return
 
         # Of these, the first starts the cluster.
-        if not self._init and has_rancher_etcd(machine):
+        if not self._init and has_etcd(machine):
             self._init = machine["metadata"]["name"]
         if not self._init:
             return
@@ -220,11 +220,11 @@ class Provisioner:
     def _user_data(self, machine: Obj, cluster: Obj, control_plane: Obj, user: Obj) -> str:
         """The data of a machine: the installer as Rancher's, and what the installed agent would do."""
         host = at(cluster, "spec", "controlPlaneEndpoint", "host")
-        is_server = is_control_plane(machine) or has_rancher_etcd(machine)
+        is_server = serves_api(machine) or has_etcd(machine)
         config: Obj = {"token": self._token, "tls-san": [host]}
-        if is_server and not is_control_plane(machine):
+        if is_server and not serves_api(machine):
             config["disable-apiserver"] = True
-        if is_server and not has_rancher_etcd(machine):
+        if is_server and not has_etcd(machine):
             config["disable-etcd"] = True
         files = []
         if machine["metadata"]["name"] == self._init:
@@ -303,7 +303,7 @@ class Provisioner:
                 return
             version = control_plane["spec"]["kubernetesVersion"]
             # etcd first, then the rest of the control plane, then workers.
-            for machine in sorted(members, key=lambda obj: (not has_rancher_etcd(obj), not is_control_plane(obj))):
+            for machine in sorted(members, key=lambda obj: (not has_etcd(obj), not serves_api(obj))):
                 node = nodes.get(str(at(machine, "status", "nodeRef", "name")))
                 if node is not None and at(node, "status", "nodeInfo", "kubeletVersion") != version:
                     info = {"status": {"nodeInfo": {"kubeletVersion": version}}}
@@ -311,6 +311,16 @@ class Provisioner:
                     return
         finally:
             await client.close()
+
+
+def has_etcd(machine: Obj) -> bool:
+    """Whether a pool gives a Machine or HarvesterMachine the role etcd."""
+    return labels_of(machine).get("rke.cattle.io/etcd-role") == "true"
+
+
+def serves_api(machine: Obj) -> bool:
+    """Whether a pool gives a Machine or HarvesterMachine the role of the control plane."""
+    return labels_of(machine).get("rke.cattle.io/control-plane-role") == "true"
 
 
 def _serves(node: Obj) -> bool:

@@ -150,10 +150,10 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
         vms.append(
             ParkedVm(
                 name,
-                is_server(machine),
+                is_server(machine, scope.cluster),
                 run_strategy(vm),
                 former_strategy(vm, resumed=not around.seen.wanted),
-                serves=is_control_plane(machine),
+                serves=is_control_plane(machine, scope.cluster),
                 runs=instance is not None and not idle,
                 idle=idle,
                 ending=name in around.ending,

@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from caphv.api.clusterapi import has_rancher_etcd, is_control_plane
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION, ETCD_LABEL
 from caphv.api.object import NAMESPACES, NODES, SECRETS, Obj, at, key_of, labels_of, uid_of
 from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINE_TEMPLATES, clusters
@@ -24,7 +23,7 @@ from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
 from tests.support import provisioner
-from tests.support.provisioner import Provisioner
+from tests.support.provisioner import Provisioner, has_etcd, serves_api
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -129,7 +128,7 @@ class Lifecycle:
         await self.settle()
         await self.check_roles()
         # Later ones are new next to old ones, and the scheduler weighs more than our preference.
-        names = {key_of(obj).name for obj in self.scenario.view.harvester_machines.store if has_rancher_etcd(obj)}
+        names = {key_of(obj).name for obj in self.scenario.view.harvester_machines.store if has_etcd(obj)}
         hosts = [
             at(vmi, "status", "nodeName") for vmi in self.scenario.view.instances.store if key_of(vmi).name in names
         ]
@@ -213,7 +212,7 @@ class Lifecycle:
     async def roll(self) -> None:
         """Another template replaces the machines with etcd; Rancher removes each member before its VM is deleted."""
         pool = next(pool for pool in self.spec["rkeConfig"]["machinePools"] if pool.get("etcdRole"))
-        former = {obj["metadata"]["name"] for obj in self.machines() if has_rancher_etcd(obj)}
+        former = {obj["metadata"]["name"] for obj in self.machines() if has_etcd(obj)}
         await manifests.apply(self.client, [self._template(pool["name"], 2)])
         pool["machineConfigRef"]["name"] = f"{self.name}-{pool['name']}-2"
         held = len(self.rancher.held)
@@ -259,7 +258,7 @@ class Lifecycle:
     async def check_roles(self) -> None:
         """The endpoint leads to machines that serve the API; all with etcd have one member, and keep apart."""
         machines = copy.deepcopy(list(self.scenario.view.harvester_machines.store))
-        servers, stores = (list(filter(role, machines)) for role in (is_control_plane, has_rancher_etcd))
+        servers, stores = (list(filter(role, machines)) for role in (serves_api, has_etcd))
         addresses = {entry["address"] for obj in servers for entry in obj["status"]["addresses"]}
 
         async def has_backends() -> bool:

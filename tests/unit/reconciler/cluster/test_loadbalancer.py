@@ -303,5 +303,9 @@ async def test_machines_that_rancher_gives_the_role_etcd_alone_are_no_backends(m
         case.add_machine(name, control_plane=False)
         labels = {f"rke.cattle.io/{role}-role": "true" for role in names}
         case.machines[-1]["metadata"]["labels"] = labels
+    assert not loadbalancer.control_plane_vms(case.scope()), "labels of Rancher count in its clusters only"
+
+    reference = {"apiGroup": "rke.cattle.io", "kind": "RKEControlPlane", "name": "demo"}
+    case.cluster = case.management.put({**case.cluster, "spec": {"controlPlaneRef": reference}})
     vms = loadbalancer.control_plane_vms(case.scope())
     assert [vm["metadata"]["name"] for vm in vms] == ["server", "all"]

@@ -70,12 +70,13 @@ class Machine:
         store = SimpleNamespace(by_index=lambda *_: (), count=lambda *_: 0)
         scope = SimpleNamespace(
             obj=self.obj,
-            machine={"metadata": {}, "spec": {"version": self.version}},
+            machine={"spec": {"version": self.version}},
             spec=self.obj["spec"],
             owner=OWNER,
             cluster_key=Key("team", "cluster"),
             target_namespace="vms",
             control_plane=False,
+            rancher_etcd=False,
             failure_domain="a",
             failure_domains=self.domains,
             memory=self._memory,
