@@ -1,8 +1,9 @@
 """Rancher as a provisioner of RKE2 on a native Cluster API provider, reduced to what a provider notices.
 
-It makes the objects of a `provisioning.cattle.io` Cluster, bootstrap data, the hook of machines with etcd, and upgrades
-RKE2 in the guests. docs/simulators.md names the sources. Unlike Rancher, it needs no agent in the guests: their
-bootstrap data has the configuration that Rancher would send in a plan, and they join through the endpoint.
+It makes the objects of a `provisioning.cattle.io` Cluster, again while that exists, bootstrap data, the hook of
+machines with etcd, and upgrades RKE2 in the guests. docs/simulators.md names the sources. Unlike Rancher, it needs no
+agent in the guests: their bootstrap data has the configuration that Rancher would send in a plan, and they join through
+the endpoint.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ from caphv.api.object import (
     annotations_of,
     at,
     being_deleted,
+    key_of,
     labels_of,
     owner_reference,
 )
-from caphv.api.resources import CLUSTER_API_GROUP, clusters, machine_deployments, machines
+from caphv.api.resources import CLUSTER_API_GROUP, RANCHER_CLUSTERS, clusters, machine_deployments, machines
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, NotFound, RequestError
 from caphv.runtime.kubeconfig import parse_kubeconfig
 from sandbox import manifests
 from sandbox.guest.rancher import RKE2
 from sandbox.processes import pki
+from tests.support import rancher
 from tests.support.e2e import crd
 
 GROUP, VERSION = RANCHER_GROUP, "v1"
@@ -47,6 +50,7 @@ TEMPLATES = Resource(GROUP, VERSION, "rkebootstraptemplates", "RKEBootstrapTempl
 CLUSTERS, MACHINES, DEPLOYMENTS = clusters("v1beta2"), machines("v1beta2"), machine_deployments("v1beta2")
 HOOK_OWNER = "rke-bootstrap-controller"
 FINALIZER = "wrangler.cattle.io/rke-control-plane-remove"
+CLUSTER_FINALIZER = "wrangler.cattle.io/provisioning-cluster-remove"
 INSTALLER = "/usr/local/custom_script/install.sh"
 ROLES = {"controlPlaneRole": "control-plane", "etcdRole": "etcd", "workerRole": "worker"}
 _DEPLOYMENT, _MACHINE = "cluster.x-k8s.io/deployment-name", "Machine"
@@ -59,11 +63,12 @@ async def install(client: ApiClient) -> None:
     for obj in crds:
         obj["metadata"]["labels"]["cluster.x-k8s.io/v1beta2"] = VERSION
         obj["spec"]["versions"][0]["subresources"] = {"status": {}}
-    await manifests.apply(client, crds)
+    others = [obj for obj in manifests.read([rancher.CRDS]) if key_of(obj).name == str(RANCHER_CLUSTERS)]
+    await manifests.apply(client, [*crds, *others])
 
 
 class Provisioner:
-    """Rancher's controllers for one cluster, given as the spec of a `provisioning.cattle.io` Cluster."""
+    """Rancher's controllers for one `provisioning.cattle.io` Cluster."""
 
     def __init__(self, client: ApiClient, namespace: str, name: str, *, label: str = "control-plane") -> None:
         self._client, self._namespace, self.name = client, namespace, name
@@ -71,11 +76,17 @@ class Provisioner:
         self._authorities = {suffix: pki.CA.create(f"{name}-{suffix}") for suffix in ("server", "client")}
         self._token = secrets.token_hex(16)
         self._init = ""
+        self._applied = 0
         self.held: list[str] = []
         """Machines whose hook was removed after their member of etcd, in order."""
 
     async def apply(self, spec: Obj) -> None:
-        """Make or change all objects of the cluster, as after a change of its spec."""
+        """Make the cluster, or change its spec."""
+        metadata = {"namespace": self._namespace, "name": self.name, "finalizers": [CLUSTER_FINALIZER]}
+        await self._ensure(RANCHER_CLUSTERS, {"metadata": metadata, "spec": spec})
+
+    async def _apply(self, spec: Obj) -> None:
+        """Make or change all objects of the cluster."""
         config = spec["rkeConfig"]
         metadata = {"namespace": self._namespace, "name": self.name}
         control_plane = {
@@ -134,7 +145,11 @@ class Provisioner:
             "infrastructureRef": _reference(pool["machineConfigRef"]),
         }
         return {
-            "metadata": {"namespace": self._namespace, "name": name, "labels": {"cattle.io/os": "linux"}},
+            "metadata": {
+                "namespace": self._namespace,
+                "name": name,
+                "labels": {"cattle.io/os": "linux", CLUSTER_NAME_LABEL: self.name},
+            },
             "spec": {
                 "clusterName": self.name,
                 "replicas": pool["quantity"],
@@ -154,9 +169,34 @@ class Provisioner:
 
     async def _run(self) -> None:
         while True:
-            with contextlib.suppress(RequestError):
-                await self._reconcile()
+            for reconcile in (self._provision, self._reconcile):
+                with contextlib.suppress(RequestError):
+                    await reconcile()
             await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _provision(self) -> None:
+        """Apply the objects of the cluster if its spec has changed or one is missing; delete them with it."""
+        provisioned = await self._client.get(RANCHER_CLUSTERS, self.name, self._namespace)
+        labels = f"{CLUSTER_NAME_LABEL}={self.name}"
+        deployments = await self._client.list(DEPLOYMENTS, self._namespace, label_selector=labels)
+        cluster, control_plane = [
+            next((obj for obj in listed["items"] if key_of(obj).name == self.name), None)
+            for listed in [await self._client.list(kind, self._namespace) for kind in (CLUSTERS, CONTROL_PLANES)]
+        ]
+        if being_deleted(provisioned):
+            if cluster is not None and not being_deleted(cluster):
+                await self._client.delete(CLUSTERS, self.name, self._namespace)
+            elif cluster is None and control_plane is None:
+                patch = {"metadata": {"finalizers": None}}
+                await self._client.patch(RANCHER_CLUSTERS, self.name, self._namespace, patch)
+            return
+
+        spec, generation = provisioned["spec"], provisioned["metadata"]["generation"]
+        is_missing = None in (cluster, control_plane)
+        is_missing = is_missing or len(deployments["items"]) < len(spec["rkeConfig"]["machinePools"])
+        if is_missing or generation != self._applied:
+            await self._apply(spec)
+            self._applied = generation
 
     async def _reconcile(self) -> None:
         control_plane = await self._client.get(CONTROL_PLANES, self.name, self._namespace)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION, ETCD_LABEL
 from caphv.api.object import NAMESPACES, NODES, SECRETS, Obj, at, key_of, labels_of, uid_of
-from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINE_TEMPLATES, clusters
+from caphv.api.resources import HARVESTER_CLUSTERS, HARVESTER_MACHINE_TEMPLATES, RANCHER_CLUSTERS
 from caphv.runtime.etcd import find_pods, list_members
 from commands.main import cli
 from sandbox import manifests
@@ -60,14 +60,14 @@ async def test_rancher_creates_scales_upgrades_and_deletes_a_cluster(
         await lifecycle.scale()
         await lifecycle.upgrade()
         await lifecycle.roll()
-        await lifecycle.delete()
+        await lifecycle.delete(box)
 
 
-async def caphv(box: Sandbox, *words: str) -> str:
-    """Run a command, which must succeed; return its output."""
+async def caphv(box: Sandbox, *words: str, exit_code: int = 0) -> str:
+    """Run a command, which must end with this status; return its output."""
     arguments = [*words, "--kubeconfig", str(box.kubeconfig("management"))]
     result = await asyncio.to_thread(CliRunner().invoke, cli, arguments)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == exit_code, result.output
     return result.output
 
 
@@ -224,15 +224,23 @@ class Lifecycle:
         assert set(self.rancher.held[held:]) == former
         await self.check_roles()
 
-    async def delete(self) -> None:
+    async def delete(self, box: Sandbox) -> None:
+        """By the object of Rancher, since Rancher makes the Cluster again while that exists."""
         secret = await self.client.get(SECRETS, CREDENTIAL, GLOBAL_DATA)
-        await self.client.delete(clusters("v1beta2"), self.name, self.name)
+        ref = f"{self.name}/{self.name}"
+        refusal = await caphv(box, "delete", ref, "--force", "--yes", exit_code=2)
+        assert f"kubectl delete clusters.provisioning.cattle.io {self.name} -n {self.name}" in refusal
+        await self.client.delete(RANCHER_CLUSTERS, self.name, self.name)
         view = self.scenario.view
         caches = (view.clusters, view.harvester_clusters, view.machines, view.harvester_machines)
         await until(lambda: not any(len(cache.store) for cache in caches), "all objects are deleted", SECONDS)
         assert await self.scenario.leftovers() == []
+        await until(self.is_deleted, "Rancher has forgotten the cluster", SECONDS)
         assert not (await self.client.list(provisioner.CONTROL_PLANES, self.name))["items"]
         assert (await self.client.get(SECRETS, CREDENTIAL, GLOBAL_DATA))["data"] == secret["data"]
+
+    async def is_deleted(self) -> bool:
+        return not (await self.client.list(RANCHER_CLUSTERS, self.name))["items"]
 
     def machines(self) -> list[Obj]:
         return list(self.scenario.view.machines.store)
