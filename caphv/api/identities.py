@@ -53,7 +53,8 @@ def decode_kubeconfig(key: str, value: str) -> bytes:
     text = base64.b64decode(value)
     if key == CLOUD_CREDENTIAL_KEY:
         try:
-            return base64.b64decode(text.strip(), validate=True)
+            # Go's decoder ignores line breaks, which `base64` of coreutils writes.
+            return base64.b64decode(text.translate(None, b"\r\n"), validate=True)
         except binascii.Error:
             return text  # no kubeconfig is valid base64
     return text

@@ -6,7 +6,7 @@ import base64
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from caphv.api import identities
@@ -118,10 +118,12 @@ def test_what_is_in_a_secret_is_read_as_it_is(content: bytes) -> None:
     assert identities.decode_kubeconfig("kubeconfig", base64.b64encode(content).decode()) == content
 
 
+@example("x" * 160)
 @given(st.text(max_size=60))
 def test_text_of_a_cloud_credential_may_itself_be_base64(text: str) -> None:
     content = f"apiVersion: v1\n{text}".encode()
-    for encoded in (content, base64.b64encode(content)):
+    lines = base64.encodebytes(content)
+    for encoded in (content, base64.b64encode(content), lines, lines.replace(b"\n", b"\r\n")):
         value = base64.b64encode(encoded).decode()
         assert identities.decode_kubeconfig(identities.CLOUD_CREDENTIAL_KEY, value) == content
 
