@@ -83,6 +83,7 @@ class Seen:
     :param pods: how many Pods workers still have to evict
     :param drained: the time for the drain is over
     :param attached: volumes that are still attached to a host
+    :param tunnelled: the workload API is reached through Rancher's agent, which may run on a worker
     """
 
     wanted: bool
@@ -95,6 +96,7 @@ class Seen:
     pods: int = 0
     drained: bool = False
     attached: tuple[str, ...] = ()
+    tunnelled: bool = False
 
 
 class Action(Enum):
@@ -215,7 +217,7 @@ def _resume(seen: Seen) -> Step:
     return (
         _start(seen, control_plane)
         or _await_start(control_plane)
-        or _await_nodes(seen, control_plane, "control plane")
+        or _await_control_plane(seen, control_plane)
         or _start(seen, seen.vms)
         or _release(seen)
         or _await_start(seen.vms)
@@ -251,6 +253,14 @@ def _await_start(vms: Sequence[ParkedVm]) -> Step | None:
     if not starting:
         return None
     return Step(Action.WAIT, message=f"waiting for VMs to start: {_some(starting)}")
+
+
+def _await_control_plane(seen: Seen, control_plane: Sequence[ParkedVm]) -> Step | None:
+    """Return the wait for the control plane, before workers start."""
+    # Without the workers, an API that only an agent on one of them leads to would never answer.
+    if seen.tunnelled and seen.nodes is None:
+        return None
+    return _await_nodes(seen, control_plane, "control plane")
 
 
 def _await_nodes(seen: Seen, vms: Sequence[ParkedVm], part: str) -> Step | None:

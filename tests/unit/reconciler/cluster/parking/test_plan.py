@@ -47,6 +47,8 @@ class World:
     volumes_held: int = 0
     budgets: bool = False
     waited: int = 0
+    agent: str = ""
+    """The worker with the only agent of Rancher, through which the API is reached; empty without Rancher."""
     log: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -58,6 +60,8 @@ class World:
         servers = [machine for machine in self.machines.values() if machine.control_plane]
         stores = [machine for machine in servers if not machine.serves] or servers
         serving = any(machine.run is not None for machine in servers if machine.serves)
+        if self.agent and self.machines[self.agent].run is None:
+            return False
         return serving and 2 * sum(machine.run is not None for machine in stores) > len(stores)
 
     def seen(self) -> Seen:
@@ -85,6 +89,7 @@ class World:
             pods=sum(machine.pods for machine in running),
             drained=self.waited > 20,
             attached=("disk",) if self.volumes_held else (),
+            tunnelled=bool(self.agent),
         )
 
     def _node(self, name: str, machine: Machine) -> ParkedNode:
@@ -187,8 +192,10 @@ def worlds(draw: st.DrawFn) -> World:
         if not machines[name].control_plane:
             machines[name].strategy = draw(st.sampled_from([HALTED, STRATEGY, MANUAL]))
             machines[name].run, machines[name].off = None, True
+    workers = [name for name, machine in machines.items() if name[0] == "w" and not machine.off]
     return World(
         machines,
+        agent=draw(st.sampled_from(["", *workers])),
         paused_by_user=draw(st.booleans()),
         volumes_held=draw(st.integers(0, 3)),
         budgets=draw(st.booleans()),
