@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from caphv.api import parking, remedies
-from caphv.api.counting import counted
+from caphv.api.counting import counted, name_some
 from caphv.api.object import key_of
 from commands.access.management import management_client, run
 from commands.errors import InputError
@@ -100,6 +100,11 @@ def backup(
             sealer = Sealer(read_passphrase(passphrase_file, new=True))
         with patient_progress() as step:
             content = run(_read(scope, chosen, step, with_pools=ip_pools))
+        if content.left_out and not content.clusters:
+            raise InputError(
+                f"Rancher provisions {name_some(content.left_out, 3)}, and nothing else is here: "
+                "back up Rancher"
+            )
         if not content.clusters:
             raise InputError(f"no clusters in namespace {chosen.namespace}; all namespaces: -A")
 
@@ -133,6 +138,7 @@ async def _read(
 def _show(content: Backup) -> None:
     """Show what is saved: clusters, numbers of objects, and references to absent objects."""
     from operations.backup.order import absent_in_use
+    from operations.backup.preflight import clusters_of_rancher
 
     echo(f"Clusters: {', '.join(content.clusters)}")
     for kind, count in sorted(Counter(identity.kind for identity in content.objects).items()):
@@ -146,5 +152,13 @@ def _show(content: Backup) -> None:
             resume = remedies.RESUME_PARKED(ref=key_of(obj))
             note = f"a restore keeps it parked; to have it run, then {resume}"
             echo(f"parked: {key_of(obj)}: {note}", err=True)
+    for cluster in content.left_out:
+        echo(f"not saved: {cluster}: Rancher provisions it; back up Rancher", err=True)
+    for cluster in clusters_of_rancher(content):
+        echo(
+            f"not whole: {cluster}: Rancher provisions it, and its objects are not saved; a "
+            "restore refuses this backup: back up Rancher",
+            err=True,
+        )
     for unseen in content.unseen:
         echo(f"not saved: {unseen}", err=True)

@@ -15,6 +15,7 @@ from caphv.api import remedies
 from caphv.api.counting import counted, name_some
 from commands.access.changes import confirm
 from commands.access.management import management_client, read_overview, run
+from commands.errors import InputError
 from commands.options.changes import ChangeOptions
 from commands.options.groups import fill
 from commands.options.management import (
@@ -45,7 +46,7 @@ Examples:
 
 \b
 Exit status: 0 done, 1 aborted, or (with --explain) the deletion is stuck, 2 the management \
-cluster cannot be read.
+cluster cannot be read, or Rancher provisions the cluster.
 """,
 )
 @cluster_argument
@@ -81,7 +82,8 @@ def delete(
     With --force the provider leaves behind what it cannot delete on a Harvester that does not
     answer. While Harvester answers, --force changes nothing: everything is deleted as usual.
     """
-    from operations.change.deletion import save_leftovers
+    from operations.change.changes import ChangeError
+    from operations.change.deletion import check_deletable, save_leftovers
     from operations.change.deletionreport import pending_deletions
     from operations.status.assembly import parts_of
 
@@ -99,6 +101,10 @@ def delete(
         _explain(parts, waits)
         sys.exit(1 if any(wait.stuck for wait in waits) else 0)
 
+    try:
+        check_deletable(parts)
+    except ChangeError as error:
+        raise InputError(*error.problems) from None
     _announce(parts, force=force)
     if change.dry_run:
         return

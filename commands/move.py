@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from caphv.api.counting import counted
+from caphv.api.counting import counted, name_some
 from commands.access.changes import confirm
 from commands.access.management import management_client, run
 from commands.errors import InputError
@@ -138,6 +138,10 @@ async def _prepare(chosen: Selection, options: MoveOptions) -> MovePlan:
         if not backup.clusters:
             # If the user named clusters, this reports the absent ones by name.
             chosen.require(set())
+            if backup.left_out:
+                raise InputError(
+                    f"Rancher provisions {name_some(backup.left_out, 3)}: these are not moved"
+                )
             raise InputError(f"no clusters in namespace {chosen.namespace}; all namespaces: -A")
 
         target = await writing.prepare(sides.target, backup)

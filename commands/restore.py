@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from caphv.api import remedies
-from caphv.api.counting import counted
+from caphv.api.counting import counted, name_some
 from commands.access.changes import confirm
 from commands.access.management import management_client, run
 from commands.errors import InputError
@@ -242,6 +242,7 @@ def _show_missing(backup: Backup, options: RestoreOptions) -> bool:
     If not, the command ends here. Only a dry run continues and shows the rest.
     """
     from operations.backup.order import missing_of
+    from operations.backup.preflight import clusters_of_rancher
 
     if origin := backup.origin:
         echo(f"Backup of {origin.created} from {origin.server}: {', '.join(backup.clusters)}")
@@ -254,6 +255,14 @@ def _show_missing(backup: Backup, options: RestoreOptions) -> bool:
         for name, reason in pools.items():
             echo(f"missing: IPPool {name} of Harvester {server} ({reason})", err=True)
 
+    of_rancher = clusters_of_rancher(backup)
+    if of_rancher:
+        _refuse(
+            f"Rancher provisions {name_some(of_rancher, 3)}, and the backup has no objects of "
+            "Rancher: restore Rancher and these clusters from a backup of Rancher",
+            options,
+        )
+        return False
     if missing and not options.incomplete:
         _refuse(
             f"the backup is not whole, {len(missing)} of its parts are missing: add the files, or "

@@ -93,9 +93,10 @@ class EventHandlers:
         if differs(change, metadata_fields):
             self._machines.add(change.key)
 
-        if clusterapi.is_control_plane(change.obj) and differs(change, handover_fields):
+        cluster = self._caches.cluster_of(change.obj)
+        is_backend = clusterapi.is_control_plane(change.obj, cluster)
+        if is_backend and differs(change, handover_fields):
             # The deletion of an older machine waits until the load balancer serves a newer one.
-            cluster = self._caches.cluster_of(change.obj)
             self._add_machines_of(cluster, control_plane=True)
 
         # Allocations skip addresses of machines, whatever the pools say. Now the address is free.
@@ -121,7 +122,7 @@ class EventHandlers:
             # another Harvester. A running reconcile may be about to report that it waits.
             may_wait = self._clusters.is_processing(key) or not is_ready(harvester_cluster)
             # The load balancer leads to the machines of the control plane.
-            is_backend = clusterapi.is_control_plane(change.obj)
+            is_backend = clusterapi.is_control_plane(change.obj, cluster)
             is_affected = is_affected or may_wait or is_backend
         if is_affected:
             self._clusters.add(key)
@@ -252,5 +253,5 @@ class EventHandlers:
 
     def _add_machines_of(self, cluster: Obj | None, *, control_plane: bool = False) -> None:
         for machine in self._caches.machines_of(cluster) if cluster else ():
-            if not control_plane or clusterapi.is_control_plane(machine):
+            if not control_plane or clusterapi.is_control_plane(machine, cluster):
                 self._machines.add(key_of(machine))

@@ -114,7 +114,9 @@ def machine_fields(obj: Obj) -> list[Any]:
         clusterapi.bootstrap_secret_name(obj),
         clusterapi.failure_domain(obj),
         obj["metadata"].get("deletionTimestamp"),
-        clusterapi.is_control_plane(obj),
+        clusterapi.is_control_plane(obj, cluster=None),
+        clusterapi.has_etcd(obj, cluster=None),
+        names.RANCHER_HOOK in annotations_of(obj),
     ]
 
 

@@ -1,7 +1,17 @@
 """Read fields of Cluster API's Cluster and Machine, in v1beta1 and v1beta2."""
 
 from caphv.api import conditions, names
-from caphv.api.object import Obj, at, dict_at, list_at, text_at
+from caphv.api.object import Obj, at, dict_at, labels_of, list_at, text_at
+from caphv.api.objectid import group_of
+
+RANCHER_GROUP = "rke.cattle.io"
+RANCHER_CONTROL_PLANE = "RKEControlPlane"
+_RANCHER_BOOTSTRAP = "RKEBootstrap"
+_RANCHER_ROLES = (
+    names.RANCHER_CONTROL_PLANE_LABEL,
+    names.RANCHER_ETCD_LABEL,
+    names.RANCHER_WORKER_LABEL,
+)
 
 
 def paused(cluster: Obj | None, obj: Obj) -> bool:
@@ -58,12 +68,67 @@ def cluster_name(obj: Obj) -> str:
     return str((obj["metadata"].get("labels") or {}).get(names.CLUSTER_NAME_LABEL, ""))
 
 
-def is_control_plane(obj: Obj) -> bool:
-    """Return whether a machine belongs to the control plane.
+def is_of_rancher(cluster: Obj | None) -> bool:
+    """Return whether Rancher provisions a Cluster, and reverts changes of its objects."""
+    return _refers_to(dict_at(cluster, "spec", "controlPlaneRef"), RANCHER_CONTROL_PLANE)
 
-    It does if it has the label, with any value (contract).
+
+def _refers_to(reference: Obj, kind: str) -> bool:
+    """Return whether a reference, of v1beta1 or v1beta2, is to an object of Rancher."""
+    group = reference.get("apiGroup") or group_of(reference.get("apiVersion"))
+    return bool(group == RANCHER_GROUP and reference.get("kind") == kind)
+
+
+# The roles of a machine follow from labels, which Machine and HarvesterMachine share. A control
+# plane machine has the label of Cluster API with any value (contract). Rancher, which provisions
+# control planes as MachineDeployments, also says which of its machines have etcd: not all of the
+# control plane need, and pools with nothing but etcd exist. In clusters of other providers, labels
+# of Rancher mean nothing. A Machine shows by its bootstrap object who provisions it; for a
+# HarvesterMachine, only the Cluster tells.
+
+
+def is_control_plane(obj: Obj, cluster: Obj | None) -> bool:
+    """Return whether a machine of a Cluster serves the workload API."""
+    labels = labels_of(obj)
+    if names.CONTROL_PLANE_LABEL in labels:
+        return True
+    return _is_ranchers(obj, cluster) and (
+        names.CONTROL_PLANE_NAME_LABEL in labels
+        or labels.get(names.RANCHER_CONTROL_PLANE_LABEL) == "true"
+    )
+
+
+def has_etcd(obj: Obj, cluster: Obj | None) -> bool:
+    """Return whether a machine has a member of etcd: as Rancher says, or as the control plane."""
+    if has_rancher_roles(obj, cluster):
+        return has_rancher_etcd(obj, cluster)
+    return is_control_plane(obj, cluster)
+
+
+def is_server(obj: Obj, cluster: Obj | None) -> bool:
+    """Return whether a machine serves the workload API, or has a member of its etcd.
+
+    Such machines stop after workers and one at a time.
     """
-    return names.CONTROL_PLANE_LABEL in (obj["metadata"].get("labels") or {})
+    return is_control_plane(obj, cluster) or has_etcd(obj, cluster)
+
+
+def has_rancher_roles(obj: Obj, cluster: Obj | None) -> bool:
+    """Return whether Rancher provisions a machine, whose roles it has put into labels."""
+    labels = labels_of(obj)
+    return _is_ranchers(obj, cluster) and any(labels.get(name) == "true" for name in _RANCHER_ROLES)
+
+
+def has_rancher_etcd(obj: Obj, cluster: Obj | None) -> bool:
+    """Return whether Rancher gives a machine the role etcd."""
+    has_label = labels_of(obj).get(names.RANCHER_ETCD_LABEL) == "true"
+    return has_label and _is_ranchers(obj, cluster)
+
+
+def _is_ranchers(obj: Obj, cluster: Obj | None) -> bool:
+    """Return whether Rancher provisions the cluster of a Machine or HarvesterMachine."""
+    config = dict_at(obj, "spec", "bootstrap", "configRef")
+    return is_of_rancher(cluster) or _refers_to(config, _RANCHER_BOOTSTRAP)
 
 
 def failure_domain(machine: Obj) -> str:

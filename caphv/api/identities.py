@@ -7,6 +7,8 @@ namespaces in its `allowedNamespaces` may use it.
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +16,9 @@ from caphv.api.object import Key, Obj, at, dict_at, list_at, text_at
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
 
 ALL_NAMESPACES = "*"
+KUBECONFIG_KEY = "kubeconfig"
+CLOUD_CREDENTIAL_KEY = "harvestercredentialConfig-kubeconfigContent"
+"""Key of a kubeconfig in a cloud credential of Rancher for Harvester."""
 _KIND = HARVESTER_CLUSTER_IDENTITIES.kind
 
 
@@ -24,6 +29,35 @@ class Refused:
     message: str
     is_permission: bool = True
     """Whether the permission is missing, not a valid Secret."""
+
+
+def kubeconfig_key(secret: Obj) -> str:
+    """Return the key of the kubeconfig in an identity Secret; empty if it has none.
+
+    Rancher's key counts only in a Secret without the other one.
+    """
+    for key in (KUBECONFIG_KEY, CLOUD_CREDENTIAL_KEY):
+        if at(secret, "data", key) or at(secret, "stringData", key):
+            return key
+    return ""
+
+
+def decode_kubeconfig(key: str, value: str) -> bytes:
+    """Return the text of a kubeconfig in a Secret. Raises `binascii.Error`.
+
+    The text in a cloud credential may itself be base64, as Rancher's node driver accepts it.
+
+    :param key: the key of the Secret
+    :param value: its value, in base64
+    """
+    text = base64.b64decode(value)
+    if key == CLOUD_CREDENTIAL_KEY:
+        try:
+            # Go's decoder ignores line breaks, which `base64` of coreutils writes.
+            return base64.b64decode(text.translate(None, b"\r\n"), validate=True)
+        except binascii.Error:
+            return text  # no kubeconfig is valid base64
+    return text
 
 
 def reference_of(harvester_cluster: Obj) -> str:

@@ -49,6 +49,16 @@ RKE2_HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/rke2-cleanup"
 # balancer serves the newer one.
 ENDPOINT_HOOK = "pre-drain.delete.hook.machine.cluster.x-k8s.io/caphv-endpoint"
 CONTROL_PLANE_LABEL = "cluster.x-k8s.io/control-plane"
+# The name of the control plane object. Pre-releases of Rancher 2.8 set this label only.
+CONTROL_PLANE_NAME_LABEL = "cluster.x-k8s.io/control-plane-name"
+# Rancher: roles of the machines of a pool, with value "true".
+RANCHER_CONTROL_PLANE_LABEL = "rke.cattle.io/control-plane-role"
+RANCHER_ETCD_LABEL = "rke.cattle.io/etcd-role"
+RANCHER_WORKER_LABEL = "rke.cattle.io/worker-role"
+# Hook of Rancher, which delays the deletion of a Machine until its etcd member is removed.
+RANCHER_HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/rke-bootstrap-cleanup"
+# On an RKEBootstrap, with value "true": Rancher removes its hook although the member may remain.
+RANCHER_FORCE_REMOVE_ANNOTATION = "rke.cattle.io/etcd-force-remove"
 # On Machines, the name of their MachineDeployment; on the objects of a topology, that of the pool.
 DEPLOYMENT_LABEL = "cluster.x-k8s.io/deployment-name"
 POOL_LABEL = "topology.cluster.x-k8s.io/deployment-name"
@@ -125,6 +135,8 @@ FORMER_CLUSTERS_ANNOTATION = "caphv.io/former-management-clusters"
 RECLAIM_POLICY_ANNOTATION = "caphv.io/reclaim-policy"
 # Our own label on VMs: namespace and name of their Cluster.
 CLUSTER_LABEL = "caphv.io/cluster"
+# On VMs of machines to which Rancher gives the role etcd: they are spread over hosts.
+ETCD_LABEL = "caphv.io/etcd"
 # Our own label on VirtualMachineImages that the provider has imported, for whatever cluster.
 IMPORTED_LABEL = "caphv.io/imported"
 # On the Secret with the cloud config in a workload cluster: hashes of its content and of the inputs

@@ -74,6 +74,9 @@ class Backup:
     missing_pools: dict[str, dict[str, str]] = field(default_factory=dict)
     """As `missing`, by Harvester and name. A restore creates no pools, and needs none."""
 
+    left_out: tuple[str, ...] = ()
+    """Clusters that Rancher provisions, unless a user named them. Files do not have this."""
+
     def cluster_keys(self) -> set[Key]:
         """Return namespace and name of each of the clusters."""
         return {Key(*name.split("/")) for name in self.clusters}

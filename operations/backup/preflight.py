@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from caphv.api import parking, remedies
-from caphv.api.clusterapi import externally_managed
+from caphv.api.clusterapi import externally_managed, is_of_rancher
 from caphv.api.object import key_of
 from operations.backup.adoption import VirtualMachines
 from operations.backup.dryrun import DryRun
@@ -43,6 +43,7 @@ def checks(backup: Backup, target: Restore, vms: VirtualMachines) -> list[Check]
         *_check_sides(backup, target),
         *_check_objects(backup, target),
         *_check_other_moves(target),
+        *_check_rancher(backup),
         *_check_adoption(backup),
         *_check_completeness(backup),
         *_check_vms(vms),
@@ -129,6 +130,22 @@ def _check_other_moves(target: Restore) -> Iterator[Check]:
             command = str(remedies.MOVE_CLUSTERS(clusters=" ".join(clusters)))
         remedy = f"Complete that move first: {command}"
         yield Check("interrupted", _target_name(target), Result.ERROR, message, remedy)
+
+
+def clusters_of_rancher(backup: Backup) -> list[str]:
+    """Return the clusters of a backup that Rancher provisions. Nothing has Rancher's objects."""
+    return [str(key_of(obj)) for obj in of_kind(backup, *CLUSTER) if is_of_rancher(obj)]
+
+
+def _check_rancher(backup: Backup) -> Iterator[Check]:
+    """Find clusters that Rancher provisions, whose objects Rancher would make on the source."""
+    for cluster in (*clusters_of_rancher(backup), *backup.left_out):
+        message = (
+            f"Rancher provisions Cluster {cluster}: its control plane and bootstrap objects are "
+            "Rancher's, and are not moved"
+        )
+        remedy = "Move it with Rancher itself; name the other clusters to move these alone"
+        yield Check("rancher", "source", Result.ERROR, message, remedy)
 
 
 def _check_adoption(backup: Backup) -> Iterator[Check]:

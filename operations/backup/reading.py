@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from caphv.api import resources
+from caphv.api.clusterapi import is_of_rancher
 from caphv.api.counting import counted
 from caphv.api.object import (
     CONFIG_MAPS,
@@ -58,8 +59,12 @@ async def read_backup(
     step("reading which kinds there are")
     kinds = await kinds_to_copy(client)
     resource = kinds[resources.CLUSTER_API_GROUP, "Cluster"]
-    clusters = map(key_of, await list_all(client, resource, query.namespace))
-    keys = [key for key in clusters if query.takes(key)]
+    clusters = {key_of(obj): obj for obj in await list_all(client, resource, query.namespace)}
+    # What Rancher has of its clusters is no part of a backup, which one of them would spoil.
+    left_out = {
+        key for key, obj in clusters.items() if is_of_rancher(obj) and key not in query.keys
+    }
+    keys = [key for key in clusters if query.takes(key) and key not in left_out]
 
     step(f"reading the objects of {counted(len(keys), 'cluster')}")
     collection = _Collection(client, kinds)
@@ -69,6 +74,7 @@ async def read_backup(
 
     backup = Backup(await _read_origin(client), tuple(map(str, keys)), chosen.objects)
     backup.unseen = tuple(collection.unseen)
+    backup.left_out = tuple(str(key) for key in clusters if query.takes(key) and key in left_out)
     if with_pools:
         step("asking Harvesters for IPPools")
         backup.pools, hidden = await read_pools(client, chosen.objects)

@@ -213,7 +213,8 @@ def _state_from_objects(cluster: Obj, objects: Objects) -> DesiredState:
     key, spec = key_of(cluster), cluster.get("spec") or {}
     pools = {}
     control_plane = _resolve(spec.get("controlPlaneRef"), key.namespace, objects)
-    if control_plane:
+    # Rancher's control planes have no machines of their own: they are MachineDeployments.
+    if control_plane and not clusterapi.is_of_rancher(cluster):
         pools[CONTROL_PLANE] = _control_plane(control_plane, objects)
 
     for identity, obj in objects.items():

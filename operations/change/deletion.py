@@ -8,15 +8,16 @@ from pathlib import Path
 
 import yaml
 
-from caphv.api import resources
+from caphv.api import remedies, resources
 from caphv.api.names import FORCE_DELETE_ANNOTATION
 from caphv.api.object import Key, being_deleted, key_of, text_at, uid_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
+from operations.change.changes import ChangeError
 from operations.change.deletionreport import forcible, leftovers_of, remains_of
 from operations.read import management
 from operations.status.model import as_json
-from operations.status.parts import Parts
+from operations.status.parts import Parts, is_of_rancher
 
 _FORCIBLE_KINDS = {
     "HarvesterMachine": resources.HARVESTER_MACHINES,
@@ -35,11 +36,31 @@ async def read_remains(client: ApiClient, key: Key) -> Parts | None:
     return remains_of(objects, key)
 
 
+def check_deletable(parts: Parts) -> None:
+    """Raise `ChangeError` if Rancher would make the Cluster again, without its VMs and disks.
+
+    Once the deletion has begun, by whatever way, nothing is left to refuse.
+    """
+    if is_of_rancher(parts) and not being_deleted(parts.cluster):
+        remedy = remedies.DELETE_OBJECT(
+            kind=str(resources.RANCHER_CLUSTERS),
+            name=parts.key.name,
+            namespace=parts.key.namespace,
+        )
+        problem = (
+            f"Rancher provisions cluster {parts.key} and would make it again, without its VMs and "
+            f"disks: delete it in Rancher, or with {remedy}"
+        )
+        raise ChangeError([problem])
+
+
 async def delete_cluster(client: ApiClient, parts: Parts, *, force: bool) -> None:
     """Delete the Cluster, and with `force` annotate what belongs to it.
 
-    Raises `ApiError`, `Unreachable`.
+    Raises `ApiError`, `Unreachable`; `ChangeError` for a cluster that Rancher provisions.
     """
+    check_deletable(parts)
+
     # The Cluster comes first. If its deletion is refused or interrupted, no object of a living
     # cluster may have the annotation.
     if not being_deleted(parts.cluster):

@@ -66,9 +66,9 @@ def unseen_machines(objects: ManagementObjects) -> list[Unseen]:
 
 
 def members_with_machines(cluster: Cluster, members: Iterable[Member]) -> tuple[EtcdMember, ...]:
-    """Return the members, by name, with the control plane machine of each."""
+    """Return the members, by name, with the machine of each."""
     members = list(members)
-    machines = [machine for machine in cluster.machines if machine.control_plane]
+    machines = [machine for machine in cluster.machines if machine.etcd]
     names = {name for machine in machines for name in _names(machine)}
 
     # A member has the name of its Node, with or without a suffix. A longer name of another machine

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caphv.api import remedies
-from caphv.api.identities import identity_of
+from caphv.api.identities import CLOUD_CREDENTIAL_KEY, identity_of, kubeconfig_key
 from caphv.api.names import PREVIOUS_TOKEN_ANNOTATION, ConditionType
 from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, at, uid_of
 from caphv.api.resources import HARVESTER_CLUSTERS
@@ -134,6 +134,11 @@ async def read_identity(client: ApiClient, key: Key) -> RotatedIdentity:
             f"Secret {key} has a token that the provider renews: name the Secret in "
             "spec.secretRef of the HarvesterClusterIdentity; to revoke the renewed token, delete "
             f"Secret {key}"
+        )
+    if kubeconfig_key(secret) == CLOUD_CREDENTIAL_KEY:
+        raise IdentityError(
+            f"Secret {key} is a cloud credential of Rancher, which renews and revokes its token "
+            "itself: edit the cloud credential in Rancher"
         )
     try:
         content = base64.b64decode(at(secret, "data", "kubeconfig") or "")

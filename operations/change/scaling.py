@@ -14,7 +14,7 @@ from operations.capacity.preflight import check_controllers, devices_of_machines
 from operations.change.changes import Change, ChangeError, Patch, Plan, patch_of
 from operations.status.check import Check, Result, ok
 from operations.status.model import Cluster, Replicas
-from operations.status.parts import Parts
+from operations.status.parts import Parts, is_of_rancher
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,13 @@ class _Pool:
 
 def plan_scale(parts: Parts, deployments: Iterable[Obj], scale: Scale) -> Plan:
     """Return the necessary patches. Raises `ChangeError` for pools that do not exist."""
+    if is_of_rancher(parts):
+        problem = (
+            f"Rancher provisions cluster {parts.key} and would revert this: change quantity of "
+            f"the pool in clusters.provisioning.cattle.io {parts.key.name}"
+        )
+        raise ChangeError([problem])
+
     topology = at(parts.cluster, "spec", "topology")
     pools = [*_topology_pools(topology)] if topology else [*map(_deployment, deployments)]
     chosen = _choose_pools(pools, scale.workers, parts)
@@ -167,7 +174,14 @@ def _growing_pools(
 
 def servers_of(parts: Parts) -> list[Obj]:
     """Return the HarvesterMachines of the control plane."""
-    return _infrastructure(parts, filter(clusterapi.is_control_plane, parts.machines))
+    return _infrastructure(parts, _servers(parts))
+
+
+def _servers(parts: Parts) -> list[Obj]:
+    """Return the Machines of the control plane."""
+    return [
+        machine for machine in parts.machines if clusterapi.is_control_plane(machine, parts.cluster)
+    ]
 
 
 def workers_of(parts: Parts, deployment: Obj) -> list[Obj]:
@@ -240,7 +254,7 @@ def _control_plane_checks(parts: Parts, scale: Scale) -> Iterator[Check]:
         )
         remedy = f"Use {number - 1} or {number + 1}, or add --force"
         yield Check("quorum", subject, Result.ERROR, message, remedy)
-    elif number == 1 and sum(map(clusterapi.is_control_plane, parts.machines)) > 1:
+    elif number == 1 and len(_servers(parts)) > 1:
         message = "one control plane machine survives no failure"
         yield Check("quorum", subject, Result.WARNING, message, "Keep three")
     else:

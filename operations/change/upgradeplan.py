@@ -24,7 +24,7 @@ from operations.change.scaling import servers_of, workers_of
 from operations.read.objects import condition_of
 from operations.status.check import Check, Result, ok
 from operations.status.model import Cluster
-from operations.status.parts import Parts
+from operations.status.parts import Parts, is_of_rancher
 
 _FORM = re.compile(
     r"v(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?(?:\+(rke2r|k3s)([1-9]\d*))?"
@@ -95,6 +95,13 @@ def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wan
     :param cluster: its model
     :param wanted: the version
     """
+    if is_of_rancher(parts):
+        problem = (
+            f"Rancher upgrades cluster {parts.key}: change kubernetesVersion of "
+            f"clusters.provisioning.cattle.io {parts.key.name}"
+        )
+        raise ChangeError([problem])
+
     version, kind = Version.parse(wanted), text_at(parts.control_plane, "kind")
     if version is None:
         problem = f"not a version of Kubernetes; write it like {_example(kind)}"

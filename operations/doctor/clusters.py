@@ -47,16 +47,18 @@ def _check_version(cluster: Cluster, subject: str) -> Iterator[Check]:
 
 def _check_quorum(cluster: Cluster, subject: str) -> Iterator[Check]:
     """Warn of an even number of control plane machines, because etcd needs more than half."""
-    desired = cluster.control_plane.desired
+    what, desired = "control plane machines", cluster.control_plane.desired
+    if any(machine.etcd is not machine.control_plane for machine in cluster.machines):
+        what, desired = "machines with etcd", sum(machine.etcd for machine in cluster.machines)
     if desired and desired % 2 == 0:
-        message = f"{desired} control plane machines survive no more failures than {desired - 1}"
-        remedy = "Use an odd number of control plane machines"
+        message = f"{desired} {what} survive no more failures than {desired - 1}"
+        remedy = f"Use an odd number of {what}"
         yield Check("quorum", subject, Result.WARNING, message, remedy)
 
 
 def _check_placement(cluster: Cluster, subject: str) -> Iterator[Check]:
     """Warn of a host or zone that takes the quorum of etcd with it when it fails."""
-    machines = [machine for machine in cluster.machines if machine.control_plane]
+    machines = [machine for machine in cluster.machines if machine.etcd]
     if len(machines) < 3:
         # One or two machines lose their quorum with any of them, wherever they run.
         return

@@ -8,7 +8,6 @@ because an attacker who answers in its place would get a token that may create V
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -17,12 +16,15 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 
 from caphv.api.identities import (
+    KUBECONFIG_KEY,
     Refused,
     cluster_identity,
+    decode_kubeconfig,
     depends_on_labels,
     describe,
     identity_of,
     is_cluster_identity,
+    kubeconfig_key,
     resolve,
     secret_of,
 )
@@ -285,7 +287,7 @@ async def secrets_with_token(
 
 
 async def read_kubeconfig(
-    client: ApiClient, secret: Key, field_name: str = "kubeconfig"
+    client: ApiClient, secret: Key, field_name: str = KUBECONFIG_KEY
 ) -> Kubeconfig:
     """Read a kubeconfig in a Secret.
 
@@ -297,17 +299,19 @@ async def read_kubeconfig(
     )
 
 
-def kubeconfig_of(name: Key, secret: Obj, field_name: str = "kubeconfig") -> Kubeconfig:
+def kubeconfig_of(name: Key, secret: Obj, field_name: str = KUBECONFIG_KEY) -> Kubeconfig:
     """Return the kubeconfig in a Secret, or in a manifest that has it as text.
 
-    Raises `KubeconfigError`.
+    A cloud credential of Rancher has it under its own key. Raises `KubeconfigError`.
     """
+    if field_name == KUBECONFIG_KEY:
+        field_name = kubeconfig_key(secret) or field_name
     text, content = at(secret, "stringData", field_name), at(secret, "data", field_name)
     if not (text or content):
         raise KubeconfigError(f"Secret {name} has no key {field_name}")
 
     try:
-        decoded = str(text).encode() if text else base64.b64decode(content or "")
+        decoded = str(text).encode() if text else decode_kubeconfig(field_name, content or "")
     except (ValueError, TypeError):
         raise KubeconfigError(f"Secret {name}: key {field_name} is not base64") from None
 

@@ -33,8 +33,6 @@ from operations.status.model import (
 from operations.status.parkingproblems import explains_all, is_parked
 from operations.status.parts import Parts, identity_text, is_paused
 
-_CONTROL_PLANE_NAME_LABEL = "cluster.x-k8s.io/control-plane-name"
-
 
 def overview_of(objects: ManagementObjects, now: datetime) -> Overview:
     """Return all clusters on Harvester, by namespace and name."""
@@ -77,7 +75,7 @@ def parts_of(objects: ManagementObjects) -> Iterator[Parts]:
             cluster,
             harvester_clusters.get(Key(key.namespace, infrastructure)),
             control_planes.get(control_plane_key),
-            sorted(machines.get(key, ()), key=_machine_order),
+            sorted(machines.get(key, ()), key=lambda machine: _machine_order(machine, cluster)),
             by_key(harvester_machines.get(key, ())),
             complete,
         )
@@ -92,18 +90,23 @@ def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
 
     # The Cluster itself counts its machines. The groups provide the numbers that an older core
     # omits.
-    groups = _groups(parts, deployments)
-    control_plane = _replicas(
-        cluster, "controlPlane", _sum(g for g in groups if g.kind != "MachineDeployment")
-    )
-    workers = _replicas(
-        cluster, "workers", _sum(g for g in groups if g.kind == "MachineDeployment")
-    )
+    groups, pools = _groups(parts, deployments), _server_pools(parts, deployments)
+    control_plane = _sum(g for g in groups if g.kind != "MachineDeployment" or g.name in pools)
+    workers = _sum(g for g in groups if g.kind == "MachineDeployment" and g.name not in pools)
+    if not pools:  # the Cluster counts all MachineDeployments as workers
+        control_plane = _replicas(cluster, "controlPlane", control_plane)
+        workers = _replicas(cluster, "workers", workers)
 
     machine_versions = {
         machine.version for group in groups for machine in group.machines if machine.version
     }
-    version = str(topology.get("version") or at(parts.control_plane, "spec", "version") or "")
+    control_plane_spec = dict_at(parts.control_plane, "spec")
+    version = str(
+        topology.get("version")
+        or control_plane_spec.get("version")
+        or control_plane_spec.get("kubernetesVersion")  # of an RKEControlPlane
+        or ""
+    )
     rolling_out = _is_rolling_out(parts, groups, version)
     problems = with_consequences(problems_of(parts, now), _conditions_by_object(parts, groups))
 
@@ -211,17 +214,20 @@ def _state(
 
 def _groups(parts: Parts, deployments: list[Obj]) -> tuple[Group, ...]:
     """Return the control plane, each MachineDeployment, and Machines that belong to neither."""
-    machines = [_machine(obj, parts.harvester_machine_of(obj)) for obj in parts.machines]
+    machines = [_machine(parts, obj) for obj in parts.machines]
     groups = []
 
-    control_plane = parts.control_plane
-    control_plane_machines = tuple(machine for machine in machines if machine.control_plane)
-    if control_plane or control_plane_machines:
+    control_plane, pools = parts.control_plane, _server_pools(parts, deployments)
+    control_plane_machines = tuple(
+        machine for machine in machines if machine.control_plane and machine.group not in pools
+    )
+    if (control_plane and not pools) or control_plane_machines:
         kind = str(at(control_plane, "kind") or "ControlPlane")
         name = str(at(control_plane, "metadata", "name") or parts.key.name)
         groups.append(_group(kind, name, control_plane, control_plane_machines))
 
-    workers = [machine for machine in machines if not machine.control_plane]
+    apart = {machine.name for machine in control_plane_machines}
+    workers = [machine for machine in machines if machine.name not in apart]
     for deployment in deployments:
         name = deployment["metadata"]["name"]
         members = tuple(machine for machine in workers if machine.group == name)
@@ -234,6 +240,16 @@ def _groups(parts: Parts, deployments: list[Obj]) -> tuple[Group, ...]:
         kind = "Machines" if deployments else "MachineDeployment"
         groups.append(_group(kind, "", None, others))
     return tuple(groups)
+
+
+def _server_pools(parts: Parts, deployments: Iterable[Obj]) -> set[str]:
+    """Return the MachineDeployments whose machines are of the control plane, or have its etcd."""
+    pools = set()
+    for deployment in deployments:
+        template = {"metadata": dict_at(deployment, "spec", "template", "metadata")}
+        if clusterapi.is_server(template, parts.cluster):
+            pools.add(str(deployment["metadata"]["name"]))
+    return pools
 
 
 def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...]) -> Group:
@@ -267,14 +283,18 @@ def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...])
     return Group(kind, name, replicas, version, machines, _conditions(obj))
 
 
-def _machine(obj: Obj, harvester_machine: Obj | None) -> Machine:
+def _machine(parts: Parts, obj: Obj) -> Machine:
     """Return the model of a Machine and its HarvesterMachine."""
+    harvester_machine = parts.harvester_machine_of(obj)
     spec, status = obj.get("spec") or {}, obj.get("status") or {}
     harvester_spec = dict_at(harvester_machine, "spec")
     harvester_status = dict_at(harvester_machine, "status")
 
-    control_plane = clusterapi.is_control_plane(obj)
-    group_label = _CONTROL_PLANE_NAME_LABEL if control_plane else names.DEPLOYMENT_LABEL
+    control_plane, labels = clusterapi.is_control_plane(obj, parts.cluster), labels_of(obj)
+    # Rancher has MachineDeployments for the control plane, too.
+    group = labels.get(names.DEPLOYMENT_LABEL)
+    if not group and control_plane:
+        group = labels.get(names.CONTROL_PLANE_NAME_LABEL)
     # The provider's condition counts if the core reports none.
     ready = condition_of(obj, "Ready") or condition_of(harvester_machine, ConditionType.READY)
     # The core copies the addresses of the HarvesterMachine, which are newer.
@@ -287,7 +307,7 @@ def _machine(obj: Obj, harvester_machine: Obj | None) -> Machine:
     return Machine(
         name=obj["metadata"]["name"],
         control_plane=control_plane,
-        group=str(labels_of(obj).get(group_label) or ""),
+        group=str(group or ""),
         phase=str(status.get("phase") or ""),
         ready=bool(ready.get("status") == "True"),
         created=str(obj["metadata"].get("creationTimestamp") or ""),
@@ -306,6 +326,7 @@ def _machine(obj: Obj, harvester_machine: Obj | None) -> Machine:
             *_conditions(obj),
             *_conditions(harvester_machine, prefix="HarvesterMachine:"),
         ),
+        etcd=clusterapi.has_etcd(obj, parts.cluster),
     )
 
 
@@ -389,11 +410,11 @@ def _endpoint(endpoint: Obj) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _machine_order(machine: Obj) -> tuple[bool, str, str]:
+def _machine_order(machine: Obj, cluster: Obj) -> tuple[bool, str, str]:
     """Return a key that sorts the control plane before workers, each from old to new."""
     created = str(machine["metadata"].get("creationTimestamp") or "")
     return (
-        names.CONTROL_PLANE_LABEL not in labels_of(machine),
+        not clusterapi.is_control_plane(machine, cluster),
         created,
         machine["metadata"]["name"],
     )

@@ -76,7 +76,7 @@ def with_nodes(cluster: Cluster, objects: list[Obj] | Unseen) -> Cluster:
 
 def _node_problems(cluster: Cluster) -> Iterator[Problem]:
     """Yield a problem for each Node that is not ready."""
-    servers = [machine for machine in cluster.machines if machine.control_plane]
+    servers = [machine for machine in cluster.machines if machine.etcd]
     for machine in cluster.machines:
         # Without a status, only the Machine remembers the Node.
         if not machine.node or machine.node.ready in ("True", "") or machine.deleting:

@@ -169,7 +169,7 @@ def _explain_silence(parts: Parts, problems: Iterable[Problem]) -> bool:
     servers = [
         parts.harvester_machine_of(machine)
         for machine in parts.machines
-        if clusterapi.is_control_plane(machine)
+        if clusterapi.is_control_plane(machine, parts.cluster)
     ]
     names = {object_name(server, "HarvesterMachine") for server in servers if server}
     return bool(names) and len(names) == len(servers) and names <= explained

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from caphv.api import clusterapi
-from caphv.api.identities import describe, identity_of
+from caphv.api.identities import KUBECONFIG_KEY, describe, identity_of
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj, at, key_of, owner_reference
 from caphv.api.resources import CLUSTER_API_GROUP
@@ -50,7 +50,7 @@ def unused_secrets(secrets: Iterable[Obj], used: Collection[Key]) -> list[Obj]:
         obj
         for obj in secrets
         if obj.get("type", "Opaque") == "Opaque"
-        and at(obj, "data", "kubeconfig") is not None
+        and at(obj, "data", KUBECONFIG_KEY) is not None
         and key_of(obj) not in used
     ]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from caphv.api import clusterapi
-from caphv.api.names import RKE2_HOOK, ConditionType, Reason
-from caphv.api.object import Obj, annotations_of, at, being_deleted, dict_at, key_of
+from caphv.api.names import RANCHER_HOOK, RKE2_HOOK, ConditionType, Reason
+from caphv.api.object import Obj, annotations_of, at, being_deleted, dict_at, key_of, text_at
 from operations.read.objects import condition_of
 from operations.status.causes import OUTAGES
 from operations.status.conditionproblems import (
@@ -48,7 +48,11 @@ def machine_problems(parts: Parts, now: datetime, explained: bool) -> Iterator[P
             owned.add(key_of(harvester_machine))
 
         # Each of these problems explains everything else that the machine reports.
-        waiting = _bootstrap_problem(parts, machine, now) or _etcd_problem(parts, machine, now)
+        waiting = (
+            _bootstrap_problem(parts, machine, now)
+            or _etcd_problem(parts, machine, now)
+            or _rancher_problem(parts, machine, now)
+        )
         if waiting is not None:
             yield waiting
             continue
@@ -134,6 +138,29 @@ def _etcd_problem(parts: Parts, machine: Obj, now: datetime) -> Problem | None:
     step = next_step("EtcdMemberNotReleased", remedy_subject(parts, machine, "Machine"))
     return Problem(
         severity, (object_name(machine, "Machine"),), "EtcdMemberNotReleased", cause, step, since
+    )
+
+
+def _rancher_problem(parts: Parts, machine: Obj, now: datetime) -> Problem | None:
+    """Return the problem of a deletion that waits until Rancher has removed the etcd member.
+
+    None if the machine does not wait for that.
+    """
+    deleting = condition_of(machine, "Deleting")
+    is_awaited = deleting.get("reason") == "WaitingForPreTerminateHook"
+    if RANCHER_HOOK not in annotations_of(machine) or not is_awaited:
+        return None
+
+    since = text_at(deleting, "lastTransitionTime")
+    name = text_at(machine, "status", "nodeRef", "name")
+    severity = Severity.ERROR if age_of(since, now) > HOOK_PATIENCE else Severity.WAITING
+    cause = (
+        f"its deletion waits for hook {RANCHER_HOOK.rpartition('/')[2]}: Rancher removes it once "
+        f"RKE2 has removed the etcd member of Node {name}"
+    )
+    step = next_step("HeldByRancher", remedy_subject(parts, machine, "Machine"))
+    return Problem(
+        severity, (object_name(machine, "Machine"),), "HeldByRancher", cause, step, since
     )
 
 

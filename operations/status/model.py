@@ -182,7 +182,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A Machine with its HarvesterMachine; only a deep read sets `vm`."""
+    """A Machine with its HarvesterMachine; only a deep read sets `vm`.
+
+    A machine of the control plane serves the API and has a member of etcd. In a cluster that
+    Rancher provisions, it may do one of them.
+    """
 
     name: str
     control_plane: bool
@@ -204,6 +208,7 @@ class Machine:
     vm: VirtualMachine | None = None
     deleting: bool = False
     conditions: tuple[Condition, ...] = ()
+    etcd: bool = False
 
     @property
     def owners(self) -> tuple[str, ...]:

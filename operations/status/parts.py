@@ -84,16 +84,21 @@ def remedy_subject(parts: Parts, obj: Obj, kind: str) -> Subject:
     )
 
 
+def is_of_rancher(parts: Parts) -> bool:
+    """Return whether Rancher provisions a cluster, and reverts changes of its objects."""
+    return clusterapi.is_of_rancher(parts.cluster)
+
+
 def _has_only_etcd(parts: Parts, machine: Obj) -> bool:
     """Return whether a Machine is the only one with the etcd of an initialized cluster."""
-    if not clusterapi.is_control_plane(machine):
+    if not clusterapi.has_etcd(machine, parts.cluster):
         return False
     if not clusterapi.control_plane_initialized(parts.cluster):
         return False
 
     # A machine without a Node has not joined etcd, and one that is being deleted leaves it.
     return not any(
-        clusterapi.is_control_plane(other)
+        clusterapi.has_etcd(other, parts.cluster)
         and at(other, "status", "nodeRef")
         and not being_deleted(other)
         for other in parts.machines

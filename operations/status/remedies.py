@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from caphv.api import parking, remedies
 from caphv.api.identities import is_cluster_identity, secret_name
-from caphv.api.names import ADOPT_ANNOTATION, PAUSED_ANNOTATION, Reason
+from caphv.api.names import (
+    ADOPT_ANNOTATION,
+    PAUSED_ANNOTATION,
+    RANCHER_FORCE_REMOVE_ANNOTATION,
+    Reason,
+)
 from caphv.api.object import Key, Obj, annotations_of, at, being_deleted, key_of
 
 
@@ -178,6 +183,10 @@ _BY_REASON: dict[str, str] = {
     "WaitingForBootstrapData": f"Its log says what it waits for: {_BOOTSTRAP_LOGS}",
     "EtcdMemberNotReleased": (
         f"Check that the member is removed, and end the wait: {remedies.REMOVE_MEMBERS}"
+    ),
+    "HeldByRancher": (
+        "Check the workload API and the status of the RKEControlPlane; to give the member up, "
+        f"set annotation {RANCHER_FORCE_REMOVE_ANNOTATION}=true on the machine's RKEBootstrap"
     ),
     "Deleting": f"See what the deletion waits for: {remedies.EXPLAIN_DELETION}",
 }

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from caphv.api import names
+from caphv.api import clusterapi, names
 from caphv.api.object import Key, Obj, at, dict_at, text_at
 from caphv.api.resources import CLUSTER_API_GROUP, FLEET_GROUP
 from packager.addons.facts import CAAPF, RANCHER, ClusterFacts, FleetCluster
@@ -51,7 +51,12 @@ def facts_of_cluster(
 
 
 def is_on_harvester(cluster: Obj, find: Find) -> bool:
-    """Whether a Cluster is on Harvester, or may be because its ClusterClass is missing."""
+    """Whether a Cluster is on Harvester, or may be because its ClusterClass is missing.
+
+    One that Rancher provisions does not count: Rancher installs its add-ons.
+    """
+    if clusterapi.is_of_rancher(cluster):
+        return False
     kind = at(cluster, "spec", "infrastructureRef", "kind")
     if kind is None and at(cluster, "spec", "topology"):
         template = _template_ref(cluster, "infrastructure", find).get("kind")

@@ -177,7 +177,11 @@ def _last_known(scope: ClusterScope) -> str:
     counts = []
     machines = scope.context.caches.machines_of(scope.cluster)
     for role, is_control_plane in (("control plane machines", True), ("workers", False)):
-        group = [obj for obj in machines if clusterapi.is_control_plane(obj) is is_control_plane]
+        group = [
+            obj
+            for obj in machines
+            if clusterapi.is_control_plane(obj, scope.cluster) is is_control_plane
+        ]
         ready = sum(bool(at(obj, "status", "ready")) for obj in group)
         if group:
             counts.append(f"{ready} of {len(group)} {role}")

@@ -6,7 +6,6 @@ and then every request is refused. One delayed requeue per cluster is enough, so
 
 from __future__ import annotations
 
-import base64
 import binascii
 import contextlib
 from collections.abc import Callable
@@ -14,9 +13,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from caphv.api import conditions, names
-from caphv.api.identities import Refused, describe, identity_of, is_cluster_identity
+from caphv.api.identities import (
+    Refused,
+    decode_kubeconfig,
+    describe,
+    identity_of,
+    is_cluster_identity,
+    kubeconfig_key,
+)
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import SECRETS, Key, Obj, annotations_of, at, being_deleted, key_of, text_at
+from caphv.api.object import SECRETS, Key, Obj, annotations_of, being_deleted, key_of, text_at
 from caphv.api.tokenrenewal import SECRET_TYPE, Issued, issued_of
 from caphv.runtime.errors import NotFound, RequestError
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
@@ -143,13 +149,13 @@ class Identities:
         :param where: how messages name the Secret
         :param secret: the Secret with its content
         """
-        value = at(secret, "data", "kubeconfig")
-        if not value:
+        key = kubeconfig_key(secret)
+        if not key:
             raise connection_failure(
                 f"{where}: key kubeconfig is missing; store the kubeconfig of Harvester under it"
             )
         try:
-            raw = base64.b64decode(value)
+            raw = decode_kubeconfig(key, text_at(secret, "data", key))
             access = await off_loop(
                 len(raw), lambda: parse_kubeconfig(raw, allow_insecure=self._allow_insecure)
             )

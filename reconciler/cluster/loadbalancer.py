@@ -386,11 +386,11 @@ def _unreachable(scope: ClusterScope, load_balancer: Obj | None) -> str | None:
 
 def _is_control_plane(scope: ClusterScope, machine: Obj) -> bool:
     """Return whether a HarvesterMachine, or its Machine, has the label of control planes."""
-    if clusterapi.is_control_plane(machine):
+    if clusterapi.is_control_plane(machine, scope.cluster):
         return True
     reference = owner_reference(machine, "Machine", resources.CLUSTER_API_GROUP)
     if not reference:
         return False
     machines = scope.context.caches.machines
     owner = machines.get(machine["metadata"]["namespace"], reference["name"])
-    return bool(owner and clusterapi.is_control_plane(owner))
+    return bool(owner and clusterapi.is_control_plane(owner, scope.cluster))

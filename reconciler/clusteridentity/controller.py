@@ -16,7 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from caphv.api.identities import secret_of
+from caphv.api.identities import (
+    KUBECONFIG_KEY,
+    decode_kubeconfig,
+    kubeconfig_key,
+    secret_of,
+)
 from caphv.api.names import RENEWED_TOKEN_FINALIZER
 from caphv.api.object import SECRETS, Key, Obj, being_deleted, text_at, uid_of
 from caphv.api.ownership import Owner
@@ -332,10 +337,11 @@ class TokenRenewer:
 
     async def _credentials(self, secret: Obj) -> Credentials:
         """Return the credentials in a Secret. Raises `KubeconfigError`."""
+        key = kubeconfig_key(secret) or KUBECONFIG_KEY
         try:
-            raw = base64.b64decode(text_at(secret, "data", "kubeconfig"))
+            raw = decode_kubeconfig(key, text_at(secret, "data", key))
         except binascii.Error:
-            raise KubeconfigError("key kubeconfig is not base64") from None
+            raise KubeconfigError(f"key {key} is not base64") from None
         insecure = self._context.allow_insecure_identities
         access = await off_loop(len(raw), lambda: parse_kubeconfig(raw, allow_insecure=insecure))
         return Credentials(raw.decode("utf-8", "replace"), access)

@@ -2,26 +2,30 @@
 
 A member without a machine still counts for the quorum. After two such losses, a cluster of three
 members cannot write any more. The control plane providers of RKE2, kubeadm and Talos remove members
-themselves. RKE2 removes the member with the Node, so this module only verifies that none is left,
-for correct metrics and alerts. For Machines of other providers, or of none, it runs `etcdctl` in an
-etcd Pod on another node.
+themselves, and so does Rancher. RKE2 removes the member with the Node, so this module only verifies
+that none is left, for correct metrics and alerts. For Machines of other providers, or of none, it
+runs `etcdctl` in an etcd Pod on another node.
+
+Rancher holds the Machine by a hook until RKE2 has removed the member. While the hook is there, the
+member is Rancher's: nothing here removes it, and the VM stays.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from typing import TypeGuard
 
-from caphv.api import clusterapi
+from caphv.api import clusterapi, names
 from caphv.api.names import ConditionType
-from caphv.api.object import Obj, being_deleted, key_of, owner_reference
+from caphv.api.object import Obj, annotations_of, being_deleted, key_of, owner_reference
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Unreachable
 from caphv.runtime.etcd import find_pods, list_members, members_of, remove_member
 from caphv.runtime.exec import ExecError
 from reconciler import metrics
 from reconciler.machine.scope import MachineScope
-from reconciler.triggers import Delay
+from reconciler.triggers import Delay, Watched
 
 _CONTROL_PLANE_GROUP = "controlplane.cluster.x-k8s.io"
 _RKE2 = "RKE2ControlPlane"
@@ -41,6 +45,13 @@ async def remove_etcd_member(scope: MachineScope) -> None:
     """
     if scope.cluster_key is None or scope.memory.member_removed or not _is_due(scope):
         return
+    if _is_held_by_rancher(scope.machine):
+        raise scope.in_progress(
+            f"waiting for Rancher to remove the etcd member: Machine {key_of(scope.machine).name} "
+            f"has its hook {names.RANCHER_HOOK.rpartition('/')[2]}; delete the Machine, not the "
+            "HarvesterMachine",
+            Watched.MACHINE,
+        )
     await scope.context.workloads.ensure(scope.cluster_key)
     client = scope.context.workloads.client(scope.cluster_key)
     if client is None:
@@ -59,7 +70,7 @@ async def remove_etcd_member(scope: MachineScope) -> None:
         metrics.ETCD_REMOVE_ERRORS.inc()
         waited = current_time - scope.memory.deletion_seen_at
         message = f"cannot remove the etcd member of this machine: {error}"
-        if waited < PATIENCE_SECONDS and not removed_by_provider(scope.machine):
+        if waited < PATIENCE_SECONDS and not removed_by_provider(scope.machine, scope.cluster):
             raise scope.in_progress(message, Delay(_RETRY_SECONDS)) from None
         scope.warning_event(
             "EtcdMemberRemovalFailed",
@@ -68,27 +79,45 @@ async def remove_etcd_member(scope: MachineScope) -> None:
     scope.memory.member_removed = True
 
 
-def removed_by_provider(machine: Obj | None, kinds: Collection[str] = _PROVIDERS) -> bool:
-    """Return whether the control plane provider that owns a Machine removes the member itself."""
-    return machine is not None and any(
-        owner_reference(machine, kind, _CONTROL_PLANE_GROUP) is not None for kind in kinds
-    )
+def removed_by_provider(machine: Obj | None, cluster: Obj | None) -> bool:
+    """Return whether the provider of a control plane Machine removes the member itself."""
+    if machine is None:
+        return False
+    return clusterapi.has_rancher_etcd(machine, cluster) or _is_owned_by(machine, _PROVIDERS)
+
+
+def _is_owned_by(machine: Obj, kinds: Collection[str]) -> bool:
+    return any(owner_reference(machine, kind, _CONTROL_PLANE_GROUP) is not None for kind in kinds)
+
+
+def _is_held_by_rancher(machine: Obj | None) -> TypeGuard[Obj]:
+    """Return whether Rancher has yet to remove the etcd member of a Machine."""
+    return machine is not None and names.RANCHER_HOOK in annotations_of(machine)
 
 
 def _is_due(scope: MachineScope) -> bool:
     """Return whether the machine may have a member that its cluster would miss."""
     cluster = scope.cluster
     harvester_cluster = scope.harvester_cluster
-    if not scope.control_plane or not scope.draft.is_true(ConditionType.MACHINE_CREATED):
+    if not _has_etcd(scope):
+        return False
+    if not scope.draft.is_true(ConditionType.MACHINE_CREATED):
         return False
     # Members do not matter any more while the whole cluster is deleted.
     if cluster is None or being_deleted(cluster):
         return False
     if harvester_cluster is None or being_deleted(harvester_cluster):
         return False
-    if removed_by_provider(scope.machine, set(_PROVIDERS) - {_RKE2}):
+    if scope.machine is not None and _is_owned_by(scope.machine, set(_PROVIDERS) - {_RKE2}):
         return False
     return not _is_alone(scope, cluster)
+
+
+def _has_etcd(scope: MachineScope) -> bool:
+    objs = list(filter(None, (scope.obj, scope.machine)))
+    if any(clusterapi.has_rancher_roles(obj, scope.cluster) for obj in objs):
+        return any(clusterapi.has_rancher_etcd(obj, scope.cluster) for obj in objs)
+    return scope.control_plane
 
 
 def _is_alone(scope: MachineScope, cluster: Obj) -> bool:
@@ -100,7 +129,7 @@ def _is_alone(scope: MachineScope, cluster: Obj) -> bool:
         return False
     machines = scope.context.caches.machines_of(cluster)
     return not any(
-        clusterapi.is_control_plane(machine)
+        clusterapi.has_etcd(machine, cluster)
         for machine in machines
         if key_of(machine).name != scope.name
     )

@@ -88,7 +88,7 @@ def _replacement(scope: MachineScope, machine: Obj) -> Obj | None:
     staying = []
     for obj in scope.context.caches.machines_of(scope.cluster):
         reference = owner_reference(obj, "Machine", resources.CLUSTER_API_GROUP)
-        if not clusterapi.is_control_plane(obj) or reference is None:
+        if not clusterapi.is_control_plane(obj, scope.cluster) or reference is None:
             continue
         if reference["name"] == machine["metadata"]["name"]:
             continue

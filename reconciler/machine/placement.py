@@ -40,6 +40,14 @@ def group_labels(
     return labels
 
 
+def etcd_group(cluster: Key) -> dict[str, str]:
+    """Return the common labels of the VMs that Rancher gives the role etcd in a cluster.
+
+    Their pools may differ, and one may serve the workload API while another one does not.
+    """
+    return {CLUSTER_LABEL: cluster_label(cluster), names.ETCD_LABEL: "true"}
+
+
 def domain_requirement(failure_domain: str, published: Iterable[Obj]) -> Obj | None:
     """Return the node selector requirement of a failure domain, None for no domain.
 
@@ -58,12 +66,16 @@ def domain_requirement(failure_domain: str, published: Iterable[Obj]) -> Obj | N
 
 
 def affinity(
-    spec: Obj, group: dict[str, str], requirement: Obj | None, *, strict: bool = True
+    spec: Obj,
+    groups: Sequence[Mapping[str, str]],
+    requirement: Obj | None,
+    *,
+    strict: bool = True,
 ) -> Obj:
     """Return the affinity of a VM.
 
     :param spec: the HarvesterMachine's spec
-    :param group: labels of VMs to keep away from
+    :param groups: labels of VMs to keep away from, by group
     :param requirement: node selector requirement of the failure domain
     :param strict: whether the VM must run in the failure domain. Otherwise the domain is a strong
         preference, because Harvester cannot drain a host (for maintenance or an upgrade) on which a
@@ -71,14 +83,17 @@ def affinity(
     """
     # Spreading is only a preference, because a small Harvester may have fewer hosts than the group
     # has VMs.
-    spread = {
-        "weight": 100,
-        "podAffinityTerm": {
-            "topologyKey": names.HOSTNAME_LABEL,
-            "labelSelector": {"matchLabels": dict(group)},
-        },
-    }
-    result: Obj = {"podAntiAffinity": {_PREFERRED: [spread]}}
+    spread = [
+        {
+            "weight": 100,
+            "podAffinityTerm": {
+                "topologyKey": names.HOSTNAME_LABEL,
+                "labelSelector": {"matchLabels": dict(group)},
+            },
+        }
+        for group in groups
+    ]
+    result: Obj = {"podAntiAffinity": {_PREFERRED: spread}}
 
     node_affinity: Obj = copy.deepcopy(spec.get("nodeAffinity") or {})
     if requirement and strict:

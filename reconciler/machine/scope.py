@@ -84,10 +84,15 @@ class MachineScope:
 
     @property
     def control_plane(self) -> bool:
-        """Whether the machine belongs to the control plane."""
-        if clusterapi.is_control_plane(self.obj):
-            return True
-        return self.machine is not None and clusterapi.is_control_plane(self.machine)
+        """Whether the machine serves the workload API."""
+        objs = filter(None, (self.obj, self.machine))
+        return any(clusterapi.is_control_plane(obj, self.cluster) for obj in objs)
+
+    @property
+    def rancher_etcd(self) -> bool:
+        """Whether Rancher gives the machine the role etcd."""
+        objs = filter(None, (self.obj, self.machine))
+        return any(clusterapi.has_rancher_etcd(obj, self.cluster) for obj in objs)
 
     @property
     def failure_domain(self) -> str:

@@ -20,6 +20,7 @@ from reconciler.machine.placement import (
     affinity,
     control_plane_selector,
     domain_requirement,
+    etcd_group,
     group_labels,
 )
 from reconciler.machine.validation import InvalidSpecError, spec_errors
@@ -42,6 +43,8 @@ class VirtualMachineInputs:
     images: Mapping[str, ResolvedImage]
     """Images by `imageName`, for those names in the volumes that Harvester has."""
     control_plane: bool = False
+    etcd: bool = False
+    """Whether Rancher gives the machine the role etcd."""
     failure_domain: str = ""
     failure_domains: Sequence[Obj] = ()
     """The HarvesterCluster's `status.failureDomains`."""
@@ -128,10 +131,17 @@ def _claims(inputs: VirtualMachineInputs, owner_record: dict[str, str]) -> list[
     return claims
 
 
-def _group(inputs: VirtualMachineInputs) -> dict[str, str]:
-    """Return the labels of the VMs that should be spread over hosts together with this one."""
-    machine_labels = inputs.machine["metadata"].get("labels") or {}
-    return group_labels(inputs.cluster, machine_labels, control_plane=inputs.control_plane)
+def _groups(inputs: VirtualMachineInputs) -> list[dict[str, str]]:
+    """Return the labels of the VMs that should be spread over hosts with this one, by group."""
+    groups = []
+    # Machines with etcd alone belong to one group, whatever their pools are.
+    if inputs.control_plane or not inputs.etcd:
+        labels = inputs.machine["metadata"].get("labels") or {}
+        group = group_labels(inputs.cluster, labels, control_plane=inputs.control_plane)
+        groups.append(group)
+    if inputs.etcd:
+        groups.append(etcd_group(inputs.cluster))
+    return groups
 
 
 def _labels(inputs: VirtualMachineInputs) -> dict[str, str]:
@@ -141,7 +151,7 @@ def _labels(inputs: VirtualMachineInputs) -> dict[str, str]:
         names.VM_NAME_LABEL: name,
         names.VM_NAME_PREFIX_LABEL: name,
         CLUSTER_LABEL: cluster_label(inputs.cluster),
-        **_group(inputs),
+        **{name: value for group in _groups(inputs) for name, value in group.items()},
     }
 
 
@@ -194,7 +204,9 @@ def _instance_spec(inputs: VirtualMachineInputs, claims: Sequence[Obj]) -> Obj:
         "networks": networks,
         "volumes": volumes,
         "domain": _domain(inputs.machine, grows=inputs.grows),
-        "affinity": affinity(spec, _group(inputs), inputs.requirement, strict=inputs.domain_strict),
+        "affinity": affinity(
+            spec, _groups(inputs), inputs.requirement, strict=inputs.domain_strict
+        ),
         # With KubeVirt's default, a drain of the host stops the VM and starts it elsewhere. Of a VM
         # with devices, that is all that a drain can do.
         "evictionStrategy": "LiveMigrateIfPossible",

@@ -132,6 +132,7 @@ def inputs_of(scope: MachineScope, vm: Obj | None = None) -> VirtualMachineInput
         owner=scope.owner,
         images=_disk_images(scope, machine, vm) if vm else _resolve_images(scope, machine),
         control_plane=scope.control_plane,
+        etcd=scope.rancher_etcd,
         failure_domain=domain,
         failure_domains=domains,
         domain_strict=not has_single_host(domain, domains, hosts),

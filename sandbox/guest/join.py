@@ -51,6 +51,10 @@ class Join:
     authority: CA | None = field(default=None, repr=False)
     clients: bytes = b""
     program: str = ""
+    serves: bool = True
+    """Whether a control plane guest serves the API."""
+    stores: bool = True
+    """Whether a control plane guest has a member of etcd."""
 
     @property
     def port(self) -> int:

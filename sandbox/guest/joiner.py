@@ -57,7 +57,14 @@ class Joiner:
 
         address = _first_address(addresses)
         try:
-            member = Member(address, guest.disk, guest.hostname, join.port)
+            member = Member(
+                address,
+                guest.disk,
+                guest.hostname,
+                join.port,
+                serves=join.serves,
+                stores=join.stores,
+            )
             local_url = await self._workloads.serve(member, join)
             await self._keep_node(guest, join, local_url, addresses)
         finally:
@@ -66,7 +73,7 @@ class Joiner:
 
     async def _keep_node(self, guest: Guest, join: Join, server: str, addresses: list[str]) -> None:
         # K3s runs etcd in its own process, so etcd has no Pod.
-        has_etcd_pod = join.role == CONTROL_PLANE and join.program != K3S.name
+        has_etcd_pod = join.role == CONTROL_PLANE and join.program != K3S.name and join.stores
         node = NodeInfo(
             name=guest.hostname,
             addresses=tuple(filter(None, addresses)),
@@ -107,7 +114,10 @@ def _role_labels(join: Join) -> dict[str, str]:
     """Return the labels that show the role of a Node; kubeadm has others."""
     if join.role != CONTROL_PLANE:
         return {}
-    roles = ("control-plane", "etcd", "master") if join.program else ("control-plane",)
+    serves, stores = ("control-plane", "master"), ("etcd",)
+    roles = (*(serves if join.serves else ()), *(stores if join.stores else ()))
+    if not join.program:
+        roles = ("control-plane",)
     return {f"node-role.kubernetes.io/{role}": "true" for role in roles}
 
 

@@ -108,7 +108,16 @@ def _parse_join(program: Program, user_data: UserData) -> Join:
         return Join(WORKER, address, token, "", version, program=program.name)
 
     join = Join(
-        CONTROL_PLANE, address, token, "", version, _has_cni(config), sans, program=program.name
+        CONTROL_PLANE,
+        address,
+        token,
+        "",
+        version,
+        _has_cni(config),
+        sans,
+        program=program.name,
+        serves=not config.get("disable-apiserver"),
+        stores=not config.get("disable-etcd"),
     )
     if "server" in config:
         return join

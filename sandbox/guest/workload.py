@@ -55,7 +55,7 @@ class Member:
     """A control plane guest.
 
     `disk` is the uid of the VM, `node` the host name, `port` the port where other nodes join, and
-    `etcd` the CA of a real etcd.
+    `etcd` the CA of a real etcd. It serves the API and stores etcd's data, or does one of them.
     """
 
     address: str
@@ -63,6 +63,8 @@ class Member:
     node: str
     port: int = PORT
     etcd: pki.CA | None = None
+    serves: bool = True
+    stores: bool = True
 
 
 @dataclass
@@ -94,7 +96,9 @@ class Workloads:
     def answers(self, address: str, port: int) -> bool:
         """Return whether a guest listens on that address and port."""
         return port == PORT and any(
-            address in cluster.listeners for cluster in self._clusters.values()
+            proxy.listen == (address, port)
+            for cluster in self._clusters.values()
+            for proxy in cluster.listeners.get(address, ())
         )
 
     async def authority_of(self, disk: str, token: str) -> tuple[pki.CA, bytes]:
@@ -230,7 +234,8 @@ class Workloads:
     async def _listen(self, cluster: _Cluster, member: Member, server: ApiServer) -> None:
         # Register each proxy at once, because after a failure `leave` closes the started proxies.
         proxies = cluster.listeners[member.address] = []
-        for port in {PORT, member.port}:
+        ports = {PORT, member.port} if member.serves else {member.port} - {PORT}
+        for port in ports:
             proxy = TcpProxy((member.address, port), [(server.address, server.port)])
             await proxy.start()
             proxies.append(proxy)
@@ -261,7 +266,8 @@ class Workloads:
     async def _start_etcd(self, cluster: _Cluster, member: Member) -> Etcdctl:
         """Start the etcd of a guest, or add a simulated member for a guest without etcd."""
         if member.etcd is None:
-            cluster.etcd.join(member.disk, member.node)
+            if member.stores:
+                cluster.etcd.join(member.disk, member.node)
             return cluster.etcd
 
         cluster.real_etcd = cluster.real_etcd or EtcdMembers(self._folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from caphv.api.identities import allows
+from caphv.api.identities import CLOUD_CREDENTIAL_KEY, KUBECONFIG_KEY, allows
 from caphv.api.names import GROUP, VERSIONS
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, LocatedFinding, did_you_mean
@@ -231,7 +231,8 @@ def _identity_namespace(inventory: Inventory) -> Iterator[Located]:
 @RULES.rule(
     "identity-key",
     (CLUSTER,),
-    "The identity Secret must have the key `kubeconfig`. Its content is neither read nor shown.",
+    "The identity Secret must have the key `kubeconfig`, or be a cloud credential of Rancher. Its "
+    "content is neither read nor shown.",
     example="Secret with `stringData.config`: name the key `kubeconfig`",
 )
 def _identity_key(inventory: Inventory) -> Iterator[Located]:
@@ -239,7 +240,7 @@ def _identity_key(inventory: Inventory) -> Iterator[Located]:
         if secret is None:
             continue
         keys = {*secret.field.at("data").mapping, *secret.field.at("stringData").mapping}
-        if "kubeconfig" not in keys:
+        if keys.isdisjoint((KUBECONFIG_KEY, CLOUD_CREDENTIAL_KEY)):
             detail = "this Secret has no key kubeconfig: name the key so"
             yield LocatedFinding(entry, name.invalid(detail), secret)
 

@@ -37,6 +37,7 @@ class EvacuatedVm:
         `HOLD_SECONDS`
     :param source: the host in the record of the move; empty unless the move has begun
     :param lost: Harvester has halted it for the drain of its host, and does not start it again
+    :param control_plane: it serves the workload API, or has a member of its etcd
     :param obstacle: why it cannot start on another host; empty if it can, or once it was stopped
     :param held: the Machine is kept from remediation, by whomever
     :param held_by_us: the record says that this was the provider

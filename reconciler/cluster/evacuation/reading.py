@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from caphv.api import evacuation, parking
-from caphv.api.clusterapi import control_plane_initialized, is_control_plane, paused
+from caphv.api.clusterapi import control_plane_initialized, is_server, paused
 from caphv.api.conditions import get_condition, seconds_since
 from caphv.api.hosts import migrates_guests
 from caphv.api.names import (
@@ -92,6 +92,7 @@ class Surroundings:
     :param migrating: machines on them that Harvester migrates
     """
 
+    cluster: Obj | None = None
     seen: Seen = field(default_factory=Seen)
     evacuated: list[str] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
@@ -149,7 +150,7 @@ async def read_surroundings(scope: ClusterScope, *, unheld: bool = False) -> Sur
     :param unheld: the provider may not keep Machines from remediation, see `Seen`. The next step
         depends on it, and so does what is read for that step
     """
-    around = Surroundings()
+    around = Surroundings(scope.cluster)
     _read_vms(scope, around)
     around.seen = replace(around.seen, unheld=unheld)
 
@@ -203,7 +204,7 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
             around.owners[name] = owner
         if vm is None or any(map(being_deleted, (vm, machine, owner or {"metadata": {}}))):
             # Its member of etcd is removed after its VM, or by the core before.
-            vms.append(_absent(machine, owner, is_lost=vm is None))
+            vms.append(_absent(machine, owner, scope.cluster, is_lost=vm is None))
             continue
 
         around.vms[name] = vm
@@ -236,12 +237,12 @@ def _machine_of(scope: ClusterScope, machine: Obj) -> Obj | None:
     return scope.context.caches.machines.get(key_of(machine).namespace, reference["name"])
 
 
-def _absent(machine: Obj, owner: Obj | None, *, is_lost: bool) -> EvacuatedVm:
+def _absent(machine: Obj, owner: Obj | None, cluster: Obj | None, *, is_lost: bool) -> EvacuatedVm:
     """Return a machine without a VM, or in deletion.
 
     :param is_lost: the VM does not exist. The Machine can be replaced then.
     """
-    absent = EvacuatedVm(key_of(machine).name, is_control_plane(machine), absent=True)
+    absent = EvacuatedVm(key_of(machine).name, is_server(machine, cluster), absent=True)
     if not is_lost or being_deleted(machine) or owner is None or being_deleted(owner):
         return absent
     is_ours = annotations_of(owner).get(SKIP_REMEDIATION_ANNOTATION) == SKIPPED_BY_US
@@ -276,14 +277,16 @@ def _vm(
         (around.migrating if migrates else around.restarts).append(name)
     if ownership is not Ownership.OURS:
         obstacle = "its VirtualMachine is not recorded as this cluster's"
-        return EvacuatedVm(name, is_control_plane(machine), host, leaves, obstacle=obstacle)
+        return EvacuatedVm(
+            name, is_server(machine, around.cluster), host, leaves, obstacle=obstacle
+        )
 
     annotations, avoided = annotations_of(vm), avoided_hosts(vm)
     owner = around.owners.get(name)
     skipped = annotations_of(owner).get(SKIP_REMEDIATION_ANNOTATION) if owner else ""
     return EvacuatedVm(
         name,
-        is_control_plane(machine),
+        is_server(machine, around.cluster),
         host,
         leaves,
         obstacle=obstacle if leaves else "",

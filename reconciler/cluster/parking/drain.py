@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from caphv.api.object import PODS, Obj, annotations_of, at, being_deleted, key_of
+from caphv.api.object import PODS, Obj, annotations_of, at, being_deleted, key_of, labels_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, NotFound
 
@@ -40,6 +40,12 @@ def is_evicted(pod: Obj) -> bool:
     owners = pod["metadata"].get("ownerReferences") or ()
     controllers = [owner.get("kind") for owner in owners if owner.get("controller")]
     return bool(controllers) and "DaemonSet" not in controllers
+
+
+def is_agent_of_rancher(pod: Obj) -> bool:
+    """Return whether a Pod connects the cluster to Rancher, which leads to the workload API."""
+    is_agent = labels_of(pod).get("app") == "cattle-cluster-agent"
+    return is_agent and key_of(pod).namespace == "cattle-system"
 
 
 async def evict(client: ApiClient, pods: Iterable[Obj]) -> int:

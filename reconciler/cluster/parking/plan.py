@@ -25,12 +25,14 @@ _NAMED = 3
 class ParkedVm:
     """The VM of a machine.
 
+    :param control_plane: it serves the workload API, or has a member of etcd
     :param former: the run strategy that parking has recorded, until the VM runs again
     :param runs: it has an instance
     :param idle: a user has stopped it, or its guest has, and its run strategy leaves it so
     :param ending: its instance is being deleted
     :param refusal: why Harvester has stopped it after its start, until it is started again
     :param obstacle: why its instance does not run, empty if it runs or takes its time
+    :param serves: it serves the workload API; for workers, it has no meaning
     """
 
     name: str
@@ -42,6 +44,7 @@ class ParkedVm:
     ending: bool = False
     refusal: str = ""
     obstacle: str = ""
+    serves: bool = True
 
     @property
     def stopped(self) -> bool:
@@ -80,6 +83,7 @@ class Seen:
     :param pods: how many Pods workers still have to evict
     :param drained: the time for the drain is over
     :param attached: volumes that are still attached to a host
+    :param tunnelled: the workload API is reached through Rancher's agent, which may run on a worker
     """
 
     wanted: bool
@@ -92,6 +96,7 @@ class Seen:
     pods: int = 0
     drained: bool = False
     attached: tuple[str, ...] = ()
+    tunnelled: bool = False
 
 
 class Action(Enum):
@@ -150,7 +155,7 @@ def _park(seen: Seen) -> Step:
     # With the control plane, the last ones that could read or write Nodes stop.
     workers = [vm for vm in seen.vms if not vm.control_plane]
     control_plane = [vm for vm in seen.vms if vm.control_plane]
-    serves = any(not vm.stopped for vm in control_plane)
+    serves = any(vm.serves and not vm.stopped for vm in control_plane)
     running = [vm for vm in workers if not vm.stopped]
     if running and serves:
         waiting = _drain(seen, running)
@@ -189,14 +194,16 @@ def _park_control_plane(seen: Seen, machines: list[ParkedVm]) -> Step:
         if waiting:
             return waiting
     if running and not seen.last:
-        return Step(Action.CHOOSE_LAST, tuple(vm.name for vm in machines))
+        candidates = [vm for vm in machines if not vm.serves] or machines
+        return Step(Action.CHOOSE_LAST, tuple(vm.name for vm in candidates))
 
     stopping = [vm for vm in machines if vm.stopped and vm.runs]
     if stopping:
         message = f"waiting for control plane machines to stop: {_some(_running(stopping))}"
         return Step(Action.WAIT, message=message)
     if running:
-        first = min(running, key=lambda vm: (vm.name == seen.last, vm.name))
+        # An API server cannot work without etcd, but etcd can without it.
+        first = min(running, key=lambda vm: (not vm.serves, vm.name == seen.last, vm.name))
         return Step(Action.STOP, (first.name,))
 
     if seen.attached:
@@ -210,7 +217,7 @@ def _resume(seen: Seen) -> Step:
     return (
         _start(seen, control_plane)
         or _await_start(control_plane)
-        or _await_nodes(seen, control_plane, "control plane")
+        or _await_control_plane(seen, control_plane)
         or _start(seen, seen.vms)
         or _release(seen)
         or _await_start(seen.vms)
@@ -246,6 +253,14 @@ def _await_start(vms: Sequence[ParkedVm]) -> Step | None:
     if not starting:
         return None
     return Step(Action.WAIT, message=f"waiting for VMs to start: {_some(starting)}")
+
+
+def _await_control_plane(seen: Seen, control_plane: Sequence[ParkedVm]) -> Step | None:
+    """Return the wait for the control plane, before workers start."""
+    # Without the workers, an API that only an agent on one of them leads to would never answer.
+    if seen.tunnelled and seen.nodes is None:
+        return None
+    return _await_nodes(seen, control_plane, "control plane")
 
 
 def _await_nodes(seen: Seen, vms: Sequence[ParkedVm], part: str) -> Step | None:

@@ -10,7 +10,12 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 
 from caphv.api import parking, remedies
-from caphv.api.clusterapi import control_plane_initialized, is_control_plane
+from caphv.api.clusterapi import (
+    control_plane_initialized,
+    is_control_plane,
+    is_of_rancher,
+    is_server,
+)
 from caphv.api.conditions import is_true
 from caphv.api.names import (
     EVACUATED_STRATEGY_ANNOTATION,
@@ -41,7 +46,7 @@ from caphv.api.virtualmachine import ENDED_PHASES, claims_of
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Forbidden, NotFound, RequestError
 from caphv.runtime.listing import list_pages
-from reconciler.cluster.parking.drain import DRAIN_SECONDS, pods_to_evict
+from reconciler.cluster.parking.drain import DRAIN_SECONDS, is_agent_of_rancher, pods_to_evict
 from reconciler.cluster.parking.plan import HALTED, ParkedNode, ParkedVm, Seen
 from reconciler.cluster.scope import ClusterScope
 from reconciler.machine.vmstatus import VmPhase, vm_state
@@ -103,6 +108,7 @@ def read_record(scope: ClusterScope) -> Surroundings:
             paused=bool(at(scope.cluster, "spec", "paused")),
             deleted=being_deleted(scope.cluster),
             last=annotations_of(scope.cluster).get(STOPS_LAST_ANNOTATION, ""),
+            tunnelled=is_of_rancher(scope.cluster),
         )
     )
 
@@ -150,9 +156,10 @@ def _read_vms(scope: ClusterScope, around: Surroundings) -> None:
         vms.append(
             ParkedVm(
                 name,
-                is_control_plane(machine),
+                is_server(machine, scope.cluster),
                 run_strategy(vm),
                 former_strategy(vm, resumed=not around.seen.wanted),
+                serves=is_control_plane(machine, scope.cluster),
                 runs=instance is not None and not idle,
                 idle=idle,
                 ending=name in around.ending,
@@ -256,7 +263,7 @@ def _needs_workload(seen: Seen) -> bool:
     control_plane = [vm for vm in seen.vms if vm.control_plane]
     if not seen.wanted:
         return not any(vm.former for vm in control_plane)
-    if all(vm.stopped for vm in control_plane):
+    if all(vm.stopped for vm in control_plane if vm.serves):
         return False
     # To drain workers, to mark Nodes before the first server stops, or to ask for etcd's leader.
     if not seen.last or not any(vm.former for vm in control_plane):
@@ -282,7 +289,12 @@ async def _read_workload(scope: ClusterScope, around: Surroundings) -> None:
         try:
             nodes = await _read_nodes(client, around, scope.memory.refused_nodes)
             if around.seen.wanted and nodes and all(node.marked for node in nodes):
-                around.pods = await pods_to_evict(client, _workers(around.seen.vms, nodes))
+                pods = await pods_to_evict(client, _workers(around.seen.vms, nodes))
+                if around.seen.tunnelled:
+                    # All Nodes are cordoned: an agent that was evicted would start on none, and no
+                    # Node could be uncordoned without it. Otherwise it starts again with its Node.
+                    pods = [pod for pod in pods if not is_agent_of_rancher(pod)]
+                around.pods = pods
         except RequestError as error:
             nodes, around.unread = None, str(error)
 

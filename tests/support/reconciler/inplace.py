@@ -145,6 +145,7 @@ class Machine:
             cluster_key=Key("team", "cluster"),
             target_namespace="vms",
             control_plane=False,
+            rancher_etcd=False,
             failure_domain="",
             failure_domains=[],
             memory=self._memory,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from caphv.api import identities
@@ -110,3 +111,32 @@ def test_a_cluster_with_both_gets_only_what_the_identity_allows() -> None:
     both = cluster(identityRef={"name": "shared"}, identitySecret={"name": "own", "namespace": "team-a"})
     assert identities.identity_of(both) == identities.cluster_identity("shared")
     assert identities.identity_of({}) == Key("", "")
+
+
+@given(st.binary(max_size=60))
+def test_what_is_in_a_secret_is_read_as_it_is(content: bytes) -> None:
+    assert identities.decode_kubeconfig("kubeconfig", base64.b64encode(content).decode()) == content
+
+
+@example("x" * 160)
+@given(st.text(max_size=60))
+def test_text_of_a_cloud_credential_may_itself_be_base64(text: str) -> None:
+    content = f"apiVersion: v1\n{text}".encode()
+    lines = base64.encodebytes(content)
+    for encoded in (content, base64.b64encode(content), lines, lines.replace(b"\n", b"\r\n")):
+        value = base64.b64encode(encoded).decode()
+        assert identities.decode_kubeconfig(identities.CLOUD_CREDENTIAL_KEY, value) == content
+
+
+@pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({"kubeconfig": "x", "harvestercredentialConfig-kubeconfigContent": "x"}, "kubeconfig"),
+        ({"kubeconfig": "", "harvestercredentialConfig-kubeconfigContent": "x"}, identities.CLOUD_CREDENTIAL_KEY),
+        ({"amazonec2credentialConfig-secretKey": "x"}, ""),
+        ({}, ""),
+        (None, ""),
+    ],
+)
+def test_key_of_the_kubeconfig(data: dict[str, str] | None, key: str) -> None:
+    assert identities.kubeconfig_key({"data": data}) == key

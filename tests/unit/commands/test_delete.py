@@ -80,6 +80,17 @@ def run(*more: str) -> Result:
     return CliRunner().invoke(cli, ["delete", "team/shop", *more])
 
 
+@pytest.mark.parametrize("options", [["--yes"], ["--force", "--yes"], ["--dry-run"]], ids=" ".join)
+def test_a_cluster_that_rancher_provisions_is_deleted_there(server: Server, tmp_path: Path, options: list[str]) -> None:
+    reference = {"apiGroup": "rke.cattle.io", "kind": "RKEControlPlane"}
+    server.builder.cluster["spec"]["controlPlaneRef"] |= reference
+    result = run(*options)
+    assert result.exit_code == 2
+    assert "kubectl delete clusters.provisioning.cattle.io shop -n team" in result.output
+    assert server.writes == []
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture
 def remains(monkeypatch: pytest.MonkeyPatch, server: Server) -> Server:
     async def read(*_: object) -> ManagementObjects:

@@ -277,6 +277,20 @@ def test_a_backup_of_nothing_is_none(full: Servers) -> None:
     assert not Path("other").exists()
 
 
+def test_a_cluster_that_rancher_provisions_is_not_saved_by_chance_and_never_restored(full: Servers) -> None:
+    spec = {"controlPlaneRef": {"apiGroup": "rke.cattle.io", "kind": "RKEControlPlane", "name": "other"}}
+    full.management.put(made("cluster.x-k8s.io/v1beta2", "Cluster", "other", spec=spec))
+    result = full.caphv("backup", "-A", "all", "--unencrypted")
+    assert (result.exit_code, "not saved: team/other: Rancher provisions it" in result.stderr) == (0, True)
+    assert "Clusters: team/shop\n" in result.stdout
+
+    result = full.caphv("backup", "team/other", "named", "--unencrypted")
+    assert (result.exit_code, "a restore refuses this backup" in result.stderr) == (0, True)
+    for options, status in ((("--dry-run",), 1), (("--yes", "--incomplete"), 2)):
+        result = full.caphv("restore", "named", "--unencrypted", *options)
+        assert (result.exit_code, "Rancher provisions team/other" in result.stderr) == (status, True), result.output
+
+
 def test_a_directory_with_files_is_not_overwritten(full: Servers) -> None:
     Path("notes").mkdir()
     Path("notes", "mine").write_text("text")

@@ -57,6 +57,21 @@ def test_a_parked_cluster_is_not_moved(name: str) -> None:
     assert "Cluster team/shop is parked: the target would not start its VMs" in stopped(backup, target_of(backup))
 
 
+def test_a_cluster_that_rancher_provisions_is_not_moved() -> None:
+    """Its control plane and bootstrap objects are Rancher's. Force does not change that."""
+    objs = whole_cluster()
+    cluster = next(obj for obj in objs if obj["kind"] == "Cluster")
+    cluster["spec"]["controlPlaneRef"] = {"apiGroup": "rke.cattle.io", "kind": "RKEControlPlane", "name": "shop"}
+    backup = backup_of(objs)
+    (message,) = stopped(backup, target_of(backup))
+    assert message.startswith("Rancher provisions Cluster team/shop")
+
+    others = backup_of(whole_cluster())
+    others.left_out = ("team/other",)
+    (message,) = stopped(others, target_of(others))
+    assert message.startswith("Rancher provisions Cluster team/other"), "a namespace is moved as a whole"
+
+
 def test_unknown_and_equal_management_clusters_stop_it() -> None:
     backup, nameless = backup_of(whole_cluster()), backup_of(whole_cluster(), uid="")
     unknown = "the uid of namespace kube-system of the {} cannot be read"

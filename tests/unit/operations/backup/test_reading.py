@@ -7,10 +7,11 @@ from typing import cast
 
 import pytest
 
-from caphv.api.object import Obj
+from caphv.api.object import Key, Obj
 from caphv.runtime.client import ApiClient
 from operations.backup.reading import read_backup
 from operations.status.query import Query
+from tests.support.backup import made, whole_cluster
 from tests.support.clusterclasses import objects as class_objects
 from tests.support.memoryserver import MemoryServer
 
@@ -41,6 +42,21 @@ def topology_cluster() -> Obj:
         "metadata": {"name": "shop", "namespace": "team"},
         "spec": {"topology": topology},
     }
+
+
+async def test_clusters_that_rancher_provisions_are_read_only_if_named() -> None:
+    """The others of a namespace can then be restored."""
+    objs = whole_cluster()
+    reference = {"apiGroup": "rke.cattle.io", "kind": "RKEControlPlane", "name": "other"}
+    spec = {"controlPlaneRef": reference}
+    objs.append(made(CORE, "Cluster", "other", spec=spec))
+    client = cast("ApiClient", MemoryServer(*objs))
+    backup = await read_backup(client, Query("team"))
+    assert (backup.clusters, backup.left_out) == (("team/shop",), ("team/other",))
+    assert "other" not in {identity.name for identity in backup.objects}
+
+    backup = await read_backup(client, Query("team", frozenset({Key("team", "other")})))
+    assert (backup.clusters, backup.left_out) == (("team/other",), ())
 
 
 async def test_an_identity_that_only_a_class_names_is_saved_before_it_is_used() -> None:

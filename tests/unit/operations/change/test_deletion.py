@@ -10,6 +10,7 @@ import yaml
 
 from caphv.api import resources
 from caphv.api.object import Key, Resource
+from operations.change.changes import ChangeError
 from operations.change.deletion import delete_cluster, read_remains, save_leftovers
 from operations.read.objects import ManagementObjects
 from operations.status.assembly import parts_of
@@ -54,6 +55,19 @@ async def test_a_deletion_that_was_requested_before_is_forced(server: Server) ->
     server.builder.cluster["metadata"]["deletionTimestamp"] = ago(hours=1)
     server.absent = "cp-1"
     assert await delete(server, force=True) == ANNOTATED[1:]
+
+
+async def test_a_cluster_that_rancher_provisions_is_deleted_there(server: Server) -> None:
+    """Rancher makes the Cluster again while its own exists. Once the deletion has begun, it may be forced."""
+    reference = {"apiGroup": "rke.cattle.io", "kind": "RKEControlPlane"}
+    server.builder.cluster["spec"]["controlPlaneRef"] |= reference
+    for force in (False, True):
+        with pytest.raises(ChangeError, match=r"kubectl delete clusters\.provisioning\.cattle\.io shop -n team"):
+            await delete(server, force=force)
+    assert server.writes == []
+
+    server.builder.cluster["metadata"]["deletionTimestamp"] = ago(hours=1)
+    assert await delete(server, force=True) == ANNOTATED
 
 
 async def test_remains_are_those_of_a_cluster_that_does_not_exist(

@@ -291,3 +291,12 @@ async def test_a_cluster_that_may_not_use_the_identity_that_it_names_is_no_user(
         server.fail = failing("get", NAMESPACES, error)
     identity = await rotation.read_identity(cast("Any", server), Key("team-a", "identity"))
     assert [obj["metadata"]["name"] for obj in identity.clusters] == names
+
+
+async def test_a_cloud_credential_is_left_to_rancher(server: Server) -> None:
+    data = server.identity["data"]
+    data["harvestercredentialConfig-kubeconfigContent"] = data.pop("kubeconfig")
+    client: Any = server
+    with pytest.raises(rotation.IdentityError, match="edit the cloud credential in Rancher"):
+        await rotation.read_identity(client, Key("team-a", "identity"))
+    assert server.identity["data"] == data

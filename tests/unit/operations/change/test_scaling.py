@@ -350,3 +350,10 @@ def test_a_pool_without_a_template_has_none_to_read() -> None:
     builder = without_topology(Builder(workers=0))
     parts, deployments, _ = cluster_and_parts(builder.objects(), builder_key(builder))
     assert templates_of_empty_pools(parts, deployments, Scale(None, {"": 2})) == []
+
+
+def test_a_cluster_that_rancher_provisions_is_scaled_there() -> None:
+    builder = without_topology(Builder())
+    builder.cluster["spec"]["controlPlaneRef"] |= {"apiGroup": "rke.cattle.io", "kind": "RKEControlPlane"}
+    with pytest.raises(ChangeError, match=r"change quantity of the pool in clusters\.provisioning\.cattle\.io shop"):
+        plan(builder, **{"shop-md-0": 4})

@@ -339,3 +339,11 @@ def test_an_image_that_harvester_lacks_stops_the_upgrade_before_it_begins(image:
 def test_objects_of_a_harvester_that_does_not_answer_are_not_checked() -> None:
     (check,) = check_objects(parts(Builder())[0], None, NEXT)
     assert check.result is Result.SKIPPED
+
+
+def test_a_cluster_that_rancher_provisions_is_upgraded_there() -> None:
+    builder = Builder()
+    del builder.cluster["spec"]["topology"]
+    builder.cluster["spec"]["controlPlaneRef"] |= {"apiGroup": "rke.cattle.io", "kind": "RKEControlPlane"}
+    with pytest.raises(ChangeError, match="change kubernetesVersion of"):
+        plan(builder)

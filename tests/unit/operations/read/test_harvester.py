@@ -153,6 +153,9 @@ def test_a_kubeconfig_may_be_text_as_in_a_file() -> None:
     for obj in ({"stringData": {"kubeconfig": text}}, {"data": {"kubeconfig": encoded}}):
         assert kubeconfig_of(name, obj).server == SERVER
     assert kubeconfig_of(name, {"data": {"value": encoded}}, "value").server == SERVER
+    credential = "harvestercredentialConfig-kubeconfigContent"
+    for value in (encoded, base64.b64encode(encoded.encode()).decode()):
+        assert kubeconfig_of(name, {"data": {credential: value}}).server == SERVER
     for obj in ({}, {"stringData": None, "data": None}, {"data": {"kubeconfig": ""}}):
         with pytest.raises(KubeconfigError, match="Secret team/identity has no key kubeconfig"):
             kubeconfig_of(name, obj)

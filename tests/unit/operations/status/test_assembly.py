@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from caphv.api.names import DEPLOYMENT_LABEL
 from caphv.api.object import Obj
+from operations.doctor import clusters as doctor
 from operations.read.objects import ManagementObjects, Unseen
 from operations.status.assembly import overview_of
 from operations.status.model import Cluster, State, as_json
-from tests.support.clusters import NOW, VERSION, Builder, ago, condition
+from tests.support.clusters import CLUSTER_LABEL, NOW, VERSION, Builder, ago, condition
 
 
 def only(found: ManagementObjects) -> Cluster:
@@ -202,3 +204,57 @@ def test_a_parked_cluster_is_no_alarm_whatever_its_objects_say() -> None:
 
     reported[-1] = condition("Parked", "False", "ParkBlocked", "a right is missing")
     assert only(builder.objects()).wrong
+
+
+def by_rancher() -> Builder:
+    """A cluster that Rancher provisions: its control plane is MachineDeployments, one of them with etcd alone."""
+    builder = Builder(workers=1, control_planes=2)
+    builder.control_plane = {
+        "kind": "RKEControlPlane",
+        "metadata": builder.control_plane["metadata"],
+        "spec": {"kubernetesVersion": VERSION},
+    }
+    builder.cluster["spec"]["controlPlaneRef"] |= {"apiGroup": "rke.cattle.io", "kind": "RKEControlPlane"}
+    builder.cluster["spec"].pop("topology")
+    # The core counts all MachineDeployments as workers.
+    builder.cluster["status"]["workers"] = dict.fromkeys(builder.cluster["status"]["workers"], 3)
+    builder.cluster["status"].pop("controlPlane")
+    roles = {"cp-1": "control-plane", "cp-2": "etcd", "worker-1": "worker"}
+    for name, role in roles.items():
+        labels = {CLUSTER_LABEL: "shop", f"rke.cattle.io/{role}-role": "true", DEPLOYMENT_LABEL: f"shop-{role}"}
+        builder.machines[name]["metadata"]["labels"] = labels
+        builder.machines[name]["spec"].pop("version", None)
+    return builder
+
+
+def deployment_of(role: str) -> Obj:
+    """The MachineDeployment of a pool."""
+    template = {"metadata": {"labels": {f"rke.cattle.io/{role}-role": "true"}}, "spec": {}}
+    return {
+        "kind": "MachineDeployment",
+        "metadata": {"name": f"shop-{role}", "namespace": "team", "labels": {CLUSTER_LABEL: "shop"}},
+        "spec": {"replicas": 1, "template": template},
+        "status": {"availableReplicas": 1, "upToDateReplicas": 1},
+    }
+
+
+def test_pools_of_rancher_count_by_their_roles() -> None:
+    found = by_rancher().objects()
+    found.machine_deployments = [deployment_of(role) for role in ("control-plane", "etcd", "worker")]
+    cluster = only(found)
+    groups = {(group.kind, group.name): [machine.name for machine in group.machines] for group in cluster.groups}
+    assert groups == {
+        ("MachineDeployment", "shop-control-plane"): ["cp-1"],
+        ("MachineDeployment", "shop-etcd"): ["cp-2"],
+        ("MachineDeployment", "shop-worker"): ["worker-1"],
+    }
+    assert (str(cluster.control_plane), str(cluster.workers), cluster.version) == ("2/2", "1/1", VERSION)
+    assert cluster.state is State.AVAILABLE
+    assert [machine.name for machine in cluster.machines if machine.etcd] == ["cp-2"]
+    assert [machine.name for machine in cluster.machines if machine.control_plane] == ["cp-1"]
+
+
+def test_an_even_number_of_machines_without_etcd_is_no_problem() -> None:
+    found = by_rancher().objects()
+    found.machine_deployments = [deployment_of(role) for role in ("control-plane", "etcd", "worker")]
+    assert not [check for check in doctor.checks([only(found)]) if check.id == "quorum"]

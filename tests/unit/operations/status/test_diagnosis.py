@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from caphv.api.names import RANCHER_HOOK
 from operations.status.assembly import overview_of, parts_of
 from operations.status.diagnosis import problems_of
 from operations.status.model import Severity
@@ -379,3 +380,16 @@ def test_an_import_of_an_image_is_no_problem_until_it_fails(reason: str, severit
     builder.harvester_cluster["status"]["conditions"].append(found)
     (problem,) = problems(builder)
     assert (problem.severity, problem.cause) == (severity, "default/sles: why")
+
+
+@pytest.mark.parametrize(("minutes", "severity"), [(1, Severity.WAITING), (10, Severity.ERROR)])
+def test_a_deletion_that_rancher_holds_says_what_ends_it(minutes: int, severity: Severity) -> None:
+    builder = Builder()
+    machine = builder.machines["cp-1"]
+    annotations = {RANCHER_HOOK: "rke-bootstrap-controller"}
+    machine["metadata"] |= {"deletionTimestamp": ago(minutes=minutes), "annotations": annotations}
+    machine["status"]["conditions"] = [condition("Deleting", "True", "WaitingForPreTerminateHook", minutes=minutes)]
+    problem = problems(builder)[0]
+    assert (problem.severity, problem.objects) == (severity, ("Machine/cp-1",))
+    assert "hook rke-bootstrap-cleanup" in problem.cause
+    assert "rke.cattle.io/etcd-force-remove=true" in problem.next_step

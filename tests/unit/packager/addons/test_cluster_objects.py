@@ -139,3 +139,13 @@ def test_files_may_hold_anything(spec: Any, field: str) -> None:
     harvester = obj(INFRASTRUCTURE, "HarvesterCluster", "demo") | {"spec": spec}
     for facts in facts_of([odd, harvester, {"kind": "Cluster"}, {"apiVersion": 1, "kind": 2, "metadata": spec}]):
         assert settings_of(facts)
+
+
+def test_a_cluster_that_rancher_provisions_gets_no_bundles() -> None:
+    infrastructure = {"apiGroup": INFRASTRUCTURE, "kind": "HarvesterCluster", "name": "demo"}
+    control_plane = {"apiGroup": "rke.cattle.io", "kind": "RKEControlPlane", "name": "demo"}
+    objs = [
+        cluster(infrastructureRef=infrastructure, controlPlaneRef=control_plane),
+        obj(INFRASTRUCTURE, "HarvesterCluster", "demo"),
+    ]
+    assert facts_of(objs) == []

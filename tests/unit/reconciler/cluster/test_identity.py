@@ -132,6 +132,47 @@ def test_secret_that_no_one_uses_is_forgotten() -> None:
     assert secrets.reads == 2
 
 
+CREDENTIAL = "harvestercredentialConfig-kubeconfigContent"
+
+
+@pytest.mark.parametrize("encoded", [False, True], ids=["text", "base64"])
+def test_cloud_credential_of_rancher_is_an_identity(encoded: bool) -> None:
+    secrets = Secrets()
+    value = secrets.secret["data"].pop("kubeconfig")
+    if encoded:
+        value = base64.b64encode(value.encode() + b"\n").decode()
+    others = {"clusterId": "c-m-abc", "clusterType": "imported"}
+    names = {f"harvestercredentialConfig-{name}": text for name, text in others.items()}
+    secrets.secret["data"] = {CREDENTIAL: value, **names}
+    identity = read(Identities(allow_insecure=False), secrets.scope())
+    assert identity.access.server == "https://harvester"
+
+
+def test_key_of_rancher_counts_only_without_the_other() -> None:
+    secrets = Secrets()
+    secrets.secret["data"][CREDENTIAL] = "damaged"
+    assert read(Identities(allow_insecure=False), secrets.scope()).access.server == "https://harvester"
+
+
+@pytest.mark.parametrize("value", ["damaged", "", base64.b64encode(b"a: {{").decode()])
+def test_cloud_credential_that_is_none_is_refused_without_its_content(value: str) -> None:
+    secrets = Secrets()
+    secrets.secret["data"] = {CREDENTIAL: value}
+    with pytest.raises(Blocked) as blocked:
+        read(Identities(allow_insecure=False), secrets.scope())
+    assert "identity Secret ns/identity" in blocked.value.message
+    assert not value or value not in blocked.value.message
+
+
+def test_cloud_credential_in_a_namespace_of_rancher_needs_permission() -> None:
+    secrets, identities = Secrets(), Identities(allow_insecure=False)
+    secrets.secret["data"] = {CREDENTIAL: secrets.secret["data"]["kubeconfig"]}
+    with pytest.raises(PermissionWithdrawn):
+        read(identities, secrets.scope(namespace="fleet-default"))
+    allow(secrets, "fleet-default")
+    assert read(identities, secrets.scope(namespace="fleet-default")).access
+
+
 def allow(secrets: Secrets, namespaces: str) -> None:
     secrets.secret["metadata"]["annotations"] = {ALLOWED_NAMESPACES_ANNOTATION: namespaces}
 

@@ -24,6 +24,7 @@ from reconciler.memory import ClusterMemory
 from reconciler.status import Blocked, StatusDraft
 from reconciler.triggers import Watched
 from tests.support.ippools import pool
+from tests.support.reconciler.memorycase import MemoryCase
 
 pytestmark = pytest.mark.unit
 
@@ -292,3 +293,19 @@ def test_rejected_credentials_are_no_failure_of_the_pool(ensure: Callable[[Scope
     error = Unauthorized(401, "Unauthorized", "expired")
     with pytest.raises(Unauthorized):
         ensure(Scope(WITH_ADDRESS, pool("balancers", RANGES), error=error))
+
+
+async def test_machines_that_rancher_gives_the_role_etcd_alone_are_no_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens there on the port of the API."""
+    case = MemoryCase(monkeypatch)
+    roles = {"etcd": ["etcd"], "server": ["control-plane"], "all": ["control-plane", "etcd", "worker"], "w": ["worker"]}
+    for name, names in roles.items():
+        case.add_machine(name, control_plane=False)
+        labels = {f"rke.cattle.io/{role}-role": "true" for role in names}
+        case.machines[-1]["metadata"]["labels"] = labels
+    assert not loadbalancer.control_plane_vms(case.scope()), "labels of Rancher count in its clusters only"
+
+    reference = {"apiGroup": "rke.cattle.io", "kind": "RKEControlPlane", "name": "demo"}
+    case.cluster = case.management.put({**case.cluster, "spec": {"controlPlaneRef": reference}})
+    vms = loadbalancer.control_plane_vms(case.scope())
+    assert [vm["metadata"]["name"] for vm in vms] == ["server", "all"]

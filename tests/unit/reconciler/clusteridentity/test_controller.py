@@ -278,3 +278,14 @@ def test_no_identity_is_in_the_name_of_a_namespace() -> None:
     renewed = ClusterIdentities(cast("Any", None), OWN).renewed
     assert renewed.identity_of(renewed.key_of(NAME)) == NAME
     assert renewed.identity_of(Key("team", KEPT)) == "", "a tenant's Secret has no meaning"
+
+
+async def test_credentials_of_a_copied_cloud_credential_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Renewing(monkeypatch)
+    secret = case.management.find("Secret", "own", OWN)
+    assert secret is not None
+    data = {"harvestercredentialConfig-kubeconfigContent": secret["data"]["kubeconfig"]}
+    case.management.put({**secret, "data": data})
+    await case.reconcile()
+    assert case.condition_of()[:2] == ("True", "TokenRenewed")
+    assert case.access().token != USER_TOKEN

@@ -1,3 +1,5 @@
+import base64
+import gzip
 import json
 from typing import Any
 
@@ -137,6 +139,27 @@ class TestJinja:
         body = 'write_files:\n- path: /x\n  content: |\n    name: {{ v }}\n    \t"{{ v }}"  \n'
         data = render(userdata(self.HEADER + body), v="a\"b'c\\d")
         assert data["write_files"][0]["content"] == 'name: a"b\'c\\d\n\t"a"b\'c\\d"  \n'
+
+    def test_data_of_rancher_keeps_its_installer(self) -> None:
+        """Rancher (v2.15.0, `capr/bootstrap/controller.go`) serializes the user's cloud-config with its own entries."""
+        script = base64.b64encode(gzip.compress(b"#!/bin/sh\nCATTLE_TOKEN=x\n")).decode()
+        file = {
+            "content": script,
+            "encoding": "gzip+b64",
+            "path": "/usr/local/custom_script/install.sh",
+            "permissions": "0600",
+        }
+        body = (
+            "runcmd:\n    - sh /usr/local/custom_script/install.sh\n    - echo {{ v1.local_hostname }}\n"
+            f"write_files:\n    - content: {script}\n      encoding: gzip+b64\n"
+            '      path: /usr/local/custom_script/install.sh\n      permissions: "0600"\n'
+        )
+        text = userdata(self.HEADER + body, ssh_public_key=KEY, files=kubeconfig_file("a: {{ no template }}"))
+        data = render(text, v1={"local_hostname": "node-1"})
+        assert data["runcmd"] == [AGENT, "sh /usr/local/custom_script/install.sh", "echo node-1"]
+        assert data["write_files"][-1] == file
+        assert data["write_files"][0]["content"] == "a: {{ no template }}"
+        assert data["ssh_authorized_keys"] == [KEY]
 
     def test_statement_lines_survive(self) -> None:
         body = (

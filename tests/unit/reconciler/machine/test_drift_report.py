@@ -76,6 +76,7 @@ class Machine:
             cluster_key=Key("team", "cluster"),
             target_namespace="vms",
             control_plane=False,
+            rancher_etcd=False,
             failure_domain="a",
             failure_domains=self.domains,
             memory=self._memory,

@@ -94,13 +94,42 @@ def owned_by(kind: str, group: str = "controlplane.cluster.x-k8s.io") -> dict[st
 
 
 def test_providers_that_remove_members_themselves() -> None:
-    assert removed_by_provider(owned_by("RKE2ControlPlane"))
-    assert removed_by_provider(owned_by("KubeadmControlPlane"))
-    assert removed_by_provider(owned_by("TalosControlPlane"))
-    assert not removed_by_provider(owned_by("KThreesControlPlane"))
-    assert not removed_by_provider(owned_by("RKE2ControlPlane", "example.com"))
-    assert not removed_by_provider({"metadata": {}})
-    assert not removed_by_provider(None)
+    assert removed_by_provider(owned_by("RKE2ControlPlane"), None)
+    assert removed_by_provider(owned_by("KubeadmControlPlane"), None)
+    assert removed_by_provider(owned_by("TalosControlPlane"), None)
+    assert not removed_by_provider(owned_by("KThreesControlPlane"), None)
+    assert not removed_by_provider(owned_by("RKE2ControlPlane", "example.com"), None)
+    assert not removed_by_provider({"metadata": {}}, None)
+    assert not removed_by_provider(None, None)
+
+
+BOOTSTRAP = {"apiGroup": "rke.cattle.io", "kind": "RKEBootstrap", "name": "m"}
+ETCD = {"rke.cattle.io/etcd-role": "true"}
+HOOK = "pre-terminate.delete.hook.machine.cluster.x-k8s.io/rke-bootstrap-cleanup"
+
+
+def of_rancher(*, hook: bool = False) -> dict[str, Any]:
+    annotations = {HOOK: "rke-bootstrap-controller"} if hook else {}
+    metadata = {"name": "m", "namespace": "x", "labels": ETCD, "annotations": annotations}
+    return {"metadata": metadata, "spec": {"bootstrap": {"configRef": BOOTSTRAP}}}
+
+
+def test_rancher_removes_members_of_machines_with_its_role_itself() -> None:
+    assert removed_by_provider(of_rancher(), None)
+    worker = of_rancher()
+    worker["metadata"]["labels"] = {"rke.cattle.io/worker-role": "true"}
+    assert not removed_by_provider(worker, None)
+
+
+@pytest.mark.parametrize("role", ["etcd", "worker"])
+def test_labels_of_rancher_change_nothing_in_clusters_of_others(role: str) -> None:
+    """The member of a server of K3s is removed, and etcd that does not answer is waited for."""
+    client = Silent()
+    obj = {"metadata": {"name": "own", "labels": {f"rke.cattle.io/{role}-role": "true"}}}
+    scope = scope_of(client, seconds=1, obj=obj, machine={**METADATA, **obj})
+    with pytest.raises(Blocked):
+        asyncio.run(remove_etcd_member(scope))
+    assert client.asked
 
 
 # When the workload cluster does not answer
@@ -203,6 +232,34 @@ def test_for_rke2_a_member_that_may_be_left_is_reported_without_delay() -> None:
     asyncio.run(remove_etcd_member(scope))
     assert scope.warnings == ["EtcdMemberRemovalFailed"]
     assert failures() == before + 1
+
+
+def test_nothing_is_removed_and_no_vm_deleted_while_rancher_holds_the_machine() -> None:
+    """Nor does patience end that: only the end of the hook does."""
+    client = Silent()
+    seconds = 10 * etcd.PATIENCE_SECONDS
+    scope = scope_of(client, seconds=seconds, machine=of_rancher(hook=True), control_plane=False)
+    with pytest.raises(Blocked, match="waiting for Rancher to remove the etcd member: Machine m has its hook"):
+        asyncio.run(remove_etcd_member(scope))
+    assert client.asked == 0
+    assert not scope.memory.member_removed
+
+
+def test_a_member_that_rancher_has_left_is_reported_without_delay() -> None:
+    client = Silent()
+    scope = scope_of(client, seconds=0, machine=of_rancher(), control_plane=False)
+    asyncio.run(remove_etcd_member(scope))
+    assert client.asked
+    assert scope.warnings == ["EtcdMemberRemovalFailed"]
+
+
+def test_a_control_plane_machine_without_etcd_has_no_member() -> None:
+    client, labels = Silent(), {"rke.cattle.io/control-plane-role": "true"}
+    machine = of_rancher()
+    machine["metadata"]["labels"] = labels
+    scope = scope_of(client, seconds=0, machine=machine)
+    asyncio.run(remove_etcd_member(scope))
+    assert client.asked == 0
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,25 @@ class TestPlacement:
         assert not self.selected(selector, virtual_machine(inputs(labels=DEPLOYMENT)))
         assert not self.selected(selector, virtual_machine(replace(one, cluster=Key("ns", "other"))))
 
+    def test_all_that_rancher_gives_the_role_etcd_keep_apart(self) -> None:
+        """In any pool: with etcd alone, or with the control plane, which keeps its own group, too."""
+        pools = {"cluster.x-k8s.io/deployment-name": "etcd-a"}, DEPLOYMENT
+        alone, other = (replace(inputs(name="a", labels=labels), etcd=True) for labels in pools)
+        server = replace(inputs(name="b"), control_plane=True, etcd=True)
+        selector = self.spread(virtual_machine(alone))
+        assert all(self.selected(selector, virtual_machine(vm)) for vm in (alone, other, server))
+        assert not self.selected(selector, virtual_machine(replace(inputs(name="c"), control_plane=True)))
+        assert not self.selected(selector, virtual_machine(replace(alone, cluster=Key("ns", "other"))))
+
+        rules = template(virtual_machine(server))["spec"]["affinity"]["podAntiAffinity"]
+        terms = rules["preferredDuringSchedulingIgnoredDuringExecution"]
+        groups = [term["podAffinityTerm"]["labelSelector"]["matchLabels"] for term in terms]
+        assert groups == [self.spread(virtual_machine(replace(inputs(), control_plane=True))), selector]
+
+    def test_machines_with_etcd_alone_are_no_backends(self) -> None:
+        labels = template(virtual_machine(replace(inputs(labels=DEPLOYMENT), etcd=True)))["metadata"]["labels"]
+        assert "harvestercluster/machinetype" not in labels
+
     def test_workers_of_a_deployment_keep_apart(self) -> None:
         one = inputs(name="a", labels=DEPLOYMENT)
         selector = self.spread(virtual_machine(one))

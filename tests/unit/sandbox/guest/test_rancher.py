@@ -59,3 +59,21 @@ def test_a_guest_without_token_or_ca_says_what_is_absent() -> None:
     files = [file for file in record.outcome["files"] if not file["path"].endswith("server-ca.key")]
     with pytest.raises(GuestError, match=r"server-ca\.crt and its key are required"):
         join_of_rancher(parse_user_data(user_data({**record.outcome, "files": files}), "first-cp"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "serves", "stores"),
+    [
+        ({}, True, True),
+        ({"disable-apiserver": True}, False, True),
+        ({"disable-etcd": True}, True, False),
+    ],
+)
+def test_a_server_may_have_etcd_alone_or_no_etcd(settings: Obj, serves: bool, stores: bool) -> None:
+    record = next(
+        record for record in RECORDS if record.input["role"] == "first" and "+rke2" in record.input["version"]
+    )
+    data = {**record.outcome, "config": {**record.outcome["config"], **settings}}
+    join = join_of_rancher(parse_user_data(user_data(data), "first-cp"))
+    assert join is not None
+    assert (join.role, join.serves, join.stores) == (CONTROL_PLANE, serves, stores)

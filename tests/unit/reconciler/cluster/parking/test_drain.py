@@ -9,7 +9,7 @@ import pytest
 from caphv.api.object import Obj
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import ApiError, Conflict, NotFound, ServerFault
-from reconciler.cluster.parking.drain import evict, is_evicted
+from reconciler.cluster.parking.drain import evict, is_agent_of_rancher, is_evicted
 
 pytestmark = pytest.mark.unit
 
@@ -32,6 +32,14 @@ REPLICA = {"ownerReferences": [{"kind": "ReplicaSet", "controller": True}]}
 )
 def test_pods(pod: Obj, expected: bool) -> None:
     assert is_evicted(pod) is expected
+
+
+def test_agents_of_rancher_are_known_by_namespace_and_label() -> None:
+    labels = {"app": "cattle-cluster-agent"}
+    agent = {"name": "agent-x", "namespace": "cattle-system", "labels": labels}
+    assert is_agent_of_rancher({"metadata": agent})
+    assert not is_agent_of_rancher({"metadata": {**agent, "namespace": "team"}})
+    assert not is_agent_of_rancher({"metadata": {**agent, "labels": {"app": "rancher"}}})
 
 
 class Evictions:

@@ -30,6 +30,8 @@ class Machine:
     pods: int = 1
     off: bool = False
     """A user has stopped it, before the cluster was parked."""
+    serves: bool = True
+    """The API, if it is of the control plane: otherwise it has nothing but etcd."""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class World:
     volumes_held: int = 0
     budgets: bool = False
     waited: int = 0
+    agent: str = ""
+    """The worker with the only agent of Rancher, through which the API is reached; empty without Rancher."""
     log: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -54,7 +58,11 @@ class World:
     def api(self) -> bool:
         """The API of the cluster answers with a majority of its control plane."""
         servers = [machine for machine in self.machines.values() if machine.control_plane]
-        return 2 * sum(machine.run is not None for machine in servers) > len(servers)
+        stores = [machine for machine in servers if not machine.serves] or servers
+        serving = any(machine.run is not None for machine in servers if machine.serves)
+        if self.agent and self.machines[self.agent].run is None:
+            return False
+        return serving and 2 * sum(machine.run is not None for machine in stores) > len(stores)
 
     def seen(self) -> Seen:
         vms = tuple(
@@ -65,6 +73,7 @@ class World:
                 machine.former,
                 machine.run is not None,
                 idle=machine.off and machine.strategy != HALTED,
+                serves=machine.serves,
             )
             for name, machine in self.machines.items()
         )
@@ -80,6 +89,7 @@ class World:
             pods=sum(machine.pods for machine in running),
             drained=self.waited > 20,
             attached=("disk",) if self.volumes_held else (),
+            tunnelled=bool(self.agent),
         )
 
     def _node(self, name: str, machine: Machine) -> ParkedNode:
@@ -144,6 +154,8 @@ class World:
         if machine.control_plane:
             others = [m for key, m in self.machines.items() if key != name]
             assert all(m.run is None for m in others if not m.control_plane), "a worker runs without its control plane"
+            if not machine.serves:
+                assert all(m.run is None for m in others if m.serves), "an API server runs without its etcd"
             if name == self.last:
                 assert all(m.run is None for m in others), "the leader stops last"
 
@@ -170,17 +182,20 @@ class World:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    sizes = draw(st.integers(1, 5)), draw(st.integers(0, 4))
+    sizes = draw(st.integers(1, 5)), draw(st.integers(0, 4)), draw(st.sampled_from([0, 0, 1, 3]))
     machines = {f"c{number}": Machine(True) for number in range(sizes[0])}
     machines |= {f"w{number}": Machine(False) for number in range(sizes[1])}
+    machines |= {f"b{number}": Machine(True, serves=False) for number in range(sizes[2])}
     for machine in machines.values():
         machine.strategy = draw(st.sampled_from([STRATEGY, "Always", MANUAL]))
     for name in draw(st.sets(st.sampled_from(sorted(machines)), max_size=1)):
         if not machines[name].control_plane:
             machines[name].strategy = draw(st.sampled_from([HALTED, STRATEGY, MANUAL]))
             machines[name].run, machines[name].off = None, True
+    workers = [name for name, machine in machines.items() if name[0] == "w" and not machine.off]
     return World(
         machines,
+        agent=draw(st.sampled_from(["", *workers])),
         paused_by_user=draw(st.booleans()),
         volumes_held=draw(st.integers(0, 3)),
         budgets=draw(st.booleans()),
@@ -242,7 +257,7 @@ def test_control_plane_machines_start_before_workers(world: World) -> None:
     world.wanted, world.log = False, []
     run(world, [])
     started = [entry.split()[1] for entry in world.log if entry.startswith("START")]
-    assert [name[0] for name in started] == sorted(name[0] for name in started)
+    assert [name[0] == "w" for name in started] == sorted(name[0] == "w" for name in started)
     assert world.log[-1] == "FINISH the Cluster"
 
 
