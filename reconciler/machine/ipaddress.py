@@ -15,6 +15,7 @@ from caphv.runtime.errors import Conflict, Forbidden, RequestError, Unauthorized
 from reconciler import metrics, triggers
 from reconciler.harvester import addressplan
 from reconciler.machine.addressclaims import wanted_claims
+from reconciler.machine.addressstate import AddressState
 from reconciler.machine.guestinterfaces import recorded_addresses, wanted_addresses
 from reconciler.machine.network import (
     InterfaceNetwork,
@@ -53,13 +54,10 @@ class Entry(NamedTuple):
 async def ensure_address(scope: MachineScope) -> Network:
     """Return the network of the VM, after reserving an address if it comes from a pool.
 
-    Needs the machine's networks to be valid. Leaves address and pool in the status. Raises
-    `Blocked` if no pool has an address.
+    Needs the machine's networks to be valid. Leaves address and pool in the status, and the
+    condition to its caller. Raises `Blocked` if no pool has an address.
     """
     network = effective_network(scope.spec, scope.cluster_spec)
-    if isinstance(network, StaticAddress | InterfaceNetwork):
-        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
-        return network
     if not isinstance(network, PoolNetwork):
         return network
 
@@ -85,7 +83,7 @@ async def ensure_address(scope: MachineScope) -> Network:
     # An adopted address was logged by an earlier reconcile that did not write the status.
     if not answer.adopted:
         log.info("reserved address %s in IPPool %s", answer.address, answer.pool)
-    _report_address(scope, answer.pool, answer.address)
+    _record_address(scope, answer.pool, answer.address)
     return with_address(network, answer.address)
 
 
@@ -132,69 +130,82 @@ async def give_up(scope: MachineScope, address: str) -> None:
     await _release(scope, [entry for entry in await _held(scope) if entry.address == address])
 
 
-async def restore_address(scope: MachineScope) -> None:
-    """Restore the address of a machine with a VM in its status and in the pool."""
+async def restore_address(scope: MachineScope) -> AddressState:
+    """Restore the address of a machine with a VM in its status and in the pool.
+
+    Returns a failure and continues, because the VM keeps its address anyway.
+    """
     network = effective_network(scope.spec, scope.cluster_spec)
     is_allocated = scope.draft.is_true(ConditionType.VM_IP_ALLOCATED)
     is_static = isinstance(network, StaticAddress | InterfaceNetwork)
     # `check_claims` decides about a machine with claims.
     if is_static and not is_allocated and not wanted_claims(scope.name, scope.spec):
-        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+        return AddressState(is_reserved=True)
     if not isinstance(network, PoolNetwork):
-        return
+        return AddressState()
 
     # If a process ended between two writes, the pool has the address but the status does not.
     fields = scope.draft.fields
     candidates = filter(None, (fields.get("allocatedPoolRef"), *network.pools))
     configured = tuple(dict.fromkeys(candidates))
-    if not is_allocated:
+    if not fields.get("allocatedIPAddress"):
         for entry in await _held(scope):
             if entry.pool in configured and entry.holder == scope.reservation:
-                _report_address(scope, entry.pool, entry.address)
+                _record_address(scope, entry.pool, entry.address)
 
     # If a user or another client has removed the entry, the status has the address but the pool
     # does not, and the pool would allocate the address of a running VM again.
     address = str(fields.get("allocatedIPAddress") or "")
-    pools = _pools_without(scope, configured, address) if address else ()
-    if pools:
-        await _reserve_again(scope, pools, address)
-        return
+    pool = _holding_pool(scope, configured, address) if address else ""
+    if address and not pool and (pools := _pools_with_range(scope, configured, address)):
+        return await _reserve_again(scope, pools, address)
+
     scope.memory.reservation.reset()
-    if not scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
-        # The machine waited for an address until its VM was adopted.
-        scope.draft.drop(ConditionType.VM_IP_ALLOCATED)
+    if is_allocated:
+        return AddressState()
+    if pool:
+        _record_address(scope, pool, address)
+    # Without a pool, the machine waited for an address until its VM was adopted.
+    return AddressState(is_reserved=bool(pool))
 
 
-def _report_address(scope: MachineScope, pool: str, address: str) -> None:
+def _record_address(scope: MachineScope, pool: str, address: str) -> None:
     scope.draft.fields["allocatedIPAddress"] = address
     scope.draft.fields["allocatedPoolRef"] = pool
-    scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
 
 
-def _pools_without(
-    scope: MachineScope, configured: tuple[str, ...], address: str
-) -> tuple[str, ...]:
-    """Return the pools in which to reserve an address again, none if a pool still holds it.
+def _holding_pool(scope: MachineScope, configured: tuple[str, ...], address: str) -> str:
+    """Return the pool that holds an address for the machine, empty for none.
 
     :param configured: names of the pools that the machine may use
     """
     # Use only the cache, because this runs in every reconcile.
+    cached = scope.session().pools
+    for name in configured:
+        pool = cached.get("", name)
+        if pool and ippool.holds(pool, address, scope.reservation, cluster_mark(scope)):
+            return name
+    return ""
+
+
+def _pools_with_range(
+    scope: MachineScope, configured: tuple[str, ...], address: str
+) -> tuple[str, ...]:
+    """Return the pools in which an address can be reserved again.
+
+    :param configured: names of the pools that the machine may use
+    """
     session = scope.session()
     pools = {name: session.pools.get("", name) for name in configured}
-    for pool in pools.values():
-        if pool and ippool.holds(pool, address, scope.reservation, cluster_mark(scope)):
-            return ()
-
     missing = [name for name, pool in pools.items() if pool is None]
     # The subscription outlives this reconcile, which does not wait for the missing pools.
     scope.subscribe(*(triggers.pool(session.fingerprint, name) for name in missing))
     return tuple(name for name, pool in pools.items() if pool and ippool.contains(pool, address))
 
 
-async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: str) -> None:
+async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: str) -> AddressState:
     """Reserve the address of a running VM in one of these pools.
 
-    Reports a failure in the condition and continues, because the VM keeps its address anyway.
     Raises `Unauthorized`, because no other request would succeed either.
     """
     session = scope.session()
@@ -212,27 +223,16 @@ async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: s
         log.info("cannot reserve address %s again: %s", address, error)
         # Retry after a time, because the failure may end without a change of the pool.
         scope.requeue_in(scope.memory.reservation.retry_after(kind))
-        report_lost_address(scope, failure)
-        return
+        return AddressState((failure,))
 
     scope.memory.reservation.reset()
     if isinstance(answer, addressplan.Refusal):
-        report_lost_address(scope, answer.message)
-        return
+        return AddressState((answer.message,))
     changed.cancel()
-    _report_address(scope, answer.pool, address)
+    _record_address(scope, answer.pool, address)
     message = f"IPPool {answer.pool} no longer had address {address} of this machine"
     scope.event("AddressReservedAgain", f"{message}; reserved it again")
-
-
-def report_lost_address(scope: MachineScope, failure: str) -> None:
-    """Set the condition of an address that no pool reserves, with an Event if that is new."""
-    condition = ConditionType.VM_IP_ALLOCATED
-    reason = Reason.VM_IP_ALLOCATION_FAILED
-    if not scope.draft.has_message(condition, failure):
-        metrics.IPPOOL_ALLOCATION_ERRORS.inc()
-        scope.warning_event(reason, failure)
-    scope.draft.set_false(condition, reason, failure)
+    return AddressState(is_reserved=True)
 
 
 async def release_address(scope: MachineScope, *, foreign_vm: bool) -> None:

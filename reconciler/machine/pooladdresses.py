@@ -18,6 +18,7 @@ from reconciler import metrics, triggers
 from reconciler.harvester import addressplan
 from reconciler.machine import ipaddress
 from reconciler.machine.addressclaims import wanted_claims
+from reconciler.machine.addressstate import AddressState
 from reconciler.machine.guestinterfaces import (
     GuestAddress,
     WantedAddress,
@@ -37,7 +38,8 @@ _FIELD = "interfaceAddresses"
 async def ensure_pool_addresses(scope: MachineScope) -> list[tuple[int, GuestAddress]]:
     """Return the addresses of IPPools with the numbers of their interfaces, after reserving them.
 
-    Needs a valid spec. Leaves the addresses in the status. Raises `Blocked` if one is missing.
+    Needs a valid spec. Leaves the addresses in the status, and the condition to its caller. Raises
+    `Blocked` if one is missing.
     """
     wanted = wanted_addresses(scope.reservation, scope.spec)
     if not wanted:
@@ -70,28 +72,27 @@ async def ensure_pool_addresses(scope: MachineScope) -> list[tuple[int, GuestAdd
                 Watched.SELF,
                 warn=True,
             )
-    scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     return addresses
 
 
-async def restore_pool_addresses(scope: MachineScope) -> None:
+async def restore_pool_addresses(scope: MachineScope) -> AddressState:
     """Restore the addresses of a machine with a VM in its status and in the pools.
 
-    Reports a failure in the condition and continues, because the VM keeps its addresses anyway.
+    Returns failures and continues, because the VM keeps its addresses anyway.
     """
     wanted = wanted_addresses(scope.reservation, scope.spec)
     if not wanted:
-        return
+        return AddressState()
     failures = [failure for want in wanted if (failure := await _restore(scope, want))]
     if failures:
-        ipaddress.report_lost_address(scope, "; ".join(failures))
-        return
+        return AddressState(tuple(failures))
 
     scope.memory.interface_reservation.reset()
     is_pooled = isinstance(effective_network(scope.spec, scope.cluster_spec), PoolNetwork)
     # Others decide about the condition of a machine that has addresses elsewhere, too.
-    if not is_pooled and not wanted_claims(scope.name, scope.spec):
-        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+    if is_pooled or wanted_claims(scope.name, scope.spec):
+        return AddressState()
+    return AddressState(is_reserved=True)
 
 
 def known_pool_addresses(scope: MachineScope) -> list[str]:
