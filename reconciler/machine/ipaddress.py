@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -110,24 +110,25 @@ async def _allocate(
     # The pool of the address may have been changed or removed. Another address is fine, because the
     # VM does not exist yet.
     if address and isinstance(answer, addressplan.Refusal) and answer.reason in ANOTHER:
-        await give_up(scope, address)
+        own = scope.reservation
+        await give_up(scope, lambda entry: (entry.holder, entry.address) == (own, address))
         del scope.draft.fields["allocatedIPAddress"]
         scope.draft.fields.pop("allocatedPoolRef", None)
         answer = await session.allocator.allocate(replace(request, address=""))
     return answer
 
 
-async def give_up(scope: MachineScope, address: str) -> None:
-    """Release the address of a machine without a VM, because its pools no longer serve the address.
+async def give_up(scope: MachineScope, is_useless: Callable[[Entry], bool]) -> None:
+    """Release addresses of a machine without a VM, because its pools no longer serve them.
 
-    Raises `Blocked` or `Conflict` if a VM may exist and use the address.
+    Raises `Blocked` or `Conflict` if a VM may exist and use the addresses.
     """
     scope.current_namespace()
     if await scope.live_vm() is not None:
         message = f"VirtualMachine {scope.target_namespace}/{scope.name} was created; retrying"
         raise Conflict(409, "Conflict", message)
 
-    await _release(scope, [entry for entry in await _held(scope) if entry.address == address])
+    await _release(scope, filter(is_useless, await held_entries(scope)))
 
 
 async def restore_address(scope: MachineScope) -> AddressState:
@@ -149,7 +150,7 @@ async def restore_address(scope: MachineScope) -> AddressState:
     candidates = filter(None, (fields.get("allocatedPoolRef"), *network.pools))
     configured = tuple(dict.fromkeys(candidates))
     if not fields.get("allocatedIPAddress"):
-        for entry in await _held(scope):
+        for entry in await held_entries(scope):
             if entry.pool in configured and entry.holder == scope.reservation:
                 _record_address(scope, entry.pool, entry.address)
 
@@ -245,7 +246,7 @@ async def release_address(scope: MachineScope, *, foreign_vm: bool) -> None:
     # address only in the pool, and a write whose answer was lost may add it later.
     holders = (want.holder for want in wanted_addresses(scope.reservation, scope.spec))
     await scope.session().allocator.settle({scope.reservation, *holders})
-    await _release(scope, _marked_entries(scope) if foreign_vm else await _held(scope))
+    await _release(scope, _marked_entries(scope) if foreign_vm else await held_entries(scope))
 
 
 async def _release(scope: MachineScope, entries: Iterable[Entry]) -> None:
@@ -267,7 +268,7 @@ async def adopt_address(scope: MachineScope, former_cluster: str) -> None:
         await allocator.mark(entry.pool, entry.address, cluster_mark(scope))
 
 
-async def _held(scope: MachineScope) -> list[Entry]:
+async def held_entries(scope: MachineScope) -> list[Entry]:
     """Return all reservations of the machine."""
     entries = list(_entries(scope, scope.owner.management_cluster))
     is_contested = await _is_contested(scope, entries)

@@ -7,6 +7,7 @@ its pool. `ipaddress.release_address` releases all of them with the machine.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from caphv.api import ippool
@@ -42,12 +43,13 @@ async def ensure_pool_addresses(scope: MachineScope) -> list[tuple[int, GuestAdd
     `Blocked` if one is missing.
     """
     wanted = wanted_addresses(scope.reservation, scope.spec)
-    if not wanted:
+    if not wanted and not scope.draft.fields.get(_FIELD):
         return []
     former = former_owner(scope.obj, scope.owner)
     if former and not scope.draft.fields.get(_FIELD):
         # As with the address of the machine, what was reserved before a backup needs our mark.
         await ipaddress.adopt_address(scope, former.management_cluster)
+    await _give_up_unwanted(scope, wanted)
 
     fingerprint = scope.session().fingerprint
     topics = [triggers.pool(fingerprint, want.pool) for want in wanted]
@@ -100,6 +102,31 @@ def known_pool_addresses(scope: MachineScope) -> list[str]:
     return list(recorded_addresses(scope.draft.fields))
 
 
+async def _give_up_unwanted(scope: MachineScope, wanted: Sequence[WantedAddress]) -> None:
+    """Release what the machine reserved before its settings were changed."""
+    places = {(want.pool, want.holder) for want in wanted}
+
+    def is_unwanted(entry: ipaddress.Entry) -> bool:
+        return entry.holder != scope.reservation and (entry.pool, entry.holder) not in places
+
+    recorded = scope.draft.fields.get(_FIELD) or []
+    addresses = {_recorded(scope, want) for want in wanted}
+    kept = [entry for entry in recorded if entry["address"] in addresses]
+    if kept == recorded and not any(map(is_unwanted, await ipaddress.held_entries(scope))):
+        return
+    # The status proves whose the entries are, and therefore changes after them.
+    await ipaddress.give_up(scope, is_unwanted)
+    scope.draft.fields[_FIELD] = kept
+
+
+async def _give_up(scope: MachineScope, want: WantedAddress, address: str) -> None:
+    """Release an address that its pool no longer serves."""
+    place = (want.pool, want.holder, address)
+    await ipaddress.give_up(scope, lambda entry: (entry.pool, entry.holder, entry.address) == place)
+    entries = scope.draft.fields.get(_FIELD) or ()
+    scope.draft.fields[_FIELD] = [entry for entry in entries if entry["address"] != address]
+
+
 async def _allocate(scope: MachineScope, want: WantedAddress) -> GuestAddress | addressplan.Refusal:
     """Reserve the address in the status again, or another one if the pool cannot serve it."""
     session = scope.session()
@@ -124,8 +151,7 @@ async def _allocate(scope: MachineScope, want: WantedAddress) -> GuestAddress | 
     answer = await session.allocator.allocate(request)
     # Another address is fine, because the VM does not exist yet.
     if address and isinstance(answer, addressplan.Refusal) and answer.reason in ipaddress.ANOTHER:
-        await ipaddress.give_up(scope, address)
-        _forget(scope, address)
+        await _give_up(scope, want, address)
         answer = await session.allocator.allocate(replace(request, address=""))
     if isinstance(answer, addressplan.Refusal):
         return answer
@@ -199,8 +225,3 @@ def _record(scope: MachineScope, want: WantedAddress, address: str) -> None:
     if _recorded(scope, want) != address:
         entry = {"address": address, "network": want.network, "pool": want.pool}
         scope.draft.fields[_FIELD] = [*(scope.draft.fields.get(_FIELD) or ()), entry]
-
-
-def _forget(scope: MachineScope, address: str) -> None:
-    entries = scope.draft.fields.get(_FIELD) or ()
-    scope.draft.fields[_FIELD] = [entry for entry in entries if entry["address"] != address]

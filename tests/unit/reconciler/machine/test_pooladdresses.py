@@ -12,6 +12,7 @@ import pytest
 from caphv.api.names import ConditionType
 from caphv.api.object import Key, Obj
 from caphv.api.ownership import Owner
+from caphv.runtime.errors import Conflict
 from caphv.runtime.queue import WorkQueue
 from reconciler.harvester import addressplan
 from reconciler.harvester.addressplan import plan_releases
@@ -56,6 +57,8 @@ class Machine:
         self.memory = MachineMemory("u")
         self.events: list[str] = []
         self.vm: Obj | None = None
+        self.unseen_vm: Obj | None = None
+        """A VM that its watch has not delivered."""
 
     async def reconcile(self) -> Obj | None:
         """Ensure the VM, write the status, and return the patch of it."""
@@ -130,7 +133,7 @@ class Machine:
         return {"items": []}
 
     async def _live_vm(self) -> Obj | None:
-        return self.vm
+        return self.vm or self.unseen_vm
 
     async def _create(self, _resource: Any, _vm: Obj) -> Obj:
         self.vm = {"metadata": {"name": "one"}}
@@ -197,3 +200,53 @@ async def test_missing_address_of_an_interface_leaves_the_status_as_it_is(own: s
     assert machine.condition["status"] == "False"
     assert [await machine.reconcile() for _ in range(3)] == [None] * 3
     assert machine.holders()["own"] == ({"10.0.0.5": ID} if own else {})
+
+
+# A machine without a VM
+
+
+async def test_address_of_a_pool_that_the_settings_no_longer_name_is_given_up() -> None:
+    machine = Machine(pool("own", "10.0.0"), pool("p"), pool("q", "10.2.0"), own="own")
+    await machine.reconcile()
+    assert machine.recorded == ["10.1.0.5"]
+    machine.spec["networkInterfaces"] = [interface("q")]
+    await machine.reconcile()
+    assert machine.recorded == ["10.2.0.5"]
+    assert machine.holders() == {"own": {"10.0.0.5": ID}, "p": {}, "q": {"10.2.0.5": "team/one.1-0"}}
+
+    machine.spec["networkInterfaces"] = []
+    await machine.reconcile()
+    assert machine.recorded == []
+    assert machine.holders() == {"own": {"10.0.0.5": ID}, "p": {}, "q": {}}
+
+
+async def test_pools_that_change_places_leave_no_address_behind() -> None:
+    machine = Machine(pool("p"), pool("q", "10.2.0"), interfaces=[interface("p", "q")])
+    await machine.reconcile()
+    machine.spec["networkInterfaces"] = [interface("q", "p")]
+    await machine.reconcile()
+    assert sorted(machine.recorded) == ["10.1.0.5", "10.2.0.5"]
+    assert machine.holders() == {"p": {"10.1.0.5": "team/one.1-1"}, "q": {"10.2.0.5": "team/one.1-0"}}
+
+
+@pytest.mark.parametrize("pools", [("p",), ("q",)], ids=["same pool", "another pool"])
+async def test_restart_before_the_status_was_written_leaves_no_address_behind(pools: tuple[str]) -> None:
+    machine = Machine(pool("p"), pool("q", "10.2.0"))
+    await machine.reconcile()
+    machine.obj["status"] = {}
+    machine.spec["networkInterfaces"] = [interface(*pools)]
+    await machine.reconcile()
+    address = {"p": "10.1.0.5", "q": "10.2.0.5"}[pools[0]]
+    assert machine.recorded == [address]
+    assert machine.holders() == {"p": {}, "q": {}} | {pools[0]: {address: "team/one.1-0"}}
+
+
+async def test_nothing_is_given_up_while_a_vm_may_exist() -> None:
+    machine = Machine(pool("p"), pool("q", "10.2.0"))
+    await machine.reconcile()
+    machine.spec["networkInterfaces"] = [interface("q")]
+    machine.unseen_vm = {"metadata": {"name": "one"}}
+    with pytest.raises(Conflict):
+        await machine.reconcile()
+    assert machine.recorded == ["10.1.0.5"]
+    assert machine.holders() == {"p": {"10.1.0.5": "team/one.1-0"}, "q": {}}
