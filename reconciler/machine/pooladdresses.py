@@ -149,28 +149,40 @@ async def _allocate(scope: MachineScope, want: WantedAddress) -> GuestAddress | 
         adopt=not await ipaddress.is_contested_name(scope),
     )
     answer = await session.allocator.allocate(request)
+    outcome = _guest_address(session.pools.get("", want.pool), want, answer)
+    # The pool may hold an address that its ranges had before.
+    address = answer.address if isinstance(answer, addressplan.Grant) else address
     # Another address is fine, because the VM does not exist yet.
-    if address and isinstance(answer, addressplan.Refusal) and answer.reason in ipaddress.ANOTHER:
+    if address and isinstance(outcome, addressplan.Refusal) and outcome.reason in ipaddress.ANOTHER:
         await _give_up(scope, want, address)
         answer = await session.allocator.allocate(replace(request, address=""))
+        outcome = _guest_address(session.pools.get("", want.pool), want, answer)
     if isinstance(answer, addressplan.Refusal):
         return answer
 
     if not answer.adopted:
         log.info("reserved address %s in IPPool %s", answer.address, answer.pool)
     _record(scope, want, answer.address)
-    return _guest_address(session.pools.get("", want.pool), want, answer.address)
+    return outcome
 
 
 def _guest_address(
-    pool: Obj | None, want: WantedAddress, address: str
+    pool: Obj | None, want: WantedAddress, answer: addressplan.Grant | addressplan.Refusal
 ) -> GuestAddress | addressplan.Refusal:
     """Return an address with prefix and gateway, which the range of the pool has."""
-    prefix, gateway = ippool.subnet_of(pool, address) if pool else (0, "")
+    if isinstance(answer, addressplan.Refusal):
+        return answer
+    if pool is None:
+        message = f"IPPool {want.pool} was deleted: create it again, or name another"
+        return addressplan.Refusal(addressplan.RefusalReason.MISSING_POOL, message)
+    try:
+        prefix, gateway = ippool.subnet_of(pool, answer.address)
+    except ippool.InvalidPoolError as error:
+        return addressplan.Refusal(addressplan.RefusalReason.INVALID_POOL, str(error))
     if prefix:
-        return GuestAddress(address, prefix, gateway)
-    message = f"address {address} is in no range of IPPool {want.pool}: correct the pool"
-    return addressplan.Refusal(addressplan.RefusalReason.INVALID_POOL, message)
+        return GuestAddress(answer.address, prefix, gateway)
+    message = f"address {answer.address} is in no range of IPPool {want.pool}: correct the pool"
+    return addressplan.Refusal(addressplan.RefusalReason.EXHAUSTED, message)
 
 
 async def _restore(scope: MachineScope, want: WantedAddress) -> str:

@@ -250,3 +250,35 @@ async def test_nothing_is_given_up_while_a_vm_may_exist() -> None:
         await machine.reconcile()
     assert machine.recorded == ["10.1.0.5"]
     assert machine.holders() == {"p": {"10.1.0.5": "team/one.1-0"}, "q": {}}
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_address_outside_of_changed_ranges_is_replaced_before_the_vm_exists(is_written: bool) -> None:
+    machine = Machine(pool("p"))
+    await machine.reconcile()
+    if not is_written:
+        machine.obj["status"] = {}
+    machine.pools["p"]["spec"] = pool("p", first=20, last=29)["spec"]
+    await machine.reconcile()
+    assert machine.recorded == ["10.1.0.20"]
+    assert machine.holders() == {"p": {"10.1.0.20": "team/one.1-0"}}
+
+
+async def test_invalid_ranges_are_named_and_release_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(pool("p"))
+    await machine.reconcile()
+    broken = {"ranges": [{"subnet": "10.1.0.0/240"}]}
+    allocate = machine._allocate
+
+    async def become_invalid(request: addressplan.AddressRequest) -> Any:
+        answer = await allocate(request)
+        machine.pools["p"]["spec"] = broken
+        return answer
+
+    # Between the reservation and the look at the range, and before both.
+    monkeypatch.setattr(machine, "_allocate", become_invalid)
+    for _ in range(2):
+        await machine.reconcile()
+        assert "10.1.0.0/240" in machine.condition["message"]
+        assert machine.recorded == ["10.1.0.5"]
+    assert machine.holders() == {"p": {"10.1.0.5": "team/one.1-0"}}
