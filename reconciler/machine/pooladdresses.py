@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from caphv.api import ippool
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from caphv.api.ownership import former_owner
 from caphv.runtime.errors import RequestError, Unauthorized, kind_of
 from reconciler import metrics, triggers
@@ -226,9 +226,15 @@ async def _restore(scope: MachineScope, want: WantedAddress) -> str:
 
 
 def _recorded(scope: MachineScope, want: WantedAddress) -> str:
-    """Return the address in the status, empty for none."""
+    """Return the address in the status, empty for none.
+
+    An address that the pool holds for another interface or entry of the machine is that one's.
+    """
+    pool = scope.session().pools.get("", want.pool) or {}
     for address, place in recorded_addresses(scope.draft.fields).items():
-        if place == (want.network, want.pool):
+        holder = str(at(pool, "status", "allocated", address) or "")
+        is_of_machine = ippool.machine_holder(holder) == scope.reservation
+        if place == (want.network, want.pool) and (holder == want.holder or not is_of_machine):
             return address
     return ""
 

@@ -282,3 +282,12 @@ async def test_invalid_ranges_are_named_and_release_nothing(monkeypatch: pytest.
         assert "10.1.0.0/240" in machine.condition["message"]
         assert machine.recorded == ["10.1.0.5"]
     assert machine.holders() == {"p": {"10.1.0.5": "team/one.1-0"}}
+
+
+async def test_two_entries_for_one_pool_never_share_an_address() -> None:
+    """The check of the spec refuses them; this is the second line of defence."""
+    machine = Machine(pool("p"), interfaces=[interface("p", "p")])
+    for _ in range(2):
+        await machine.reconcile()
+        assert machine.recorded == ["10.1.0.5", "10.1.0.6"]
+        assert machine.holders() == {"p": {"10.1.0.5": "team/one.1-0", "10.1.0.6": "team/one.1-1"}}
