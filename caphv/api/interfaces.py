@@ -119,8 +119,12 @@ def harvester_pools(spec: Mapping[str, Any]) -> list[tuple[int, int, str]]:
     return sorted(pools)
 
 
-def conflicts(spec: Mapping[str, Any]) -> Iterator[Conflict]:
-    """Yield the conflicts in the spec of a HarvesterMachine, whose values may have any type."""
+def conflicts(spec: Mapping[str, Any], *, first_has_dhcp: bool = False) -> Iterator[Conflict]:
+    """Yield the conflicts in the spec of a HarvesterMachine, whose values may have any type.
+
+    :param first_has_dhcp: whether the cluster gives the first interface no address, so that it has
+        DHCP unless the spec gives it one
+    """
     networks = _listed(spec.get("networks"))
     seen = _Seen()
     for index, interface in enumerate(_listed(spec.get(FIELD))):
@@ -135,7 +139,8 @@ def conflicts(spec: Mapping[str, Any]) -> Iterator[Conflict]:
         yield from _source_conflicts(index, interface, spec if is_first else {})
         yield from _pool_conflicts(index, _listed(interface.get(_POOLS)))
         yield from _address_conflicts(index, _listed(interface.get(_STATIC)), seen)
-        connected = _connected(interface, spec if is_first else {}, is_first=is_first)
+        is_open = is_first and not first_has_dhcp
+        connected = _connected(interface, spec if is_first else {}, is_open=is_open)
         yield from _route_conflicts(index, interface, connected, seen)
 
 
@@ -204,11 +209,12 @@ def _address_conflicts(index: int, entries: Sequence[Any], seen: _Seen) -> Itera
 
 
 def _connected(
-    interface: Mapping[str, Any], spec: Mapping[str, Any], *, is_first: bool
+    interface: Mapping[str, Any], spec: Mapping[str, Any], *, is_open: bool
 ) -> Sequence[IPNetwork] | None:
     """Return the networks that an interface has addresses of, None if they are unknown.
 
     :param spec: the spec for the first interface, empty for the others
+    :param is_open: whether the cluster may give it an address
     """
     static = interface.get(_STATIC)
     if static is not None:
@@ -225,8 +231,7 @@ def _connected(
                 return (ipaddress.IPv4Interface(text).network,)
             except ValueError:
                 return None
-    # The first interface may have an address of the cluster's pools.
-    return None if is_first else ()
+    return None if is_open else ()
 
 
 def _route_conflicts(

@@ -85,8 +85,8 @@ def _prevents_vm(conflict: interfaces.Conflict, spec: Obj) -> bool:
     """Return whether a conflict prevents the VM; the others change nothing that the guest gets."""
     if conflict.kind != interfaces.UNIQUE:
         return conflict.kind in (interfaces.ADDRESS, interfaces.ROUTE)
-    # Two entries for one IPPool would share an id, or have one address in the status. Machines of
-    # before these fields may have two entries for a network, of which the last one counts.
+    # Two entries for one IPPool would share an id, or have one address in the status. A machine
+    # with older fields only may have two entries for a network, of which the last one counts.
     return bool(interfaces.harvester_pools(spec)) or conflict.path[1] in ("addresses", "routes")
 
 

@@ -275,7 +275,7 @@ async def test_invalid_ranges_are_named_and_release_nothing(monkeypatch: pytest.
         machine.pools["p"]["spec"] = broken
         return answer
 
-    # Between the reservation and the look at the range, and before both.
+    # After the reservation, and before it.
     monkeypatch.setattr(machine, "_allocate", become_invalid)
     for _ in range(2):
         await machine.reconcile()
