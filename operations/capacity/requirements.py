@@ -121,12 +121,12 @@ def machine_requirements(
         networks=texts_at((*root, "networks"), spec.get("networks")),
         storage_classes=classes,
         devices=device_values(spec, root),
-        interface_pools=_interface_pools(spec, root),
+        interface_pools=interface_pools_of(spec, root),
         **_addresses(mapping(spec.get("vmNetworkConfig")), (*root, "vmNetworkConfig")),
     )
 
 
-def _interface_pools(spec: Mapping[str, Any], root: FieldPath) -> list[tuple[Value, str]]:
+def interface_pools_of(spec: Mapping[str, Any], root: FieldPath) -> list[tuple[Value, str]]:
     """Return the IPPools in the settings of interfaces, with the networks of these."""
     pools = []
     for index, interface in enumerate(_list(spec.get(interfaces.FIELD))):

@@ -321,3 +321,17 @@ def test_an_unknown_harvester_refuses_no_chart(limits: ChartLimits) -> None:
     found = surroundings()
     found.chart_limits = limits
     assert lines(definition(), found) == []
+
+
+def test_pools_of_interfaces_exist_and_serve_their_networks_in_each_part() -> None:
+    def part(name: str) -> Obj:
+        listed = [{"apiGroup": "loadbalancer.harvesterhci.io", "kind": "IPPool", "name": name}]
+        return {"networkInterfaces": [{"network": "default/production", "addressesFromPools": listed}]}
+
+    wanted = definition(controlPlane=part("other"), workers=[{"name": "a"}, {"name": "b", **part("absent")}])
+    wanted["spec"]["machines"] |= part("pool")
+    found = surroundings(pools=[pool("pool"), pool("other", network="default/storage")])
+    other, absent = lines(wanted, found)
+    assert "spec.controlPlane.networkInterfaces[0].addressesFromPools[0].name" in other
+    assert "the IPPool serves VM network default/storage only" in other
+    assert 'spec.workers[1].networkInterfaces[0].addressesFromPools[0].name: Invalid value: "absent"' in absent
