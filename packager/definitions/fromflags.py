@@ -90,11 +90,11 @@ def _joined(items: Any, more: list[Obj], key: str) -> Any:
     for index, item in enumerate(items):
         indices.setdefault(item.get(key), index)
     for item in more:
-        index = indices.pop(item[key], None)
-        if index is None:
-            joined.append(item)
-        else:
+        if item[key] in indices:
+            index = indices.pop(item[key])
             joined[index] = joined[index] | item
+        else:
+            joined.append(item)
     return joined
 
 

@@ -134,7 +134,7 @@ def test_spec_that_no_webhook_has_checked_names_field_and_remedy() -> None:
             "addressesFromPools[1] is 'p': is in the list already",
         ),
         ([{"network": "a", "addressesFromPools": [POOL]}, {"network": "a"}], "has an entry already"),
-        ([{"network": "a", "addresses": [V6, V6]}], "addresses[1].address is 'fd01::5/64': is in the list already"),
+        ([{"network": "a", "addresses": [V6, V6]}], "addresses[1].address is 'fd01::5/64': is an address of the"),
         # Machines with older fields only are as they were.
         ([{"network": "a", "addressesFromPools": [CLAIM, CLAIM]}, {"network": "a"}], ""),
     ],
