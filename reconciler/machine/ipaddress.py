@@ -283,7 +283,7 @@ def _marked_entries(scope: MachineScope) -> list[Entry]:
         entries += [
             Entry(pool["metadata"]["name"], address, holder, is_marked)
             for address, (holder, is_marked) in held.items()
-            if is_marked
+            if is_marked and not is_another_machine(scope, holder)
         ]
     return entries
 
@@ -325,8 +325,21 @@ def _entries(scope: MachineScope, management_cluster: str) -> Iterator[Entry]:
     for pool in scope.session().pools.store:
         held = ippool.held_by_machine(pool, scope.reservation, management_cluster[:_SHORT])
         for address, (holder, is_marked) in held.items():
+            if is_another_machine(scope, holder):
+                continue
             is_proven = is_marked or address in recorded
             yield Entry(pool["metadata"]["name"], address, holder, is_proven)
+
+
+def is_another_machine(scope: MachineScope, holder: str) -> bool:
+    """Return whether the id of an address of an interface is that of another machine.
+
+    The Go provider allowed such names, for example `one.1-0` next to machine `one`.
+    """
+    if holder == scope.reservation:
+        return False
+    namespace, _, name = holder.partition("/")
+    return scope.context.caches.harvester_machines.get(namespace, name) is not None
 
 
 def cluster_mark(scope: MachineScope) -> str:

@@ -139,6 +139,10 @@ async def _allocate(scope: MachineScope, want: WantedAddress) -> GuestAddress | 
         )
         return addressplan.Refusal(addressplan.RefusalReason.NO_POOL, message)
 
+    if ipaddress.is_another_machine(scope, want.holder):
+        message = f"{want.holder} is the id of another HarvesterMachine in IPPools: rename one"
+        return addressplan.Refusal(addressplan.RefusalReason.NO_POOL, message)
+
     metrics.IPPOOL_ALLOCATIONS.inc()
     address = _recorded(scope, want)
     request = addressplan.AddressRequest(

@@ -17,6 +17,7 @@ from caphv.runtime.queue import WorkQueue
 from reconciler.harvester import addressplan
 from reconciler.harvester.addressplan import plan_releases
 from reconciler.machine import create
+from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked, StatusDraft
@@ -57,6 +58,8 @@ class Machine:
         self.memory = MachineMemory("u")
         self.events: list[str] = []
         self.vm: Obj | None = None
+        self.others: set[str] = set()
+        """Names of other HarvesterMachines."""
         self.unseen_vm: Obj | None = None
         """A VM that its watch has not delivered."""
 
@@ -88,12 +91,14 @@ class Machine:
 
     def _scope(self, draft: StatusDraft) -> MachineScope:
         cached = SimpleNamespace(get=lambda _namespace, name: self.pools.get(name), store=list(self.pools.values()))
-        allocator = SimpleNamespace(allocate=self._allocate, release=self._release)
+        allocator = SimpleNamespace(allocate=self._allocate, release=self._release, settle=self._settle)
         client = SimpleNamespace(list=self._no_vms, create=self._create)
         session = SimpleNamespace(fingerprint="h", pools=cached, allocator=allocator, client=client)
         vms = SimpleNamespace(get=lambda *_: self.vm, observe=lambda _vm: None)
         queue: WorkQueue[Key] = WorkQueue("test")
+        machines = SimpleNamespace(get=lambda _namespace, name: {} if name in self.others else None)
         scope = SimpleNamespace(
+            context=SimpleNamespace(caches=SimpleNamespace(harvester_machines=machines)),
             obj=self.obj,
             key=Key("team", "one"),
             name="one",
@@ -128,6 +133,12 @@ class Machine:
         for text in released:
             del self.pools[name]["status"]["allocated"][text]
         return bool(released)
+
+    async def delete(self) -> None:
+        await release_address(self._scope(StatusDraft(self.obj)), foreign_vm=False)
+
+    async def _settle(self, _ids: set[str]) -> None:
+        """The cached pools show every reservation."""
 
     async def _no_vms(self, *_: Any, **_more: Any) -> Obj:
         return {"items": []}
@@ -291,3 +302,15 @@ async def test_two_entries_for_one_pool_never_share_an_address() -> None:
         await machine.reconcile()
         assert machine.recorded == ["10.1.0.5", "10.1.0.6"]
         assert machine.holders() == {"p": {"10.1.0.5": "team/one.1-0", "10.1.0.6": "team/one.1-1"}}
+
+
+async def test_address_of_a_machine_whose_name_looks_like_an_interface_is_its_own() -> None:
+    machine = Machine(pool("p", n9="team/one.1-0"))
+    machine.others = {"one.1-0"}
+    await machine.reconcile()
+    assert "team/one.1-0 is the id of another HarvesterMachine" in machine.condition["message"]
+    await machine.delete()
+    assert machine.holders() == {"p": {"10.1.0.9": "team/one.1-0"}}
+    machine.others = set()
+    await machine.delete()
+    assert machine.holders() == {"p": {}}
