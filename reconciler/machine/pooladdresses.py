@@ -90,6 +90,9 @@ async def restore_pool_addresses(scope: MachineScope) -> AddressState:
         return AddressState(tuple(failures))
 
     scope.memory.interface_reservation.reset()
+    if not all(_recorded(scope, want) for want in wanted):
+        # A pool that is missing may have them.
+        return AddressState(is_reserved=False)
     is_pooled = isinstance(effective_network(scope.spec, scope.cluster_spec), PoolNetwork)
     # Others decide about the condition of a machine that has addresses elsewhere, too.
     if is_pooled or wanted_claims(scope.name, scope.spec):

@@ -73,7 +73,7 @@ def test_pool_with_one_address_gives_always_this_one() -> None:
 
 
 @pytest.mark.parametrize("priority", ["high", None, 1e400, [1], {}])
-def test_priority_that_is_no_number_is_that_of_a_pool_without_one(priority: Any) -> None:
+def test_priority_of_another_type_counts_as_none(priority: Any) -> None:
     bounds = ("target/vlan", "10.0.0.1", "10.0.0.9")
     pools = [sized("odd", *bounds, priority), sized("even", *bounds, 1)]
     assert "from IPPool even" in message([machine()], pools=pools)

@@ -314,3 +314,22 @@ async def test_address_of_a_machine_whose_name_looks_like_an_interface_is_its_ow
     machine.others = set()
     await machine.delete()
     assert machine.holders() == {"p": {}}
+
+
+@pytest.mark.parametrize("own", ["", "own"])
+async def test_condition_is_not_true_while_an_address_is_unknown(own: str) -> None:
+    machine = Machine(pool("own", "10.0.0"), pool("p"), own=own)
+    await machine.reconcile()
+    running(machine)
+    assert await machine.reconcile() is None
+    missing = machine.pools.pop("p")
+    assert await machine.reconcile() is None, "the status has the address"
+
+    # As after `clusterctl move`, which takes no status along.
+    machine.obj["status"] = {}
+    await machine.reconcile()
+    assert machine.condition == {}
+    assert [await machine.reconcile() for _ in range(2)] == [None] * 2
+    machine.pools["p"] = missing
+    await machine.reconcile()
+    assert (machine.recorded, machine.condition["status"]) == (["10.1.0.5"], "True")
