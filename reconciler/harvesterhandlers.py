@@ -210,8 +210,9 @@ class HarvesterHandlers:
         lost_entries = entries(change.old) - entries(change.new)
         for _, holder in lost_entries:
             namespace, _, name = holder.partition("/")
-            _, _, owner = machine_holder(holder).partition("/")
-            machine = self._caches.harvester_machines.get(namespace, owner)
+            cached = self._caches.harvester_machines
+            # The name of a machine of the Go provider may look like the id of an interface.
+            machine = cached.get(namespace, name) or cached.get(namespace, machine_holder(name))
             if machine and not being_deleted(machine) and self._session_of(machine) in sessions:
                 self._machines.add(key_of(machine))
             self._add_cluster_of_load_balancer(sessions, Key(namespace, name))

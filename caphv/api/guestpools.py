@@ -60,7 +60,7 @@ def pool_of_network(pools: Iterable[Obj], network: str, namespace: str, cluster:
     serving = [
         pool for pool in pools if _network(pool) == network and _serves(pool, namespace, cluster)
     ]
-    best = max(serving, key=lambda pool: int(_selector(pool).get("priority") or 0), default=None)
+    best = max(serving, key=_priority, default=None)
     return str(best["metadata"]["name"]) if best else ""
 
 
@@ -87,6 +87,11 @@ def _serves(pool: Obj, namespace: str, cluster: str) -> bool:
         if is_namespace and (scope.get("guestCluster") or "") in (*_ANY, cluster):
             return True
     return False
+
+
+def _priority(pool: Obj) -> int:
+    priority = _selector(pool).get("priority")
+    return priority if isinstance(priority, int) else 0
 
 
 def _selector(pool: Obj) -> Obj:

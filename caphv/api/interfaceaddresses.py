@@ -6,7 +6,7 @@ Paths of problems are relative to the list that is checked.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,10 +51,10 @@ def interface_of(value: object) -> Interface | None:
         return None
 
 
-def networks_of(entries: Iterable[Any]) -> tuple[IPNetwork, ...]:
-    """Return the networks of static addresses; those without a valid address are ignored."""
+def interfaces_of(entries: Iterable[Any]) -> tuple[Interface, ...]:
+    """Return static addresses with their networks; those that are not valid are ignored."""
     interfaces = (interface_of(entry.get("address")) for entry in entries if _is_object(entry))
-    return tuple(interface.network for interface in interfaces if interface is not None)
+    return tuple(interface for interface in interfaces if interface is not None)
 
 
 def address_problems(entries: Sequence[Any]) -> Iterator[Problem]:
@@ -79,11 +79,14 @@ def address_problems(entries: Sequence[Any]) -> Iterator[Problem]:
 
 
 def route_problems(
-    routes: Sequence[Any], connected: Sequence[IPNetwork] | None
+    routes: Sequence[Any],
+    connected: Sequence[IPNetwork] | None,
+    own: Collection[Address] = (),
 ) -> Iterator[Problem]:
     """Yield the problems of an interface's routes.
 
     :param connected: the networks that the interface has addresses of, None if they are unknown
+    :param own: the addresses of the interface, as far as they are known
     """
     for number, route in enumerate(routes):
         if not _is_object(route):
@@ -92,8 +95,11 @@ def route_problems(
         if isinstance(destination, str):
             yield Problem((number, "to"), destination, route["to"])
             destination = None
+        elif destination in (connected or ()):
+            detail = "is the network of the interface, which needs no router: remove this route"
+            yield Problem((number, "to"), detail, route["to"])
         if isinstance(route.get("via"), str):
-            detail = _next_hop_problem(route["via"], destination, connected)
+            detail = _next_hop_problem(route["via"], destination, connected, own)
             if detail:
                 yield Problem((number, "via"), detail, route["via"])
 
@@ -105,8 +111,13 @@ def _host_problem(interface: Interface) -> str:
     network = interface.network
     if not network.prefixlen:
         return "has no prefix length that a network can have: correct it"
+    return _end_problem(interface.ip, network)
+
+
+def _end_problem(address: Address, network: IPNetwork) -> str:
+    """Return that an address is that of a network itself or of all its hosts; empty if not."""
     ends = (network.network_address, *([network.broadcast_address] if network.version == 4 else ()))
-    if network.prefixlen <= _LONGEST[network.version] and interface.ip in ends:
+    if network.prefixlen <= _LONGEST[network.version] and address in ends:
         return f"is the network or broadcast address of {network}: use one between them"
     return ""
 
@@ -149,11 +160,16 @@ def _destination(value: object) -> IPNetwork | str | None:
         )
     if interface.ip != network.network_address:
         return f"has bits beyond its prefix: write {network}"
+    if network.is_multicast or any(_is_within(network, other) for other in _LOOPBACKS):
+        return "is no network of hosts behind a router: correct it"
     return network
 
 
 def _next_hop_problem(
-    text: str, destination: IPNetwork | None, connected: Sequence[IPNetwork] | None
+    text: str,
+    destination: IPNetwork | None,
+    connected: Sequence[IPNetwork] | None,
+    own: Collection[Address],
 ) -> str:
     router = address_of(text)
     if router is None:
@@ -162,6 +178,8 @@ def _next_hop_problem(
         return "is no address of a router: correct it"
     if destination is not None and router.version != destination.version:
         return f"is of another family than {destination}: correct one of the two"
+    if router in own:
+        return "is the address of the machine: correct one of the two"
     return "" if connected is None else _reach_problem(router, connected)
 
 
@@ -171,12 +189,20 @@ def _reach_problem(router: Address, connected: Sequence[IPNetwork]) -> str:
     if not networks:
         return f"needs an IPv{router.version} address of this interface: add one, or remove it"
     # Routers of IPv6 often have a link-local address only.
-    if (router.version == 6 and router.is_link_local) or any(
-        router in network for network in networks
-    ):
+    if router.version == 6 and router.is_link_local:
         return ""
+    for network in networks:
+        if router in network:
+            # Routers of IPv6 may have the address of the network, too (RFC 4291, 2.6.1).
+            return _end_problem(router, network) if router.version == 4 else ""
     listed = " or ".join(map(str, networks))
     return f"is not in {listed}, the network of the interface: correct it"
+
+
+def _is_within(network: IPNetwork, other: IPNetwork) -> bool:
+    return network.version == other.version and (
+        network.network_address in other and network.prefixlen >= other.prefixlen
+    )
 
 
 def _is_object(value: object) -> bool:

@@ -9,7 +9,7 @@ of these names.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,10 +119,16 @@ def harvester_pools(spec: Mapping[str, Any]) -> list[tuple[int, int, str]]:
     return sorted(pools)
 
 
-def conflicts(spec: Mapping[str, Any]) -> Iterator[Conflict]:
-    """Yield the conflicts in the spec of a HarvesterMachine, whose values may have any type."""
+def conflicts(spec: Mapping[str, Any], *, first_has_dhcp: bool = False) -> Iterator[Conflict]:
+    """Yield the conflicts in the spec of a HarvesterMachine, whose values may have any type.
+
+    :param first_has_dhcp: whether the cluster gives the first interface no address, so that it has
+        DHCP unless the spec gives it one
+    """
     networks = _listed(spec.get("networks"))
     seen = _Seen()
+    config = spec.get("networkConfig")
+    own = interfaceaddresses.address_of(config.get("address") if isinstance(config, dict) else None)
     for index, interface in enumerate(_listed(spec.get(FIELD))):
         if not isinstance(interface, dict):
             continue
@@ -134,8 +140,13 @@ def conflicts(spec: Mapping[str, Any]) -> Iterator[Conflict]:
             is_first = network == (networks[0] if networks else None)
         yield from _source_conflicts(index, interface, spec if is_first else {})
         yield from _pool_conflicts(index, _listed(interface.get(_POOLS)))
-        yield from _address_conflicts(index, _listed(interface.get(_STATIC)), seen)
-        connected = _connected(interface, spec if is_first else {}, is_first=is_first)
+        # The first interface has either the address of networkConfig or others.
+        others = seen.addresses if is_first else seen.addresses | {own}
+        yield from _address_conflicts(index, _listed(interface.get(_STATIC)), others)
+        static = interfaceaddresses.interfaces_of(_listed(interface.get(_STATIC)))
+        seen.addresses |= {address.ip for address in static}
+        is_open = is_first and not first_has_dhcp
+        connected = _connected(interface, spec if is_first else {}, is_open=is_open)
         yield from _route_conflicts(index, interface, connected, seen)
 
 
@@ -187,33 +198,43 @@ def _pool_conflicts(index: int, pools: Sequence[Any]) -> Iterator[Conflict]:
         seen.append(pool)
 
 
-def _address_conflicts(index: int, entries: Sequence[Any], seen: _Seen) -> Iterator[Conflict]:
+def _address_conflicts(
+    index: int, entries: Sequence[Any], others: Collection[object]
+) -> Iterator[Conflict]:
+    """Yield the problems of static addresses.
+
+    :param others: what other interfaces have
+    """
     for problem in interfaceaddresses.address_problems(entries):
         path = (index, _STATIC, *problem.path)
         yield Conflict(ADDRESS, path, problem.detail, problem.value)
 
+    seen = set(others)
     for number, entry in enumerate(entries):
         text = entry.get("address") if isinstance(entry, dict) else None
         interface = interfaceaddresses.interface_of(text)
         if interface is None:
             continue
-        if interface.ip in seen.addresses:
-            detail = "is in the list already: remove this entry"
+        if interface.ip in seen:
+            detail = "is an address of the machine already: remove this entry"
             yield Conflict(UNIQUE, (index, _STATIC, number, "address"), detail, text)
-        seen.addresses.add(interface.ip)
+        seen.add(interface.ip)
 
 
 def _connected(
-    interface: Mapping[str, Any], spec: Mapping[str, Any], *, is_first: bool
+    interface: Mapping[str, Any], spec: Mapping[str, Any], *, is_open: bool
 ) -> Sequence[IPNetwork] | None:
     """Return the networks that an interface has addresses of, None if they are unknown.
 
     :param spec: the spec for the first interface, empty for the others
+    :param is_open: whether the cluster may give it an address
     """
     static = interface.get(_STATIC)
     if static is not None:
-        networks = interfaceaddresses.networks_of(_listed(static))
-        return networks if len(networks) == len(_listed(static)) else None
+        addresses = interfaceaddresses.interfaces_of(_listed(static))
+        if len(addresses) != len(_listed(static)):
+            return None
+        return [address.network for address in addresses]
     if interface.get(_POOLS) is not None:
         return None
     for name, key in (("networkConfig", "address"), ("vmNetworkConfig", "gateway")):
@@ -225,8 +246,7 @@ def _connected(
                 return (ipaddress.IPv4Interface(text).network,)
             except ValueError:
                 return None
-    # The first interface may have an address of the cluster's pools.
-    return None if is_first else ()
+    return None if is_open else ()
 
 
 def _route_conflicts(
@@ -244,7 +264,9 @@ def _route_conflicts(
         yield Conflict(ROUTE, (index, "routes"), detail)
         connected = None
 
-    for problem in interfaceaddresses.route_problems(routes, connected):
+    static = interfaceaddresses.interfaces_of(_listed(interface.get(_STATIC)))
+    own = [address.ip for address in static]
+    for problem in interfaceaddresses.route_problems(routes, connected, own):
         path = (index, "routes", *problem.path)
         yield Conflict(ROUTE, path, problem.detail, problem.value)
 

@@ -203,7 +203,9 @@ def _owner(key: Key, address: str, owners: Owners) -> tuple[str, str, str]:
 
     All three are empty when no such object exists.
     """
-    owner = Key(key.namespace, ippool.machine_holder(key.name))
+    # The name of a machine of the Go provider may look like the id of an interface.
+    is_whole = key in owners.machines
+    owner = key if is_whole else Key(key.namespace, ippool.machine_holder(key.name))
     machine = owners.machines.get(owner)
     if machine is not None:
         used = _used_addresses(machine, of_interfaces=owner != key)

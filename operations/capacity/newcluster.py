@@ -26,6 +26,7 @@ from operations.capacity.requirements import (
     bare,
     device_values,
     imports_of,
+    interface_pools_of,
     looked_up,
     mapping,
     shortcomings,
@@ -105,6 +106,9 @@ class NewCluster:
             devices=_devices(self.spec),
             pools=texts_at(_POOLS, addresses.get("ipPoolRefs")),
             balancer_pools=[balancer_pool] if balancer_pool else [],
+            interface_pools=[
+                pool for path, part in _parts(self.spec) for pool in interface_pools_of(part, path)
+            ],
             gateway=_text_at(addresses, _ADDRESSES, "gateway"),
             subnet_mask=_text_at(addresses, _ADDRESSES, "subnetMask"),
         )
@@ -272,17 +276,22 @@ def _storage_classes(disks: object) -> list[Value]:
 
 def _devices(spec: Mapping[str, Any]) -> list[Value]:
     """Return the devices of all machines and of each pool, with their paths."""
+    return [value for path, part in _parts(spec) for value in device_values(part, path)]
+
+
+def _parts(spec: Mapping[str, Any]) -> list[tuple[FieldPath, Mapping[str, Any]]]:
+    """Return the settings of all machines and of each pool, with their paths."""
     workers = spec.get("workers")
-    pools = [
+    pools: list[tuple[FieldPath, Any]] = [
         (("spec", "workers", index), pool)
         for index, pool in enumerate(workers if isinstance(workers, list) else ())
     ]
-    places: list[tuple[FieldPath, Any]] = [
+    parts: list[tuple[FieldPath, Any]] = [
         (_MACHINES, spec.get("machines")),
         (("spec", "controlPlane"), spec.get("controlPlane")),
         *pools,
     ]
-    return [value for path, part in places for value in device_values(mapping(part), path)]
+    return [(path, mapping(part)) for path, part in parts]
 
 
 def _format_amount(value: float, unit: str) -> str:

@@ -125,9 +125,12 @@ async def _check_owners(
     balancers = await read_balancers(management, namespaces)
     for entry in report.leaked:
         namespace, _, name = entry.id.partition("/")
-        _, _, machine = machine_holder(entry.id).partition("/")
-        if Key(namespace, name) in balancers or await exists(
-            management, resources.HARVESTER_MACHINES, machine, namespace
-        ):
+        is_owned = Key(namespace, name) in balancers
+        # The name of a machine of the Go provider may look like the id of an interface.
+        for machine in dict.fromkeys((name, machine_holder(name))):
+            is_owned = is_owned or await exists(
+                management, resources.HARVESTER_MACHINES, machine, namespace
+            )
+        if is_owned:
             message = f"the owner of {entry.id} was created meanwhile: run the audit again"
             raise Conflict(409, "Conflict", message)

@@ -121,12 +121,12 @@ def machine_requirements(
         networks=texts_at((*root, "networks"), spec.get("networks")),
         storage_classes=classes,
         devices=device_values(spec, root),
-        interface_pools=_interface_pools(spec, root),
+        interface_pools=interface_pools_of(spec, root),
         **_addresses(mapping(spec.get("vmNetworkConfig")), (*root, "vmNetworkConfig")),
     )
 
 
-def _interface_pools(spec: Mapping[str, Any], root: FieldPath) -> list[tuple[Value, str]]:
+def interface_pools_of(spec: Mapping[str, Any], root: FieldPath) -> list[tuple[Value, str]]:
     """Return the IPPools in the settings of interfaces, with the networks of these."""
     pools = []
     for index, interface in enumerate(_list(spec.get(interfaces.FIELD))):
@@ -325,6 +325,20 @@ def _check_pools(required: Requirements, harvester: Surroundings) -> Iterator[Fi
             yield Finding(value.path, Fault.INVALID, detail, POOLS, value.text)
         yield from _check_subnet(required, pool)
 
+    yield from _check_interface_pools(required, harvester, networks[:1])
+    for value in required.balancer_pools:
+        if bare(value.text) not in existing:
+            yield _missing_finding(value, "IPPool", POOLS, existing)
+
+
+def _check_interface_pools(
+    required: Requirements, harvester: Surroundings, first: Sequence[str]
+) -> Iterator[Finding]:
+    """Check that IPPools of interfaces exist, serve their networks, and give a default route.
+
+    :param first: the first network of the machines, empty if it is unknown
+    """
+    existing = harvester.pools or {}
     for value, network in required.interface_pools:
         pool = existing.get(value.text)
         if pool is None:
@@ -336,10 +350,20 @@ def _check_pools(required: Requirements, harvester: Surroundings) -> Iterator[Fi
         elif harvester.free(value.text) is None:
             detail = "its ranges are invalid: correct spec.ranges of the IPPool on Harvester"
             yield Finding(value.path, Fault.INVALID, detail, POOLS, value.text)
+        elif [*first] == [qualified(network, required.target_namespace)]:
+            yield from _check_default_route(value, pool)
 
-    for value in required.balancer_pools:
-        if bare(value.text) not in existing:
-            yield _missing_finding(value, "IPPool", POOLS, existing)
+
+def _check_default_route(value: Value, pool: Obj) -> Iterator[Finding]:
+    """Advise on a pool of the first interface with IPv4 ranges that name no gateway."""
+    # Guests get the gateway of IPv6 from their router, too.
+    ranges = [part for part in _list(at(pool, "spec", "ranges")) if ":" not in part["subnet"]]
+    if any(not part.get("gateway") for part in ranges):
+        detail = (
+            "a range of the IPPool has no gateway, so that guests have no default route on their "
+            "first interface: add it to the range, or give the gateway by another interface"
+        )
+        yield Finding(value.path, Fault.INVALID, detail, POOLS, value.text, advice=True)
 
 
 def _check_subnet(required: Requirements, pool: Obj) -> Iterator[Finding]:

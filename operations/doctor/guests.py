@@ -71,7 +71,7 @@ def services(
     machines: Iterable[Obj],
     namespace: str,
     cluster: str,
-    version: tuple[int, int] | None = None,
+    version: tuple[int, int] | None,
 ) -> str:
     """Say where Services of a guest get addresses from.
 

@@ -94,8 +94,10 @@ def _machine_names(pools: PoolObjects, objects: Mapping[Resource, list[Obj]]) ->
     # Of some, only an address is left, with the namespace on the management cluster.
     for pool in pools.pools:
         for holder in (*allocated(pool).values(), *allocated_before(pool).values()):
-            namespace, _, name = machine_holder(holder).partition("/")
-            machines |= {Key(target, name) for target in target_namespaces[namespace] if name}
+            # The name of a machine of the Go provider may look like the id of an interface.
+            for identity in (holder, machine_holder(holder)):
+                namespace, _, name = identity.partition("/")
+                machines |= {Key(target, name) for target in target_namespaces[namespace] if name}
     return machines
 
 

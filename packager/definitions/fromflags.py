@@ -78,12 +78,24 @@ def _is_below(path: FieldPath, top: FieldPath) -> bool:
     )
 
 
-def _joined(items: list[Obj], more: list[Obj], key: str) -> list[Obj]:
-    """Return items of two lists, in which those with the same value of a key are one."""
-    by_key: dict[Any, Obj] = {}
-    for item in (*items, *more):
-        by_key[item.get(key)] = by_key.get(item.get(key), {}) | item
-    return list(by_key.values())
+def _joined(items: Any, more: list[Obj], key: str) -> Any:
+    """Return items of a list with the fields that a flag sets, known by the value of a key.
+
+    A flag that names one twice has two items for it, which rules refuse.
+    """
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        return items  # the schema reports it
+    joined = list(items)
+    indices: dict[Any, int] = {}
+    for index, item in enumerate(items):
+        indices.setdefault(item.get(key), index)
+    for item in more:
+        if item[key] in indices:
+            index = indices.pop(item[key])
+            joined[index] = joined[index] | item
+        else:
+            joined.append(item)
+    return joined
 
 
 def _set(obj: Obj, path: FieldPath, value: Any) -> Obj:

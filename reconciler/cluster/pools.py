@@ -199,9 +199,10 @@ def _describe_holder(scope: ClusterScope, holder: str) -> str:
         if service and guest:
             return f"Service {service} of guest {guest} (LoadBalancer {holder})"
         return f"LoadBalancer {holder}"
-    machine = ippool.machine_holder(holder)
-    if scope.context.caches.harvester_machines.get(namespace, machine.partition("/")[2]):
-        return f"HarvesterMachine {machine}"
+    # The name of a machine of the Go provider may look like the id of an interface.
+    for machine in (name, ippool.machine_holder(name)):
+        if scope.context.caches.harvester_machines.get(namespace, machine):
+            return f"HarvesterMachine {namespace}/{machine}"
     return holder
 
 

@@ -25,6 +25,7 @@ from reconciler.machine.addressclaims import (
     pending_reason,
     wanted_claims,
 )
+from reconciler.machine.addressstate import AddressState
 from reconciler.machine.guestinterfaces import GuestAddress
 from reconciler.machine.network import PoolNetwork, effective_network
 from reconciler.machine.scope import MachineScope
@@ -51,7 +52,8 @@ async def ensure_claims(scope: MachineScope) -> list[tuple[int, GuestAddress]]:
 
     They are with the numbers of their interfaces.
 
-    Needs a valid spec. Raises `Blocked` while an address is missing.
+    Needs a valid spec. Leaves the condition to its caller. Raises `Blocked` while an address is
+    missing.
     """
     wanted = wanted_claims(scope.name, scope.spec)
     if not wanted:
@@ -62,10 +64,7 @@ async def ensure_claims(scope: MachineScope) -> list[tuple[int, GuestAddress]]:
         claims, addresses = _caches(scope, changed)
     # All claims are there before the machine waits for the first address.
     answers = [await _ensure_claim(scope, claims, claim) for claim in wanted]
-    claimed = _read_addresses(scope, wanted, answers, addresses)
-    if not isinstance(effective_network(scope.spec, scope.cluster_spec), PoolNetwork):
-        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
-    return claimed
+    return _read_addresses(scope, wanted, answers, addresses)
 
 
 async def confirm_claims(scope: MachineScope, claimed: Sequence[tuple[int, GuestAddress]]) -> None:
@@ -96,22 +95,22 @@ async def confirm_claims(scope: MachineScope, claimed: Sequence[tuple[int, Guest
         raise _changed_claims("the addresses of IPAddressClaims have changed")
 
 
-def check_claims(scope: MachineScope) -> None:
-    """Report lost claims of a machine with a VM, because others may get its address.
+def check_claims(scope: MachineScope) -> AddressState:
+    """Return lost claims of a machine with a VM, because others may get its address.
 
     They are not created again: the answer would be another address, which the guest does not have.
     """
     wanted = wanted_claims(scope.name, scope.spec)
     if not wanted:
-        return
+        return AddressState()
     filled = scope.subscribe(triggers.IPAM)
     scope.context.ipam.start()
     claims = scope.context.ipam.claims
     if claims is None:
-        return  # the subscription outlives this reconcile, which does not wait for the caches
+        # The subscription outlives this reconcile, which does not wait for the caches.
+        return AddressState()
     filled.cancel()
 
-    condition = ConditionType.VM_IP_ALLOCATED
     existing = [claims.get(scope.key.namespace, claim.name) for claim in wanted]
     lost = [
         claim
@@ -124,11 +123,10 @@ def check_claims(scope: MachineScope) -> None:
             f"IPAddressClaim {described} no longer exists, or is being deleted, while the VM uses "
             "its address, which others may get: replace this machine"
         )
-        if not scope.draft.has_message(condition, message):
-            scope.warning_event(Reason.VM_IP_ALLOCATION_FAILED, message)
-        scope.draft.set_false(condition, Reason.VM_IP_ALLOCATION_FAILED, message)
-    elif not isinstance(effective_network(scope.spec, scope.cluster_spec), PoolNetwork):
-        scope.draft.set_true(condition)
+        return AddressState((message,), of_pools=False)
+    # The pools decide about the condition of a machine that has an address of them, too.
+    is_pooled = isinstance(effective_network(scope.spec, scope.cluster_spec), PoolNetwork)
+    return AddressState(is_reserved=None if is_pooled else True)
 
 
 def known_addresses(scope: MachineScope) -> list[str]:

@@ -16,11 +16,13 @@ from caphv.api.release import hotplug_obstacle
 from caphv.api.virtualmachine import READ_WRITE_MANY
 from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, Invalid, RequestError
 from reconciler import metrics
+from reconciler.machine.addressstate import report_addresses
 from reconciler.machine.adoption import adopt_or_refuse, vm_lost
 from reconciler.machine.bootstrap import bootstrap_data, ensure_secret
 from reconciler.machine.claimedaddresses import check_claims, confirm_claims, ensure_claims
 from reconciler.machine.ipaddress import ensure_address, restore_address
 from reconciler.machine.labelling import ensure_labels
+from reconciler.machine.network import Dhcp
 from reconciler.machine.pooladdresses import ensure_pool_addresses, restore_pool_addresses
 from reconciler.machine.quota import REFUSED_SECONDS, check_quota, handle_refusal, record_free_quota
 from reconciler.machine.scope import MachineScope
@@ -44,9 +46,8 @@ async def ensure_vm(scope: MachineScope) -> Obj:
 
     vm = await adopt_or_refuse(scope, vm)
     vm = await ensure_labels(scope, vm)
-    await restore_address(scope)
-    check_claims(scope)
-    await restore_pool_addresses(scope)
+    states = [await restore_address(scope), check_claims(scope)]
+    report_addresses(scope, [*states, await restore_pool_addresses(scope)])
     return vm
 
 
@@ -78,6 +79,8 @@ async def _create_vm(scope: MachineScope) -> Obj:
     claimed = await ensure_claims(scope)
     network = await ensure_address(scope)
     pooled = await ensure_pool_addresses(scope)
+    if claimed or pooled or not isinstance(network, Dhcp):
+        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     await ensure_secret(scope, network, bootstrap, [*claimed, *pooled])
     inputs = replace(inputs, offered=await offered_modes(scope, inputs))
     await confirm_claims(scope, claimed)

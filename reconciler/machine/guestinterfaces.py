@@ -140,11 +140,15 @@ def unreachable_router(interface: GuestInterface, addresses: Iterable[Interface]
 
     :param addresses: the addresses of the interface, whatever they come from
     """
-    networks = [address.network for address in addresses]
+    all_addresses = list(addresses)
+    networks = [address.network for address in all_addresses]
+    own = [address.ip for address in all_addresses]
     routes = [{"to": route.to, "via": route.via} for route in interface.routes]
-    for problem in interfaceaddresses.route_problems(routes, networks):
+    for problem in interfaceaddresses.route_problems(routes, networks, own):
         route = interface.routes[int(problem.path[0])]
-        return f"its route to {route.to} via {route.via} {problem.detail}"
+        # The detail has the subject that its field names.
+        via = f"via {route.via} " if problem.path[1] == "via" else ""
+        return f"its route to {route.to} {via}{problem.detail}"
     return ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from caphv.runtime.errors import Conflict, Forbidden, RequestError, Unauthorized
 from reconciler import metrics, triggers
 from reconciler.harvester import addressplan
 from reconciler.machine.addressclaims import wanted_claims
+from reconciler.machine.addressstate import AddressState
 from reconciler.machine.guestinterfaces import recorded_addresses, wanted_addresses
 from reconciler.machine.network import (
     InterfaceNetwork,
@@ -53,13 +54,10 @@ class Entry(NamedTuple):
 async def ensure_address(scope: MachineScope) -> Network:
     """Return the network of the VM, after reserving an address if it comes from a pool.
 
-    Needs the machine's networks to be valid. Leaves address and pool in the status. Raises
-    `Blocked` if no pool has an address.
+    Needs the machine's networks to be valid. Leaves address and pool in the status, and the
+    condition to its caller. Raises `Blocked` if no pool has an address.
     """
     network = effective_network(scope.spec, scope.cluster_spec)
-    if isinstance(network, StaticAddress | InterfaceNetwork):
-        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
-        return network
     if not isinstance(network, PoolNetwork):
         return network
 
@@ -85,7 +83,7 @@ async def ensure_address(scope: MachineScope) -> Network:
     # An adopted address was logged by an earlier reconcile that did not write the status.
     if not answer.adopted:
         log.info("reserved address %s in IPPool %s", answer.address, answer.pool)
-    _report_address(scope, answer.pool, answer.address)
+    _record_address(scope, answer.pool, answer.address)
     return with_address(network, answer.address)
 
 
@@ -112,89 +110,103 @@ async def _allocate(
     # The pool of the address may have been changed or removed. Another address is fine, because the
     # VM does not exist yet.
     if address and isinstance(answer, addressplan.Refusal) and answer.reason in ANOTHER:
-        await give_up(scope, address)
+        own = scope.reservation
+        await give_up(scope, lambda entry: (entry.holder, entry.address) == (own, address))
         del scope.draft.fields["allocatedIPAddress"]
         scope.draft.fields.pop("allocatedPoolRef", None)
         answer = await session.allocator.allocate(replace(request, address=""))
     return answer
 
 
-async def give_up(scope: MachineScope, address: str) -> None:
-    """Release the address of a machine without a VM, because its pools no longer serve the address.
+async def give_up(scope: MachineScope, is_useless: Callable[[Entry], bool]) -> None:
+    """Release addresses of a machine without a VM, because its pools no longer serve them.
 
-    Raises `Blocked` or `Conflict` if a VM may exist and use the address.
+    Raises `Blocked` or `Conflict` if a VM may exist and use the addresses.
     """
     scope.current_namespace()
     if await scope.live_vm() is not None:
         message = f"VirtualMachine {scope.target_namespace}/{scope.name} was created; retrying"
         raise Conflict(409, "Conflict", message)
 
-    await _release(scope, [entry for entry in await _held(scope) if entry.address == address])
+    await _release(scope, filter(is_useless, await held_entries(scope)))
 
 
-async def restore_address(scope: MachineScope) -> None:
-    """Restore the address of a machine with a VM in its status and in the pool."""
+async def restore_address(scope: MachineScope) -> AddressState:
+    """Restore the address of a machine with a VM in its status and in the pool.
+
+    Returns a failure and continues, because the VM keeps its address anyway.
+    """
     network = effective_network(scope.spec, scope.cluster_spec)
     is_allocated = scope.draft.is_true(ConditionType.VM_IP_ALLOCATED)
     is_static = isinstance(network, StaticAddress | InterfaceNetwork)
     # `check_claims` decides about a machine with claims.
     if is_static and not is_allocated and not wanted_claims(scope.name, scope.spec):
-        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+        return AddressState(is_reserved=True)
     if not isinstance(network, PoolNetwork):
-        return
+        return AddressState()
 
     # If a process ended between two writes, the pool has the address but the status does not.
     fields = scope.draft.fields
     candidates = filter(None, (fields.get("allocatedPoolRef"), *network.pools))
     configured = tuple(dict.fromkeys(candidates))
-    if not is_allocated:
-        for entry in await _held(scope):
+    if not fields.get("allocatedIPAddress"):
+        for entry in await held_entries(scope):
             if entry.pool in configured and entry.holder == scope.reservation:
-                _report_address(scope, entry.pool, entry.address)
+                _record_address(scope, entry.pool, entry.address)
 
     # If a user or another client has removed the entry, the status has the address but the pool
     # does not, and the pool would allocate the address of a running VM again.
     address = str(fields.get("allocatedIPAddress") or "")
-    pools = _pools_without(scope, configured, address) if address else ()
-    if pools:
-        await _reserve_again(scope, pools, address)
-        return
+    pool = _holding_pool(scope, configured, address) if address else ""
+    if address and not pool and (pools := _pools_with_range(scope, configured, address)):
+        return await _reserve_again(scope, pools, address)
+
     scope.memory.reservation.reset()
-    if not scope.draft.is_true(ConditionType.VM_IP_ALLOCATED):
-        # The machine waited for an address until its VM was adopted.
-        scope.draft.drop(ConditionType.VM_IP_ALLOCATED)
+    if is_allocated:
+        return AddressState()
+    if pool:
+        _record_address(scope, pool, address)
+    # Without a pool, the machine waited for an address until its VM was adopted.
+    return AddressState(is_reserved=bool(pool))
 
 
-def _report_address(scope: MachineScope, pool: str, address: str) -> None:
+def _record_address(scope: MachineScope, pool: str, address: str) -> None:
     scope.draft.fields["allocatedIPAddress"] = address
     scope.draft.fields["allocatedPoolRef"] = pool
-    scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
 
 
-def _pools_without(
-    scope: MachineScope, configured: tuple[str, ...], address: str
-) -> tuple[str, ...]:
-    """Return the pools in which to reserve an address again, none if a pool still holds it.
+def _holding_pool(scope: MachineScope, configured: tuple[str, ...], address: str) -> str:
+    """Return the pool that holds an address for the machine, empty for none.
 
     :param configured: names of the pools that the machine may use
     """
     # Use only the cache, because this runs in every reconcile.
+    cached = scope.session().pools
+    for name in configured:
+        pool = cached.get("", name)
+        if pool and ippool.holds(pool, address, scope.reservation, cluster_mark(scope)):
+            return name
+    return ""
+
+
+def _pools_with_range(
+    scope: MachineScope, configured: tuple[str, ...], address: str
+) -> tuple[str, ...]:
+    """Return the pools in which an address can be reserved again.
+
+    :param configured: names of the pools that the machine may use
+    """
     session = scope.session()
     pools = {name: session.pools.get("", name) for name in configured}
-    for pool in pools.values():
-        if pool and ippool.holds(pool, address, scope.reservation, cluster_mark(scope)):
-            return ()
-
     missing = [name for name, pool in pools.items() if pool is None]
     # The subscription outlives this reconcile, which does not wait for the missing pools.
     scope.subscribe(*(triggers.pool(session.fingerprint, name) for name in missing))
     return tuple(name for name, pool in pools.items() if pool and ippool.contains(pool, address))
 
 
-async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: str) -> None:
+async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: str) -> AddressState:
     """Reserve the address of a running VM in one of these pools.
 
-    Reports a failure in the condition and continues, because the VM keeps its address anyway.
     Raises `Unauthorized`, because no other request would succeed either.
     """
     session = scope.session()
@@ -212,27 +224,16 @@ async def _reserve_again(scope: MachineScope, pools: tuple[str, ...], address: s
         log.info("cannot reserve address %s again: %s", address, error)
         # Retry after a time, because the failure may end without a change of the pool.
         scope.requeue_in(scope.memory.reservation.retry_after(kind))
-        report_lost_address(scope, failure)
-        return
+        return AddressState((failure,))
 
     scope.memory.reservation.reset()
     if isinstance(answer, addressplan.Refusal):
-        report_lost_address(scope, answer.message)
-        return
+        return AddressState((answer.message,))
     changed.cancel()
-    _report_address(scope, answer.pool, address)
+    _record_address(scope, answer.pool, address)
     message = f"IPPool {answer.pool} no longer had address {address} of this machine"
     scope.event("AddressReservedAgain", f"{message}; reserved it again")
-
-
-def report_lost_address(scope: MachineScope, failure: str) -> None:
-    """Set the condition of an address that no pool reserves, with an Event if that is new."""
-    condition = ConditionType.VM_IP_ALLOCATED
-    reason = Reason.VM_IP_ALLOCATION_FAILED
-    if not scope.draft.has_message(condition, failure):
-        metrics.IPPOOL_ALLOCATION_ERRORS.inc()
-        scope.warning_event(reason, failure)
-    scope.draft.set_false(condition, reason, failure)
+    return AddressState(is_reserved=True)
 
 
 async def release_address(scope: MachineScope, *, foreign_vm: bool) -> None:
@@ -245,7 +246,7 @@ async def release_address(scope: MachineScope, *, foreign_vm: bool) -> None:
     # address only in the pool, and a write whose answer was lost may add it later.
     holders = (want.holder for want in wanted_addresses(scope.reservation, scope.spec))
     await scope.session().allocator.settle({scope.reservation, *holders})
-    await _release(scope, _marked_entries(scope) if foreign_vm else await _held(scope))
+    await _release(scope, _marked_entries(scope) if foreign_vm else await held_entries(scope))
 
 
 async def _release(scope: MachineScope, entries: Iterable[Entry]) -> None:
@@ -267,7 +268,7 @@ async def adopt_address(scope: MachineScope, former_cluster: str) -> None:
         await allocator.mark(entry.pool, entry.address, cluster_mark(scope))
 
 
-async def _held(scope: MachineScope) -> list[Entry]:
+async def held_entries(scope: MachineScope) -> list[Entry]:
     """Return all reservations of the machine."""
     entries = list(_entries(scope, scope.owner.management_cluster))
     is_contested = await _is_contested(scope, entries)
@@ -282,7 +283,7 @@ def _marked_entries(scope: MachineScope) -> list[Entry]:
         entries += [
             Entry(pool["metadata"]["name"], address, holder, is_marked)
             for address, (holder, is_marked) in held.items()
-            if is_marked
+            if is_marked and not is_another_machine(scope, holder)
         ]
     return entries
 
@@ -324,8 +325,21 @@ def _entries(scope: MachineScope, management_cluster: str) -> Iterator[Entry]:
     for pool in scope.session().pools.store:
         held = ippool.held_by_machine(pool, scope.reservation, management_cluster[:_SHORT])
         for address, (holder, is_marked) in held.items():
+            if is_another_machine(scope, holder):
+                continue
             is_proven = is_marked or address in recorded
             yield Entry(pool["metadata"]["name"], address, holder, is_proven)
+
+
+def is_another_machine(scope: MachineScope, holder: str) -> bool:
+    """Return whether the id of an address of an interface is that of another machine.
+
+    The Go provider allowed such names, for example `one.1-0` next to machine `one`.
+    """
+    if holder == scope.reservation:
+        return False
+    namespace, _, name = holder.partition("/")
+    return scope.context.caches.harvester_machines.get(namespace, name) is not None
 
 
 def cluster_mark(scope: MachineScope) -> str:

@@ -7,17 +7,19 @@ its pool. `ipaddress.release_address` releases all of them with the machine.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from caphv.api import ippool
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj
+from caphv.api.object import Obj, at
 from caphv.api.ownership import former_owner
 from caphv.runtime.errors import RequestError, Unauthorized, kind_of
 from reconciler import metrics, triggers
 from reconciler.harvester import addressplan
 from reconciler.machine import ipaddress
 from reconciler.machine.addressclaims import wanted_claims
+from reconciler.machine.addressstate import AddressState
 from reconciler.machine.guestinterfaces import (
     GuestAddress,
     WantedAddress,
@@ -37,15 +39,17 @@ _FIELD = "interfaceAddresses"
 async def ensure_pool_addresses(scope: MachineScope) -> list[tuple[int, GuestAddress]]:
     """Return the addresses of IPPools with the numbers of their interfaces, after reserving them.
 
-    Needs a valid spec. Leaves the addresses in the status. Raises `Blocked` if one is missing.
+    Needs a valid spec. Leaves the addresses in the status, and the condition to its caller. Raises
+    `Blocked` if one is missing.
     """
     wanted = wanted_addresses(scope.reservation, scope.spec)
-    if not wanted:
+    if not wanted and not scope.draft.fields.get(_FIELD):
         return []
     former = former_owner(scope.obj, scope.owner)
     if former and not scope.draft.fields.get(_FIELD):
         # As with the address of the machine, what was reserved before a backup needs our mark.
         await ipaddress.adopt_address(scope, former.management_cluster)
+    await _give_up_unwanted(scope, wanted)
 
     fingerprint = scope.session().fingerprint
     topics = [triggers.pool(fingerprint, want.pool) for want in wanted]
@@ -70,33 +74,60 @@ async def ensure_pool_addresses(scope: MachineScope) -> list[tuple[int, GuestAdd
                 Watched.SELF,
                 warn=True,
             )
-    scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
     return addresses
 
 
-async def restore_pool_addresses(scope: MachineScope) -> None:
+async def restore_pool_addresses(scope: MachineScope) -> AddressState:
     """Restore the addresses of a machine with a VM in its status and in the pools.
 
-    Reports a failure in the condition and continues, because the VM keeps its addresses anyway.
+    Returns failures and continues, because the VM keeps its addresses anyway.
     """
     wanted = wanted_addresses(scope.reservation, scope.spec)
     if not wanted:
-        return
+        return AddressState()
     failures = [failure for want in wanted if (failure := await _restore(scope, want))]
     if failures:
-        ipaddress.report_lost_address(scope, "; ".join(failures))
-        return
+        return AddressState(tuple(failures))
 
     scope.memory.interface_reservation.reset()
+    if not all(_recorded(scope, want) for want in wanted):
+        # A pool that is missing may have them.
+        return AddressState(is_reserved=False)
     is_pooled = isinstance(effective_network(scope.spec, scope.cluster_spec), PoolNetwork)
     # Others decide about the condition of a machine that has addresses elsewhere, too.
-    if not is_pooled and not wanted_claims(scope.name, scope.spec):
-        scope.draft.set_true(ConditionType.VM_IP_ALLOCATED)
+    if is_pooled or wanted_claims(scope.name, scope.spec):
+        return AddressState()
+    return AddressState(is_reserved=True)
 
 
 def known_pool_addresses(scope: MachineScope) -> list[str]:
     """Return the addresses of IPPools that the status has for interfaces."""
     return list(recorded_addresses(scope.draft.fields))
+
+
+async def _give_up_unwanted(scope: MachineScope, wanted: Sequence[WantedAddress]) -> None:
+    """Release what the machine reserved before its settings were changed."""
+    places = {(want.pool, want.holder) for want in wanted}
+
+    def is_unwanted(entry: ipaddress.Entry) -> bool:
+        return entry.holder != scope.reservation and (entry.pool, entry.holder) not in places
+
+    recorded = scope.draft.fields.get(_FIELD) or []
+    addresses = {_recorded(scope, want) for want in wanted}
+    kept = [entry for entry in recorded if entry["address"] in addresses]
+    if kept == recorded and not any(map(is_unwanted, await ipaddress.held_entries(scope))):
+        return
+    # The status proves whose the entries are, and therefore changes after them.
+    await ipaddress.give_up(scope, is_unwanted)
+    scope.draft.fields[_FIELD] = kept
+
+
+async def _give_up(scope: MachineScope, want: WantedAddress, address: str) -> None:
+    """Release an address that its pool no longer serves."""
+    place = (want.pool, want.holder, address)
+    await ipaddress.give_up(scope, lambda entry: (entry.pool, entry.holder, entry.address) == place)
+    entries = scope.draft.fields.get(_FIELD) or ()
+    scope.draft.fields[_FIELD] = [entry for entry in entries if entry["address"] != address]
 
 
 async def _allocate(scope: MachineScope, want: WantedAddress) -> GuestAddress | addressplan.Refusal:
@@ -111,6 +142,10 @@ async def _allocate(scope: MachineScope, want: WantedAddress) -> GuestAddress | 
         )
         return addressplan.Refusal(addressplan.RefusalReason.NO_POOL, message)
 
+    if ipaddress.is_another_machine(scope, want.holder):
+        message = f"{want.holder} is the id of another HarvesterMachine in IPPools: rename one"
+        return addressplan.Refusal(addressplan.RefusalReason.NO_POOL, message)
+
     metrics.IPPOOL_ALLOCATIONS.inc()
     address = _recorded(scope, want)
     request = addressplan.AddressRequest(
@@ -121,29 +156,40 @@ async def _allocate(scope: MachineScope, want: WantedAddress) -> GuestAddress | 
         adopt=not await ipaddress.is_contested_name(scope),
     )
     answer = await session.allocator.allocate(request)
+    outcome = _guest_address(session.pools.get("", want.pool), want, answer)
+    # The pool may hold an address that its ranges had before.
+    address = answer.address if isinstance(answer, addressplan.Grant) else address
     # Another address is fine, because the VM does not exist yet.
-    if address and isinstance(answer, addressplan.Refusal) and answer.reason in ipaddress.ANOTHER:
-        await ipaddress.give_up(scope, address)
-        _forget(scope, address)
+    if address and isinstance(outcome, addressplan.Refusal) and outcome.reason in ipaddress.ANOTHER:
+        await _give_up(scope, want, address)
         answer = await session.allocator.allocate(replace(request, address=""))
+        outcome = _guest_address(session.pools.get("", want.pool), want, answer)
     if isinstance(answer, addressplan.Refusal):
         return answer
 
     if not answer.adopted:
         log.info("reserved address %s in IPPool %s", answer.address, answer.pool)
     _record(scope, want, answer.address)
-    return _guest_address(session.pools.get("", want.pool), want, answer.address)
+    return outcome
 
 
 def _guest_address(
-    pool: Obj | None, want: WantedAddress, address: str
+    pool: Obj | None, want: WantedAddress, answer: addressplan.Grant | addressplan.Refusal
 ) -> GuestAddress | addressplan.Refusal:
     """Return an address with prefix and gateway, which the range of the pool has."""
-    prefix, gateway = ippool.subnet_of(pool, address) if pool else (0, "")
+    if isinstance(answer, addressplan.Refusal):
+        return answer
+    if pool is None:
+        message = f"IPPool {want.pool} was deleted: create it again, or name another"
+        return addressplan.Refusal(addressplan.RefusalReason.MISSING_POOL, message)
+    try:
+        prefix, gateway = ippool.subnet_of(pool, answer.address)
+    except ippool.InvalidPoolError as error:
+        return addressplan.Refusal(addressplan.RefusalReason.INVALID_POOL, str(error))
     if prefix:
-        return GuestAddress(address, prefix, gateway)
-    message = f"address {address} is in no range of IPPool {want.pool}: correct the pool"
-    return addressplan.Refusal(addressplan.RefusalReason.INVALID_POOL, message)
+        return GuestAddress(answer.address, prefix, gateway)
+    message = f"address {answer.address} is in no range of IPPool {want.pool}: correct the pool"
+    return addressplan.Refusal(addressplan.RefusalReason.EXHAUSTED, message)
 
 
 async def _restore(scope: MachineScope, want: WantedAddress) -> str:
@@ -187,9 +233,15 @@ async def _restore(scope: MachineScope, want: WantedAddress) -> str:
 
 
 def _recorded(scope: MachineScope, want: WantedAddress) -> str:
-    """Return the address in the status, empty for none."""
+    """Return the address in the status, empty for none.
+
+    An address that the pool holds for another interface or entry of the machine is that one's.
+    """
+    pool = scope.session().pools.get("", want.pool) or {}
     for address, place in recorded_addresses(scope.draft.fields).items():
-        if place == (want.network, want.pool):
+        holder = str(at(pool, "status", "allocated", address) or "")
+        is_of_machine = ippool.machine_holder(holder) == scope.reservation
+        if place == (want.network, want.pool) and (holder == want.holder or not is_of_machine):
             return address
     return ""
 
@@ -198,8 +250,3 @@ def _record(scope: MachineScope, want: WantedAddress, address: str) -> None:
     if _recorded(scope, want) != address:
         entry = {"address": address, "network": want.network, "pool": want.pool}
         scope.draft.fields[_FIELD] = [*(scope.draft.fields.get(_FIELD) or ()), entry]
-
-
-def _forget(scope: MachineScope, address: str) -> None:
-    entries = scope.draft.fields.get(_FIELD) or ()
-    scope.draft.fields[_FIELD] = [entry for entry in entries if entry["address"] != address]

@@ -62,8 +62,7 @@ def _errors(machine: Obj, images: Collection[str]) -> Iterator[SpecError]:
         yield SpecError("spec.networks", None, remedy)
 
     for conflict in interfaces.conflicts(spec):
-        # The others have no effect on what the guest gets.
-        if conflict.kind in (interfaces.ADDRESS, interfaces.ROUTE):
+        if _prevents_vm(conflict, spec):
             path = "".join(
                 f"[{part}]" if isinstance(part, int) else f".{part}" for part in conflict.path
             )
@@ -80,6 +79,15 @@ def _errors(machine: Obj, images: Collection[str]) -> Iterator[SpecError]:
     for order in sorted({order for order in orders if orders.count(order) > 1}):
         remedy = "give each boot order to one volume only"
         yield SpecError("spec.volumes[].bootOrder", order, remedy)
+
+
+def _prevents_vm(conflict: interfaces.Conflict, spec: Obj) -> bool:
+    """Return whether a conflict prevents the VM; the others change nothing that the guest gets."""
+    if conflict.kind != interfaces.UNIQUE:
+        return conflict.kind in (interfaces.ADDRESS, interfaces.ROUTE)
+    # Two entries for one IPPool would share an id, or have one address in the status. A machine
+    # with older fields only may have two entries for a network, of which the last one counts.
+    return bool(interfaces.harvester_pools(spec)) or conflict.path[1] in ("addresses", "routes")
 
 
 def _volume_errors(field: str, volume: Obj, images: Collection[str]) -> Iterator[SpecError]:

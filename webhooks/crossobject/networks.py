@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import NamedTuple
 
-from caphv.api import interfaceaddresses
+from caphv.api import interfaceaddresses, interfaces
 from caphv.api.ippool import contradictions
 from caphv.api.resources import CLUSTER_API_GROUP
-from caphv.validation.finding import Fault, LocatedFinding
+from caphv.validation.finding import Fault, Finding, LocatedFinding
 from caphv.validation.rule import Rules
 from webhooks.crossobject.model import POOL_GROUP, Entry, Inventory, Located
 from webhooks.crossobject.owners import machine_templates, users
@@ -113,6 +113,38 @@ def _networks(spec: Field) -> Iterator[Network]:
         gateway, mask = config.at("gateway").text, config.at("subnetMask").text
         if gateway and mask and (gateway_network := network(f"{gateway}/{mask}")):
             yield gateway_network
+
+
+@RULES.rule(
+    "interface-route-dhcp",
+    (MACHINE, MACHINE_TEMPLATE),
+    "The first interface must not have `routes` if neither machine nor cluster gives it an "
+    "address: guests take those next to DHCP from its server.",
+    example=(
+        "`networkInterfaces: [{network: default/production, routes: [...]}]` in a cluster without "
+        "`vmNetworkConfig`: add pools, or remove the routes"
+    ),
+)
+def _routes_with_dhcp(inventory: Inventory) -> Iterator[Located]:
+    for machine in inventory.of_kind(MACHINE):
+        if infrastructure := inventory.infrastructure(machine):
+            yield from _check_routes(machine, infrastructure)
+    for cluster, infrastructure in inventory.clusters:
+        for template in machine_templates(inventory, cluster):
+            yield from _check_routes(template, infrastructure)
+
+
+def _check_routes(entry: Entry, infrastructure: Entry) -> Iterator[Located]:
+    """Report routes of a first interface that has DHCP because the cluster gives no addresses."""
+    if infrastructure.spec.at("vmNetworkConfig").present:
+        return
+    # The rules about one object report all others.
+    known = list(interfaces.conflicts(entry.spec.mapping))
+    field = entry.spec.at(interfaces.FIELD)
+    for conflict in interfaces.conflicts(entry.spec.mapping, first_has_dhcp=True):
+        if conflict.kind == interfaces.ROUTE and conflict not in known:
+            finding = Finding((*field.path, *conflict.path), Fault.INVALID, conflict.detail)
+            yield LocatedFinding(entry, finding, infrastructure)
 
 
 class _Range(NamedTuple):

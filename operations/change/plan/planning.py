@@ -12,7 +12,6 @@ from caphv.api.objectid import ObjectId
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound, RequestError
 from operations.backup.reading import read_objects
-from operations.capacity.free import CapacityObjects
 from operations.capacity.machinechanges import ClusterEffect, effect_of
 from operations.capacity.machinepools import (
     CONTROL_PLANE,
@@ -225,26 +224,27 @@ async def _cluster_plan(
         shortcomings_of(after, cluster, harvester) if harvester else (),
         needs_and_free(effect.needs, harvester_cluster, capacity),
         effect.unknown,
-        _services(effect.cluster, harvester_cluster, after, capacity),
+        _services(effect.cluster, harvester_cluster, after, harvester),
     )
     return plan, hidden
 
 
 def _services(
-    cluster: Key, harvester_cluster: Obj, after: DesiredState, capacity: CapacityObjects | None
+    cluster: Key, harvester_cluster: Obj, after: DesiredState, harvester: Surroundings | None
 ) -> str:
     """Say where Services of type LoadBalancer get addresses from; empty if it is not known.
 
     :param cluster: the key of the Cluster
     :param harvester_cluster: the HarvesterCluster, which names the namespace on Harvester
     :param after: the desired state of the cluster after the change
-    :param capacity: the capacity of the Harvester
+    :param harvester: the objects of the Harvester
     """
-    if capacity is None:
+    if harvester is None:
         return ""
     machines = [{"spec": pool.machine} for pool in after.pools.values()]
     namespace = str(harvester_cluster["spec"].get("targetNamespace") or "")
-    return services(capacity.harvester, machines, namespace, cluster.name)
+    objects, version = harvester.capacity.harvester, harvester.chart_limits.harvester
+    return services(objects, machines, namespace, cluster.name, version)
 
 
 def _harvester_cluster(key: Key, after: DesiredState, objects: Objects) -> Obj:

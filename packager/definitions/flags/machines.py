@@ -91,7 +91,6 @@ FLAGS = (
         "NETWORK=POOL+POOL@DNS+DNS: pools of IPAM providers, and DNS servers, for interfaces, "
         "comma-separated. POOL is NAME of an InClusterIPPool, or KIND.GROUP/NAME.",
         value=values.interfaces,
-        joined_by="network",
     ),
     Flag(
         "--mtu",

@@ -22,7 +22,7 @@ class Flag:
     `ask` is the question, empty for flags that are not asked for. `default` is the value for an
     empty answer, None if an answer is required. `choices` are all values that the schema takes if
     they are few, for completion in a shell. `joined_by` is the key by which the items of a list
-    join those that other flags have set.
+    join those that a file or earlier flags have set, instead of replacing the list.
     """
 
     name: str

@@ -64,9 +64,9 @@ def _check_addresses(obj: Obj) -> Iterator[Finding]:
     "definition-interfaces",
     KINDS,
     "`networkInterfaces` must name each network of `machines.networks` at most once, each pool and "
-    "destination of a route once, routers in a network of the interface, DNS servers by IP "
-    "address, and no static addresses. Pools of `machines` exclude `addresses` for the first "
-    "network.",
+    "destination of a route once, routers in a network of the interface, no routes next to DHCP, "
+    "DNS servers by IP address, and no static addresses. Pools of `machines` exclude `addresses` "
+    "for the first network.",
 )
 def _check_interfaces(obj: Obj) -> Iterator[Finding]:
     spec = obj["spec"]
@@ -83,7 +83,12 @@ def _check_interfaces(obj: Obj) -> Iterator[Finding]:
         # A single pool may take its addresses elsewhere than all others.
         if pool is machines:
             fields["vmNetworkConfig"] = spec.get("addresses")
-        all_conflicts = (*interfaces.conflicts(fields), *interfaces.template_conflicts(fields))
+        # A class of its own may give machines addresses that the definition does not name.
+        has_dhcp = not spec.get("addresses") and not spec.get("clusterClass")
+        all_conflicts = (
+            *interfaces.conflicts(fields, first_has_dhcp=has_dhcp),
+            *interfaces.template_conflicts(fields),
+        )
         for conflict in all_conflicts:
             detail = conflict.detail.replace("vmNetworkConfig", "spec.addresses")
             fault = _FAULTS[conflict.kind]

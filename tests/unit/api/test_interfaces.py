@@ -90,7 +90,9 @@ def test_router_is_accepted_if_it_is_in_the_network_or_link_local(host: Any, len
     is_reached = network.version == router.version and (
         router in network or (router.version == 6 and router.is_link_local)
     )
-    assert (not problems) == (is_reached and is_host(router))
+    ends = (network.network_address, network.broadcast_address)
+    is_end = router.version == 4 and length <= 30 and router in ends
+    assert (not problems) == (is_reached and is_host(router) and not is_end)
 
 
 @given(st.ip_addresses(), st.integers(1, 128))
@@ -98,9 +100,12 @@ def test_destination_is_accepted_if_it_is_a_network(host: Any, length: int) -> N
     length = min(length, host.max_prefixlen)
     via = "10.0.0.1" if host.version == 4 else "fd00::1"
     text = f"{host}/{length}"
+    network = ipaddress.ip_network(text, strict=False)
     problems = list(route_problems([{"to": text, "via": via}], None))
-    assert (not problems) == (host == ipaddress.ip_network(text, strict=False).network_address)
-    assert not list(route_problems([{"to": str(ipaddress.ip_network(text, strict=False)), "via": via}], None))
+    is_loopback = text == "::1/128" or (length >= 16 and text.startswith("127.0."))
+    is_usable = not network.is_multicast and not is_loopback
+    assert (not problems) == (host == network.network_address and is_usable)
+    assert (not list(route_problems([{"to": str(network), "via": via}], None))) == is_usable
 
 
 @pytest.mark.parametrize(
@@ -114,12 +119,50 @@ def test_destination_is_accepted_if_it_is_a_network(host: Any, length: int) -> N
         ({"address": "fd00::/64"}, "is the network or broadcast address of fd00::/64"),
         ({"address": "10.0.0.5/24", "gateway": "10.0.1.1"}, "is not in 10.0.0.0/24, the network of the interface"),
         ({"address": "10.0.0.5/24", "gateway": "10.0.0.5"}, "is the address of the machine"),
+        ({"address": "10.0.0.5/24", "gateway": "10.0.0.0"}, "is the network or broadcast address of 10.0.0.0/24"),
+        ({"address": "10.0.0.5/24", "gateway": "10.0.0.255"}, "is the network or broadcast address of 10.0.0.0/24"),
     ],
 )
 def test_static_address_that_no_guest_can_use(entry: Any, detail: str) -> None:
     (conflict,) = interfaces.conflicts({"networks": ["a"], interfaces.FIELD: [{"network": "a", "addresses": [entry]}]})
     assert conflict.kind == interfaces.ADDRESS
     assert detail in conflict.detail
+
+
+@pytest.mark.parametrize(
+    ("to", "via", "field", "detail"),
+    [
+        ("10.9.0.0/16", "10.0.0.5", "via", "is the address of the machine"),
+        ("10.9.0.0/16", "10.0.0.255", "via", "is the network or broadcast address of 10.0.0.0/24"),
+        ("10.0.0.0/24", "10.0.0.254", "to", "is the network of the interface"),
+        ("224.0.0.0/8", "10.0.0.254", "to", "is no network of hosts"),
+        ("127.0.0.0/24", "10.0.0.254", "to", "is no network of hosts"),
+        ("ff05::/16", "fe80::1", "to", "is no network of hosts"),
+    ],
+)
+def test_route_that_no_guest_can_use(to: str, via: str, field: str, detail: str) -> None:
+    static = [{"address": "10.0.0.5/24"}, {"address": "fd00::5/64"}]
+    interface = {"network": "a", "addresses": static, "routes": [{"to": to, "via": via}]}
+    (conflict,) = interfaces.conflicts({"networks": ["a"], interfaces.FIELD: [interface]})
+    assert (conflict.kind, conflict.path) == (interfaces.ROUTE, (0, "routes", 0, field))
+    assert detail in conflict.detail
+
+
+def test_routes_that_guests_can_use() -> None:
+    static = [{"address": "10.0.0.5/24"}, {"address": "fd00::5/64"}, {"address": "10.8.0.4/31"}]
+    routes = [
+        # Half of the network of the interface, an address of all routers, and a point-to-point link.
+        *({"to": "10.0.0.128/25", "via": "10.0.0.1"}, {"to": "fd01::/64", "via": "fd00::"}),
+        *({"to": "10.9.0.0/16", "via": "10.8.0.5"}, {"to": "169.254.169.254/32", "via": "10.0.0.1"}),
+    ]
+    assert found({"network": "a", "addresses": static, "routes": routes}) == []
+
+
+def test_address_of_the_machine_is_no_address_of_another_interface() -> None:
+    second = {"network": "b", "addresses": [{"address": "10.0.0.5/24"}]}
+    expected = [(interfaces.UNIQUE, (0, "addresses", 0, "address"))]
+    assert found(second, networkConfig={"address": "10.0.0.5"}) == expected
+    assert found(second, networkConfig={"address": "10.0.0.6"}) == []
 
 
 @pytest.mark.parametrize("text", ["10.0.0.5/24", "10.0.0.4/31", "127.13.1.5/17", "fd00::1/64", "fd00::/127"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from packager.definitions.fromflags import definition_of
 from tests.support.generate import LEAST, call, definition
 
 pytestmark = pytest.mark.unit
@@ -223,3 +224,32 @@ def test_user_data_of_guests_comes_from_a_file(tmp_path: Path) -> None:
 def test_several_pools_are_asked_in_order() -> None:
     more = ["--ip-pool-refs", "pool-a, pool-b,pool-c", "--gateway", "10.0.0.1", "--subnet-mask", "255.255.255.0"]
     assert definition(*LEAST, *more)["spec"]["addresses"]["ipPoolRefs"] == ["pool-a", "pool-b", "pool-c"]
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        ["--routes", "b=10.20.0.0/16@10.0.0.2,b=10.30.0.0/16@10.0.0.2"],
+        ["--mtu", "b=9000,b=1400"],
+        ["--ipam-pools", "b=v4,b=v6"],
+    ],
+)
+def test_network_twice_in_one_flag_is_refused(flag: list[str]) -> None:
+    more = ["--ipam-pools", "b=v4"] if flag[0] == "--routes" else []
+    result = call(*LEAST, "--network", "default/production,b", *more, *flag)
+    assert result.exit_code != 0
+    assert "has an entry already: join the two" in result.output
+
+
+def test_pools_of_a_flag_replace_interfaces_of_a_file_and_other_flags_join_them() -> None:
+    def interfaces(values: dict[str, str], listed: Any = None) -> Any:
+        pools = [{"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": "old"}]
+        listed = listed or [{"network": "a", "addressesFromPools": pools, "mtu": 1400}]
+        base = {"spec": {"machines": {"networkInterfaces": listed}}}
+        return definition_of(values, base)["spec"]["machines"]["networkInterfaces"]
+
+    (replaced,) = interfaces({"--ipam-pools": "b=new", "--mtu": "b=9000"})
+    assert (replaced["network"], replaced["mtu"]) == ("b", 9000)
+    (joined,) = interfaces({"--mtu": "a=9000"})
+    assert (joined["addressesFromPools"][0]["name"], joined["mtu"]) == ("old", 9000)
+    assert interfaces({"--mtu": "a=9000"}, ["a"]) == ["a"]

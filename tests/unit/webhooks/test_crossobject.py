@@ -365,6 +365,7 @@ def test_wrong_is_reported(objects: dict[str, Obj], rule: str, name: str, change
 
 def test_every_check_is_tested() -> None:
     others = {"machine-name-taken", "cluster-name-taken", "static-address-duplicate", "identity-namespace"}
+    others.add("interface-route-dhcp")
     assert {check.name for check in CROSS_OBJECT_RULES} == {row[0] for row in WRONG} | others
 
 
@@ -430,6 +431,22 @@ def test_static_addresses_of_interfaces_are_unique_and_outside_of_pools(objects:
         ("static-address-duplicate", "spec.networkInterfaces[0].addresses[1].address"),
     }
     assert [item.finding.rule for item in located].count("static-address-duplicate") == 2
+
+
+def test_routes_need_an_address_of_the_first_interface_or_of_the_cluster(objects: dict[str, Obj]) -> None:
+    routes = [{"to": "10.20.0.0/16", "via": "172.17.1.254"}]
+    settings: Obj = {"networks": ["net"], "networkInterfaces": [{"network": "net", "routes": routes}]}
+    objects["template"]["spec"]["template"]["spec"] |= settings
+    objects["machine"]["spec"] |= settings
+    assert "interface-route-dhcp" not in {rule for rule, _ in findings(objects)}
+
+    del objects["infrastructure"]["spec"]["vmNetworkConfig"]
+    found = {field for rule, field in findings(objects) if rule == "interface-route-dhcp"}
+    # The machine has a static address.
+    assert found == {"spec.template.spec.networkInterfaces[0].routes"}
+    del objects["machine"]["spec"]["networkConfig"]
+    found = {field for rule, field in findings(objects) if rule == "interface-route-dhcp"}
+    assert found == {"spec.template.spec.networkInterfaces[0].routes", "spec.networkInterfaces[0].routes"}
 
 
 def test_two_clusters_apart(objects: dict[str, Obj]) -> None:

@@ -70,6 +70,12 @@ def test_address_of_an_interface_is_held_by_its_machine() -> None:
     assert entry("10.0.0.12", "team/dead.1-0", OURS).verdict is Verdict.LEAKED
 
 
+def test_machine_whose_name_looks_like_an_interface_holds_its_address() -> None:
+    known = Owners(US, machines={Key("team", "dead.1-0"): {"metadata": {"name": "dead.1-0", "namespace": "team"}}})
+    found = entry("10.0.0.12", "team/dead.1-0", OURS, known)
+    assert (found.verdict, found.owner) == (Verdict.HELD, "HarvesterMachine team/dead.1-0")
+
+
 def test_an_address_of_a_load_balancer_or_service_is_held() -> None:
     balancer = {"metadata": {"name": "team-shop-lb", "namespace": "vms"}}
     assert entry("10.0.0.12", "vms/team-shop-lb", "", owners(load_balancers=[balancer])).verdict is Verdict.HELD

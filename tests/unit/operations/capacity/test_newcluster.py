@@ -321,3 +321,37 @@ def test_an_unknown_harvester_refuses_no_chart(limits: ChartLimits) -> None:
     found = surroundings()
     found.chart_limits = limits
     assert lines(definition(), found) == []
+
+
+def test_pools_of_interfaces_exist_and_serve_their_networks_in_each_part() -> None:
+    def part(name: str) -> Obj:
+        listed = [{"apiGroup": "loadbalancer.harvesterhci.io", "kind": "IPPool", "name": name}]
+        return {"networkInterfaces": [{"network": "default/production", "addressesFromPools": listed}]}
+
+    wanted = definition(controlPlane=part("other"), workers=[{"name": "a"}, {"name": "b", **part("absent")}])
+    wanted["spec"]["machines"] |= part("pool")
+    right = pool("pool")
+    right["spec"]["ranges"][0]["gateway"] = "10.0.0.1"
+    found = surroundings(pools=[right, pool("other", network="default/storage")])
+    other, absent = lines(wanted, found)
+    assert "spec.controlPlane.networkInterfaces[0].addressesFromPools[0].name" in other
+    assert "the IPPool serves VM network default/storage only" in other
+    assert 'spec.workers[1].networkInterfaces[0].addressesFromPools[0].name: Invalid value: "absent"' in absent
+
+
+def test_pool_of_the_first_interface_without_a_gateway_is_advice() -> None:
+    listed = [{"apiGroup": "loadbalancer.harvesterhci.io", "kind": "IPPool", "name": "pool"}]
+    networks = ["default/production", "default/storage"]
+    without, gateway, v6 = pool("pool"), pool("pool"), pool("pool")
+    gateway["spec"]["ranges"][0]["gateway"] = "10.0.0.1"
+    v6["spec"]["ranges"] = [{"subnet": "fd00::/64"}]
+    found = {}
+    for name, obj in (("without", without), ("gateway", gateway), ("v6", v6)):
+        for network in networks:
+            settings = [{"network": network, "addressesFromPools": listed}]
+            wanted = definition(machines={"networks": networks, "networkInterfaces": settings})
+            harvester = surroundings(pools=[obj], networks=[named("production"), named("storage")])
+            found[name, network] = findings(NewCluster(wanted), harvester)
+    (advice,) = found.pop(("without", "default/production"))
+    assert (advice.advice, "guests have no default route on their first interface" in advice.detail) == (True, True)
+    assert not any(found.values())

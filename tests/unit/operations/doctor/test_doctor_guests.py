@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from caphv.api.object import Obj
@@ -19,7 +21,7 @@ def pool(name: str, network: str) -> Obj:
     return {"metadata": {"name": name}, "spec": {"selector": {"network": network, "scope": [EVERYWHERE]}}}
 
 
-def sized(name: str, network: str, first: str, last: str, priority: int = 0) -> Obj:
+def sized(name: str, network: str, first: str, last: str, priority: Any = 0) -> Obj:
     found = pool(name, network)
     found["spec"]["selector"]["priority"] = priority
     found["spec"]["ranges"] = [{"subnet": "10.0.0.0/24", "rangeStart": first, "rangeEnd": last}]
@@ -68,6 +70,13 @@ def test_pool_with_one_address_gives_always_this_one() -> None:
     assert "from IPPool one (always 10.0.0.10, which others share by annotation " in text
     assert "cloudprovider.harvesterhci.io/primary-service)" in text
     assert "always" not in message([machine()], pools=[sized("two", "target/vlan", "10.0.0.10", "10.0.0.11")])
+
+
+@pytest.mark.parametrize("priority", ["high", None, 1e400, [1], {}])
+def test_priority_of_another_type_counts_as_none(priority: Any) -> None:
+    bounds = ("target/vlan", "10.0.0.1", "10.0.0.9")
+    pools = [sized("odd", *bounds, priority), sized("even", *bounds, 1)]
+    assert "from IPPool even" in message([machine()], pools=pools)
 
 
 def test_managed_dhcp_gives_services_no_addresses() -> None:

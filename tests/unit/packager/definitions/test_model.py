@@ -190,6 +190,21 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         "spec.machines.networkInterfaces[0].routes[0].via",
         "definition-interfaces",
     ),
+    "routes of a first interface with DHCP": (
+        definition(
+            addresses=None,
+            workers=[
+                {
+                    "name": "w",
+                    "networkInterfaces": [
+                        {"network": "default/production", "routes": [{"to": "10.9.0.0/16", "via": "10.1.0.2"}]}
+                    ],
+                }
+            ],
+        ),
+        "spec.workers[0].networkInterfaces[0].routes",
+        "definition-interfaces",
+    ),
     "MTU of an interface beyond jumbo frames": (
         definition(workers=[{"name": "w", "networkInterfaces": [{"network": "default/production", "mtu": 65000}]}]),
         "spec.workers[0].networkInterfaces[0].mtu",

@@ -15,6 +15,7 @@ from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound, Unreachable
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
 from reconciler.machine.addressclaims import claim_object, wanted_claims
+from reconciler.machine.addressstate import report_addresses
 from reconciler.machine.claimedaddresses import (
     check_claims,
     confirm_claims,
@@ -190,7 +191,7 @@ async def test_machine_without_the_field_asks_for_nothing() -> None:
     machine = Machine({"networks": ["a"]})
     machine.is_served, machine.is_filled = False, False
     assert await ensure_claims(machine.scope) == []
-    check_claims(machine.scope)
+    report_addresses(machine.scope, [check_claims(machine.scope)])
     await release_claims(machine.scope)
     assert known_addresses(machine.scope) == []
     assert not machine.requeued()
@@ -212,7 +213,6 @@ async def test_all_claims_are_made_before_the_first_is_answered_and_used_once_al
     machine.answer("one-0-1", address="fd00::5", prefix=64)
     claimed = await ensure_claims(machine.scope)
     assert claimed == [(0, GuestAddress("10.0.0.5", 24, "10.0.0.1")), (0, GuestAddress("fd00::5", 64))]
-    assert machine.draft.is_true(ALLOCATED)
     assert known_addresses(machine.scope) == ["10.0.0.5", "fd00::5"]
 
 
@@ -288,17 +288,17 @@ async def test_claim_that_cannot_be_used(change: Obj, text: str, warn: bool) -> 
 async def test_lost_claim_of_a_vm_is_reported_once_and_not_recreated(lose: Any) -> None:
     machine = Machine()
     await machine.blocked()
-    check_claims(machine.scope)
+    report_addresses(machine.scope, [check_claims(machine.scope)])
     assert machine.draft.is_true(ALLOCATED)
 
     lose(machine)
     stored = set(machine.stored)
-    check_claims(machine.scope)
+    report_addresses(machine.scope, [check_claims(machine.scope)])
     assert not machine.draft.is_true(ALLOCATED)
     assert machine.events == ["VMIPAllocationFailed"]
     machine.obj = {**machine.obj, "status": machine.draft.fields}
     machine.draft = StatusDraft(machine.obj)
-    check_claims(machine.scope)
+    report_addresses(machine.scope, [check_claims(machine.scope)])
     assert machine.events == ["VMIPAllocationFailed"]
     assert set(machine.stored) == stored
 
@@ -306,12 +306,12 @@ async def test_lost_claim_of_a_vm_is_reported_once_and_not_recreated(lose: Any) 
 def test_claims_of_a_vm_are_checked_once_the_caches_are_filled() -> None:
     machine = Machine()
     machine.is_filled = False
-    check_claims(machine.scope)
+    report_addresses(machine.scope, [check_claims(machine.scope)])
     assert not machine.draft.has(ALLOCATED)
     assert machine.requeued()
 
     machine = Machine()
-    check_claims(machine.scope)
+    report_addresses(machine.scope, [check_claims(machine.scope)])
     assert not machine.requeued()
 
 

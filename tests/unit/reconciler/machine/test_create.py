@@ -8,6 +8,7 @@ import pytest
 from caphv.api.names import ConditionType, Reason
 from caphv.api.object import Key, Obj
 from reconciler.machine import create
+from reconciler.machine.addressstate import AddressState
 from reconciler.machine.network import StaticAddress
 from reconciler.memory import MachineMemory
 from reconciler.status import Blocked
@@ -27,7 +28,7 @@ def scope_of(client: Any, **more: Any) -> Any:
         "key": Key("team", "m0"),
         "spec": {},
         "control_plane": False,
-        "draft": SimpleNamespace(is_true=lambda _condition: False),
+        "draft": SimpleNamespace(is_true=lambda _condition: False, set_true=lambda _condition: None),
         "memory": MachineMemory("uid"),
         "warning_event": lambda *_: None,
         "failed": lambda message, *_: Blocked(ConditionType.VM_PROVISIONING_READY, "r", message, Watched.SELF),
@@ -76,8 +77,9 @@ async def test_vm_that_its_watch_has_not_delivered_yet_is_not_lost(monkeypatch: 
     async def same(_scope: Any, vm: Obj) -> Obj:
         return vm
 
-    async def restored(_scope: Any) -> None:
+    async def restored(_scope: Any) -> AddressState:
         """Its address is in its pool."""
+        return AddressState()
 
     monkeypatch.setattr(create, "adopt_or_refuse", same)
     monkeypatch.setattr(create, "ensure_labels", same)

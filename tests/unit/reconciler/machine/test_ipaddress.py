@@ -21,6 +21,7 @@ from caphv.runtime.errors import ApiError, Conflict, Forbidden, ServerFault, Una
 from caphv.runtime.queue import WorkQueue
 from reconciler import triggers
 from reconciler.harvester import addressplan
+from reconciler.machine.addressstate import report_addresses
 from reconciler.machine.ipaddress import ensure_address, release_address, restore_address
 from reconciler.machine.network import StaticAddress
 from reconciler.machine.scope import MachineScope
@@ -60,7 +61,7 @@ class Machine:
         draft = StatusDraft(self.obj)
         scope = self._scope(draft)
         scope.requeue_after = requeue_after
-        asyncio.run(restore_address(scope))
+        report_addresses(scope, [asyncio.run(restore_address(scope))])
         self.requeue_after = scope.requeue_after
         self.obj = {**self.obj, "status": draft.fields}
         return draft

@@ -100,6 +100,8 @@ def test_static_addresses_of_interfaces_take_the_default_route_once_for_each_fam
 
 
 V6 = {"address": "fd01::5/64", "gateway": "fe80::1"}
+POOL = {"apiGroup": "loadbalancer.harvesterhci.io", "kind": "IPPool", "name": "p"}
+CLAIM = {"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": "p"}
 
 
 def test_machine_without_settings_has_neither_mac_addresses_nor_more_network_data() -> None:
@@ -122,6 +124,25 @@ def test_spec_that_no_webhook_has_checked_names_field_and_remedy() -> None:
     assert "spec.networkInterfaces[0].addresses[0].address is '10.0.0.300/24': must be an IP address" in messages
     assert "spec.networkInterfaces[0].routes[0].to is 'x': must be a network" in messages
     assert static_addresses(fields) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            [{"network": "a", "addressesFromPools": [POOL, POOL]}],
+            "addressesFromPools[1] is 'p': is in the list already",
+        ),
+        ([{"network": "a", "addressesFromPools": [POOL]}, {"network": "a"}], "has an entry already"),
+        ([{"network": "a", "addresses": [V6, V6]}], "addresses[1].address is 'fd01::5/64': is an address of the"),
+        # Machines with older fields only are as they were.
+        ([{"network": "a", "addressesFromPools": [CLAIM, CLAIM]}, {"network": "a"}], ""),
+    ],
+)
+def test_entries_of_which_two_get_one_address_allow_no_vm(settings: list[Obj], text: str) -> None:
+    machine = {"metadata": {"name": "one"}, "spec": spec(*settings)}
+    messages = "; ".join(str(error) for error in spec_errors(machine, ()) if "networkInterfaces" in error.field)
+    assert text in messages if text else not messages
 
 
 NETWORKS = ("a", "b", "c")

@@ -15,6 +15,7 @@ from operations.capacity.surroundings import Surroundings
 from operations.change.plan import harvester as plan_harvester
 from operations.change.plan.model import ClusterPlan, ObjectPlan, Plan, Shortcoming
 from operations.read.accounts import Account
+from operations.read.chartlimits import ChartLimits
 from operations.read.objects import HarvesterObjects, Unseen
 from tests.support.memoryserver import MemoryServer
 from tests.support.planning import (
@@ -45,6 +46,7 @@ class Harvester:
         self.accounts: list[Any] = []
         self.hidden: list[Unseen] = []
         self.given: list[Obj] = []
+        self.release: tuple[int, int] | None = None
         self.answer: CapacityObjects | ApiError | Unreachable = CapacityObjects(existing())
         self.client = MemoryServer()
         access: Any = type("Access", (), {"server": "https://harvester", "client": lambda *_, **__: self.client})()
@@ -62,7 +64,7 @@ class Harvester:
     async def _surroundings(self, _harvester: object, namespaces: frozenset[str]) -> Surroundings:
         assert namespaces == {"vms"}
         if isinstance(self.answer, CapacityObjects):
-            return Surroundings(self.answer, ["vms"], ["longhorn"])
+            return Surroundings(self.answer, ["vms"], ["longhorn"], chart_limits=ChartLimits(self.release))
         raise self.answer
 
 
@@ -81,6 +83,24 @@ async def test_harvester_of_a_cluster_is_asked_with_its_identity_and_its_coming_
     assert plan.clusters[0].services.startswith("Services get addresses")
     assert harvester.client.closed
     assert plan.unseen == ()
+
+
+@pytest.mark.parametrize(("release", "has_effect"), [((1, 8), False), ((1, 9), True), (None, True)])
+async def test_annotation_of_services_is_announced_where_it_has_an_effect(
+    monkeypatch: pytest.MonkeyPatch, release: tuple[int, int] | None, has_effect: bool
+) -> None:
+    harvester = Harvester(monkeypatch)
+    harvester.release = release
+    cluster = topology_cluster(workers=4)
+    variables = cluster["spec"]["topology"]["variables"]
+    (networks,) = [variable for variable in variables if variable["name"] == "vmNetworks"]
+    networks["value"] = ["default/production", "default/storage"]
+    plan = await planned(server(), cluster, harvester=True)
+    text = plan.clusters[0].services
+    assert ("annotation cloudprovider.harvesterhci.io/network" in text, "has no effect" in text) == (
+        True,
+        not has_effect,
+    )
 
 
 async def test_failure_domain_of_a_pool_wins_over_that_of_its_class() -> None:
