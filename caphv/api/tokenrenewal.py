@@ -185,6 +185,26 @@ def decide(issued: Issued | None, source: str | None, scope: str, now: datetime)
     return Action.RENEW if now >= issued.renew_at else Action.KEEP
 
 
+def ways(
+    issued: Issued | None, source: str | None, scope: str, now: datetime, *, is_rejected: bool
+) -> tuple[Action, ...]:
+    """Return the ways to get a token, in the order in which they are tried; none to keep it.
+
+    :param issued: record of the token, None without one
+    :param source: fingerprint of the credentials in the user's Secret, None if it does not exist
+    :param scope: hash of what else the token depends on now
+    :param is_rejected: whether Harvester has rejected the token, for which it may have had a reason
+        that has passed: only the token itself can tell
+    """
+    action = decide(issued, source, scope, now)
+    if action is Action.EXCHANGE:
+        can_renew = issued is not None and issued.scope == scope and issued.is_usable(now)
+        return (action, Action.RENEW) if can_renew and is_rejected else (action,)
+    if action is Action.RENEW or is_rejected:
+        return Action.RENEW, Action.EXCHANGE
+    return ()
+
+
 def seconds_to_retry(issued: Issued | None, now: datetime) -> float:
     """Return the wait after an attempt that failed: shorter, the sooner the token ends."""
     least, most = _RETRY_SECONDS

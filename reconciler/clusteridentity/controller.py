@@ -26,15 +26,22 @@ from caphv.api.tokenrenewal import (
     Action,
     Issued,
     Renewal,
-    decide,
     issued_at,
     issued_of,
     renewal_of,
     scope_of,
     seconds_to_retry,
+    ways,
 )
 from caphv.runtime.controller import Result
-from caphv.runtime.errors import ApiError, Conflict, NotFound, RequestError, Unreachable
+from caphv.runtime.errors import (
+    ApiError,
+    Conflict,
+    NotFound,
+    RequestError,
+    Unauthorized,
+    Unreachable,
+)
 from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
 from caphv.runtime.text import off_loop
 from reconciler.clusteridentity import status
@@ -51,7 +58,7 @@ _LONGEST_NAME = 253
 # The clock of this machine may be set while a timer waits.
 _LONGEST_WAIT_SECONDS = 600.0
 _SHORTEST_WAIT_SECONDS = 1.0
-# Seconds between two exchanges of a token that Harvester rejects.
+# Seconds between two attempts to use a token that Harvester rejects.
 _REJECTED_SECONDS = 10.0
 
 
@@ -85,6 +92,37 @@ class _Kept:
     credentials: Credentials
 
 
+# Fingerprint of the user's credentials, and what else a token depends on.
+_Inputs = tuple[str | None, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A new token and how it was got, None without one, and which ways have failed."""
+
+    way: Action | None
+    token: Token | None
+    errors: dict[Action, Exception]
+
+    @property
+    def problem(self) -> str:
+        """Why there is no token of the user's Secret, or no token; empty without a problem."""
+        if self.way is Action.EXCHANGE:
+            return ""
+        return "; ".join(_text(error) for error in self.errors.values())
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether Harvester rejects the token itself, but not the credentials of the user."""
+        exchange = self.errors.get(Action.EXCHANGE)
+        return (
+            self.token is None
+            and isinstance(self.errors.get(Action.RENEW), Unauthorized)
+            and exchange is not None
+            and not isinstance(exchange, (Unauthorized, Unreachable))
+        )
+
+
 class TokenRenewer:
     """Reconcile the renewal of one identity; keys have its name and no namespace.
 
@@ -95,7 +133,7 @@ class TokenRenewer:
         self._context = context
         self._identities = context.cluster_identities
         self._now = now or _now
-        self._exchanged: dict[str, datetime] = {}
+        self._probed: dict[str, tuple[datetime, _Inputs]] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
         """Exchange, renew or revoke the token of an identity. Raises `ApiError` for a retry."""
@@ -125,70 +163,90 @@ class TokenRenewer:
         """Have a valid token in the provider's Secret, and report it."""
         name, now = identity["metadata"]["name"], self._now()
         scope = scope_of(renewal, uid_of(identity), self._context.management_cluster)
-        source = await self._read_source(identity)
-        kept = await self._kept(secret)
-        action = decide(kept.issued if kept else None, source.fingerprint, scope, now)
-        if name in self._identities.renewed.rejected and self._may_exchange_again(name, now):
-            action = Action.EXCHANGE
+        source, kept = await self._read_source(identity), await self._kept(secret)
+        is_rejected = kept is not None and self._is_rejected(name, kept)
+        if is_rejected:
+            wait = self._seconds_until_probe(name, (source.fingerprint, scope), now)
+            if wait > 0:
+                return Result(wait)  # nothing changes: what was in use stays in use
 
-        problem = ""
-        if action is not Action.KEEP:
+        issued = kept.issued if kept else None
+        order = ways(issued, source.fingerprint, scope, now, is_rejected=is_rejected)
+        attempt = await self._attempt(order, identity, renewal, source, kept)
+        problem = attempt.problem
+        if attempt.token is not None and attempt.way is not None:
+            origin = source.fingerprint or ""
+            if attempt.way is Action.RENEW and kept:
+                origin = kept.issued.source
+            issued = issued_at(now, attempt.token.seconds, origin, scope)
             try:
-                token, used = await self._issue(action, identity, renewal, source, kept)
-                origin = kept.issued.source if used is Action.RENEW and kept else ""
-                origin = origin or source.fingerprint or ""
-                kept = await self._store(
-                    identity, secret, token, issued_at(now, token.seconds, origin, scope)
-                )
-            except (ExchangeError, KubeconfigError) as error:
-                problem = str(error)
+                kept = await self._store(identity, secret, attempt.token, issued)
             except Conflict:
                 raise
             except RequestError as error:
-                problem = f"{'' if isinstance(error, Unreachable) else 'refused: '}{error}"
+                problem = _text(error)
             else:
-                way = "renewed" if used is Action.RENEW else "exchanged"
-                log.info("token of %s %s %s", _KIND, name, way)
+                log.info("token of %s %s: %s", _KIND, name, attempt.way.value)
 
         # A token of a former Secret stays in use until it ends, so that a mistake costs no access.
         now = self._now()
         may_use = kept is not None and kept.issued.scope == scope and kept.issued.is_usable(now)
-        if kept is None or not may_use or (problem and self._is_rejected(name)):
-            return await self._fall_back(identity, problem)
-        if self._identities.renewed.use(name, self._identities.renewed.key_of(name)):
-            self._identities.report(name)
-        await self._report(identity, kept, source, problem, action)
-        if self._is_rejected(name):
+        is_lost = attempt.is_lost and source.credentials is not None
+        if kept is None or not may_use or is_lost:
+            result = await self._fall_back(identity, problem)
+        else:
+            if self._identities.renewed.use(name, self._identities.renewed.key_of(name)):
+                self._identities.report(name)
+            first = order[0] if order else Action.KEEP
+            await self._report(identity, kept, source, problem, first)
+            result = Result(_wait(kept.issued, problem, now))
+        if kept is not None and self._is_rejected(name, kept):
             return Result(_REJECTED_SECONDS)
-        return Result(_wait(kept.issued, problem, now))
+        return result
 
-    async def _issue(
+    async def _attempt(
         self,
-        action: Action,
+        order: tuple[Action, ...],
         identity: Obj,
         renewal: Renewal,
         source: _Source,
         kept: _Kept | None,
-    ) -> tuple[Token, Action]:
-        """Return a new token, and how it was got."""
-        connect = self._context.sessions.client
+    ) -> _Attempt:
+        """Try ways to get a token until one succeeds."""
         name = identity["metadata"]["name"]
-        if action is Action.RENEW and kept is not None:
+        errors: dict[Action, Exception] = {}
+        for way in order:
             try:
-                return await tokenexchange.renew(connect, kept.credentials, renewal.seconds), action
-            except (ExchangeError, ApiError) as error:
-                if source.credentials is None or _is_transient(error):
-                    raise
-                log.warning("token of %s %s cannot be renewed: %s", _KIND, name, error)
+                token = await self._issue(way, identity, renewal, source, kept)
+            except (ExchangeError, KubeconfigError, RequestError) as error:
+                errors[way] = error
+            else:
+                return _Attempt(way, token, errors)
+            if way is Action.RENEW:
+                log.warning("token of %s %s cannot be renewed: %s", _KIND, name, errors[way])
+                if _is_transient(errors[way]):
+                    break
+                if not isinstance(errors[way], Unauthorized):
+                    # Harvester refuses the request, and thus has accepted the token.
+                    self._identities.renewed.rejected.pop(name, None)
+        return _Attempt(None, None, errors)
 
+    async def _issue(
+        self,
+        way: Action,
+        identity: Obj,
+        renewal: Renewal,
+        source: _Source,
+        kept: _Kept | None,
+    ) -> Token:
+        """Return a new token."""
+        connect = self._context.sessions.client
+        if way is Action.RENEW and kept is not None:
+            return await tokenexchange.renew(connect, kept.credentials, renewal.seconds)
         if source.credentials is None:
             raise ExchangeError(source.problem)
-        self._exchanged[name] = self._now()
-        token = await tokenexchange.exchange(
-            connect, source.credentials, renewal, self._owner(name, uid_of(identity))
-        )
-        self._identities.renewed.rejected.discard(name)
-        return token, Action.EXCHANGE
+        owner = self._owner(identity["metadata"]["name"], uid_of(identity))
+        return await tokenexchange.exchange(connect, source.credentials, renewal, owner)
 
     async def _store(
         self, identity: Obj, secret: Obj | None, token: Token, issued: Issued
@@ -241,20 +299,29 @@ class TokenRenewer:
             report = status.renewed(kept.issued, token, missing)
         await status.write(self._context, identity, report)
 
-    def _is_rejected(self, name: str) -> bool:
-        return name in self._identities.renewed.rejected
+    def _is_rejected(self, name: str, kept: _Kept) -> bool:
+        """Return whether a cluster has met a 401 with this token, and not with a former one."""
+        rejected = self._identities.renewed.rejected.get(name)
+        return rejected == kept.credentials.access.fingerprint
 
-    def _may_exchange_again(self, name: str, now: datetime) -> bool:
-        """Return whether a rejected token may be exchanged again, which is not endless."""
-        last = self._exchanged.get(name)
-        return last is None or (now - last).total_seconds() >= _REJECTED_SECONDS
+    def _seconds_until_probe(self, name: str, inputs: _Inputs, now: datetime) -> float:
+        """Return how long a rejected token is not tried again; 0 to try it now.
+
+        Each cluster that meets a 401 calls for a probe, but one of them answers all.
+        """
+        last, former = self._probed.get(name, (None, None))
+        wait = _REJECTED_SECONDS - (now - last).total_seconds() if last else 0.0
+        if wait > 0 and former == inputs:
+            return wait
+        self._probed[name] = now, inputs
+        return 0.0
 
     # End
 
     async def _stop(self, name: str, identity: Obj | None, secret: Obj | None) -> None:
         """Delete the token of an identity that does not exist or is not renewed any more."""
         self._identities.renewed.forget(name)
-        self._exchanged.pop(name, None)
+        self._probed.pop(name, None)
         if identity is not None:
             await status.write(self._context, identity, None)
         if secret is None or not _is_ours(secret):
@@ -348,6 +415,11 @@ def _problem_of(key: Key, secret: Obj | None) -> str:
     if secret is not None and not _is_ours(secret):
         return f"Secret {key} exists and is not the provider's: delete it"
     return ""
+
+
+def _text(error: Exception) -> str:
+    """Return an error in words, with a mark if a server has refused a request."""
+    return f"refused: {error}" if isinstance(error, ApiError) else str(error)
 
 
 def _wait(issued: Issued, problem: str, now: datetime) -> float:

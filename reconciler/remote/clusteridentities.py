@@ -172,8 +172,8 @@ class RenewedTokens:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self._used: dict[str, Key | None] = {}
-        self.rejected: set[str] = set()
-        """Names of the identities whose renewed token Harvester rejects."""
+        self.rejected: dict[str, str] = {}
+        """Fingerprint of the token that Harvester rejected last, by name of the identity."""
 
     def key_of(self, name: str) -> Key:
         """Return the Secret for the renewed token of an identity."""
@@ -201,7 +201,7 @@ class RenewedTokens:
     def forget(self, name: str) -> None:
         """Forget an identity whose token is not renewed any more."""
         self._used.pop(name, None)
-        self.rejected.discard(name)
+        self.rejected.pop(name, None)
 
 
 def _filled(informer: Informer, reports: _Reports) -> Informer:

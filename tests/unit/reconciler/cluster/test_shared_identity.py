@@ -390,7 +390,7 @@ async def test_a_renewed_token_is_used_and_reported_when_it_is_overdue(
     case.session.is_unauthorized = True
     with pytest.raises(Blocked):
         await ensure_connection(scope)
-    assert case.readable.renewed.rejected == {"shared"}
+    assert case.readable.renewed.rejected == {"shared": "harvester"}
     assert len(case.context.queues.renewals) == 1
 
     case.readable.renewed.use("shared", None)

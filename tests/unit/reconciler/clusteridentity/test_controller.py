@@ -79,10 +79,19 @@ class Renewing(MemoryCase):
         wait = result.requeue_after if result else None
         return 1e9 if wait is None else wait
 
-    def access(self) -> Kubeconfig:
-        """The credentials that a cluster gets."""
+    def reject(self, access: Kubeconfig) -> None:
+        """A cluster with this token meets a 401."""
+        self.readable.renewed.rejected[NAME] = access.fingerprint
+
+    def key(self) -> Key:
+        """The Secret that a cluster gets."""
         key = self.readable.resolve(NAME, "team")
         assert isinstance(key, Key)
+        return key
+
+    def access(self) -> Kubeconfig:
+        """The credentials that a cluster gets."""
+        key = self.key()
         secret = self.management.find("Secret", key.name, key.namespace)
         assert secret is not None
         return parse_kubeconfig(base64.b64decode(secret["data"]["kubeconfig"]))
@@ -193,6 +202,92 @@ async def test_a_restart_and_a_second_leader_change_nothing(monkeypatch: pytest.
     assert case.issuer.issued == 3
     await live([case], 1200)
     assert case.issuer.unauthorized == 0
+
+
+async def test_a_401_that_has_passed_costs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's credentials have ended, or were deleted, which is allowed."""
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 60)
+    case.issuer.users.clear()
+    first = case.access()
+    case.reject(first)
+    await case.reconcile()
+    second = case.access()
+    assert second.token not in (first.token, USER_TOKEN)
+    assert case.condition_of()[0] == "True"
+
+    # Clusters whose session still has the former token say nothing about the present one.
+    case.management.remove(SECRETS, "own", OWN)
+    for _ in range(6):
+        case.reject(first)
+        case.clock.pass_time(5)
+        await case.reconcile()
+        assert case.access().token == second.token
+    await live([case], 1200)
+    assert case.issuer.unauthorized == 0
+
+
+async def test_a_token_without_a_right_stays_in_use_after_a_401(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    case.issuer.errors["create token"] = Forbidden(403, "Forbidden", "may not create tokens")
+    case.reject(token)
+    await case.reconcile()
+    assert case.access().token == token.token
+    assert case.condition_of()[:2] == ("False", "TokenNotRenewed")
+    case.issuer.errors.clear()
+    await case.reconcile()
+    assert (case.access().token, case.condition_of()[0]) == (token.token, "True"), "Harvester has accepted it"
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+async def test_a_revoked_token_is_tried_until_there_is_another_and_clusters_do_not_change_sides(
+    monkeypatch: pytest.MonkeyPatch, has_own: bool
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    bound = next(bound_secrets(case.issuer))
+    case.issuer.remove(SECRETS, bound["metadata"]["name"], "accounts")
+    # The user's credentials work, but not for an exchange.
+    case.issuer.errors["create token"] = Forbidden(403, "Forbidden", "may not create tokens")
+    if not has_own:
+        case.management.remove(SECRETS, "own", OWN)
+    case.reports.clear()
+    for _ in range(20):
+        case.reject(token)
+        assert await case.reconcile() <= 10
+        used = case.management.find("Secret", case.key().name, OWN)
+        assert used is not None, "clusters are never sent to a Secret that does not exist"
+        assert case.access().token == (USER_TOKEN if has_own else token.token)
+        case.clock.pass_time(5)
+    assert len(case.reports) == has_own
+    assert 5 <= case.issuer.unauthorized <= 12, "not one for each cluster"
+
+    case.issuer.errors.clear()
+    case.share(USER_TOKEN)
+    case.clock.pass_time(10)
+    await case.reconcile()
+    assert case.access().token not in (USER_TOKEN, token.token)
+    assert case.condition_of()[0] == "True"
+
+
+async def test_a_harvester_that_rejects_everything_for_a_while_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    case.reports.clear()
+    case.issuer.outage = Unauthorized(401, "Unauthorized", "Unauthorized")
+    for _ in range(6):
+        case.reject(token)
+        await case.reconcile()
+        case.clock.pass_time(10)
+    assert (case.access().token, case.reports) == (token.token, [])
+    assert case.condition_of()[:2] == ("False", "TokenNotRenewed")
 
 
 async def test_deletion_revokes_and_waits_for_harvester_until_the_token_has_ended(
