@@ -198,8 +198,10 @@ def ways(
     """
     action = decide(issued, source, scope, now)
     if action is Action.EXCHANGE:
+        # A mistake in the user's Secret, or an outage of Rancher, must not let the token end.
         can_renew = issued is not None and issued.scope == scope and issued.is_usable(now)
-        return (action, Action.RENEW) if can_renew and is_rejected else (action,)
+        is_due = is_rejected or (issued is not None and now >= issued.renew_at)
+        return (action, Action.RENEW) if can_renew and is_due else (action,)
     if action is Action.RENEW or is_rejected:
         return Action.RENEW, Action.EXCHANGE
     return ()

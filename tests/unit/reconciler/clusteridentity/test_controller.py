@@ -228,6 +228,32 @@ async def test_a_401_that_has_passed_costs_no_token(monkeypatch: pytest.MonkeyPa
     assert case.issuer.unauthorized == 0
 
 
+@pytest.mark.parametrize("wrong", ["a typo", None])
+async def test_a_mistake_in_the_user_s_secret_does_not_end_access(
+    monkeypatch: pytest.MonkeyPatch, wrong: str | None
+) -> None:
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 60)
+    case.share(wrong or USER_TOKEN)
+    if wrong is None:
+        own = case.management.find("Secret", "own", OWN)
+        assert own is not None
+        case.management.put({**own, "data": {}})
+    await live([case], 1800)
+    assert case.condition_of()[:2] == ("False", "TokenNotRenewed")
+    assert "could not be exchanged" in case.condition_of()[2]
+    assert case.access().token != USER_TOKEN
+
+    # The correction begins again, at once.
+    case.issuer.users.add("another")
+    case.share("another")
+    before = case.access().token
+    await case.reconcile()
+    assert case.access().token != before
+    assert case.condition_of()[0] == "True"
+
+
 async def test_a_token_without_a_right_stays_in_use_after_a_401(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Renewing(monkeypatch)
     await case.reconcile()
