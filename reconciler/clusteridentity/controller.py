@@ -12,6 +12,7 @@ import base64
 import binascii
 import contextlib
 import logging
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -220,6 +221,12 @@ class TokenRenewer:
                 token = await self._issue(way, identity, renewal, source, kept)
             except (ExchangeError, KubeconfigError, RequestError) as error:
                 errors[way] = error
+            except Exception as error:
+                # What a server or a user wrote may be in the message, and not in the trace.
+                trace = "".join(traceback.format_tb(error.__traceback__))
+                log.error("%s %s: %s\n%s", _KIND, name, type(error).__name__, trace)
+                problem = f"unexpected {type(error).__name__}, which the log of the provider shows"
+                errors[way] = ExchangeError(problem)
             else:
                 return _Attempt(way, token, errors)
             if way is Action.RENEW:
@@ -393,9 +400,11 @@ class TokenRenewer:
         if secret is None or issued is None:
             return None
         try:
-            return _Kept(secret, issued, await self._credentials(secret))
-        except (KubeconfigError, ValueError):
+            credentials = await self._credentials(secret)
+            tokenexchange.token_in(credentials)
+        except (ExchangeError, KubeconfigError, ValueError):
             return None
+        return _Kept(secret, issued, credentials)
 
     async def _credentials(self, secret: Obj) -> Credentials:
         """Return the credentials in a Secret. Raises `KubeconfigError`."""

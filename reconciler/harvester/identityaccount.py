@@ -37,6 +37,7 @@ from caphv.api.object import (
     Key,
     Obj,
     annotations_of,
+    text_at,
 )
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
 from caphv.runtime.client import ApiClient
@@ -350,13 +351,14 @@ async def _former_bindings(client: ApiClient) -> dict[str, list[str]]:
         subjects = obj.get("subjects") or []
         name = str(obj["metadata"]["name"])
         if (
-            obj["roleRef"]["name"] != CLOUD_PROVIDER_ROLE
+            text_at(obj, "roleRef", "name") != CLOUD_PROVIDER_ROLE
             or len(subjects) != 1
             or name.startswith(GUESTS_PREFIX)
         ):
             continue
-        if subjects[0]["kind"] == SERVICE_ACCOUNTS.kind:
-            bindings.setdefault(subjects[0]["namespace"], []).append(name)
+        namespace = text_at(subjects[0], "namespace")
+        if namespace and text_at(subjects[0], "kind") == SERVICE_ACCOUNTS.kind:
+            bindings.setdefault(namespace, []).append(name)
     return bindings
 
 

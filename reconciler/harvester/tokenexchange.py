@@ -38,7 +38,6 @@ from caphv.runtime.text import load_yaml
 from reconciler.harvester import identityaccount
 from reconciler.harvester.identityaccount import Account, api_server, published_ca
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
-from reconciler.harvester.rotation import with_token
 
 _INGRESS = Key("kube-system", "ingress-expose")
 _RANCHER_PATH = "/k8s/clusters/"
@@ -134,8 +133,8 @@ async def renew(connect: Connect, credentials: Credentials, seconds: int) -> Tok
     bound = at(token_claims(credentials.access.token), "kubernetes.io", "secret")
     async with connected(connect, credentials.access) as client:
         token = await _request_token(client, current.account, seconds, bound)
-    text = with_token(credentials.text.encode(), token)
-    return _issued(text, seconds, insecure=credentials.access.insecure)
+    access = replace(credentials.access, token=token)
+    return _issued(_text(access), seconds, insecure=credentials.access.insecure)
 
 
 async def revoke(connect: Connect, credentials: Credentials, owner: Owner) -> None:
@@ -261,15 +260,41 @@ async def _kubeconfig(
             service = await client.get(SERVICES, _INGRESS.name, _INGRESS.namespace)
         server = virtual_address(service) or api_server(access.server)
     if not server or server == access.server:
-        return with_token(credentials.text.encode(), token)
+        return _text(replace(access, token=token))
 
     ca = await published_ca(client, account.namespace) or access.ca
-    namespace = renewal.targets[0] if renewal.targets else access.namespace or "default"
-    text = kubeconfig(server=server, ca=ca, token=token, namespace=namespace)
-    if not access.proxy_url or access.proxy_of_environment:
-        return text
-    config = load_yaml(text)
-    config["clusters"][0]["cluster"]["proxy-url"] = access.proxy_url
+    namespace = renewal.targets[0] if renewal.targets else access.namespace
+    # What concerns the certificate of the former server does not concern this one.
+    direct = Kubeconfig(
+        server,
+        namespace=namespace,
+        ca=ca,
+        token=token,
+        proxy_url=access.proxy_url,
+        proxy_of_environment=access.proxy_of_environment,
+    )
+    return _text(direct)
+
+
+def _text(access: Kubeconfig) -> str:
+    """Return a kubeconfig with a token and nothing else: the user's may have more credentials."""
+    config = load_yaml(
+        kubeconfig(
+            server=access.server,
+            ca=access.ca,
+            token=access.token,
+            namespace=access.namespace or "default",
+        )
+    )
+    cluster = config["clusters"][0]["cluster"]
+    if not access.ca:
+        del cluster["certificate-authority-data"]
+    if access.tls_server_name:
+        cluster["tls-server-name"] = access.tls_server_name
+    if access.insecure:
+        cluster["insecure-skip-tls-verify"] = True
+    if access.proxy_url and not access.proxy_of_environment:
+        cluster["proxy-url"] = access.proxy_url
     return yaml.safe_dump(config, sort_keys=False)
 
 

@@ -379,6 +379,40 @@ async def test_without_an_exchange_clusters_use_the_user_s_secret(
     assert case.kept is None
 
 
+@pytest.mark.parametrize("error", [Conflict(409, "Conflict", "of Harvester"), KeyError("context")])
+async def test_whatever_an_exchange_meets_clusters_get_credentials(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Renewing(monkeypatch)
+    case.issuer.errors["create token"] = cast("Any", error)
+    assert await case.reconcile() == 60
+    assert case.access().token == USER_TOKEN
+    assert case.condition_of()[:2] == ("False", "TokenNotExchanged")
+    assert ("KeyError" if isinstance(error, KeyError) else "refused: of Harvester") in case.condition_of()[2]
+    assert "'context'" not in caplog.text, "the message of the exception may have a credential"
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_kept_secret_that_a_user_has_changed_is_written_again_or_released(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    kept, own = case.kept, case.management.find("Secret", "own", OWN)
+    assert kept is not None
+    assert own is not None
+    case.management.put({**kept, "data": own["data"]})
+    if ends:
+        case.renew_with()
+        await case.reconcile()
+        await case.reconcile()
+        assert case.kept is None
+    else:
+        await case.reconcile()
+        assert case.access().token != USER_TOKEN
+        assert case.condition_of()[0] == "True"
+
+
 async def test_a_provider_without_the_right_to_keep_tokens_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Renewing(monkeypatch)
     case.management.errors["create Secret"] = Forbidden(403, "Forbidden", "cannot create secrets in caphv-system")

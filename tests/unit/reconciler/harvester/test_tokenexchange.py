@@ -91,6 +91,38 @@ async def test_tokens_are_sent_to_a_server_that_accepts_them(
     assert harvester.servers == [server, expected], "it was tried there"
 
 
+async def test_the_provider_s_kubeconfig_has_nothing_else_of_the_user_s() -> None:
+    """A kubeconfig of kubectl has other clusters and stale contexts, and names may occur twice."""
+    config = yaml.safe_load(credentials(**{"tls-server-name": "kubernetes", "proxy-url": "http://proxy:3128"}).text)
+    user = config["contexts"][0]["context"]["user"]
+    config["contexts"] += [{"name": "stale"}, {"name": config["current-context"], "context": {"user": "other"}}, "text"]
+    config["users"] += [{"name": "other", "user": {"token": "other-credential"}}, {"name": user}]
+    text = yaml.safe_dump(config)
+    harvester = Harvester()
+    token = await harvester.exchange(Credentials(text, parse_kubeconfig(text)))
+    renewed = await tokenexchange.renew(harvester.connect, token.credentials, 600)
+    assert renewed.credentials.access.token != token.credentials.access.token
+    for found in (token, renewed):
+        access = found.credentials.access
+        assert (access.server, access.tls_server_name) == ("https://harvester", "kubernetes")
+        assert access.proxy_url == "http://proxy:3128"
+        assert "other" not in found.credentials.text
+        assert [len(yaml.safe_load(found.credentials.text)[part]) for part in ("clusters", "users", "contexts")] == [
+            1,
+            1,
+            1,
+        ]
+
+
+async def test_bindings_of_another_form_on_harvester_do_not_disturb() -> None:
+    harvester = Harvester()
+    kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding"}
+    reference = {"name": "harvesterhci.io:cloudprovider"}
+    for number, more in enumerate(({}, {"roleRef": None}, {"roleRef": reference, "subjects": [{"kind": "User"}]})):
+        harvester.put({**kind, "metadata": {"name": f"odd-{number}"}, **more})
+    assert (await harvester.exchange(credentials())).is_bound
+
+
 async def test_an_account_renews_its_own_token_and_no_objects_are_made_for_it() -> None:
     harvester = Harvester()
     claims = {"sub": "system:serviceaccount:accounts:own", "exp": (START + timedelta(days=1)).timestamp()}
