@@ -149,9 +149,12 @@ class TokenRenewer:
         except NotRead:
             return Result(_NOT_READ_SECONDS)
 
-        renewal = renewal_of(identity) if identity else None
+        # A provider in another namespace has its own Secret, and reports about it.
+        is_here = identity is not None and secret_of(identity).namespace == secret_key.namespace
+        renewal = renewal_of(identity) if identity and is_here else None
         if identity is None or renewal is None:
-            await self._stop(name, identity, secret)
+            was_here = secret is not None and _is_ours(secret)
+            await self._stop(name, identity if is_here or was_here else None, secret)
             return None
         problem = _problem_of(secret_key, secret)
         if problem:
@@ -381,10 +384,8 @@ class TokenRenewer:
 
     async def _read_source(self, identity: Obj) -> _Source:
         """Read the user's Secret, which is never written."""
-        key, own = secret_of(identity), self._identities.namespace
+        key = secret_of(identity)
         where = f"Secret {key}"
-        if key.namespace != own:
-            return _Source(key, problem=f"{where} is not in namespace {own} of the provider")
         secret = await self._read_secret(key)
         if secret is None:
             problem = f"{where} does not exist: create it with key kubeconfig"

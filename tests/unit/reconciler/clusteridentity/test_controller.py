@@ -429,6 +429,32 @@ async def test_nothing_is_written_without_the_field(monkeypatch: pytest.MonkeyPa
     assert (case.management.requests, case.issuer.issued, case.access().token) == ([], 0, USER_TOKEN)
 
 
+@pytest.mark.parametrize("was_here", [False, True])
+async def test_what_another_provider_renews_is_left_to_it(monkeypatch: pytest.MonkeyPatch, was_here: bool) -> None:
+    """Its Secrets are in its own namespace, and so are those of the identity."""
+    case = Renewing(monkeypatch)
+    if was_here:
+        await case.reconcile()
+    identity = case.management.find("HarvesterClusterIdentity", NAME)
+    assert identity is not None
+    spec = {**identity["spec"], "secretRef": {"name": "own", "namespace": "caphv-other"}}
+    case.management.put({**identity, "spec": spec})
+    for _ in range(3):
+        await case.reconcile()
+    # What this provider has reported and issued has ended.
+    assert case.condition_of() == ("", "", "")
+    assert case.kept is None
+    assert list(bound_secrets(case.issuer)) == []
+
+    theirs = {"type": "TokenRenewed", "status": "True", "reason": "TokenRenewed", "message": "theirs"}
+    identity = case.management.find("HarvesterClusterIdentity", NAME)
+    assert identity is not None
+    case.management.put({**identity, "status": {"conditions": [theirs], "token": {"serviceAccount": "a/b"}}})
+    case.management.requests.clear()
+    await case.reconcile()
+    assert (case.management.requests, case.condition_of()[2]) == ([], "theirs")
+
+
 def test_no_identity_is_in_the_name_of_a_namespace() -> None:
     renewed = ClusterIdentities(cast("Any", None), OWN).renewed
     assert renewed.identity_of(renewed.key_of(NAME)) == NAME
