@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from caphv.api.identities import secret_of
+from caphv.api.identities import reference_of, secret_of
 from caphv.api.names import RENEWED_TOKEN_FINALIZER
 from caphv.api.object import SECRETS, Key, Obj, being_deleted, text_at, uid_of
 from caphv.api.ownership import Owner
@@ -55,6 +55,8 @@ log = logging.getLogger(__name__)
 
 _KIND = HARVESTER_CLUSTER_IDENTITIES.kind
 _NOT_READ_SECONDS = 10.0
+# Seconds between two looks for clusters that still need the token of a deleted identity.
+_NEEDED_SECONDS = 10.0
 _LONGEST_NAME = 253
 # The clock of this machine may be set while a timer waits.
 _LONGEST_WAIT_SECONDS = 600.0
@@ -330,11 +332,13 @@ class TokenRenewer:
 
     async def _stop(self, name: str, identity: Obj | None, secret: Obj | None) -> None:
         """Delete the token of an identity that does not exist or is not renewed any more."""
-        self._identities.renewed.forget(name)
+        has_secret = secret is not None and _is_ours(secret)
+        if not has_secret or name not in self._identities.renewed.ended:
+            self._identities.renewed.forget(name)
         self._probed.pop(name, None)
         if identity is not None:
             await status.write(self._context, identity, None)
-        if secret is None or not _is_ours(secret):
+        if secret is None or not has_secret:
             return
         key = Key(secret["metadata"]["namespace"], secret["metadata"]["name"])
         with contextlib.suppress(NotFound):
@@ -349,11 +353,15 @@ class TokenRenewer:
         finalizers = secret["metadata"].get("finalizers") or []
         if not _is_ours(secret) or RENEWED_TOKEN_FINALIZER not in finalizers:
             return None
+        kept = await self._kept(secret)
+        if kept and kept.issued.is_usable(self._now()) and self._is_needed(name):
+            return Result(_NEEDED_SECONDS)
+        self._identities.renewed.ended.pop(name, None)
         # Clusters that are still allowed use the user's Secret until there is another token.
         if self._identities.renewed.use(name, None):
             self._identities.report(name)
 
-        kept, owner = await self._kept(secret), _owner_uid(secret, name)
+        owner = _owner_uid(secret, name)
         if kept and owner and kept.issued.is_usable(self._now()):
             try:
                 await tokenexchange.revoke(
@@ -370,6 +378,18 @@ class TokenRenewer:
                 self._context.caches.secrets, secret, RENEWED_TOKEN_FINALIZER
             )
         return Result(_SHORTEST_WAIT_SECONDS)
+
+    def _is_needed(self, name: str) -> bool:
+        """Return whether clusters still refer to an identity that was deleted.
+
+        Their deletion needs the token. Only those that are being deleted get it.
+        """
+        clusters = self._context.caches.harvester_clusters.store
+        return name in self._identities.renewed.ended and any(
+            reference_of(cluster) == name
+            and (not being_deleted(cluster) or cluster["metadata"].get("finalizers"))
+            for cluster in clusters
+        )
 
     # Reading
 

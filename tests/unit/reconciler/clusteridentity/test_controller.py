@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from caphv.api.identities import Refused
 from caphv.api.names import RENEWED_TOKEN_FINALIZER
-from caphv.api.object import SECRETS, Key, Obj, at
-from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
+from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, at
+from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES, HARVESTER_CLUSTERS
 from caphv.runtime.errors import Conflict, Forbidden, RequestError, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig, token_claims
 from reconciler.clusteridentity.controller import TokenRenewer
@@ -453,6 +454,61 @@ async def test_what_another_provider_renews_is_left_to_it(monkeypatch: pytest.Mo
     case.management.requests.clear()
     await case.reconcile()
     assert (case.management.requests, case.condition_of()[2]) == ([], "theirs")
+
+
+def end_identity(case: Renewing) -> Obj:
+    """Delete the identity, as the watch reports it; return what it was."""
+    identity = case.management.find("HarvesterClusterIdentity", NAME)
+    assert identity is not None
+    case.management.remove(HARVESTER_CLUSTER_IDENTITIES, NAME)
+    case.readable.renewed.observe(identity, None)
+    return identity
+
+
+async def test_a_token_is_revoked_after_the_deletion_of_the_clusters_that_are_deleted_with_the_identity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    end_identity(case)
+    case.management.put({**case.obj, "metadata": {**case.obj["metadata"], "finalizers": ["any"]}})
+    for _ in range(3):
+        assert await case.reconcile() <= 10 or case.kept is not None
+        # Only a cluster that is being deleted may use it, of a namespace that was allowed.
+        assert case.readable.resolve(NAME, "team", is_ending=True) == Key(OWN, KEPT)
+        assert isinstance(case.readable.resolve(NAME, "team"), Refused)
+        await case.client(token).get(NAMESPACES, "kube-system")
+
+    case.management.remove(HARVESTER_CLUSTERS, "demo", "team")
+    await case.reconcile()
+    assert case.kept is None
+    assert list(bound_secrets(case.issuer)) == []
+    assert isinstance(case.readable.resolve(NAME, "team", is_ending=True), Refused)
+
+
+async def test_a_token_that_is_held_for_clusters_ends_by_itself_and_is_not_the_next_identity_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    former = end_identity(case)
+    await case.reconcile()
+    case.management.put({**former, "metadata": {"name": NAME, "uid": "another"}})
+    case.readable.renewed.observe(None, case.management.find("HarvesterClusterIdentity", NAME))
+    with pytest.raises(NotRead):
+        case.readable.resolve(NAME, "team", is_ending=True)
+    await case.reconcile()
+    assert list(bound_secrets(case.issuer)) == [], "at once: its clusters get another"
+    await case.reconcile()
+    assert case.access().token not in (token.token, USER_TOKEN)
+
+    end_identity(case)
+    await case.reconcile()
+    case.clock.pass_time(600)
+    await case.reconcile()
+    assert case.kept is None, "although the cluster still refers to the identity"
 
 
 def test_no_identity_is_in_the_name_of_a_namespace() -> None:
