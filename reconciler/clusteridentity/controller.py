@@ -14,8 +14,8 @@ import contextlib
 import logging
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 
 from caphv.api.identities import reference_of, secret_of
 from caphv.api.names import RENEWED_TOKEN_FINALIZER
@@ -61,6 +61,8 @@ _LONGEST_NAME = 253
 # The clock of this machine may be set while a timer waits.
 _LONGEST_WAIT_SECONDS = 600.0
 _SHORTEST_WAIT_SECONDS = 1.0
+# Until a former token is revoked, for clusters to turn to the new one; and until the next attempt.
+_FORMER_SECONDS = 60.0
 # Seconds between two attempts to use a token that Harvester rejects.
 _REJECTED_SECONDS = 10.0
 
@@ -93,6 +95,22 @@ class _Kept:
     secret: Obj
     issued: Issued
     credentials: Credentials
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What one reconcile of an identity has read."""
+
+    identity: Obj
+    renewal: Renewal
+    scope: str
+    source: _Source
+    kept: _Kept | None
+
+    @property
+    def name(self) -> str:
+        """Name of the identity."""
+        return str(self.identity["metadata"]["name"])
 
 
 # Fingerprint of the user's credentials, and what else a token depends on.
@@ -137,6 +155,7 @@ class TokenRenewer:
         self._identities = context.cluster_identities
         self._now = now or _now
         self._probed: dict[str, tuple[datetime, _Inputs]] = {}
+        self._former: dict[str, list[tuple[_Kept, datetime]]] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
         """Exchange, renew or revoke the token of an identity. Raises `ApiError` for a retry."""
@@ -167,67 +186,73 @@ class TokenRenewer:
 
     async def _renew(self, identity: Obj, renewal: Renewal, secret: Obj | None) -> Result:
         """Have a valid token in the provider's Secret, and report it."""
-        name, now = identity["metadata"]["name"], self._now()
+        name = identity["metadata"]["name"]
+        if secret is not None and _owner_uid(secret, name) not in ("", uid_of(identity)):
+            # The token of a former identity of this name is revoked, and not replaced unrevoked.
+            await self._stop(name, None, secret)
+            return Result(_SHORTEST_WAIT_SECONDS)
+
         scope = scope_of(renewal, uid_of(identity), self._context.management_cluster)
         source, kept = await self._read_source(identity), await self._kept(secret)
+        facts = _Facts(identity, renewal, scope, source, kept)
+        now, issued = self._now(), kept.issued if kept else None
         is_rejected = kept is not None and self._is_rejected(name, kept)
         if is_rejected:
             wait = self._seconds_until_probe(name, (source.fingerprint, scope), now)
             if wait > 0:
                 return Result(wait)  # nothing changes: what was in use stays in use
-
-        issued = kept.issued if kept else None
+        await self._revoke_former(name)
         order = ways(issued, source.fingerprint, scope, now, is_rejected=is_rejected)
-        attempt = await self._attempt(order, identity, renewal, source, kept)
-        problem = attempt.problem
-        if attempt.token is not None and attempt.way is not None:
-            origin = source.fingerprint or ""
-            if attempt.way is Action.RENEW and kept:
-                origin = kept.issued.source
-            issued = issued_at(now, attempt.token.seconds, origin, scope)
-            try:
-                kept = await self._store(identity, secret, attempt.token, issued)
-            except Conflict:
-                raise
-            except RequestError as error:
-                problem = _text(error)
-            else:
-                log.info("token of %s %s: %s", _KIND, name, attempt.way.value)
+        attempt, problem = _Attempt(None, None, {}), ""
+        try:
+            if secret is None and source.credentials is not None:
+                # A token that is not kept could not be revoked.
+                secret = await self._create_secret(identity)
+            attempt = await self._attempt(facts, order)
+            problem = attempt.problem
+            if attempt.token is not None and secret is not None:
+                kept = await self._keep(facts, secret, attempt.way, attempt.token, now)
+        except Conflict:
+            raise
+        except RequestError as error:
+            problem = _text(error)
+        return await self._use(replace(facts, kept=kept), order, attempt, problem)
 
+    async def _use(
+        self, facts: _Facts, order: tuple[Action, ...], attempt: _Attempt, problem: str
+    ) -> Result:
+        """Have clusters use the token, or else the user's Secret, and report it."""
+        name, kept, now = facts.name, facts.kept, self._now()
         # A token of a former Secret stays in use until it ends, so that a mistake costs no access.
-        now = self._now()
-        may_use = kept is not None and kept.issued.scope == scope and kept.issued.is_usable(now)
-        is_lost = attempt.is_lost and source.credentials is not None
-        if kept is None or not may_use or is_lost:
-            result = await self._fall_back(identity, problem)
+        may_use = kept is not None and kept.issued.scope == facts.scope
+        is_lost = attempt.is_lost and facts.source.credentials is not None
+        if kept is None or not may_use or not kept.issued.is_usable(now) or is_lost:
+            result = await self._fall_back(facts.identity, problem)
         else:
             if self._identities.renewed.use(name, self._identities.renewed.key_of(name)):
                 self._identities.report(name)
             first = order[0] if order else Action.KEEP
-            await self._report(identity, kept, source, problem, first)
+            await self._report(facts.identity, kept, facts.source, problem, first)
             result = Result(_wait(kept.issued, problem, now))
+
         if kept is not None and self._is_rejected(name, kept):
             return Result(_REJECTED_SECONDS)
+        if name in self._former:
+            return Result(min(result.requeue_after or _FORMER_SECONDS, _FORMER_SECONDS))
         return result
 
-    async def _attempt(
-        self,
-        order: tuple[Action, ...],
-        identity: Obj,
-        renewal: Renewal,
-        source: _Source,
-        kept: _Kept | None,
-    ) -> _Attempt:
+    async def _attempt(self, facts: _Facts, order: tuple[Action, ...]) -> _Attempt:
         """Try ways to get a token until one succeeds."""
-        name = identity["metadata"]["name"]
+        name = facts.name
         errors: dict[Action, Exception] = {}
         for way in order:
             try:
-                token = await self._issue(way, identity, renewal, source, kept)
+                token = await self._issue(facts, way)
             except (ExchangeError, KubeconfigError, RequestError) as error:
                 errors[way] = error
             except Exception as error:
-                # What a server or a user wrote may be in the message, and not in the trace.
+                # Clusters need credentials in any case. What a server or a user wrote may be in
+                # the message, and not in the trace.
                 trace = "".join(traceback.format_tb(error.__traceback__))
                 log.error("%s %s: %s\n%s", _KIND, name, type(error).__name__, trace)
                 problem = f"unexpected {type(error).__name__}, which the log of the provider shows"
@@ -243,49 +268,77 @@ class TokenRenewer:
                     self._identities.renewed.rejected.pop(name, None)
         return _Attempt(None, None, errors)
 
-    async def _issue(
-        self,
-        way: Action,
-        identity: Obj,
-        renewal: Renewal,
-        source: _Source,
-        kept: _Kept | None,
-    ) -> Token:
+    async def _issue(self, facts: _Facts, way: Action) -> Token:
         """Return a new token."""
-        connect = self._context.sessions.client
+        connect, source, kept = self._context.sessions.client, facts.source, facts.kept
         if way is Action.RENEW and kept is not None:
-            return await tokenexchange.renew(connect, kept.credentials, renewal.seconds)
+            return await tokenexchange.renew(connect, kept.credentials, facts.renewal.seconds)
         if source.credentials is None:
             raise ExchangeError(source.problem)
-        owner = self._owner(identity["metadata"]["name"], uid_of(identity))
-        return await tokenexchange.exchange(connect, source.credentials, renewal, owner)
+        owner = self._owner(facts.name, uid_of(facts.identity))
+        return await tokenexchange.exchange(connect, source.credentials, facts.renewal, owner)
 
-    async def _store(
-        self, identity: Obj, secret: Obj | None, token: Token, issued: Issued
+    async def _keep(
+        self, facts: _Facts, secret: Obj, way: Action | None, token: Token, start: datetime
     ) -> _Kept:
+        """Keep a new token; the former one is revoked later, if it is not revoked with this one.
+
+        :param start: a time before the token was requested
+        """
+        former = facts.kept
+        is_renewed = way is Action.RENEW and former is not None
+        source = former.issued.source if is_renewed and former else facts.source.fingerprint or ""
+        issued = issued_at(start, token.seconds, source, facts.scope)
+        kept = await self._store(facts.identity, secret, token, issued)
+        log.info("token of %s %s: %s", _KIND, facts.name, "renew" if is_renewed else "exchange")
+
+        if former is not None and former.issued.is_usable(self._now()):
+            bound = tokenexchange.bound_uid(former.credentials)
+            if bound and bound != tokenexchange.bound_uid(token.credentials):
+                due = self._now() + timedelta(seconds=_FORMER_SECONDS)
+                self._former.setdefault(facts.name, []).append((former, due))
+        return kept
+
+    async def _revoke_former(self, name: str) -> None:
+        """Revoke tokens of a former account or Harvester, as long as they have not ended."""
+        now, left = self._now(), []
+        for former, due in self._former.pop(name, []):
+            if not former.issued.is_usable(now):
+                continue
+            owner = self._owner(name, _owner_uid(former.secret, name))
+            if now < due:
+                left.append((former, due))
+                continue
+            try:
+                await tokenexchange.revoke(self._context.sessions.client, former.credentials, owner)
+            except (RequestError, KubeconfigError, ExchangeError) as error:
+                log.warning("former token of %s %s was not revoked: %s", _KIND, name, error)
+                if _is_transient(error):
+                    left.append((former, due))
+        if left:
+            self._former[name] = left
+
+    async def _create_secret(self, identity: Obj) -> Obj:
+        """Create the provider's Secret without a token. Raises `Conflict` if it exists."""
+        key = self._identities.renewed.key_of(identity["metadata"]["name"])
+        metadata = {**_metadata(identity), "name": key.name, "namespace": key.namespace}
+        secret = {"metadata": metadata, "type": SECRET_TYPE}
+        created = await self._context.client.create(SECRETS, secret)
+        self._context.caches.secrets.observe(created)
+        return created
+
+    async def _store(self, identity: Obj, secret: Obj, token: Token, issued: Issued) -> _Kept:
         """Write a token into the provider's Secret. Raises `Conflict` if others wrote it."""
         name = identity["metadata"]["name"]
         key = self._identities.renewed.key_of(name)
-        owner = {
-            "apiVersion": HARVESTER_CLUSTER_IDENTITIES.api_version,
-            "kind": _KIND,
-            "name": name,
-            "uid": uid_of(identity),
-        }
         metadata = {
+            **_metadata(identity),
             "annotations": issued.annotations(),
-            "finalizers": [RENEWED_TOKEN_FINALIZER],
-            "ownerReferences": [owner],
+            "resourceVersion": secret["metadata"]["resourceVersion"],
         }
         content = base64.b64encode(token.credentials.text.encode()).decode()
         obj: Obj = {"metadata": metadata, "data": {"kubeconfig": content}}
-
-        if secret is None:
-            metadata |= {"name": key.name, "namespace": key.namespace}
-            stored = await self._context.client.create(SECRETS, {**obj, "type": SECRET_TYPE})
-        else:
-            metadata["resourceVersion"] = secret["metadata"]["resourceVersion"]
-            stored = await self._context.client.patch(SECRETS, key.name, key.namespace, obj)
+        stored = await self._context.client.patch(SECRETS, key.name, key.namespace, obj)
         self._context.caches.secrets.observe(stored)
         self._identities.report(name)
         return _Kept(stored, issued, token.credentials)
@@ -336,6 +389,7 @@ class TokenRenewer:
         if not has_secret or name not in self._identities.renewed.ended:
             self._identities.renewed.forget(name)
         self._probed.pop(name, None)
+        self._former.pop(name, None)
         if identity is not None:
             await status.write(self._context, identity, None)
         if secret is None or not has_secret:
@@ -436,6 +490,17 @@ class TokenRenewer:
         insecure = self._context.allow_insecure_identities
         access = await off_loop(len(raw), lambda: parse_kubeconfig(raw, allow_insecure=insecure))
         return Credentials(raw.decode("utf-8", "replace"), access)
+
+
+def _metadata(identity: Obj) -> Obj:
+    """Return what the provider's Secret for an identity always has."""
+    owner = {
+        "apiVersion": HARVESTER_CLUSTER_IDENTITIES.api_version,
+        "kind": _KIND,
+        "name": identity["metadata"]["name"],
+        "uid": uid_of(identity),
+    }
+    return {"finalizers": [RENEWED_TOKEN_FINALIZER], "ownerReferences": [owner]}
 
 
 def _problem_of(key: Key, secret: Obj | None) -> str:

@@ -90,6 +90,11 @@ def token_in(credentials: Credentials) -> Token:
     return Token(credentials, token.account, token.seconds, bool(token.secret))
 
 
+def bound_uid(credentials: Credentials) -> str:
+    """Return the uid of the Secret whose deletion revokes a token, empty without one."""
+    return text_at(token_claims(credentials.access.token), "kubernetes.io", "secret", "uid")
+
+
 async def exchange(
     connect: Connect, credentials: Credentials, renewal: Renewal, owner: Owner
 ) -> Token:
@@ -145,12 +150,13 @@ async def revoke(connect: Connect, credentials: Credentials, owner: Owner) -> No
     :param credentials: the renewed token
     :param owner: the record of the HarvesterClusterIdentity
     """
-    token = token_in(credentials)
+    token, bound = token_in(credentials), bound_uid(credentials)
     name = bound_name(owner.uid, owner.management_cluster)
     async with connected(connect, credentials.access) as client:
         with contextlib.suppress(NotFound):
             secret = await client.get(SECRETS, name, token.account.namespace)
-            if ownership_of(secret, owner) is Ownership.OURS:
+            is_bound = bound in ("", uid_of(secret))
+            if is_bound and ownership_of(secret, owner) is Ownership.OURS:
                 await client.delete(SECRETS, name, token.account.namespace, uid=uid_of(secret))
 
 

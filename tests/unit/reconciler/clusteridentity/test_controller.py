@@ -377,6 +377,12 @@ async def test_without_an_exchange_clusters_use_the_user_s_secret(
     assert case.access().token == USER_TOKEN
     assert case.condition_of()[:2] == ("False", "TokenNotExchanged")
     assert str(error) in case.condition_of()[2]
+    assert case.kept is not None
+    assert "data" not in case.kept
+    # It is deleted with the identity.
+    case.renew_with()
+    await case.reconcile()
+    await case.reconcile()
     assert case.kept is None
 
 
@@ -420,6 +426,7 @@ async def test_a_provider_without_the_right_to_keep_tokens_says_so(monkeypatch: 
     await case.reconcile()
     assert case.access().token == USER_TOKEN
     assert "refused: cannot create secrets in caphv-system" in case.condition_of()[2]
+    assert case.issuer.issued == 0, "a token that is not kept could not be revoked"
 
 
 async def test_nothing_is_written_without_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,6 +461,61 @@ async def test_what_another_provider_renews_is_left_to_it(monkeypatch: pytest.Mo
     case.management.requests.clear()
     await case.reconcile()
     assert (case.management.requests, case.condition_of()[2]) == ([], "theirs")
+
+
+async def test_a_process_that_dies_after_an_exchange_leaves_what_revokes_the_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    case.management.errors["patch Secret"] = Unreachable("killed")
+    await case.reconcile()
+    assert case.issuer.issued == 1
+    case.management.errors.clear()
+    case.restart()
+    await case.reconcile()
+    assert len(list(bound_secrets(case.issuer))) == 1
+    case.renew_with()
+    await case.reconcile()
+    await case.reconcile()
+    assert list(bound_secrets(case.issuer)) == []
+
+
+async def test_tokens_of_a_former_account_are_revoked_when_clusters_have_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 60)
+    former = case.access()
+    case.renew_with(expirationSeconds=600, serviceAccount={**ACCOUNT, "namespace": "others"})
+    assert await case.reconcile() <= 60
+    (token,) = {case.access().token} - {former.token}
+    await case.client(former).get(SECRETS, "any", "vms")  # a cluster that has not noticed yet
+    case.issuer.errors["get Secret"] = DOWN
+    case.clock.pass_time(60)
+    await case.reconcile()
+    case.issuer.errors.clear()
+    assert {obj["metadata"]["namespace"] for obj in bound_secrets(case.issuer)} == {"accounts", "others"}
+    assert await case.reconcile() > 60
+    assert {obj["metadata"]["namespace"] for obj in bound_secrets(case.issuer)} == {"others"}
+    assert case.access().token == token
+
+
+async def test_the_token_of_an_identity_that_is_created_again_at_once_is_revoked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    former = case.access()
+    identity = case.management.find("HarvesterClusterIdentity", NAME)
+    assert identity is not None
+    case.management.put({**identity, "metadata": {"name": NAME, "uid": "another"}, "status": {}})
+    for _ in range(3):
+        await case.reconcile()
+    assert case.access().token not in (former.token, USER_TOKEN)
+    with pytest.raises(Unauthorized):
+        await case.client(former).get(NAMESPACES, "kube-system")
+    assert len(list(bound_secrets(case.issuer))) == 1
 
 
 def end_identity(case: Renewing) -> Obj:
