@@ -24,6 +24,8 @@ DEFAULT_SECONDS = 3600
 SECRET_TYPE = "infrastructure.cluster.x-k8s.io/renewed-token"  # noqa: S105 - a type
 """Type of the Secrets with renewed tokens. It never changes, so that no other Secret gets it."""
 ALL_TARGETS = "*"
+BOUND_PREFIX = "caphv-renewal-"
+"""Start of the names of Secrets, Roles and RoleBindings on Harvester with which tokens end."""
 _PREFIX = "renewed-token."
 # A token is renewed at two thirds of its life at the latest, and up to this share of it earlier, so
 # that tokens which were issued together are not renewed together.
@@ -133,7 +135,7 @@ def scope_of(renewal: Renewal, identity_uid: str, management_cluster: str) -> st
 def bound_name(identity_uid: str, management_cluster: str) -> str:
     """Return the name of the Secret on Harvester whose deletion revokes the tokens."""
     text = f"{management_cluster}/{identity_uid}"
-    return f"caphv-renewal-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{BOUND_PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def issued_at(now: datetime, seconds: float, source: str, scope: str) -> Issued:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from caphv.api.names import OWNER_ANNOTATION, OWNER_UID_ANNOTATION
 from caphv.api.object import (
     NAMESPACES,
     ROLE_BINDINGS,
@@ -24,6 +25,7 @@ from caphv.api.object import (
     Key,
     Obj,
     Resource,
+    annotations_of,
     at,
     text_at,
     uid_of,
@@ -40,6 +42,7 @@ from reconciler.harvester.identityaccount import Account, api_server, published_
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
 
 _INGRESS = Key("kube-system", "ingress-expose")
+_RECORD_MANAGER = "caphv-token-renewal"
 _RANCHER_PATH = "/k8s/clusters/"
 
 Connect = Callable[[Kubeconfig], ApiClient]
@@ -181,11 +184,49 @@ async def _ensure_account(
 
     key = renewal.account
     account = Account(key.name, key.namespace, renewal.targets)
+    if key.namespace in renewal.targets:
+        raise ExchangeError(
+            f"spec.tokenRenewal.serviceAccount.namespace: {key.namespace} is a target namespace, "
+            "in which the account may issue tokens of any ServiceAccount: choose another namespace"
+        )
+    if await _is_own(client, account, owner):
+        # Of another manager than the other fields, so that `caphv identity create` keeps it.
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": key.namespace}}
+        await client.apply(NAMESPACES, namespace, manager=identityaccount.MANAGER)
+        metadata = {"name": key.name, "namespace": key.namespace, "annotations": record(owner)}
+        obj = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
+        await client.apply(SERVICE_ACCOUNTS, obj, manager=_RECORD_MANAGER)
     await identityaccount.create(client, account, client.server, lasting_token=False)
     bound = await _ensure_bound(client, key, owner)
     for resource, obj in _own_rights(key, owner, bound):
         await client.apply(resource, obj, manager=identityaccount.MANAGER)
     return key, bound
+
+
+async def _is_own(client: ApiClient, account: Account, owner: Owner) -> bool:
+    """Return whether an account belongs to the identity, or does not exist.
+
+    Raises `ExchangeError` for another account, unless it has the very rights that the identity asks
+    for: those of one identity must not extend those of another.
+    """
+    try:
+        obj = await client.get(SERVICE_ACCOUNTS, account.name, account.namespace)
+    except NotFound:
+        return True
+    recorded, expected = annotations_of(obj), record(owner)
+    # A former identity of this name has left its account, because accounts are not deleted.
+    if all(recorded.get(key) == expected[key] for key in expected.keys() - {OWNER_UID_ANNOTATION}):
+        return True
+
+    asked = identityaccount.rights_of(account, identityaccount.objects(account))
+    if await identityaccount.existing_rights(client, account) == asked:
+        return False
+    former = recorded.get(OWNER_ANNOTATION, "").replace("//", " ")
+    origin = f"was created for {former}" if former else "exists"
+    raise ExchangeError(
+        f"ServiceAccount {account.namespace}/{account.name} on Harvester {origin}, and has other "
+        "rights than spec.tokenRenewal.serviceAccount asks for: name an account of its own there"
+    )
 
 
 def _own_rights(account: Key, owner: Owner, bound: Obj) -> list[tuple[Resource, Obj]]:

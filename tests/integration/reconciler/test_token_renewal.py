@@ -278,6 +278,7 @@ async def test_the_crd_refuses_what_could_be_misread(case: Case, version: str) -
         {"server": "http://harvester"},
         {"server": "https://rancher/k8s/clusters/c-1"},
         {"serviceAccount": {**complete, "targetNamespaces": []}},
+        {"serviceAccount": {**complete, "targetNamespaces": [case.target, complete["namespace"]]}},
         # Were it dropped, the account would get rights in all namespaces.
         {"serviceAccount": {"name": "a", "namespace": "b", "targetNamespace": ["c"]}},
     ):

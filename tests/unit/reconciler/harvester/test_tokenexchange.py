@@ -13,7 +13,8 @@ from caphv.api.ownership import Owner
 from caphv.api.tokenrenewal import Renewal, bound_name
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
-from reconciler.harvester import tokenexchange
+from reconciler.harvester import identityaccount, tokenexchange
+from reconciler.harvester.identityaccount import Account
 from reconciler.harvester.tokenexchange import Credentials, ExchangeError, Token
 from tests.support import kubeconfigs
 from tests.support.reconciler.tokenissuer import START, USER_TOKEN, Clock, Issuer, IssuerClient, encoded
@@ -121,6 +122,59 @@ async def test_bindings_of_another_form_on_harvester_do_not_disturb() -> None:
     for number, more in enumerate(({}, {"roleRef": None}, {"roleRef": reference, "subjects": [{"kind": "User"}]})):
         harvester.put({**kind, "metadata": {"name": f"odd-{number}"}, **more})
     assert (await harvester.exchange(credentials())).is_bound
+
+
+BINDING = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
+SUBJECT = {"kind": "ServiceAccount", "name": "caphv", "namespace": "accounts"}
+
+
+async def test_an_account_of_another_identity_is_used_only_with_the_same_rights() -> None:
+    harvester = Harvester()
+    await harvester.exchange(credentials())
+    other = Owner(OWNER.kind, "", "other", "other-uid", "management")
+
+    async def exchange(targets: tuple[str, ...], owner: Owner = other) -> Token:
+        renewal = Renewal(600, RENEWAL.account, targets)
+        return await tokenexchange.exchange(harvester.connect, credentials(), renewal, owner)
+
+    assert (await exchange(("vms",))).account == RENEWAL.account
+    harvester.requests.clear()
+    for targets in ((), ("vms", "more"), ("more",)):
+        with pytest.raises(
+            ExchangeError, match="was created for HarvesterClusterIdentity shared, and has other rights"
+        ):
+            await exchange(targets)
+    assert harvester.requests == [], "no right was added"
+    # Its own identity may change what it asks for, and so may one of the same name that follows it.
+    assert (await exchange(("vms", "more"), OWNER)).is_bound
+    assert (await exchange(("vms", "more", "most"), Owner(OWNER.kind, "", "shared", "uid-2", "management"))).is_bound
+    with pytest.raises(ExchangeError, match="has other rights"):
+        await exchange(("vms",))
+
+
+async def test_an_account_of_a_user_gets_no_rights_by_its_name() -> None:
+    harvester = Harvester()
+    harvester.put(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "caphv", "namespace": "accounts"}}
+    )
+    reference = {"kind": "ClusterRole", "name": "cluster-admin"}
+    harvester.put({**BINDING, "metadata": {"name": "x", "namespace": "a"}, "roleRef": reference, "subjects": [SUBJECT]})
+    harvester.requests.clear()
+    with pytest.raises(ExchangeError, match="ServiceAccount accounts/caphv on Harvester exists, and has other rights"):
+        await harvester.exchange(credentials())
+    assert harvester.requests == []
+
+
+async def test_an_account_of_caphv_identity_create_with_the_same_rights_is_used() -> None:
+    harvester = Harvester()
+    connected = cast("Any", IssuerClient(harvester, credentials().access))
+    await identityaccount.create(connected, Account("caphv", "accounts", ("vms",)), "", lasting_token=False)
+    assert (await harvester.exchange(credentials())).account == RENEWAL.account
+
+
+async def test_the_namespace_of_an_account_is_no_target_namespace() -> None:
+    with pytest.raises(ExchangeError, match=r"serviceAccount\.namespace: accounts is a target namespace"):
+        await Harvester().exchange(credentials(), Renewal(600, RENEWAL.account, ("vms", "accounts")))
 
 
 async def test_an_account_renews_its_own_token_and_no_objects_are_made_for_it() -> None:
