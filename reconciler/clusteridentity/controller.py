@@ -112,6 +112,11 @@ class _Facts:
         """Name of the identity."""
         return str(self.identity["metadata"]["name"])
 
+    def has_usable_token(self, now: datetime) -> bool:
+        """Return whether clusters may use the token that is kept."""
+        kept = self.kept
+        return kept is not None and kept.issued.scope == self.scope and kept.issued.is_usable(now)
+
 
 # Fingerprint of the user's credentials, and what else a token depends on.
 _Inputs = tuple[str | None, str]
@@ -201,6 +206,9 @@ class TokenRenewer:
             wait = self._seconds_until_probe(name, (source.fingerprint, scope), now)
             if wait > 0:
                 return Result(wait)  # nothing changes: what was in use stays in use
+        elif facts.has_usable_token(now) and not self._identities.renewed.is_known(name):
+            # After a restart, clusters need not wait for an attempt that may last long.
+            self._turn_to_token(name)
         await self._revoke_former(name)
         order = ways(issued, source.fingerprint, scope, now, is_rejected=is_rejected)
         attempt, problem = _Attempt(None, None, {}), ""
@@ -224,13 +232,11 @@ class TokenRenewer:
         """Have clusters use the token, or else the user's Secret, and report it."""
         name, kept, now = facts.name, facts.kept, self._now()
         # A token of a former Secret stays in use until it ends, so that a mistake costs no access.
-        may_use = kept is not None and kept.issued.scope == facts.scope
         is_lost = attempt.is_lost and facts.source.credentials is not None
-        if kept is None or not may_use or not kept.issued.is_usable(now) or is_lost:
+        if kept is None or not facts.has_usable_token(now) or is_lost:
             result = await self._fall_back(facts.identity, problem)
         else:
-            if self._identities.renewed.use(name, self._identities.renewed.key_of(name)):
-                self._identities.report(name)
+            self._turn_to_token(name)
             first = order[0] if order else Action.KEEP
             await self._report(facts.identity, kept, facts.source, problem, first)
             result = Result(_wait(kept.issued, problem, now))
@@ -240,6 +246,11 @@ class TokenRenewer:
         if name in self._former:
             return Result(min(result.requeue_after or _FORMER_SECONDS, _FORMER_SECONDS))
         return result
+
+    def _turn_to_token(self, name: str) -> None:
+        """Have clusters use the token of an identity."""
+        if self._identities.renewed.use(name, self._identities.renewed.key_of(name)):
+            self._identities.report(name)
 
     async def _attempt(self, facts: _Facts, order: tuple[Action, ...]) -> _Attempt:
         """Try ways to get a token until one succeeds."""

@@ -209,6 +209,10 @@ class RenewedTokens:
             raise NotRead
         return self._used[name] or own
 
+    def is_known(self, name: str) -> bool:
+        """Return whether it is recorded which Secret of an identity is in use."""
+        return name in self._used
+
     def use(self, name: str, secret: Key | None) -> bool:
         """Record the Secret in use, None for the user's; return whether that is news."""
         is_news = name not in self._used or self._used[name] != secret

@@ -317,6 +317,26 @@ async def test_a_harvester_that_rejects_everything_for_a_while_changes_nothing(
     assert case.condition_of()[:2] == ("False", "TokenNotRenewed")
 
 
+async def test_after_a_restart_clusters_use_a_valid_token_while_it_is_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token, during = case.access().token, []
+    case.clock.pass_time(420)
+    case.restart()
+    issue = case.issuer.issue
+
+    def answer(*words: Any) -> Obj:
+        during.append(case.access().token)
+        return issue(*words)
+
+    monkeypatch.setattr(case.issuer, "issue", answer)
+    await case.reconcile()
+    assert during == [token]
+    assert case.access().token != token
+
+
 async def test_deletion_revokes_and_waits_for_harvester_until_the_token_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
