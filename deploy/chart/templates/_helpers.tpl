@@ -1,6 +1,6 @@
 {{/*
 Objects of a file that kustomize uses, too. `edit` names a template that changes an object: it gets what this one got,
-and the object. Namespaces become that of the release.
+and the object, which it drops by removing its kind. Namespaces become that of the release.
 */}}
 {{- define "caphv.shared" -}}
 {{- $call := . -}}
@@ -15,8 +15,10 @@ and the object. Namespaces become that of the release.
 {{- with $call.edit }}
 {{- $_ := include . (set $call "object" $object) }}
 {{- end }}
+{{- if $object.kind }}
 ---
 {{ toYaml $object }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -74,5 +76,9 @@ and the object. Namespaces become that of the release.
 {{- with .object.roleRef }}
 {{- $_ := set . "kind" "Role" }}
 {{- end }}
+{{- end }}
+{{- /* Such a provider uses no HarvesterClusterIdentity, and thus renews no token. */}}
+{{- if and $namespace (hasPrefix "caphv-token-renewal-" .object.metadata.name) }}
+{{- $_ := unset .object "kind" }}
 {{- end }}
 {{- end -}}
