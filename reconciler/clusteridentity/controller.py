@@ -63,6 +63,8 @@ _LONGEST_WAIT_SECONDS = 600.0
 _SHORTEST_WAIT_SECONDS = 1.0
 # Until a former token is revoked, for clusters to turn to the new one; and until the next attempt.
 _FORMER_SECONDS = 60.0
+# Until the second attempt of an exchange that Harvester refuses.
+_REFUSED_SECONDS = 60.0
 # Seconds between two attempts to use a token that Harvester rejects.
 _REJECTED_SECONDS = 10.0
 
@@ -160,6 +162,7 @@ class TokenRenewer:
         self._identities = context.cluster_identities
         self._now = now or _now
         self._probed: dict[str, tuple[datetime, _Inputs]] = {}
+        self._refusals: dict[str, int] = {}
         self._former: dict[str, list[tuple[_Kept, datetime]]] = {}
 
     async def reconcile(self, key: Key) -> Result | None:
@@ -235,17 +238,33 @@ class TokenRenewer:
         is_lost = attempt.is_lost and facts.source.credentials is not None
         if kept is None or not facts.has_usable_token(now) or is_lost:
             result = await self._fall_back(facts.identity, problem)
+            wait = self._wait_after_refusal(name, attempt)
+            result = Result(max(wait, result.requeue_after or 0.0))
         else:
             self._turn_to_token(name)
             first = order[0] if order else Action.KEEP
             await self._report(facts.identity, kept, facts.source, problem, first)
-            result = Result(_wait(kept.issued, problem, now))
+            wait = _wait(kept.issued, problem, now)
+            until_due = (kept.issued.renew_at - now).total_seconds()
+            result = Result(max(wait, min(until_due, self._wait_after_refusal(name, attempt))))
 
         if kept is not None and self._is_rejected(name, kept):
             return Result(_REJECTED_SECONDS)
         if name in self._former:
             return Result(min(result.requeue_after or _FORMER_SECONDS, _FORMER_SECONDS))
         return result
+
+    def _wait_after_refusal(self, name: str, attempt: _Attempt) -> float:
+        """Return the seconds until an exchange that was refused is tried again; 0 after another.
+
+        Each one applies all roles, and a change of the Secret or identity is tried at once.
+        """
+        exchange = attempt.errors.get(Action.EXCHANGE)
+        if exchange is None or _is_transient(exchange):
+            self._refusals.pop(name, None)
+            return 0.0
+        self._refusals[name] = count = self._refusals.get(name, 0) + 1
+        return min(_LONGEST_WAIT_SECONDS, _REFUSED_SECONDS * 2 ** min(count - 1, 10))
 
     def _turn_to_token(self, name: str) -> None:
         """Have clusters use the token of an identity."""
@@ -401,6 +420,7 @@ class TokenRenewer:
             self._identities.renewed.forget(name)
         self._probed.pop(name, None)
         self._former.pop(name, None)
+        self._refusals.pop(name, None)
         if identity is not None:
             await status.write(self._context, identity, None)
         if secret is None or not has_secret:

@@ -483,6 +483,26 @@ async def test_what_another_provider_renews_is_left_to_it(monkeypatch: pytest.Mo
     assert (case.management.requests, case.condition_of()[2]) == ([], "theirs")
 
 
+async def test_an_exchange_that_is_refused_is_tried_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one applies all roles on Harvester. The renewal of a token is not late for it."""
+    case = Renewing(monkeypatch)
+    case.put_any()
+    case.issuer.errors["create token"] = Forbidden(403, "Forbidden", "may not create tokens")
+    waits = [await case.reconcile() for _ in range(6)]
+    assert waits == [60, 120, 240, 480, 600, 600]
+    case.issuer.outage = DOWN
+    assert await case.reconcile() == 60, "an outage ends without notice"
+
+    case.issuer.outage = None
+    case.issuer.errors.clear()
+    await case.reconcile()
+    case.share("a typo")
+    before = len(case.issuer.requests)
+    await live([case], 1800)
+    assert case.issuer.unauthorized < 20
+    assert len(case.issuer.requests) == before
+
+
 async def test_a_process_that_dies_after_an_exchange_leaves_what_revokes_the_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
