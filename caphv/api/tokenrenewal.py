@@ -24,6 +24,8 @@ DEFAULT_SECONDS = 3600
 SECRET_TYPE = "infrastructure.cluster.x-k8s.io/renewed-token"  # noqa: S105 - a type
 """Type of the Secrets with renewed tokens. It never changes, so that no other Secret gets it."""
 ALL_TARGETS = "*"
+BOUND_PREFIX = "caphv-renewal-"
+"""Start of the names of Secrets, Roles and RoleBindings on Harvester with which tokens end."""
 _PREFIX = "renewed-token."
 # A token is renewed at two thirds of its life at the latest, and up to this share of it earlier, so
 # that tokens which were issued together are not renewed together.
@@ -133,7 +135,7 @@ def scope_of(renewal: Renewal, identity_uid: str, management_cluster: str) -> st
 def bound_name(identity_uid: str, management_cluster: str) -> str:
     """Return the name of the Secret on Harvester whose deletion revokes the tokens."""
     text = f"{management_cluster}/{identity_uid}"
-    return f"caphv-renewal-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{BOUND_PREFIX}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def issued_at(now: datetime, seconds: float, source: str, scope: str) -> Issued:
@@ -183,6 +185,28 @@ def decide(issued: Issued | None, source: str | None, scope: str, now: datetime)
     if source is not None and source != issued.source:
         return Action.EXCHANGE
     return Action.RENEW if now >= issued.renew_at else Action.KEEP
+
+
+def ways(
+    issued: Issued | None, source: str | None, scope: str, now: datetime, *, is_rejected: bool
+) -> tuple[Action, ...]:
+    """Return the ways to get a token, in the order in which they are tried; none to keep it.
+
+    :param issued: record of the token, None without one
+    :param source: fingerprint of the credentials in the user's Secret, None if it does not exist
+    :param scope: hash of what else the token depends on now
+    :param is_rejected: whether Harvester has rejected the token, for which it may have had a reason
+        that has passed: only the token itself can tell
+    """
+    action = decide(issued, source, scope, now)
+    if action is Action.EXCHANGE:
+        # A mistake in the user's Secret, or an outage of Rancher, must not let the token end.
+        can_renew = issued is not None and issued.scope == scope and issued.is_usable(now)
+        is_due = is_rejected or (issued is not None and now >= issued.renew_at)
+        return (action, Action.RENEW) if can_renew and is_due else (action,)
+    if action is Action.RENEW or is_rejected:
+        return Action.RENEW, Action.EXCHANGE
+    return ()
 
 
 def seconds_to_retry(issued: Issued | None, now: datetime) -> float:

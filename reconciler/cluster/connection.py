@@ -168,7 +168,7 @@ def _replace_rejected_token(scope: ClusterScope) -> None:
     renewed = scope.context.cluster_identities.renewed
     namespace, _, secret = scope.context.sessions.identity_of(scope.key).partition("/")
     if name := renewed.identity_of(Key(namespace, secret)):
-        renewed.rejected.add(name)
+        renewed.rejected[name] = scope.require_session().fingerprint
         scope.context.queues.renewals.add(Key("", name))
 
 

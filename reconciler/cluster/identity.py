@@ -108,7 +108,10 @@ class Identities:
         try:
             full = await scope.context.client.get(SECRETS, secret.name, secret.namespace)
             _require_permission(scope, secret, full["metadata"])
-            identity = await self._parse(secret_text(scope.obj), full)
+            # A tenant's Secret may have any type and annotations.
+            renewed = scope.context.cluster_identities.renewed
+            may_renew = bool(renewed.identity_of(secret))
+            identity = await self._parse(secret_text(scope.obj), full, may_renew=may_renew)
         except NotFound:
             self._drop(secret)
             message = f"{secret_text(scope.obj)}: not found; create it with key kubeconfig"
@@ -143,11 +146,12 @@ class Identities:
         if secret and not any(used == secret for used, _ in self._uses.values()):
             self._drop(secret)
 
-    async def _parse(self, where: str, secret: Obj) -> Identity:
+    async def _parse(self, where: str, secret: Obj, *, may_renew: bool) -> Identity:
         """Parse the kubeconfig in a Secret. Raises `Blocked` if it is invalid.
 
         :param where: how messages name the Secret
         :param secret: the Secret with its content
+        :param may_renew: whether it has the place of a token that the provider renews
         """
         key = kubeconfig_key(secret)
         if not key:
@@ -168,8 +172,8 @@ class Identities:
             for name in ("namespace", "name", "annotations")
             if name in metadata
         }
-        # Only the provider creates Secrets of this type.
-        renewed = issued_of(secret) if secret.get("type") == SECRET_TYPE else None
+        is_renewed = may_renew and secret.get("type") == SECRET_TYPE
+        renewed = issued_of(secret) if is_renewed else None
         return Identity(metadata["resourceVersion"], access, access.expires(), kept, renewed)
 
     def _drop(self, secret: Key) -> None:

@@ -21,7 +21,7 @@ from caphv.api.identities import (
     reference_of,
 )
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION, ConditionType, Reason
-from caphv.api.object import CONFIG_MAPS, Key, Obj, annotations_of, key_of
+from caphv.api.object import CONFIG_MAPS, Key, Obj, annotations_of, being_deleted, key_of
 from reconciler.cluster.scope import ClusterScope
 from reconciler.remote.clusteridentities import NotRead
 
@@ -71,7 +71,10 @@ def resolve_identity(scope: ClusterScope) -> Key | Refused:
             is_permission=False,
         )
     identities = scope.context.cluster_identities
-    return identities.resolve(reference_of(scope.obj), scope.key.namespace)
+    # The deletion of a cluster begins with its machines, before the HarvesterCluster is deleted.
+    is_ending = any(being_deleted(obj) for obj in (scope.obj, scope.cluster) if obj)
+    name, namespace = reference_of(scope.obj), scope.key.namespace
+    return identities.resolve(name, namespace, is_ending=is_ending)
 
 
 async def refused_references(scope: ClusterScope) -> list[Reference]:

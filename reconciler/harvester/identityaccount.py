@@ -37,8 +37,11 @@ from caphv.api.object import (
     Key,
     Obj,
     annotations_of,
+    list_at,
+    text_at,
 )
 from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
+from caphv.api.tokenrenewal import BOUND_PREFIX
 from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import NotFound
 from caphv.runtime.kubeconfig import parse_kubeconfig
@@ -167,6 +170,31 @@ async def existing(client: ApiClient, account: Account) -> Existing | None:
     ]
     token = account.token_secret if account.token_secret in tokens else max(tokens, default="")
     return Existing(tuple(sorted(targets)), token)
+
+
+def rights_of(account: Account, objs: Iterable[Obj]) -> frozenset[tuple[str, str, str]]:
+    """Return namespace, kind and name of each role that bindings among objects give an account.
+
+    Bindings to the role with which the account renews its own tokens do not count.
+    """
+    subject = "ServiceAccount", account.namespace, account.name
+    return frozenset(
+        (
+            text_at(obj, "metadata", "namespace"),
+            text_at(obj, "roleRef", "kind"),
+            text_at(obj, "roleRef", "name"),
+        )
+        for obj in objs
+        for found in list_at(obj, "subjects")
+        if (text_at(found, "kind"), text_at(found, "namespace"), text_at(found, "name")) == subject
+        and not text_at(obj, "roleRef", "name").startswith(BOUND_PREFIX)
+    )
+
+
+async def existing_rights(client: ApiClient, account: Account) -> frozenset[tuple[str, str, str]]:
+    """Return `rights_of` an account on Harvester. Raises `ApiError`."""
+    lists = [await client.list(kind) for kind in (ROLE_BINDINGS, CLUSTER_ROLE_BINDINGS)]
+    return rights_of(account, [obj for page in lists for obj in page["items"]])
 
 
 async def create(
@@ -350,13 +378,14 @@ async def _former_bindings(client: ApiClient) -> dict[str, list[str]]:
         subjects = obj.get("subjects") or []
         name = str(obj["metadata"]["name"])
         if (
-            obj["roleRef"]["name"] != CLOUD_PROVIDER_ROLE
+            text_at(obj, "roleRef", "name") != CLOUD_PROVIDER_ROLE
             or len(subjects) != 1
             or name.startswith(GUESTS_PREFIX)
         ):
             continue
-        if subjects[0]["kind"] == SERVICE_ACCOUNTS.kind:
-            bindings.setdefault(subjects[0]["namespace"], []).append(name)
+        namespace = text_at(subjects[0], "namespace")
+        if namespace and text_at(subjects[0], "kind") == SERVICE_ACCOUNTS.kind:
+            bindings.setdefault(namespace, []).append(name)
     return bindings
 
 

@@ -24,6 +24,11 @@ from reconciler.harvester.identityaccount import (
 _NUMBERED = re.compile(r"(.*)-([1-9]\d{0,5})")
 
 
+def _named(entries: list[Any], name: str) -> dict[str, Any]:
+    """Return the first entry of a kubeconfig with a name, which exists in a valid one."""
+    return next(entry for entry in entries if isinstance(entry, dict) and entry.get("name") == name)
+
+
 def next_name(secret: str) -> str:
     """Return the name of the Secret for the next token: `caphv-token-2` after `caphv-token`.
 
@@ -81,9 +86,7 @@ async def delete_token(client: ApiClient, account: Key, name: str) -> bool:
 def with_token(kubeconfig: bytes, token: str) -> str:
     """Return a valid kubeconfig with another token for its current user."""
     config: dict[str, Any] = load_yaml(kubeconfig.decode())
-    contexts = {entry["name"]: entry["context"] for entry in config["contexts"]}
-    user = contexts[config["current-context"]]["user"]
-    for entry in config["users"]:
-        if entry["name"] == user:
-            entry["user"] = {"token": token}
+    # Other entries may be incomplete. The first of several with one name counts, as for kubectl.
+    context = _named(config["contexts"], config["current-context"])["context"]
+    _named(config["users"], context["user"])["user"] = {"token": token}
     return yaml.safe_dump(config, sort_keys=False)

@@ -160,7 +160,7 @@ class Sessions:
 
         Raises `KubeconfigError` if the credentials cannot be loaded.
         """
-        return access.client(self._check_address, name="harvester", fence=self._fence)
+        return access.client(self._check_address, name="harvester", fence=self._fence, opaque=True)
 
     def __iter__(self) -> Iterator[Session]:
         """Yield all sessions that are open."""

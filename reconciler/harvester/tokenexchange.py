@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from caphv.api.names import OWNER_ANNOTATION, OWNER_UID_ANNOTATION
 from caphv.api.object import (
     NAMESPACES,
     ROLE_BINDINGS,
@@ -24,6 +25,7 @@ from caphv.api.object import (
     Key,
     Obj,
     Resource,
+    annotations_of,
     at,
     text_at,
     uid_of,
@@ -38,9 +40,9 @@ from caphv.runtime.text import load_yaml
 from reconciler.harvester import identityaccount
 from reconciler.harvester.identityaccount import Account, api_server, published_ca
 from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
-from reconciler.harvester.rotation import with_token
 
 _INGRESS = Key("kube-system", "ingress-expose")
+_RECORD_MANAGER = "caphv-token-renewal"
 _RANCHER_PATH = "/k8s/clusters/"
 
 Connect = Callable[[Kubeconfig], ApiClient]
@@ -91,6 +93,11 @@ def token_in(credentials: Credentials) -> Token:
     return Token(credentials, token.account, token.seconds, bool(token.secret))
 
 
+def bound_uid(credentials: Credentials) -> str:
+    """Return the uid of the Secret whose deletion revokes a token, empty without one."""
+    return text_at(token_claims(credentials.access.token), "kubernetes.io", "secret", "uid")
+
+
 async def exchange(
     connect: Connect, credentials: Credentials, renewal: Renewal, owner: Owner
 ) -> Token:
@@ -134,8 +141,8 @@ async def renew(connect: Connect, credentials: Credentials, seconds: int) -> Tok
     bound = at(token_claims(credentials.access.token), "kubernetes.io", "secret")
     async with connected(connect, credentials.access) as client:
         token = await _request_token(client, current.account, seconds, bound)
-    text = with_token(credentials.text.encode(), token)
-    return _issued(text, seconds, insecure=credentials.access.insecure)
+    access = replace(credentials.access, token=token)
+    return _issued(_text(access), seconds, insecure=credentials.access.insecure)
 
 
 async def revoke(connect: Connect, credentials: Credentials, owner: Owner) -> None:
@@ -146,12 +153,13 @@ async def revoke(connect: Connect, credentials: Credentials, owner: Owner) -> No
     :param credentials: the renewed token
     :param owner: the record of the HarvesterClusterIdentity
     """
-    token = token_in(credentials)
+    token, bound = token_in(credentials), bound_uid(credentials)
     name = bound_name(owner.uid, owner.management_cluster)
     async with connected(connect, credentials.access) as client:
         with contextlib.suppress(NotFound):
             secret = await client.get(SECRETS, name, token.account.namespace)
-            if ownership_of(secret, owner) is Ownership.OURS:
+            is_bound = bound in ("", uid_of(secret))
+            if is_bound and ownership_of(secret, owner) is Ownership.OURS:
                 await client.delete(SECRETS, name, token.account.namespace, uid=uid_of(secret))
 
 
@@ -176,11 +184,49 @@ async def _ensure_account(
 
     key = renewal.account
     account = Account(key.name, key.namespace, renewal.targets)
+    if key.namespace in renewal.targets:
+        raise ExchangeError(
+            f"spec.tokenRenewal.serviceAccount.namespace: {key.namespace} is a target namespace, "
+            "in which the account may issue tokens of any ServiceAccount: choose another namespace"
+        )
+    if await _is_own(client, account, owner):
+        # Of another manager than the other fields, so that `caphv identity create` keeps it.
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": key.namespace}}
+        await client.apply(NAMESPACES, namespace, manager=identityaccount.MANAGER)
+        metadata = {"name": key.name, "namespace": key.namespace, "annotations": record(owner)}
+        obj = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
+        await client.apply(SERVICE_ACCOUNTS, obj, manager=_RECORD_MANAGER)
     await identityaccount.create(client, account, client.server, lasting_token=False)
     bound = await _ensure_bound(client, key, owner)
     for resource, obj in _own_rights(key, owner, bound):
         await client.apply(resource, obj, manager=identityaccount.MANAGER)
     return key, bound
+
+
+async def _is_own(client: ApiClient, account: Account, owner: Owner) -> bool:
+    """Return whether an account belongs to the identity, or does not exist.
+
+    Raises `ExchangeError` for another account, unless it has the very rights that the identity asks
+    for: those of one identity must not extend those of another.
+    """
+    try:
+        obj = await client.get(SERVICE_ACCOUNTS, account.name, account.namespace)
+    except NotFound:
+        return True
+    recorded, expected = annotations_of(obj), record(owner)
+    # A former identity of this name has left its account, because accounts are not deleted.
+    if all(recorded.get(key) == expected[key] for key in expected.keys() - {OWNER_UID_ANNOTATION}):
+        return True
+
+    asked = identityaccount.rights_of(account, identityaccount.objects(account))
+    if await identityaccount.existing_rights(client, account) == asked:
+        return False
+    former = recorded.get(OWNER_ANNOTATION, "").replace("//", " ")
+    origin = f"was created for {former}" if former else "exists"
+    raise ExchangeError(
+        f"ServiceAccount {account.namespace}/{account.name} on Harvester {origin}, and has other "
+        "rights than spec.tokenRenewal.serviceAccount asks for: name an account of its own there"
+    )
 
 
 def _own_rights(account: Key, owner: Owner, bound: Obj) -> list[tuple[Resource, Obj]]:
@@ -261,15 +307,41 @@ async def _kubeconfig(
             service = await client.get(SERVICES, _INGRESS.name, _INGRESS.namespace)
         server = virtual_address(service) or api_server(access.server)
     if not server or server == access.server:
-        return with_token(credentials.text.encode(), token)
+        return _text(replace(access, token=token))
 
     ca = await published_ca(client, account.namespace) or access.ca
-    namespace = renewal.targets[0] if renewal.targets else access.namespace or "default"
-    text = kubeconfig(server=server, ca=ca, token=token, namespace=namespace)
-    if not access.proxy_url or access.proxy_of_environment:
-        return text
-    config = load_yaml(text)
-    config["clusters"][0]["cluster"]["proxy-url"] = access.proxy_url
+    namespace = renewal.targets[0] if renewal.targets else access.namespace
+    # What concerns the certificate of the former server does not concern this one.
+    direct = Kubeconfig(
+        server,
+        namespace=namespace,
+        ca=ca,
+        token=token,
+        proxy_url=access.proxy_url,
+        proxy_of_environment=access.proxy_of_environment,
+    )
+    return _text(direct)
+
+
+def _text(access: Kubeconfig) -> str:
+    """Return a kubeconfig with a token and nothing else: the user's may have more credentials."""
+    config = load_yaml(
+        kubeconfig(
+            server=access.server,
+            ca=access.ca,
+            token=access.token,
+            namespace=access.namespace or "default",
+        )
+    )
+    cluster = config["clusters"][0]["cluster"]
+    if not access.ca:
+        del cluster["certificate-authority-data"]
+    if access.tls_server_name:
+        cluster["tls-server-name"] = access.tls_server_name
+    if access.insecure:
+        cluster["insecure-skip-tls-verify"] = True
+    if access.proxy_url and not access.proxy_of_environment:
+        cluster["proxy-url"] = access.proxy_url
     return yaml.safe_dump(config, sort_keys=False)
 
 

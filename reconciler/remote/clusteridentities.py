@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from caphv.api import resources
 from caphv.api.identities import Refused, depends_on_labels, resolve, secret_of
-from caphv.api.object import NAMESPACES, Key, Obj, key_of, labels_of
+from caphv.api.object import NAMESPACES, Key, Obj, key_of, labels_of, uid_of
 from caphv.api.tokenrenewal import identity_name, renewal_of, secret_name
 from caphv.runtime.cache import Change, Informer
 from caphv.runtime.client import ApiClient
@@ -67,12 +67,17 @@ class ClusterIdentities:
         self._identity_changed = identity_changed
         self._namespace_changed = namespace_changed
 
-    def resolve(self, name: str, namespace: str) -> Key | Refused:
+    def resolve(self, name: str, namespace: str, *, is_ending: bool = False) -> Key | Refused:
         """Return the Secret that clusters of a namespace get by an identity, or why they get none.
 
         Raises `NotRead` while it cannot be decided; a callback follows when it can.
+
+        :param is_ending: whether the cluster is being deleted, for which it may use the token of an
+            identity that was deleted together with it
         """
         identity = self._started_identities().get("", name)
+        if identity is None and is_ending:
+            identity = self.renewed.ended.get(name)
         labels = None
         if identity and depends_on_labels(identity, namespace):
             found = self._started_namespaces().get("", namespace)
@@ -149,6 +154,7 @@ class ClusterIdentities:
         return _filled(self._namespaces, reports)
 
     def _handle_identity(self, change: Change) -> None:
+        self.renewed.observe(change.old, change.new)
         if _spec(change.old) != _spec(change.new):
             self._identity_changed(change.key.name)
 
@@ -172,8 +178,19 @@ class RenewedTokens:
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
         self._used: dict[str, Key | None] = {}
-        self.rejected: set[str] = set()
-        """Names of the identities whose renewed token Harvester rejects."""
+        self.rejected: dict[str, str] = {}
+        """Fingerprint of the token that Harvester rejected last, by name of the identity."""
+        self.ended: dict[str, Obj] = {}
+        """Identities that were deleted, until their token is revoked."""
+
+    def observe(self, old: Obj | None, new: Obj | None) -> None:
+        """Learn of a change of an identity: a token of a deleted one is none of its successor."""
+        if new is None and old is not None:
+            name = key_of(old).name
+            if self._used.get(name) and renewal_of(old) is not None:
+                self.ended[name] = old
+        elif new is not None and (old is None or uid_of(old) != uid_of(new)):
+            self.forget(key_of(new).name)
 
     def key_of(self, name: str) -> Key:
         """Return the Secret for the renewed token of an identity."""
@@ -192,6 +209,10 @@ class RenewedTokens:
             raise NotRead
         return self._used[name] or own
 
+    def is_known(self, name: str) -> bool:
+        """Return whether it is recorded which Secret of an identity is in use."""
+        return name in self._used
+
     def use(self, name: str, secret: Key | None) -> bool:
         """Record the Secret in use, None for the user's; return whether that is news."""
         is_news = name not in self._used or self._used[name] != secret
@@ -201,7 +222,8 @@ class RenewedTokens:
     def forget(self, name: str) -> None:
         """Forget an identity whose token is not renewed any more."""
         self._used.pop(name, None)
-        self.rejected.discard(name)
+        self.rejected.pop(name, None)
+        self.ended.pop(name, None)
 
 
 def _filled(informer: Informer, reports: _Reports) -> Informer:

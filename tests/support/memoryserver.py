@@ -77,6 +77,11 @@ class MemoryServer:
         self._tell(event, group_of(version), stored)
         return stored
 
+    def remove(self, resource: Resource, name: str, namespace: str = "") -> None:
+        """Remove an object, as another client does: it is not in `requests`."""
+        stored = self._objs[resource.group, resource.kind].pop(Key(namespace, name))
+        self._tell("DELETED", resource.group, stored)
+
     def serve(self, version: str, kind: str) -> None:
         """Serve a kind of which there is no object."""
         self._kinds[version][kind] = None

@@ -30,7 +30,12 @@ def granted(roles: list[Obj]) -> set[Permission]:
 
 def in_namespace(roles: list[Obj], namespace: str) -> list[Obj]:
     """Roles and bindings as component `one-namespace` has them; other objects are left out."""
-    found = [copy.deepcopy(obj) for obj in roles if obj["kind"].startswith(("ClusterRole", "Role"))]
+    found = [
+        copy.deepcopy(obj)
+        for obj in roles
+        if obj["kind"].startswith(("ClusterRole", "Role"))
+        and not obj["metadata"]["name"].startswith("caphv-token-renewal-")
+    ]
     for obj in found:
         if re.fullmatch(r"caphv-(manager|packager)-role(binding)?", obj["metadata"]["name"]):
             obj["kind"] = obj["kind"].removeprefix("Cluster")

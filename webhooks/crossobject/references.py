@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from caphv.api.identities import CLOUD_CREDENTIAL_KEY, KUBECONFIG_KEY, allows
 from caphv.api.names import GROUP, VERSIONS
+from caphv.api.object import list_at
 from caphv.api.resources import CLUSTER_API_GROUP
 from caphv.validation.finding import Fault, LocatedFinding, did_you_mean
 from caphv.validation.rule import Rules
@@ -226,6 +227,26 @@ def _identity_namespace(inventory: Inventory) -> Iterator[Located]:
                 f"{identity}"
             )
             yield LocatedFinding(entry, name.invalid(detail), identity)
+
+
+@RULES.rule(
+    "identity-account",
+    (CLUSTER_IDENTITY,),
+    "The account of `tokenRenewal` must not be in one of its target namespaces, in which it may "
+    "issue tokens of any ServiceAccount.",
+    example=(
+        "`serviceAccount.namespace: team-a` with `targetNamespaces: [team-a]`: name another "
+        "namespace, which need not exist"
+    ),
+)
+def _identity_account(inventory: Inventory) -> Iterator[Located]:
+    for entry in inventory.of_kind(CLUSTER_IDENTITY):
+        account = entry.spec.at("tokenRenewal", "serviceAccount")
+        namespace = account.at("namespace")
+        targets = list_at(entry.obj, "spec", "tokenRenewal", "serviceAccount", "targetNamespaces")
+        if namespace.text and namespace.text in targets:
+            detail = "is a target namespace: name another one, which need not exist"
+            yield LocatedFinding(entry, namespace.invalid(detail))
 
 
 @RULES.rule(

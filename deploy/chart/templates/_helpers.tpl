@@ -77,6 +77,7 @@ and the object, which it drops by removing its kind. Namespaces become that of t
 {{- $_ := set . "kind" "Role" }}
 {{- end }}
 {{- end }}
+{{- /* Such a provider uses no HarvesterClusterIdentity, and thus renews no token. */}}
 {{- if and $namespace (hasPrefix "caphv-token-renewal-" .object.metadata.name) }}
 {{- $_ := unset .object "kind" }}
 {{- end }}

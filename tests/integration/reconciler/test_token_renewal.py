@@ -28,7 +28,7 @@ from tests.support.reconciler.renewedtoken import (
     until_revoked,
     works,
 )
-from tests.support.reconciler.sharedidentity import PROVIDER, change, shared_identity
+from tests.support.reconciler.sharedidentity import PROVIDER, change, shared_identity, unshare
 
 pytestmark = pytest.mark.integration
 
@@ -248,6 +248,18 @@ async def test_a_user_who_deletes_the_providers_secret_revokes_the_token_and_get
         await case.until(HARVESTER_CLUSTERS, case.name, CONNECTED)
 
 
+async def test_clusters_that_are_deleted_together_with_their_identity_leave_nothing_on_harvester(case: Case) -> None:
+    async with renewing(case, {"serviceAccount": account(case)}) as identity:
+        await case.create_cluster(**identity)
+        await case.ready()
+        access = await kept(case)
+        await case.ready_machine("one")
+        await unshare(case)  # with the credentials of the user
+        await case.delete()
+        assert await case.leftovers() == []
+    await until_revoked(access)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_the_crd_refuses_what_could_be_misread(case: Case, version: str) -> None:
     identities = Resource("infrastructure.cluster.x-k8s.io", version, "harvesterclusteridentities", "", False)
@@ -266,6 +278,7 @@ async def test_the_crd_refuses_what_could_be_misread(case: Case, version: str) -
         {"server": "http://harvester"},
         {"server": "https://rancher/k8s/clusters/c-1"},
         {"serviceAccount": {**complete, "targetNamespaces": []}},
+        {"serviceAccount": {**complete, "targetNamespaces": [case.target, complete["namespace"]]}},
         # Were it dropped, the account would get rights in all namespaces.
         {"serviceAccount": {"name": "a", "namespace": "b", "targetNamespace": ["c"]}},
     ):

@@ -78,7 +78,7 @@ async def until_replaced(case: Case, former: Kubeconfig) -> Kubeconfig:
 
     async def replaced() -> bool:
         nonlocal found
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(NotFound, KeyError):  # it is created without a token
             found = await kept(case)
         return found.token != former.token
 

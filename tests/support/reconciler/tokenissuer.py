@@ -60,7 +60,8 @@ class Issuer(MemoryServer):
             return
         claims = token_claims(token)
         bound = at(claims, "kubernetes.io", "secret")
-        secret = self.find("Secret", bound["name"], "accounts") if bound else None
+        namespace = str(claims.get("sub", "")).split(":")[-2] if bound else ""
+        secret = self.find("Secret", bound["name"], namespace) if bound else None
         is_revoked = bool(bound) and (secret is None or uid_of(secret) != bound["uid"])
         if is_revoked or claims.get("exp", 0) <= (self.clock.now + self.skew).timestamp():
             self.unauthorized += 1

@@ -21,6 +21,7 @@ from caphv.api.tokenrenewal import (
     renewal_of,
     scope_of,
     seconds_to_retry,
+    ways,
 )
 
 pytestmark = pytest.mark.unit
@@ -60,6 +61,23 @@ def test_what_is_done_depends_on_time_and_inputs_alone(
         assert action is Action.EXCHANGE
     else:
         assert action is (Action.RENEW if moment >= issued.renew_at else Action.KEEP)
+
+
+@given(
+    TIMES, LIVES, st.floats(0, 1.2), st.sampled_from(["s", "t", "", None]), st.sampled_from(["x", "y"]), st.booleans()
+)
+def test_a_token_that_is_due_and_its_own_is_renewed_whatever_the_user_s_secret_has(
+    now: datetime, seconds: int, share: float, source: str | None, scope: str, is_rejected: bool
+) -> None:
+    issued = issued_at(now, seconds, "s", "x")
+    moment = now + timedelta(seconds=seconds * share)
+    order = ways(issued, source, scope, moment, is_rejected=is_rejected)
+    action = decide(issued, source, scope, moment)
+    is_own = scope == "x" and moment < issued.expires_at
+    assert (Action.RENEW in order) == (is_own and (is_rejected or moment >= issued.renew_at))
+    assert order[:1] == ((action,) if action is not Action.KEEP or not is_rejected else (Action.RENEW,)) or not order
+    assert not order or Action.EXCHANGE in order
+    assert (order == ()) == (action is Action.KEEP and not is_rejected)
 
 
 def test_without_a_token_the_credentials_are_exchanged() -> None:

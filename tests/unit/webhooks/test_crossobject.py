@@ -365,7 +365,7 @@ def test_wrong_is_reported(objects: dict[str, Obj], rule: str, name: str, change
 
 def test_every_check_is_tested() -> None:
     others = {"machine-name-taken", "cluster-name-taken", "static-address-duplicate", "identity-namespace"}
-    others.add("interface-route-dhcp")
+    others |= {"identity-account", "interface-route-dhcp"}
     assert {check.name for check in CROSS_OBJECT_RULES} == {row[0] for row in WRONG} | others
 
 
@@ -399,6 +399,16 @@ def test_the_example_of_a_shared_identity_is_right(checkout: Path) -> None:
     assert allows(example, "team-a", None)
     assert allows(example, "team-b", {"harvester": "shared"})
     assert not allows(example, "team-b", {})
+
+
+def test_the_account_of_renewed_tokens_is_in_no_target_namespace(checkout: Path) -> None:
+    path = checkout / "examples" / "identities" / "shared.yaml"
+    shared, renewed = yaml.safe_load_all(path.read_text())
+    assert [located.finding.rule for located in check_together([shared, renewed])] == []
+    renewed["spec"]["tokenRenewal"]["serviceAccount"]["targetNamespaces"].append("caphv-system")
+    (located,) = check_together([shared, renewed])
+    assert located.finding.rule == "identity-account"
+    assert located.finding.field == "spec.tokenRenewal.serviceAccount.namespace"
 
 
 def test_a_shared_identity_is_checked_by_its_schema() -> None:

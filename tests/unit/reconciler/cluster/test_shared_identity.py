@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -390,9 +393,21 @@ async def test_a_renewed_token_is_used_and_reported_when_it_is_overdue(
     case.session.is_unauthorized = True
     with pytest.raises(Blocked):
         await ensure_connection(scope)
-    assert case.readable.renewed.rejected == {"shared"}
+    assert case.readable.renewed.rejected == {"shared": "harvester"}
     assert len(case.context.queues.renewals) == 1
 
     case.readable.renewed.use("shared", None)
     await case.ensure()
     assert case.assignments.assigned[-1][1].token == "shared"
+
+
+async def test_the_secret_of_a_user_does_not_claim_to_be_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its owner could silence the report that it expires."""
+    case = Shared(monkeypatch, {"list": ["team"]})
+    claims = base64.urlsafe_b64encode(json.dumps({"exp": time.time() + 3600}).encode()).decode().rstrip("=")
+    own = secret(OWN, token=f"e.{claims}.s")
+    issued = issued_at(datetime.now(UTC), 30 * 24 * 3600, "source", "scope")
+    own["metadata"] |= {"annotations": issued.annotations()}
+    case.management.put({**own, "type": SECRET_TYPE})
+    scope = await case.ensure()
+    assert condition(scope, "IdentityUpToDate")[:2] == ("False", "IdentityExpiring")

@@ -8,9 +8,10 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from caphv.api.identities import Refused
 from caphv.api.names import RENEWED_TOKEN_FINALIZER
-from caphv.api.object import SECRETS, Key, Obj, at
-from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
+from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, at
+from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES, HARVESTER_CLUSTERS
 from caphv.runtime.errors import Conflict, Forbidden, RequestError, Unauthorized, Unreachable
 from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig, token_claims
 from reconciler.clusteridentity.controller import TokenRenewer
@@ -79,10 +80,19 @@ class Renewing(MemoryCase):
         wait = result.requeue_after if result else None
         return 1e9 if wait is None else wait
 
-    def access(self) -> Kubeconfig:
-        """The credentials that a cluster gets."""
+    def reject(self, access: Kubeconfig) -> None:
+        """A cluster with this token meets a 401."""
+        self.readable.renewed.rejected[NAME] = access.fingerprint
+
+    def key(self) -> Key:
+        """The Secret that a cluster gets."""
         key = self.readable.resolve(NAME, "team")
         assert isinstance(key, Key)
+        return key
+
+    def access(self) -> Kubeconfig:
+        """The credentials that a cluster gets."""
+        key = self.key()
         secret = self.management.find("Secret", key.name, key.namespace)
         assert secret is not None
         return parse_kubeconfig(base64.b64decode(secret["data"]["kubeconfig"]))
@@ -195,6 +205,138 @@ async def test_a_restart_and_a_second_leader_change_nothing(monkeypatch: pytest.
     assert case.issuer.unauthorized == 0
 
 
+async def test_a_401_that_has_passed_costs_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's credentials have ended, or were deleted, which is allowed."""
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 60)
+    case.issuer.users.clear()
+    first = case.access()
+    case.reject(first)
+    await case.reconcile()
+    second = case.access()
+    assert second.token not in (first.token, USER_TOKEN)
+    assert case.condition_of()[0] == "True"
+
+    # Clusters whose session still has the former token say nothing about the present one.
+    case.management.remove(SECRETS, "own", OWN)
+    for _ in range(6):
+        case.reject(first)
+        case.clock.pass_time(5)
+        await case.reconcile()
+        assert case.access().token == second.token
+    await live([case], 1200)
+    assert case.issuer.unauthorized == 0
+
+
+@pytest.mark.parametrize("wrong", ["a typo", None])
+async def test_a_mistake_in_the_user_s_secret_does_not_end_access(
+    monkeypatch: pytest.MonkeyPatch, wrong: str | None
+) -> None:
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 60)
+    case.share(wrong or USER_TOKEN)
+    if wrong is None:
+        own = case.management.find("Secret", "own", OWN)
+        assert own is not None
+        case.management.put({**own, "data": {}})
+    await live([case], 1800)
+    assert case.condition_of()[:2] == ("False", "TokenNotRenewed")
+    assert "could not be exchanged" in case.condition_of()[2]
+    assert case.access().token != USER_TOKEN
+
+    # The correction begins again, at once.
+    case.issuer.users.add("another")
+    case.share("another")
+    before = case.access().token
+    await case.reconcile()
+    assert case.access().token != before
+    assert case.condition_of()[0] == "True"
+
+
+async def test_a_token_without_a_right_stays_in_use_after_a_401(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    case.issuer.errors["create token"] = Forbidden(403, "Forbidden", "may not create tokens")
+    case.reject(token)
+    await case.reconcile()
+    assert case.access().token == token.token
+    assert case.condition_of()[:2] == ("False", "TokenNotRenewed")
+    case.issuer.errors.clear()
+    await case.reconcile()
+    assert (case.access().token, case.condition_of()[0]) == (token.token, "True"), "Harvester has accepted it"
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+async def test_a_revoked_token_is_tried_until_there_is_another_and_clusters_do_not_change_sides(
+    monkeypatch: pytest.MonkeyPatch, has_own: bool
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    bound = next(bound_secrets(case.issuer))
+    case.issuer.remove(SECRETS, bound["metadata"]["name"], "accounts")
+    # The user's credentials work, but not for an exchange.
+    case.issuer.errors["create token"] = Forbidden(403, "Forbidden", "may not create tokens")
+    if not has_own:
+        case.management.remove(SECRETS, "own", OWN)
+    case.reports.clear()
+    for _ in range(20):
+        case.reject(token)
+        assert await case.reconcile() <= 10
+        used = case.management.find("Secret", case.key().name, OWN)
+        assert used is not None, "clusters are never sent to a Secret that does not exist"
+        assert case.access().token == (USER_TOKEN if has_own else token.token)
+        case.clock.pass_time(5)
+    assert len(case.reports) == has_own
+    assert 5 <= case.issuer.unauthorized <= 12, "not one for each cluster"
+
+    case.issuer.errors.clear()
+    case.share(USER_TOKEN)
+    case.clock.pass_time(10)
+    await case.reconcile()
+    assert case.access().token not in (USER_TOKEN, token.token)
+    assert case.condition_of()[0] == "True"
+
+
+async def test_a_harvester_that_rejects_everything_for_a_while_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    case.reports.clear()
+    case.issuer.outage = Unauthorized(401, "Unauthorized", "Unauthorized")
+    for _ in range(6):
+        case.reject(token)
+        await case.reconcile()
+        case.clock.pass_time(10)
+    assert (case.access().token, case.reports) == (token.token, [])
+    assert case.condition_of()[:2] == ("False", "TokenNotRenewed")
+
+
+async def test_after_a_restart_clusters_use_a_valid_token_while_it_is_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token, during = case.access().token, []
+    case.clock.pass_time(420)
+    case.restart()
+    issue = case.issuer.issue
+
+    def answer(*words: Any) -> Obj:
+        during.append(case.access().token)
+        return issue(*words)
+
+    monkeypatch.setattr(case.issuer, "issue", answer)
+    await case.reconcile()
+    assert during == [token]
+    assert case.access().token != token
+
+
 async def test_deletion_revokes_and_waits_for_harvester_until_the_token_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -255,7 +397,47 @@ async def test_without_an_exchange_clusters_use_the_user_s_secret(
     assert case.access().token == USER_TOKEN
     assert case.condition_of()[:2] == ("False", "TokenNotExchanged")
     assert str(error) in case.condition_of()[2]
+    assert case.kept is not None
+    assert "data" not in case.kept
+    # It is deleted with the identity.
+    case.renew_with()
+    await case.reconcile()
+    await case.reconcile()
     assert case.kept is None
+
+
+@pytest.mark.parametrize("error", [Conflict(409, "Conflict", "of Harvester"), KeyError("context")])
+async def test_whatever_an_exchange_meets_clusters_get_credentials(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = Renewing(monkeypatch)
+    case.issuer.errors["create token"] = cast("Any", error)
+    assert await case.reconcile() == 60
+    assert case.access().token == USER_TOKEN
+    assert case.condition_of()[:2] == ("False", "TokenNotExchanged")
+    assert ("KeyError" if isinstance(error, KeyError) else "refused: of Harvester") in case.condition_of()[2]
+    assert "'context'" not in caplog.text, "the message of the exception may have a credential"
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_kept_secret_that_a_user_has_changed_is_written_again_or_released(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    kept, own = case.kept, case.management.find("Secret", "own", OWN)
+    assert kept is not None
+    assert own is not None
+    case.management.put({**kept, "data": own["data"]})
+    if ends:
+        case.renew_with()
+        await case.reconcile()
+        await case.reconcile()
+        assert case.kept is None
+    else:
+        await case.reconcile()
+        assert case.access().token != USER_TOKEN
+        assert case.condition_of()[0] == "True"
 
 
 async def test_a_provider_without_the_right_to_keep_tokens_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +446,7 @@ async def test_a_provider_without_the_right_to_keep_tokens_says_so(monkeypatch: 
     await case.reconcile()
     assert case.access().token == USER_TOKEN
     assert "refused: cannot create secrets in caphv-system" in case.condition_of()[2]
+    assert case.issuer.issued == 0, "a token that is not kept could not be revoked"
 
 
 async def test_nothing_is_written_without_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,6 +455,162 @@ async def test_nothing_is_written_without_the_field(monkeypatch: pytest.MonkeyPa
     case.management.requests.clear()
     await case.reconcile()
     assert (case.management.requests, case.issuer.issued, case.access().token) == ([], 0, USER_TOKEN)
+
+
+@pytest.mark.parametrize("was_here", [False, True])
+async def test_what_another_provider_renews_is_left_to_it(monkeypatch: pytest.MonkeyPatch, was_here: bool) -> None:
+    """Its Secrets are in its own namespace, and so are those of the identity."""
+    case = Renewing(monkeypatch)
+    if was_here:
+        await case.reconcile()
+    identity = case.management.find("HarvesterClusterIdentity", NAME)
+    assert identity is not None
+    spec = {**identity["spec"], "secretRef": {"name": "own", "namespace": "caphv-other"}}
+    case.management.put({**identity, "spec": spec})
+    for _ in range(3):
+        await case.reconcile()
+    # What this provider has reported and issued has ended.
+    assert case.condition_of() == ("", "", "")
+    assert case.kept is None
+    assert list(bound_secrets(case.issuer)) == []
+
+    theirs = {"type": "TokenRenewed", "status": "True", "reason": "TokenRenewed", "message": "theirs"}
+    identity = case.management.find("HarvesterClusterIdentity", NAME)
+    assert identity is not None
+    case.management.put({**identity, "status": {"conditions": [theirs], "token": {"serviceAccount": "a/b"}}})
+    case.management.requests.clear()
+    await case.reconcile()
+    assert (case.management.requests, case.condition_of()[2]) == ([], "theirs")
+
+
+async def test_an_exchange_that_is_refused_is_tried_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one applies all roles on Harvester. The renewal of a token is not late for it."""
+    case = Renewing(monkeypatch)
+    case.put_any()
+    case.issuer.errors["create token"] = Forbidden(403, "Forbidden", "may not create tokens")
+    waits = [await case.reconcile() for _ in range(6)]
+    assert waits == [60, 120, 240, 480, 600, 600]
+    case.issuer.outage = DOWN
+    assert await case.reconcile() == 60, "an outage ends without notice"
+
+    case.issuer.outage = None
+    case.issuer.errors.clear()
+    await case.reconcile()
+    case.share("a typo")
+    before = len(case.issuer.requests)
+    await live([case], 1800)
+    assert case.issuer.unauthorized < 20
+    assert len(case.issuer.requests) == before
+
+
+async def test_a_process_that_dies_after_an_exchange_leaves_what_revokes_the_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    case.management.errors["patch Secret"] = Unreachable("killed")
+    await case.reconcile()
+    assert case.issuer.issued == 1
+    case.management.errors.clear()
+    case.restart()
+    await case.reconcile()
+    assert len(list(bound_secrets(case.issuer))) == 1
+    case.renew_with()
+    await case.reconcile()
+    await case.reconcile()
+    assert list(bound_secrets(case.issuer)) == []
+
+
+async def test_tokens_of_a_former_account_are_revoked_when_clusters_have_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 60)
+    former = case.access()
+    case.renew_with(expirationSeconds=600, serviceAccount={**ACCOUNT, "namespace": "others"})
+    assert await case.reconcile() <= 60
+    (token,) = {case.access().token} - {former.token}
+    await case.client(former).get(SECRETS, "any", "vms")  # a cluster that has not noticed yet
+    case.issuer.errors["get Secret"] = DOWN
+    case.clock.pass_time(60)
+    await case.reconcile()
+    case.issuer.errors.clear()
+    assert {obj["metadata"]["namespace"] for obj in bound_secrets(case.issuer)} == {"accounts", "others"}
+    assert await case.reconcile() > 60
+    assert {obj["metadata"]["namespace"] for obj in bound_secrets(case.issuer)} == {"others"}
+    assert case.access().token == token
+
+
+async def test_the_token_of_an_identity_that_is_created_again_at_once_is_revoked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    former = case.access()
+    identity = case.management.find("HarvesterClusterIdentity", NAME)
+    assert identity is not None
+    case.management.put({**identity, "metadata": {"name": NAME, "uid": "another"}, "status": {}})
+    for _ in range(3):
+        await case.reconcile()
+    assert case.access().token not in (former.token, USER_TOKEN)
+    with pytest.raises(Unauthorized):
+        await case.client(former).get(NAMESPACES, "kube-system")
+    assert len(list(bound_secrets(case.issuer))) == 1
+
+
+def end_identity(case: Renewing) -> Obj:
+    """Delete the identity, as the watch reports it; return what it was."""
+    identity = case.management.find("HarvesterClusterIdentity", NAME)
+    assert identity is not None
+    case.management.remove(HARVESTER_CLUSTER_IDENTITIES, NAME)
+    case.readable.renewed.observe(identity, None)
+    return identity
+
+
+async def test_a_token_is_revoked_after_the_deletion_of_the_clusters_that_are_deleted_with_the_identity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    end_identity(case)
+    case.management.put({**case.obj, "metadata": {**case.obj["metadata"], "finalizers": ["any"]}})
+    for _ in range(3):
+        assert await case.reconcile() <= 10 or case.kept is not None
+        # Only a cluster that is being deleted may use it, of a namespace that was allowed.
+        assert case.readable.resolve(NAME, "team", is_ending=True) == Key(OWN, KEPT)
+        assert isinstance(case.readable.resolve(NAME, "team"), Refused)
+        await case.client(token).get(NAMESPACES, "kube-system")
+
+    case.management.remove(HARVESTER_CLUSTERS, "demo", "team")
+    await case.reconcile()
+    assert case.kept is None
+    assert list(bound_secrets(case.issuer)) == []
+    assert isinstance(case.readable.resolve(NAME, "team", is_ending=True), Refused)
+
+
+async def test_a_token_that_is_held_for_clusters_ends_by_itself_and_is_not_the_next_identity_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    former = end_identity(case)
+    await case.reconcile()
+    case.management.put({**former, "metadata": {"name": NAME, "uid": "another"}})
+    case.readable.renewed.observe(None, case.management.find("HarvesterClusterIdentity", NAME))
+    with pytest.raises(NotRead):
+        case.readable.resolve(NAME, "team", is_ending=True)
+    await case.reconcile()
+    assert list(bound_secrets(case.issuer)) == [], "at once: its clusters get another"
+    await case.reconcile()
+    assert case.access().token not in (token.token, USER_TOKEN)
+
+    end_identity(case)
+    await case.reconcile()
+    case.clock.pass_time(600)
+    await case.reconcile()
+    assert case.kept is None, "although the cluster still refers to the identity"
 
 
 def test_no_identity_is_in_the_name_of_a_namespace() -> None:

@@ -13,7 +13,8 @@ from caphv.api.ownership import Owner
 from caphv.api.tokenrenewal import Renewal, bound_name
 from caphv.runtime.errors import Forbidden
 from caphv.runtime.kubeconfig import Kubeconfig, parse_kubeconfig
-from reconciler.harvester import tokenexchange
+from reconciler.harvester import identityaccount, tokenexchange
+from reconciler.harvester.identityaccount import Account
 from reconciler.harvester.tokenexchange import Credentials, ExchangeError, Token
 from tests.support import kubeconfigs
 from tests.support.reconciler.tokenissuer import START, USER_TOKEN, Clock, Issuer, IssuerClient, encoded
@@ -89,6 +90,91 @@ async def test_tokens_are_sent_to_a_server_that_accepts_them(
     access = token.credentials.access
     assert (access.server, access.proxy_url) == (expected, "http://proxy:3128")
     assert harvester.servers == [server, expected], "it was tried there"
+
+
+async def test_the_provider_s_kubeconfig_has_nothing_else_of_the_user_s() -> None:
+    """A kubeconfig of kubectl has other clusters and stale contexts, and names may occur twice."""
+    config = yaml.safe_load(credentials(**{"tls-server-name": "kubernetes", "proxy-url": "http://proxy:3128"}).text)
+    user = config["contexts"][0]["context"]["user"]
+    config["contexts"] += [{"name": "stale"}, {"name": config["current-context"], "context": {"user": "other"}}, "text"]
+    config["users"] += [{"name": "other", "user": {"token": "other-credential"}}, {"name": user}]
+    text = yaml.safe_dump(config)
+    harvester = Harvester()
+    token = await harvester.exchange(Credentials(text, parse_kubeconfig(text)))
+    renewed = await tokenexchange.renew(harvester.connect, token.credentials, 600)
+    assert renewed.credentials.access.token != token.credentials.access.token
+    for found in (token, renewed):
+        access = found.credentials.access
+        assert (access.server, access.tls_server_name) == ("https://harvester", "kubernetes")
+        assert access.proxy_url == "http://proxy:3128"
+        assert "other" not in found.credentials.text
+        assert [len(yaml.safe_load(found.credentials.text)[part]) for part in ("clusters", "users", "contexts")] == [
+            1,
+            1,
+            1,
+        ]
+
+
+async def test_bindings_of_another_form_on_harvester_do_not_disturb() -> None:
+    harvester = Harvester()
+    kind = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding"}
+    reference = {"name": "harvesterhci.io:cloudprovider"}
+    for number, more in enumerate(({}, {"roleRef": None}, {"roleRef": reference, "subjects": [{"kind": "User"}]})):
+        harvester.put({**kind, "metadata": {"name": f"odd-{number}"}, **more})
+    assert (await harvester.exchange(credentials())).is_bound
+
+
+BINDING = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
+SUBJECT = {"kind": "ServiceAccount", "name": "caphv", "namespace": "accounts"}
+
+
+async def test_an_account_of_another_identity_is_used_only_with_the_same_rights() -> None:
+    harvester = Harvester()
+    await harvester.exchange(credentials())
+    other = Owner(OWNER.kind, "", "other", "other-uid", "management")
+
+    async def exchange(targets: tuple[str, ...], owner: Owner = other) -> Token:
+        renewal = Renewal(600, RENEWAL.account, targets)
+        return await tokenexchange.exchange(harvester.connect, credentials(), renewal, owner)
+
+    assert (await exchange(("vms",))).account == RENEWAL.account
+    harvester.requests.clear()
+    for targets in ((), ("vms", "more"), ("more",)):
+        with pytest.raises(
+            ExchangeError, match="was created for HarvesterClusterIdentity shared, and has other rights"
+        ):
+            await exchange(targets)
+    assert harvester.requests == [], "no right was added"
+    # Its own identity may change what it asks for, and so may one of the same name that follows it.
+    assert (await exchange(("vms", "more"), OWNER)).is_bound
+    assert (await exchange(("vms", "more", "most"), Owner(OWNER.kind, "", "shared", "uid-2", "management"))).is_bound
+    with pytest.raises(ExchangeError, match="has other rights"):
+        await exchange(("vms",))
+
+
+async def test_an_account_of_a_user_gets_no_rights_by_its_name() -> None:
+    harvester = Harvester()
+    harvester.put(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "caphv", "namespace": "accounts"}}
+    )
+    reference = {"kind": "ClusterRole", "name": "cluster-admin"}
+    harvester.put({**BINDING, "metadata": {"name": "x", "namespace": "a"}, "roleRef": reference, "subjects": [SUBJECT]})
+    harvester.requests.clear()
+    with pytest.raises(ExchangeError, match="ServiceAccount accounts/caphv on Harvester exists, and has other rights"):
+        await harvester.exchange(credentials())
+    assert harvester.requests == []
+
+
+async def test_an_account_of_caphv_identity_create_with_the_same_rights_is_used() -> None:
+    harvester = Harvester()
+    connected = cast("Any", IssuerClient(harvester, credentials().access))
+    await identityaccount.create(connected, Account("caphv", "accounts", ("vms",)), "", lasting_token=False)
+    assert (await harvester.exchange(credentials())).account == RENEWAL.account
+
+
+async def test_the_namespace_of_an_account_is_no_target_namespace() -> None:
+    with pytest.raises(ExchangeError, match=r"serviceAccount\.namespace: accounts is a target namespace"):
+        await Harvester().exchange(credentials(), Renewal(600, RENEWAL.account, ("vms", "accounts")))
 
 
 async def test_an_account_renews_its_own_token_and_no_objects_are_made_for_it() -> None:
