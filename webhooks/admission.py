@@ -55,6 +55,7 @@ from webhooks.rules.model import (
 
 CLONED_FROM_ANNOTATION = names.CLONED_FROM_ANNOTATION
 RESTORED_LABEL = "velero.io/restore-name"
+_EMPTY = frozenset({"schema-minItems", "schema-minLength"})
 _FINALIZERS = frozenset(
     (
         names.CLUSTER_FINALIZER,
@@ -166,7 +167,7 @@ def validate(review: Review, *, without: Collection[str] = ()) -> Verdict:
         for finding in _findings(review, obj, old, without)
     ]
     if old is None and _existed_before(Subject.of(review.kind, obj)):
-        findings = [_tolerate_unless_go_refused(finding) for finding in findings]
+        findings = [_tolerate_unless_go_refused(finding, review.kind) for finding in findings]
     # Only errors can stop the change. Without errors, the older state need not be validated.
     elif old is not None and not all(finding.advice for finding in findings):
         older_findings = _findings(review, old, None, without)
@@ -266,10 +267,16 @@ def _rule_findings(subject: Subject, without: Collection[str]) -> Iterator[Findi
             yield from rule.findings(subject)
 
 
-def _tolerate_unless_go_refused(finding: Finding) -> Finding:
-    """Return a finding as a warning, unless the Go provider or the schema refuses it, too."""
+def _tolerate_unless_go_refused(finding: Finding, kind: str) -> Finding:
+    """Return a finding as a warning, unless the Go provider or the schema refuses it, too.
+
+    Patches of a ClusterClass fill in what is empty in its templates: those of the Go provider's
+    class have neither disks nor networks.
+    """
     rule = RULES.get(finding.rule)
-    return finding if rule is None or rule.refused_by_go else as_advice(finding)
+    is_filled_in = kind == MACHINE_TEMPLATE and finding.rule in _EMPTY
+    is_new = rule is not None and not rule.refused_by_go
+    return as_advice(finding) if is_new or is_filled_in else finding
 
 
 def _tolerate_older(

@@ -53,6 +53,24 @@ def test_what_a_move_or_a_restore_creates_gets_warnings(wrong_machine: Obj, meta
     assert [finding.rule for finding in verdict.warnings] == ["networks-unique"]
 
 
+def test_templates_of_the_go_class_can_be_restored() -> None:
+    """Patches of the class fill in its disks, networks and key pair."""
+    template = changed("HarvesterMachineTemplate", sshKeyPair="", networks=[], volumes=[])
+    fields = ["spec.template.spec.networks", "spec.template.spec.sshKeyPair", "spec.template.spec.volumes"]
+    assert sorted(finding.field for finding in validate(create(template)).errors) == fields
+
+    template["metadata"]["annotations"] = {names.RESTORED_FROM_ANNOTATION: "monday"}
+    verdict = validate(create(template))
+    assert verdict.errors == ()
+    assert sorted(finding.field for finding in verdict.warnings) == fields
+
+
+def test_a_machine_without_disks_is_refused_although_it_was_restored() -> None:
+    machine = changed("HarvesterMachine", volumes=[])
+    machine["metadata"]["annotations"] = {names.RESTORED_FROM_ANNOTATION: "monday"}
+    assert [finding.field for finding in validate(create(machine)).errors] == ["spec.volumes"]
+
+
 def test_finalizers_and_labels_of_others_prove_no_move(wrong_machine: Obj) -> None:
     wrong_machine["metadata"] |= {"finalizers": ["example.com/keep"], "labels": {"a": "b"}, "ownerReferences": []}
     assert validate(create(wrong_machine)).errors
