@@ -106,7 +106,7 @@ def backup(
                 "back up Rancher"
             )
         if not content.clusters:
-            raise InputError(f"no clusters in namespace {chosen.namespace}; all namespaces: -A")
+            raise chosen.none_there()
 
         _show(content)
         if not dry_run:

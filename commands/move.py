@@ -142,7 +142,7 @@ async def _prepare(chosen: Selection, options: MoveOptions) -> MovePlan:
                 raise InputError(
                     f"Rancher provisions {name_some(backup.left_out, 3)}: these are not moved"
                 )
-            raise InputError(f"no clusters in namespace {chosen.namespace}; all namespaces: -A")
+            raise chosen.none_there()
 
         target = await writing.prepare(sides.target, backup)
         chosen.require(await find_clusters(sides.target, backup, target, chosen.keys))

@@ -112,6 +112,12 @@ class Selection:
             hint = "" if names else f"; clusters of all namespaces: {remedies.STATUS_OF_ALL}"
             raise InputError(f"no such cluster on Harvester: {', '.join(missing)}{hint}")
 
+    def none_there(self) -> InputError:
+        """Return the error for a selection by namespace that has no cluster."""
+        if self.namespace:
+            return InputError(f"no clusters in namespace {self.namespace}; all namespaces: -A")
+        return InputError("no clusters on Harvester are in this management cluster")
+
 
 def selection(clusters: Sequence[str], scope: ScopeOptions) -> Selection:
     """Return the selected clusters, each written as `NAMESPACE/NAME`, or as `NAME` only."""

@@ -172,6 +172,9 @@ def test_an_empty_namespace_is_no_move(sides: Sides, monkeypatch: pytest.MonkeyP
     words = ["move", "-n", "empty", "--to-context", "new", "--yes"]
     result = CliRunner().invoke(cli, words, env={"KUBECONFIG": "/nowhere"}, prog_name="caphv")
     assert (result.exit_code, "no clusters in namespace empty; all namespaces: -A" in result.output) == (2, True)
+    words = ["move", "-A", "--to-context", "new", "--yes"]
+    result = CliRunner().invoke(cli, words, env={"KUBECONFIG": "/nowhere"}, prog_name="caphv")
+    assert (result.exit_code, "Error: no clusters on Harvester are in this" in result.output) == (2, True)
     assert "no such cluster on Harvester: team/shop" in move().output
 
 
