@@ -15,6 +15,7 @@ from reconciler import metrics
 from reconciler.cluster.identity import Identities
 from reconciler.cluster.pools import used_pools
 from reconciler.harvester import poolmetrics
+from reconciler.remote.clusteridentities import RenewedTokens
 from sandbox.processes import pki
 from tests.support.metrics import label_names
 
@@ -171,7 +172,8 @@ def test_expiry_counts_down_and_is_deleted_when_another_identity_does_not_say() 
             "spec": {"identitySecret": {"namespace": "team", "name": "of-test-metrics"}},
         }
         caches = SimpleNamespace(secrets=SimpleNamespace(get=lambda *_: secret))
-        context = SimpleNamespace(client=SimpleNamespace(get=get), caches=caches)
+        identities = SimpleNamespace(renewed=RenewedTokens("caphv-system"))
+        context = SimpleNamespace(client=SimpleNamespace(get=get), caches=caches, cluster_identities=identities)
         return SimpleNamespace(key=Key("team", name), obj=obj, context=context)
 
     def left() -> float | None:

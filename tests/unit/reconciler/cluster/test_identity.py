@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from caphv.api.names import ALLOWED_NAMESPACES_ANNOTATION, Reason
 from caphv.api.object import Key
 from reconciler.cluster.identity import WARN_AHEAD, Identities, Identity, PermissionWithdrawn, expiry_of
+from reconciler.remote.clusteridentities import RenewedTokens
 from reconciler.remote.workloadcluster import _load_kubeconfig
 from reconciler.status import Blocked
 from sandbox.processes import pki
@@ -75,7 +76,9 @@ class Secrets:
         reference = {"namespace": "ns", "name": "identity"}
         metadata = {"namespace": namespace, "name": name, "annotations": annotations}
         context = SimpleNamespace(
-            client=self, caches=SimpleNamespace(secrets=SimpleNamespace(get=lambda *_: self.secret))
+            client=self,
+            caches=SimpleNamespace(secrets=SimpleNamespace(get=lambda *_: self.secret)),
+            cluster_identities=SimpleNamespace(renewed=RenewedTokens("caphv-system")),
         )
         obj = {"metadata": metadata, "spec": {"identitySecret": reference}}
         return SimpleNamespace(key=Key(namespace, name), obj=obj, context=context)
