@@ -126,12 +126,18 @@ def _networks(spec: Field) -> Iterator[Network]:
     ),
 )
 def _routes_with_dhcp(inventory: Inventory) -> Iterator[Located]:
+    for entry, infrastructure in _with_infrastructure(inventory):
+        yield from _check_routes(entry, infrastructure)
+
+
+def _with_infrastructure(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
+    """Yield each machine and template of machines with the HarvesterCluster that it is for."""
     for machine in inventory.of_kind(MACHINE):
         if infrastructure := inventory.infrastructure(machine):
-            yield from _check_routes(machine, infrastructure)
+            yield machine, infrastructure
     for cluster, infrastructure in inventory.clusters:
         for template in machine_templates(inventory, cluster):
-            yield from _check_routes(template, infrastructure)
+            yield template, infrastructure
 
 
 def _check_routes(entry: Entry, infrastructure: Entry) -> Iterator[Located]:
@@ -387,12 +393,8 @@ def _static_template(inventory: Inventory) -> Iterator[Located]:
     ),
 )
 def _static_network(inventory: Inventory) -> Iterator[Located]:
-    for machine in inventory.of_kind(MACHINE):
-        if infrastructure := inventory.infrastructure(machine):
-            yield from _check_gateway(machine, infrastructure)
-    for cluster, infrastructure in inventory.clusters:
-        for template in machine_templates(inventory, cluster):
-            yield from _check_gateway(template, infrastructure)
+    for entry, infrastructure in _with_infrastructure(inventory):
+        yield from _check_gateway(entry, infrastructure)
 
 
 def _check_gateway(entry: Entry, infrastructure: Entry) -> Iterator[Located]:
