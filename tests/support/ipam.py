@@ -13,7 +13,7 @@ from caphv.runtime.client import ApiClient
 from caphv.runtime.errors import Conflict, NotFound, RequestError, TooManyRequests
 from sandbox import manifests
 from sandbox.processes import binaries
-from tests.support.waiting import until
+from tests.support.waiting import in_background, until
 
 VERSION = resources.IPAM_VERSIONS[0]
 CLAIMS, ADDRESSES = resources.ip_address_claims(VERSION), resources.ip_addresses(VERSION)
@@ -97,14 +97,8 @@ class IpamProvider:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[IpamProvider]:
         """Answer claims until the end of the block."""
-        task = asyncio.create_task(self._run())
-        try:
+        async with in_background(self._run()):
             yield self
-            assert not task.done(), task.result()
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
     async def _run(self) -> None:
         while True:

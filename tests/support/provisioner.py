@@ -42,6 +42,7 @@ from sandbox.guest.rancher import RKE2
 from sandbox.processes import pki
 from tests.support import rancher
 from tests.support.e2e import crd
+from tests.support.waiting import in_background
 
 GROUP, VERSION = RANCHER_GROUP, "v1"
 CONTROL_PLANES = Resource(GROUP, VERSION, "rkecontrolplanes", RANCHER_CONTROL_PLANE)
@@ -117,14 +118,8 @@ class Provisioner:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Provisioner]:
         """Run the controllers until the end of the block."""
-        task = asyncio.create_task(self._run())
-        try:
+        async with in_background(self._run()):
             yield self
-            assert not task.done(), task.result()
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
     async def workload(self) -> ApiClient:
         """A client of the workload API, which its user closes. Raises NotFound."""

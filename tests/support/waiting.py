@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 # More than anything takes on a machine that runs other tests, too.
@@ -38,6 +38,17 @@ async def ended(task: asyncio.Task[Any]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+@contextlib.asynccontextmanager
+async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do work that has no end of its own until the end of the block. Raises what ends it before."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+        assert not task.done(), task.result()
+    finally:
+        await ended(task)
 
 
 async def listens(port: int) -> bool:

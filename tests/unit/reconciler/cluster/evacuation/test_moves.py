@@ -75,12 +75,7 @@ async def test_a_machine_leaves_its_host(monkeypatch: pytest.MonkeyPatch) -> Non
 
 async def test_remediation_is_allowed_again_when_cluster_api_sees_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the core knows of Nodes may be older than what the provider knows."""
-    case = await cluster(monkeypatch, "w")
-    await case.reconcile()
-    await stop(case, "w")
-    await case.reconcile()
-    run(case, "w", "h1")
-    add_node(case, "w", boot="second")
+    case = await returned(monkeypatch)
     see_node(case, "w", "Unknown")
     await case.reconcile()
     assert "waiting for Cluster API to see its Node" in message_of(case)
@@ -93,18 +88,24 @@ async def test_remediation_is_allowed_again_when_cluster_api_sees_the_node(monke
 
 
 async def test_a_node_that_cluster_api_never_sees_healthy_is_remediated(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = await cluster(monkeypatch, "w")
-    await case.reconcile()
-    await stop(case, "w")
-    await case.reconcile()
-    run(case, "w", "h1")
-    add_node(case, "w", boot="second")
+    case = await returned(monkeypatch)
     see_node(case, "w", "False")
     await case.reconcile()
     stage, since = case.scope().memory.evacuation_stages["w"]
     case.scope().memory.evacuation_stages["w"] = (stage, since - 301)
     await case.reconcile()
     assert SKIP_REMEDIATION_ANNOTATION not in annotations_of(found(case, "Machine", "m-w"))
+
+
+async def returned(monkeypatch: pytest.MonkeyPatch) -> MemoryCase:
+    """A cluster whose worker runs on another host, and whose Node has reported from there."""
+    case = await cluster(monkeypatch, "w")
+    await case.reconcile()
+    await stop(case, "w")
+    await case.reconcile()
+    run(case, "w", "h1")
+    add_node(case, "w", boot="second")
+    return case
 
 
 def see_node(case: MemoryCase, name: str, status: str) -> None:
