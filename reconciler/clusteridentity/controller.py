@@ -578,5 +578,6 @@ def _owner_uid(secret: Obj, name: str) -> str:
 
 def _is_transient(error: Exception) -> bool:
     """Return whether an attempt may succeed later, although nothing is changed."""
-    is_refusal = isinstance(error, ApiError) and error.status < 500 and error.status != 429
+    passes = isinstance(error, ApiError) and error.status in (409, 429)
+    is_refusal = isinstance(error, ApiError) and error.status < 500 and not passes
     return isinstance(error, RequestError) and not is_refusal

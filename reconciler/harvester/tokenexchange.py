@@ -27,6 +27,7 @@ from caphv.api.object import (
     Resource,
     annotations_of,
     at,
+    key_of,
     text_at,
     uid_of,
 )
@@ -34,7 +35,7 @@ from caphv.api.ownership import Owner, Ownership, ownership_of, record
 from caphv.api.tokenrenewal import Renewal, bound_name
 from caphv.api.tokens import token_of
 from caphv.runtime.client import ApiClient
-from caphv.runtime.errors import AlreadyExists, Forbidden, NotFound
+from caphv.runtime.errors import AlreadyExists, Conflict, Forbidden, NotFound
 from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig, token_claims
 from caphv.runtime.text import load_yaml
 from reconciler.harvester import identityaccount
@@ -43,6 +44,7 @@ from reconciler.harvester.kubeconfig import kubeconfig, virtual_address
 
 _INGRESS = Key("kube-system", "ingress-expose")
 _RECORD_MANAGER = "caphv-token-renewal"
+_MOST_CONFLICTS = 2
 _RANCHER_PATH = "/k8s/clusters/"
 
 Connect = Callable[[Kubeconfig], ApiClient]
@@ -160,7 +162,17 @@ async def revoke(connect: Connect, credentials: Credentials, owner: Owner) -> No
             secret = await client.get(SECRETS, name, token.account.namespace)
             is_bound = bound in ("", uid_of(secret))
             if is_bound and ownership_of(secret, owner) is Ownership.OURS:
-                await client.delete(SECRETS, name, token.account.namespace, uid=uid_of(secret))
+                await _delete(client, secret)
+
+
+async def _delete(client: ApiClient, secret: Obj) -> None:
+    """Delete a Secret by its uid, again if something else has written to it meanwhile."""
+    key = key_of(secret)
+    for _ in range(_MOST_CONFLICTS):
+        with contextlib.suppress(Conflict):
+            await client.delete(SECRETS, key.name, key.namespace, uid=uid_of(secret))
+            return
+    await client.delete(SECRETS, key.name, key.namespace, uid=uid_of(secret))
 
 
 async def _ensure_account(
