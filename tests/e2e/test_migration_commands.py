@@ -123,7 +123,7 @@ def commands(at: Shell, client_config: Obj) -> None:
     at(block("kubectl delete clusterrole "))
     for name in NAMES:
         assert at.read(f"crd {name}")["spec"]["conversion"] == {"strategy": "None"}
-    at(block("get crd harvesterclusters"))
+    assert len(at(block("get crd -o name")).split()) == 4
     # What kubectl has applied in the other way it takes over, what others have set it does not.
     at(apply)
     at(f"kubectl label crd {NAMES[0]} cluster.x-k8s.io/v1beta2=v1alpha1 --overwrite --field-manager=clusterctl")
@@ -168,7 +168,12 @@ def to_a_capiprovider(at: Shell) -> None:
     names = sorted([*NAMES, f"harvesterclusteridentities.{crds.GROUP}"])
     assert found == [f"customresourcedefinition.apiextensions.k8s.io/{name}" for name in names]
     at("kubectl apply -f out/caphv-variables.yaml -f out/capiprovider.yaml")
-    at(block("kubectl patch capiprovider"))
+    at(block("kubectl create configmap caphv-v1.0.0"))
+    provider = at.read(f"capiprovider harvester -n {SPACE}")["spec"]
+    assert "url" not in provider["fetchConfig"]
+    (files,) = at.read(f"configmap -n {SPACE} -l provider.cluster.x-k8s.io/version=v1.0.0")["items"]
+    assert {"metadata", "components"} <= set(files["data"])
+    at(block("rollout status deployment/caphv-controller-manager"))
     provider = at.read(f"capiprovider harvester -n {SPACE}")["spec"]
     assert provider["fetchConfig"]["url"].split("/")[-2] == provider["version"]
 
