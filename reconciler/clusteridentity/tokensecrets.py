@@ -1,0 +1,157 @@
+"""The Secrets of a HarvesterClusterIdentity: the user's, which is only read, and the provider's."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+
+from caphv.api.identities import KUBECONFIG_KEY, decode_kubeconfig, kubeconfig_key, secret_of
+from caphv.api.names import RENEWED_TOKEN_FINALIZER
+from caphv.api.object import SECRETS, Key, Obj, text_at, uid_of
+from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES
+from caphv.api.tokenrenewal import SECRET_TYPE, Issued, issued_of
+from caphv.runtime.errors import NotFound
+from caphv.runtime.kubeconfig import KubeconfigError, parse_kubeconfig
+from caphv.runtime.text import off_loop
+from reconciler.context import Context
+from reconciler.harvester import tokenexchange
+from reconciler.harvester.tokenexchange import Credentials, ExchangeError, Token
+
+_KIND = HARVESTER_CLUSTER_IDENTITIES.kind
+_LONGEST_NAME = 253
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The user's Secret. `credentials` is None if it does not exist or cannot be used."""
+
+    key: Key
+    credentials: Credentials | None = None
+    problem: str = ""
+    exists: bool = True
+
+    @property
+    def fingerprint(self) -> str | None:
+        """What `decide` compares: None without a Secret, empty for one that cannot be used."""
+        if self.credentials is not None:
+            return self.credentials.access.fingerprint
+        return "" if self.exists else None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The provider's own Secret, and what it says about the token in it."""
+
+    secret: Obj
+    issued: Issued
+    credentials: Credentials
+
+
+class TokenSecrets:
+    """Read the Secrets of identities, and write the provider's own."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._identities = context.cluster_identities
+
+    async def read(self, key: Key) -> Obj | None:
+        """Return a Secret, None if it does not exist."""
+        try:
+            return await self._context.client.get(SECRETS, key.name, key.namespace)
+        except NotFound:
+            return None
+
+    async def read_source(self, identity: Obj) -> Source:
+        """Read the user's Secret, which is never written."""
+        key = secret_of(identity)
+        where = f"Secret {key}"
+        secret = await self.read(key)
+        if secret is None:
+            problem = f"{where} does not exist: create it with key kubeconfig"
+            return Source(key, problem=problem, exists=False)
+        try:
+            return Source(key, await self._credentials(secret))
+        except (KubeconfigError, ValueError) as error:
+            return Source(key, problem=f"{where}: {error}")
+
+    async def read_kept(self, secret: Obj | None) -> Kept | None:
+        """Return the token in the provider's Secret, None if it holds none that can be read."""
+        issued = issued_of(secret) if secret else None
+        if secret is None or issued is None:
+            return None
+        try:
+            credentials = await self._credentials(secret)
+            tokenexchange.token_in(credentials)
+        except (ExchangeError, KubeconfigError, ValueError):
+            return None
+        return Kept(secret, issued, credentials)
+
+    async def _credentials(self, secret: Obj) -> Credentials:
+        """Return the credentials in a Secret. Raises `KubeconfigError`."""
+        key = kubeconfig_key(secret) or KUBECONFIG_KEY
+        try:
+            raw = decode_kubeconfig(key, text_at(secret, "data", key))
+        except binascii.Error:
+            raise KubeconfigError(f"key {key} is not base64") from None
+        insecure = self._context.allow_insecure_identities
+        access = await off_loop(len(raw), lambda: parse_kubeconfig(raw, allow_insecure=insecure))
+        return Credentials(raw.decode("utf-8", "replace"), access)
+
+    async def create(self, identity: Obj) -> Obj:
+        """Create the provider's Secret without a token. Raises `Conflict` if it exists."""
+        key = self._identities.renewed.key_of(identity["metadata"]["name"])
+        metadata = {**_metadata(identity), "name": key.name, "namespace": key.namespace}
+        secret = {"metadata": metadata, "type": SECRET_TYPE}
+        created = await self._context.client.create(SECRETS, secret)
+        self._context.caches.secrets.observe(created)
+        return created
+
+    async def store(self, identity: Obj, secret: Obj, token: Token, issued: Issued) -> Kept:
+        """Write a token into the provider's Secret. Raises `Conflict` if others wrote it."""
+        name = identity["metadata"]["name"]
+        key = self._identities.renewed.key_of(name)
+        metadata = {
+            **_metadata(identity),
+            "annotations": issued.annotations(),
+            "resourceVersion": secret["metadata"]["resourceVersion"],
+        }
+        content = base64.b64encode(token.credentials.text.encode()).decode()
+        obj: Obj = {"metadata": metadata, "data": {"kubeconfig": content}}
+        stored = await self._context.client.patch(SECRETS, key.name, key.namespace, obj)
+        self._context.caches.secrets.observe(stored)
+        self._identities.report(name)
+        return Kept(stored, issued, token.credentials)
+
+
+def problem_of(key: Key, secret: Obj | None) -> str:
+    """Return why the provider cannot keep a token in a Secret, empty if it can."""
+    if len(key.name) > _LONGEST_NAME:
+        return f"the name of the identity leaves no room for Secret {key}"
+    if secret is not None and not is_ours(secret):
+        return f"Secret {key} exists and is not the provider's: delete it"
+    return ""
+
+
+def is_ours(secret: Obj) -> bool:
+    """Return whether a Secret is one in which the provider keeps a token."""
+    return secret.get("type") == SECRET_TYPE
+
+
+def owner_uid(secret: Obj, name: str) -> str:
+    """Return the uid of the identity that owns a Secret, empty without one."""
+    for owner in secret["metadata"].get("ownerReferences") or ():
+        if (owner.get("kind"), owner.get("name")) == (_KIND, name):
+            return str(owner.get("uid") or "")
+    return ""
+
+
+def _metadata(identity: Obj) -> Obj:
+    """Return what the provider's Secret for an identity always has."""
+    owner = {
+        "apiVersion": HARVESTER_CLUSTER_IDENTITIES.api_version,
+        "kind": _KIND,
+        "name": identity["metadata"]["name"],
+        "uid": uid_of(identity),
+    }
+    return {"finalizers": [RENEWED_TOKEN_FINALIZER], "ownerReferences": [owner]}
