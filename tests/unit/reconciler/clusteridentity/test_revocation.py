@@ -1,0 +1,197 @@
+"""The end of tokens: what is revoked, when, and by whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from caphv.api.identities import Refused
+from caphv.api.names import RENEWED_TOKEN_FINALIZER
+from caphv.api.object import NAMESPACES, SECRETS, Key, Obj
+from caphv.api.resources import HARVESTER_CLUSTER_IDENTITIES, HARVESTER_CLUSTERS
+from caphv.runtime.errors import Unauthorized, Unreachable
+from reconciler.remote.clusteridentities import NotRead
+from tests.support.reconciler.renewing import ACCOUNT, DOWN, KEPT, NAME, OWN, Renewing, live
+from tests.support.reconciler.tokenissuer import USER_TOKEN, bound_secrets
+
+pytestmark = pytest.mark.unit
+
+
+async def test_deletion_revokes_and_waits_for_harvester_until_the_token_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 100)
+    access = case.access()
+    case.renew_with()
+    await case.reconcile()
+    assert case.kept is not None, "its finalizer keeps the Secret"
+    case.issuer.outage = DOWN
+    assert await case.reconcile() <= 60
+    assert case.kept["metadata"]["finalizers"] == [RENEWED_TOKEN_FINALIZER]
+    case.issuer.outage = None
+    await case.reconcile()
+    assert case.kept is None
+    assert list(bound_secrets(case.issuer)) == []
+    with pytest.raises(Unauthorized):
+        await case.client(access).get(SECRETS, "any", "vms")
+
+    await case.reconcile()
+    assert case.access().token == USER_TOKEN
+    case.renew_with(expirationSeconds=600, serviceAccount=ACCOUNT)
+    await case.reconcile()
+    case.renew_with()
+    await case.reconcile()
+    case.issuer.outage = DOWN
+    case.clock.pass_time(600)
+    await case.reconcile()
+    assert case.kept is None, "a token that has ended needs no revocation"
+
+
+async def test_a_token_that_travelled_is_neither_used_nor_revoked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `clusterctl move`: the Secret of another management cluster, with the uid of the identity here."""
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 60)
+    (bound,) = bound_secrets(case.issuer)
+    case.context.management_cluster = "another"
+    case.restart()
+    token = case.access_of_secret()
+    await case.reconcile()
+    assert case.access().token != token
+    case.renew_with()
+    await case.reconcile()
+    await case.reconcile()
+    assert case.kept is None
+    assert [obj["metadata"]["name"] for obj in bound_secrets(case.issuer)] == [bound["metadata"]["name"]]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+async def test_a_kept_secret_that_a_user_has_changed_is_written_again_or_released(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    kept, own = case.kept, case.management.find("Secret", "own", OWN)
+    assert kept is not None
+    assert own is not None
+    case.management.put({**kept, "data": own["data"]})
+    if ends:
+        case.renew_with()
+        await case.reconcile()
+        await case.reconcile()
+        assert case.kept is None
+    else:
+        await case.reconcile()
+        assert case.access().token != USER_TOKEN
+        assert case.condition_of()[0] == "True"
+
+
+async def test_a_process_that_dies_after_an_exchange_leaves_what_revokes_the_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    case.management.errors["patch Secret"] = Unreachable("killed")
+    await case.reconcile()
+    assert case.issuer.issued == 1
+    case.management.errors.clear()
+    case.restart()
+    await case.reconcile()
+    assert len(list(bound_secrets(case.issuer))) == 1
+    case.renew_with()
+    await case.reconcile()
+    await case.reconcile()
+    assert list(bound_secrets(case.issuer)) == []
+
+
+async def test_tokens_of_a_former_account_are_revoked_when_clusters_have_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    case.put_any()
+    await live([case], 60)
+    former = case.access()
+    case.renew_with(expirationSeconds=600, serviceAccount={**ACCOUNT, "namespace": "others"})
+    assert await case.reconcile() <= 60
+    (token,) = {case.access().token} - {former.token}
+    await case.client(former).get(SECRETS, "any", "vms")  # a cluster that has not noticed yet
+    case.issuer.errors["get Secret"] = DOWN
+    case.clock.pass_time(60)
+    await case.reconcile()
+    case.issuer.errors.clear()
+    assert {obj["metadata"]["namespace"] for obj in bound_secrets(case.issuer)} == {"accounts", "others"}
+    assert await case.reconcile() > 60
+    assert {obj["metadata"]["namespace"] for obj in bound_secrets(case.issuer)} == {"others"}
+    assert case.access().token == token
+
+
+async def test_the_token_of_an_identity_that_is_created_again_at_once_is_revoked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    former = case.access()
+    identity = case.management.find("HarvesterClusterIdentity", NAME)
+    assert identity is not None
+    case.management.put({**identity, "metadata": {"name": NAME, "uid": "another"}, "status": {}})
+    for _ in range(3):
+        await case.reconcile()
+    assert case.access().token not in (former.token, USER_TOKEN)
+    with pytest.raises(Unauthorized):
+        await case.client(former).get(NAMESPACES, "kube-system")
+    assert len(list(bound_secrets(case.issuer))) == 1
+
+
+def end_identity(case: Renewing) -> Obj:
+    """Delete the identity, as the watch reports it; return what it was."""
+    identity = case.management.find("HarvesterClusterIdentity", NAME)
+    assert identity is not None
+    case.management.remove(HARVESTER_CLUSTER_IDENTITIES, NAME)
+    case.readable.renewed.observe(identity, None)
+    return identity
+
+
+async def test_a_token_is_revoked_after_the_deletion_of_the_clusters_that_are_deleted_with_the_identity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    end_identity(case)
+    case.management.put({**case.obj, "metadata": {**case.obj["metadata"], "finalizers": ["any"]}})
+    for _ in range(3):
+        assert await case.reconcile() <= 10 or case.kept is not None
+        # Only a cluster that is being deleted may use it, of a namespace that was allowed.
+        assert case.readable.resolve(NAME, "team", is_ending=True) == Key(OWN, KEPT)
+        assert isinstance(case.readable.resolve(NAME, "team"), Refused)
+        await case.client(token).get(NAMESPACES, "kube-system")
+
+    case.management.remove(HARVESTER_CLUSTERS, "demo", "team")
+    await case.reconcile()
+    assert case.kept is None
+    assert list(bound_secrets(case.issuer)) == []
+    assert isinstance(case.readable.resolve(NAME, "team", is_ending=True), Refused)
+
+
+async def test_a_token_that_is_held_for_clusters_ends_by_itself_and_is_not_the_next_identity_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Renewing(monkeypatch)
+    await case.reconcile()
+    token = case.access()
+    former = end_identity(case)
+    await case.reconcile()
+    case.management.put({**former, "metadata": {"name": NAME, "uid": "another"}})
+    case.readable.renewed.observe(None, case.management.find("HarvesterClusterIdentity", NAME))
+    with pytest.raises(NotRead):
+        case.readable.resolve(NAME, "team", is_ending=True)
+    await case.reconcile()
+    assert list(bound_secrets(case.issuer)) == [], "at once: its clusters get another"
+    await case.reconcile()
+    assert case.access().token not in (token.token, USER_TOKEN)
+
+    end_identity(case)
+    await case.reconcile()
+    case.clock.pass_time(600)
+    await case.reconcile()
+    assert case.kept is None, "although the cluster still refers to the identity"
