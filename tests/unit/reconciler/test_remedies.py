@@ -28,7 +28,7 @@ FOLLOWED = {
         "cluster/delivery.py",
         "was not created by",
     ): "test_cloudconfig.py::test_secret_of_another_client_is_left_alone",
-    ("clusteridentity/controller.py", "exists and is not the provider's"): (
+    ("clusteridentity/tokensecrets.py", "exists and is not the provider's"): (
         "test_token_renewal.py::test_secrets_of_others_are_neither_used_nor_written"
     ),
     ("harvester/tokenexchange.py", "on Harvester does not belong to"): (
