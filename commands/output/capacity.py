@@ -44,9 +44,11 @@ def amount(value: float, unit: str = "") -> str:
     """Format a number for people; bytes get a binary unit."""
     if unit != "B":
         return f"{value:.1f}".removesuffix(".0")
-    size, index = float(value), 0
+    size = float(value)
+    index = 0
     while abs(size) >= 1024 and index < len(_UNITS) - 1:
-        size, index = size / 1024, index + 1
+        size = size / 1024
+        index += 1
     return f"{size:.1f} {_UNITS[index]}".replace(".0 ", " ")
 
 

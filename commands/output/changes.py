@@ -42,7 +42,8 @@ def show(plan: Plan, subject: str = "") -> None:
 
 
 def _show_changes(changes: Iterable[Change], when: str) -> None:
-    out, changes = console(), tuple(changes)
+    out = console()
+    changes = tuple(changes)
     for name in dict.fromkeys(change.object for change in changes):
         out.print(Text.assemble((name, "bold"), when))
         for change in changes:
@@ -53,7 +54,8 @@ def _show_changes(changes: Iterable[Change], when: str) -> None:
 
 def show_checks(checks: Iterable[Check]) -> None:
     """Write a line for each check, and a second line with the remedy if it has one."""
-    out, order = console(), list(Result)
+    out = console()
+    order = list(Result)
     for check in sorted(checks, key=lambda check: order.index(check.result)):
         mark, style = CHECK_MARKS[check.result]
         out.print(

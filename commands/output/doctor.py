@@ -18,7 +18,8 @@ from operations.status.check import Check, Result, worst
 
 def show(checks: Sequence[Check], *, everything: bool) -> None:
     """Write the checks of each subject; unless `everything`, passed checks are only counted."""
-    out, order = console(), list(Result)
+    out = console()
+    order = list(Result)
     for subject in dict.fromkeys(check.subject for check in checks):
         subject_checks = sorted(
             (check for check in checks if check.subject == subject),

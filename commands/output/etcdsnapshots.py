@@ -14,7 +14,8 @@ _MEBIBYTE = 1024 * 1024
 
 def show(snapshots: Sequence[EtcdSnapshot], now: datetime | None = None) -> None:
     """Write a line for each copy of a snapshot, and what is missing."""
-    out, now = console(), now or datetime.now(UTC)
+    out = console()
+    now = now or datetime.now(UTC)
     rows = [
         [
             Text(snapshot.name or "-"),

@@ -20,7 +20,8 @@ def show(
     reports: Iterable[LeftoverReport], *, only_wrong: bool, now: datetime | None = None
 ) -> None:
     """Write what is on each Harvester without an owner, cut to the width of a terminal."""
-    out, now = console(), now or datetime.now(UTC)
+    out = console()
+    now = now or datetime.now(UTC)
     for report in reports:
         out.print(_title(report))
         for pool in report.pools:

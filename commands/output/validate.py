@@ -246,7 +246,8 @@ def _excerpt(text: str, column: int) -> tuple[str, int]:
     """Return the part of a line around a column, and the offset of the column in it."""
     start = max(0, column - _WIDEST_EXCERPT // 2) if len(text) > _WIDEST_EXCERPT else 0
     cut = text[start : start + _WIDEST_EXCERPT].replace("\t", " ")
-    ahead, behind = "…" if start else "", "…" if start + _WIDEST_EXCERPT < len(text) else ""
+    ahead = "…" if start else ""
+    behind = "…" if start + _WIDEST_EXCERPT < len(text) else ""
     before = printable(cut[: column - 1 - start])
     return f"{ahead}{printable(cut)}{behind}".rstrip(), len(ahead) + len(before)
 

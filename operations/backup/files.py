@@ -374,7 +374,8 @@ def _store_object(folder: Path, name: str, obj: Obj, sealer: Sealer | None) -> O
     :param obj: the object
     :param sealer: encrypts the file, None to write plain text
     """
-    content, identity = dump(obj), id_of(obj)
+    content = dump(obj)
+    identity = id_of(obj)
     _store(folder / name, content, sealer)
     return {
         "apiVersion": obj["apiVersion"],

@@ -199,7 +199,8 @@ async def delete_source(
         if step.identity not in chosen:
             continue
 
-        resource, uid = kinds[step.identity.group, step.identity.kind], uid_of(step.obj)
+        resource = kinds[step.identity.group, step.identity.kind]
+        uid = uid_of(step.obj)
         key = Key(step.identity.namespace, step.identity.name)
         # The uid is a precondition. It protects an object of the same name that was created
         # meanwhile.

@@ -179,7 +179,8 @@ def _check_completeness(backup: Backup) -> Iterator[Check]:
     Kubernetes would delete a dependent that is not moved together with its owner.
     """
     for unseen in backup.unseen:
-        message, remedy = f"not read: {unseen}", "Use an account that may read it"
+        message = f"not read: {unseen}"
+        remedy = "Use an account that may read it"
         yield Check("source", "source", Result.ERROR, message, remedy)
 
 

@@ -202,7 +202,8 @@ async def _restore_managers(
     :param created: the object
     :param fields: the managed fields of the backup
     """
-    key, live = key_of(created), created
+    key = key_of(created)
+    live = created
     replaced = {_OUR_MANAGER, *map(_manager, fields)}
 
     # Controllers write to a new object at the same time, so that several attempts are needed.
@@ -244,7 +245,8 @@ def _unserved_kinds(backup: Backup, kinds: dict[tuple[str, str], Resource]) -> I
     """Say which kinds of a backup the target does not serve in their version."""
     for identity, obj in backup.objects.items():
         # Another version of a kind could lose fields silently.
-        resource, version = kinds.get((identity.group, identity.kind)), str(obj["apiVersion"])
+        resource = kinds.get((identity.group, identity.kind))
+        version = str(obj["apiVersion"])
         if resource is None:
             yield (
                 f"{identity.kind} of {identity.group} is not installed there: install its provider "

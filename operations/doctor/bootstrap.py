@@ -16,7 +16,8 @@ def checks(clusters: Iterable[Cluster], control_planes: Mapping[Key, Obj]) -> It
         control_plane = control_planes.get(cluster.key, {})
         if control_plane.get("kind") not in rke2.KINDS:
             continue
-        kind, name = control_plane["kind"], key_of(control_plane).name
+        kind = control_plane["kind"]
+        name = key_of(control_plane).name
         remedy = f"Correct it in the topology's variables, or in {kind} {name}"
 
         # A cluster works without a setting that is lost. With a setting that is refused, no Node is

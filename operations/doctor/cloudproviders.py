@@ -51,7 +51,8 @@ def _check(table: Compatibility, cluster: Cluster, facts: HarvesterFacts) -> Ite
     if not charts:
         return  # a release of RKE2 that the table does not know
 
-    subject, harvester = f"Cluster {cluster.key}", release_of(facts.deployment)
+    subject = f"Cluster {cluster.key}"
+    harvester = release_of(facts.deployment)
     accepted = settings.value_of(facts.objects, CHART_VERSIONS) if facts.objects else None
     problems = table.problems(charts, harvester, accepted if isinstance(accepted, dict) else {})
     for problem in problems:

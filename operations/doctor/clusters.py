@@ -49,7 +49,8 @@ def _check_quorum(cluster: Cluster, subject: str) -> Iterator[Check]:
     """Warn of an even number of control plane machines, because etcd needs more than half."""
     what, desired = "control plane machines", cluster.control_plane.desired
     if any(machine.etcd is not machine.control_plane for machine in cluster.machines):
-        what, desired = "machines with etcd", sum(machine.etcd for machine in cluster.machines)
+        what = "machines with etcd"
+        desired = sum(machine.etcd for machine in cluster.machines)
     if desired and desired % 2 == 0:
         message = f"{desired} {what} survive no more failures than {desired - 1}"
         remedy = f"Use an odd number of {what}"

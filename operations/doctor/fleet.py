@@ -27,7 +27,8 @@ def checks(
 
 def _check(obj: Obj, cluster: Key, now: datetime) -> Check:
     """Check that Fleet's agent reports, and that its bundles are ready."""
-    subject, name = f"Cluster {cluster}", f"Fleet Cluster {key_of(obj)}"
+    subject = f"Cluster {cluster}"
+    name = f"Fleet Cluster {key_of(obj)}"
     reported_at = time_of(at(obj, "status", "agent", "lastSeen"))
     if reported_at and now - reported_at > _SILENT:
         message = f"{name}: its agent last reported at {reported_at:%Y-%m-%d %H:%M} UTC"

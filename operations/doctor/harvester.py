@@ -226,7 +226,8 @@ def _check_renewal(facts: HarvesterFacts, now: datetime) -> Iterator[Check]:
 
 def _check_expiry(kubeconfig: Kubeconfig, identity: Key, now: datetime) -> Check:
     """Check that the credentials do not end soon."""
-    subject, ends = f"Secret {secret_name(identity)}", kubeconfig.expires()
+    subject = f"Secret {secret_name(identity)}"
+    ends = kubeconfig.expires()
     if ends is None:
         return ok("credentials", subject, "the credentials state no expiry date")
     if ends - now >= _SOON:

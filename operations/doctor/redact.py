@@ -225,7 +225,8 @@ def _reduce_variable(variable: Any) -> Any:
     if not isinstance(variable, dict) or not isinstance(variable.get("name"), str):
         return _reduce(variable, "", is_strict=True)
 
-    name, value = variable["name"], variable.get("value")
+    name = variable["name"]
+    value = variable.get("value")
     has_secret_name = _is_secret_name(name) or _is_secret_field(name)
     if value and has_secret_name and not _is_reference(name, value, {}):
         return {**variable, "value": REMOVED}

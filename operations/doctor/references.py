@@ -77,7 +77,8 @@ def _requirements_of(references: References) -> Iterator[tuple[Obj, Requirements
 
     targets, imported = {}, {}
     for obj in references.clusters:
-        spec, cluster = obj.get("spec") or {}, _cluster_of(obj)
+        spec = obj.get("spec") or {}
+        cluster = _cluster_of(obj)
         requirement = cluster_requirements(spec, networks.get(cluster, ()), ("spec",))
         targets[cluster] = requirement.target_namespace
         imported[cluster] = imports_of(spec)
@@ -118,7 +119,8 @@ def _remedy(references: References, obj: Obj, kind: str, finding: Finding) -> st
     :param kind: the kind of the object
     :param finding: the finding about the reference
     """
-    key, cluster = key_of(obj), _cluster_of(obj)
+    key = key_of(obj)
+    cluster = _cluster_of(obj)
     # Cluster API reverts changes of the objects that it created from a topology.
     if place := place_of(references.owners.get(cluster), str(finding.value)):
         command = remedies.EDIT_CLUSTER(cluster=cluster.name, namespace=cluster.namespace)

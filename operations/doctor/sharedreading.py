@@ -49,7 +49,8 @@ async def _read_group(group: Sequence[HarvesterFacts], servers: asyncio.Semaphor
     :param servers: limits how many Harvesters are asked at once
     """
     known = _listed_settings(group)
-    storage, unread = Storage(), [] if known else list(settings.READ)
+    storage = Storage()
+    unread = [] if known else list(settings.READ)
     unlisted = [f"list {STORAGE_CLASSES}"]
     for facts in group[:_ACCOUNTS_ASKED]:
         if not unread and not unlisted:
@@ -125,7 +126,8 @@ async def read_storage(
     :param harvester: client of the Harvester
     :param group: what was read by the identities of the Harvester
     """
-    storage, unread = Storage(), []
+    storage = Storage()
+    unread = []
 
     async def read(resource: Resource, namespace: str = "") -> list[Obj] | None:
         try:

@@ -306,7 +306,8 @@ def kubeconfig_of(name: Key, secret: Obj, field_name: str = KUBECONFIG_KEY) -> K
     """
     if field_name == KUBECONFIG_KEY:
         field_name = kubeconfig_key(secret) or field_name
-    text, content = at(secret, "stringData", field_name), at(secret, "data", field_name)
+    text = at(secret, "stringData", field_name)
+    content = at(secret, "data", field_name)
     if not (text or content):
         raise KubeconfigError(f"Secret {name} has no key {field_name}")
 

@@ -69,8 +69,10 @@ def snapshots_of(objs: Iterable[Obj], nodes: Collection[str]) -> tuple[EtcdSnaps
 
 
 def _snapshot(obj: Obj, nodes: Collection[str]) -> EtcdSnapshot:
-    name, node = _text(obj, "spec", "snapshotName"), _text(obj, "spec", "nodeName")
-    location, s3 = _text(obj, "spec", "location"), bool(at(obj, "spec", "s3"))
+    name = _text(obj, "spec", "snapshotName")
+    node = _text(obj, "spec", "nodeName")
+    location = _text(obj, "spec", "location")
+    s3 = bool(at(obj, "spec", "s3"))
     state = READY if at(obj, "status", "readyToUse") is True else FAILED
     error = _text(obj, "status", "error", "message")
 

@@ -187,7 +187,8 @@ class Follower:
 
     def _report(self, objects: ManagementObjects, informer: Informer) -> None:
         """Record the error of an informer that could not read its kind."""
-        error, kind = informer.last_error, str(informer.resource)
+        error = informer.last_error
+        kind = str(informer.resource)
         if isinstance(error, (ApiError, Unreachable)):
             objects.unseen.append(unseen(kind, error))
         elif error is not None:
@@ -196,7 +197,8 @@ class Follower:
 
 def _slim_event(event: Obj) -> Obj:
     """Return what the page shows of an Event. Tenants write Events, with texts of any length."""
-    metadata, about = event["metadata"], event.get("involvedObject") or {}
+    metadata = event["metadata"]
+    about = event.get("involvedObject") or {}
     identity = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp")
     return {
         "metadata": {name: metadata[name] for name in identity if name in metadata},

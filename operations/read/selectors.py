@@ -16,7 +16,8 @@ def selects(selector: Obj, labels: Mapping[str, str]) -> bool:
 
 
 def _fulfils(labels: Mapping[str, str], expression: Obj) -> bool:
-    value, values = labels.get(str(expression.get("key"))), expression.get("values") or ()
+    value = labels.get(str(expression.get("key")))
+    values = expression.get("values") or ()
     match expression.get("operator"):
         case "In":
             return value in values

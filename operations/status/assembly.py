@@ -83,14 +83,17 @@ def parts_of(objects: ManagementObjects) -> Iterator[Parts]:
 
 def cluster_of(parts: Parts, deployments: list[Obj], now: datetime) -> Cluster:
     """Return the model of one cluster."""
-    cluster, harvester_cluster = parts.cluster, parts.harvester_cluster or {}
-    spec, harvester_spec = cluster.get("spec") or {}, harvester_cluster.get("spec") or {}
+    cluster = parts.cluster
+    harvester_cluster = parts.harvester_cluster or {}
+    spec = cluster.get("spec") or {}
+    harvester_spec = harvester_cluster.get("spec") or {}
     topology = spec.get("topology") or {}
     bundles = condition_of(harvester_cluster, ConditionType.ADDON_BUNDLES_READY)
 
     # The Cluster itself counts its machines. The groups provide the numbers that an older core
     # omits.
-    groups, pools = _groups(parts, deployments), _server_pools(parts, deployments)
+    groups = _groups(parts, deployments)
+    pools = _server_pools(parts, deployments)
     control_plane = _sum(g for g in groups if g.kind != "MachineDeployment" or g.name in pools)
     workers = _sum(g for g in groups if g.kind == "MachineDeployment" and g.name not in pools)
     if not pools:  # the Cluster counts all MachineDeployments as workers
@@ -217,7 +220,8 @@ def _groups(parts: Parts, deployments: list[Obj]) -> tuple[Group, ...]:
     machines = [_machine(parts, obj) for obj in parts.machines]
     groups = []
 
-    control_plane, pools = parts.control_plane, _server_pools(parts, deployments)
+    control_plane = parts.control_plane
+    pools = _server_pools(parts, deployments)
     control_plane_machines = tuple(
         machine for machine in machines if machine.control_plane and machine.group not in pools
     )
@@ -286,11 +290,13 @@ def _group(kind: str, name: str, obj: Obj | None, machines: tuple[Machine, ...])
 def _machine(parts: Parts, obj: Obj) -> Machine:
     """Return the model of a Machine and its HarvesterMachine."""
     harvester_machine = parts.harvester_machine_of(obj)
-    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    spec = obj.get("spec") or {}
+    status = obj.get("status") or {}
     harvester_spec = dict_at(harvester_machine, "spec")
     harvester_status = dict_at(harvester_machine, "status")
 
-    control_plane, labels = clusterapi.is_control_plane(obj, parts.cluster), labels_of(obj)
+    control_plane = clusterapi.is_control_plane(obj, parts.cluster)
+    labels = labels_of(obj)
     # Rancher has MachineDeployments for the control plane, too.
     group = labels.get(names.DEPLOYMENT_LABEL)
     if not group and control_plane:
@@ -404,7 +410,8 @@ def _condition(condition: Obj, prefix: str = "") -> Condition:
 
 def _endpoint(endpoint: Obj) -> str:
     """Return host and port of an API server; empty while the host is unknown."""
-    host, port = str(endpoint.get("host") or ""), endpoint.get("port") or 6443
+    host = str(endpoint.get("host") or "")
+    port = endpoint.get("port") or 6443
     if host in ("", "0.0.0.0"):
         return ""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

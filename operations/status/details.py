@@ -103,7 +103,8 @@ def pools_of(harvester: HarvesterObjects) -> tuple[AddressPool, ...]:
         allocated = len(ippool.allocated(obj))
         # Harvester accepts ranges that `ippool` cannot parse.
         try:
-            total, free = ippool.pool_capacity(obj), ippool.free_count(obj)
+            total = ippool.pool_capacity(obj)
+            free = ippool.free_count(obj)
         except ippool.InvalidPoolError:
             total, free = 0, None
         pools.append(AddressPool(harvester.server, obj["metadata"]["name"], total, free, allocated))

@@ -61,7 +61,8 @@ def problems_of(parts: Parts, now: datetime) -> tuple[Problem, ...]:
     if being_deleted(parts.cluster):
         return tuple(_deletion_problems(parts, now))
 
-    parking, schedule = parking_problem(parts, now), schedule_note(parts, now)
+    parking = parking_problem(parts, now)
+    schedule = schedule_note(parts, now)
     if parking and parking.severity is not Severity.WARNING:
         return (parking,)
 
@@ -145,7 +146,8 @@ def _infrastructure_problems(parts: Parts, now: datetime) -> Iterator[Problem]:
     gated = False
     for kind in (*ADDITIONAL[:1], *GATES, *ADDITIONAL[1:]):
         condition = condition_of(obj, kind)
-        reason, message = condition.get("reason"), str(condition.get("message") or "")
+        reason = condition.get("reason")
+        message = str(condition.get("message") or "")
         if condition.get("status", "True") == "True" or reason in CHOSEN or message in reported:
             continue
         outdated = unreachable and reason == Reason.HARVESTER_AUTHENTICATION_FAILED

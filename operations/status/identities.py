@@ -77,7 +77,8 @@ def identities_of(
     unserved: dict[Key, set[str]] = {}
     rejected = set()
     for obj in harvester_clusters:
-        key, cluster = identity_of(obj), f"{key_of(obj).namespace}/{_cluster_name(obj)}"
+        key = identity_of(obj)
+        cluster = f"{key_of(obj).namespace}/{_cluster_name(obj)}"
         account = accounts_by_key.get(key)
         if account is None or not account.serves(obj):
             unserved.setdefault(key, set()).add(cluster)

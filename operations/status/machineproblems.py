@@ -120,7 +120,8 @@ def _etcd_problem(parts: Parts, machine: Obj, now: datetime) -> Problem | None:
 
     None if the machine does not wait for that.
     """
-    deleting, node = condition_of(machine, "Deleting"), condition_of(machine, "NodeHealthy")
+    deleting = condition_of(machine, "Deleting")
+    node = condition_of(machine, "NodeHealthy")
     if (
         RKE2_HOOK not in annotations_of(machine)
         or deleting.get("reason") != "WaitingForPreTerminateHook"

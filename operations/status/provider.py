@@ -54,7 +54,8 @@ def provider_of(leases: Iterable[Obj], now: datetime) -> Provider | None:
     if newest is None:
         return None
 
-    since, key = _renewed_at(newest), key_of(newest)
+    since = _renewed_at(newest)
+    key = key_of(newest)
     renewed_at = time_of(since)
     if renewed_at is None or (now - renewed_at).total_seconds() <= SILENT_SECONDS:
         return Provider(str(key))

@@ -290,7 +290,8 @@ def _machine_template(reason: str, subject: Subject, template: str) -> str:
 
 def resume_command(obj: Obj) -> str:
     """Return the command that ends the pause of an object; empty if it is not marked as paused."""
-    kind, metadata = str(obj["kind"]).lower(), obj["metadata"]
+    kind = str(obj["kind"]).lower()
+    metadata = obj["metadata"]
     place = {"kind": kind, "name": metadata["name"], "namespace": metadata["namespace"]}
     # The provider would pause a parked cluster again.
     if kind == "cluster" and parking.concerns(obj) and not being_deleted(obj):

@@ -85,7 +85,8 @@ def latest_events(events: Iterable[Obj]) -> list[dict[str, Any]]:
 
 def _event_row(event: Obj) -> dict[str, Any]:
     """Return an Event as a row of the page."""
-    about, reason = event.get("involvedObject") or {}, str(event.get("reason") or "")
+    about = event.get("involvedObject") or {}
+    reason = str(event.get("reason") or "")
     # The API and the client that recorded the Event decide which of these fields are set.
     time = (
         at(event, "series", "lastObservedTime")
