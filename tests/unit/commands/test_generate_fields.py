@@ -39,6 +39,16 @@ pytestmark = pytest.mark.unit
             "loadBalancer",
             {"ipamType": "none", "endpoint": {"host": "172.16.0.5", "port": 443}},
         ),
+        (
+            ["--kube-vip", "172.16.0.5"],
+            "loadBalancer",
+            {"ipamType": "none", "endpoint": {"host": "172.16.0.5"}, "kubeVip": {}},
+        ),
+        (
+            ["--kube-vip", "172.16.0.5", "--kube-vip-interface", "eth1", "--kube-vip-image", "example.com/kube-vip:v9"],
+            "loadBalancer.kubeVip",
+            {"interface": "eth1", "image": "example.com/kube-vip:v9"},
+        ),
         (["--distribution", "k3s"], "addonDelivery", "ClusterResourceSet"),
         (["--distribution", "kubeadm"], "addonDelivery", "None"),
         (["--individual-objects"], "individualObjects", True),
