@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from caphv.api.clusterapi import infrastructure_ref
-from caphv.api.object import SERVICES, at, list_at
+from caphv.api.object import SERVICES, Obj, at, list_at
+from caphv.runtime.errors import Invalid
 from sandbox import clusterclass
-from sandbox.cluster import RELEASES, ClusterSpec
+from sandbox.capi.resources import CLUSTERS
+from sandbox.cluster import RELEASES, ClusterSpec, manifest
 from sandbox.environment import Sandbox
 from sandbox.harvester import kinds
 from sandbox.scenario.lifecycle import Scenario, in_network
@@ -18,6 +20,23 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 # The lease lasts 5 seconds from its last renewal, and others try to take it each second.
 _LONGEST_SECONDS = 10.0
+
+
+@pytest.mark.parametrize(
+    ("balancer", "message"),
+    [
+        ({"ipamType": "none", "kubeVip": {}}, "endpoint must be set when ipamType is none"),
+        ({"ipamType": "dhcp", "kubeVip": {}}, "kubeVip must not be set unless ipamType is none"),
+        ({"ipamType": "none", "endpoint": {"host": "api.example.com"}, "kubeVip": {}}, "must be an IPv4 address"),
+        ({"ipamType": "none", "endpoint": {"host": "172.16.0.5", "port": 443}, "kubeVip": {}}, "and its port 6443"),
+    ],
+)
+async def test_settings_that_do_not_fit_are_refused(box: Sandbox, balancer: Obj, message: str) -> None:
+    spec = in_network(ClusterSpec(namespace="default", variables={"loadBalancer": balancer}), box.status()["network"])
+    scenario = Scenario(box.folder, spec)
+    async with scenario.watching():
+        with pytest.raises(Invalid, match=message):
+            await scenario.management.create(CLUSTERS, manifest(spec), dry_run=True)
 
 
 @pytest.mark.parametrize(

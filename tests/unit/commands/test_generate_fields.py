@@ -222,6 +222,15 @@ def test_a_wrong_source_of_charts_is_wrong_usage() -> None:
     assert (result.exit_code, "is not a chart repository" in result.stderr) == (2, True)
 
 
+def test_an_address_of_kube_vip_and_an_external_endpoint_exclude_each_other() -> None:
+    result = call(*LEAST, "--external-endpoint", "api.example.com", "--kube-vip", "172.16.0.5")
+    assert result.exit_code != 0
+    assert "--external-endpoint and --kube-vip exclude each other" in result.output
+    result = call(*LEAST, "--lb-ip-pool", "balancers", "--kube-vip", "172.16.0.5")
+    assert result.exit_code == 1
+    assert "has no effect with ipamType none" in result.output
+
+
 def test_user_data_of_guests_comes_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "user-data.yaml"
     file.write_text("#cloud-config\nntp: {servers: [ntp.example.com]}\n")
