@@ -55,6 +55,9 @@ def make_definition(
     from packager.addons.merge import merge
     from packager.definitions.fromflags import definition_of
 
+    if values["--external-endpoint"] and values["--kube-vip"]:
+        raise InputError("--external-endpoint and --kube-vip exclude each other: give one of them")
+
     # DISA's STIG requires a CIS profile, Secure Boot and a TPM.
     hardening: Obj = {"fipsRequired": True} if options.fips_required else {}
     machines: Obj = {}

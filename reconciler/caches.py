@@ -13,7 +13,7 @@ from caphv.api.object import SECRETS, Key, Obj, Resource, annotations_of, key_of
 from caphv.runtime.cache import Informer
 from caphv.runtime.client import ApiClient
 from caphv.runtime.store import IndexFunction
-from reconciler.harvester.addressuse import machine_addresses
+from reconciler.harvester.addressuse import endpoint_addresses, machine_addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class Caches:
                 resources.HARVESTER_CLUSTERS,
                 identity=_identity,
                 identity_namespace=_identity_namespace,
+                endpoint=endpoint_addresses,
             ),
             harvester_machines=infrastructure(
                 resources.HARVESTER_MACHINES,
@@ -113,11 +114,13 @@ class Caches:
         return len(self.machines_of(cluster)) if cluster else 0
 
     def clusters_with(self, address: str) -> Iterator[Key]:
-        """Yield the HarvesterClusters with a machine that has an address."""
+        """Yield the HarvesterClusters with an address: of a machine, or as external endpoint."""
         for machine in self.harvester_machines.store.by_index("address", address):
             harvester_cluster = self.harvester_cluster_of_machine(machine)
             if harvester_cluster:
                 yield key_of(harvester_cluster)
+        for harvester_cluster in self.harvester_clusters.store.by_index("endpoint", address):
+            yield key_of(harvester_cluster)
 
     def templates_of(self, cluster: Obj) -> list[Obj]:
         """Return the HarvesterMachineTemplates of a Cluster."""

@@ -14,7 +14,7 @@ from caphv.api.object import Key, Obj, at, key_of, uid_of
 from caphv.runtime.cache import Change
 from reconciler import triggers
 from reconciler.context import Context
-from reconciler.harvester.addressuse import machine_addresses
+from reconciler.harvester.addressuse import endpoint_addresses, machine_addresses
 from reconciler.harvesterhandlers import HarvesterHandlers
 from reconciler.machine.addressclaims import machine_of
 from reconciler.predicates import (
@@ -87,6 +87,10 @@ class EventHandlers:
             if cluster:
                 self._add_machines_of(cluster)
                 self._add_templates_of(cluster)
+
+        # Allocations skip the address of an external endpoint. Now it is free.
+        if endpoint_addresses(change.old) - endpoint_addresses(change.new):
+            self._harvester.notify_pools_of_cluster(change.key)
 
     def harvester_machine(self, change: Change) -> None:
         """Enqueue the machine, and also its cluster if the change matters to the cluster."""

@@ -277,6 +277,11 @@ class HarvesterHandlers:
         if session := self._session_of(machine):
             self._notify_pools_of(session.neighbours)
 
+    def notify_pools_of_cluster(self, key: Key) -> None:
+        """Enqueue the objects that wait for an address, because a cluster has left its endpoint."""
+        if session := self._context.sessions.of(key):
+            self._notify_pools_of(session.neighbours)
+
     def _session_of(self, machine: Obj) -> Session | None:
         harvester_cluster = self._caches.harvester_cluster_of_machine(machine)
         return self._context.sessions.of(key_of(harvester_cluster)) if harvester_cluster else None

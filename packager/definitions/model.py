@@ -15,7 +15,7 @@ from caphv.api.object import Key, Obj, text_at
 from caphv.validation import schema
 from caphv.validation.finding import Finding, in_order
 from packager import secretscan
-from packager.definitions import rules
+from packager.definitions import kubevip, rules
 from packager.definitions.hardening import Hardening
 from packager.definitions.rules.sizes import DEFAULT_SIZES
 
@@ -195,7 +195,7 @@ def _definition(obj: Obj) -> Definition:
         firmware=machines.get("firmware", {}),
         tpm=machines.get("tpm", {}),
         addresses=spec.get("addresses", {}),
-        load_balancer=spec.get("loadBalancer", {"ipamType": "dhcp"}),
+        load_balancer=_load_balancer(spec),
         pod_cidrs=tuple(network.get("podCIDRs", ["10.42.0.0/16"])),
         service_cidrs=tuple(network.get("serviceCIDRs", ["10.43.0.0/16"])),
         health_check=_health_check(spec.get("healthCheck", {})),
@@ -210,6 +210,11 @@ def _definition(obj: Obj) -> Definition:
         registries=spec.get("registries", {}),
         hardening=_hardening(spec.get("hardening", {})),
     )
+
+
+def _load_balancer(spec: Obj) -> Obj:
+    registry = text_at(spec, "addons", "imageRegistry")
+    return kubevip.with_image(spec.get("loadBalancer", {"ipamType": "dhcp"}), registry)
 
 
 def cluster_class(spec: Obj) -> str:

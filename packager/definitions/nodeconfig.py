@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caphv.api.object import Obj, at, list_at
-from packager.definitions import etcdsnapshots, started
+from packager.definitions import etcdsnapshots, kubevip, started
 from packager.definitions.model import NONE, Definition
 from packager.rendering import yaml
 from packager.rendering.nodefiles import node_files
@@ -66,8 +66,12 @@ def config_after_rendering(
     `existing` are the objects of a running cluster.
     """
     config = config_before_rendering(definition, existing)
+    # Patches of ClusterClasses add the Pod to files of their variables.
+    pods = []
+    if not definition.cluster_class:
+        pods = [*kubevip.server_files(definition.distribution, definition.load_balancer)]
     if definition.distribution == "kubeadm":
-        return config
+        return replace(config, server_files=pods)
 
     # Joining servers must have the same setting as the running ones.
     without_controller = started.lacks_cloud_controller(existing) is True
@@ -94,12 +98,14 @@ def config_after_rendering(
 
     return replace(
         config,
-        server_files=files,
+        server_files=[*files, *pods],
         agent_files=[_file(path, content) for path, content in agent_files.items()],
         server_config=nodes.server_config,
     )
 
 
+# Files of servers that follow from fields of a definition, and not from its add-ons.
+_OWN_FILES = frozenset((*etcdsnapshots.FILES.values(), *kubevip.FILES.values()))
 # Variables of a ClusterClass that replace all machines when they change.
 _MACHINE_VARIABLES = (
     *("vmNetworks", "sshUser", "sshKeyPair", "firmware", "tpm"),
@@ -134,7 +140,13 @@ def _servers(objects: Iterable[Obj]) -> list[Any]:
     for obj in objects:
         if topology := _topology(obj):
             values = _values(topology, ("controlPlane", "etcdSnapshots"))
-            return [*_machine_fields(topology), values, at(topology, "controlPlane", "variables")]
+            balancer = _values(topology, ("loadBalancer",)).get("loadBalancer")
+            return [
+                *_machine_fields(topology),
+                values,
+                at(topology, "controlPlane", "variables"),
+                at(balancer, "kubeVip"),
+            ]
 
         if str(obj.get("kind")).endswith("ControlPlane"):
             machine = at(obj, "spec", "machineTemplate")
@@ -151,7 +163,7 @@ def _servers(objects: Iterable[Obj]) -> list[Any]:
                 [
                     file
                     for file in _control_plane_files(obj)
-                    if at(file, "path") in etcdsnapshots.FILES.values() or at(file, "contentFrom")
+                    if at(file, "path") in _OWN_FILES or at(file, "contentFrom")
                 ],
             ]
     return []
@@ -192,8 +204,9 @@ def _server_files(objects: Iterable[Obj]) -> list[Obj]:
 
 
 def _control_plane_files(obj: Obj) -> list[Obj]:
-    files = at(obj, "spec", "files") or at(obj, "spec", "kthreesConfigSpec", "files")
-    return _as_list(files)
+    places = (("files",), ("kthreesConfigSpec", "files"), ("kubeadmConfigSpec", "files"))
+    files = (at(obj, "spec", *place) for place in places)
+    return _as_list(next(filter(None, files), None))
 
 
 def _agent_files(objects: Iterable[Obj]) -> list[Obj]:

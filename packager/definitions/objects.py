@@ -17,7 +17,7 @@ import orjson
 from caphv.api.names import API_VERSION, DEPLOYMENT_LABEL, GROUP
 from caphv.api.object import Obj
 from packager.addons.merge import merge
-from packager.definitions import etcdsnapshots
+from packager.definitions import etcdsnapshots, kubevip
 from packager.definitions.hardening import POD_SECURITY_FILE
 from packager.definitions.model import Definition, Pool, interfaces_of
 from packager.definitions.nodeconfig import NodeConfig
@@ -67,6 +67,7 @@ def harvester_cluster(definition: Definition, boot: NodeConfig) -> Obj:
     """Return the HarvesterCluster, which describes everything on Harvester but the machines."""
     balancer: Obj = dict(definition.load_balancer)
     endpoint = balancer.pop("endpoint", None)
+    balancer.pop("kubeVip", None)
     if definition.distribution == "rke2" and endpoint is None:
         balancer["listeners"] = [_RKE2_LISTENER]
 
@@ -181,12 +182,20 @@ def _k3s_server_commands(definition: Definition) -> Obj:
 
 def _kubeadm(definition: Definition, boot: NodeConfig) -> Obj:
     registration = _registration(boot)
-    spec = {
+    spec: Obj = {
         "format": "cloud-config",
         "initConfiguration": registration,
         "joinConfiguration": registration,
     }
-    return {"kubeadmConfigSpec": {**spec, **_commands(definition, "preKubeadmCommands")}}
+    if boot.server_files:
+        spec["files"] = list(boot.server_files)
+
+    before, after = kubevip.kubeadm_commands(definition.load_balancer)
+    if commands := [*definition.hardening.commands, *before]:
+        spec["preKubeadmCommands"] = commands
+    if after:
+        spec["postKubeadmCommands"] = list(after)
+    return {"kubeadmConfigSpec": spec}
 
 
 def _registration(boot: NodeConfig) -> Obj:

@@ -27,6 +27,17 @@ def instance_addresses(vmi: Obj | None) -> set[str]:
     return addresses
 
 
+def endpoint_addresses(harvester_cluster: Obj | None) -> set[str]:
+    """Return the control plane's address of a HarvesterCluster with `ipamType: none`.
+
+    Something outside of Harvester, or kube-vip in the guests, has it. A DNS name is no address.
+    """
+    if at(harvester_cluster, "spec", "loadBalancerConfig", "ipamType") != "none":
+        return set()
+    host = at(harvester_cluster, "spec", "controlPlaneEndpoint", "host")
+    return {str(host)} if host else set()
+
+
 def machine_addresses(machine: Obj | None) -> set[str]:
     """Return the addresses that a HarvesterMachine has or requests, from a pool or static.
 

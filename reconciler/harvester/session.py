@@ -84,7 +84,8 @@ class Session(ClusterWideCaches):
     :param fence: called before each write; raises if this process is not the leader any more
     :param check_address: refuses servers at addresses that the provider must not reach
     :param machines: counts the machines of the account's clusters
-    :param claimed: returns whether a machine has or requests an address
+    :param claimed: returns whether a machine has or requests an address, or a control plane
+        answers there
     :param management_cluster: uid of this management cluster, which selects VMs
     """
 

@@ -35,7 +35,8 @@ class Sessions:
     :param fence: called before each write; raises if this process is not the leader any more
     :param check_address: refuses servers at addresses that the provider must not reach
     :param machines_of: counts the machines of a HarvesterCluster
-    :param clusters_with: yields the HarvesterClusters with a machine that has an address
+    :param clusters_with: yields the HarvesterClusters with an address: of a machine, or of an
+        external endpoint
     :param management_cluster: uid of the management cluster whose objects are read in full
     :param cache_bytes: memory that the caches of one Harvester may take
     """
@@ -213,7 +214,7 @@ class Sessions:
         return sum(self._machines_of(cluster) for cluster in self.users(session)) if session else 0
 
     def _is_claimed(self, fingerprint: str, address: str) -> bool:
-        """Return whether a machine on the Harvester of a session has an address."""
+        """Return whether a machine or endpoint on the Harvester of a session has an address."""
         # Machines on other Harvesters do not count: another Harvester may use the same network, and
         # thus the same address.
         session = self._sessions.get(fingerprint)

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping
 
 from caphv.api import names
 from caphv.api.names import ConditionType, Reason
-from caphv.api.object import Obj, annotations_of, at, uid_of
+from caphv.api.object import Obj, annotations_of, at, text_at, uid_of
 from reconciler import triggers
 from reconciler.harvester.topology import domain_of_host
 from reconciler.machine.diskgrowth import pending_disks
@@ -35,7 +35,8 @@ def report_vm(scope: MachineScope, vm: Obj, vmi: Obj | None) -> bool:
     Returns whether the instance has an address. Without one, the status keeps its addresses.
     """
     fields = scope.draft.fields
-    reported = addresses(vmi) if vmi else []
+    endpoint = text_at(scope.cluster_spec, "controlPlaneEndpoint", "host")
+    reported = addresses(vmi, endpoint) if vmi else []
     if reported:
         if not fields.get("addresses"):
             _log_once(scope, f"VM has address {reported[0]['address']}")

@@ -109,12 +109,15 @@ LONGEST_QUOTA = 512
 """A message repeats so many characters of Harvester's text about a quota."""
 
 
-def addresses(vmi: Obj) -> list[dict[str, str]]:
+def addresses(vmi: Obj, endpoint: str = "") -> list[dict[str, str]]:
     """Return `status.addresses` of the machine from its instance, in a stable order.
 
     The first NIC comes first, with its primary address before others. The result has no duplicates,
     no addresses that are unreachable from elsewhere (link-local, the loopback interface), and no
     addresses of networks inside the guest (bridges of a CNI do not have the name of a NIC).
+
+    :param endpoint: address of the control plane's endpoint. It is no address of a machine while
+        kube-vip in the guest holds it, next to the primary address of a NIC
     """
     interfaces = list_at(vmi, "status", "interfaces")
     nics = [interface for interface in interfaces if interface.get("name")]
@@ -123,7 +126,7 @@ def addresses(vmi: Obj) -> list[dict[str, str]]:
 
     reachable: dict[str, None] = {}
     for nic in sorted(nics, key=_nic_order):
-        reachable |= dict.fromkeys(_nic_addresses(nic))
+        reachable |= dict.fromkeys(_nic_addresses(nic, endpoint))
     return typed_addresses(reachable)
 
 
@@ -150,13 +153,18 @@ def _nic_order(interface: Obj) -> tuple[int, str]:
     return int(digits or 0), name
 
 
-def _nic_addresses(interface: Obj) -> Iterator[str]:
-    """Yield the usable addresses of a NIC: the primary address, then all in a stable order."""
+def _nic_addresses(interface: Obj, endpoint: str) -> Iterator[str]:
+    """Yield the usable addresses of a NIC: the primary address, then all in a stable order.
+
+    `endpoint` is yielded only as the primary address.
+    """
     primary = _usable(interface.get("ipAddress"))
     if primary:
         yield str(primary)
     usable = filter(None, map(_usable, interface.get("ipAddresses") or ()))
-    yield from map(str, sorted(usable, key=lambda address: (address.version, int(address))))
+    for address in sorted(usable, key=lambda address: (address.version, int(address))):
+        if str(address) != endpoint:
+            yield str(address)
 
 
 def _usable(text: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

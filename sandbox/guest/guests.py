@@ -16,12 +16,13 @@ from caphv.api.object import Obj, annotations_of, at, uid_of
 from caphv.runtime.cache import Change
 from caphv.runtime.kubeconfig import KubeconfigError
 from sandbox.guest.agent import Agent, agent_answers
-from sandbox.guest.cloudinit import GuestError
+from sandbox.guest.cloudinit import GuestError, UserData
 from sandbox.guest.datasource import read_data
 from sandbox.guest.etcd import EtcdError
 from sandbox.guest.guest import Guest, guest_of
-from sandbox.guest.interfaces import Interfaces
-from sandbox.guest.joiner import Joiner, join_method_of
+from sandbox.guest.interfaces import Interfaces, interface_names
+from sandbox.guest.joiner import Joiner, VirtualAddress, join_method_of
+from sandbox.guest.kubevip import kube_vip_of
 from sandbox.guest.noderegistrar import NodeRegistrar
 from sandbox.guest.workload import Workloads
 from sandbox.harvester import kinds
@@ -50,7 +51,7 @@ class Guests:
         self._interfaces = Interfaces(informers, addresses)
         self._agent = Agent(informers)
         self._registrar = NodeRegistrar(config)
-        self._joiner = Joiner(workloads, self._registrar)
+        self._joiner = Joiner(workloads, self._registrar, addresses)
         # The task of each guest, by the uid of its instance.
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._reports: set[asyncio.Task[None]] = set()
@@ -134,10 +135,11 @@ class Guests:
                 await self._agent.report(guest, addresses)
 
             # A guest without an agent joins, too.
-            if method:
+            if method and user_data:
                 # The first one is that of the first interface, empty if it has none.
                 flat = [address for nic in addresses for address in nic or ("",)]
-                await self._joiner.join(guest, method, flat)
+                virtual = self._virtual_address(guest, user_data, addresses)
+                await self._joiner.join(guest, method, flat, virtual)
             await asyncio.Event().wait()
         except _FAILURES as error:
             await self._agent.report_failure(guest, str(error))
@@ -145,6 +147,28 @@ class Guests:
             await asyncio.Event().wait()
         finally:
             self._interfaces.release(guest)
+
+    def _virtual_address(
+        self, guest: Guest, user_data: UserData, addresses: list[tuple[str, ...]]
+    ) -> VirtualAddress | None:
+        """Return the address that kube-vip in a guest may hold. Raises GuestError."""
+        settings = kube_vip_of(user_data)
+        if settings is None:
+            return None
+
+        # The first interface has the default route.
+        names = interface_names(len(addresses))
+        if (settings.interface or names[0]) not in names:
+            raise GuestError(f"kube-vip: interface {settings.interface} does not exist")
+        number = names.index(settings.interface or names[0])
+
+        async def report(is_held: bool) -> None:
+            if user_data.has_agent:
+                current = list(addresses)
+                current[number] += (settings.address,) if is_held else ()
+                await self._agent.report(guest, current)
+
+        return VirtualAddress(settings, report)
 
 
 def _is_running(vmi: Obj) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from caphv.runtime.kubeconfig import Kubeconfig
-from sandbox.guest import kubelet
+from sandbox.guest import kubelet, kubevip
 from sandbox.guest.cloudinit import GuestError, UserData
 from sandbox.guest.guest import Guest
 from sandbox.guest.join import CONTROL_PLANE, Join, join_of
@@ -16,6 +18,7 @@ from sandbox.guest.noderegistrar import NodeRegistrar
 from sandbox.guest.nodes import NodeInfo
 from sandbox.guest.rancher import K3S, join_of_rancher
 from sandbox.guest.workload import Member, Workloads
+from sandbox.harvester.addresses import Addresses
 
 
 def join_method_of(user_data: UserData) -> Kubeadm | Join | None:
@@ -23,23 +26,44 @@ def join_method_of(user_data: UserData) -> Kubeadm | Join | None:
     return kubeadm_of(user_data) or join_of(user_data) or join_of_rancher(user_data)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class VirtualAddress:
+    """An address that kube-vip in the guest may hold.
+
+    `report` tells the guest agent whether an interface has it.
+    """
+
+    settings: kubevip.KubeVip
+    report: Callable[[bool], Awaitable[None]]
+
+
 class Joiner:
     """Joins all guests on one Harvester to their clusters."""
 
-    def __init__(self, workloads: Workloads, registrar: NodeRegistrar) -> None:
+    def __init__(
+        self, workloads: Workloads, registrar: NodeRegistrar, addresses: Addresses
+    ) -> None:
         self._workloads = workloads
         self._registrar = registrar
+        self._addresses = addresses
         self._kubeadm = Runs(workloads)
 
-    async def join(self, guest: Guest, method: Kubeadm | Join, addresses: list[str]) -> None:
+    async def join(
+        self,
+        guest: Guest,
+        method: Kubeadm | Join,
+        addresses: list[str],
+        virtual: VirtualAddress | None = None,
+    ) -> None:
         """Register the Node of a guest and keep it until cancelled.
 
-        In this time, a control plane guest serves the workload API.
+        In this time, a control plane guest serves the workload API, at a `virtual` address as well
+        while it holds that.
 
         Raises GuestError, EtcdError, KubeconfigError, ProcessError or OSError if it cannot join.
         """
         if isinstance(method, Kubeadm):
-            await self._run_kubeadm(guest, method, addresses)
+            await self._run_kubeadm(guest, method, addresses, virtual)
             return
 
         if not method.ca:
@@ -47,11 +71,13 @@ class Joiner:
             ca = authority.certificate.decode()
             method = dataclasses.replace(method, ca=ca, authority=authority, clients=clients)
         if method.role == CONTROL_PLANE:
-            await self._serve(guest, method, addresses)
+            await self._serve(guest, method, addresses, virtual)
         else:
             await self._keep_node(guest, method, method.server, addresses)
 
-    async def _serve(self, guest: Guest, join: Join, addresses: list[str]) -> None:
+    async def _serve(
+        self, guest: Guest, join: Join, addresses: list[str], virtual: VirtualAddress | None
+    ) -> None:
         if join.authority is None:
             raise GuestError("a control plane guest must have a CA")
 
@@ -66,7 +92,9 @@ class Joiner:
                 stores=join.stores,
             )
             local_url = await self._workloads.serve(member, join)
-            await self._keep_node(guest, join, local_url, addresses)
+            kubeconfig = Kubeconfig(server=local_url, ca=join.ca, token=join.token)
+            async with self._holding(guest, address, virtual, kubeconfig):
+                await self._keep_node(guest, join, local_url, addresses)
         finally:
             # Leave even after a failure, because some listeners may have been started.
             await self._workloads.leave(address)
@@ -87,7 +115,31 @@ class Joiner:
         kubeconfig = Kubeconfig(server=server, ca=join.ca, token=join.token)
         await self._registrar.keep(kubeconfig, node)
 
-    async def _run_kubeadm(self, guest: Guest, run: Kubeadm, addresses: list[str]) -> None:
+    @asynccontextmanager
+    async def _holding(
+        self,
+        guest: Guest,
+        address: str,
+        virtual: VirtualAddress | None,
+        kubeconfig: Kubeconfig,
+    ) -> AsyncIterator[None]:
+        """Run kube-vip, if the guest has it, for as long as the block lasts."""
+        if virtual is None:
+            yield
+            return
+
+        ports = self._workloads.ports(address)
+        machine = kubevip.Machine(guest, address, ports, virtual.report)
+        async with kubevip.running(machine, virtual.settings, kubeconfig, self._addresses):
+            yield
+
+    async def _run_kubeadm(
+        self,
+        guest: Guest,
+        run: Kubeadm,
+        addresses: list[str],
+        virtual: VirtualAddress | None,
+    ) -> None:
         """Act like kubeadm, once in the life of a disk, and then like a kubelet."""
         record = await self._kubeadm.find_cluster(guest.disk, run)
         node = _kubeadm_node(guest, run, record, addresses)
@@ -99,7 +151,8 @@ class Joiner:
         address = _first_address(addresses)
         try:
             kubeconfig = await self._kubeadm.serve(guest.disk, guest.hostname, address, run)
-            await self._registrar.keep(kubeconfig, node)
+            async with self._holding(guest, address, virtual, kubeconfig):
+                await self._registrar.keep(kubeconfig, node)
         finally:
             await self._workloads.leave(address)
 

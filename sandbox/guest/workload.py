@@ -101,6 +101,14 @@ class Workloads:
             for proxy in cluster.listeners.get(address, ())
         )
 
+    def ports(self, address: str) -> tuple[int, ...]:
+        """Return the ports on which a guest listens at its address."""
+        return tuple(
+            proxy.listen[1]
+            for cluster in self._clusters.values()
+            for proxy in cluster.listeners.get(address, ())
+        )
+
     async def authority_of(self, disk: str, token: str) -> tuple[pki.CA, bytes]:
         """Return the CA of the cluster with a token, and the CA of the cluster's clients (PEM).
 

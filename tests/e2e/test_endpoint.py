@@ -6,13 +6,7 @@ The health check of Harvester's load balancer is as slow as it is there.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ssl
-import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager
-from typing import Any
-from urllib.parse import urlsplit
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,13 +19,13 @@ from sandbox.processes.proxy import TcpProxy
 from sandbox.scenario.lifecycle import Scenario, in_network
 from sandbox.state import SandboxSettings
 from tests.support.e2e import impatient_core, running_sandbox
+from tests.support.endpointwatch import PAUSE_SECONDS, running, watched
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 # Health checks in real time. With this period, the first probe of a new machine comes long after its Node is healthy.
 SETTINGS = SandboxSettings(older_versions=False, boot_seconds=0.5, register_seconds=0.2, probe_scale=1.0)
-_PAUSE_SECONDS = 0.1
 _LONGEST_SECONDS = 5.0
 LOAD_BALANCER = {"ipamType": "pool", "ipPoolRef": "load-balancers", "healthCheck": {"periodSeconds": 15}}
 
@@ -58,7 +52,7 @@ class ExternalBalancer:
                 addresses = [address for address in self._addresses() if await _accepts(address)]
                 for proxy in self._proxies:
                     proxy.set_backends((address, proxy.listen[1]) for address in addresses)
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(PAUSE_SECONDS)
         finally:
             for proxy in self._proxies:
                 await proxy.close()
@@ -79,61 +73,6 @@ async def _accepts(address: str) -> bool:
         return False
     writer.transport.abort()
     return True
-
-
-@asynccontextmanager
-async def running(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run something for as long as the block lasts."""
-    task = asyncio.create_task(coroutine)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-
-class Watch:
-    """How long nothing answered at an address at the longest, in seconds."""
-
-    def __init__(self, url: str) -> None:
-        self._address = urlsplit(url)
-        self.answers = 0
-        self.longest = 0.0
-        self._answered = time.monotonic()
-
-    def restart(self) -> None:
-        """Forget how long nothing answered before."""
-        self.longest = 0.0
-
-    async def run(self) -> None:
-        """Ask again and again, until cancelled."""
-        while True:
-            if await self._asks():
-                self.answers += 1
-                self._answered = time.monotonic()
-            self.longest = max(self.longest, time.monotonic() - self._answered)
-            await asyncio.sleep(_PAUSE_SECONDS)
-
-    async def _asks(self) -> bool:
-        """Whether an API server completes a TLS handshake: the load balancer accepts connections on its own."""
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        try:
-            async with asyncio.timeout(1.0):
-                _, writer = await asyncio.open_connection(self._address.hostname, self._address.port, ssl=context)
-        except (OSError, TimeoutError):
-            return False
-
-        writer.transport.abort()
-        return True
-
-
-@asynccontextmanager
-async def watched(url: str) -> AsyncIterator[Watch]:
-    watch = Watch(url)
-    async with running(watch.run()):
-        yield watch
 
 
 async def test_upgrade_of_the_only_control_plane_machine_loses_the_endpoint_for_seconds(box: Sandbox) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,12 @@ def class_of(name: str, common: Obj, source: Obj) -> Obj:
             "workers": {"machineDeployments": workers},
             "variables": [_variable(variable) for variable in variables],
             # Cluster API applies patches in this order.
-            "patches": [*common["patches"], *_sizes(common), *source["patches"]],
+            "patches": [
+                *common["patches"],
+                *_sizes(common),
+                *source["patches"],
+                *_kube_vip(common["kubeVip"], source),
+            ],
         },
     }
 
@@ -278,6 +284,57 @@ def _size(patches: list[Obj], variable: str, selector: Obj) -> Obj:
     ]
     definition = {"selector": selector, "jsonPatches": copies}
     return {"name": f"{variable}Size", "definitions": [definition]}
+
+
+def _kube_vip(settings: Obj, source: Obj) -> Iterator[Obj]:
+    """Yield the patches that add the static Pod of kube-vip to the files of servers.
+
+    Args:
+        settings: the Pod, its image, and the condition for it.
+        source: the content of the distribution's file.
+    """
+    places = source["kubeVip"]
+    selector = {**_kind(source["controlPlane"]), "matchResources": {"controlPlane": True}}
+    is_enabled = settings["enabled"]
+
+    # A patch can only append to a list that exists.
+    lacks_files = f"and ({is_enabled}) (not ({places['hasFiles']}))"
+    empty_list = {"op": "add", "path": places["files"], "value": []}
+    yield {
+        "name": "kubeVipFiles",
+        "description": "An empty list, to which the next patch appends.",
+        "enabledIf": f"{{{{ if {lacks_files} }}}}true{{{{ end }}}}",
+        "definitions": [{"selector": selector, "jsonPatches": [empty_list]}],
+    }
+
+    pod = settings["pod"].replace("KUBECONFIG", places["kubeconfig"])
+    pod = pod.replace("IMAGE", _kube_vip_image(settings, from_registry=places["imageRegistry"]))
+    file = (
+        f"path: {places['manifest']}\n"
+        "owner: root:root\n"
+        'permissions: "0600"\n'
+        f"content: |\n{textwrap.indent(pod, '  ')}"
+    )
+    entry = {"op": "add", "path": f"{places['files']}/-", "valueFrom": {"template": file}}
+    yield {
+        "name": "kubeVip",
+        "description": "A machine of the control plane holds the address of its endpoint.",
+        "enabledIf": f"{{{{ if {is_enabled} }}}}true{{{{ end }}}}",
+        "definitions": [{"selector": selector, "jsonPatches": [entry]}],
+    }
+
+
+def _kube_vip_image(settings: Obj, *, from_registry: bool) -> str:
+    """Return the template of kube-vip's image.
+
+    `from_registry`: the distribution has variable `imageRegistry`.
+    """
+    image = settings["image"]
+    mirrored = (
+        f"{{{{ else if .imageRegistry }}}}{{{{ .imageRegistry }}}}/{image}" if from_registry else ""
+    )
+    own = "{{ if .loadBalancer.kubeVip.image }}{{ .loadBalancer.kubeVip.image }}"
+    return f'"{own}{mirrored}{{{{ else }}}}{settings["registry"]}/{image}{{{{ end }}}}"'
 
 
 def _infrastructure(kind: str, name: str) -> Obj:

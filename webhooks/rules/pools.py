@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from caphv.api.names import rfc1035
 from caphv.validation.finding import Fault, Finding, path_text
 from caphv.validation.rule import Rules
-from webhooks.rules.model import CLUSTERS, KINDS, MACHINES, Field, Subject
+from webhooks.rules.cluster import has_external_endpoint
+from webhooks.rules.model import CLUSTER, CLUSTERS, KINDS, MACHINES, Field, Subject
 from webhooks.rules.values import IPv4Network, address, is_end, network, pool_range, subnet
 
 RULES = Rules()
@@ -248,6 +249,32 @@ def _ip_pool_empty(subject: Subject) -> Iterator[Finding]:
         if addresses.first == addresses.last == gateway:
             detail = "has only the gateway's address: give it a larger range"
             yield Finding(pool.path, Fault.INVALID, detail)
+
+
+@RULES.rule(
+    "external-endpoint-in-pool",
+    (CLUSTER,),
+    "With `ipamType: none`, the address of the endpoint must be outside the range of the pool that "
+    "the cluster creates. Its machines do not get it, but others may.",
+    "controlPlaneEndpoint.host",
+    "vmNetworkConfig.ipPool",
+    example=(
+        "{loadBalancerConfig: {ipamType: none}, controlPlaneEndpoint: {host: 172.17.1.50, port: "
+        "6443}, vmNetworkConfig: {gateway: 172.17.1.1, subnetMask: 255.255.255.0, ipPool: {subnet: "
+        "172.17.1.0/24, gateway: 172.17.1.1, vmNetwork: default/production}}}"
+    ),
+    advice=True,
+)
+def _external_endpoint_in_pool(subject: Subject) -> Iterator[Finding]:
+    host = subject.spec.at("controlPlaneEndpoint", "host")
+    addresses, endpoint = pool_range(subject.spec.at("vmNetworkConfig", "ipPool")), address(host)
+    if not has_external_endpoint(subject.spec) or addresses is None or endpoint is None:
+        return
+    if addresses.first <= endpoint <= addresses.last:
+        yield host.invalid(
+            f"is in the range of vmNetworkConfig.ipPool, {addresses.first} to {addresses.last}: "
+            "set rangeStart or rangeEnd so that it is outside"
+        )
 
 
 @RULES.rule(

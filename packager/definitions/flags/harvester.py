@@ -53,6 +53,23 @@ FLAGS = (
         value=values.endpoint,
     ),
     Flag(
+        "--kube-vip",
+        ("spec", "loadBalancer"),
+        "IPv4 address of the control plane that its machines hold themselves, by kube-vip; nothing "
+        "is created on Harvester for it.",
+        value=values.virtual_address,
+    ),
+    Flag(
+        "--kube-vip-interface",
+        ("spec", "loadBalancer", "kubeVip", "interface"),
+        "Interface of the guests that gets this address.  [default: that of their default route]",
+    ),
+    Flag(
+        "--kube-vip-image",
+        ("spec", "loadBalancer", "kubeVip", "image"),
+        "Image of kube-vip.",
+    ),
+    Flag(
         "--target-namespace",
         ("spec", "targetNamespace"),
         "Namespace on Harvester.  [default: default]",

@@ -37,6 +37,11 @@ def endpoint(text: str) -> Any:
     }
 
 
+def virtual_address(text: str) -> Any:
+    """Return an endpoint whose address control plane machines hold themselves."""
+    return {"ipamType": "none", "endpoint": {"host": text}, "kubeVip": {}}
+
+
 def disks(text: str) -> Any:
     """Return one further disk for `SIZE` or `SIZE:STORAGECLASS`."""
     size, _, storage_class = text.partition(":")

@@ -11,13 +11,15 @@ from packager.definitions.rules.addresses import is_ipv4
 from packager.definitions.rules.model import KINDS
 
 RULES = Rules()
+_API_PORT = 6443
 
 
 @RULES.rule(
     "definition-load-balancer",
     KINDS,
     "`ipPoolRef` must be set with `ipamType: pool` and `endpoint` with `ipamType: none`, and only "
-    "with it. An external endpoint must be an IPv4 address or a DNS name, and has no description.",
+    "with it. An external endpoint must be an IPv4 address or a DNS name, and has no description. "
+    "`kubeVip` needs `ipamType: none`, an IPv4 address as endpoint, and port 6443.",
 )
 def _check_load_balancer(obj: Obj) -> Iterator[Finding]:
     spec = obj["spec"]
@@ -40,6 +42,9 @@ def _check_external_endpoint(balancer: Obj) -> Iterator[Finding]:
         if "endpoint" in balancer:
             detail = "has no effect without ipamType none: remove it, or use ipamType none"
             yield Finding((*path, "endpoint"), Fault.FORBIDDEN, detail)
+        if "kubeVip" in balancer:
+            detail = "has no effect without ipamType none: remove it, or use ipamType none"
+            yield Finding((*path, "kubeVip"), Fault.FORBIDDEN, detail)
         return
 
     for name in ("ipPoolRef", "description"):
@@ -48,6 +53,8 @@ def _check_external_endpoint(balancer: Obj) -> Iterator[Finding]:
             yield Finding((*path, name), Fault.FORBIDDEN, detail)
     if "endpoint" not in balancer:
         detail = "must be set when ipamType is none: give the address of your load balancer"
+        if "kubeVip" in balancer:
+            detail = "must be set with kubeVip: give the address that control plane machines hold"
         yield Finding((*path, "endpoint"), Fault.REQUIRED, detail)
         return
 
@@ -56,3 +63,17 @@ def _check_external_endpoint(balancer: Obj) -> Iterator[Finding]:
     if host.rpartition(".")[2].isdecimal() and not is_ipv4(host):
         detail = "must be an IPv4 address or a DNS name"
         yield Finding((*path, "endpoint", "host"), Fault.INVALID, detail, value=host)
+    elif "kubeVip" in balancer:
+        yield from _check_kube_vip(balancer["endpoint"])
+
+
+def _check_kube_vip(endpoint: Obj) -> Iterator[Finding]:
+    """Check an endpoint that machines of the control plane hold themselves."""
+    path: FieldPath = ("spec", "loadBalancer", "endpoint")
+    host, port = endpoint["host"], endpoint.get("port", _API_PORT)
+    if not is_ipv4(host):
+        detail = "must be an IPv4 address with kubeVip: machines hold an address, and no DNS name"
+        yield Finding((*path, "host"), Fault.INVALID, detail, value=host)
+    if port != _API_PORT:
+        detail = "must be 6443 with kubeVip, which forwards nothing: remove it"
+        yield Finding((*path, "port"), Fault.INVALID, detail, value=port)

@@ -182,6 +182,30 @@ async def test_static_address_inside_a_pool_goes_to_no_other_machine(case: Case)
     assert (await case.ready_machine("one"))["status"]["allocatedIPAddress"] == f"{case.subnet}.2"
 
 
+async def test_external_endpoint_inside_a_pool_goes_to_no_machine(case: Case) -> None:
+    pool = await case.pool("pool", 1, 2)
+    await case.ready_cluster(
+        vmNetworkConfig=case.vm_network(pool),
+        loadBalancerConfig={"ipamType": "none"},
+        controlPlaneEndpoint={"host": f"{case.subnet}.1", "port": 6443},
+    )
+    assert (await case.ready_machine("one"))["status"]["allocatedIPAddress"] == f"{case.subnet}.2"
+    assert (await case.allocated(pool)).keys() == {f"{case.subnet}.2"}
+
+
+async def test_address_of_an_external_endpoint_is_free_once_its_cluster_is_deleted(case: Case, other: Case) -> None:
+    pool = await case.pool("pool", 1, 1)
+    endpoint = {"host": f"{case.subnet}.1", "port": 6443}
+    await other.ready_cluster(loadBalancerConfig={"ipamType": "none"}, controlPlaneEndpoint=endpoint)
+    await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))
+    await case.create_machine("one")
+    await case.until(HARVESTER_MACHINES, "one", is_false("VMIPAllocated", "VMIPPoolExhausted", pool))
+
+    await other.delete()
+    await case.vm("one", timeout=AT_ONCE)
+    assert address_of(await case.until(HARVESTER_MACHINES, "one", is_ready)) == f"{case.subnet}.1"
+
+
 async def test_address_that_another_id_got_is_reported_and_nothing_else_changes(case: Case) -> None:
     pool = await case.pool("pool", 1, 2)
     await case.ready_cluster(vmNetworkConfig=case.vm_network(pool))

@@ -39,6 +39,16 @@ pytestmark = pytest.mark.unit
             "loadBalancer",
             {"ipamType": "none", "endpoint": {"host": "172.16.0.5", "port": 443}},
         ),
+        (
+            ["--kube-vip", "172.16.0.5"],
+            "loadBalancer",
+            {"ipamType": "none", "endpoint": {"host": "172.16.0.5"}, "kubeVip": {}},
+        ),
+        (
+            ["--kube-vip", "172.16.0.5", "--kube-vip-interface", "eth1", "--kube-vip-image", "example.com/kube-vip:v9"],
+            "loadBalancer.kubeVip",
+            {"interface": "eth1", "image": "example.com/kube-vip:v9"},
+        ),
         (["--distribution", "k3s"], "addonDelivery", "ClusterResourceSet"),
         (["--distribution", "kubeadm"], "addonDelivery", "None"),
         (["--individual-objects"], "individualObjects", True),
@@ -210,6 +220,15 @@ def test_a_wrong_value_for_workers_is_reported_with_its_flag() -> None:
 def test_a_wrong_source_of_charts_is_wrong_usage() -> None:
     result = call(*LEAST, "--chart-repo", "ftp://charts.example.com")
     assert (result.exit_code, "is not a chart repository" in result.stderr) == (2, True)
+
+
+def test_an_address_of_kube_vip_and_an_external_endpoint_exclude_each_other() -> None:
+    result = call(*LEAST, "--external-endpoint", "api.example.com", "--kube-vip", "172.16.0.5")
+    assert result.exit_code != 0
+    assert "--external-endpoint and --kube-vip exclude each other" in result.output
+    result = call(*LEAST, "--lb-ip-pool", "balancers", "--kube-vip", "172.16.0.5")
+    assert result.exit_code == 1
+    assert "has no effect with ipamType none" in result.output
 
 
 def test_user_data_of_guests_comes_from_a_file(tmp_path: Path) -> None:

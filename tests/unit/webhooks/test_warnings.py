@@ -87,6 +87,25 @@ ADVICE = {
         },
         {"spec.loadBalancerConfig.ipPool.subnet"},
     ),
+    "external-endpoint-in-pool": (
+        "HarvesterCluster",
+        {
+            "loadBalancerConfig": {"ipamType": "none"},
+            "controlPlaneEndpoint": {"host": "10.0.0.20", "port": 6443},
+            "vmNetworkConfig": {
+                "gateway": "10.0.0.1",
+                "subnetMask": "255.255.255.0",
+                "ipPool": {
+                    "subnet": "10.0.0.0/24",
+                    "gateway": "10.0.0.1",
+                    "vmNetwork": "default/production",
+                    "rangeStart": "10.0.0.10",
+                    "rangeEnd": "10.0.0.20",
+                },
+            },
+        },
+        {"spec.controlPlaneEndpoint.host"},
+    ),
     "target-namespace-system": (
         "HarvesterCluster",
         {"targetNamespace": "harvester-system"},

@@ -80,6 +80,40 @@ CASES: dict[str, tuple[Obj, str, str]] = {
         "spec.loadBalancer.endpoint.host",
         "definition-load-balancer",
     ),
+    "kube-vip without an address": (
+        definition(loadBalancer={"ipamType": "none", "kubeVip": {}}),
+        "spec.loadBalancer.endpoint",
+        "definition-load-balancer",
+    ),
+    "kube-vip with a load balancer on Harvester": (
+        definition(loadBalancer={"ipamType": "dhcp", "kubeVip": {}}),
+        "spec.loadBalancer.kubeVip",
+        "definition-load-balancer",
+    ),
+    "kube-vip with a pool": (
+        definition(
+            loadBalancer={"ipamType": "none", "ipPoolRef": "x", "kubeVip": {}, "endpoint": {"host": "10.0.0.1"}}
+        ),
+        "spec.loadBalancer.ipPoolRef",
+        "definition-load-balancer",
+    ),
+    "kube-vip with a DNS name": (
+        definition(loadBalancer={"ipamType": "none", "kubeVip": {}, "endpoint": {"host": "api.example.com"}}),
+        "spec.loadBalancer.endpoint.host",
+        "definition-load-balancer",
+    ),
+    "kube-vip at another port": (
+        definition(loadBalancer={"ipamType": "none", "kubeVip": {}, "endpoint": {"host": "10.0.0.1", "port": 443}}),
+        "spec.loadBalancer.endpoint.port",
+        "definition-load-balancer",
+    ),
+    "invalid interface of kube-vip": (
+        definition(
+            loadBalancer={"ipamType": "none", "kubeVip": {"interface": "eth0 "}, "endpoint": {"host": "10.0.0.1"}}
+        ),
+        "spec.loadBalancer.kubeVip.interface",
+        "schema-pattern",
+    ),
     "URL as external endpoint": (
         definition(loadBalancer={"ipamType": "none", "endpoint": {"host": "https://api.example.com"}}),
         "spec.loadBalancer.endpoint.host",

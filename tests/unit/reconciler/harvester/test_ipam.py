@@ -14,7 +14,7 @@ from reconciler.harvester.addressplan import (
     plan_allocations,
     plan_releases,
 )
-from reconciler.harvester.addressuse import instance_addresses, machine_addresses
+from reconciler.harvester.addressuse import endpoint_addresses, instance_addresses, machine_addresses
 from sandbox.harvester import ippools
 from tests.support.ippools import merge, pool
 
@@ -315,3 +315,20 @@ def test_large_pools_are_fast() -> None:
     assert len(plan.grants) == 2000
     # Quadratic work would take minutes.
     assert elapsed < 5
+
+
+@pytest.mark.parametrize(
+    ("ipam_type", "endpoint", "expected"),
+    [
+        ("none", {"host": "172.16.0.5", "port": 6443}, {"172.16.0.5"}),
+        ("none", {}, set()),
+        ("none", None, set()),
+        ("pool", {"host": "172.16.0.5", "port": 6443}, set()),
+    ],
+)
+def test_only_an_external_endpoint_has_an_address_that_no_pool_lists(
+    ipam_type: str, endpoint: Obj | None, expected: set[str]
+) -> None:
+    spec = {"loadBalancerConfig": {"ipamType": ipam_type}, "controlPlaneEndpoint": endpoint}
+    assert endpoint_addresses({"spec": spec}) == expected
+    assert endpoint_addresses(None) == endpoint_addresses({}) == set()

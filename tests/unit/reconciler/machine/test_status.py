@@ -33,6 +33,7 @@ class Machine:
         draft = StatusDraft(self.obj)
         scope = SimpleNamespace(
             draft=draft,
+            cluster_spec={},
             memory=self.memory,
             failure_domains=(),
             host_of=lambda _: None,

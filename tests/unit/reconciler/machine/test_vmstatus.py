@@ -56,6 +56,16 @@ class TestAddresses:
         assert listed(vmi({"name": "nic-1", "ipAddress": "10.0.0.5"}, cni)) == ["10.0.0.5"]
         assert listed(vmi(cni)) == ["10.42.0.1"]
 
+    def test_endpoint_that_kube_vip_holds_is_dropped(self) -> None:
+        nic = {"name": "nic-1", "ipAddress": "10.0.0.5", "ipAddresses": ["10.0.0.5", "10.0.0.4"]}
+        assert addresses(vmi(nic), "10.0.0.4") == typed_addresses(["10.0.0.5"])
+        assert addresses(vmi(nic), "api.example.com") == addresses(vmi(nic), "") == addresses(vmi(nic))
+        assert addresses(vmi(nic)) == typed_addresses(["10.0.0.5", "10.0.0.4"])
+
+    def test_endpoint_that_is_the_only_control_plane_machine_stays(self) -> None:
+        nic = {"name": "nic-1", "ipAddress": "10.0.0.5", "ipAddresses": ["10.0.0.5", "10.0.0.4"]}
+        assert addresses(vmi(nic), "10.0.0.5") == typed_addresses(["10.0.0.5", "10.0.0.4"])
+
     @pytest.mark.parametrize("obj", [{}, {"status": {}}, vmi(), vmi({"name": "nic-1"})])
     def test_nothing_reported_yet(self, obj: Obj) -> None:
         assert addresses(obj) == []

@@ -1,0 +1,121 @@
+"""kube-vip without a ClusterClass, in the same way as patches of the shipped classes.
+
+Machines of the control plane hold the address of its endpoint, one at a time. Each of them runs
+kube-vip as a static Pod, with the kubeconfig that its distribution writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from caphv.api.object import Obj
+from packager.rendering import yaml
+
+FILES = {
+    "rke2": "/var/lib/rancher/rke2/agent/pod-manifests/kube-vip.yaml",
+    "k3s": "/var/lib/rancher/k3s/agent/pod-manifests/kube-vip.yaml",
+    "kubeadm": "/etc/kubernetes/manifests/kube-vip.yaml",
+}
+_KUBEADM_LINK = "/etc/kubernetes/kube-vip.conf"
+_KUBECONFIGS = {
+    "rke2": "/etc/rancher/rke2/rke2.yaml",
+    "k3s": "/etc/rancher/k3s/k3s.yaml",
+    "kubeadm": _KUBEADM_LINK,
+}
+_IMAGE = "kube-vip/kube-vip:v1.2.3"
+_REGISTRY = "ghcr.io"
+# Only super-admin.conf has rights while `kubeadm init` runs, and only the first machine has it.
+_LINK_FIRST_CREDENTIALS = (
+    f"if [ -f /run/kubeadm/kubeadm.yaml ]; then ln -sf super-admin.conf {_KUBEADM_LINK}; "
+    f"else ln -sf admin.conf {_KUBEADM_LINK}; fi"
+)
+_LINK_CREDENTIALS = f"ln -sf admin.conf {_KUBEADM_LINK}"
+
+
+def with_image(balancer: Mapping[str, Any], registry: str) -> Obj:
+    """Return `spec.loadBalancer` of a definition with the image of kube-vip from a registry.
+
+    Returns it as it is without kube-vip, with an image, or without a `registry`.
+    """
+    settings = balancer.get("kubeVip")
+    if settings is None or "image" in settings or not registry:
+        return dict(balancer)
+    return {**balancer, "kubeVip": {**settings, "image": f"{registry}/{_IMAGE}"}}
+
+
+def server_files(distribution: str, balancer: Mapping[str, Any]) -> Sequence[Obj]:
+    """Return the static Pod among the files of servers; nothing without kube-vip.
+
+    :param balancer: `spec.loadBalancer` of a definition
+    """
+    if "kubeVip" not in balancer:
+        return []
+    pod = _pod(balancer["kubeVip"], balancer["endpoint"]["host"], _KUBECONFIGS[distribution])
+    return [
+        {
+            "path": FILES[distribution],
+            "owner": "root:root",
+            "permissions": "0600",
+            "content": yaml.dump(pod),
+        }
+    ]
+
+
+def kubeadm_commands(balancer: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the commands that servers run before and after kubeadm; nothing without kube-vip."""
+    if "kubeVip" not in balancer:
+        return [], []
+    return [_LINK_FIRST_CREDENTIALS], [_LINK_CREDENTIALS]
+
+
+def _pod(settings: Mapping[str, Any], address: str, kubeconfig: str) -> Obj:
+    interface = {"vip_interface": settings["interface"]} if "interface" in settings else {}
+    environment = {
+        "vip_arp": "true",
+        "port": "6443",
+        **interface,
+        "vip_subnet": "32",
+        "dns_mode": "first",
+        "cp_enable": "true",
+        "cp_namespace": "kube-system",
+        "svc_enable": "false",
+        "vip_leaderelection": "true",
+        "vip_leasename": "plndr-cp-lock",
+        "vip_leaseduration": "5",
+        "vip_renewdeadline": "3",
+        "vip_retryperiod": "1",
+        "address": address,
+        # kube-vip of the cloud provider may serve its metrics on port 2112 of the machine.
+        "prometheus_server": "127.0.0.1:2113",
+    }
+    node_name = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    container = {
+        "name": "kube-vip",
+        "image": settings.get("image") or f"{_REGISTRY}/{_IMAGE}",
+        "imagePullPolicy": "IfNotPresent",
+        "args": ["manager"],
+        "env": [
+            *({"name": name, "value": value} for name, value in environment.items()),
+            {"name": "vip_nodename", "valueFrom": node_name},
+        ],
+        "securityContext": {"capabilities": {"add": ["NET_ADMIN", "NET_RAW"], "drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": "kubeconfig", "mountPath": "/etc/kubernetes/admin.conf", "readOnly": True}
+        ],
+    }
+
+    # A missing kubeconfig must not become a folder, which its writer cannot replace.
+    volume = {"name": "kubeconfig", "hostPath": {"path": kubeconfig, "type": "File"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "kube-vip", "namespace": "kube-system"},
+        "spec": {
+            "containers": [container],
+            # kube-vip calls the API server of its machine by this name.
+            "hostAliases": [{"ip": "127.0.0.1", "hostnames": ["kubernetes"]}],
+            "hostNetwork": True,
+            "volumes": [volume],
+        },
+    }
