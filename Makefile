@@ -181,6 +181,7 @@ clean: ## Remove everything that these tasks created in the checkout
 
 # Recreated, not updated, so that it contains only what the lock names.
 $(VENV)/requirements.stamp: requirements.lock
+	$(require-own-venv)
 	$(require-python)
 	@echo 'Installing requirements.lock into $(VENV)'
 	@$(PYTHON) -m venv --clear $(VENV)
@@ -188,6 +189,7 @@ $(VENV)/requirements.stamp: requirements.lock
 	@touch $@
 
 $(VENV)/project.stamp: $(VENV)/requirements.stamp pyproject.toml
+	$(require-own-venv)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
 
@@ -195,6 +197,12 @@ define require-image
 @test -n '$(IMG)' || { echo 'IMG is empty: name the image: make $@ IMG=registry.example.com/caphv:v1' >&2; exit 1; }
 @command -v $(DOCKER) > /dev/null || { echo '$(DOCKER) is not installed: install Docker Engine with buildx,' \
 	'or use Podman: make $@ IMG=$(IMG) DOCKER=podman' >&2; exit 1; }
+endef
+
+# A link leads to the .venv of another checkout, which would lose its packages or get this one as its project.
+define require-own-venv
+@test ! -L '$(VENV)' || { echo '$(VENV) is a symbolic link and older than requirements.lock or pyproject.toml:' \
+	'delete the link, and make creates one of this checkout' >&2; exit 1; }
 endef
 
 define require-python

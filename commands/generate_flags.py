@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from commands.options.completion import complete_namespaces
 from packager.definitions.flags import FLAGS, Flag
 
 # The group of a flag by the field that it sets. The longest matching path counts.
@@ -52,6 +53,7 @@ _BY_PARAMETER = {
 }
 _GROUPS = ("Input", *dict.fromkeys(_BY_FIELD.values()))
 _LAST = "Output"
+_Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -101,7 +103,9 @@ def cluster_flags(command: _Command) -> _Command:
     """Add the flags that set fields of a definition."""
     # click lists options in the reverse order of their decorators.
     for flag in reversed(FLAGS):
-        complete = partial(_complete, flag.choices)
+        complete: _Completion = partial(_complete, flag.choices)
+        if flag.name == "--namespace":
+            complete = complete_namespaces
         option = click.option(
             flag.name,
             _field(flag),

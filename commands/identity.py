@@ -70,7 +70,8 @@ def list_identities(*, output: str, scope: ScopeOptions) -> None:
     """List identity Secrets with their Harvester, the expiry date of the credentials, and the
     clusters that use them.
 
-    Secrets with a kubeconfig that no cluster uses are listed, too, if you may list Secrets.
+    What no cluster uses is listed, too, if you may list it: HarvesterClusterIdentities (with a
+    namespace, those whose Secret is there), and Secrets with a kubeconfig.
     """
     chosen = selection((), scope)
     with patient_progress():
@@ -165,17 +166,18 @@ async def _read_protected_secrets(
 
 
 async def _read_identities(management: ManagementOptions, namespace: str) -> tuple[Identity, ...]:
-    """Return the identities that clusters use, and unused ones if the user may list Secrets."""
+    """Return the identities that clusters use, and unused ones as far as the user may list them."""
     from datetime import UTC, datetime
 
     from caphv.api import resources
-    from caphv.api.identities import identity_of
+    from caphv.api.identities import cluster_identity, identity_of, secret_of
     from caphv.api.object import SECRETS, key_of
     from caphv.runtime.errors import Forbidden
     from operations.read.accounts import (
         allow_insecure,
+        list_cluster_identities,
         read_accounts,
-        secrets_of_cluster_identities,
+        read_unused_identities,
     )
     from operations.read.management import list_all
     from operations.status.identities import identities_of, unused_secrets
@@ -183,12 +185,19 @@ async def _read_identities(management: ManagementOptions, namespace: str) -> tup
     async with management_client(management) as client:
         clusters = await list_all(client, resources.HARVESTER_CLUSTERS, namespace)
         spare: dict[Key, Obj] = {}
+        shared: dict[Key, Obj] = {}
         try:
-            secrets = await list_all(client, SECRETS, namespace)
             # A cluster in another namespace may use a Secret of this namespace.
             others = await list_all(client, resources.HARVESTER_CLUSTERS) if namespace else clusters
             used = {identity_of(obj) for obj in (*clusters, *others)}
-            used.update((await secrets_of_cluster_identities(client)).values())
+
+            for obj in await list_cluster_identities(client):
+                key = cluster_identity(key_of(obj).name)
+                secret = secret_of(obj)
+                if key not in used and namespace in ("", secret.namespace):
+                    shared[key] = obj
+                used.add(secret)
+            secrets = await list_all(client, SECRETS, namespace)
             spare = {key_of(obj): obj for obj in unused_secrets(secrets, used)}
         except Forbidden as error:
             echo(f"not seen: identities that no cluster uses: {error}", err=True)
@@ -198,4 +207,7 @@ async def _read_identities(management: ManagementOptions, namespace: str) -> tup
         # No Harvester is asked, so that kubeconfigs need not verify their server.
         with allow_insecure():
             accounts, unseen = await read_accounts(client, owners, spare)
-    return identities_of(clusters, accounts, unseen, datetime.now(UTC), spare)
+            unused, unusable = await read_unused_identities(client, shared.values())
+    return identities_of(
+        clusters, accounts + unused, unseen + unusable, datetime.now(UTC), [*spare, *shared]
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -54,8 +54,8 @@ Examples:
   caphv identity rotate team-a/harvester-identity --expires-in 90 --yes
 
 \b
-Exit status: 0 done, 1 the new token does not work, or aborted, 2 a server or the Secret cannot \
-be read.
+Exit status: 0 done, 1 the new token does not work, --dry-run found what would stop it, or \
+aborted, 2 a server or the Secret cannot be read.
 """,
 )
 @click.argument("secret", metavar="[NAMESPACE/]SECRET")
@@ -84,6 +84,8 @@ def rotate(secret: str, options: RotateOptions) -> None:
     the Secret is written, and only when the clusters that use it are still connected, the former
     token is deleted on Harvester. A token that no Secret on Harvester holds expires by itself. An
     interrupted rotation is completed by the next call.
+
+    --dry-run also asks both servers whether the rights for it are there.
     """
     from operations.change.rotation import plan_rotation
 
@@ -95,8 +97,11 @@ def rotate(secret: str, options: RotateOptions) -> None:
     if options.is_text:
         _show(plan)
     if options.dry_run:
-        _report(plan, options, applied=False)
-        return
+        with patient_progress() as step:
+            step("asking for rights")
+            problems = run(_find_problems(identity, plan, options))
+        _report(plan, options, applied=False, problems=problems)
+        sys.exit(1 if problems else 0)
 
     confirm(options, f"Replace the token in Secret {key}?")
     run(_rotate(identity, plan, options))
@@ -140,11 +145,33 @@ def _show(plan: RotationPlan) -> None:
         )
 
 
-def _report(plan: RotationPlan, change: ChangeOptions, *, applied: bool) -> None:
+def _report(
+    plan: RotationPlan, change: ChangeOptions, *, applied: bool, problems: Sequence[str] = ()
+) -> None:
     from operations.status.model import as_json
 
     if not change.is_text:
-        print_data({**as_json(plan), "applied": applied}, change.output)
+        fields = {"applied": applied, "problems": list(problems)}
+        print_data({**as_json(plan), **fields}, change.output)
+        return
+    for problem in problems:
+        echo(f"caphv: {problem}", err=True)
+
+
+async def _find_problems(
+    identity: RotatedIdentity, plan: RotationPlan, options: RotateOptions
+) -> list[str]:
+    """Return what would stop the rotation. Raises `CommandError` of an unusable kubeconfig."""
+    from operations.change.rotation import find_problems
+
+    async with (
+        _harvester_client(identity, plan, options) as harvester,
+        management_client(options) as management,
+    ):
+        is_administrator = bool(options.harvester_kubeconfig)
+        return await find_problems(
+            management, harvester, identity, plan, is_administrator=is_administrator
+        )
 
 
 async def _rotate(identity: RotatedIdentity, plan: RotationPlan, options: RotateOptions) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from caphv.api.object import Obj
+from caphv.api.quantity import readable
 from commands.main import CONTEXT_SETTINGS
 from commands.options.charts import FLEET_VERSION
 from commands.options.formats import output_option
@@ -134,7 +135,7 @@ def _announce(name: str) -> None:
     """Tell the user at a terminal about a large file, which takes two seconds per MiB."""
     with contextlib.suppress(OSError):
         if sys.stderr.isatty() and (size := Path(name).stat().st_size) > _LARGE:
-            echo(f"reading {name}, {size / 1024**2:.1f} MiB ...", err=True)
+            echo(f"reading {name}, {readable(size, 'B')} ...", err=True)
 
 
 def _rule_sets(fleet_version: str) -> "list[RuleSet]":

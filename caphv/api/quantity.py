@@ -35,6 +35,7 @@ _QUANTITY = re.compile(
 _LONGEST = 4096
 _LONGEST_INT = 64
 _MOST_DIGITS = 4
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _REMEMBERED = 128
 
 
@@ -65,6 +66,23 @@ def _parse(text: str) -> Decimal | None:
     base = 1024 if suffix.endswith("i") else 1000
     factor = Decimal(base) ** _SUFFIXES[suffix.removesuffix("i")]
     return _cap(number * factor * Decimal(10) ** scale)
+
+
+def readable(amount: float | Decimal, unit: str = "") -> str:
+    """Format a number for people, with one decimal; bytes (`B`) get a binary unit."""
+    if unit != "B":
+        return f"{amount:.1f}".removesuffix(".0")
+    size = float(amount)
+    index = 0
+    while abs(size) >= 1024 and index < len(_BYTES) - 1:
+        size = size / 1024
+        index += 1
+    return f"{size:.1f} {_BYTES[index]}".replace(".0 ", " ")
+
+
+def in_gibibytes(amount: float) -> str:
+    """Format bytes as a quantity such as `1.5Gi`, as specs have it."""
+    return f"{amount / 1024**3:.1f}".removesuffix(".0") + "Gi"
 
 
 def _cap(number: Decimal) -> Decimal:

@@ -271,6 +271,8 @@ def _error_findings(error: Any, root: FieldPath) -> Iterator[Finding]:
     """Yield the findings for one error of jsonschema."""
     keyword = str(error.validator)
     path = (*root, *error.absolute_path)
+    if keyword == "type" and "enum" in error.schema:
+        return  # the finding of the other keyword names the values that are allowed
     fault = _FAULTS.get(keyword, Fault.INVALID)
     rule = f"schema-{keyword}"
 

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
+from caphv.api.quantity import readable
 from commands.output.overview import aligned, console
 from commands.output.pools import show_unseen
 from commands.output.text import Text
 from operations.capacity.free import Capacity, Quota, Room
 
-__all__ = ["amount", "show", "show_unseen"]
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+__all__ = ["show", "show_unseen"]
 
 
 def show(capacities: Iterable[Capacity], *, hosts: bool) -> None:
@@ -40,18 +39,6 @@ def show(capacities: Iterable[Capacity], *, hosts: bool) -> None:
             _table(out, [["STORAGE", "FREE"], longhorn])
 
 
-def amount(value: float, unit: str = "") -> str:
-    """Format a number for people; bytes get a binary unit."""
-    if unit != "B":
-        return f"{value:.1f}".removesuffix(".0")
-    size = float(value)
-    index = 0
-    while abs(size) >= 1024 and index < len(_UNITS) - 1:
-        size = size / 1024
-        index += 1
-    return f"{size:.1f} {_UNITS[index]}".replace(".0 ", " ")
-
-
 def _room(room: Room) -> list[str]:
     name = f"{room.name} ({room.zone})" if room.zone else room.name
     memory = _share(room.memory_free, room.memory, "B")
@@ -65,7 +52,7 @@ def _quota(quota: Quota) -> list[str]:
 
 
 def _share(free: float, total: float, unit: str = "") -> str:
-    return f"{amount(free, unit)} of {amount(total, unit)}"
+    return f"{readable(free, unit)} of {readable(total, unit)}"
 
 
 def _table(out: Console, lines: Sequence[Sequence[str]]) -> None:

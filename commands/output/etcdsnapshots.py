@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from caphv.api.quantity import readable
 from commands.output.overview import age, aligned, console
 from commands.output.text import Text
 from operations.read.etcdsnapshots import EtcdSnapshot
-
-_MEBIBYTE = 1024 * 1024
 
 
 def show(snapshots: Sequence[EtcdSnapshot], now: datetime | None = None) -> None:
@@ -21,7 +20,7 @@ def show(snapshots: Sequence[EtcdSnapshot], now: datetime | None = None) -> None
             Text(snapshot.name or "-"),
             Text(snapshot.state, style="red" if snapshot.wrong else "green"),
             Text(age(snapshot.created, now) or "-"),
-            Text(f"{snapshot.size / _MEBIBYTE:.0f} MiB" if snapshot.size else "-"),
+            Text(readable(snapshot.size, "B") if snapshot.size else "-"),
             Text(snapshot.node or "-"),
             Text(snapshot.location or "-"),
         ]

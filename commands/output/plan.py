@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from caphv.api.counting import counted, name_some
-from commands.output.capacity import amount
+from caphv.api.quantity import readable
 from commands.output.overview import console
 from commands.output.text import Text
 from operations.capacity.machinechanges import Action, Field, PoolEffect
@@ -103,7 +103,7 @@ def _shortcoming(shortcoming: Shortcoming) -> Text:
 
 def _need(need: Need) -> Text:
     note = f" ({need.note})" if need.note else ""
-    free = "not known" if need.free is None else amount(need.free, need.unit)
+    free = "not known" if need.free is None else readable(need.free, need.unit)
     if need.short:
         mark, style = "✗", "bold red"
     elif need.partial:
@@ -113,7 +113,7 @@ def _need(need: Need) -> Text:
         mark, style = "-", "dim"
     else:
         mark, style = "✓", "green"
-    text = f"{need.what}: {amount(need.needed, need.unit)} more at most, {free} free{note}"
+    text = f"{need.what}: {readable(need.needed, need.unit)} more at most, {free} free{note}"
     return Text.assemble((f"  {mark} ", style), text)
 
 

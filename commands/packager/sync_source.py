@@ -98,7 +98,8 @@ def _files(options: SyncOptions, step: Step) -> tuple[Tree, Mapping[str, Unread]
 
     if options.definitions:
         step("reading definitions")
-        reason = definitions_reason(options.definitions.name or "a folder")
+        # The path may be `.`, which has no name.
+        reason = definitions_reason(options.definitions.resolve().name or "a folder")
         return _folder_files(options.definitions), _links(options.definitions), reason
 
     refuse_circles(options, options.repo, options.branch, options.inner)

@@ -18,12 +18,10 @@ from caphv.api.hostresources import HUGEPAGES, requested_devices
 from caphv.api.hosts import accepts_machines, is_ready
 from caphv.api.names import POD_REQUESTS_ANNOTATION
 from caphv.api.object import Obj, annotations_of, at, dict_at, text_at
-from caphv.api.quantity import quantity
+from caphv.api.quantity import quantity, readable
 from caphv.api.virtualmachine import ENDED_PHASES, devices_of
 from caphv.runtime.text import TextError, load_json
 from operations.read.objects import HarvesterObjects
-
-_GIB = Decimal(1024) ** 3
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,7 +53,7 @@ class Size:
         return bool(self.cpu or self.memory)
 
     def __str__(self) -> str:
-        return f"{_format_number(self.cpu)} CPU and {_format_number(self.memory / _GIB)} GiB"
+        return f"{readable(self.cpu)} CPU and {readable(self.memory, 'B')}"
 
     def __sub__(self, other: Size) -> Size:
         return Size(self.cpu - other.cpu, self.memory - other.memory)
@@ -272,7 +270,3 @@ def _pod_requests(host: Obj) -> Size | None:
     except TextError:
         return None
     return _size_of(requests) if isinstance(requests, dict) else None
-
-
-def _format_number(number: Decimal) -> str:
-    return f"{number:.1f}".removesuffix(".0")

@@ -15,6 +15,7 @@ from caphv.api.compatibility import CHARTS, compatibility
 from caphv.api.counting import counted
 from caphv.api.distributions import full_version
 from caphv.api.object import Key, annotations_of
+from caphv.api.quantity import readable
 from caphv.validation.finding import Fault, FieldPath, Finding
 from operations.capacity.hosts import overcommit_of
 from operations.capacity.machinechanges import Needs, effect_of
@@ -211,8 +212,8 @@ def _check_room(cluster: NewCluster, harvester: Surroundings) -> Iterator[Findin
         if not need.short or need.free is None:
             continue
 
-        free = _format_amount(need.free, need.unit)
-        needed = _format_amount(need.needed, need.unit)
+        free = readable(need.free, need.unit)
+        needed = readable(need.needed, need.unit)
         numbers = f"{free} free, and the cluster needs {needed}"
         # A quota refuses VMs. Full hosts only make VMs wait, and full disks only replicas.
         if need.what.startswith("quota "):
@@ -292,10 +293,3 @@ def _parts(spec: Mapping[str, Any]) -> list[tuple[FieldPath, Mapping[str, Any]]]
         *pools,
     ]
     return [(path, mapping(part)) for path, part in parts]
-
-
-def _format_amount(value: float, unit: str) -> str:
-    """Format a number of CPUs, or of bytes in GiB."""
-    if unit == "B":
-        return f"{value / 1024**3:.1f} GiB".replace(".0 ", " ")
-    return f"{value:.1f}".removesuffix(".0")

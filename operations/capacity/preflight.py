@@ -24,6 +24,7 @@ from caphv.api.object import (
     labels_of,
     text_at,
 )
+from caphv.api.quantity import in_gibibytes
 from caphv.api.rke2 import installs_cloud_provider
 from operations.capacity.free import CapacityObjects
 from operations.capacity.hosts import (
@@ -273,9 +274,7 @@ def _check_pool_devices(
 
 def _amount(name: str, count: int) -> str:
     """Format a number of devices, or of bytes of huge pages."""
-    if name.startswith(HUGEPAGES):
-        return f"{count / 1024**3:.1f}".removesuffix(".0") + "Gi"
-    return str(count)
+    return in_gibibytes(count) if name.startswith(HUGEPAGES) else str(count)
 
 
 def devices_of_machines(machines: Iterable[Obj], number: int) -> list[Counter[str]]:

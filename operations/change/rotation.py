@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caphv.api import remedies
 from caphv.api.identities import CLOUD_CREDENTIAL_KEY, identity_of, kubeconfig_key
 from caphv.api.names import PREVIOUS_TOKEN_ANNOTATION, ConditionType
-from caphv.api.object import NAMESPACES, SECRETS, Key, Obj, at, uid_of
+from caphv.api.object import NAMESPACES, SECRETS, SERVICE_ACCOUNTS, Key, Obj, at, uid_of
 from caphv.api.resources import HARVESTER_CLUSTERS
 from caphv.api.tokenrenewal import SECRET_TYPE
 from caphv.api.tokens import ServiceAccountToken, token_of
@@ -212,6 +212,88 @@ def tokens_before_writing(plan: RotationPlan) -> str:
     return "the former token stays in use" if plan.issues else _tokens_after_writing()
 
 
+async def find_problems(
+    management: ApiClient,
+    harvester: ApiClient,
+    identity: RotatedIdentity,
+    plan: RotationPlan,
+    *,
+    is_administrator: bool,
+) -> list[str]:
+    """Return what would stop a rotation: missing rights, and servers that do not answer.
+
+    Nothing is changed. The new token will have the rights that the present one has.
+
+    :param management: client of the management cluster
+    :param harvester: client that would issue the new token, and delete the former one
+    :param identity: the identity as it was read
+    :param plan: what the rotation would do
+    :param is_administrator: whether `harvester` is a client of an administrator
+    """
+    problems = []
+    hint = "" if is_administrator else _HINT
+    write = rights.Right(identity.key.namespace, "", SECRETS.plural, "patch", identity.key.name)
+    try:
+        if denied := await rights.find_denied(management, [write]):
+            what = "; ".join(rights.describe(denied))
+            problems.append(f"you may not {what} on the management cluster")
+    except RequestError as error:
+        problems.append(f"management cluster: {error}")
+
+    account = "the account of --harvester-kubeconfig" if is_administrator else "the account"
+    needed = _rights_to_rotate(identity.token.account, plan)
+    try:
+        if denied := await rights.find_denied(harvester, needed):
+            what = "; ".join(rights.describe(denied))
+            problems.append(f"{account} may not {what} on Harvester{hint}")
+    except RequestError as error:
+        problems.append(f"Harvester: {error}{hint}")
+        return problems
+
+    probe = identity.access.client(**_CLIENT_OPTIONS)
+    try:
+        missing = await rights.find_denied(probe, rights.needed_rights(identity.clusters))
+    except RequestError:
+        return problems  # an administrator also replaces a token that is not valid any more
+    finally:
+        await probe.close()
+    if missing:
+        problems.append(_missing_of_account(identity, missing))
+    return problems
+
+
+def _rights_to_rotate(account: Key, plan: RotationPlan) -> list[rights.Right]:
+    """Return the rights on Harvester with which a plan is carried out."""
+    needed = [rights.Right("", "", NAMESPACES.plural, "get", "kube-system")]
+    if plan.issues and plan.seconds:
+        token = f"{SERVICE_ACCOUNTS.plural}/token"
+        needed.append(rights.Right(account.namespace, "", token, "create", account.name))
+    elif plan.issues:
+        secrets = rights.Right(account.namespace, "", SECRETS.plural, "create")
+        needed += [secrets, replace(secrets, verb="get")]
+    if plan.deletes:
+        former = rights.Right(account.namespace, "", SECRETS.plural, "delete", plan.deletes)
+        needed += [former, replace(former, verb="get")]
+    return needed
+
+
+def _missing_of_account(
+    identity: RotatedIdentity, missing: list[rights.Right], lost: Iterable[rights.Right] = ()
+) -> str:
+    """Say which rights the account of an identity lacks, and how to grant them.
+
+    :param missing: rights that the provider needs
+    :param lost: rights to import images, which the former token has
+    """
+    targets = (str(cluster["spec"]["targetNamespace"]) for cluster in identity.clusters)
+    more = rights.import_flags(lost)
+    command = remedies.GRANT_RIGHTS(target=next(targets, "NAMESPACE"), more=more)
+    return (
+        f"the account may not {'; '.join(rights.describe([*missing, *lost]))}. Grant it: "
+        f"{command}, with --name and --namespace of the account"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Rotation:
     """A planned rotation.
@@ -286,14 +368,7 @@ class Rotation:
             await probe.close()
 
         if missing or lost:
-            targets = (str(cluster["spec"]["targetNamespace"]) for cluster in identity.clusters)
-            more = rights.import_flags(lost)
-            command = remedies.GRANT_RIGHTS(target=next(targets, "NAMESPACE"), more=more)
-            missing += lost
-            raise RotationError(
-                f"not changed: the account may not {'; '.join(rights.describe(missing))}. Grant "
-                f"it: {command}, with --name and --namespace of the account"
-            )
+            raise RotationError(f"not changed: {_missing_of_account(identity, missing, lost)}")
 
     async def _find_lost(self, probe: ApiClient) -> list[rights.Right]:
         """Return optional rights that the former token has, and the new one lacks.

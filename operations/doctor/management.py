@@ -30,6 +30,8 @@ class ManagementFacts:
     absent_crds: list[str] = field(default_factory=list)
     """Names of CRDs of the provider that do not exist."""
     deployment: Obj | None = None
+    has_namespace: bool = False
+    """Whether the provider's namespace is known to exist; read only without its Deployment."""
     lease: Obj | None = None
     webhooks: Obj | None = None
     endpoints: list[Obj] = field(default_factory=list)
@@ -59,7 +61,7 @@ def checks(facts: ManagementFacts, now: datetime) -> Iterator[Check]:
     """Yield all checks of the management cluster."""
     yield from _check_cluster_api(facts)
     yield from _check_crds(facts)
-    yield _check_provider(facts)
+    yield _check_provider(facts, now)
     yield _check_lease(facts, now)
     yield from _check_webhooks(facts)
     yield from _check_cert_manager(facts)
@@ -125,15 +127,14 @@ def _check_crds(facts: ManagementFacts) -> Iterator[Check]:
             yield ok("crds", SUBJECT, f"CRD {name} is as Cluster API needs it")
 
 
-def _check_provider(facts: ManagementFacts) -> Check:
+def _check_provider(facts: ManagementFacts, now: datetime) -> Check:
     """Check that the provider has a ready replica."""
     if why := facts.why_unseen("deployments"):
         return skipped("provider", SUBJECT, why)
 
     place = f"Deployment {facts.namespace}/caphv-controller-manager"
     if facts.deployment is None:
-        why = f"{place} does not exist: name its namespace with --provider-namespace"
-        return skipped("provider", SUBJECT, why)
+        return _check_absent_provider(facts, place, now)
 
     ready = int(at(facts.deployment, "status", "readyReplicas") or 0)
     replicas = int(at(facts.deployment, "status", "replicas") or 0)
@@ -144,6 +145,28 @@ def _check_provider(facts: ManagementFacts) -> Check:
     container = facts.deployment["spec"]["template"]["spec"]["containers"][0]
     image = container.get("image", "")
     return ok("provider", SUBJECT, f"{place}: {ready} of {replicas} ready, {image}")
+
+
+def _check_absent_provider(facts: ManagementFacts, place: str, now: datetime) -> Check:
+    """Check whether a Deployment that does not exist is missing, or only elsewhere."""
+    other = "--provider-namespace names another namespace"
+    if not facts.has_namespace:
+        return skipped("provider", SUBJECT, f"{place} does not exist; {other}")
+
+    spec = (facts.lease or {}).get("spec") or {}
+    renewed_at = time_of(spec.get("renewTime"))
+    if renewed_at and (now - renewed_at).total_seconds() <= _LEASE_SECONDS:
+        holder = spec.get("holderIdentity") or "unknown"
+        return skipped("provider", SUBJECT, f"{place} does not exist: {holder} runs without it")
+
+    message = f"{place} does not exist, although its namespace does: nothing manages the clusters"
+    command = remedies.DESCRIBE_CAPIPROVIDERS(namespace=facts.namespace)
+    remedy = (
+        "Install the provider again (docs/installation.md). With Turtles, the conditions of its "
+        f"CAPIProvider say what stops the installation: {command}. If it runs elsewhere, "
+        f"{other}"
+    )
+    return Check("provider", SUBJECT, Result.ERROR, message, remedy)
 
 
 def _check_lease(facts: ManagementFacts, now: datetime) -> Check:

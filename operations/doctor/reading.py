@@ -87,6 +87,9 @@ async def read_management_facts(client: ApiClient, namespace: str) -> Management
     facts.crds = [crd for crd in crds if crd]
     facts.absent_crds = [name for name, crd in zip(_CRDS, crds, strict=True) if crd is None]
 
+    if facts.deployment is None:
+        facts.has_namespace = bool(await _get(client, facts, NAMESPACES, "", namespace))
+
     # A provider with a filter prefixes the name of its Lease with its share. It may be alive where
     # a removed provider has left its Lease behind.
     with suppress(ApiError, Unreachable):

@@ -109,9 +109,59 @@ async def _read_account(
     """
     try:
         permission = await read_permission(client, key, map(namespace_of, clusters))
-        secret = permission.secret
-        if secret is None:
-            return None, [Unseen(describe(key), permission.why_none)]
+    except RequestError as error:
+        return None, [unseen(describe(key), error)]
+    except ValueError as error:  # of a name that cannot be one
+        return None, [Unseen(describe(key), str(error))]
+    if permission.secret is None:
+        return None, [Unseen(describe(key), permission.why_none)]
+    answer = await _read_usable(client, permission, permission.secret, given)
+    if isinstance(answer, Unseen):
+        return None, [answer]
+    kubeconfig, renewed = answer
+
+    denied = permission.denied
+    allowed = [obj for obj in clusters if namespace_of(obj) not in denied]
+    targets = {str(target) for obj in allowed if (target := at(obj, "spec", "targetNamespace"))}
+    hidden = [Unseen(describe(key), why) for why in denied.values()]
+    account = Account(key, kubeconfig, frozenset(targets), frozenset(denied), renewed)
+    return account, hidden
+
+
+async def read_unused_identities(
+    client: ApiClient, identities: Iterable[Obj]
+) -> tuple[list[Account], list[Unseen]]:
+    """Read the credentials of HarvesterClusterIdentities that no cluster names.
+
+    :param client: client of the management cluster
+    :param identities: the HarvesterClusterIdentities
+    """
+    accounts = []
+    hidden = []
+    for obj in identities:
+        key = cluster_identity(key_of(obj).name)
+        secret = secret_of(obj)
+        permission = Permission(key, secret, is_renewed=renewal_of(obj) is not None)
+        answer = await _read_usable(client, permission, secret)
+        if isinstance(answer, Unseen):
+            hidden.append(answer)
+        else:
+            accounts.append(Account(key, answer[0], renewed=answer[1]))
+    return accounts, hidden
+
+
+async def _read_usable(
+    client: ApiClient, permission: Permission, secret: Key, given: Obj | None = None
+) -> tuple[Kubeconfig, Issued | None] | Unseen:
+    """Read the credentials of an identity, or say why they cannot be used.
+
+    :param client: client of the management cluster
+    :param permission: the identity
+    :param secret: its Secret
+    :param given: the Secret, if it must not be read
+    """
+    key = permission.identity
+    try:
         kubeconfig, renewed = (
             (kubeconfig_of(key, given), None)
             if given
@@ -120,21 +170,15 @@ async def _read_account(
         # Unusable certificate data must raise here, where the name of the Secret is known.
         kubeconfig.connection()
     except NotFound as error:
-        if is_cluster_identity(key):  # perhaps its Secret is missing, or a Namespace
-            return None, [unseen(describe(key), error)]
+        if is_cluster_identity(key):  # its Secret is missing
+            return unseen(describe(key), error)
         why = "does not exist: create it with key kubeconfig, or correct the name"
-        return None, [Unseen(describe(key), why)]
+        return Unseen(describe(key), why)
     except RequestError as error:
-        return None, [unseen(describe(key), error)]
+        return unseen(describe(key), error)
     except ValueError as error:  # of a kubeconfig, or of a name that is empty
-        return None, [Unseen(describe(key), str(error))]
-
-    denied = permission.denied
-    allowed = [obj for obj in clusters if namespace_of(obj) not in denied]
-    targets = {str(target) for obj in allowed if (target := at(obj, "spec", "targetNamespace"))}
-    hidden = [Unseen(describe(key), why) for why in denied.values()]
-    account = Account(key, kubeconfig, frozenset(targets), frozenset(denied), renewed)
-    return account, hidden
+        return Unseen(describe(key), str(error))
+    return kubeconfig, renewed
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +293,16 @@ async def without_refused(client: ApiClient, harvester_clusters: Iterable[Obj]) 
 
 async def secrets_of_cluster_identities(client: ApiClient) -> dict[Key, Key]:
     """Return the Secret of each HarvesterClusterIdentity; none where they may not be listed."""
-    try:
-        identities = await list_all(client, HARVESTER_CLUSTER_IDENTITIES)
-    except (NotFound, Forbidden):
-        return {}
+    identities = await list_cluster_identities(client)
     return {cluster_identity(key_of(obj).name): secret_of(obj) for obj in identities}
+
+
+async def list_cluster_identities(client: ApiClient) -> list[Obj]:
+    """Return the HarvesterClusterIdentities; none where they may not be listed."""
+    try:
+        return await list_all(client, HARVESTER_CLUSTER_IDENTITIES)
+    except (NotFound, Forbidden):
+        return []
 
 
 def namespace_of(obj: Obj) -> str:

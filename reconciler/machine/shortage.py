@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from caphv.api.hostresources import HUGEPAGES, requested_devices
 from caphv.api.hosts import accepts_machines, blocking_taints, has_cpu_manager, is_ready
 from caphv.api.object import Obj, at, dict_at, key_of
-from caphv.api.quantity import quantity
+from caphv.api.quantity import in_gibibytes, quantity
 from caphv.api.virtualmachine import devices_in_use
 
 # kube-scheduler names each reason with the number of hosts, separates reasons by commas, and ends
@@ -196,7 +196,7 @@ def _missing_pages(
     resource = f"{HUGEPAGES}{spec['hugepages']}"
     size = int(quantity(spec.get("memory")) or 0)
     places = [
-        f"{host.name} has {_format_gib(amount)} in all"
+        f"{host.name} has {in_gibibytes(amount)} in all"
         + ("" if host.accepts else " but takes no VMs")
         for host in hosts
         if (amount := host.amounts.get(resource))
@@ -211,10 +211,6 @@ def _missing_pages(
             f"no host of Harvester has {spec.get('memory')} of {resource} free: "
             f"{_shorten(places)}; delete or stop a VM that uses them, or reserve more"
         )
-
-
-def _format_gib(amount: int) -> str:
-    return f"{amount / 1024**3:.1f}".removesuffix(".0") + "Gi"
 
 
 def _missing_cpu_manager(

@@ -135,7 +135,10 @@ def _check_variable(variable: Field, definitions: dict[str, Field]) -> Iterator[
     schema = definitions[name.text].at("schema", "openAPIV3Schema").mapping
     try:
         for error in Draft4Validator(schema).iter_errors(value.value):
-            yield from _violations(error, value)
+            # What is not among the values of an enum has one finding, which names these.
+            choices = error.schema.get("enum") if error.validator == "type" else None
+            if not isinstance(choices, list) or error.instance in choices:
+                yield from _violations(error, value)
     except SchemaError:
         # Cluster API refuses a ClusterClass whose own schema is invalid.
         return

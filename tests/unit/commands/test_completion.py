@@ -52,6 +52,7 @@ def test_clusters_are_completed_with_and_without_their_namespace() -> None:
     assert completed("scale", "team/s") == ["team/shop", "team/stage"]
     assert completed("upgrade", "-n", "team", "sh") == ["shop"]
     assert completed("status", "-n", "") == ["default", "team"]
+    assert completed("generate", "--namespace", "te") == ["team"]
 
 
 def test_what_cannot_be_read_completes_nothing(servers: Servers) -> None:

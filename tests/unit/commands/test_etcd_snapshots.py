@@ -46,7 +46,7 @@ def test_snapshots_are_listed_and_one_outside_of_machines_is_asked_for(servers: 
     header, line, hint = result.stdout.splitlines()
     assert header.split() == ["SNAPSHOT", "STATE", "AGE", "SIZE", "NODE", "LOCATION"]
     assert line.split()[:2] == ["etcd-snapshot-cp-1-00", "ready"]
-    assert "9 MiB" in line
+    assert "8.5 MiB" in line
     assert "etcdSnapshots" in hint
     stored = snapshots(servers, snapshot_file("cp-1", "2026-01-01T00:00:00Z", s3=True))
     assert (stored.exit_code, "etcdSnapshots" in stored.stdout) == (0, False)

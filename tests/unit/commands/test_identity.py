@@ -291,6 +291,45 @@ def test_identities_are_listed_and_a_missing_one_is_wrong(servers: Servers) -> N
     assert servers.caphv("identity", "list", "-n", "elsewhere", "-o", "json").exit_code == 0
 
 
+def cluster_identity(name: str, secret: str, namespace: str = "team") -> Obj:
+    spec = {"secretRef": {"namespace": namespace, "name": secret}, "allowedNamespaces": {"list": ["team-a"]}}
+    return {
+        "apiVersion": "infrastructure.cluster.x-k8s.io/v1beta1",
+        "kind": "HarvesterClusterIdentity",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def test_shared_identities_that_no_cluster_uses_are_listed(servers: Servers) -> None:
+    config = yaml.safe_load(create(servers, "-o", "kubeconfig").stdout)
+    del config["clusters"][0]["cluster"]["certificate-authority-data"]
+    shared = {**secret("account"), "type": "Opaque", "data": {"kubeconfig": encoded(yaml.safe_dump(config))}}
+    servers.management.put(shared)
+    servers.management.serve("infrastructure.cluster.x-k8s.io/v1beta1", "HarvesterCluster")
+    servers.management.put(cluster_identity("spare", "account"))
+    servers.management.put(cluster_identity("broken", "missing"))
+    servers.management.put(cluster_identity("elsewhere", "account", namespace="other"))
+
+    def listed(*selection: str) -> dict[str, str]:
+        result = servers.caphv("identity", "list", *selection, "-o", "json")
+        assert result.exit_code == 0, result.output
+        return {item["secret"]: item["state"] for item in yaml.safe_load(result.stdout)["items"]}
+
+    kind = "HarvesterClusterIdentity"
+    own = {f"{kind}/spare": "unused", f"{kind}/broken": "unusable"}
+    assert listed("-A") == {**own, f"{kind}/elsewhere": "unusable"}
+    assert listed("-n", "team") == own
+    # A cluster in a namespace that is not asked for uses it.
+    user = harvester_cluster("shop", "") | {"spec": {"identityRef": {"name": "spare"}, "targetNamespace": "vms"}}
+    user["metadata"]["namespace"] = "team-a"
+    servers.management.put(user)
+    assert listed("-n", "team") == {f"{kind}/broken": "unusable"}
+    # Who may not list Secrets sees the identities all the same.
+    servers.management.errors["list Secret"] = Forbidden(403, "Forbidden", "no")
+    assert listed("-n", "team") == {f"{kind}/broken": "unusable"}
+
+
 def test_shared_credentials_come_with_their_identity(servers: Servers) -> None:
     words = ("--secret-name", "shared", "--share-with", "team-a", "--share-with", "*")
     secret, identity = yaml.safe_load_all(create(servers, *words).stdout)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from caphv.api.counting import counted
 from caphv.api.object import Key
+from caphv.api.quantity import readable
 from caphv.validation.yaml.yaml_rules import Position
 from commands.output import capacity, changes, doctor, etcd, identities, plan, validate
 from commands.output.bundles import UPGRADED, table
@@ -61,12 +62,12 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     ],
 )
 def test_amounts_have_the_unit_that_people_read(value: float, unit: str, text: str) -> None:
-    assert capacity.amount(value, unit) == text
+    assert readable(value, unit) == text
 
 
 @given(st.integers(0, 1024**6))
 def test_an_amount_of_bytes_is_short_and_nearly_right(value: int) -> None:
-    number, unit = capacity.amount(value, "B").split()
+    number, unit = readable(value, "B").split()
     size = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB", "PiB").index(unit)
     assert abs(float(number) * size - value) <= size / 20 * (1 + 1e-9)
     assert len(number) <= 6

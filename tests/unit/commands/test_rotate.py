@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,9 +12,10 @@ from click.testing import CliRunner, Result
 
 from caphv.api.object import SECRETS, Obj, Resource
 from caphv.api.resources import HARVESTER_CLUSTERS
-from caphv.runtime.errors import Forbidden, Unreachable
+from caphv.runtime.errors import Forbidden, Unauthorized, Unreachable
 from commands import identity_rotate as command
 from commands.main import cli
+from operations.doctor import rights
 from tests.support.rotationserver import Server, failing, identity, replace_servers
 
 pytestmark = pytest.mark.unit
@@ -95,6 +96,78 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be(server: Server) -> Non
     assert "issues a new token, which lasts as long as its Secret there, and tests it" in text
     assert "deletes the former token, Secret caphv-token" in text
     assert (server.identity["data"]["kubeconfig"], server.deleted) == (before, [])
+
+
+@pytest.mark.parametrize(
+    ("denied", "options", "problem"),
+    [
+        (
+            ("patch", "secrets", "team-a"),
+            (),
+            "you may not patch secrets identity in namespace team-a on the management cluster",
+        ),
+        (
+            ("create", "secrets", "caphv-system"),
+            (),
+            "the account may not create secrets in namespace caphv-system on Harvester",
+        ),
+        (
+            ("delete", "secrets", "caphv-system"),
+            (),
+            "the account may not delete secrets caphv-token in namespace caphv-system",
+        ),
+        (
+            ("create", "serviceaccounts/token", "caphv-system"),
+            ("--expires-in", "1"),
+            "may not create serviceaccounts/token caphv in",
+        ),
+        (
+            ("create", "virtualmachines", "shop"),
+            (),
+            "may not create virtualmachines.kubevirt.io in namespace shop. Grant it: ",
+        ),
+    ],
+)
+def test_a_dry_run_says_which_rights_are_missing(
+    server: Server, monkeypatch: pytest.MonkeyPatch, denied: tuple[str, ...], options: tuple[str, ...], problem: str
+) -> None:
+    async def find_denied(_: object, needed: Iterable[rights.Right]) -> list[rights.Right]:
+        return [right for right in needed if (right.verb, right.resource, right.namespace) == denied]
+
+    monkeypatch.setattr(rights, "find_denied", find_denied)
+    result = rotate("--dry-run", *options)
+    assert (result.exit_code, problem in result.stderr) == (1, True)
+    assert (server.deleted, server.connections) == ([], 0)
+    data = json.loads(rotate("--dry-run", "-o", "json", *options).stdout)
+    assert (len(data["problems"]), problem in data["problems"][0], data["applied"]) == (1, True, False)
+
+
+def test_a_dry_run_asks_for_no_right_that_it_does_not_need(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[rights.Right] = []
+
+    async def find_denied(_: object, needed: Iterable[rights.Right]) -> list[rights.Right]:
+        asked.extend(needed)
+        return []
+
+    monkeypatch.setattr(rights, "find_denied", find_denied)
+    assert rotate("--dry-run", "--keep-old", "--expires-in", "1").exit_code == 0
+    on_harvester = [right for right in asked if right.namespace == "caphv-system"]
+    assert [(right.resource, right.verb) for right in on_harvester] == [("serviceaccounts/token", "create")]
+
+
+@pytest.mark.parametrize("error", [SILENT, Unauthorized(401, "Unauthorized", "expired")])
+def test_a_dry_run_says_that_harvester_does_not_answer(
+    server: Server, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def find_denied(_: object, needed: Iterable[rights.Right]) -> list[rights.Right]:
+        if any(right.namespace == "caphv-system" for right in needed):
+            raise error
+        return []
+
+    monkeypatch.setattr(rights, "find_denied", find_denied)
+    result = rotate("--dry-run")
+    assert result.exit_code == 1
+    assert f"caphv: Harvester: {error}; an administrator can: --harvester-kubeconfig FILE" in result.stderr
 
 
 def test_a_rotation_prints_what_it_did_as_data(server: Server) -> None:

@@ -100,6 +100,16 @@ def test_a_folder_gets_the_same_files_and_no_gitrepo(source: Path, tmp_path: Pat
     assert "pushed" not in result.stdout
 
 
+@pytest.mark.parametrize("path", [".", "../definitions", "{folder}"])
+def test_a_commit_names_the_folder_however_its_path_is_written(
+    source: Path, origin: Origin, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    put(source, definition("a"))
+    monkeypatch.chdir(source)
+    done(call("sync", path.format(folder=source), "--repo", origin.url))
+    assert "Source: definitions" in origin.message().splitlines()
+
+
 def test_links_count_as_unread_except_those_of_mounted_volumes(source: Path, origin: Origin) -> None:
     put(source, definition("a"), definition("b"))
     done(sync(source, origin))

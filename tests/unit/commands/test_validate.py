@@ -285,7 +285,7 @@ def test_a_large_file_is_announced_on_a_terminal(tmp_path: Path, monkeypatch: py
     for stream, announced in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr("sys.stderr", stream)
         examine([str(file)])
-        assert (f"reading {file}, 0.0 MiB" in stream.getvalue()) is announced
+        assert (f"reading {file}, 2.9 KiB" in stream.getvalue()) is announced
 
 
 def test_a_definition_is_checked_for_the_release_of_fleet() -> None:

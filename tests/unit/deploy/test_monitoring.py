@@ -184,6 +184,7 @@ def test_panels_stand_next_to_each_other() -> None:
     cells = [(x, y) for p in places for x in range(p["x"], p["x"] + p["w"]) for y in range(p["y"], p["y"] + p["h"])]
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24
+    assert len(cells) == 24 * len({y for _, y in cells}), "a row has a gap"
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 

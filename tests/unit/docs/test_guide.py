@@ -1,4 +1,4 @@
-"""Commands of the Go provider's guide: all are listed, tests run them, and docs/migration.md has those that differ."""
+"""Commands of the Go provider's guide: all are listed, tests run them, and a page has those that differ."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_search_finds_commands_that_are_not_listed(text: str, missing: list[
 
 def test_each_list_is_run_by_its_test() -> None:
     text = "".join((CHECKOUT / module).read_text(encoding="utf-8") for module in MODULES)
-    tests = guide.lists().keys() - {guide.NOT_RUN, guide.MENTIONS}
+    tests = guide.lists().keys() - {guide.NEWER, guide.NOT_RUN, guide.MENTIONS}
     assert tests == set(re.findall(r"^(?:async )?def (test_\w+)\(", text, re.MULTILINE))
     # A test takes its list by its name.
     assert tests == set(re.findall(r"commands\(\s*\"(\w+)\"\s*\)", text))
@@ -56,3 +56,18 @@ def test_what_differs_has_a_row_and_rows_have_a_command() -> None:
 
 def test_what_is_not_run_has_a_reason() -> None:
     assert [command.text for command in guide.commands(guide.NOT_RUN) if not command.reason] == []
+
+
+def test_newer_commands_differ_and_name_the_test_of_what_replaces_them() -> None:
+    newer = guide.commands(guide.NEWER)
+    assert len(newer) >= 5
+    assert [command.text for command in newer if not command.row or not (CHECKOUT / command.reason).exists()] == []
+
+
+def test_the_page_says_of_which_versions_the_texts_are() -> None:
+    if not GUIDE_TEXTS.is_dir():
+        pytest.skip("the texts of the Go provider are not part of the project")
+    page = (CHECKOUT / "docs" / "reference" / "go-provider.md").read_text(encoding="utf-8")
+    for name, text in guide.of_texts(GUIDE_TEXTS):
+        (version,) = set(re.findall(r"^version: (v\S+)", text, re.MULTILINE))
+        assert f"both texts as of {version}." in page, name

@@ -1,4 +1,4 @@
-"""Values of the Go provider's chart: the page about migration has a row for each that ours refuses."""
+"""Values of the Go provider's chart: the page about the Go provider has a row for each that ours refuses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GO: dict[str, Any] = {
     "namespace": "caphv-system",
 }
 SCHEMA = json.loads((CHECKOUT / "deploy" / "chart" / "values.schema.json").read_text(encoding="utf-8"))
-PAGE = (CHECKOUT / "docs" / "migration.md").read_text(encoding="utf-8")
+PAGE = (CHECKOUT / "docs" / "reference" / "go-provider.md").read_text(encoding="utf-8")
 TABLE = PAGE.partition("| Value of the Go provider's chart |")[2].partition("\n\n")[0]
 ROWS = [line.split("|")[1:3] for line in TABLE.splitlines() if line.startswith("| `")]
 

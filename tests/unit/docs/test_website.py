@@ -67,7 +67,7 @@ def test_two_clicks_lead_from_the_readme_to_every_page() -> None:
 
 # Pages about the project, and those whose claims name the tests that hold them.
 ABOUT_TESTS = re.compile(
-    r"[A-Z]+\.md|docs/(adr/.*|architecture|development|live-tests|migration|performance|security|simulators|reference/(contract|support))\.md"
+    r"[A-Z]+\.md|docs/(adr/.*|architecture|development|live-tests|performance|security|simulators|reference/(contract|go-provider|support))\.md"
 )
 
 

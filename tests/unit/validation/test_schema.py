@@ -93,6 +93,8 @@ def test_paths_begin_where_the_object_stands() -> None:
         ({"maxItems": 1}, [1, 2], "Too many: must have at most 1 items"),
         ({"uniqueItems": True}, [1, 1], "Duplicate value: [1, 1]: must not have the same item twice"),
         ({"pattern": "^a{2}$"}, "b", 'Invalid value: "b": does not have the form that the schema describes'),
+        ({"type": "string", "enum": ["a", "b"]}, 5, 'Unsupported value: 5: must be "a" or "b"'),
+        ({"type": "string", "enum": ["a", "b"]}, "c", 'Unsupported value: "c": must be "a" or "b"'),
         ({"const": "a"}, "b", 'Unsupported value: "b": must be "a"'),
         ({"oneOf": [{"type": "null"}, {"type": "string"}]}, 1, "Invalid value: 1: must be of type null or string"),
         ({"not": {"const": 1}}, 1, "Invalid value: 1: does not have the form that the schema describes"),

@@ -6,11 +6,12 @@ import pytest
 
 from caphv.api.object import Obj
 from tests.support.crossobject import changed, cluster_objects, findings
-from webhooks.crossobject import CROSS_OBJECT_RULES
+from webhooks.crossobject import CROSS_OBJECT_RULES, check_together
 
 pytestmark = pytest.mark.unit
 
 REF = "infrastructureRef"
+DISK = {"name": "disk", "value": {"size": "40Gi"}}
 TEMPLATE = "spec.template.spec"
 # Name of the check, which object is changed where (values by path, None removes), and where it is reported.
 WRONG: list[tuple[str, str, Obj, str]] = [
@@ -216,6 +217,16 @@ def test_wrong_is_reported(objects: dict[str, Obj], rule: str, name: str, change
     changed(objects[name], changes)
     found = findings(objects)
     assert any(one == rule and where.startswith(field) for one, where in found), found
+
+
+@pytest.mark.parametrize("value", ["five", 5, None])
+def test_a_value_that_is_none_of_those_allowed_has_one_finding(objects: dict[str, Obj], value: object) -> None:
+    objects["class"]["spec"]["variables"][0]["schema"]["openAPIV3Schema"]["enum"] = [2, 4]
+    changed(objects["topology"], {"spec.topology.variables": [{"name": "cpu", "value": value}, DISK]})
+    found = [str(located.finding) for located in check_together(list(objects.values()))]
+    assert [text for text in found if "requires that it be" in text] == found
+    (text,) = found
+    assert "requires that it be one of 2, 4" in text
 
 
 def test_every_check_is_tested() -> None:

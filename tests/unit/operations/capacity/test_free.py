@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Obj
-from commands.output.capacity import amount
+from caphv.api.quantity import readable
 from operations.capacity.free import CapacityObjects, capacity_of
 from operations.read.objects import HarvesterObjects
 from tests.support.clusters import condition
@@ -88,4 +88,4 @@ def test_storage_is_what_longhorn_may_still_schedule() -> None:
     ],
 )
 def test_amounts_are_read_by_people(value: float, unit: str, text: str) -> None:
-    assert amount(value, unit) == text
+    assert readable(value, unit) == text

@@ -71,6 +71,18 @@ def test_the_management_cluster(fields: Any, check: str, result: Result, text: s
     assert bool(found.remedy) == found.wrong
 
 
+def test_a_missing_provider_is_an_error_where_its_namespace_exists() -> None:
+    silent = {"deployment": None, "has_namespace": True}
+    for without in ({"lease": None}, {"lease": lease(ago(seconds=61))}, {"lease": {**lease(""), "spec": {}}}):
+        check = one(management.checks(facts(**silent, **without), NOW), "provider")
+        assert (check.result, "nothing manages the clusters" in check.message) == (Result.ERROR, True)
+        for text in ("docs/installation.md", "kubectl describe capiproviders -n caphv-system", "--provider-namespace"):
+            assert text in check.remedy
+    # A provider outside the cluster has no Deployment, and renews its Lease.
+    check = one(management.checks(facts(**silent), NOW), "provider")
+    assert (check.result, "pod-1 runs without it" in check.message) == (Result.SKIPPED, True)
+
+
 def test_crd_of_the_go_provider_leads_to_the_step_that_removes_its_webhook() -> None:
     check = one(management.checks(facts(crds=[crd("Webhook")]), NOW), "crds")
     assert "step 1 of docs/migration.md" in check.remedy

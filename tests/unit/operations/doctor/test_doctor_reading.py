@@ -66,6 +66,19 @@ async def test_endpoints_are_those_of_the_service_of_the_webhook(configuration: 
     assert [obj["metadata"]["name"] for obj in facts.endpoints or ()] == names
 
 
+@pytest.mark.parametrize("has_deployment", [True, False])
+@pytest.mark.parametrize("has_namespace", [True, False])
+async def test_the_namespace_counts_without_the_deployment(has_deployment: bool, has_namespace: bool) -> None:
+    server = ManagementServer()
+    if has_namespace:
+        server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "caphv-system"}})
+    if has_deployment:
+        metadata = {"name": "caphv-controller-manager", "namespace": "caphv-system"}
+        server.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata})
+    facts = await read_management_facts(cast("ApiClient", server), "caphv-system")
+    assert facts.has_namespace is (has_namespace and not has_deployment)
+
+
 async def test_a_missing_right_is_noted_and_hides_nothing_else() -> None:
     server = ManagementServer()
     metadata = {"name": "caphv", "namespace": "caphv-system"}
