@@ -287,7 +287,7 @@ class Rotation:
 
         if missing or lost:
             targets = (str(cluster["spec"]["targetNamespace"]) for cluster in identity.clusters)
-            more = rights.import_flags(lost)
+            more = rights.optional_flags(lost)
             command = remedies.GRANT_RIGHTS(target=next(targets, "NAMESPACE"), more=more)
             missing += lost
             raise RotationError(
@@ -300,7 +300,8 @@ class Rotation:
 
         A right that is missing anyway must not keep a token in use until it expires.
         """
-        optional = rights.import_rights(self.identity.clusters)
+        clusters = self.identity.clusters
+        optional = [*rights.import_rights(clusters), *rights.backup_rights(clusters)]
         missing = await rights.find_denied(probe, optional)
         if not missing:
             return []
