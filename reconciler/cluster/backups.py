@@ -22,7 +22,7 @@ from caphv.api.names import (
     Reason,
 )
 from caphv.api.object import Obj, annotations_of, being_deleted, key_of, list_at, text_at, uid_of
-from caphv.api.ownership import Ownership, ownership_of, record
+from caphv.api.ownership import Ownership, ownership_of, record, wants_adoption
 from caphv.api.vmbackup import (
     BackupPolicy,
     BackupsCheck,
@@ -176,6 +176,8 @@ def _is_known(
     """Return whether the last check still says what there is; requeue if it has to be repeated."""
     check = scope.memory.backups
     if check is None or check.policy != policy or not check.pending <= in_progress:
+        return False
+    if wants_adoption(scope.obj):
         return False
     if not scope.draft.has_reason(_CONDITION, Reason.BACKUPS_REFUSED):
         return True

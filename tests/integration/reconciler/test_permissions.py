@@ -92,7 +92,7 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
         await recreated_after_quota(full)
         await started_after_quota(full)
         await imported(full)
-        await backed_up(full)
+        await backed_up(made)
         await take_over(taken, ACCOUNT)
         await stay_in(narrow, NARROW)
     management, harvester = restricted.management, restricted.harvester

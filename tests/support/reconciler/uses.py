@@ -200,8 +200,8 @@ async def backed_up(case: Case) -> None:
     place = {"name": "former-replaced", "namespace": case.target}
     adopted = kinds.typed(kinds.VM_BACKUPS, {"metadata": {**metadata, **place}, "spec": source})
     await case.harvester.create(kinds.VM_BACKUPS, adopted)
-    await case.patch(HARVESTER_CLUSTERS, case.name, {"metadata": {"annotations": {ADOPT_ANNOTATION: "true"}}})
-    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"controlPlaneBackups": {"keep": 2}}})
+    adopt = {"metadata": {"annotations": {ADOPT_ANNOTATION: "true"}}, "spec": {"controlPlaneBackups": {"keep": 2}}}
+    await case.patch(HARVESTER_CLUSTERS, case.name, adopt)
 
     def is_adopted(backup: Obj) -> bool:
         return annotations_of(backup)[OWNER_UID_ANNOTATION] == annotations_of(former)[OWNER_UID_ANNOTATION]

@@ -166,6 +166,17 @@ async def test_backups_of_a_moved_cluster_are_adopted(monkeypatch: pytest.Monkey
     assert case.harvester.requests == ["patch VirtualMachineBackup former-replaced"]
 
 
+async def test_user_lets_a_cluster_adopt_backups(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2)
+    case.running("one")
+    await case.keep()
+    case.backup("former", owner=OTHER)
+    case.management.put(
+        {**case.obj, "metadata": {**case.obj["metadata"], "annotations": {names.ADOPT_ANNOTATION: "true"}}}
+    )
+    assert "former-replaced" in (await case.keep())["message"]
+
+
 async def test_backups_are_deleted_with_their_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     case = BackupCase(monkeypatch, keep=2)
     case.backup("former")
