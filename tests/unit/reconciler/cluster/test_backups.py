@@ -152,6 +152,17 @@ async def test_without_the_field_what_remains_is_reported_until_it_is_deleted(mo
     assert await case.keep() == {}
 
 
+async def test_without_the_field_a_missing_right_says_nothing_of_an_upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2)
+    case.running("one")
+    case.backup("former")
+    before = await case.keep()
+    case.management.put({**case.obj, "spec": {**case.obj["spec"], "controlPlaneBackups": None}})
+    case.harvester.errors["list VirtualMachineBackup"] = FORBIDDEN
+    assert await case.keep() == before
+    assert case.messages == []
+
+
 async def test_backups_of_a_moved_cluster_are_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     case = BackupCase(monkeypatch, keep=2)
     case.running("one")
