@@ -99,3 +99,19 @@ async def test_upgrade_continues_when_the_field_is_removed(case: Case) -> None:
     await case.until_gone(HARVESTER_MACHINES, "old")
     await case.until_gone(BACKUPS, "old-replaced")
     await case.until(HARVESTER_CLUSTERS, case.name, lambda obj: not condition_of(obj, REPORTED))
+
+
+async def test_foreign_backup_of_the_name_delays_a_machine_until_a_user_deletes_it(case: Case) -> None:
+    await case.ready_cluster(controlPlaneBackups={"keep": 1})
+    await case.ready_machine("cp", control_plane=True)
+    await outdate(case, "cp")
+    metadata = {"name": "cp-replaced", "namespace": case.target}
+    source = {"source": {"kind": "VirtualMachine", "name": "cp"}}
+    await case.harvester.create(BACKUPS, kinds.typed(BACKUPS, {"metadata": metadata, "spec": source}))
+    await case.ask_deletion(HARVESTER_MACHINES, "cp")
+    waits = is_false("VMProvisioningReady", "VMProvisioningInProgress", "of another owner has the name: delete it")
+    await case.until(HARVESTER_MACHINES, "cp", waits)
+    assert "deletionTimestamp" not in (await case.vm("cp"))["metadata"]
+    await case.ask_deletion(BACKUPS, "cp-replaced")
+    await case.until_gone(HARVESTER_MACHINES, "cp")
+    assert await case.names(BACKUPS) == ["cp-replaced"]
