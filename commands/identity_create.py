@@ -34,6 +34,7 @@ class AccountOptions:
     all_namespaces: bool
     create_ip_pools: bool
     import_images: tuple[str, ...]
+    back_up_vms: bool
     server: str
     expires_in: int | None
     lasting_token: bool
@@ -114,6 +115,11 @@ kubeconfig --file team-a.yaml
     metavar="NAMESPACE",
     callback=_check_names,
     help="Namespace into which clusters may have images imported; may be repeated.",
+)
+@click.option(
+    "--back-up-vms",
+    is_flag=True,
+    help="May also back up VMs, for clusters that keep backups of replaced control plane machines.",
 )
 @click.option(
     "--server",
@@ -218,6 +224,7 @@ def create(
         options.targets,
         options.create_ip_pools,
         images=options.import_images,
+        backups=options.back_up_vms,
     )
     if dry_run:
         _warn_about_scope(account)

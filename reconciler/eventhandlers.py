@@ -18,6 +18,7 @@ from reconciler.harvester.addressuse import endpoint_addresses, machine_addresse
 from reconciler.harvesterhandlers import HarvesterHandlers
 from reconciler.machine.addressclaims import machine_of
 from reconciler.predicates import (
+    awaits_backup_check,
     cluster_fields,
     differs,
     failure_domain,
@@ -102,6 +103,7 @@ class EventHandlers:
         if is_backend and differs(change, handover_fields):
             # The deletion of an older machine waits until the load balancer serves a newer one.
             self._add_machines_of(cluster, control_plane=True)
+            self._add_cluster_with_backups(cluster)
 
         # Allocations skip addresses of machines, whatever the pools say. Now the address is free.
         if machine_addresses(change.old) - machine_addresses(change.new):
@@ -110,6 +112,12 @@ class EventHandlers:
         changed_domain = change.old is not None and differs(change, failure_domain)
         if change.new is None or changed_domain:
             self._add_cluster_of_machine(change)
+
+    def _add_cluster_with_backups(self, cluster: Obj | None) -> None:
+        """Enqueue a cluster that can check backups only once a control plane machine runs."""
+        infrastructure = self._caches.harvester_cluster_of(cluster) if cluster else None
+        if infrastructure and awaits_backup_check(infrastructure):
+            self._clusters.add(key_of(infrastructure))
 
     def _add_cluster_of_machine(self, change: Change) -> None:
         """Enqueue the cluster of a machine that was deleted or moved, if it depends on that."""

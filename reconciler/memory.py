@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from caphv.api.object import Key, Obj, key_of, uid_of
 from caphv.api.ownership import Owner
+from caphv.api.vmbackup import BackupsCheck
 from reconciler.harvester.storageclasses import StorageClasses
 from reconciler.harvester.storageprofiles import StorageProfiles
 from reconciler.machine.vmpolicy import VmClock
@@ -103,6 +104,8 @@ class MachineMemory:
     # When the VM was found halted again after the last start. Without it, the next start comes
     # sooner.
     quota_halted_at: float | None = None
+    # Whether the backup of the replaced VM has ended. Without it, the Event about it is repeated.
+    backup_ended: bool = False
     # Whether the etcd member was removed while the deletion continues. Without it, the members are
     # listed again.
     member_removed: bool = False
@@ -187,6 +190,11 @@ class ClusterMemory:
     # Value of annotation `caphv.io/reconcile-at` at the last attempt to import images. Without it,
     # refused imports are tried again.
     images_tried_at: str = ""
+    # The last check of the backups of replaced machines. Without it, they are listed again.
+    backups: BackupsCheck | None = None
+    # Why the VM of a replaced machine was deleted without a backup. Without it, the condition does
+    # not name the machine.
+    backup_failure: str = ""
     # The last report about the guests' credentials. Without it, an Event is repeated for a paused
     # cluster.
     expiry_reported: str = ""

@@ -81,6 +81,15 @@ def is_ready(obj: Obj) -> bool:
     return conditions.is_true(reported, ConditionType.READY) and not being_deleted(obj)
 
 
+def awaits_backup_check(cluster: Obj) -> bool:
+    """Return whether a HarvesterCluster wants backups, and does not report yet if it gets them."""
+    reported = list_at(cluster, "status", "conditions")
+    kind = ConditionType.CONTROL_PLANE_BACKUPS_READY
+    return bool(at(cluster, "spec", "controlPlaneBackups")) and not any(
+        condition.get("type") == kind for condition in reported
+    )
+
+
 def has_unavailable_domain(obj: Obj) -> bool:
     """Return whether a cluster has a domain that takes no control plane machines."""
     domains = list_at(obj, "status", "failureDomains")

@@ -37,6 +37,7 @@ from sandbox.harvester.kubevip import DataPath, KubeVip
 from sandbox.harvester.loadbalancer import LoadBalancers
 from sandbox.harvester.maintenance import Maintenance
 from sandbox.harvester.virtualmachines import VirtualMachines
+from sandbox.harvester.vmbackups import VmBackups
 from sandbox.harvester.vmguards import VmGuards
 from sandbox.processes.garbage import GarbageCollector
 from sandbox.processes.tokens import TokenController
@@ -118,6 +119,7 @@ class Simulator:
         return [
             VirtualMachines(informers, self.config).run(),
             Images(informers, self.config).run(),
+            VmBackups(informers, self.config).run(),
             KubeVip(informers, addresses, self.config.networks[0].dhcp).run(),
             load_balancers.run(),
             Maintenance(informers).run(),

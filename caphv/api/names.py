@@ -69,6 +69,8 @@ CLONED_FROM_ANNOTATION = "cluster.x-k8s.io/cloned-from-name"
 # On a Machine: no MachineHealthCheck replaces it. The value is free, and ours says that we set it.
 SKIP_REMEDIATION_ANNOTATION = "cluster.x-k8s.io/skip-remediation"
 SKIPPED_BY_US = "caphv.io/evacuate"
+# On a Machine that a user wants to be replaced as a failed one.
+REMEDIATE_ANNOTATION = "cluster.x-k8s.io/remediate-machine"
 MANAGED_BY_ANNOTATION = "cluster.x-k8s.io/managed-by"
 # On a Machine and its objects while a runtime extension updates them in place.
 UPDATE_IN_PROGRESS_ANNOTATION = "in-place-updates.internal.cluster.x-k8s.io/update-in-progress"
@@ -137,6 +139,8 @@ RECLAIM_POLICY_ANNOTATION = "caphv.io/reclaim-policy"
 CLUSTER_LABEL = "caphv.io/cluster"
 # On VMs of machines to which Rancher gives the role etcd: they are spread over hosts.
 ETCD_LABEL = "caphv.io/etcd"
+# On backups of replaced machines that outlive their cluster, as its spec says.
+RETAINED_ANNOTATION = "caphv.io/retained"
 # Our own label on VirtualMachineImages that the provider has imported, for whatever cluster.
 IMPORTED_LABEL = "caphv.io/imported"
 # On the Secret with the cloud config in a workload cluster: hashes of its content and of the inputs
@@ -266,6 +270,7 @@ class ConditionType(StrEnum):
     FLEET_INTEGRATION_READY = "FleetIntegrationReady"
     ADDON_BUNDLES_READY = "AddonBundlesReady"
     IMAGES_READY = "ImagesReady"
+    CONTROL_PLANE_BACKUPS_READY = "ControlPlaneBackupsReady"
     PARKED = "Parked"
     HOSTS_EVACUATED = "HostsEvacuated"
     # HarvesterClusterIdentity
@@ -325,6 +330,8 @@ class Reason(StrEnum):
     ADDON_BUNDLES_MISSING = "AddonBundlesMissing"
     IMAGES_IMPORTING = "ImagesImporting"
     IMAGE_IMPORT_FAILED = "ImageImportFailed"
+    BACKUPS_REFUSED = "BackupsRefused"
+    BACKUP_FAILED = "BackupFailed"
     PARKING = "Parking"
     RESUMING = "Resuming"
     PARK_BLOCKED = "ParkBlocked"

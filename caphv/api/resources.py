@@ -34,6 +34,7 @@ STORAGE_PROFILES = Resource(
     "cdi.kubevirt.io", "v1beta1", "storageprofiles", "StorageProfile", namespaced=False
 )
 IMAGES = Resource("harvesterhci.io", "v1beta1", "virtualmachineimages", "VirtualMachineImage")
+VM_BACKUPS = Resource("harvesterhci.io", "v1beta1", "virtualmachinebackups", "VirtualMachineBackup")
 KEY_PAIRS = Resource("harvesterhci.io", "v1beta1", "keypairs", "KeyPair")
 IP_POOLS = Resource(
     "loadbalancer.harvesterhci.io", "v1beta1", "ippools", "IPPool", namespaced=False

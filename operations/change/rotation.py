@@ -283,10 +283,10 @@ def _missing_of_account(
     """Say which rights the account of an identity lacks, and how to grant them.
 
     :param missing: rights that the provider needs
-    :param lost: rights to import images, which the former token has
+    :param lost: optional rights, which the former token has
     """
     targets = (str(cluster["spec"]["targetNamespace"]) for cluster in identity.clusters)
-    more = rights.import_flags(lost)
+    more = rights.optional_flags(lost)
     command = remedies.GRANT_RIGHTS(target=next(targets, "NAMESPACE"), more=more)
     return (
         f"the account may not {'; '.join(rights.describe([*missing, *lost]))}. Grant it: "
@@ -375,7 +375,8 @@ class Rotation:
 
         A right that is missing anyway must not keep a token in use until it expires.
         """
-        optional = rights.import_rights(self.identity.clusters)
+        clusters = self.identity.clusters
+        optional = [*rights.import_rights(clusters), *rights.backup_rights(clusters)]
         missing = await rights.find_denied(probe, optional)
         if not missing:
             return []

@@ -114,7 +114,7 @@ def plan_upgrade(parts: Parts, deployments: Iterable[Obj], cluster: Cluster, wan
     patches, later = _patches(parts, deployments, cluster, wanted)
     checks = [*check_controllers(parts), *_skew(parts, cluster, wanted, version)]
     if patches:
-        checks += [*check_health(cluster), *_check_images(parts, wanted)]
+        checks += [*check_health(cluster), *_check_images(parts, wanted), *_check_backups(parts)]
     pending = tuple(change for patch in later for change in patch.changes)
     return Plan(parts.key, tuple(patches), tuple(checks), pending)
 
@@ -247,6 +247,25 @@ def _check_images(parts: Parts, wanted: str) -> Iterator[Check]:
         yield Check("images", subject, Result.WARNING, message, remedy)
     else:
         yield ok("images", subject, f"imported: {named}")
+
+
+def _check_backups(parts: Parts) -> Iterator[Check]:
+    """Check that Harvester would back up the machines of the control plane, if it is to do so."""
+    if not at(parts.harvester_cluster, "spec", "controlPlaneBackups"):
+        return
+
+    subject = f"Cluster {parts.key}"
+    condition = condition_of(parts.harvester_cluster, ConditionType.CONTROL_PLANE_BACKUPS_READY)
+    message = str(condition.get("message") or "")
+    if condition.get("reason") == Reason.BACKUPS_REFUSED:
+        remedy = "Do what it says first, or the machines that are replaced have no backups"
+        yield Check("backups", subject, Result.WARNING, message, remedy)
+    elif condition:
+        yield ok("backups", subject, "Harvester backs up control plane machines before deletion")
+    else:
+        remedy = "Wait until condition ControlPlaneBackupsReady tells"
+        message = "it is not known yet whether Harvester would back up control plane machines"
+        yield Check("backups", subject, Result.WARNING, message, remedy)
 
 
 def _part_about(image: str, message: str) -> str:

@@ -30,7 +30,14 @@ from operations.capacity.addresspools import PoolReport
 from operations.doctor import guests, pitfalls, references, settings, storage
 from operations.doctor.forms import number_of
 from operations.doctor.references import References
-from operations.doctor.rights import AHEAD, Right, describe, import_flags, import_rights
+from operations.doctor.rights import (
+    AHEAD,
+    Right,
+    backup_rights,
+    describe,
+    import_rights,
+    optional_flags,
+)
 from operations.doctor.storage import Storage
 from operations.leftovers.decision import ADDRESS, HarvesterState, examine
 from operations.read.objects import (
@@ -253,12 +260,18 @@ def _check_rights(facts: HarvesterFacts, subject: str) -> Check:
     denied = set(facts.denied) - AHEAD
     # An account without these can use images that Harvester has.
     imports = denied.intersection(import_rights(facts.clusters))
+    # Without these, upgrades make no backups of control plane machines.
+    backups = denied.intersection(backup_rights(facts.clusters))
     if denied:
         message = f"the account may not {'; '.join(describe(denied))}"
-        command = remedies.GRANT_RIGHTS(target=_target(facts), more=import_flags(imports))
+        more = optional_flags(imports | backups)
+        command = remedies.GRANT_RIGHTS(target=_target(facts), more=more)
         remedy = f"Grant the roles in deploy/harvester/clusterroles.yaml, as this does: {command}"
-        if denied == imports:
-            message += ", so that images of spec.images have to be imported by hand"
+        if denied == imports | backups:
+            if imports:
+                message += ", so that images of spec.images have to be imported by hand"
+            if backups:
+                message += ", so that upgrades make no backups (spec.controlPlaneBackups)"
             return Check("rights", subject, Result.WARNING, message, remedy)
         return Check("rights", subject, Result.ERROR, message, remedy)
 

@@ -221,6 +221,7 @@ async def _fill_in(facts: HarvesterFacts, harvester: ApiClient) -> None:
         needed = [
             *rights.needed_rights(facts.clusters),
             *rights.import_rights(facts.clusters),
+            *rights.backup_rights(facts.clusters),
             *rights.AHEAD,
         ]
         facts.denied = await rights.find_denied(harvester, needed)

@@ -19,7 +19,7 @@ from caphv.api.object import (
     Obj,
     at,
 )
-from caphv.api.resources import IMAGES, STORAGE_PROFILES
+from caphv.api.resources import IMAGES, STORAGE_PROFILES, VM_BACKUPS
 from caphv.runtime.client import ApiClient
 from caphv.runtime.text import load_yaml_all
 from operations.read.objects import target_namespaces
@@ -28,6 +28,7 @@ _IN_NAMESPACES = "caphv-account-namespace"
 _GUESTS = "caphv-account-guests"
 _POOLS = "caphv-account-pools"
 _IMAGES = "caphv-account-images"
+_BACKUPS = "caphv-account-backups"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -65,11 +66,11 @@ parked clusters are not checked.
 def needed_rights(clusters: Iterable[Obj]) -> list[Right]:
     """Return the rights of the shipped roles that these HarvesterClusters need.
 
-    `AHEAD`, `OPTIONAL` and `import_rights` are not among them.
+    `AHEAD`, `OPTIONAL`, `import_rights` and `backup_rights` are not among them.
     """
     # The namespaces in which an account has a role, by the name of the role.
     namespaces: dict[str, set[str]] = {
-        role: set() for role in (_IN_NAMESPACES, _GUESTS, _POOLS, _IMAGES)
+        role: set() for role in (_IN_NAMESPACES, _GUESTS, _POOLS, _IMAGES, _BACKUPS)
     }
     for cluster in clusters:
         spec = cluster.get("spec") or {}
@@ -104,10 +105,24 @@ def import_rights(clusters: Iterable[Obj]) -> list[Right]:
     return sorted(right for role in roles for right in _role_rights(role, {_IMAGES: namespaces}))
 
 
-def import_flags(rights: Iterable[Right]) -> str:
-    """Return the arguments of `caphv identity create` that grant rights to import images."""
-    namespaces = sorted({right.namespace for right in rights})
-    return "".join(f" --import-images {namespace}" for namespace in namespaces)
+def backup_rights(clusters: Iterable[Obj]) -> list[Right]:
+    """Return the rights to back up replaced control plane machines of these HarvesterClusters.
+
+    An account can do without: upgrades then make no backups.
+    """
+    backed_up = [cluster for cluster in clusters if at(cluster, "spec", "controlPlaneBackups")]
+    namespaces = set(target_namespaces(backed_up))
+    roles = (role for role in _shipped_roles() if role["metadata"]["name"] == _BACKUPS)
+    return sorted(right for role in roles for right in _role_rights(role, {_BACKUPS: namespaces}))
+
+
+def optional_flags(rights: Iterable[Right]) -> str:
+    """Return the arguments of `caphv identity create` that grant rights to images and backups."""
+    rights = list(rights)
+    namespaces = sorted({right.namespace for right in rights if right.resource == IMAGES.plural})
+    flags = "".join(f" --import-images {namespace}" for namespace in namespaces)
+    has_backups = any(right.resource == VM_BACKUPS.plural for right in rights)
+    return f"{flags} --back-up-vms" if has_backups else flags
 
 
 def _shipped_roles() -> list[Obj]:

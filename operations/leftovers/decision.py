@@ -31,6 +31,7 @@ from caphv.api.object import (
     uid_of,
 )
 from caphv.api.virtualmachine import claims_of, secrets_of
+from caphv.api.vmbackup import is_retained
 from operations.capacity.addresspools import Entry, PoolReport, Verdict
 from operations.leftovers.clusterusers import cluster_user, target_namespaces
 from operations.leftovers.guests import (
@@ -57,6 +58,7 @@ KINDS = (
     SECRETS,
     resources.LOAD_BALANCERS,
     SERVICES,
+    resources.VM_BACKUPS,
     CLUSTER_ROLE_BINDINGS,
     SERVICE_ACCOUNTS,
     POOLS,
@@ -222,6 +224,8 @@ def check_object(state: HarvesterState, resource: Resource, obj: Obj) -> OwnedOb
     user = _user(state, resource, obj)
     if verdict is Verdict.LEAKED and _needs_unseen_vms(state, resource, obj):
         verdict, detail = Verdict.UNKNOWN, "VMs that may use it or prove its owner are not seen"
+    elif verdict is Verdict.LEAKED and resource is resources.VM_BACKUPS and is_retained(obj):
+        verdict, detail = Verdict.IN_USE, "outlives its cluster (deletionPolicy: Retain)"
     elif verdict is Verdict.LEAKED and user:
         verdict, detail = Verdict.IN_USE, f"its owner no longer exists, but {user} uses it"
     elif verdict is Verdict.LEAKED and being_deleted(obj):
@@ -375,4 +379,5 @@ def _is_listed(state: HarvesterState, resource: Resource, obj: Obj) -> bool:
         return key not in state.balancers
     if resource is CLUSTER_ROLE_BINDINGS:
         return at(obj, "roleRef", "name") == names.CLOUD_PROVIDER_ROLE
-    return resource is not SERVICE_ACCOUNTS
+    # Users back up VMs, too.
+    return resource not in (SERVICE_ACCOUNTS, resources.VM_BACKUPS)

@@ -23,6 +23,7 @@ from caphv.api.object import (
 )
 from caphv.api.ownership import Owner, recorded_owner
 from caphv.api.virtualmachine import cloud_init_secret_name, is_machine_pvc
+from caphv.api.vmbackup import is_backup_name
 from operations.capacity.addresspools import Verdict
 from operations.leftovers.records import NamedVMs, check_record
 from operations.read.owners import OwnerObjects
@@ -85,6 +86,9 @@ def _is_of_cluster(resource: Resource, name: str, owner: Owner) -> bool:
         return _is_account(name, owner)
     if resource is SECRETS:
         return name.endswith("-token") and _is_account(name.removesuffix("-token"), owner)
+
+    if resource is resources.VM_BACKUPS:
+        return is_backup_name(name)
 
     cluster: Obj = {"metadata": {"namespace": owner.namespace, "name": owner.name}}
     return any(

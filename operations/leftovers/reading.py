@@ -57,6 +57,7 @@ async def read_state(
         PERSISTENT_VOLUME_CLAIMS: claims,
         resources.LOAD_BALANCERS: pools.owners.load_balancers,
         SERVICES: pools.owners.services,
+        resources.VM_BACKUPS: await _read_backups(harvester, hidden),
         resources.IP_POOLS: pools.pools,
     }
 
@@ -122,6 +123,17 @@ async def _read_guests(harvester: HarvesterClient, hidden: list[Unseen]) -> list
         if at(binding, "roleRef", "name") == CLOUD_PROVIDER_ROLE
         for subject in binding.get("subjects") or ()
     ]
+
+
+async def _read_backups(harvester: HarvesterClient, hidden: list[Unseen]) -> list[Obj]:
+    """Return the backups of VMs, without their content, which includes Secrets.
+
+    An account without the right to read them makes none, so that nothing is hidden then.
+    """
+    refused: list[Unseen] = []
+    backups, _ = await list_everywhere(harvester, resources.VM_BACKUPS, refused, metadata_only=True)
+    hidden += [item for item in refused if not item.forbidden]
+    return backups
 
 
 async def _list_or_get(

@@ -34,6 +34,8 @@ _WARNINGS = frozenset(
         Reason.FAILURE_DOMAIN_UNAVAILABLE,
         Reason.LIMIT_REACHED,
         Reason.IMAGE_IMPORT_FAILED,
+        Reason.BACKUPS_REFUSED,
+        Reason.BACKUP_FAILED,
         Reason.EVACUATION_BLOCKED,
     }
 )

@@ -49,6 +49,7 @@ ADDITIONAL = (
     ConditionType.FLEET_INTEGRATION_READY,
     ConditionType.ADDON_BUNDLES_READY,
     ConditionType.IMAGES_READY,
+    ConditionType.CONTROL_PLANE_BACKUPS_READY,
     ConditionType.HOSTS_EVACUATED,
 )
 # Reasons that follow from a decision of the user.

@@ -169,6 +169,13 @@ _BY_REASON: dict[str, str] = {
     Reason.IMAGE_IMPORT_FAILED: (
         f"Correct spec.images, or do what the message says on Harvester: {remedies.EDIT_OBJECT}"
     ),
+    Reason.BACKUPS_REFUSED: (
+        "Do what it says on Harvester before the next upgrade, or remove "
+        f"spec.controlPlaneBackups: {remedies.EDIT_OBJECT}"
+    ),
+    Reason.BACKUP_FAILED: (
+        "Correct the reason before the next upgrade; the condition stays until the next backup"
+    ),
     Reason.EVACUATING: f"No action needed; to follow it: {remedies.FOLLOW_ALL}",
     Reason.EVACUATION_BLOCKED: (
         "Do what it says, or remove annotation caphv.io/evacuate from the host"
@@ -201,6 +208,10 @@ _IN_TOPOLOGY: dict[str, str] = {
     Reason.IMAGE_IMPORT_FAILED: (
         "Correct variable images, or do what the message says on Harvester: "
         f"{remedies.EDIT_CLUSTER}"
+    ),
+    Reason.BACKUPS_REFUSED: (
+        "Do what it says on Harvester before the next upgrade, or remove variable "
+        f"controlPlaneBackups: {remedies.EDIT_CLUSTER}"
     ),
     Reason.VM_IP_POOL_CREATION_FAILED: (
         "Correct the variables of the addresses of machines, or free the name on "

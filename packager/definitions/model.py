@@ -103,6 +103,7 @@ class Definition:
     fleet: FleetSource | None = None
     failure_domains: tuple[str, ...] = ()
     guest_volumes: str = ""
+    control_plane_backups: Mapping[str, Any] = field(default_factory=dict)
     etcd_snapshots: Mapping[str, Any] = field(default_factory=dict)
     images: tuple[Mapping[str, Any], ...] = ()
     guest_config: Mapping[str, Any] = field(default_factory=dict)
@@ -204,6 +205,7 @@ def _definition(obj: Obj) -> Definition:
         fleet=_fleet(spec["fleet"]) if "fleet" in spec else None,
         failure_domains=tuple(control_plane.get("failureDomains", ())),
         guest_volumes=spec.get("guestVolumes", ""),
+        control_plane_backups=spec.get("controlPlaneBackups", {}),
         etcd_snapshots=spec.get("etcdSnapshots", {}),
         images=tuple(spec.get("images", ())),
         guest_config=machines.get("guestConfig", {}),

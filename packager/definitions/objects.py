@@ -85,6 +85,8 @@ def harvester_cluster(definition: Definition, boot: NodeConfig) -> Obj:
         spec["controlPlaneFailureDomains"] = list(definition.failure_domains)
     if definition.images:
         spec["images"] = [dict(image) for image in definition.images]
+    if definition.control_plane_backups:
+        spec["controlPlaneBackups"] = dict(definition.control_plane_backups)
     if definition.guest_volumes:
         spec["guestVolumes"] = definition.guest_volumes
     return _obj(definition, API_VERSION, "HarvesterCluster", definition.key.name, spec)

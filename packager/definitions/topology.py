@@ -65,6 +65,7 @@ def _variables(definition: Definition, boot: NodeConfig) -> Obj:
         "tpm": dict(definition.tpm),
         "guestConfig": dict(definition.guest_config),
         "failureDomains": list(definition.failure_domains),
+        "controlPlaneBackups": dict(definition.control_plane_backups),
         "guestVolumes": definition.guest_volumes,
         "images": [dict(image) for image in definition.images],
         "registries": dict(definition.registries),

@@ -17,6 +17,7 @@ from reconciler import metrics
 from reconciler.caches import cluster_name
 from reconciler.cluster import (
     addons,
+    backups,
     cloudconfig,
     connection,
     deletion,
@@ -74,6 +75,7 @@ class ClusterReconciler:
             self._set_ready,
             # Support the running cluster. None of these phases blocks machines.
             images.ensure_images,
+            backups.keep_backups,
             self._watch_workload_cluster,
             fleet.ensure_fleet_labels,
             cloudconfig.ensure_cloud_config,
@@ -322,6 +324,7 @@ class ClusterReconciler:
         deletion.require_no_machines(scope)
         await deletion.delete_infrastructure(scope)
         await cloudconfig.delete_cloud_config(scope)
+        await backups.delete_backups(scope)
         guestbalancers.report_kept_balancers(scope)
         guestvolumes.report_kept_volumes(scope)
         scope.event("InfrastructureDeleted", "deleted all objects of this cluster on Harvester")

@@ -51,7 +51,7 @@ from reconciler.harvester.kubeconfig import API_PORT, kubeconfig
 MANAGER = "caphv-identity"
 MOVE_LABEL = "clusterctl.cluster.x-k8s.io/move"
 CLUSTER_WIDE_ROLE, POOLS_ROLE = "caphv-account", "caphv-account-pools"
-IMAGES_ROLE = "caphv-account-images"
+IMAGES_ROLE, BACKUPS_ROLE = "caphv-account-images", "caphv-account-backups"
 NAMESPACE_ROLE, GUESTS_ROLE = "caphv-account-namespace", "caphv-account-guests"
 AVAILABILITY_ROLE = "caphv-identity"
 _RESOURCES = {
@@ -81,6 +81,7 @@ class Account:
     :param pools: whether the account may create and delete IPPools
     :param token: name of the Secret with the lasting token, empty for the default
     :param images: namespaces into which the account may import images
+    :param backups: whether the account may back up the VMs of its target namespaces
     """
 
     name: str
@@ -89,6 +90,7 @@ class Account:
     pools: bool = False
     token: str = ""
     images: tuple[str, ...] = ()
+    backups: bool = False
 
     @property
     def token_secret(self) -> str:
@@ -142,6 +144,10 @@ def objects(
         *([_binding(account, POOLS_ROLE)] if account.pools else []),
         *(_binding(account, NAMESPACE_ROLE, namespace=name) for name in account.targets or ("",)),
         *(_binding(account, IMAGES_ROLE, namespace=name) for name in account.images),
+        *(
+            _binding(account, BACKUPS_ROLE, namespace=name)
+            for name in (account.targets or ("",) if account.backups else ())
+        ),
         *([] if account.targets else _own_tokens(account)),
         *(
             obj
@@ -307,15 +313,19 @@ def shared_identity(name: str, namespace: str, content: str, allowed: Iterable[s
     return [secret, identity]
 
 
-def command_for(target: str, *, pools: bool = False, images: str = "") -> str:
+def command_for(
+    target: str, *, pools: bool = False, images: str = "", backups: bool = False
+) -> str:
     """Return the end of a message about a refused request: the command that grants the right.
 
     :param images: namespace into which images may be imported, empty for none
+    :param backups: whether the right to back up VMs is missing
     """
     # The command names the target namespace, so that a new account never gets rights in all
     # namespaces.
     more = " --create-ip-pools" if pools else ""
     more += f" --import-images {images}" if images else ""
+    more += " --back-up-vms" if backups else ""
     command = remedies.GRANT_RIGHTS(target=target, more=more)
     return (
         f"; an administrator of Harvester can grant it: {command}, with --name and --namespace of "

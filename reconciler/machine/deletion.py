@@ -21,6 +21,7 @@ from reconciler.machine.etcd import remove_etcd_member
 from reconciler.machine.guestinterfaces import recorded_addresses
 from reconciler.machine.ipaddress import release_address
 from reconciler.machine.scope import MachineScope
+from reconciler.machine.vmbackup import back_up_replaced
 from reconciler.machine.vmdeletion import delete_vm
 from reconciler.status import Blocked
 from reconciler.triggers import Delay, Watched
@@ -45,6 +46,8 @@ async def delete_machine(scope: MachineScope) -> None:
         vm = await scope.live_vm()
     is_ours = vm is None or owner_of_vm(scope, vm) is VmOwner.MACHINE
 
+    if is_ours and vm is not None:
+        await back_up_replaced(scope, vm)
     # Remove the member before the VM, because a member without a machine counts for the quorum.
     await remove_etcd_member(scope)
     if is_ours:

@@ -39,6 +39,7 @@ from sandbox.harvester import (
     kinds,
     pinning,
     poolselection,
+    vmbackups,
 )
 from sandbox.harvester.admission_rules import Denial
 from sandbox.harvester.config import SimulatorConfig
@@ -74,6 +75,7 @@ class Admission:
         app.router.add_post("/pools", self._handle_pool)
         app.router.add_post("/loadbalancers", self._handle_load_balancer)
         app.router.add_post("/images", self._handle_image)
+        app.router.add_post("/vmbackups", self._handle_vm_backup)
 
         # The API server keeps its connections, so that calls need no TLS handshake.
         runner = web.AppRunner(app, access_log=None, keepalive_timeout=3600)
@@ -123,6 +125,11 @@ class Admission:
     async def _handle_image(self, request: web.Request) -> web.Response:
         review = await self._read_review(request)
         return _answer(review, admission_rules.check_image(review["object"], self._informers))
+
+    async def _handle_vm_backup(self, request: web.Request) -> web.Response:
+        review = await self._read_review(request)
+        denial = vmbackups.check_backup(review["object"], self._informers, self._config)
+        return _answer(review, denial)
 
     async def _handle_pool(self, request: web.Request) -> web.Response:
         review = await self._read_review(request)
@@ -257,6 +264,7 @@ async def _register(client: ApiClient, url: str, ca: pki.CA) -> None:
     validators = [
         webhook("claims", PERSISTENT_VOLUME_CLAIMS, ["DELETE"]),
         webhook("images", kinds.IMAGES, ["CREATE"]),
+        webhook("vmbackups", kinds.VM_BACKUPS, ["CREATE"]),
     ]
     await _put(client, MUTATING_WEBHOOK_CONFIGURATIONS, MUTATOR, mutators)
     await _put(client, VALIDATING_WEBHOOK_CONFIGURATIONS, "harvester-validator", validators)

@@ -92,6 +92,10 @@ class SimulatorConfig:
     # The import of an image takes this time, and so does CDI to fill a disk.
     import_seconds: float = 0.0
 
+    # A backup of a VM takes this time. Without a backup target, backups are refused.
+    backup_seconds: float = 0.2
+    backup_target: bool = True
+
     # The Node of a stopped guest becomes Unknown after `node_lost_seconds`.
     stop_seconds: float = 0.5
     node_lost_seconds: float = 1.0

@@ -77,6 +77,7 @@ class Informers:
         self.vmis = namespace_informer(kinds.INSTANCES)
         self.claims = namespace_informer(PERSISTENT_VOLUME_CLAIMS)
         self.data_volumes = informer(kinds.DATA_VOLUMES)
+        self.vm_backups = informer(kinds.VM_BACKUPS)
         self.quotas = namespace_informer(kinds.RESOURCE_QUOTAS)
 
         # Objects to which VMs refer

@@ -14,6 +14,7 @@ from caphv.api.resources import (
     LOAD_BALANCERS,
     NETWORKS,
     VIRTUAL_MACHINES,
+    VM_BACKUPS,
 )
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "RESOURCE_QUOTAS",
     "STORAGE_CLASSES",
     "VIRTUAL_MACHINES",
+    "VM_BACKUPS",
 ]
 
 INSTANCES = resources.VIRTUAL_MACHINE_INSTANCES

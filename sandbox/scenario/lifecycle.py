@@ -273,6 +273,7 @@ class Scenario:
                 SECRETS,
                 SERVICES,
                 kinds.LOAD_BALANCERS,
+                kinds.VM_BACKUPS,
             )
             for name in await self._object_names(resource)
         ]

@@ -52,6 +52,13 @@ FLAGS = (
         values.workers,
     ),
     Flag(
+        "--control-plane-backups",
+        ("spec", "controlPlaneBackups", "keep"),
+        "How many backups of replaced control plane machines stay on the backup target of "
+        "Harvester.  [default: none are made]",
+        value=values.number,
+    ),
+    Flag(
         "--guest-volumes",
         ("spec", "guestVolumes"),
         "Delete: volumes of PersistentVolumes with this reclaim policy are deleted with the "

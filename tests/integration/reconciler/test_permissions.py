@@ -42,6 +42,7 @@ from tests.support.reconciler.cloudconfig import ACCOUNTS, BINDINGS
 from tests.support.reconciler.conditions import condition_of, is_false, is_true
 from tests.support.reconciler.restricted import ACCOUNT, BASE, MANAGER, Restricted, clusters, manager, provider
 from tests.support.reconciler.uses import (
+    backed_up,
     imported,
     live,
     may_give_cloud_configs,
@@ -91,6 +92,7 @@ async def test_shipped_rules_are_enough_and_none_is_too_many(
         await recreated_after_quota(full)
         await started_after_quota(full)
         await imported(full)
+        await backed_up(made)
         await take_over(taken, ACCOUNT)
         await stay_in(narrow, NARROW)
     management, harvester = restricted.management, restricted.harvester

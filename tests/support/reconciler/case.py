@@ -55,6 +55,7 @@ _IN_NAMESPACE = (
     SECRETS,
     SERVICES,
     kinds.LOAD_BALANCERS,
+    kinds.VM_BACKUPS,
 )
 
 

@@ -17,9 +17,9 @@ CLUSTER, OWNER, OWNER_UID = "caphv.io/management-cluster", "caphv.io/owner", "ca
 ELSEWHERE = "5e1f0e4c-elsewhere"
 
 
-def recorded(case: Case, name: str) -> Obj:
-    """The record of a former management cluster for a machine of this name."""
-    return {CLUSTER: ELSEWHERE, OWNER: f"HarvesterMachine/{case.name}/{name}", OWNER_UID: "before"}
+def recorded(case: Case, name: str, *, kind: str = "HarvesterMachine") -> Obj:
+    """The record of a former management cluster for a machine, or another owner, of this name."""
+    return {CLUSTER: ELSEWHERE, OWNER: f"{kind}/{case.name}/{name}", OWNER_UID: "before"}
 
 
 async def left_behind(case: Case, name: str, annotations: Obj, *, marked: bool = True) -> Obj:

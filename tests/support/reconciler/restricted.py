@@ -38,7 +38,7 @@ BASE = objects(CHECKOUT / "deploy" / "kustomize" / "base")
 # cert-manager does not run here, and webhooks behind a Service have no Pod: API servers learn of both in another way.
 ELSEWHERE = ("Issuer", "Certificate", "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 MANAGER = "system:serviceaccount:caphv-system:caphv-controller-manager"
-ACCOUNT = identityaccount.Account("caphv", "caphv-system", pools=True, images=("default",))
+ACCOUNT = identityaccount.Account("caphv", "caphv-system", pools=True, images=("default",), backups=True)
 
 
 class Unlucky(inprocess.Hook):
@@ -48,7 +48,7 @@ class Unlucky(inprocess.Hook):
     """
 
     REPEATED = ("virtualmachines", "loadbalancers", "ippools", "services", "secrets", "serviceaccounts", "namespaces")
-    REPEATED += ("virtualmachineimages", "ipaddressclaims")
+    REPEATED += ("virtualmachineimages", "ipaddressclaims", "virtualmachinebackups")
     EXEMPT = ("leases", "events", "tokenreviews", "subjectaccessreviews")
 
     def __init__(self) -> None:

@@ -6,7 +6,14 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-from caphv.api.names import ENDPOINT_HOOK, PARK_ANNOTATION, UPDATE_IN_PROGRESS_ANNOTATION, identity_finalizer
+from caphv.api.names import (
+    ADOPT_ANNOTATION,
+    ENDPOINT_HOOK,
+    OWNER_UID_ANNOTATION,
+    PARK_ANNOTATION,
+    UPDATE_IN_PROGRESS_ANNOTATION,
+    identity_finalizer,
+)
 from caphv.api.object import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, SECRETS, SERVICES, Key, Obj, annotations_of, uid_of
 from caphv.api.resources import FLEET_CLUSTERS
 from caphv.runtime.errors import NotFound
@@ -174,6 +181,42 @@ async def imported(case: Case) -> None:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def backed_up(case: Case) -> None:
+    """A control plane machine is replaced with a backup; then the cluster adopts another one, of which none is kept."""
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"controlPlaneBackups": {"keep": 1}}})
+    await case.ready_machine("new", control_plane=True)
+    await case.until(HARVESTER_CLUSTERS, case.name, is_true("ControlPlaneBackupsReady"))
+    await case.ready_machine("old", control_plane=True)
+    await outdate(case, "old")
+    await case.delete_machine("old")
+    assert await case.names(kinds.VM_BACKUPS) == ["old-replaced"]
+
+    annotations = recorded(case, case.name, kind="HarvesterCluster")
+    former = await case.get(kinds.VM_BACKUPS, "old-replaced")
+    metadata = {"labels": former["metadata"]["labels"], "annotations": annotations}
+    source = {"source": {"kind": "VirtualMachine", "name": "new"}}
+    place = {"name": "former-replaced", "namespace": case.target}
+    adopted = kinds.typed(kinds.VM_BACKUPS, {"metadata": {**metadata, **place}, "spec": source})
+    await case.harvester.create(kinds.VM_BACKUPS, adopted)
+    adopt = {"metadata": {"annotations": {ADOPT_ANNOTATION: "true"}}, "spec": {"controlPlaneBackups": {"keep": 2}}}
+    await case.patch(HARVESTER_CLUSTERS, case.name, adopt)
+
+    def is_adopted(backup: Obj) -> bool:
+        return annotations_of(backup)[OWNER_UID_ANNOTATION] == annotations_of(former)[OWNER_UID_ANNOTATION]
+
+    await case.until(kinds.VM_BACKUPS, "former-replaced", is_adopted)
+    await case.patch(HARVESTER_CLUSTERS, case.name, {"spec": {"controlPlaneBackups": {"keep": 1}}})
+    await case.until_gone(kinds.VM_BACKUPS, "old-replaced")
+
+
+async def outdate(case: Case, machine: str) -> None:
+    """Report that a rollout replaces a Machine, as control plane providers do."""
+    moment = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    condition = {"type": "UpToDate", "status": "False", "reason": "NotUpToDate", **moment}
+    status = {"status": {"conditions": [condition]}}
+    await case.management.patch(MACHINES, machine, case.name, status, subresource="status")
 
 
 async def recreated_after_quota(case: Case) -> None:

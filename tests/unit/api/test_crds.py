@@ -23,6 +23,10 @@ GUEST_CONFIG = {".guestConfig"} | {
 CLUSTER_SPEC = {
     ".cloudConfig",
     ".cloudConfig.delivery",
+    ".controlPlaneBackups",
+    ".controlPlaneBackups.deletionPolicy",
+    ".controlPlaneBackups.keep",
+    ".controlPlaneBackups.timeoutSeconds",
     ".controlPlaneFailureDomains",
     ".controlPlaneFailureDomains[]",
     ".guestVolumes",

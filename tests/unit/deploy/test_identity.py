@@ -74,6 +74,17 @@ def test_images_are_imported_into_named_namespaces_only(targets: tuple[str, ...]
     assert {verb for rule in rules for verb in rule["verbs"]} == {"create"}
 
 
+@pytest.mark.parametrize(("targets", "places"), [((), [""]), (("a", "b"), ["a", "b"])])
+def test_vms_are_backed_up_on_request_where_the_account_may_change_them(
+    targets: tuple[str, ...], places: list[str]
+) -> None:
+    def backups(account: Account) -> list[str]:
+        return sorted(place for _, place, role in bindings(account) if role == "caphv-account-backups")
+
+    assert backups(Account("caphv", "caphv-system", targets)) == []
+    assert backups(Account("caphv", "caphv-system", targets, backups=True)) == places
+
+
 def test_tokens_are_issued_in_target_namespaces_or_for_the_account_itself() -> None:
     for targets in ((), ("a", "b")):
         found = [
@@ -162,7 +173,7 @@ def bound(account: Account, kind: str, *, place: bool = False) -> list[tuple[str
 
 def test_no_role_grants_everything_of_anything() -> None:
     roles = [obj for obj in objects(Account("caphv", "caphv-system")) if obj["kind"] in ("ClusterRole", "Role")]
-    assert len(roles) == 7
+    assert len(roles) == 8
     for rule in (rule for role in roles for rule in role["rules"]):
         assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
 

@@ -85,6 +85,25 @@ async def test_new_control_plane_machine_requeues_the_others_of_the_control_plan
 
 
 @pytest.mark.parametrize(
+    ("spec", "conditions", "requeued"),
+    [
+        ({"controlPlaneBackups": {"keep": 1}}, [], True),
+        ({"controlPlaneBackups": {"keep": 1}}, [{"type": "ControlPlaneBackupsReady", "status": "False"}], False),
+        ({}, [], False),
+    ],
+)
+def test_first_control_plane_machine_that_runs_requeues_a_cluster_with_backups(
+    spec: Obj, conditions: list[Obj], requeued: bool
+) -> None:
+    fixture = Fixture()
+    fixture.cluster |= {"spec": spec, "status": {"conditions": conditions}}
+    metadata = {"namespace": MACHINE.namespace, "name": "new", "labels": {CONTROL_PLANE_LABEL: ""}}
+    old: Obj = {"metadata": metadata, "status": {"ready": False}}
+    fixture.handlers.harvester_machine(Change(resources.HARVESTER_MACHINES, old, {**old, "status": {"ready": True}}))
+    assert (len(fixture.clusters) == 1) is requeued
+
+
+@pytest.mark.parametrize(
     "changes",
     [
         pytest.param({"status": {}}, id="not ready"),

@@ -77,6 +77,9 @@ FOLLOWED = {
         "test_adoption.py::test_machine_is_released_on_request_while_harvester_is_unreachable"
     ),
     ("machine/talos.py", "remove it"): "test_remedies.py::remove_user_data_that_talos_does_not_read",
+    ("machine/vmbackup.py", "has the name: delete it"): (
+        "test_control_plane_backups.py::test_foreign_backup_of_the_name_delays_a_machine_until_a_user_deletes_it"
+    ),
 }
 # Reported by a command, which is run again.
 OF_COMMANDS = {"harvester/guestaccount.py", "harvester/rotation.py"}

@@ -186,6 +186,25 @@ def test_version_whose_image_cannot_be_imported_is_refused(
     assert verdicts(plan(builder), "images") == []
 
 
+@pytest.mark.parametrize(
+    ("status", "reason", "result"),
+    [
+        ("True", "ControlPlaneBackupsReady", Result.OK),
+        ("False", "BackupFailed", Result.OK),
+        ("False", "BackupsRefused", Result.WARNING),
+        ("", "", Result.WARNING),
+    ],
+)
+def test_refused_backups_are_warned_of(status: str, reason: str, result: Result) -> None:
+    builder = Builder()
+    if status:
+        found = condition("ControlPlaneBackupsReady", status, reason, "backup target is not set")
+        builder.harvester_cluster["status"]["conditions"].append(found)
+    assert verdicts(plan(builder), "backups") == [], "the cluster wants none"
+    builder.harvester_cluster["spec"]["controlPlaneBackups"] = {"keep": 3}
+    assert [verdict for verdict, _ in verdicts(plan(builder), "backups")] == [result]
+
+
 def test_it_is_complete_when_every_machine_has_the_version_and_works() -> None:
     builder = Builder()
     builder.cluster["spec"]["topology"]["version"] = NEXT

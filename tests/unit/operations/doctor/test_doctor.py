@@ -282,6 +282,23 @@ def test_right_to_import_images_is_needed_in_their_namespaces() -> None:
     assert "--import-images shared --import-images vms" in check.remedy
 
 
+def test_right_to_back_up_machines_is_needed_where_clusters_want_it() -> None:
+    field = {"controlPlaneBackups": {"keep": 3}}
+    clusters = [
+        {"metadata": {"name": name, "namespace": "team"}, "spec": {"targetNamespace": name, **spec}}
+        for name, spec in (("plain", {}), ("backups", field))
+    ]
+    needed = rights.backup_rights(clusters)
+    assert not set(needed).intersection(rights.needed_rights(clusters)), "a cluster can do without"
+    assert {right.namespace for right in needed} == {"backups"}
+    assert {right.verb for right in needed} == {"get", "list", "create", "patch", "delete"}
+
+    check = one(harvester.checks(harvester_facts(denied=needed, clusters=clusters), NOW), "rights")
+    assert check.result is Result.WARNING
+    assert "upgrades make no backups" in check.message
+    assert check.remedy.endswith("--back-up-vms")
+
+
 def test_rights_for_cloud_configs_and_pools_are_needed_where_clusters_have_them() -> None:
     plain, config = {"targetNamespace": "a"}, {"targetNamespace": "b", "cloudConfig": {"delivery": "Secret"}}
     pool = {"targetNamespace": "c", "loadBalancerConfig": {"ipPool": {"subnet": "192.0.2.0/24"}}}

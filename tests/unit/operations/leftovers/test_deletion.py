@@ -57,6 +57,7 @@ async def test_everything_is_deleted_in_an_order_in_which_nothing_that_remains_i
         ("Secret vms/shop-token", Outcome.DELETED),
         ("LoadBalancer vms/team-shop-lb", Outcome.DELETED),
         ("Service vms/team-shop-lb", Outcome.DELETED),
+        ("VirtualMachineBackup vms/former-replaced", Outcome.DELETED),
         ("ClusterRoleBinding shop", Outcome.DELETED),
         ("ServiceAccount vms/shop", Outcome.DELETED),
         ("address 10.0.0.10 of IPPool team-shop-vm-ippool", Outcome.RELEASED),

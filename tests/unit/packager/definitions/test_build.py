@@ -319,6 +319,16 @@ def test_zones_affinities_and_guest_configuration_reach_the_machines_they_are_fo
     assert (workers["nodeAffinity"], workers["workloadAffinity"]) == (HOSTS, NEAR)
 
 
+def test_backups_of_replaced_machines_reach_the_cluster_by_class_and_one_by_one() -> None:
+    field = {"keep": 3, "timeoutSeconds": 3600, "deletionPolicy": "Retain"}
+    assert variables(built(definition(controlPlaneBackups=field)))["controlPlaneBackups"] == field
+    individual = built(definition(controlPlaneBackups=field, individualObjects=True))
+    assert one(individual, "HarvesterCluster")["spec"]["controlPlaneBackups"] == field
+    assert "controlPlaneBackups" not in variables(built(definition()))
+    plain = one(built(definition(individualObjects=True)), "HarvesterCluster")["spec"]
+    assert "controlPlaneBackups" not in plain
+
+
 def test_hardening_and_mirrors_are_variables_of_a_class() -> None:
     given_ = variables(built(CASES["secure"]))
     assert {name: given_[name] for name in ("cisProfile", "stig", "fipsRequired")} == SECURE["hardening"]

@@ -1,0 +1,213 @@
+"""Back up the VM of a control plane machine that a rollout replaces, before it is deleted.
+
+Without `spec.controlPlaneBackups` of the HarvesterCluster, nothing of this happens. The deletion
+waits for a limited time, because an upgrade must not depend on the backup target forever.
+
+Backups are read by name, and not watched: their status has the content of the Secrets of the VM,
+which no cache may hold.
+"""
+
+from __future__ import annotations
+
+from caphv.api import resources
+from caphv.api.conditions import get_condition, seconds_since
+from caphv.api.labels import cluster_label
+from caphv.api.names import ConditionType
+from caphv.api.object import Obj, being_deleted, key_of, list_at, owner_reference, uid_of
+from caphv.api.ownership import Ownership, ownership_of
+from caphv.api.plaintext import plain
+from caphv.api.vmbackup import (
+    BackupPolicy,
+    backup_name,
+    backup_object,
+    backup_policy,
+    backup_problem,
+    is_ready,
+    is_replaced,
+)
+from caphv.runtime.errors import (
+    AlreadyExists,
+    ApiError,
+    Forbidden,
+    Invalid,
+    NotFound,
+    ServerFault,
+)
+from reconciler.harvester.identityaccount import command_for
+from reconciler.machine.scope import MachineScope
+from reconciler.triggers import Delay, Watched
+
+_LONGEST_REASON = 512
+# Seconds between two reads of a backup; the longest are also those between two attempts.
+_SHORTEST_POLL, _LONGEST_POLL = 2.0, 30.0
+REFUSALS = (Forbidden, Invalid, NotFound, ServerFault)
+"""Refusals that a user, or the end of a migration of the VM, may lift."""
+
+
+async def back_up_replaced(scope: MachineScope, vm: Obj) -> None:
+    """Return once the VM has a backup, needs none, or has had the time for one.
+
+    Raises `Blocked` while the backup is made, `ApiError` and `Unreachable` for a retry.
+    """
+    policy = backup_policy(scope.cluster_spec)
+    if scope.memory.backup_ended or being_deleted(vm):
+        return
+    if policy is None or (scope.cluster is not None and being_deleted(scope.cluster)):
+        await _abandon(scope, vm)
+        return
+    if not _is_replaced(scope):
+        return
+
+    problem, backup = await _ensure_backup(scope, policy)
+    if backup is not None and is_ready(backup, uid_of(vm)):
+        _end(scope)
+        scope.event(
+            "VMBackedUp",
+            f"VirtualMachineBackup {key_of(backup)} on Harvester has the disks of this machine",
+        )
+        return
+
+    # An outage of Harvester does not count: the time begins again with the backup.
+    begun = (backup or scope.obj)["metadata"]
+    waited = seconds_since(str(begun.get("creationTimestamp" if backup else "deletionTimestamp")))
+    if waited < policy.seconds:
+        raise scope.in_progress(
+            _describe_wait(scope, policy, problem),
+            Watched.HARVESTER_CLUSTER,
+            Delay(min(_poll_seconds(waited) if backup else _LONGEST_POLL, policy.seconds - waited)),
+            warn=bool(problem),
+        )
+
+    problem = problem or f"it was not ready after {policy.seconds} s"
+    await _delete_unfinished(scope, backup)
+    _end(scope, problem)
+    scope.warning_event(
+        "VMBackupFailed",
+        f"deleting the VM without a backup: {problem}; the disks of this machine are lost",
+    )
+
+
+def _is_replaced(scope: MachineScope) -> bool:
+    """Return whether a rollout replaces this control plane machine."""
+    machine, cluster = scope.machine, scope.cluster
+    if machine is None or cluster is None or not scope.control_plane:
+        return False
+
+    caches, others = scope.context.caches, []
+    for obj in caches.machines_of(cluster):
+        reference = owner_reference(obj, "Machine", resources.CLUSTER_API_GROUP)
+        if reference is None or reference["name"] == machine["metadata"]["name"]:
+            continue
+        other = caches.machines.get(scope.key.namespace, reference["name"])
+        if other is not None:
+            others.append(other)
+    return is_replaced(machine, cluster, others)
+
+
+async def _ensure_backup(scope: MachineScope, policy: BackupPolicy) -> tuple[str, Obj | None]:
+    """Create the backup if it does not exist; return what is wrong with it, and the backup."""
+    assert scope.harvester_cluster is not None  # noqa: S101 - it has the policy
+    client, name = scope.session().client, backup_name(scope.name)
+    owner = scope.context.owner(resources.HARVESTER_CLUSTERS.kind, scope.harvester_cluster)
+    try:
+        try:
+            backup = await client.get(resources.VM_BACKUPS, name, scope.target_namespace)
+        except NotFound:
+            label = cluster_label(scope.cluster_key) if scope.cluster_key else ""
+            intended = backup_object(
+                scope.name, scope.target_namespace, label, owner, retain=policy.retain
+            )
+            backup = await _create(scope, intended)
+            scope.event("VMBackupStarted", f"backing up the VM as VirtualMachineBackup {name}")
+    except REFUSALS as error:
+        return describe_refusal(scope.target_namespace, error), None
+
+    if not _is_ours(scope, backup):
+        return f"VirtualMachineBackup {name} of another owner has the name: delete it", None
+    return plain(backup_problem(backup), _LONGEST_REASON), backup
+
+
+async def _create(scope: MachineScope, backup: Obj) -> Obj:
+    """Create a backup, or return the one that was created when the response was lost."""
+    client = scope.session().client
+    try:
+        return await client.create(resources.VM_BACKUPS, backup)
+    except (AlreadyExists, Invalid) as error:
+        # Harvester's webhook refuses a name that exists as invalid.
+        try:
+            name = backup_name(scope.name)
+            return await client.get(resources.VM_BACKUPS, name, scope.target_namespace)
+        except NotFound:
+            raise error from None
+
+
+def _poll_seconds(waited: float) -> float:
+    return max(_SHORTEST_POLL, min(_LONGEST_POLL, waited / 10))
+
+
+def _is_ours(scope: MachineScope, backup: Obj) -> bool:
+    """Return whether a backup has the record of the machine's cluster."""
+    assert scope.harvester_cluster is not None  # noqa: S101 - it has, or had, the policy
+    owner = scope.context.owner(resources.HARVESTER_CLUSTERS.kind, scope.harvester_cluster)
+    return ownership_of(backup, owner) is Ownership.OURS
+
+
+def describe_refusal(target_namespace: str, error: ApiError) -> str:
+    """Return why Harvester refuses a backup, and the remedy."""
+    reason = plain(error.message, _LONGEST_REASON)
+    if isinstance(error, Forbidden) and "virtualmachinebackups" in error.message:
+        return f"{reason}{command_for(target_namespace, backups=True)}"
+    return f"Harvester refuses the backup: {reason}"
+
+
+def _describe_wait(scope: MachineScope, policy: BackupPolicy, problem: str) -> str:
+    wait = f"waiting for VirtualMachineBackup {backup_name(scope.name)} before the VM is deleted"
+    if not problem:
+        return f"{wait}, for at most {policy.seconds} s"
+    return (
+        f"{wait}: {problem}; without a backup, it is deleted after {policy.seconds} s, or at once "
+        "after spec.controlPlaneBackups of the HarvesterCluster is removed"
+    )
+
+
+async def _abandon(scope: MachineScope, vm: Obj) -> None:
+    """Delete an unfinished backup after the field or the Cluster was deleted meanwhile."""
+    reported = list_at(scope.harvester_cluster, "status", "conditions")
+    had_field = get_condition(reported, ConditionType.CONTROL_PLANE_BACKUPS_READY) is not None
+    if not had_field or not scope.control_plane:
+        return
+    try:
+        name = backup_name(scope.name)
+        backup = await scope.session().client.get(
+            resources.VM_BACKUPS, name, scope.target_namespace
+        )
+    except REFUSALS:
+        return
+    if not is_ready(backup, uid_of(vm)) and _is_ours(scope, backup):
+        await _delete_unfinished(scope, backup)
+        _end(scope)
+
+
+async def _delete_unfinished(scope: MachineScope, backup: Obj | None) -> None:
+    """Delete a backup that can never be completed: Harvester reads the disks of the VM for it.
+
+    Until it is deleted, the snapshotter may keep the disks (finalizer of their claims).
+    """
+    if backup is None:
+        return
+    try:
+        await scope.session().client.delete(
+            resources.VM_BACKUPS, key_of(backup).name, scope.target_namespace, uid=uid_of(backup)
+        )
+    except (Forbidden, Invalid, NotFound):
+        return
+
+
+def _end(scope: MachineScope, problem: str = "") -> None:
+    """Remember that the VM can be deleted, and have its cluster report the backup."""
+    scope.memory.backup_ended = True
+    assert scope.harvester_cluster is not None  # noqa: S101 - it has the policy
+    memory = scope.context.memory.cluster(scope.harvester_cluster)
+    memory.backups = None
+    memory.backup_failure = f"machine {scope.name}: {problem}" if problem else ""
+    scope.context.queues.clusters.add(key_of(scope.harvester_cluster))

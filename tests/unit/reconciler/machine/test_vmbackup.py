@@ -1,0 +1,132 @@
+"""The VM of a machine that a rollout replaces is deleted after its backup, and does not wait forever."""
+
+from __future__ import annotations
+
+import pytest
+
+from caphv.api.object import Obj
+from caphv.api.ownership import Owner
+from caphv.runtime.errors import Forbidden, Unreachable
+from reconciler.status import Blocked
+from reconciler.triggers import Watched
+from tests.support.reconciler.vmbackups import NO_TARGET, BackupCase, Leaving, ago
+
+pytestmark = pytest.mark.unit
+
+FORBIDDEN = Forbidden(403, "Forbidden", 'cannot get resource "virtualmachinebackups" in API group "harvesterhci.io"')
+
+
+async def test_without_the_field_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch)
+    case.harvester.errors["get VirtualMachineBackup"] = Unreachable("asked")
+    await Leaving(case).back_up()
+    assert case.harvester.requests == []
+    assert case.messages == []
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"conditions": [{"type": "UpToDate", "status": "True"}]},
+        {"conditions": [{"type": "UpToDate", "status": "False"}, {"type": "OwnerRemediated", "status": "False"}]},
+    ],
+)
+async def test_machine_that_no_rollout_replaces_is_not_backed_up(monkeypatch: pytest.MonkeyPatch, status: Obj) -> None:
+    case = BackupCase(monkeypatch, keep=2)
+    await Leaving(case, **status).back_up()
+    assert case.names == []
+
+
+async def test_worker_and_machine_of_a_deleted_cluster_are_not_backed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2)
+    await Leaving(case, control_plane=False).back_up()
+    case.cluster["metadata"]["deletionTimestamp"] = ago(1)
+    await Leaving(case).back_up()
+    assert case.names == []
+
+
+async def test_vm_is_deleted_once_its_backup_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2)
+    leaving = Leaving(case)
+    for _ in range(2):  # the second time after a crash
+        with pytest.raises(Blocked, match="waiting for VirtualMachineBackup one-replaced") as blocked:
+            await leaving.back_up()
+        assert Watched.HARVESTER_CLUSTER in blocked.value.triggers
+        assert blocked.value.requeue_after
+        assert not blocked.value.warn
+    assert case.harvester.requests == ["create VirtualMachineBackup one-replaced"]
+
+    leaving.complete()
+    await leaving.back_up()
+    assert leaving.reasons == ["VMBackupStarted", "VMBackedUp"]
+    assert len(case.context.queues.clusters) == 1
+    case.harvester.errors["get VirtualMachineBackup"] = Unreachable("asked again")
+    await leaving.back_up()
+
+
+async def test_refused_backup_delays_the_deletion_for_the_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2, timeoutSeconds=600)
+    case.refuse(NO_TARGET)
+    leaving = Leaving(case, waited=500)
+    with pytest.raises(Blocked, match=r"backup target is not set.*spec\.controlPlaneBackups") as blocked:
+        await leaving.back_up()
+    assert blocked.value.warn
+    assert blocked.value.requeue_after is not None
+    assert blocked.value.requeue_after <= 30
+
+    late = Leaving(case, waited=601)
+    await late.back_up()
+    (reason, message), *_ = case.messages
+    assert reason == "VMBackupFailed"
+    assert "backup target is not set" in message
+    assert "backup target is not set" in case.context.memory.cluster(case.obj).backup_failure
+
+
+async def test_missing_right_is_named_with_the_command_that_grants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2)
+    case.harvester.errors["get VirtualMachineBackup"] = FORBIDDEN
+    with pytest.raises(Blocked, match=r"--target-namespace vms --back-up-vms"):
+        await Leaving(case).back_up()
+
+
+async def test_unfinished_backup_is_deleted_before_the_vm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could never be completed, and may keep the disks of the VM."""
+    case = BackupCase(monkeypatch, keep=2, timeoutSeconds=60)
+    # Harvester was unreachable for hours, so the time counts from the begin of the backup.
+    leaving = Leaving(case, waited=9999)
+    case.backup("one", age=30, readyToUse=False, error={"message": "no space left"})
+    with pytest.raises(Blocked, match="no space left"):
+        await leaving.back_up()
+    case.backup("one", age=61, readyToUse=False)
+    await leaving.back_up()
+    assert case.names == []
+    assert leaving.reasons == ["VMBackupFailed"]
+
+
+async def test_removed_field_ends_the_wait_and_deletes_what_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2)
+    case.running("new")
+    await case.keep()
+    leaving = Leaving(case)
+    with pytest.raises(Blocked):
+        await leaving.back_up()
+    case.management.put({**case.obj, "spec": {**case.obj["spec"], "controlPlaneBackups": None}})
+    await leaving.back_up()
+    assert case.names == []
+    assert "VMBackupFailed" not in leaving.reasons
+
+
+async def test_backup_of_another_owner_is_neither_used_nor_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2, timeoutSeconds=60)
+    leaving = Leaving(case, waited=61)
+    case.backup("one", age=99, owner=Owner("HarvesterCluster", "team", "other", "u", "elsewhere"), readyToUse=True)
+    await leaving.back_up()
+    assert case.names == ["one-replaced"]
+    assert "of another owner" in case.messages[0][1]
+
+
+async def test_outage_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BackupCase(monkeypatch, keep=2)
+    case.harvester.errors["get VirtualMachineBackup"] = Unreachable("no answer")
+    with pytest.raises(Unreachable):
+        await Leaving(case, waited=9999).back_up()
