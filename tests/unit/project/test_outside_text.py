@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import functools
 
 import pytest
 
@@ -11,22 +11,49 @@ from tests.support.outsidetext import TextFunction
 
 pytestmark = pytest.mark.unit
 
-SIZES = (64_000, 1_000_000) if os.environ.get("CAPHV_TEST_LONG") else (2_000,)
 # YAML takes 10 microseconds for each of its values, and those of two characters are the shortest.
 SECONDS_PER_CHARACTER = 20e-6
+SHORT, LONG, LONGEST = 2_000, 64_000, 1_000_000
+# The texts of each function that are tried at 1 MB, the slowest ones of 64 kB first.
+WORST = 5
 FUNCTIONS = outsidetext.find_all()
-TEXTS = {size: tuple(outsidetext.attacks(size)) for size in SIZES}
 
 
-@pytest.mark.parametrize("size", SIZES)
+@functools.cache
+def texts_of(size: int) -> tuple[str, ...]:
+    return tuple(outsidetext.attacks(size))
+
+
+def allowed_seconds(size: int) -> float:
+    return 0.02 + SECONDS_PER_CHARACTER * size
+
+
+def check_time(function: TextFunction, text: str) -> float:
+    """The CPU seconds of a function for a text, which are within what is allowed for its length."""
+    allowed = allowed_seconds(len(text))
+    seconds = function.seconds_of(text)
+    if seconds > allowed:
+        # Again: another process may have had the processor's caches.
+        seconds = function.seconds_of(text)
+        assert seconds <= allowed, f"{seconds:.3f} s for {len(text)} characters like {text[:60]!r}"
+    return seconds
+
+
 @pytest.mark.parametrize("function", FUNCTIONS, ids=str)
-def test_a_function_takes_linear_time(function: TextFunction, size: int) -> None:
-    for text in TEXTS[size]:
-        allowed = 0.02 + SECONDS_PER_CHARACTER * len(text)
-        if function.seconds_of(text) > allowed:
-            # Again: another process may have had the processor's caches.
-            seconds = function.seconds_of(text)
-            assert seconds <= allowed, f"{seconds:.3f} s for {len(text)} characters like {text[:60]!r}"
+def test_a_function_takes_linear_time(function: TextFunction) -> None:
+    for text in texts_of(SHORT):
+        check_time(function, text)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("function", FUNCTIONS, ids=str)
+def test_the_worst_texts_take_linear_time_at_a_megabyte(function: TextFunction) -> None:
+    growth = (LONGEST / LONG) ** 2
+    seconds = {number: check_time(function, text) for number, text in enumerate(texts_of(LONG))}
+    # Of the others, even quadratic growth would be within what is allowed.
+    suspects = [number for number, spent in seconds.items() if spent * growth > allowed_seconds(LONGEST)]
+    for number in sorted(suspects, key=lambda number: -seconds[number])[:WORST]:
+        check_time(function, texts_of(LONGEST)[number])
 
 
 def test_functions_that_read_outside_text_are_found() -> None:
