@@ -113,7 +113,8 @@ def _charts(
         if release.by_fleet and release.chart.repo
     ]
     # Clusters share charts, and each chart is read only once.
-    charts, missing = {}, []
+    charts = {}
+    missing = []
     for release in sorted(
         {release.chart: release for release in releases}.values(),
         key=lambda chart: str(chart.chart),

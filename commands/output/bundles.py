@@ -344,11 +344,11 @@ def _inventory_table(clusters: Sequence[RepositoryCluster], newest: Versions) ->
     rows = [
         (
             cluster.name,
-            cluster.record.versions.release if cluster.record else "-",
+            cluster.lockfile.versions.release if cluster.lockfile else "-",
             _newer(cluster, newest),
-            str(cluster.record.network.get("cni", "-")) if cluster.record else "-",
+            str(cluster.lockfile.network.get("cni", "-")) if cluster.lockfile else "-",
             ",".join(cluster.bundles),
-            cluster.record.content_hash[:12] if cluster.record else cluster.fault,
+            cluster.lockfile.content_hash[:12] if cluster.lockfile else cluster.fault,
         )
         for cluster in clusters
     ]
@@ -362,11 +362,11 @@ def _inventory(clusters: Sequence[RepositoryCluster], newest: Versions) -> Obj:
             {"name": cluster.name, "bundles": list(cluster.bundles), "fault": cluster.fault}
             | (
                 {
-                    "versions": cluster.record.versions.as_data(),
-                    "network": dict(cluster.record.network),
-                    "hash": cluster.record.content_hash,
+                    "versions": cluster.lockfile.versions.as_data(),
+                    "network": dict(cluster.lockfile.network),
+                    "hash": cluster.lockfile.content_hash,
                 }
-                if cluster.record
+                if cluster.lockfile
                 else {}
             )
             for cluster in clusters
@@ -375,7 +375,7 @@ def _inventory(clusters: Sequence[RepositoryCluster], newest: Versions) -> Obj:
 
 
 def _newer(cluster: RepositoryCluster, newest: Versions) -> str:
-    return newest.release if cluster.record and cluster.record.versions != newest else "-"
+    return newest.release if cluster.lockfile and cluster.lockfile.versions != newest else "-"
 
 
 # Forms

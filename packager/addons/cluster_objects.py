@@ -51,9 +51,9 @@ def facts_of_cluster(
 
 
 def is_on_harvester(cluster: Obj, find: Find) -> bool:
-    """Whether a Cluster is on Harvester, or may be because its ClusterClass is missing.
+    """Return whether a Cluster is on Harvester, or may be, because its ClusterClass is missing.
 
-    One that Rancher provisions does not count: Rancher installs its add-ons.
+    A Cluster that Rancher provisions does not count, because Rancher installs its add-ons.
     """
     if clusterapi.is_of_rancher(cluster):
         return False
@@ -170,7 +170,7 @@ def _template_ref(cluster: Obj, part: str, find: Find) -> Obj:
 
 
 def _part_of_class(cluster: Obj, part: str, find: Find) -> Obj:
-    """Return the object that the class makes for a part of a Cluster, without its patches."""
+    """Return the object that a class creates for a part of a Cluster, before any patches."""
     ref = _template_ref(cluster, part, find)
     namespace = str(at(_class(cluster, find), "metadata", "namespace") or _key(cluster).namespace)
     template = _find(ref, namespace, find) if ref else None

@@ -100,7 +100,8 @@ def _check_bgp(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
 
 @RULES.rule("cidr", ("Cluster",), "Networks must be IP networks, at most one per family.")
 def _check_networks(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    cni, ccm = values["cni"], values.get("ccm", {})
+    cni = values["cni"]
+    ccm = values.get("ccm", {})
     texts: dict[FieldPath, str] = {}
     for name in _CIDRS:
         texts |= {("cni", name, index): text for index, text in enumerate(cni[name])}
@@ -203,7 +204,7 @@ def _check_pod_network(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
 def _check_fleet_agent(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     """Check that Fleet can install the CNI of a cluster without a Helm controller.
 
-    Fleet's agent must then need no CNI itself.
+    Fleet's agent must then be able to run without a CNI.
     """
     distribution, cni = values["distribution"], values["cni"]
     if distribution in WITH_HELM_CONTROLLER or cni["name"] == "none":
@@ -225,7 +226,8 @@ def _check_fleet_agent(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
 )
 def _check_workers(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     """Require workers, because Fleet's agent does not tolerate the taint of control planes."""
-    distribution, cni = values["distribution"], values["cni"]["name"]
+    distribution = values["distribution"]
+    cni = values["cni"]["name"]
     if distribution in WITH_HELM_CONTROLLER or cni == "none":
         return
     # Without a topology the number of workers is unknown, because MachineDeployments are not among

@@ -15,18 +15,18 @@ YAML = RULES.declare(
     "Annotation `addons.caphv.io/values` must be YAML without aliases, of types that JSON has.",
     kinds=("Cluster",),
 )
-_LONGEST_ANNOTATION = 64 * 1024
-_LIMITS = Limits(size=_LONGEST_ANNOTATION, aliases=False)
-_DEEPEST = 64
+_MAX_ANNOTATION_LENGTH = 64 * 1024
+_LIMITS = Limits(size=_MAX_ANNOTATION_LENGTH, aliases=False)
+_MAX_DEPTH = 64
 
 
 def parse_yaml(text: str) -> tuple[Any, str]:
     """Return the value of a user's YAML and no fault, or None and the fault.
 
-    Aliases are refused, because a few of them make gigabytes.
+    Aliases are refused, because a few of them can expand to gigabytes.
     """
-    if len(text) > _LONGEST_ANNOTATION:
-        return None, f"must have at most {_LONGEST_ANNOTATION} characters"
+    if len(text) > _MAX_ANNOTATION_LENGTH:
+        return None, f"must have at most {_MAX_ANNOTATION_LENGTH} characters"
     try:
         return load_yaml(text, _LIMITS), ""
     except TextError as error:
@@ -39,8 +39,8 @@ def check_json(value: Any, path: FieldPath) -> list[Finding]:
     JSON cannot hold dates, keys that are not text, and infinite numbers.
     """
     # End the recursion before Python's own limit, which would raise an error without a place.
-    if len(path) > _DEEPEST:
-        detail = f"must not be nested deeper than {_DEEPEST} levels"
+    if len(path) > _MAX_DEPTH:
+        detail = f"must not be nested deeper than {_MAX_DEPTH} levels"
         return [YAML.finding(path[:8], Fault.INVALID, detail)]
     if isinstance(value, Mapping):
         if invalid := [key for key in value if not isinstance(key, str)]:

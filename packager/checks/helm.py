@@ -22,8 +22,8 @@ from packager.git.paths import fault_of
 from packager.tree import Tree
 
 _TIMEOUT_SECONDS = 120.0
-_LARGEST = 32 * 1024 * 1024
-_LIMITS = Limits(size=_LARGEST, nodes=1_000_000, seconds=30.0)
+_MAX_BYTES = 32 * 1024 * 1024
+_LIMITS = Limits(size=_MAX_BYTES, nodes=1_000_000, seconds=30.0)
 _SOURCE = re.compile(r"^# Source: [^/\n]*/(.*)$", re.MULTILINE)
 _SEPARATOR = re.compile(r"^---\s*$", re.MULTILINE)
 _PASSED_ON = (
@@ -46,10 +46,11 @@ class Helm:
     """One program `helm`, and a folder for charts that it pulls. Thread-safe."""
 
     def __init__(self, program: Path, scratch: Path) -> None:
-        self._program, self._scratch = program, scratch
+        self._program = program
+        self._scratch = scratch
 
     def pull(self, chart: ChartRef) -> Path:
-        """Download a chart, and return its archive. Raises HelmError."""
+        """Download a chart, and return its archive. Raises `HelmError`."""
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             address = [f"{chart.repo}/{chart.name}"]
             if not chart.repo.startswith("oci://"):
@@ -61,7 +62,10 @@ class Helm:
             return archive.rename(self._scratch / f"{archive.name}-{Path(folder).name}.tgz")
 
     def write(self, files: Tree, name: str) -> Path:
-        """Write a chart into a folder for `template`. Raises HelmError for a path outside of it."""
+        """Write a chart into a folder for `template`.
+
+        Raises `HelmError` for a path outside of it.
+        """
         top = self._scratch / name
         for path, content in files.items():
             if fault := fault_of(path):
@@ -114,8 +118,8 @@ class Helm:
 
             if process.returncode:
                 raise HelmError(_message(process.stderr.decode(errors="replace")))
-            if output.tell() > _LARGEST:
-                raise HelmError(f"the chart renders to more than {_LARGEST >> 20} MiB")
+            if output.tell() > _MAX_BYTES:
+                raise HelmError(f"the chart renders to more than {_MAX_BYTES >> 20} MiB")
             output.seek(0)
             return output.read().decode(errors="replace")
 

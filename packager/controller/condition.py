@@ -18,8 +18,8 @@ from packager.git.prune import Plan
 from packager.rendering.rendered import Rendered
 from packager.tree import cluster_folder
 
-_MOST_NAMED = 3
-_MOST_CHANGED = 5
+_MAX_LISTED = 3
+_MAX_CHANGED = 5
 _COMMIT = re.compile(r"\bcommit ([0-9a-f]{40}|[0-9a-f]{64})\b")
 
 
@@ -136,7 +136,7 @@ def _foreign_notes(plan: Plan, key: Key) -> list[str]:
     paths = [path for path in plan.foreign if Key(*path.split("/")[1:3]) == key]
     if not paths:
         return []
-    shown = name_some(paths, _MOST_NAMED)
+    shown = name_some(paths, _MAX_LISTED)
     return [f"Fleet also deploys files that caphv did not write: {shown}"]
 
 
@@ -179,7 +179,7 @@ def commit_reason(changed: Iterable[Key]) -> str:
     if not names:
         # A poll found a difference, and no cluster has changed.
         return "Repository was out of sync."
-    return f"Changed on the management cluster: {name_some(names, _MOST_CHANGED)}."
+    return f"Changed on the management cluster: {name_some(names, _MAX_CHANGED)}."
 
 
 def _owner(folder: str) -> Key:

@@ -72,7 +72,7 @@ class PackagerFlags:
     def options(self, cache: Path, validate: Validator) -> PackagerOptions:
         """Return the parsed options; clones are below `cache`, and `validate` checks manifests.
 
-        Raises ValueError or InvalidRemote for invalid values.
+        Raises `ValueError` or `InvalidRemote` for invalid values.
         """
         remote = Remote(
             self.repo,

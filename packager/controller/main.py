@@ -43,7 +43,7 @@ from packager.upgrade import request as upgrade_request
 log = logging.getLogger(__name__)
 
 COMPONENT = "caphv-packager"
-_LONGEST_DELAY_SECONDS = 15.0
+_MAX_DELAY_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Process:
             except (NotFound, Unreachable) as error:
                 log.warning("management cluster is not ready, retrying in %.1f s: %s", delay, error)
             await asyncio.sleep(delay)
-            delay = min(delay * 2, _LONGEST_DELAY_SECONDS)
+            delay = min(delay * 2, _MAX_DELAY_SECONDS)
 
     # Handlers are methods of the process, because the sync loop is created after the caches that
     # call them.

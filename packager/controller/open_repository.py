@@ -39,7 +39,7 @@ class RepositoryHandle:
     def open(self) -> Repository:
         """Return the repository, opened again after its credentials changed.
 
-        Raises GitErrors for credentials that cannot be read, and for a clone in use.
+        Raises `GitError` for credentials that cannot be read, and for a clone in use.
         """
         secret_folder = self._place.secret_folder
         # Read the files each time, because kubelets replace them when the Secret changes.

@@ -52,8 +52,12 @@ class Upgrades:
         due: Callable[[], None],
     ) -> None:
         self._file = file
-        self._election, self._publisher, self._fleet = election, publisher, fleet
-        self._reporter, self._events, self._due = reporter, events, due
+        self._election = election
+        self._publisher = publisher
+        self._fleet = fleet
+        self._reporter = reporter
+        self._events = events
+        self._due = due
         self._known = False
         self._problem = ""
         self._current: rollout.Rollout | None = None

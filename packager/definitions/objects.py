@@ -1,9 +1,9 @@
-"""Makes the objects of a cluster without a ClusterClass, for RKE2, K3s and kubeadm.
+"""Builds the objects of a cluster without a ClusterClass, for RKE2, K3s and kubeadm.
 
 Machine templates cannot be changed, so their names hold a hash over content, cluster and pool. A
-change of the size makes another template, which rolls the machines, and two clusters of a namespace
-never share a template. The name of a pool has no dash, so no other cluster and pool can make the
-same `<cluster>-<pool>`.
+change of the size creates another template, which rolls the machines, and two clusters of a
+namespace never share a template. The name of a pool has no dash, so no other cluster and pool have
+the same `<cluster>-<pool>`.
 """
 
 from __future__ import annotations

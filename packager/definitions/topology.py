@@ -13,7 +13,7 @@ from packager.definitions.model import Definition, Pool, interfaces_of
 from packager.definitions.nodeconfig import NodeConfig
 
 _WORKER_CLASS = "default-worker"
-# One MachineHealthCheck for the cluster replaces the health checks that the class makes for each
+# One MachineHealthCheck for the cluster replaces the health checks that the class creates for each
 # group of machines.
 _NO_HEALTH_CHECK = {"enabled": False}
 

@@ -25,7 +25,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]+")
 
 @dataclass(frozen=True)
 class Identity:
-    """Author and committer. Raises ValueError for values that Git cannot store."""
+    """Author and committer. Raises `ValueError` for values that Git cannot store."""
 
     name: str = "caphv"
     email: str = "caphv@localhost"
@@ -94,7 +94,7 @@ def restore_former_files(
     """Add files to the extension of a review that the review had removed, and return the extension.
 
     The files are as in the plan for the target. A removed folder of a cluster held the cluster's
-    pinned versions, and a plan for the review no longer sees those.
+    pinned versions, which a plan for the review no longer has.
     """
     former = {
         path: content

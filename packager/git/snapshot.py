@@ -23,8 +23,8 @@ from packager.git.paths import join_path, may_be_checked_out
 
 _FORMAT = 0o170000
 _FILE = 0o100000
-_MOST_REMEMBERED = 20_000
-_LONGEST_REMEMBERED = 4096
+_MAX_CACHED = 20_000
+_MAX_CACHED_BYTES = 4096
 # A repository of 1,000 clusters has some 10,000 files in folders that are five levels deep.
 MAX_DEPTH = 64
 MAX_FILES = 200_000
@@ -60,7 +60,7 @@ class Unread:
 class Store(Protocol):
     """Objects by id: entries of folders, and contents of files and commits.
 
-    Methods raise CorruptClone, and UnusableContent.
+    Methods raise `CorruptClone` and `UnusableContent`.
     """
 
     def tree(self, name: str) -> Mapping[str, Entry]: ...  # noqa: D102
@@ -68,7 +68,7 @@ class Store(Protocol):
 
 
 class Objects:
-    """Objects of a clone by id, cached for all snapshots because ids never change their meaning."""
+    """Objects of a clone by id, cached for all snapshots: an id always means the same content."""
 
     def __init__(self, repository: git.Repo) -> None:
         self._repository = repository
@@ -76,7 +76,7 @@ class Objects:
         self._contents: dict[str, bytes] = {}
 
     def tree(self, name: str) -> Mapping[str, Entry]:
-        """Return the entries of a folder by name. Raises CorruptClone, UnusableContent."""
+        """Return the entries of a folder by name. Raises `CorruptClone`, `UnusableContent`."""
         if name not in self._trees:
             entries = _entries(name, self._read(name))
             _make_room(self._trees)
@@ -86,11 +86,11 @@ class Objects:
     def content(self, name: str) -> bytes:
         """Return the content of a file, or a commit as Git stores it.
 
-        Raises CorruptClone, UnusableContent.
+        Raises `CorruptClone`, `UnusableContent`.
         """
         if name not in self._contents:
             content = self._read(name)
-            if len(content) > _LONGEST_REMEMBERED:
+            if len(content) > _MAX_CACHED_BYTES:
                 return content
             _make_room(self._contents)
             self._contents[name] = content
@@ -113,7 +113,7 @@ class Objects:
 
 
 def _entries(tree: str, content: bytes) -> Mapping[str, Entry]:
-    """Parse a tree object. Raises UnusableContent for names that no checkout allows."""
+    """Parse a tree object. Raises `UnusableContent` for names that no checkout allows."""
     try:
         rows = tree_entries_from_data(content)
         entries = {str(key): Entry(mode, binary.hex()) for binary, mode, key in rows}
@@ -134,14 +134,14 @@ def _entries(tree: str, content: bytes) -> Mapping[str, Entry]:
 
 
 def _make_room(remembered: dict[str, Any]) -> None:
-    if len(remembered) >= _MOST_REMEMBERED:
+    if len(remembered) >= _MAX_CACHED:
         remembered.clear()
 
 
 class Snapshot:
     """A commit below the remote's path; `commit` is empty for a missing branch.
 
-    Reading raises CorruptClone, and UnusableContent for content that exceeds the limits above.
+    Reading raises `CorruptClone`, and `UnusableContent` for content that exceeds the limits above.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Snapshot:
 
         files: dict[str, Entry] = {}
         for count, (name, entry) in enumerate(self._walk(top.id, "", 1)):
-            # Count folders, too, because a tree without any file can have millions of folders.
+            # Also count folders, because a tree without any file can have millions of them.
             if count == MAX_FILES:
                 raise UnusableContent(
                     f"{path or 'the repository'} has more than {MAX_FILES:,} files: remove some"

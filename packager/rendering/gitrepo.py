@@ -123,10 +123,10 @@ class GitRepoFlags(Protocol):
 
 
 def git_repo_options(flags: GitRepoFlags) -> GitRepoOptions | None:
-    """Return the settings of GitRepos; None for a repository that Fleet could not read.
+    """Return the settings of GitRepos; None for a folder, or for a path on this machine.
 
-    Only the user knows the address of one that is a folder or a path on this machine. Raises
-    ValueError if flags ask for GitRepos all the same.
+    Fleet reads a remote, whose address only the user knows. Raises `ValueError` if flags request
+    GitRepos nevertheless.
     """
     try:
         return GitRepoOptions(

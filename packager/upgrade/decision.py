@@ -156,13 +156,14 @@ def _start(
 ) -> Step | None:
     """Return the first wave.
 
+    Raises `ValueError` if the release is unknown, or if no cluster can be upgraded.
+
     :param snapshot: the repository
     :param request: the request for the upgrade
     :param facts: objects of all clusters that are not suspended
     :param table: table of versions, with all releases
     :param now: time of the commit
     :param left_out: clusters whose bundles cannot be upgraded
-    :raises ValueError: the release is unknown, or no cluster can be upgraded
     """
     target = table.release(request.release) if request.release else table.newest
 
