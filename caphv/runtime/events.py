@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 EventType = Literal["Normal", "Warning"]
 _BUFFER = 1000
 _REMEMBERED = 2000
-# A repetition within so many seconds raises the count of the previous Event.
+# A repetition within this many seconds raises the count of the previous Event.
 _REPEAT_SECONDS = 600.0
-# An object may have so many Events at once, and then one in so many seconds.
+# An object may have this many Events at once, and then one in this many seconds.
 _BURST = 25
 _TRICKLE_SECONDS = 60.0
 
@@ -138,7 +138,7 @@ class EventRecorder:
         }
         await self._client.create(EVENTS, event)
 
-        self._series[key] = _Series(name, namespace, 1, time.monotonic())
+        self._series[key] = _Series(name=name, namespace=namespace, count=1, last=time.monotonic())
         while len(self._series) > _REMEMBERED:
             self._series.popitem(last=False)
 

@@ -20,7 +20,7 @@ from caphv.runtime.text import TextError, load_json
 PROTOCOL = "v4.channel.k8s.io"
 STDOUT, STDERR, STATUS = 1, 2, 3
 _MAX_OUTPUT = 1024 * 1024
-_SHOWN = 300
+_MAX_SHOWN = 300
 
 
 class ExecError(Exception):
@@ -83,5 +83,5 @@ def _check(program: str, pod: str, output: dict[int, bytearray]) -> None:
         message = str(status.get("message") or "")
     except (TextError, KeyError, TypeError, AttributeError):
         message = "no valid exit status"
-    stderr = output[STDERR].decode("utf-8", "replace").strip()[-_SHOWN:]
+    stderr = output[STDERR].decode("utf-8", "replace").strip()[-_MAX_SHOWN:]
     raise ExecError(f"{program} in Pod {pod}: {message}{': ' if stderr else ''}{stderr}")

@@ -18,7 +18,7 @@ from caphv.runtime.runnable import Runnable
 log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 15.0
-# The Lease counts as expired after so many missed renewals.
+# The Lease counts as expired after this many missed renewals.
 _MISSED = 4
 # Seconds for the last write of a process that ends.
 _RELEASE_SECONDS = 2.0

@@ -34,7 +34,7 @@ from caphv.runtime.runnable import Runnable
 log = logging.getLogger(__name__)
 
 # Scrapes come every few seconds with the same token. An account that loses the right may still read
-# for so many seconds.
+# for this many seconds.
 _ALLOWED_SECONDS = 60.0
 _REFUSED_SECONDS = 10.0
 _REMEMBERED = 500
