@@ -126,7 +126,7 @@ def _charts(
                 missing.append(str(ref))
                 continue
             charts[ref.name, ref.version] = VendoredChart(
-                ref.name, ref.version, ref.repo, files_of(chart)
+                name=ref.name, version=ref.version, repository=ref.repo, files=files_of(chart)
             )
         except HelmError as error:
             raise InputError(f"{ref}: {error}") from None

@@ -298,7 +298,8 @@ def _commit_text(result: Result) -> str:
         f"  {click.style('foreign', fg='red')} {printable(path)} {FOREIGN_FILE}"
         for path in plan.foreign
     ]
-    lines += [f"  review  {printable(str(result.merge_request))}"] if result.merge_request else []
+    if result.merge_request:
+        lines.append(f"  review  {printable(str(result.merge_request))}")
 
     head = "nothing changed"
     if not plan.is_empty:
@@ -356,22 +357,16 @@ def _inventory_table(clusters: Sequence[RepositoryCluster], newest: Versions) ->
 
 
 def _inventory(clusters: Sequence[RepositoryCluster], newest: Versions) -> Obj:
-    return {
-        "newest": newest.as_data(),
-        "clusters": [
-            {"name": cluster.name, "bundles": list(cluster.bundles), "fault": cluster.fault}
-            | (
-                {
-                    "versions": cluster.lockfile.versions.as_data(),
-                    "network": dict(cluster.lockfile.network),
-                    "hash": cluster.lockfile.content_hash,
-                }
-                if cluster.lockfile
-                else {}
-            )
-            for cluster in clusters
-        ],
-    }
+    return {"newest": newest.as_data(), "clusters": list(map(_cluster_row, clusters))}
+
+
+def _cluster_row(cluster: RepositoryCluster) -> Obj:
+    row: Obj = {"name": cluster.name, "bundles": list(cluster.bundles), "fault": cluster.fault}
+    if cluster.lockfile:
+        row["versions"] = cluster.lockfile.versions.as_data()
+        row["network"] = dict(cluster.lockfile.network)
+        row["hash"] = cluster.lockfile.content_hash
+    return row
 
 
 def _newer(cluster: RepositoryCluster, newest: Versions) -> str:
