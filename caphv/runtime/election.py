@@ -28,7 +28,7 @@ from caphv.runtime.errors import Conflict, Fenced, NotFound, RequestError, Unrea
 log = logging.getLogger(__name__)
 
 _SYNC_ANNOTATION = "caphv.io/note-to-holder"
-_SYNC_ATTEMPTS = 5
+_MAX_SYNC_ATTEMPTS = 5
 # Two requests fit into the deadline of a renewal.
 _REQUEST_SECONDS = 4.0
 
@@ -107,7 +107,7 @@ class LeaderElection:
 
         Does nothing without a leader, because the next leader starts with a full sync anyway.
         """
-        for attempt in range(1, _SYNC_ATTEMPTS + 1):
+        for attempt in range(1, _MAX_SYNC_ATTEMPTS + 1):
             try:
                 lease = await self._client.get(LEASES, self._name, self._namespace)
                 request = {_SYNC_ANNOTATION: f"{self._identity} {_now()}"}
@@ -119,7 +119,7 @@ class LeaderElection:
                 return
             except Conflict:
                 # The holder renewed the lease at the same moment.
-                if attempt == _SYNC_ATTEMPTS:
+                if attempt == _MAX_SYNC_ATTEMPTS:
                     raise
 
     async def acquire(self) -> None:

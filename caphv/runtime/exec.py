@@ -38,7 +38,7 @@ async def pod_exec(
 ) -> bytes:
     """Run a command and return its standard output.
 
-    Raises `ExecError` when the command fails, `ApiError` when the API server refuses, `Unreachable`
+    Raises `ExecError` if the command fails, `ApiError` when the API server refuses, `Unreachable`
     when the connection breaks or `timeout` seconds are over.
     """
     path = PODS.path(namespace, pod, "exec")

@@ -22,8 +22,8 @@ FAILURE_OF_ANY_OBJECT = {"any_object": True}
 """`extra` of a line that concerns all objects, for example that a server is unreachable."""
 MAX_FAILURES = 60
 """Number of different failures of one server that are written in ten minutes."""
-_REMEMBERED = 1000
-_COMPARED = 1000
+_MAX_CACHED = 1000
+_MAX_COMPARED_LENGTH = 1000
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Repeats:
             return
 
         self._failures[key] = _Failure(moment, 0, _text_record(record))
-        if len(self._failures) > _REMEMBERED:
+        if len(self._failures) > _MAX_CACHED:
             self._failures.popitem(last=False)
         yield record
 
@@ -92,7 +92,7 @@ class Repeats:
         if server is None or moment - server.since >= WINDOW_SECONDS:
             self._servers.pop(url, None)
             server = self._servers[url] = _Server(moment)
-            if len(self._servers) > _REMEMBERED:
+            if len(self._servers) > _MAX_CACHED:
                 self._servers.popitem(last=False)
         server.failures += 1
         return server.failures
@@ -142,8 +142,14 @@ def _with_text(record: logging.LogRecord, text: str) -> logging.LogRecord:
 
 def _key(record: logging.LogRecord) -> Hashable:
     fields = {} if getattr(record, "any_object", False) else getattr(record, "caphv_fields", {})
-    text = record.getMessage()[:_COMPARED]
-    return record.name, record.levelno, text, _error(record)[:_COMPARED], tuple(fields.items())
+    text = record.getMessage()[:_MAX_COMPARED_LENGTH]
+    return (
+        record.name,
+        record.levelno,
+        text,
+        _error(record)[:_MAX_COMPARED_LENGTH],
+        tuple(fields.items()),
+    )
 
 
 def _error(record: logging.LogRecord) -> str:

@@ -37,7 +37,7 @@ _JSON_VALUE = re.compile(
 )
 # Shorter texts may be read on the event loop, because YAML takes 5 to 20 microseconds a value, and
 # a value has two characters or more.
-_SMALL = 4 * 1024
+_MAX_ON_LOOP_LENGTH = 4 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ async def off_loop(size: int, work: Callable[[], Value]) -> Value:
 
     Work on a large text runs in a thread, because it would block the event loop.
     """
-    return work() if size <= _SMALL else await asyncio.to_thread(work)
+    return work() if size <= _MAX_ON_LOOP_LENGTH else await asyncio.to_thread(work)
 
 
 def events(text: str, limits: Limits) -> Iterator[yaml.Event]:

@@ -68,7 +68,7 @@ class TLSServer(Runnable):
         return [f"{self.name}: {self._certificates.problem or 'starting'}"]
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises `OSError` when it cannot listen on the address."""
+        """Serve until cancelled. Raises `OSError` if it cannot listen on the address."""
         async with contextlib.AsyncExitStack() as stack:
             while True:
                 # Listen only with a certificate. Without one, the probe reports the reason.

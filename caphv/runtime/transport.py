@@ -30,7 +30,7 @@ _MAX_LINE = 16 * MIB
 # Few bodies and events above _LARGE are read at a time. The others wait, and TCP slows their server
 # down.
 _LARGE = 256 * 1024
-_LARGE_AT_ONCE = 2
+_MAX_LARGE_BODIES = 2
 # JSON of many small lists and objects takes fifty times its size once it is parsed. A VM has about
 # 300 of them.
 _MAX_CONTAINERS = 60_000
@@ -69,7 +69,7 @@ class Transport:
         self._rest = RestClient(connection, headers, self._resolver if untrusted else None)
 
         self._max_response = MAX_RESPONSE if untrusted else _MAX_TRUSTED_RESPONSE
-        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
+        self._large = asyncio.Semaphore(_MAX_LARGE_BODIES)
         self._target_checked = -_TARGET_CHECK_SECONDS
         self._streams: set[aiohttp.ClientResponse] = set()
 
