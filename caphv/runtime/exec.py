@@ -38,8 +38,8 @@ async def pod_exec(
 ) -> bytes:
     """Run a command and return its standard output.
 
-    Raises `ExecError` if the command fails, `ApiError` when the API server refuses, `Unreachable`
-    when the connection breaks or `timeout` seconds are over.
+    Raises `ExecError` if the command fails, `ApiError` if the API server refuses, and `Unreachable`
+    if the connection breaks or `timeout` seconds are over.
     """
     path = PODS.path(namespace, pod, "exec")
     query = [

@@ -102,8 +102,7 @@ def _explain(paths: str, context: str) -> str:
             "it has no current-context; set one with `kubectl config use-context`, or pass "
             "--context"
         )
-    entries = config.get("contexts") or ()
-    names = [str(entry.get("name")) for entry in entries if isinstance(entry, Mapping)]
+    names = list(_entries(config, "context"))
     if name in names:
         return ""
     return f"it has no context {name!r}; its contexts are: {', '.join(names) or 'none'}"

@@ -346,6 +346,7 @@ def test_client_key_is_on_disk_only_while_it_is_loaded(tmp_path: Path, monkeypat
         ("{ no yaml", "", "is not valid YAML"),
         ("", "", "must be a kubeconfig file"),
         ("contexts: [{name: here}]", "", "no current-context"),
+        ("{contexts: 5, current-context: a}", "", "no context 'a'; its contexts are: none"),
         (yaml.safe_dump(valid()), "there", "no context 'there'; its contexts are: here"),
     ],
 )
