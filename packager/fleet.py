@@ -83,7 +83,9 @@ def expected_bundles(
     names = sorted(file.split("/")[-2] for file in rendered.tree if file.endswith(f"/{FLEET_YAML}"))
     bundles = tuple((name, bundle_name(rendered.cluster, name)) for name in names)
     folder = join_path(path, cluster_folder(*rendered.cluster))
-    return ExpectedBundles(workspace(settings), bundles, folder, commit)
+    return ExpectedBundles(
+        workspace=workspace(settings), bundles=bundles, folder=folder, commit=commit
+    )
 
 
 class Fleet:

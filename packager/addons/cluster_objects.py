@@ -38,16 +38,19 @@ def facts_of(objs: Iterable[Obj]) -> list[ClusterFacts]:
     return sorted(clusters, key=lambda facts: facts.key)
 
 
-def facts_of_cluster(
-    cluster: Obj, find: Find, imported: frozenset[FleetCluster] = frozenset()
-) -> ClusterFacts:
+def facts_of_cluster(cluster: Obj, find: Find, imported: frozenset[FleetCluster]) -> ClusterFacts:
     """Return one Cluster with the objects it references; `imported` are its Fleet Clusters."""
     control_plane = _follow_ref(cluster, "controlPlaneRef", find)
     harvester_cluster = _follow_ref(cluster, "infrastructureRef", find)
     if at(cluster, "spec", "topology"):
         control_plane = control_plane or _control_plane_of_class(cluster, find)
         harvester_cluster = harvester_cluster or _harvester_cluster_of_class(cluster, find)
-    return ClusterFacts(cluster, harvester_cluster, control_plane, imported)
+    return ClusterFacts(
+        cluster=cluster,
+        harvester_cluster=harvester_cluster,
+        control_plane=control_plane,
+        fleet_clusters=imported,
+    )
 
 
 def is_on_harvester(cluster: Obj, find: Find) -> bool:

@@ -314,10 +314,12 @@ def _read_annotation(facts: ClusterFacts, gathered: Gathered) -> None:
     if text is None:
         return
     root: FieldPath = ("metadata", "annotations", names.ADDON_VALUES_ANNOTATION)
-    value, fault = parse_yaml(text)
-    if fault:
-        gathered.findings.append(YAML.finding(root, Fault.INVALID, fault))
-    elif value is not None:
+    try:
+        value = parse_yaml(text)
+    except ValueError as error:
+        gathered.findings.append(YAML.finding(root, Fault.INVALID, str(error)))
+        return
+    if value is not None:
         _add_values(gathered, value, root)
 
 

@@ -71,7 +71,7 @@ def read_files(paths: Sequence[str], stdin: BinaryIO) -> Input:
 
 
 def _report_nameless(objects: Sequence[tuple[Obj, _Place]]) -> Iterator[str]:
-    """Report Clusters with an invalid name, which an API server would reject."""
+    """Yield a message for each Cluster whose name an API server would reject."""
     for obj, (source, document, base) in objects:
         is_cluster = obj.get("kind") == "Cluster" and str(obj.get("apiVersion")).startswith(
             f"{CLUSTER_API_GROUP}/"

@@ -142,7 +142,9 @@ def load_table(path: Path | None = None) -> Table:
         # New clusters need a newest release, so `releases[0]` fails if the table has none.
         known = content.get("known", {})
         ordered = (releases[0], *releases[1:])
-        return Table(ordered, supports, content["repositories"], known)
+        return Table(
+            releases=ordered, supports=supports, repositories=content["repositories"], known=known
+        )
     except (KeyError, TypeError, AttributeError, IndexError, json.JSONDecodeError) as error:
         msg = f"{file.name} is not a table of versions: {type(error).__name__} {error}"
         raise ValueError(msg) from None

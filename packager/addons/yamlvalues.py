@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from caphv.runtime.text import Limits, TextError, load_yaml
+from caphv.runtime.text import Limits, load_yaml
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
 
@@ -20,17 +20,14 @@ _LIMITS = Limits(size=_MAX_ANNOTATION_LENGTH, aliases=False)
 _MAX_DEPTH = 64
 
 
-def parse_yaml(text: str) -> tuple[Any, str]:
-    """Return the value of a user's YAML and no fault, or None and the fault.
+def parse_yaml(text: str) -> Any:
+    """Return the value of a user's YAML. Raises `ValueError` with the fault.
 
     Aliases are refused, because a few of them can expand to gigabytes.
     """
     if len(text) > _MAX_ANNOTATION_LENGTH:
-        return None, f"must have at most {_MAX_ANNOTATION_LENGTH} characters"
-    try:
-        return load_yaml(text, _LIMITS), ""
-    except TextError as error:
-        return None, str(error)
+        raise ValueError(f"must have at most {_MAX_ANNOTATION_LENGTH} characters")
+    return load_yaml(text, _LIMITS)
 
 
 def check_json(value: Any, path: FieldPath) -> list[Finding]:

@@ -115,10 +115,10 @@ def _read(path: Path) -> Chart:
     files = _read_folder(path) if path.is_dir() else _read_archive(path)
     metadata = _yaml(files.get("Chart.yaml", b""), f"{path.name}: Chart.yaml")
     return Chart(
-        path,
-        str(metadata.get("version") or ""),
-        _values(files, "", metadata),
-        str(metadata.get("appVersion") or ""),
+        path=path,
+        version=str(metadata.get("version") or ""),
+        values=_values(files, "", metadata),
+        app_version=str(metadata.get("appVersion") or ""),
     )
 
 

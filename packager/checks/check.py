@@ -162,7 +162,8 @@ class _Run:
         """Return the objects of a bundle; charts that are not available contribute none."""
         content = _Content(bundle)
         content.objects += (
-            _Object(obj, file, "", bundle.namespace) for file, obj in bundle.manifests
+            _Object(obj=obj, file=file, source="", namespace=bundle.namespace)
+            for file, obj in bundle.manifests
         )
         for release in bundle.releases:
             try:
@@ -195,7 +196,15 @@ class _Run:
         for file, obj in self._checker.render(release, values, self._settings):
             source = f"{release.chart}, {file}"
             early = file.startswith("crds/") or "/crds/" in file
-            content.objects.append(_Object(obj, release.file, source, release.namespace, early))
+            content.objects.append(
+                _Object(
+                    obj=obj,
+                    file=release.file,
+                    source=source,
+                    namespace=release.namespace,
+                    early=early,
+                )
+            )
 
         for finding in unknown_values(
             values, chart.values, lambda changed: self._try_render(release, changed), release.chart

@@ -134,6 +134,7 @@ def _message(text: str) -> str:
 
 
 def _objects(text: str) -> Iterator[tuple[str, Obj]]:
+    """Yield the objects in Helm's output, each with the file of its template."""
     for part in _SEPARATOR.split(text):
         source = _SOURCE.search(part)
         file = source[1] if source else ""
@@ -142,7 +143,7 @@ def _objects(text: str) -> Iterator[tuple[str, Obj]]:
         except TextError as error:
             raise HelmError(f"{file if source else 'the output'} {error}") from None
         if isinstance(obj, dict) and obj.get("kind"):
-            # Charts may also write a List.
+            # A chart may also write a List of objects.
             items = obj.get("items") if str(obj["kind"]).endswith("List") else None
             for item in items if isinstance(items, list) else [obj]:
                 yield file, item

@@ -113,7 +113,12 @@ def diff_clusters(batch: Batch, plan: Plan, snapshot: Snapshot) -> list[ClusterD
 
     changes = _changes(plan, snapshot)
     return [
-        ClusterDiff(name, states[name], tuple(changes.get(name, ())), tuple(reasons.get(name, ())))
+        ClusterDiff(
+            name=name,
+            state=states[name],
+            changes=tuple(changes.get(name, ())),
+            why=tuple(reasons.get(name, ())),
+        )
         for name in sorted(states)
     ]
 

@@ -47,11 +47,15 @@ def _read_cluster(snapshot: Snapshot, name: str) -> RepositoryCluster:
     )
     content = snapshot.read(join_path(folder, lockfile.FILE))
     if content is None:
-        return RepositoryCluster(name, bundles, None, f"{lockfile.FILE} is missing")
+        return RepositoryCluster(
+            name=name, bundles=bundles, lockfile=None, fault=f"{lockfile.FILE} is missing"
+        )
     try:
         return RepositoryCluster(name, bundles, lockfile.parse(content))
     except ValueError as error:
-        return RepositoryCluster(name, bundles, None, f"{lockfile.FILE} {error}")
+        return RepositoryCluster(
+            name=name, bundles=bundles, lockfile=None, fault=f"{lockfile.FILE} {error}"
+        )
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,13 @@ def _outcome(
     # reach later commits.
     commit = published.awaited.get(key) or known.get(key) or result.head
     expected = expected_bundles(rendered, rendered.settings, commit, path)
-    return Outcome(None, "; ".join(_notes(rendered, published)), commit, expected, is_changed)
+    return Outcome(
+        reason=None,
+        message="; ".join(_notes(rendered, published)),
+        commit=commit,
+        expected=expected,
+        changed=is_changed,
+    )
 
 
 def _invalid_outcome(rendered: Rendered, published: Published) -> Outcome:

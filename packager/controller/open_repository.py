@@ -54,7 +54,12 @@ class RepositoryHandle:
 
         if self._repository is None:
             place = self._place
-            repository = Repository(place.remote, place.cache, credentials, place.identity)
+            repository = Repository(
+                remote=place.remote,
+                folder=place.cache,
+                credentials=credentials,
+                identity=place.identity,
+            )
             self._repository = repository.__enter__()
             self._credentials = credentials
         return self._repository

@@ -30,7 +30,7 @@ from packager.rendering.options import RenderOptions
 from packager.tree import CLUSTERS, cluster_folder
 from packager.upgrade.decision import Decision
 
-_REMEMBERED = 1000
+_MAX_KNOWN_COMMITS = 1000
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,12 @@ class Publisher:
         bundler = Bundler(options.rendering)
         builder = Builder(bundler.renderer, options.git_repos)
         self._options = options
-        self._planner = Planner(bundler, builder, options.max_prune, options.namespace)
+        self._planner = Planner(
+            bundler=bundler,
+            builder=builder,
+            max_prune=options.max_prune,
+            namespace=options.namespace,
+        )
         self._target = RepositoryHandle(options.place)
         self._source = DefinitionSource(options.source) if options.source else None
         self._last_origin = ""
@@ -258,7 +263,7 @@ class Publisher:
         if commit not in self._order:
             numbers = list(self._order.values())
             self._order[commit] = numbers[-1] + 1 if numbers else 0
-        while len(self._order) > _REMEMBERED:
+        while len(self._order) > _MAX_KNOWN_COMMITS:
             self._order.popitem(last=False)
 
 

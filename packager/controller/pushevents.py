@@ -43,7 +43,7 @@ _MAX_BODY_BYTES = 1024 * 1024
 _READ_AHEAD = 16 * 1024
 _BODY_SECONDS = 10.0
 _MIN_SECRET_BYTES = 16
-_EVENTS_REMEMBERED = 4096
+_MAX_KNOWN_EVENTS = 4096
 _GRACE_SECONDS = 5.0
 
 
@@ -54,7 +54,7 @@ class Receiver(Runnable):
     """
 
     def __init__(self, address: str, secret_file: Path, pushed: Callable[[], None]) -> None:
-        """Raise ValueError for an address without a port, or a secret that is missing or short."""
+        """Raise `ValueError` for an address without a port, or a missing or short secret."""
         place = listening_address(address)
         if place is None:
             raise ValueError(f"{address!r} is not of the form [host]:port")
@@ -119,7 +119,7 @@ class Receiver(Runnable):
         repeated = digest in self._seen
         self._seen[digest] = None
         self._seen.move_to_end(digest)
-        if len(self._seen) > _EVENTS_REMEMBERED:
+        if len(self._seen) > _MAX_KNOWN_EVENTS:
             self._seen.popitem(last=False)
         return repeated
 

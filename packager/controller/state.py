@@ -216,7 +216,14 @@ class ClusterCache:
         if not self.kinds.is_settled(*_FLEET_CLUSTER):
             problem = self.kinds.problem(*_FLEET_CLUSTER)
             return ClusterState(why=problem or "waiting for the list of Fleet Clusters")
-        return ClusterState(ClusterFacts(cluster, harvester_cluster, control_plane, imported))
+        return ClusterState(
+            ClusterFacts(
+                cluster=cluster,
+                harvester_cluster=harvester_cluster,
+                control_plane=control_plane,
+                fleet_clusters=imported,
+            )
+        )
 
     def _missing(
         self, cluster: Obj, harvester_cluster: Obj | None, control_plane: Obj | None

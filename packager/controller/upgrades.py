@@ -70,7 +70,13 @@ class Upgrades:
             blocked = _REVIEW_BLOCKS
         elif self._fleet.uninstallable() is None:
             blocked = _FLEET_IS_INVISIBLE
-        return Observed(present, self._reports(), blocked, time.time(), self._file)
+        return Observed(
+            present=present,
+            reports=self._reports(),
+            blocked=blocked,
+            now=time.time(),
+            file=self._file,
+        )
 
     def seconds_left(self) -> float:
         """Return the seconds until the gate of the last wave closes; infinite if none waits."""

@@ -35,7 +35,7 @@ def describe(obj: Obj) -> str:
 
 
 class Applier:
-    """Applies to one management cluster. Methods raise Unreachable when it does not answer."""
+    """Applies to one management cluster. Methods raise `Unreachable` when it does not answer."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client

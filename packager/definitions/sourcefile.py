@@ -54,7 +54,7 @@ class Item:
     def problem(self, finding: Finding) -> SourceProblem:
         """Return a finding about this object with its place."""
         line = self.document.position((*self.base, *finding.path)).line
-        return SourceProblem(self.file, line, str(finding), finding.advice)
+        return SourceProblem(file=self.file, line=line, message=str(finding), advice=finding.advice)
 
     @property
     def key(self) -> Key:
@@ -85,7 +85,7 @@ def manifests(files: Tree) -> dict[str, bytes]:
     """Return the files that may hold definitions, without reading any other files.
 
     Files that are too large are cut, but stay too large. Git stores equal files once, so a small
-    commit can hold any number of them. Raises `UnusableContent` when all files together are too
+    commit can hold any number of them. Raises `UnusableContent` if all files together are too
     large.
     """
     contents: dict[str, bytes] = {}
@@ -130,7 +130,7 @@ def read_file(name: str, content: bytes) -> SourceFile:
         located += document.problems
         for obj, base in _objects(document):
             if obj.keys() & {"apiVersion", "kind"} or obj.keys() >= {"metadata", "spec"}:
-                items.append(Item(name, document, base, obj))
+                items.append(Item(file=name, document=document, base=base, obj=obj))
 
     problems = [
         SourceProblem(

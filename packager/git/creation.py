@@ -11,7 +11,7 @@ _MAX_LISTED = 5
 
 
 def check_creation(clone: Clone, remote: Remote) -> None:
-    """Raise MissingBranch if only other branches exist and this one may not be created."""
+    """Raise `MissingBranch` if only other branches exist and this one may not be created."""
     if remote.create_branch:
         return
     out = clone.run_with_remote(

@@ -159,7 +159,7 @@ def hand_over(
     """Yield environment variables and Git settings (`key=value`) for calls to a remote.
 
     They are valid inside the block only, because their files are deleted at its end. The files are
-    below `folder`. Raises `InvalidRemote` when ssh has no known hosts.
+    below `folder`. Raises `InvalidRemote` if ssh has no known hosts.
     """
     private = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=folder))  # with mode 0700
     variables: dict[str, str] = {}

@@ -45,7 +45,7 @@ class Directory:
     def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result:
         """Write the plan for the current folder. There is no commit, and `reason` is not stored.
 
-        Raises `UnmanagedFiles` when something cannot be written.
+        Raises `UnmanagedFiles` if something cannot be written.
         """
         base = self.sync()
         planned = plan(base)

@@ -246,7 +246,12 @@ def _removals(
             continue
         if folder not in desired:
             if (existing.owned or existing.file_list) and _is_in_scope(folder, pruning):
-                yield Removal(folder, "", tuple(sorted(existing.owned)), folder in definitions)
+                yield Removal(
+                    folder=folder,
+                    bundle="",
+                    files=tuple(sorted(existing.owned)),
+                    definition=folder in definitions,
+                )
             continue
 
         staying = {path.split("/")[0] for path in desired[folder].files}

@@ -21,7 +21,7 @@ from packager.git.errors import CorruptClone, UnusableContent
 from packager.git.folder import FOLDER, LINK, Tree
 from packager.git.paths import join_path, may_be_checked_out
 
-_FORMAT = 0o170000
+_FORMAT_MASK = 0o170000
 _FILE = 0o100000
 _MAX_CACHED = 20_000
 _MAX_CACHED_BYTES = 4096
@@ -41,12 +41,12 @@ class Entry:
     @property
     def is_folder(self) -> bool:
         """Whether it is a folder, and neither a file, a link nor a submodule."""
-        return self.mode & _FORMAT == FOLDER
+        return self.mode & _FORMAT_MASK == FOLDER
 
     @property
     def is_file(self) -> bool:
         """Whether it is a regular file."""
-        return self.mode & _FORMAT == _FILE
+        return self.mode & _FORMAT_MASK == _FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class Snapshot:
         }
 
     def _unread(self, path: str, entry: Entry) -> Unread:
-        if entry.mode & _FORMAT != LINK:
+        if entry.mode & _FORMAT_MASK != LINK:
             return Unread("is a submodule, which is not read", is_folder=True)
         link = self._objects.content(entry.id).decode(errors="replace")
         # A link to a folder may hide definitions below it.

@@ -144,12 +144,12 @@ class Planner:
         state = draft.state
         draft.built = self._builder.build(draft.source, draft.snapshot)
         draft.removals = Removals(
-            draft.built,
-            draft.source,
-            draft.snapshot,
-            state.live,
-            state.confirmed,
-            state.protected,
+            built=draft.built,
+            source=draft.source,
+            snapshot=draft.snapshot,
+            live=state.live,
+            confirmed=state.confirmed,
+            protected=state.protected,
         )
 
     def _render_bundles(self, draft: Draft) -> None:

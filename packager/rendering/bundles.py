@@ -28,7 +28,7 @@ BUNDLE_LABEL = "caphv.io/bundle"
 _VALUES = f"values.yaml{SUFFIX}"
 _FLEET = f"{FLEET_YAML}{SUFFIX}"
 _MAX_NAME_LENGTH = 53
-_NAME_HASH = 10
+_HASH_LENGTH = 10
 
 
 def bundle_name(cluster: Key, bundle: str) -> str:
@@ -38,9 +38,9 @@ def bundle_name(cluster: Key, bundle: str) -> str:
     two cut names apart.
     """
     identity = f"{cluster.namespace}/{cluster.name}/{bundle}"
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:_NAME_HASH]
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:_HASH_LENGTH]
     readable = f"{bundle}-{cluster.name}".replace(".", "-").lower()
-    return f"{readable[: _MAX_NAME_LENGTH - _NAME_HASH - 1].rstrip('-')}-{digest}"
+    return f"{readable[: _MAX_NAME_LENGTH - _HASH_LENGTH - 1].rstrip('-')}-{digest}"
 
 
 def targets(settings: AddonSettings) -> list[Obj]:
@@ -202,7 +202,7 @@ def check_fleet_yaml(
 
 
 def _check_chart(helm: Mapping[str, Any], path: FieldPath) -> list[Finding]:
-    """Check how a chart is named.
+    """Return a finding if a chart is not named as Fleet expects.
 
     Fleet takes a chart by name from an https repository, or by its whole address from an OCI
     registry.

@@ -70,10 +70,9 @@ def serialize(settings: AddonSettings, lockfile: Lockfile) -> bytes:
 def parse(content: bytes) -> Lockfile:
     """Parse the content of a lockfile. Raises `ValueError` if it is invalid."""
     try:
-        value, fault = parse_yaml(content.decode())
-        if fault or not isinstance(value, dict):
-            msg = fault or "must be an object"
-            raise ValueError(msg)
+        value = parse_yaml(content.decode())
+        if not isinstance(value, dict):
+            raise ValueError("must be an object")
 
         return Lockfile(
             versions=parse_versions(value["versions"]),

@@ -38,4 +38,10 @@ def render_options(
     # An empty value keeps the choice in the lockfile, and `default` asks for the shipped templates.
     shipped = templates == sources.DEFAULT
     folder = Path(templates) if templates and not shipped else None
-    return RenderOptions(folder, chart_repository, force, shipped, fleet_version)
+    return RenderOptions(
+        templates=folder,
+        chart_repository=chart_repository,
+        force=force,
+        shipped=shipped,
+        fleet_version=fleet_version,
+    )

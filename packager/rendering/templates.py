@@ -36,8 +36,8 @@ SUFFIX = ".j2"
 _HOLES = "_holes"
 _HOLE = re.compile("\ue000([0-9]+)\ue001")
 _BUDGET = "_budget"
-_SHAPES = 4096
-_PROGRAMS = 1024
+_MAX_SHAPES = 4096
+_MAX_PROGRAMS = 1024
 # A bundle has some hundred lines, and the largest shipped bundle goes through some dozen items.
 _MAX_ITERATIONS = 100_000
 _MAX_TEXT_LENGTH = 4 * 1024 * 1024
@@ -121,7 +121,7 @@ class Templates:
         shape = self._shapes.get(text)
         if shape is None:
             shape = self._shapes[text] = load_yaml_all(text, _LIMITS)
-            if len(self._shapes) > _SHAPES:
+            if len(self._shapes) > _MAX_SHAPES:
                 self._shapes.popitem(last=False)
         return shape
 
@@ -138,7 +138,7 @@ class _Programs(jinja2.BytecodeCache):
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         """Keep compiled code."""
-        if len(self._programs) >= _PROGRAMS:
+        if len(self._programs) >= _MAX_PROGRAMS:
             self._programs.clear()
         if bucket.code is not None:
             self._programs[bucket.key, bucket.checksum] = bucket.code
@@ -258,7 +258,7 @@ def _environment(files: dict[str, str]) -> _Sandbox:
 
 @jinja2.pass_context
 def _count_iterations(context: jinja2.runtime.Context, items: Any) -> list[Any]:
-    """Return the items of a loop. Raises `SecurityError` when all loops have too many items."""
+    """Return the items of a loop. Raises `SecurityError` if all loops have too many items."""
     budget = context[_BUDGET]
     counted = list(itertools.islice(items, budget[0] + 1))
     if len(counted) > budget[0]:
@@ -280,7 +280,7 @@ def _join(pieces: Iterator[str]) -> str:
     return "".join(text)
 
 
-@functools.lru_cache(maxsize=_PROGRAMS)
+@functools.lru_cache(maxsize=_MAX_PROGRAMS)
 def _parse(text: str) -> nodes.Template:
     """Parse a template; callers read the tree and do not change it."""
     return _environment({}).parse(text)

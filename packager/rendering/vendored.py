@@ -121,7 +121,9 @@ def _chart(row: Mapping[str, Any], tree: Tree, budget: int) -> VendoredChart:
             f"{top} does not match its digest: restore it, or run caphv bundles vendor again"
         )
     repository = str(row.get("repository", ""))
-    return VendoredChart(str(row["name"]), str(row["version"]), repository, files)
+    return VendoredChart(
+        name=str(row["name"]), version=str(row["version"]), repository=repository, files=files
+    )
 
 
 def embed(files: Mapping[str, bytes], charts: Charts) -> dict[str, bytes]:

@@ -116,7 +116,9 @@ def decide(
 
     request, problem = _read_request(snapshot, observed.file)
     is_pending = request is not None and not (active and active.request == request)
-    decision = Decision(current, request, None, problem, is_pending)
+    decision = Decision(
+        current=current, request=request, step=None, problem=problem, is_pending=is_pending
+    )
     if observed.blocked:
         if is_pending:
             decision = replace(decision, problem=f"{observed.file}: {observed.blocked}")

@@ -105,7 +105,10 @@ def parse(value: Any) -> Request:
 
     waves = tuple(map(str, value["waves"]))
     return Request(
-        waves, _seconds(value["ready"]), value.get("release") or "", value.get("selector") or ""
+        waves=waves,
+        gate=_seconds(value["ready"]),
+        release=value.get("release") or "",
+        selector=value.get("selector") or "",
     )
 
 
