@@ -1,4 +1,4 @@
-"""Pure functions that compute the outcome of a sync for each cluster, and its condition."""
+"""Computes the outcome of a sync for each cluster, and its condition. No I/O."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _notes(rendered: Rendered, published: Published) -> list[str]:
 
 
 def _foreign_notes(plan: Plan, key: Key) -> list[str]:
-    """Return a note about files of others that Fleet deploys with the bundles of a cluster."""
+    """Return a note about unmanaged files that Fleet deploys with the bundles of a cluster."""
     paths = [path for path in plan.foreign if Key(*path.split("/")[1:3]) == key]
     if not paths:
         return []

@@ -254,7 +254,7 @@ class SyncLoop:
 
 
 def backoff(failures: int) -> float:
-    """Return the seconds to wait after so many failures in a row, with a jitter of a quarter."""
+    """Return the seconds to wait after failures in a row, with a jitter of a quarter."""
     first, longest = _BACKOFF_SECONDS
     # Without this limit, the power would overflow.
     doublings = min(failures - 1, 30)

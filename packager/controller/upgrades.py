@@ -1,4 +1,4 @@
-"""Observes Fleet's reports about the last wave of an upgrade, and calls for the next commit.
+"""Observes Fleet's reports about the last wave of an upgrade, and requests the next commit.
 
 `packager.upgrade.decision` decides about the content of the next commit. Request and progress are
 in the repository.
