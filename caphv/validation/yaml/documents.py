@@ -66,7 +66,7 @@ def decode(data: bytes) -> tuple[str, list[TextFinding]]:
     return text, []
 
 
-def documents(text: str, bounds: Bounds) -> Iterator[Document | TextFinding]:
+def documents(text: str, bounds: Bounds = Bounds()) -> Iterator[Document | TextFinding]:
     """Yield the documents of a stream, and a problem for each one that cannot be read.
 
     Documents that are empty or contain only comments are skipped.
