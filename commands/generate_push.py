@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from commands.access.repository import open_store
 from commands.errors import CommandError
-from commands.options.repository import RepositoryOptions
+from commands.options.groups import pick
+from commands.options.repository import RepositoryOptions, author_options, repository_options
 from commands.output.echo import echo
 
 if TYPE_CHECKING:
     from packager.definitions.build import Built
+    from packager.definitions.model import FleetSource
     from packager.tree import Tree
 
 
 def push(cluster: Built, build: Callable[[Tree], Built]) -> Built:
     """Commit the bundles, and return the cluster with the versions that the repository pins.
 
-    `build` builds the cluster again with the files of the repository. Raises `InputError` if the
-    repository cannot be written, and `CommandError` if files of others are in the way.
+    Raises `InputError` if the repository cannot be written, and `CommandError` if unmanaged files
+    are in the way.
+
+    :param cluster: the cluster as built without the repository
+    :param build: builds the cluster on top of files of the repository
     """
     from packager.contents.folders import compare_folders
     from packager.git.commit import Reason
@@ -29,13 +35,18 @@ def push(cluster: Built, build: Callable[[Tree], Built]) -> Built:
     from packager.git.prune import Pruning
     from packager.tree import CLUSTER_ROOT, cluster_folder
 
-    source = _source(cluster)
-    if cluster.definition is None:
-        return cluster
+    if cluster.definition is None or cluster.definition.fleet is None:
+        raise click.UsageError(
+            "--push needs the repository for the bundles: name it with --fleet-addon-repo"
+        )
+    options = _repository_options(cluster.definition.fleet)
     key = cluster.definition.key
     top = f"{cluster_folder(*key)}/"
-    with open_store(source, new=True) as store:
-        # The cluster is built again, because the repository may pin versions of its bundles.
+    # Bundles are removed in two commits, so that Fleet uninstalls them (`caphv bundles push`).
+    no_removals = Pruning(complete=True, budget=0, scope=())
+
+    with open_store(options, new=True) as store:
+        # The repository may pin versions of the cluster's bundles.
         tree = store.sync().tree
         cluster = build({path: tree[path] for path in tree if path.startswith(top)})
         if not (cluster.ok and cluster.rendered):
@@ -43,20 +54,19 @@ def push(cluster: Built, build: Callable[[Tree], Built]) -> Built:
         folder = Folder(
             {path.removeprefix(top): content for path, content in cluster.rendered.tree.items()}
         )
-        # Nothing is removed here. The removal of a bundle takes the two commits of `caphv bundles
-        # push`.
-        kept = Pruning(complete=True, budget=0, scope=())
         result = store.commit(
-            lambda now: compare_folders(now, {CLUSTER_ROOT: {str(key): folder}}, kept),
+            lambda snapshot: compare_folders(
+                snapshot, {CLUSTER_ROOT: {str(key): folder}}, no_removals
+            ),
             Reason(f"Bundles of cluster {key}, by caphv generate."),
         )
 
-    if held := (*result.plan.held, *result.plan.refused):
-        raise CommandError("; ".join(f"{item.what}: {item.why}" for item in held))
+    if skipped := (*result.plan.held, *result.plan.refused):
+        raise CommandError("; ".join(f"{item.what}: {item.why}" for item in skipped))
     outcome = "the bundles are already there"
     if result.commit:
         outcome = f"pushed the bundles in commit {result.commit[:12]}"
-    echo(f"{outcome}: {source.repo}, branch {source.branch}", err=True)
+    echo(f"{outcome}: {options.repo}, branch {options.review or options.branch}", err=True)
     return cluster
 
 
@@ -72,20 +82,16 @@ def explain(cluster: Built) -> None:
         )
 
 
-def _source(cluster: Built) -> RepositoryOptions:
-    """Return options for the repository that the definition names."""
-    source = cluster.definition.fleet if cluster.definition else None
-    if source is None:
-        raise click.UsageError(
-            "--push needs the repository for the bundles: name it with --fleet-addon-repo"
-        )
-    # Credentials come from the environment, as for `caphv bundles push`.
-    return RepositoryOptions(
-        repo=source.repo,
-        branch=source.branch,
-        inner=source.path,
-        git_credentials=None,
-        git_cache=None,
-        git_timeout=60.0,
-        git_max_size=512,
-    )
+def _repository_options(repository: FleetSource) -> RepositoryOptions:
+    """Return options for a repository; all others come from variables CAPHV_GIT_*.
+
+    Raises `click.BadParameter` for a variable with an invalid value.
+    """
+    # Parse an empty command line of `caphv bundles push`, whose options read these variables.
+    command = author_options(repository_options(click.Command("push")))
+    try:
+        options = pick(RepositoryOptions, command.make_context("push", []).params)
+    except click.BadParameter as error:
+        variable = error.param.envvar if error.param else None
+        raise click.BadParameter(error.message, param_hint=variable) from None
+    return replace(options, repo=repository.repo, branch=repository.branch, inner=repository.path)

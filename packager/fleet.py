@@ -23,9 +23,9 @@ _GIT_REPO = (FLEET_GROUP, "GitRepo")
 COMMIT_LABEL = "fleet.cattle.io/commit"
 # Conditions of GitRepos whose messages explain why Fleet did not read a commit.
 _FAULTS = (("Stalled", "True"), ("GitPolling", "False"), ("Accepted", "False"))
-_LONGEST = 600
-_MOST_FIELDS = 3
-_MOST_OBJECTS = 3
+_MAX_MESSAGE_LENGTH = 600
+_MAX_FIELDS = 3
+_MAX_OBJECTS = 3
 _LIMITS = Limits(size=64 * 1024, nodes=10_000, seconds=1)
 _MODIFIED, _WAITING = "Modified", "WaitApplied"
 NOT_APPLIED = (
@@ -83,7 +83,9 @@ def expected_bundles(
     names = sorted(file.split("/")[-2] for file in rendered.tree if file.endswith(f"/{FLEET_YAML}"))
     bundles = tuple((name, bundle_name(rendered.cluster, name)) for name in names)
     folder = join_path(path, cluster_folder(*rendered.cluster))
-    return ExpectedBundles(workspace(settings), bundles, folder, commit)
+    return ExpectedBundles(
+        workspace=workspace(settings), bundles=bundles, folder=folder, commit=commit
+    )
 
 
 class Fleet:
@@ -221,7 +223,7 @@ def explain(row: Obj) -> str:
     message = strip_patch(str(row.get("message") or ""))
     if message and row.get("bundleState") != _MODIFIED:
         return message
-    return name_some([*_unready(row), *changes(row)], _MOST_OBJECTS, "; ") or message
+    return name_some([*_unready(row), *changes(row)], _MAX_OBJECTS, "; ") or message
 
 
 def strip_patch(message: str) -> str:
@@ -265,7 +267,7 @@ def _change(row: Obj) -> str:
         return "was changed"
     # Name the fields without values, because values of a Secret must not get into a condition.
     fields = [".".join(path) for path in _changed_fields(patch)]
-    return f"was changed in {name_some(fields, _MOST_FIELDS)}" if fields else "was changed"
+    return f"was changed in {name_some(fields, _MAX_FIELDS)}" if fields else "was changed"
 
 
 def _changed_fields(patch: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -292,7 +294,7 @@ def _matches(pattern: list[str], parts: list[str]) -> bool:
 
 
 def slim_bundle(bundle: Obj) -> Obj | None:
-    """Keep only the fields of a Bundle that reports need; None if caphv did not make the Bundle."""
+    """Keep only the fields of a Bundle that reports need; None if caphv did not create it."""
     labels = labels_of(bundle)
     if BUNDLE_LABEL not in labels:
         return None
@@ -360,7 +362,7 @@ def _metadata(obj: Obj, labels: dict[str, str]) -> Obj:
 
 
 def _first_message(messages: Iterable[str | None]) -> str:
-    return next((str(message)[:_LONGEST] for message in messages if message), "")
+    return next((str(message)[:_MAX_MESSAGE_LENGTH] for message in messages if message), "")
 
 
 def _is_relevant(change: Change) -> bool:

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
 _SEARCHES = 30
-_KEPT = (
+_METADATA_FIELDS = (
     "name",
     "namespace",
     "uid",
@@ -33,7 +33,7 @@ def strip_status(obj: Obj) -> Obj:
     """Return an object with only the metadata and the spec, which rendering needs."""
     metadata = obj["metadata"]
     return {
-        "metadata": {name: metadata[name] for name in _KEPT if name in metadata},
+        "metadata": {name: metadata[name] for name in _METADATA_FIELDS if name in metadata},
         "spec": obj.get("spec") or {},
     }
 

@@ -18,7 +18,7 @@ from caphv.validation.finding import Fault, FieldPath, Finding
 RULE = "no-secrets-in-git"
 DESCRIPTION = "What is written to Git must not be a Secret or look like a credential."
 
-# Tenants and authors of commits write the text, so the time must be linear in its length. No
+# The text comes from tenants and authors of commits, so the time must be linear in its length. No
 # pattern may begin inside a run of its own characters, or repeat without a bound before a part that
 # may be absent. Otherwise 64 KB of one letter take seconds, in which the interpreter does nothing
 # else (tests/unit/project/test_linear_time.py).
@@ -56,10 +56,10 @@ _HARMLESS = re.compile(
 
 
 # Scanning a text of this length takes some milliseconds. No value of an add-on should be longer.
-# Files of that size belong into a chart or a ConfigMap of the cluster.
-LONGEST = 64 * 1024
+# Files of that size belong in a chart or a ConfigMap of the cluster.
+_MAX_LENGTH = 64 * 1024
 # Most texts are short and repeat in each cluster. A few long texts must not fill the memory.
-_LONGEST_REMEMBERED = 256
+_MAX_CACHED_LENGTH = 256
 
 
 def check(value: Any, path: FieldPath = ()) -> list[Finding]:
@@ -69,10 +69,10 @@ def check(value: Any, path: FieldPath = ()) -> list[Finding]:
 
 def _check(value: Any, path: FieldPath) -> Iterator[Finding]:
     if isinstance(value, str):
-        if len(value) > LONGEST:
+        if len(value) > _MAX_LENGTH:
             detail = (
                 f"has {len(value)} characters and cannot be checked for credentials: use at most "
-                f"{LONGEST}"
+                f"{_MAX_LENGTH}"
             )
             yield Finding(path, Fault.TOO_LONG, detail, RULE)
         elif _is_credential(value) or (path and _is_password(str(path[-1]), value)):
@@ -90,7 +90,7 @@ def _check(value: Any, path: FieldPath) -> Iterator[Finding]:
             yield Finding((*path, "kind"), Fault.FORBIDDEN, detail, RULE)
 
         for key, item in value.items():
-            if len(str(key)) > LONGEST or _is_credential(str(key)):
+            if len(str(key)) > _MAX_LENGTH or _is_credential(str(key)):
                 # The key itself must not be shown either.
                 detail = "a key looks like a credential: remove it"
                 yield Finding((*path, "…"), Fault.FORBIDDEN, detail, RULE)
@@ -105,7 +105,7 @@ def _check(value: Any, path: FieldPath) -> Iterator[Finding]:
 def _is_credential(text: str) -> bool:
     if len(text) < 12:
         return False
-    return _scan_short(text) if len(text) <= _LONGEST_REMEMBERED else _scan(text)
+    return _scan_short(text) if len(text) <= _MAX_CACHED_LENGTH else _scan(text)
 
 
 @lru_cache(maxsize=16384)

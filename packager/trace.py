@@ -45,7 +45,7 @@ _BUNDLES = {
 # last deployment.
 _DEPLOYING = ("Deployed", "Installed")
 _REPORTED = (*_DEPLOYING, "Ready", "Monitored")
-_SHORT = 12
+_SHORT_ID_LENGTH = 12
 # These limits are wide, because the packager itself rendered the files.
 _LIMITS = Limits(size=16 * 1024 * 1024, nodes=1_000_000, seconds=30)
 ObjectKey = tuple[str, str, str]
@@ -103,7 +103,7 @@ class Trace:
 
 
 def setting_stage(
-    gathered: Gathered, path: tuple[str, ...], place: str, change: Change | None = None
+    gathered: Gathered, path: tuple[str, ...], place: str, change: Change | None
 ) -> Stage:
     """Return the stage of a setting.
 
@@ -225,7 +225,7 @@ def _repository_stage(
     files = {path: text for path, text in sorted(rendered.tree.items()) if path.startswith(folder)}
     # A bundle also differs if a user edited it in the repository.
     different = [path for path, text in files.items() if snapshot.read(path) != text]
-    commit = f"commit {snapshot.commit[:_SHORT]}" if branch.head else "the folder"
+    commit = f"commit {snapshot.commit[:_SHORT_ID_LENGTH]}" if branch.head else "the folder"
     if not different:
         detail = f"last changed by {branch.change}" if branch.change else commit
         return Stage("repository", folder, True, detail)
@@ -292,15 +292,17 @@ def _git_repo_stage(folder: str, namespace: str, head: str, git_repos: Sequence[
     if not commit:
         return Stage("GitRepo", name, None, "has read no commit yet")
     if head and commit != head:
-        detail = f"is at commit {commit[:_SHORT]}, the branch at {head[:_SHORT]}"
+        detail = (
+            f"is at commit {commit[:_SHORT_ID_LENGTH]}, the branch at {head[:_SHORT_ID_LENGTH]}"
+        )
         return Stage("GitRepo", name, False, detail)
-    return Stage("GitRepo", name, True, f"commit {commit[:_SHORT]}")
+    return Stage("GitRepo", name, True, f"commit {commit[:_SHORT_ID_LENGTH]}")
 
 
 def _bundle_stage(bundle: Obj, place: str) -> Stage:
     summary = dict_at(bundle, "status", "summary")
     commit = text_at(bundle, "metadata", "labels", COMMIT_LABEL)
-    parts = [f"commit {commit[:_SHORT]}"] if commit else []
+    parts = [f"commit {commit[:_SHORT_ID_LENGTH]}"] if commit else []
     if is_processed(bundle):
         parts.append(text_at(bundle, "status", "display", "state"))
     else:

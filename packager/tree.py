@@ -1,4 +1,4 @@
-"""Files of a repository as plain data, which rendering makes, Git commits and tests compare.
+"""Files of a repository as plain data, which rendering returns, Git commits and tests compare.
 
 Every path passes through `path_of`, so that a hostile name of a cluster, bundle or template cannot
 leave its folder and means nothing to Git or a shell.
@@ -32,7 +32,7 @@ _SEGMENT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
 def path_of(*segments: str) -> str:
-    """Join segments to a path. Raises ValueError for a segment that is not a plain name.
+    """Join segments to a path. Raises `ValueError` for a segment that is not a plain name.
 
     Plain names have letters, digits, '.', '_' and '-'.
     """
@@ -47,7 +47,7 @@ def path_of(*segments: str) -> str:
 
 
 def cluster_folder(namespace: str, name: str) -> str:
-    """Return the folder `clusters/<namespace>/<name>`. Raises ValueError as `path_of` does."""
+    """Return the folder `clusters/<namespace>/<name>`. Raises `ValueError` as `path_of` does."""
     return path_of(CLUSTERS, namespace, name)
 
 

@@ -67,7 +67,7 @@ _FINALIZERS = frozenset(
 # The load balancer of every cluster listens here.
 API_PORT = 6443
 # Findings are limited, because a hostile object exceeds bounds at each of its values.
-_MOST_OVERSIZED = 100
+_MAX_OVERSIZED = 100
 
 
 class Kind(NamedTuple):
@@ -147,8 +147,8 @@ class Verdict:
 def validate(review: Review, *, without: Collection[str] = ()) -> Verdict:
     """Validate a review by schema and rules, except for rules named in `without`.
 
-    Does not report fields that the schema does not know, because the API server has dropped them
-    before. Raises nothing, whatever the objects contain.
+    Does not report fields that the schema does not know, because the API server drops them first.
+    Never raises, whatever the objects contain.
     """
     obj = review.object
     if review.operation not in ("CREATE", "UPDATE") or not isinstance(obj, dict):
@@ -245,8 +245,8 @@ def _findings(
 
 
 def _size_findings(obj: Obj) -> Iterator[Finding]:
-    """Report values beyond the bounds that the CRDs set for every list, map and text."""
-    for path, unit, limit in islice(beyond(obj.get("spec"), ("spec",)), _MOST_OVERSIZED):
+    """Yield a finding for each value beyond the bounds of the CRDs for lists, maps and texts."""
+    for path, unit, limit in islice(beyond(obj.get("spec"), ("spec",)), _MAX_OVERSIZED):
         if unit == "characters":
             detail = f"must have at most {limit:,} characters"
             yield Finding(path, Fault.TOO_LONG, detail, "schema-maxLength")
@@ -268,7 +268,7 @@ def _rule_findings(subject: Subject, without: Collection[str]) -> Iterator[Findi
 
 
 def _tolerate_unless_go_refused(finding: Finding, kind: str) -> Finding:
-    """Return a finding as a warning, unless the Go provider or the schema refuses it, too.
+    """Return a finding as a warning, unless the Go provider or the schema also refuses it.
 
     Patches of a ClusterClass fill in what is empty in its templates: those of the Go provider's
     class have neither disks nor networks.

@@ -44,10 +44,10 @@ SERVICE = "caphv-webhook-service"
 # Only cert-manager may write the CA into configurations with this annotation.
 INJECT_ANNOTATION = "cert-manager.io/inject-ca-from"
 _LABELS = {"cluster.x-k8s.io/provider": "infrastructure-harvester"}
-# An API server waits so many seconds for an answer, and then fails the write.
+# Seconds that an API server waits for an answer before it fails the write.
 _TIMEOUT_SECONDS = 5
-# So many older CAs are kept, because replicas that have not seen a new certificate yet use them.
-_OLDER_AUTHORITIES = 2
+# Number of older CAs to keep, because replicas that have not loaded a new certificate use them.
+_MAX_OLDER_AUTHORITIES = 2
 
 
 def client_config(service: str = "", url: str = "") -> Obj:
@@ -86,9 +86,9 @@ def repair(current: Obj, intended: Obj, authority: bytes, *, first: bool) -> Obj
     :param intended: the configuration of this release
     :param authority: CAs (PEM) to add unless cert-manager sets them; may be empty. Present CAs are
         kept at first, because other replicas may still serve with an older certificate
-    :param first: whether this process sees the configuration for the first time. Only then are
-        webhooks replaced that are missing or lead elsewhere. Otherwise two releases would overwrite
-        each other during an update
+    :param first: whether this process checks the configuration for the first time. Only then does
+        it replace webhooks that are missing or point elsewhere; otherwise two releases would
+        overwrite each other during an update
     """
     repaired = deepcopy(current)
     bundle = _bundle(current)
@@ -233,6 +233,6 @@ def _add_authority(bundle: str, authority: bytes) -> str:
         return bundle
 
     older = [certificate for certificate in present if certificate not in added]
-    certificates = [*added, *older[:_OLDER_AUTHORITIES]]
+    certificates = [*added, *older[:_MAX_OLDER_AUTHORITIES]]
     pem = b"".join(certificate + b"\n" for certificate in certificates)
     return base64.b64encode(pem).decode()

@@ -1,7 +1,7 @@
 """Answer an AdmissionReview v1: turn bytes of a request into bytes of an answer, without I/O.
 
 Every body is either answered as a review or refused with `BadReview`, because every client in the
-cluster can send one, and API servers may send wrong ones, too, if a user has changed a webhook
+cluster can send one, and API servers send invalid ones if a user has changed a webhook
 configuration.
 """
 
@@ -30,12 +30,12 @@ API_VERSION = "admission.k8s.io/v1"
 
 # The API server cuts each warning at 256 bytes, and all of them at 4096, because it sends them in
 # HTTP headers.
-_WARNING_LENGTH = 250
-_WARNINGS = 15
+_MAX_WARNING_LENGTH = 250
+_MAX_WARNINGS = 15
 # All causes are reported at once, but they are limited, because Events and logs of other programs
 # contain the message.
-_CAUSES = 100
-_CAUSE_LENGTH = 1000
+_MAX_CAUSES = 100
+_MAX_CAUSE_LENGTH = 1000
 _REASONS = {
     Fault.REQUIRED: "FieldValueRequired",
     Fault.INVALID: "FieldValueInvalid",
@@ -103,11 +103,16 @@ def answer(target: Target, body: bytes | bytearray, *, enforced: Collection[str]
             f"this path is for {target.kind} in {GROUP}/{target.version} only: correct the webhook "
             "configuration, or delete it, and the provider recreates it"
         )
-        return Answer(_refusal(uid, 400, "BadRequest", message), operation, False, name)
+        return Answer(
+            body=_refusal(uid, 400, "BadRequest", message),
+            operation=operation,
+            allowed=False,
+            name=name,
+        )
 
     # Deletions are never blocked, and only controllers write subresources.
     if operation not in ("CREATE", "UPDATE") or request.get("subResource"):
-        return Answer(_response(uid, True), operation, True, name)
+        return Answer(body=_response(uid, True), operation=operation, allowed=True, name=name)
 
     review = Review(
         operation=operation,
@@ -119,7 +124,12 @@ def answer(target: Target, body: bytes | bytearray, *, enforced: Collection[str]
         enforced=enforced,
     )
     if target.webhook == "mutate":
-        return Answer(_patch_response(uid, defaults(review)), operation, True, name)
+        return Answer(
+            body=_patch_response(uid, defaults(review)),
+            operation=operation,
+            allowed=True,
+            name=name,
+        )
     return _validate(uid, review, name)
 
 
@@ -150,7 +160,7 @@ def _text(request: Obj, field: str) -> str:
 def _object(parent: Obj, field: str, *, path: str = "") -> Obj:
     value = parent.get(field)
     if not isinstance(value, dict):
-        raise BadReview(f"{path or f'request.{field}'}: Required value: an object")
+        raise BadReview(f"{path or 'request.' + field}: Required value: an object")
     return value
 
 
@@ -159,12 +169,17 @@ def _validate(uid: str, review: Review, name: str) -> Answer:
     verdict = validate(review)
     warnings = _warnings(verdict.warnings)
     if not verdict.errors:
-        return Answer(_response(uid, True, warnings=warnings), review.operation, True, name)
+        return Answer(
+            body=_response(uid, True, warnings=warnings),
+            operation=review.operation,
+            allowed=True,
+            name=name,
+        )
 
-    causes = [_cause(finding) for finding in verdict.errors[:_CAUSES]]
+    causes = [_cause(finding) for finding in verdict.errors[:_MAX_CAUSES]]
     texts = [f"{cause['field']}: {cause['message']}" for cause in causes]
-    if len(verdict.errors) > _CAUSES:
-        texts.append(f"and {len(verdict.errors) - _CAUSES} more")
+    if len(verdict.errors) > _MAX_CAUSES:
+        texts.append(f"and {len(verdict.errors) - _MAX_CAUSES} more")
     # Use the form of NewInvalid and of aggregated errors in apimachinery, which users know.
     listed = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
@@ -173,7 +188,7 @@ def _validate(uid: str, review: Review, name: str) -> Answer:
     details = {"name": plain_name, "group": GROUP, "kind": review.kind, "causes": causes}
     body = _refusal(uid, 422, "Invalid", message, details=details, warnings=warnings)
     rules = tuple(sorted({finding.rule for finding in verdict.errors}))
-    return Answer(body, review.operation, False, name, rules)
+    return Answer(body=body, operation=review.operation, allowed=False, name=name, rules=rules)
 
 
 def _cause(finding: Finding) -> Obj:
@@ -182,7 +197,7 @@ def _cause(finding: Finding) -> Obj:
     message = str(finding).removeprefix(f"{field}: ")
     return {
         "reason": _REASONS[finding.fault],
-        "message": _cut(message, _CAUSE_LENGTH),
+        "message": _cut(message, _MAX_CAUSE_LENGTH),
         "field": _cut(field, 250),
     }
 
@@ -190,12 +205,12 @@ def _cause(finding: Finding) -> Obj:
 def _warnings(findings: Sequence[Finding]) -> list[str]:
     """Return warnings in a form that the API server passes on to the client."""
     warnings = []
-    for finding in findings[:_WARNINGS]:
+    for finding in findings[:_MAX_WARNINGS]:
         text = _printable(f"{finding.field}: {finding.detail}")
-        warnings.append(_cut(text, _WARNING_LENGTH))
+        warnings.append(_cut(text, _MAX_WARNING_LENGTH))
 
-    if len(findings) > _WARNINGS:
-        warnings.append(f"and {len(findings) - _WARNINGS} more: `caphv validate` shows all")
+    if len(findings) > _MAX_WARNINGS:
+        warnings.append(f"and {len(findings) - _MAX_WARNINGS} more: `caphv validate` shows all")
     return warnings
 
 
@@ -208,7 +223,7 @@ def _printable(text: str) -> str:
 
 
 def _cut(text: str, length: int) -> str:
-    """Return at most so many bytes of a text."""
+    """Return at most `size` bytes of a text."""
     encoded = text.encode()
     if len(encoded) <= length:
         return text

@@ -19,7 +19,7 @@ class LargeBodies:
 
     @contextlib.asynccontextmanager
     async def room(self, size: int, seconds: float) -> AsyncIterator[None]:
-        """Reserve `size` bytes. Raises `TimeoutError` when they are not free within `seconds`."""
+        """Reserve `size` bytes. Raises `TimeoutError` if they are not free within `seconds`."""
         admitted = asyncio.Event()
         # The number keeps bodies of the same size in order.
         ticket = (size, next(self._numbers), admitted)

@@ -29,8 +29,8 @@ from webhooks.handler import WEBHOOKS
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 30.0
-# An uninstallation ends this process within so many seconds after it deleted the configurations.
+_MAX_PAUSE_SECONDS = 30.0
+# An uninstallation deletes the configurations, and ends this process within this many seconds.
 _RESTORE_SECONDS = 10.0
 # The field manager of server-side apply.
 _MANAGER = "caphv"
@@ -57,7 +57,9 @@ class Registration(Runnable):
         self._wake = asyncio.Event()
         self._stopping = False
         self._registered = [
-            _RegisteredConfiguration(client, RESOURCES[webhook], NAMES[webhook], intended)
+            _RegisteredConfiguration(
+                client=client, resource=RESOURCES[webhook], name=NAMES[webhook], intended=intended
+            )
             for webhook, intended in zip(WEBHOOKS, configurations(target), strict=True)
         ]
 
@@ -100,7 +102,7 @@ class Registration(Runnable):
                     "webhook configuration cannot be kept, trying again in %.0f s: %s", pause, error
                 )
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                pause = min(pause * 2, _MAX_PAUSE_SECONDS)
 
 
 class _RegisteredConfiguration:
@@ -158,7 +160,7 @@ class _RegisteredConfiguration:
             # Another replica was faster, and the watch will report its configuration.
             return
 
-        log.info("%s was missing and has been made", self._name)
+        log.info("recreated missing %s", self._name)
         self._remember(created, authority)
 
     async def _repair(self, authority: bytes) -> None:

@@ -1,10 +1,10 @@
-"""Decide to which addresses a connection with a URL of a tenant may lead.
+"""Decide to which addresses a connection to a tenant's URL may be opened.
 
 A kubeconfig in a Secret names a server, and the controller connects to it from inside the
 management cluster's network. The policy refuses addresses that only insiders reach: addresses of
 this machine, of the link (among them the metadata services of clouds), and of the management
 cluster's own API server. It checks an address when a socket is created for it, after name
-resolution, so that a name that resolves to another address the second time gains nothing.
+resolution, so a name that resolves to another address the second time gains nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AddressNotAllowed(OSError):
 class AddressPolicy:
     """Refuse special addresses for connections of tenants, except for networks in `allowed`.
 
-    `own` has the addresses of the management cluster's API server, as seen by connections to it.
+    `own` has the addresses of the management cluster's API server, as connections to it use them.
     """
 
     allowed: tuple[Network, ...] = ()
@@ -108,7 +108,7 @@ def _special(address: Address) -> str:
         return "a link-local address"
     if address.is_unspecified or address.is_multicast or address.is_reserved:
         return "not that of a single host"
-    # 0.0.0.0/8 leads to this machine.
+    # Connections to 0.0.0.0/8 reach this machine.
     if isinstance(address, IPv4Address) and int(address) >> 24 == 0:
         return "a loopback address"
     return ""

@@ -25,7 +25,8 @@ _NO_API = "this server does not answer like a Kubernetes API server"
 _NO_API_HINT = f"{_NO_API} (is there a proxy in between?)"
 # What an API server answers for a group or version of which it has no CRD.
 _NO_SUCH_PATH = b"404 page not found"
-# Details of an opaque connection are logged when they change, but at most once in so many seconds.
+# Details of an opaque connection are logged when they change, but at most once in this many
+# seconds.
 _DETAIL_SECONDS = 10.0
 
 

@@ -28,12 +28,12 @@ _SHARE = 0.05
 # change rarely take 10 % of the time.
 _MACHINE_SECONDS = 0.01
 _MACHINE_SHARE = 0.00001
-# Each other cached object adds to both, too, because it has to be read and changes. Only so many
-# objects count, whatever a server has.
+# Each other cached object also adds to both, because it has to be read and changes. At most this
+# many objects count.
 _OBJECT_SECONDS = 0.0005
 _OBJECT_SHARE = 0.00001
-_MOST_OBJECTS = 10_000
-# A connection that uses more, or exceeds a bound, gets a smaller share for so many seconds.
+_MAX_OBJECTS = 10_000
+# A connection that uses more, or exceeds a bound, gets a smaller share for this many seconds.
 _LIMITED_SHARE = 0.02
 _LIMITED_SECONDS = 600.0
 # Readers work in pieces of this many seconds of CPU, and other tasks run between them.
@@ -143,7 +143,7 @@ class TimeBudget:
         earned = (moment - self._credited) * self._share
         self._credit = min(self._most, self._credit + earned) - seconds
         self._credited = moment
-        # Count machines and objects only when the credit is used up, because that takes time, too.
+        # Count machines and objects only when the credit is used up, because counting takes time.
         if self._credit < 0:
             self._count_load()
         if self._credit < 0:
@@ -156,7 +156,7 @@ class TimeBudget:
         In a shared namespace, most objects belong to others.
         """
         machines = self.machines()
-        objects = min(self.objects(), _MOST_OBJECTS)
+        objects = min(self.objects(), _MAX_OBJECTS)
         most_before = self._most
         self._most = _CREDIT_SECONDS + machines * _MACHINE_SECONDS + objects * _OBJECT_SECONDS
         self._share = _SHARE + machines * _MACHINE_SHARE + objects * _OBJECT_SHARE

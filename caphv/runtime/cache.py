@@ -73,7 +73,7 @@ class Informer:
     :param probe: an informer of the same server that retries often; while it fails, this one waits
         `max_backoff` seconds, or for `retry_now`
     :param first_from_cache: let the server answer the first list from its own cache, which is
-        cheaper but may be a little old; not for collections where absence leads to a deletion
+        cheaper but may be a little old; not for collections where absence causes a deletion
     :param patience: how many seconds a server that has never answered may be unreachable before the
         informer logs failures as warnings
     """

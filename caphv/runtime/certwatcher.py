@@ -11,7 +11,7 @@ import ssl
 from datetime import UTC, datetime
 from pathlib import Path
 
-from caphv.runtime.kubeconfig import certificate_validity
+from caphv.runtime.kubeconfig import Validity, certificate_validity
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class CertWatcher:
         self._client_authority = client_authority
         self._versions: _Versions = ()
         self._current: ssl.SSLContext | None = None
-        self._validity: tuple[datetime, datetime] | None = None
+        self._validity: Validity | None = None
         self._reported_expiry = ""
         self.problem = f"certificate {self._files[0]} has not been read yet"
 
@@ -115,8 +115,8 @@ class CertWatcher:
         """
         message = ""
         if self._validity is not None:
-            begin, end = self._validity
-            if end - now < _LAST_PART * (end - begin):
+            end = self._validity.end
+            if end - now < _LAST_PART * (end - self._validity.start):
                 verb = "expires" if end > now else "has expired, and clients refuse it: since"
                 message = f"certificate {self._files[0]} {verb} {end:%Y-%m-%d %H:%M} UTC"
         if message and message != self._reported_expiry:
@@ -177,7 +177,7 @@ def server_context(
             ) from None
         context.verify_mode = ssl.CERT_REQUIRED
         # A session that is resumed checks no certificate again, not even after the authorities of
-        # clients have changed. TLS 1.2 has sessions without tickets, too.
+        # clients have changed. TLS 1.2 also has sessions without tickets.
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET

@@ -1,9 +1,9 @@
 """Run a runnable in a child process. This module has the parent's and the child's side.
 
-A thread would not do, because threads of one interpreter share its lock in turns of milliseconds,
-so that one waits while another computes. The child reports readiness and metrics on its standard
-output at least once a second. The parent kills and restarts a silent child. A child whose pipe
-breaks has lost its parent and exits.
+A thread is not enough: threads of one interpreter take turns of milliseconds with its lock, so one
+waits while another computes. The child reports readiness and metrics on its standard output at
+least once a second. The parent kills and restarts a silent child. A child whose pipe breaks has
+lost its parent and exits.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _REPORT_SECONDS = 1.0
 _SILENCE_SECONDS = 15.0
 _GRACE_SECONDS = 10.0
 _PAUSE_SECONDS = 1.0
-_LONGEST_PAUSE_SECONDS = 30.0
-_LONGEST_REPORT = 1024 * 1024
+_MAX_PAUSE_SECONDS = 30.0
+_MAX_REPORT_BYTES = 1024 * 1024
 
 
 class ChildProcess(Runnable):
@@ -40,7 +40,8 @@ class ChildProcess(Runnable):
     """
 
     def __init__(self, name: str, module: str, settings: Mapping[str, Any]) -> None:
-        self._name, self._module = name, module
+        self._name = name
+        self._module = module
         self._settings = orjson.dumps(settings).decode()
         self._reasons = [f"{name}: process is starting"]
         self._metrics = b""
@@ -63,7 +64,7 @@ class ChildProcess(Runnable):
             self._reasons = [f"{self._name}: process exited with status {status}"]
             self._metrics = b""
 
-            if loop.time() - started > _LONGEST_PAUSE_SECONDS:
+            if loop.time() - started > _MAX_PAUSE_SECONDS:
                 pause = _PAUSE_SECONDS
             log.error(
                 "%s process exited with status %d; restarting it in %.0f s",
@@ -72,14 +73,14 @@ class ChildProcess(Runnable):
                 pause,
             )
             await asyncio.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            pause = min(pause * 2, _MAX_PAUSE_SECONDS)
 
     async def _run_once(self) -> int:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", self._module, self._settings),
             stdin=DEVNULL,
             stdout=PIPE,
-            limit=_LONGEST_REPORT,
+            limit=_MAX_REPORT_BYTES,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             # Ctrl-C on the terminal is for the parent, which then terminates the child.
             start_new_session=True,
@@ -111,7 +112,8 @@ class ChildProcess(Runnable):
             if not line:
                 return
             report = orjson.loads(line)  # noqa: TID251 - our own child process
-            self._reasons, self._metrics = report["reasons"], report["metrics"].encode()
+            self._reasons = report["reasons"]
+            self._metrics = report["metrics"].encode()
 
 
 async def _end(process: Process) -> None:

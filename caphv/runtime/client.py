@@ -39,11 +39,12 @@ class ApiClient(Requester):
     `Requester` explains the parameters.
     """
 
-    def clone(self, *, timeout: float, max_in_flight: int = 2) -> ApiClient:
-        """Return another client to the same server, whose connections no other work occupies."""
-        return ApiClient(
-            self._connection, name=self.name, timeout=timeout, max_in_flight=max_in_flight
-        )
+    def clone(self, *, timeout: float) -> ApiClient:
+        """Return a client of the same server for two requests at once, with its own connections.
+
+        No other work occupies them.
+        """
+        return ApiClient(self._connection, name=self.name, timeout=timeout, max_in_flight=2)
 
     # Objects
 
@@ -235,7 +236,7 @@ class ApiClient(Requester):
         """Yield `(type, object)` until the server ends the stream after some minutes.
 
         Types are ADDED, MODIFIED, DELETED and BOOKMARK. Raises `Gone` if the resource version is
-        too old, `ApiError` for a refusal, and `Unreachable` if the connection cannot be made or
+        too old, `ApiError` for a refusal, and `Unreachable` if the connection cannot be opened or
         breaks.
 
         :param resource_version: yield changes after this version
@@ -287,7 +288,7 @@ class ApiClient(Requester):
         except aiohttp.SocketTimeoutError as error:
             if code != "200":
                 raise self._unreachable(error) from None
-            # A server without bookmarks is silent, too. The caller resumes at the same position.
+            # A server without bookmarks is also silent. The caller resumes at the same position.
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._unreachable(error) from None
         finally:

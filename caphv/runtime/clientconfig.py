@@ -1,4 +1,4 @@
-"""Find the API server and the credentials of this process in a kubeconfig or ServiceAccount."""
+"""Find the API server and the credentials of this process: a kubeconfig or a ServiceAccount."""
 
 from __future__ import annotations
 
@@ -7,79 +7,64 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from caphv.runtime.connection import Connection
-from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, load, parse_kubeconfig
+from caphv.runtime.kubeconfig import Kubeconfig, KubeconfigError, parse_kubeconfig
 
 _DEFAULT_NAMESPACE = "caphv-system"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# Seconds after which the file of the token is read again.
 _TOKEN_SECONDS = 60.0
 
 
-async def own_configuration(kubeconfig: str = "", context: str = "") -> Connection:
+async def own_configuration(kubeconfig: str, context: str = "") -> Connection:
     """Return the connection of a user's command.
 
-    It comes from the given kubeconfig, else from `KUBECONFIG`, else from the Pod's ServiceAccount.
-    `context` overrides the current context of a kubeconfig. Raises `KubeconfigError` if none exists
-    or is readable.
+    It comes from the given kubeconfig, else from `KUBECONFIG`, else from the Pod's ServiceAccount,
+    else from `~/.kube/config`. `context` overrides the current context of a kubeconfig. Raises
+    `KubeconfigError` if there is none, or if it cannot be used.
     """
-    return await _configuration(
-        kubeconfig, context, in_cluster=uses_service_account(kubeconfig, context)
-    )
+    if uses_service_account(kubeconfig, context):
+        return _in_cluster()
+    return await _from_kubeconfig(kubeconfig, context)
 
 
-async def process_configuration(kubeconfig: str = "") -> Connection:
+async def process_configuration(kubeconfig: str) -> Connection:
     """Return the connection of a controller.
 
-    It comes from the given kubeconfig, else from the Pod's ServiceAccount, else from `KUBECONFIG`.
-    Raises `KubeconfigError` if none exists or is readable.
+    It comes from the given kubeconfig, else from the Pod's ServiceAccount, else from `KUBECONFIG`
+    or `~/.kube/config`. Raises `KubeconfigError` if there is none, or if it cannot be used.
     """
-    return await _configuration(kubeconfig, "", in_cluster=not kubeconfig and _in_pod())
+    if not kubeconfig and _in_pod():
+        return _in_cluster()
+    return await _from_kubeconfig(kubeconfig, context="")
 
 
 def uses_service_account(kubeconfig: str, context: str) -> bool:
     """Return whether a user's command with these flags uses the ServiceAccount of its Pod.
 
-    It does if neither a flag nor `KUBECONFIG` names a file.
+    It does if neither a flag nor `KUBECONFIG` names an existing file.
     """
     if kubeconfig or context or not _in_pod():
         return False
-    return not any(os.path.exists(file) for file in _files(os.environ.get("KUBECONFIG", "")))
+    return not any(
+        os.path.exists(file) for file in kubeconfig_files(os.environ.get("KUBECONFIG", ""))
+    )
+
+
+def kubeconfig_paths(kubeconfig: str) -> str:
+    """Return the given path list, else that of `KUBECONFIG`, else kubectl's default."""
+    return kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
+def kubeconfig_files(paths: str) -> list[Path]:
+    """Return the files of a path list in the format of `KUBECONFIG`."""
+    return [Path(name).expanduser() for name in paths.split(os.pathsep) if name]
 
 
 def _in_pod() -> bool:
     return bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
-
-
-async def _configuration(kubeconfig: str, context: str, *, in_cluster: bool) -> Connection:
-    where = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    try:
-        if in_cluster:
-            return _in_cluster()
-        if not any(file.exists() for file in _files(where)):
-            raise KubeconfigError("the file does not exist; set --kubeconfig or KUBECONFIG")
-
-        # Most kubeconfigs are one file with inline credentials.
-        if not context:
-            with contextlib.suppress(KubeconfigError, OSError):
-                return _inline_connection(where)
-
-        # Import this only here, because the loaders of the `kubernetes` package take memory that
-        # processes in a cluster do not need.
-        from caphv.runtime.user_kubeconfig import connection  # noqa: PLC0415
-
-        return await connection(where, context)
-    except Exception as error:
-        if in_cluster:
-            raise KubeconfigError(
-                f"cannot use the Pod's service account: {type(error).__name__}: {error}"
-            ) from None
-        reason = str(error) if isinstance(error, KubeconfigError) else _explain(where, context)
-        raise KubeconfigError(
-            f"cannot read the kubeconfig {where}: {reason or f'{type(error).__name__}: {error}'}"
-        ) from None
 
 
 def own_namespace(default: str = _DEFAULT_NAMESPACE) -> str:
@@ -92,48 +77,43 @@ def own_namespace(default: str = _DEFAULT_NAMESPACE) -> str:
         return default
 
 
-def _files(where: str) -> list[Path]:
-    """Return the files that `KUBECONFIG` or a flag names."""
-    return [Path(name).expanduser() for name in where.split(os.pathsep) if name]
+async def _from_kubeconfig(kubeconfig: str, context: str) -> Connection:
+    """Return the connection of a kubeconfig file. Raises `KubeconfigError`."""
+    paths = kubeconfig_paths(kubeconfig)
+    # Most kubeconfigs are one file with inline credentials.
+    if not context:
+        with contextlib.suppress(KubeconfigError, OSError):
+            return _inline_connection(paths)
 
+    # Import this only here, because the loaders of the `kubernetes` package take memory that
+    # processes in a cluster do not need.
+    from caphv.runtime.user_kubeconfig import connection  # noqa: PLC0415
 
-def _explain(where: str, context: str) -> str:
-    """Explain the user's mistake in a kubeconfig that could not be read; empty if unknown."""
-    files = _files(where)
-    if len(files) != 1:
-        return ""
     try:
-        config = load(files[0].read_bytes())
+        return await connection(paths, context)
     except KubeconfigError as error:
-        return str(error)
-    except OSError as error:
-        return str(error.strerror)
-
-    entries = config.get("contexts") or ()
-    names = [str(entry.get("name")) for entry in entries if isinstance(entry, Mapping)]
-    name = context or config.get("current-context")
-    if not name:
-        return (
-            "it has no current-context; set one with `kubectl config use-context`, or pass "
-            "--context"
-        )
-    if name in names:
-        return ""
-    return f"it has no context {name!r}; its contexts are: {', '.join(names) or 'none'}"
+        raise KubeconfigError(f"cannot read the kubeconfig {paths}: {error}") from None
 
 
-def _inline_connection(kubeconfig: str) -> Connection:
-    return parse_kubeconfig(Path(kubeconfig).expanduser().read_bytes()).connection()
+def _inline_connection(file: str) -> Connection:
+    return parse_kubeconfig(Path(file).expanduser().read_bytes()).connection()
 
 
 def _in_cluster() -> Connection:
-    """Return the connection of the Pod's ServiceAccount."""
+    """Return the connection of the Pod's ServiceAccount. Raises `KubeconfigError`."""
     host = os.environ["KUBERNETES_SERVICE_HOST"]
     port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-    access = Kubeconfig(server=server, ca=(_SERVICE_ACCOUNT / "ca.crt").read_text())
+    try:
+        credentials = Kubeconfig(server=server, ca=(_SERVICE_ACCOUNT / "ca.crt").read_text())
+        connection = credentials.connection()
+    except (OSError, ValueError) as error:
+        raise KubeconfigError(
+            f"cannot use the Pod's service account: {type(error).__name__}: {error}"
+        ) from None
+
     token = _ServiceAccountToken(_SERVICE_ACCOUNT / "token")
-    return dataclasses.replace(access.connection(), authorization=token.authorization)
+    return dataclasses.replace(connection, authorization=token.authorization)
 
 
 class _ServiceAccountToken:

@@ -1,4 +1,4 @@
-"""Keep pauses of Python's garbage collector short, however large the caches are.
+"""Keep pauses of Python's garbage collector short, even with large caches.
 
 A full collection visits each cached object and stops the process meanwhile, for half a second with
 5,000 machines. Caches hold trees, which need no collector. Therefore objects that have survived a

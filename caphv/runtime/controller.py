@@ -25,11 +25,11 @@ from caphv.runtime.repeats import FAILURE_OF_ANY_OBJECT
 
 log = logging.getLogger(__name__)
 
-# A reconcile is cancelled after so many seconds. `Manager.unhealthy` allows twice as many, after
+# A reconcile is cancelled after this many seconds. `Manager.unhealthy` allows twice as many, after
 # which a reconcile has ignored its cancellation.
-_LONGEST_RECONCILE_SECONDS = 300.0
-# After so many seconds the controller retries a reconcile that it had to cancel.
-_LONGEST_RETRY_SECONDS = 60.0
+_MAX_RECONCILE_SECONDS = 300.0
+# Seconds after which the controller retries a reconcile that it had to cancel.
+_MAX_RETRY_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Controller:
         Logs each error and raises `_ReconcileFailure` instead. Only a cancellation of the worker
         itself is raised unchanged.
         """
-        limit = asyncio.timeout(_LONGEST_RECONCILE_SECONDS)
+        limit = asyncio.timeout(_MAX_RECONCILE_SECONDS)
         try:
             async with limit:
                 return await self._reconcile(key)
@@ -166,9 +166,9 @@ class Controller:
             if limit.expired() and isinstance(error, TimeoutError):
                 log.warning(
                     "reconcile was cancelled after %.0f s; a server may be slow; retrying",
-                    _LONGEST_RECONCILE_SECONDS,
+                    _MAX_RECONCILE_SECONDS,
                 )
-                raise _ReconcileFailure(_LONGEST_RETRY_SECONDS) from None
+                raise _ReconcileFailure(_MAX_RETRY_SECONDS) from None
 
             # Log the traceback only with the first attempt, because it does not change.
             if self.queue.failures(key) == 0:

@@ -13,9 +13,8 @@ from caphv.runtime.errors import ApiError, NotFound
 async def served_version(client: ApiClient, group: str, versions: Sequence[str]) -> str:
     """Return the first of the versions that the server serves.
 
-    Raises:
-        NotFound: the server does not serve the group (yet).
-        ApiError: it serves none of these versions.
+    Raises `NotFound` if the server does not serve the group (yet), and another `ApiError` if it
+    serves none of these versions.
     """
     answer = await client.request("GET", f"/apis/{group}")
     served = {version["version"] for version in answer["versions"]}
@@ -34,7 +33,7 @@ async def served_version_of(
 ) -> str:
     """Return the first of the versions in which the server has a kind of a shared group.
 
-    Raises NotFound if it has the kind in none of these versions (yet), whatever else the group has.
+    Raises `NotFound` if it has the kind in none of these versions (yet), even if it has the group.
     """
     kinds = await kinds_of(client, await client.request("GET", f"/apis/{group}"))
     served = {resource.version for resource in kinds.get(kind, ())}
@@ -47,7 +46,7 @@ async def served_version_of(
 async def find_resource(client: ApiClient, group: str, kind: str) -> Resource:
     """Return a kind in the version that the server prefers among the versions with this kind.
 
-    Raises NotFound if the server serves no such kind.
+    Raises `NotFound` if the server serves no such kind.
     """
     kinds = await kinds_of(client, await client.request("GET", f"/apis/{group}"))
     if kind not in kinds:
@@ -84,7 +83,7 @@ class Discovery:
         self._served: dict[str, dict[str, Resource]] = {}
 
     async def resource(self, obj: Obj) -> Resource:
-        """Return the resource of an object. Raises LookupError if its kind is not served."""
+        """Return the resource of an object. Raises `LookupError` if its kind is not served."""
         version = obj["apiVersion"]
         if version not in self._served:
             path = f"/apis/{version}" if "/" in version else f"/api/{version}"

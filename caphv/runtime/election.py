@@ -1,9 +1,9 @@
 """Elect a leader on a Lease in client-go's format, so that we compete with the Go provider.
 
-The leader election of the `kubernetes` package would not do, because it does not release the lease
+The leader election of the `kubernetes` package does not fit, because it does not release the lease
 on shutdown (so that a restart waits until it expires), compares the clocks of machines, and reads
 before every renewal. Here a process measures the age of a lease by its own clock, from the moment
-when it saw the renewal.
+when it observed the renewal.
 
 A standby can request a sync from the leader by an annotation on the Lease. The leader finds the
 annotation at its next renewal, because the Lease then has a newer version than the leader has read.
@@ -28,7 +28,7 @@ from caphv.runtime.errors import Conflict, Fenced, NotFound, RequestError, Unrea
 log = logging.getLogger(__name__)
 
 _SYNC_ANNOTATION = "caphv.io/note-to-holder"
-_SYNC_ATTEMPTS = 5
+_MAX_SYNC_ATTEMPTS = 5
 # Two requests fit into the deadline of a renewal.
 _REQUEST_SECONDS = 4.0
 
@@ -71,8 +71,9 @@ class LeaderElection:
 
         self._lease: Obj | None = None
         self._sync_request = ""
-        # The spec that another process wrote last, and the time when this process first saw it.
-        self._seen: tuple[Obj, float] = ({}, 0.0)
+        # The spec that another process wrote last, and the time when this process first read it.
+        self._last_spec: Obj = {}
+        self._last_change = 0.0
         self._renewed = 0.0
         self._leading = False
 
@@ -102,11 +103,11 @@ class LeaderElection:
         await self._client.close()
 
     async def request_sync(self) -> None:
-        """Request a sync from the leader within seconds. Raises ApiError and Unreachable.
+        """Request a sync from the leader within seconds. Raises `ApiError` and `Unreachable`.
 
         Does nothing without a leader, because the next leader starts with a full sync anyway.
         """
-        for attempt in range(1, _SYNC_ATTEMPTS + 1):
+        for attempt in range(1, _MAX_SYNC_ATTEMPTS + 1):
             try:
                 lease = await self._client.get(LEASES, self._name, self._namespace)
                 request = {_SYNC_ANNOTATION: f"{self._identity} {_now()}"}
@@ -118,7 +119,7 @@ class LeaderElection:
                 return
             except Conflict:
                 # The holder renewed the lease at the same moment.
-                if attempt == _SYNC_ATTEMPTS:
+                if attempt == _MAX_SYNC_ATTEMPTS:
                     raise
 
     async def acquire(self) -> None:
@@ -241,10 +242,11 @@ class LeaderElection:
         if not spec.get("holderIdentity"):
             return True
         # Compare the spec, not the version of the object, because a sync request is no renewal.
-        if self._seen[0] != spec:
-            self._seen = (spec, time.monotonic())
+        if self._last_spec != spec:
+            self._last_spec = spec
+            self._last_change = time.monotonic()
         duration = float(spec.get("leaseDurationSeconds") or self._timing.duration)
-        return time.monotonic() - self._seen[1] > duration
+        return time.monotonic() - self._last_change > duration
 
     def _claim(self, lease: Obj) -> Obj:
         """Return the Lease with this process as its holder, renewed now."""

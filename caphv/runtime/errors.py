@@ -64,11 +64,11 @@ class Unauthorized(ApiError):
 
 
 class Forbidden(ApiError):
-    """403: the account lacks the right; admission refusals are 403, too."""
+    """403: the account lacks the right, or admission refused the request."""
 
 
 class NamespaceTerminating(Forbidden):
-    """403: the namespace is being deleted, so that nothing can be created in it any more."""
+    """403: the namespace is being deleted, so nothing can be created in it."""
 
 
 class Invalid(ApiError):

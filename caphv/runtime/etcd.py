@@ -3,7 +3,7 @@
 `etcdctl` runs in one of the cluster's etcd Pods.
 
 A member without a machine still counts for the quorum. After two such losses, a cluster of three
-members cannot write any more.
+members can no longer write.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def remove_member(
     await _etcdctl(client, pod, program, "member", "remove", f"{member.id:x}")
 
 
-async def find_leader(client: ApiClient, pod: Obj, program: Collection[str] = ETCDCTL) -> Member:
+async def find_leader(client: ApiClient, pod: Obj, program: Collection[str]) -> Member:
     """Ask one Pod which member leads. Raises `ApiError`, `Unreachable`, `ExecError`."""
     leader = leader_id(await _etcdctl(client, pod, program, "endpoint", "status", "-w", "json"))
     for member in await list_members(client, pod, program):
@@ -89,7 +89,7 @@ async def find_leader(client: ApiClient, pod: Obj, program: Collection[str] = ET
 
 
 def leader_id(output: bytes) -> int:
-    """Return the leader in the output of `etcdctl endpoint status -w json`. Raises ExecError."""
+    """Return the leader in the output of `etcdctl endpoint status -w json`. Raises `ExecError`."""
     try:
         return int(load_json(output)[0]["Status"]["leader"])
     except (ValueError, KeyError, TypeError, IndexError):
@@ -97,7 +97,7 @@ def leader_id(output: bytes) -> int:
 
 
 def members(output: bytes) -> list[Member]:
-    """Return the members in the output of `etcdctl member list -w json`. Raises ExecError."""
+    """Return the members in the output of `etcdctl member list -w json`. Raises `ExecError`."""
     try:
         return [_member(entry) for entry in load_json(output)["members"]]
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -145,7 +145,12 @@ def pods_to_ask(pods: Iterable[Obj], node: str) -> list[Obj]:
 
 def _member(entry: Obj) -> Member:
     peers = entry.get("peerURLs") or [""]
-    return Member(entry["ID"], entry.get("name", ""), str(peers[0]), bool(entry.get("isLearner")))
+    return Member(
+        id=entry["ID"],
+        name=entry.get("name", ""),
+        peer=str(peers[0]),
+        learner=bool(entry.get("isLearner")),
+    )
 
 
 async def _etcdctl(client: ApiClient, pod: Obj, program: Collection[str], *arguments: str) -> bytes:

@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 EventType = Literal["Normal", "Warning"]
 _BUFFER = 1000
-_REMEMBERED = 2000
-# A repetition within so many seconds raises the count of the previous Event.
+_MAX_CACHED = 2000
+# A repetition within this many seconds raises the count of the previous Event.
 _REPEAT_SECONDS = 600.0
-# An object may have so many Events at once, and then one in so many seconds.
+# An object may have this many Events at once, and then one in this many seconds.
 _BURST = 25
 _TRICKLE_SECONDS = 60.0
 
@@ -138,8 +138,8 @@ class EventRecorder:
         }
         await self._client.create(EVENTS, event)
 
-        self._series[key] = _Series(name, namespace, 1, time.monotonic())
-        while len(self._series) > _REMEMBERED:
+        self._series[key] = _Series(name=name, namespace=namespace, count=1, last=time.monotonic())
+        while len(self._series) > _MAX_CACHED:
             self._series.popitem(last=False)
 
     def _take_token(self, uid: str) -> bool:
@@ -148,7 +148,7 @@ class EventRecorder:
         has_token = tokens >= 1
         self._budget[uid] = (tokens - 1 if has_token else tokens, time.monotonic())
         self._budget.move_to_end(uid)
-        while len(self._budget) > _REMEMBERED:
+        while len(self._budget) > _MAX_CACHED:
             self._budget.popitem(last=False)
         return has_token
 

@@ -20,7 +20,7 @@ from caphv.runtime.text import TextError, load_json
 PROTOCOL = "v4.channel.k8s.io"
 STDOUT, STDERR, STATUS = 1, 2, 3
 _MAX_OUTPUT = 1024 * 1024
-_SHOWN = 300
+_MAX_SHOWN = 300
 
 
 class ExecError(Exception):
@@ -38,8 +38,8 @@ async def pod_exec(
 ) -> bytes:
     """Run a command and return its standard output.
 
-    Raises `ExecError` when the command fails, `ApiError` when the API server refuses, `Unreachable`
-    when the connection breaks or `timeout` seconds are over.
+    Raises `ExecError` if the command fails, `ApiError` if the API server refuses, and `Unreachable`
+    if the connection breaks or `timeout` seconds are over.
     """
     path = PODS.path(namespace, pod, "exec")
     query = [
@@ -83,5 +83,5 @@ def _check(program: str, pod: str, output: dict[int, bytearray]) -> None:
         message = str(status.get("message") or "")
     except (TextError, KeyError, TypeError, AttributeError):
         message = "no valid exit status"
-    stderr = output[STDERR].decode("utf-8", "replace").strip()[-_SHOWN:]
+    stderr = output[STDERR].decode("utf-8", "replace").strip()[-_MAX_SHOWN:]
     raise ExecError(f"{program} in Pod {pod}: {message}{': ' if stderr else ''}{stderr}")

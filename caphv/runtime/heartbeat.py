@@ -18,8 +18,8 @@ from caphv.runtime.runnable import Runnable
 log = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 15.0
-# The Lease counts as expired after so many missed renewals.
-_MISSED = 4
+# The Lease counts as expired after this many missed renewals.
+_MAX_MISSED = 4
 # Seconds for the last write of a process that ends.
 _RELEASE_SECONDS = 2.0
 
@@ -96,6 +96,6 @@ class Heartbeat(Runnable):
     def _spec(self, holder: str) -> Obj:
         return {
             "holderIdentity": holder,
-            "leaseDurationSeconds": max(1, int(_MISSED * self._interval)),
+            "leaseDurationSeconds": max(1, int(_MAX_MISSED * self._interval)),
             "renewTime": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         }

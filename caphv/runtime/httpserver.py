@@ -88,7 +88,7 @@ async def listen(
     - grace_seconds: the time that answers get which are under way at the end
     - tls: without it, connections are not encrypted
 
-    Raises `OSError` when it cannot listen on the address.
+    Raises `OSError` if it cannot listen on the address.
     """
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:

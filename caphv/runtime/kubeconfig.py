@@ -1,8 +1,8 @@
-"""Read kubeconfigs with inline credentials, for example from Secrets, which may be hostile.
+"""Read kubeconfigs of others, for example from Secrets. They may be hostile.
 
 A kubeconfig can name programs to run (`exec`, `auth-provider`) and files to read. In a Secret, they
-would let everybody who may write the Secret run commands in the controller. Therefore only inline
-credentials are accepted there.
+would let everybody who may write the Secret run commands in the controller. So only inline
+credentials are accepted. `caphv.runtime.user_kubeconfig` reads a user's own kubeconfig.
 """
 
 from __future__ import annotations
@@ -35,14 +35,10 @@ _PASSWORDS = {"username", "password"}
 _CONTEXT_TEXTS = ("namespace",)
 _CLUSTER_TEXTS = ("server", "certificate-authority-data", "tls-server-name", "proxy-url")
 _USER_TEXTS = ("token", "client-certificate-data", "client-key-data")
-# The certificates of all public authorities have 220 KiB. OpenSSL reads them on the event loop.
-_LONGEST_PEM = 256 * 1024
-_SHOWN = 64
-_SHAPES = {
-    "kubeconfig": (
-        "a kubeconfig file with clusters, users and contexts; found something else, or nothing"
-    )
-}
+# OpenSSL reads certificates on the event loop. Those of all public authorities have 220 KiB.
+_MAX_PEM_LENGTH = 256 * 1024
+# Characters of a name that messages show.
+_MAX_SHOWN = 64
 _IMPERSONATION = {"as", "as-uid", "as-groups", "as-user-extra"}
 
 
@@ -55,7 +51,11 @@ class KubeconfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kubeconfig:
-    """Inline credentials for one API server. The representation shows only the server."""
+    """Inline credentials for one API server. Its `repr` shows no secrets.
+
+    `namespace` is that of the context. `proxy_of_environment`: the environment of this process sets
+    the proxy, not the kubeconfig.
+    """
 
     server: str
     namespace: str = ""
@@ -72,23 +72,27 @@ class Kubeconfig:
     def fingerprint(self) -> str:
         """A hash of server and credentials, which is safe to log.
 
-        It is equal for Secrets with the same content.
+        Secrets with the same content have the same fingerprint.
         """
         parts = [self.server, self.ca, self.token, self.client_certificate, self.client_key]
         parts += [self.tls_server_name, self.proxy_url, str(self.insecure)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
     def expires(self) -> datetime | None:
-        """Return when the token or client certificate expires first, None if unknown.
+        """Return the earlier expiry of token and client certificate, None if both are unknown.
 
-        Tokens of ServiceAccounts and OpenID Connect have a claim `exp`, but tokens of Rancher do
+        Tokens of ServiceAccounts and of OpenID Connect have a claim `exp`, tokens of Rancher do
         not.
         """
-        moments = (_token_expiry(self.token), _certificate_expiry(self.client_certificate))
-        return min((moment for moment in moments if moment), default=None)
+        validity = certificate_validity(self.client_certificate)
+        expiries = (_token_expiry(self.token), validity.end if validity else None)
+        return min((expiry for expiry in expiries if expiry), default=None)
 
     def connection(self, check_address: AddressCheck | None = None) -> Connection:
-        """Return the connection of a client with these credentials. Raises `KubeconfigError`."""
+        """Return connection settings with these credentials.
+
+        Raises `KubeconfigError` if the certificates or the key cannot be used.
+        """
         try:
             tls = ssl.create_default_context(cadata=self.ca or None)
             if self.insecure:
@@ -114,15 +118,16 @@ class Kubeconfig:
         )
 
     def client(self, check_address: AddressCheck | None = None, **options: Any) -> ApiClient:
-        """Return a client with these credentials. Raises `KubeconfigError`.
+        """Return a client with these credentials. Raises `KubeconfigError` as `connection` does.
 
-        `ApiClient` explains the options. The client does not trust the server by default, because a
-        Secret can name any server.
+        By default the client does not trust the server, because a Secret can name any server.
+
+        :param options: keyword arguments of `ApiClient`
         """
         return ApiClient(self.connection(check_address), **{"untrusted": True, **options})
 
     def _load_certificate(self, tls: ssl.SSLContext) -> None:
-        # OpenSSL reads keys from files only.
+        # OpenSSL only reads keys from files.
         with tempfile.TemporaryDirectory(prefix="caphv-") as folder:  # mode 0700
             certificate = Path(folder, "crt")
             key = Path(folder, "key")
@@ -134,9 +139,8 @@ class Kubeconfig:
 def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Kubeconfig:
     """Read a kubeconfig from an untrusted source. Raises `KubeconfigError` with all problems.
 
-    `current-context` is required (contract: identity Secret). Programs, files, passwords,
-    impersonation, plain HTTP and `insecure-skip-tls-verify` (unless allowed) are refused. Without
-    `proxy-url`, the proxy of the environment is used.
+    Programs, files, passwords, impersonation, plain HTTP and `insecure-skip-tls-verify` (unless
+    allowed) are refused. Without `proxy-url`, the proxy of the environment is used.
     """
     config = load(raw)
     if not config.get("current-context"):
@@ -144,33 +148,34 @@ def parse_kubeconfig(raw: bytes | str, *, allow_insecure: bool = False) -> Kubec
             "current-context: required; name the context to use, for example with `kubectl config "
             "use-context`"
         )
-    context, context_path = _entry(config, "context", config["current-context"])
-    cluster, cluster_path = _entry(config, "cluster", context.get("cluster"))
-    user, user_path = _entry(config, "user", context.get("user"))
+    context = _find(config, "context", config["current-context"])
+    cluster = _find(config, "cluster", context.fields.get("cluster"))
+    user = _find(config, "user", context.fields.get("user"))
 
     # The other checks need fields that are texts.
     problems = [
-        *_not_text(context, context_path, _CONTEXT_TEXTS),
-        *_not_text(cluster, cluster_path, _CLUSTER_TEXTS),
-        *_not_text(user, user_path, _USER_TEXTS),
+        *_text_problems(context, _CONTEXT_TEXTS),
+        *_text_problems(cluster, _CLUSTER_TEXTS),
+        *_text_problems(user, _USER_TEXTS),
     ]
     if not problems:
-        problems += _cluster_problems(cluster, cluster_path, allow_insecure)
-        problems += _user_problems(user, user_path)
+        problems += _cluster_problems(cluster, allow_insecure=allow_insecure)
+        problems += _user_problems(user)
     if problems:
         raise KubeconfigError("; ".join(problems))
 
+    server = cluster.text("server")
     return Kubeconfig(
-        server=cluster["server"].rstrip("/"),
-        namespace=context.get("namespace") or "",
+        server=server.rstrip("/"),
+        namespace=context.text("namespace"),
         ca=_decode(cluster, "certificate-authority-data"),
-        token=(user.get("token") or "").strip(),
+        token=user.text("token").strip(),
         client_certificate=_decode(user, "client-certificate-data"),
         client_key=_decode(user, "client-key-data"),
-        tls_server_name=cluster.get("tls-server-name") or "",
-        proxy_url=cluster.get("proxy-url") or environment_proxy(cluster["server"]),
-        insecure=bool(cluster.get("insecure-skip-tls-verify")),
-        proxy_of_environment=not cluster.get("proxy-url"),
+        tls_server_name=cluster.text("tls-server-name"),
+        proxy_url=cluster.text("proxy-url") or environment_proxy(server),
+        insecure=bool(cluster.fields.get("insecure-skip-tls-verify")),
+        proxy_of_environment=not cluster.text("proxy-url"),
     )
 
 
@@ -182,10 +187,7 @@ def _authorization_with(token: str) -> Authorization:
 
 
 def token_claims(token: str) -> dict[str, Any]:
-    """Return the claims of a JSON Web Token, which only its server could verify.
-
-    They are empty for a token of another kind.
-    """
+    """Return the unverified claims of a JSON Web Token; empty for a token of another kind."""
     parts = token.split(".")
     if len(parts) != 3:
         return {}
@@ -203,16 +205,16 @@ def _token_expiry(token: str) -> datetime | None:
         return None
 
 
-def _certificate_expiry(pem: str) -> datetime | None:
-    validity = certificate_validity(pem)
-    return validity[1] if validity else None
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """The time in which a certificate is valid."""
+
+    start: datetime
+    end: datetime
 
 
-def certificate_validity(pem: str) -> tuple[datetime, datetime] | None:
-    """Return from when until when the first certificate of a PEM text is valid.
-
-    None if it cannot be read.
-    """
+def certificate_validity(pem: str) -> Validity | None:
+    """Return the validity of the first certificate in a PEM text; None if there is none."""
     # Import this only here. Otherwise every command would take 20 ms longer to start, although few
     # commands need the expiry of a certificate.
     from cryptography import x509  # noqa: PLC0415
@@ -221,126 +223,151 @@ def certificate_validity(pem: str) -> tuple[datetime, datetime] | None:
         certificate = x509.load_pem_x509_certificate(pem.encode())
     except (ValueError, x509.InvalidVersion):
         return None
-    return certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return Validity(start=certificate.not_valid_before_utc, end=certificate.not_valid_after_utc)
 
 
 def load(raw: bytes | str) -> Mapping[str, Any]:
-    """Return the content of a kubeconfig, unchecked. Raises `KubeconfigError` for other texts."""
+    """Return the unchecked content of a kubeconfig. Raises `KubeconfigError` for other texts."""
     if len(raw) > _MAX_BYTES:
         raise KubeconfigError("kubeconfig: larger than 1 MiB")
 
     text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
     try:
-        return _mapping(load_yaml(text, _LIMITS), "kubeconfig")
+        config = load_yaml(text, _LIMITS)
     except TextError as error:
         raise KubeconfigError(f"kubeconfig: {error}") from None
+    if not isinstance(config, Mapping):
+        raise KubeconfigError(
+            "kubeconfig: must be a kubeconfig file with clusters, users and contexts; found "
+            "something else, or nothing"
+        )
+    return config
 
 
-def _mapping(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise KubeconfigError(f"{where}: must be {_SHAPES.get(where, 'an object with fields')}")
-    return value
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """A context, cluster or user of a kubeconfig; `path` is its place for messages."""
+
+    path: str
+    fields: Mapping[str, Any]
+
+    def text(self, name: str) -> str:
+        """Return a field that `_text_problems` accepts; empty without the field."""
+        return str(self.fields.get(name) or "")
+
+    def present(self, names: Iterable[str]) -> list[str]:
+        """Return the names of the fields that the section has, sorted."""
+        return sorted(self.fields.keys() & names)
+
+    def problem(self, name: str, detail: str) -> str:
+        """Return a message about a field."""
+        return f"{self.path}.{name}: {detail}"
 
 
-def _entry(config: Mapping[str, Any], kind: str, name: Any) -> tuple[Mapping[str, Any], str]:
-    """Return a named entry, and its path for messages."""
+def _find(config: Mapping[str, Any], kind: str, name: Any) -> _Section:
+    """Return a section by its name. Raises `KubeconfigError` if there is none."""
     if not isinstance(name, str):
         raise KubeconfigError(f"{kind}s: the current context must name one of them as text")
 
     entries = config.get(f"{kind}s")
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, Mapping) and entry.get("name") == name:
-            where = f"{kind}s[{ascii(name[:_SHOWN])[1:-1]}].{kind}"
-            return _mapping(entry.get(kind), where), where
+            path = f"{kind}s[{ascii(name[:_MAX_SHOWN])[1:-1]}].{kind}"
+            if not isinstance(entry.get(kind), Mapping):
+                raise KubeconfigError(f"{path}: must be an object with fields")
+            return _Section(path, entry[kind])
     raise KubeconfigError(
-        f"{kind}s: has no entry named {name[:_SHOWN]!a}, which the current context uses"
+        f"{kind}s: has no entry named {name[:_MAX_SHOWN]!a}, which the current context uses"
     )
 
 
-def _not_text(section: Mapping[str, Any], where: str, fields: Iterable[str]) -> Iterator[str]:
+def _text_problems(section: _Section, names: Iterable[str]) -> Iterator[str]:
     """Yield a problem for each field that is not plain text."""
-    for name in fields:
-        value = section.get(name) or ""
+    for name in names:
+        value = section.fields.get(name) or ""
         if isinstance(value, str):
             may_have_lines = name.endswith("-data")  # base64 may be wrapped
             if may_have_lines or (value.isascii() and value.strip().isprintable()):
                 continue
-        yield f"{where}.{name}: must be plain text on one line, in quotes"
+        yield section.problem(name, "must be plain text on one line, in quotes")
 
 
-def _is_url(value: str | None, schemes: tuple[str, ...]) -> bool:
+def _is_url(value: str, schemes: tuple[str, ...]) -> bool:
     try:
-        parts = urlsplit(value or "")
+        parts = urlsplit(value)
         if parts.scheme not in schemes or not parts.hostname or parts.port == 0:
             return False
-        return bool(URL(value or "").host)
+        return bool(URL(value).host)
     except ValueError:  # malformed brackets or port
         return False
 
 
-def _cluster_problems(
-    cluster: Mapping[str, Any], where: str, allow_insecure: bool
-) -> Iterator[str]:
-    server = cluster.get("server")
-    if not _is_url(server, ("https",)) or set(str(server)) & set("@?#"):
-        yield f"{where}.server: must be an https:// URL without user, password, query and fragment"
-    if cluster.get("insecure-skip-tls-verify") and not allow_insecure:
-        yield f"{where}.insecure-skip-tls-verify: refused; give certificate-authority-data instead"
-    if cluster.get("proxy-url") and not _is_url(cluster["proxy-url"], ("http", "https")):
-        yield f"{where}.proxy-url: must be an http:// or https:// URL"
-    yield from _inline_only(cluster, where)
-
-
-def _user_problems(user: Mapping[str, Any], where: str) -> Iterator[str]:
-    yield from _inline_only(user, where)
-    for name in sorted(_PASSWORDS & user.keys()):
-        yield (
-            f"{where}.{name}: API servers no longer take passwords; use a token or a client "
-            "certificate"
+def _cluster_problems(cluster: _Section, *, allow_insecure: bool) -> Iterator[str]:
+    server = cluster.text("server")
+    if not _is_url(server, ("https",)) or set(server) & set("@?#"):
+        yield cluster.problem(
+            "server", "must be an https:// URL without user, password, query and fragment"
         )
-    for name in sorted(_IMPERSONATION & user.keys()):
-        yield (
-            f"{where}.{name}: impersonation is not supported; give the identity its own credentials"
+    if cluster.fields.get("insecure-skip-tls-verify") and not allow_insecure:
+        yield cluster.problem(
+            "insecure-skip-tls-verify", "refused; give certificate-authority-data instead"
+        )
+    proxy = cluster.text("proxy-url")
+    if proxy and not _is_url(proxy, ("http", "https")):
+        yield cluster.problem("proxy-url", "must be an http:// or https:// URL")
+    yield from _reference_problems(cluster)
+
+
+def _user_problems(user: _Section) -> Iterator[str]:
+    yield from _reference_problems(user)
+    for name in user.present(_PASSWORDS):
+        yield user.problem(
+            name, "API servers no longer take passwords; use a token or a client certificate"
+        )
+    for name in user.present(_IMPERSONATION):
+        yield user.problem(
+            name, "impersonation is not supported; give the identity its own credentials"
         )
 
-    certificate = user.get("client-certificate-data")
-    if bool(certificate) != bool(user.get("client-key-data")):
-        yield f"{where}: client-certificate-data and client-key-data belong together"
-    token = (user.get("token") or "").strip()
-    # `_inline_only` has reported programs already.
-    if not token and not certificate and not _PROGRAMS & user.keys():
+    certificate = user.text("client-certificate-data")
+    if bool(certificate) != bool(user.text("client-key-data")):
+        yield f"{user.path}: client-certificate-data and client-key-data belong together"
+    # `_reference_problems` has reported programs already.
+    if not user.text("token").strip() and not certificate and not user.present(_PROGRAMS):
         yield (
-            f"{where}: has no credentials; give token, or client-certificate-data and "
+            f"{user.path}: has no credentials; give token, or client-certificate-data and "
             "client-key-data"
         )
 
 
-def _inline_only(section: Mapping[str, Any], where: str) -> Iterator[str]:
+def _reference_problems(section: _Section) -> Iterator[str]:
     """Yield a problem for each field that names a program or a file."""
-    for name in sorted(_PROGRAMS & section.keys()):
-        yield (
-            f"{where}.{name}: refused, it would run a program in the controller; use a token or a "
-            "client certificate"
+    for name in section.present(_PROGRAMS):
+        yield section.problem(
+            name,
+            "refused, it would run a program in the controller; use a token or a client "
+            "certificate",
         )
-    for name in sorted(_FILES & section.keys()):
-        hint = "token" if name == "tokenFile" else f"{name}-data"
-        yield (
-            f"{where}.{name}: refused, it names a file; put the content into {hint} (`kubectl "
-            "config view --flatten`)"
+    for name in section.present(_FILES):
+        inline_field = "token" if name == "tokenFile" else f"{name}-data"
+        yield section.problem(
+            name,
+            f"refused, it names a file; put the content into {inline_field} (`kubectl config view "
+            "--flatten`)",
         )
 
 
-def _decode(section: Mapping[str, Any], name: str) -> str:
+def _decode(section: _Section, name: str) -> str:
     """Return the PEM text of a field, empty without the field. Raises `KubeconfigError`."""
-    encoded = "".join((section.get(name) or "").split())  # kubectl accepts wrapped base64, too
+    encoded = "".join(section.text(name).split())  # like kubectl, accept wrapped base64
     try:
         text = base64.b64decode(encoded, validate=True).decode("ascii")
     except ValueError:
         text = "?"
 
-    if len(text) > _LONGEST_PEM:
+    if len(text) > _MAX_PEM_LENGTH:
         raise KubeconfigError(
-            f"{name}: has more than {_LONGEST_PEM // 1024} KiB; give the CA of this server alone"
+            f"{name}: has more than {_MAX_PEM_LENGTH // 1024} KiB; give the CA of this server alone"
         )
     if text and "-----BEGIN" not in text:
         raise KubeconfigError(f"{name}: is not base64 of PEM text")

@@ -16,7 +16,7 @@ import ctypes
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _LARGE = 512 * 1024
-_KEPT = 1024 * 1024
+_TRIM_THRESHOLD_BYTES = 1024 * 1024
 
 
 def return_to_system() -> None:
@@ -28,11 +28,11 @@ def return_to_system() -> None:
     with contextlib.suppress(OSError, AttributeError, TypeError):
         glibc = ctypes.CDLL(None)
         glibc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
-        glibc.mallopt(_M_TRIM_THRESHOLD, _KEPT)
+        glibc.mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
 
 
 def trim() -> None:
-    """Return free memory between objects of the heap to the system, too.
+    """Also return free memory between objects of the heap to the system.
 
     This takes a tenth of a millisecond at most.
     """

@@ -12,11 +12,11 @@ from caphv.api.object import Obj, Resource
 from caphv.runtime.budget import MemoryBudget, TimeBudget
 from caphv.runtime.errors import TooLarge
 
-# A list of an untrusted server may have so many objects.
+# A list of an untrusted server may have at most this many objects.
 MAX_OBJECTS = 100_000
 _PAGE = 500
 _UNTRUSTED_PAGE = 125
-_SMALLEST_PAGE = 1
+_MIN_PAGE = 1
 
 
 class ListSource(Protocol):
@@ -58,9 +58,9 @@ class PageSize:
 
     def shrink(self) -> bool:
         """Request fewer objects from now on. Return False if the number is one already."""
-        if self.limit <= _SMALLEST_PAGE:
+        if self.limit <= _MIN_PAGE:
             return False
-        self.limit = max(_SMALLEST_PAGE, self.limit // 4)
+        self.limit = max(_MIN_PAGE, self.limit // 4)
         return True
 
 

@@ -45,10 +45,11 @@ def is_limited(server: str) -> bool:
     )
 
 
-def configure(
-    level: str = "info", log_format: Format = "auto", stream: TextIO | None = None
-) -> None:
-    """Send the logs of this process to a stream (stderr), as JSON unless it is a terminal."""
+def configure(level: str, log_format: Format, stream: TextIO | None = None) -> None:
+    """Send the logs of this process to a stream, by default standard error.
+
+    `auto` logs JSON unless the stream is a terminal.
+    """
     stream = stream or sys.stderr
     as_json = log_format == "json" or (log_format == "auto" and not stream.isatty())
     handler = _Handler(stream)

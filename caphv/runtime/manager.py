@@ -30,8 +30,8 @@ from caphv.runtime.runnable import Runnable, listening_address
 
 log = logging.getLogger(__name__)
 
-# The event loop counts as stalled after so many seconds without a heartbeat, and a reconcile as
-# stuck after running for so many seconds.
+# Seconds without a heartbeat after which the event loop counts as stalled, and seconds after which
+# a running reconcile counts as stuck.
 _LOOP_STALLED_SECONDS = 15.0
 _RECONCILE_STUCK_SECONDS = 600.0
 _HEARTBEAT_SECONDS = 1.0
@@ -168,7 +168,7 @@ class Manager:
     async def _lead(self) -> None:
         """Wait for caches and the lease, then run controllers and tasks until one ends.
 
-        Raises `LeaseLost`, the error of the controller or task that ended, or RuntimeError.
+        Raises `LeaseLost`, the error of the controller or task that ended, or `RuntimeError`.
         """
         await asyncio.gather(*(informer.wait_synced() for informer in self._informers))
         log.info("caches are in sync")

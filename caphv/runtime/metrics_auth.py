@@ -34,12 +34,12 @@ from caphv.runtime.runnable import Runnable
 log = logging.getLogger(__name__)
 
 # Scrapes come every few seconds with the same token. An account that loses the right may still read
-# for so many seconds.
+# for this many seconds.
 _ALLOWED_SECONDS = 60.0
 _REFUSED_SECONDS = 10.0
-_REMEMBERED = 500
+_MAX_CACHED = 500
 # Reviews are limited, because guessing tokens must not load the API server.
-_AT_ONCE = 4
+_MAX_CONCURRENT_REVIEWS = 4
 _LOOK_SECONDS = 1.0
 _LIFETIME = timedelta(days=3650)
 # Certificates are backdated, because clocks differ a little.
@@ -64,7 +64,7 @@ class TokenAuthorizer:
         self._client = client
         self._clock = clock
         self._decisions: OrderedDict[bytes, tuple[Decision, float]] = OrderedDict()
-        self._asking = asyncio.Semaphore(_AT_ONCE)
+        self._asking = asyncio.Semaphore(_MAX_CONCURRENT_REVIEWS)
 
     async def authorize(self, token: str, path: str) -> Decision:
         """Decide whether the owner of a token may `get` a path.
@@ -85,7 +85,7 @@ class TokenAuthorizer:
             decision = await self._ask(token, path)
             seconds = _ALLOWED_SECONDS if decision is Decision.ALLOWED else _REFUSED_SECONDS
             self._decisions[key] = decision, self._clock() + seconds
-            while len(self._decisions) > _REMEMBERED:
+            while len(self._decisions) > _MAX_CACHED:
                 self._decisions.popitem(last=False)
         return decision
 
@@ -202,11 +202,12 @@ def self_signed_context() -> ssl.SSLContext:
         .sign(key, hashes.SHA256())
     )
 
-    # OpenSSL reads keys from files only; the folder has mode 0700.
     pem = serialization.Encoding.PEM
     form = serialization.PrivateFormat.PKCS8
+    # OpenSSL only reads keys from files. The folder has mode 0700.
     with tempfile.TemporaryDirectory(prefix="caphv-") as folder:
-        files = Path(folder) / "tls.crt", Path(folder) / "tls.key"
-        files[0].write_bytes(certificate.public_bytes(pem))
-        files[1].write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
-        return server_context(files)
+        certificate_file = Path(folder, "tls.crt")
+        key_file = Path(folder, "tls.key")
+        certificate_file.write_bytes(certificate.public_bytes(pem))
+        key_file.write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
+        return server_context((certificate_file, key_file))

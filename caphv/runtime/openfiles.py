@@ -13,7 +13,7 @@ if sys.platform != "win32":
 
 log = logging.getLogger(__name__)
 
-ENOUGH = 4096
+_MIN_LIMIT = 4096
 
 
 def raise_limit() -> int:
@@ -32,7 +32,7 @@ def raise_limit() -> int:
         except (ValueError, OSError) as error:
             log.debug("cannot raise the limit of open files: %s", error)
 
-    if soft != resource.RLIM_INFINITY and soft < ENOUGH:
+    if soft != resource.RLIM_INFINITY and soft < _MIN_LIMIT:
         log.warning(
             "the limit of open files is %d; with many Harvesters and clusters more than %d are "
             "needed (ulimit -n, or LimitNOFILE of the container runtime)",

@@ -9,16 +9,15 @@ from ipaddress import ip_address, ip_network
 from urllib.parse import urlsplit
 
 
-def environment_proxy(server: str, environment: Mapping[str, str] | None = None) -> str:
+def environment_proxy(server: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return the URL of the proxy for an https server, empty for a direct connection.
 
     `HTTPS_PROXY` is a URL or `host:port`. `NO_PROXY` lists exceptions: addresses, networks, domains
     (with their subdomains), each with an optional port, or `*`. Loopback addresses are always
     direct.
     """
-    variables = os.environ if environment is None else environment
-    proxy = variables.get("HTTPS_PROXY") or variables.get("https_proxy") or ""
-    exceptions = variables.get("NO_PROXY") or variables.get("no_proxy") or ""
+    proxy = environment.get("HTTPS_PROXY") or environment.get("https_proxy") or ""
+    exceptions = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
     if not proxy or _is_direct(server, exceptions):
         return ""
     return proxy if "://" in proxy else f"http://{proxy}"

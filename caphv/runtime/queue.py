@@ -11,7 +11,7 @@ import heapq
 import itertools
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Generic, NamedTuple, TypeVar
 
@@ -55,11 +55,12 @@ class WorkQueue(Generic[K]):
         # A look-up by label costs more than everything else that the queue does for a key.
         self._adds = metrics.QUEUE_ADDS.labels(name)
         self._depth = metrics.QUEUE_DEPTH.labels(name)
-        self._seconds = metrics.QUEUE_SECONDS.labels(name)
+        self._wait_seconds = metrics.QUEUE_SECONDS.labels(name)
 
         self._group_of = group_of or (lambda _key: Group())
         self._group_limit = group_limit or (1 << 30)
-        self._base, self._maximum = base, maximum
+        self._base = base
+        self._maximum = maximum
 
         # Keys that wait for a worker: by group, the order of groups, and since when each waits.
         self._ready: dict[Group, deque[K]] = {}
@@ -69,7 +70,7 @@ class WorkQueue(Generic[K]):
         # Keys that workers have: their groups, those added meanwhile, and workers by limit.
         self._working: dict[K, Group] = {}
         self._dirty: set[K] = set()
-        self._busy: dict[str, int] = {}
+        self._busy: Counter[str] = Counter()
 
         # Keys with a delay: when each is due, and a heap of these times with stale entries.
         self._failures: dict[K, int] = {}
@@ -127,7 +128,9 @@ class WorkQueue(Generic[K]):
         heapq.heappush(self._heap, (due, next(self._order), key))
         if len(self._heap) > 2 * len(self._delayed) + 64:
             # A key that was added sooner leaves its entry behind until the entry is due.
-            self._heap = [entry for entry in self._heap if self._delayed.get(entry[2]) == entry[0]]
+            self._heap = [
+                (due, order, key) for due, order, key in self._heap if self._delayed.get(key) == due
+            ]
             heapq.heapify(self._heap)
         self._set_timer()
 
@@ -182,20 +185,21 @@ class WorkQueue(Generic[K]):
             return None
 
         for _ in range(len(self._turns)):
-            group = self._turns[0]
-            self._turns.rotate(-1)
-            if self._busy.get(group.limited, 0) >= self._group_limit:
+            group = self._turns.popleft()
+            if self._busy[group.limited] >= self._group_limit:
+                self._turns.append(group)
                 continue
 
             ready = self._ready[group]
             key = ready.popleft()
-            if not ready:
+            if ready:
+                self._turns.append(group)
+            else:
                 del self._ready[group]
-                self._turns.remove(group)
 
             self._working[key] = group
-            self._busy[group.limited] = self._busy.get(group.limited, 0) + 1
-            self._seconds.observe(time.monotonic() - self._queued.pop(key))
+            self._busy[group.limited] += 1
+            self._wait_seconds.observe(time.monotonic() - self._queued.pop(key))
             self._depth.set(len(self._queued))
             return key
         return None

@@ -78,9 +78,12 @@ class Reflector:
         self.version = ""
         """The resource version at which the next watch starts. If empty, it starts with a list."""
 
-        self._client, self._resource, self._sink = client, resource, sink
+        self._client = client
+        self._resource = resource
+        self._sink = sink
         self._events = metrics.WATCH_EVENTS.labels(client.name, str(resource))
-        self._namespace, self._selectors = namespace, selectors
+        self._namespace = namespace
+        self._selectors = selectors
         self._metadata_only = metadata_only
         self._page_size = PageSize(client)
         self._first_from_cache = first_from_cache

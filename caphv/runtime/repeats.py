@@ -2,7 +2,7 @@
 
 Attempts to reach an unreachable server fail for hours, and the lines of this one failure would hide
 all others. A hostile server fails in another way each time, so different failures of one server are
-limited, too. Only the text of a line is kept, because a traceback keeps every local variable of the
+also limited. Only the text of a line is kept, because a traceback keeps every local variable of the
 failed call alive, such as whole answers of that server.
 """
 
@@ -20,10 +20,10 @@ from caphv.api.plaintext import LONGEST_ERROR
 WINDOW_SECONDS = 600.0
 FAILURE_OF_ANY_OBJECT = {"any_object": True}
 """`extra` of a line that concerns all objects, for example that a server is unreachable."""
-MOST_OF_A_SERVER = 60
-"""So many different failures of one server are written in ten minutes."""
-_REMEMBERED = 1000
-_COMPARED = 1000
+MAX_FAILURES = 60
+"""Number of different failures of one server that are written in ten minutes."""
+_MAX_CACHED = 1000
+_MAX_COMPARED_LENGTH = 1000
 
 
 @dataclass(slots=True)
@@ -69,13 +69,13 @@ class Repeats:
 
         url = getattr(record, "caphv_fields", {}).get("server", "")
         failures = self._count_failure(url, moment) if url else 0
-        if failures > MOST_OF_A_SERVER:
-            if failures == MOST_OF_A_SERVER + 1:
+        if failures > MAX_FAILURES:
+            if failures == MAX_FAILURES + 1:
                 yield _limit_record(record, url)
             return
 
         self._failures[key] = _Failure(moment, 0, _text_record(record))
-        if len(self._failures) > _REMEMBERED:
+        if len(self._failures) > _MAX_CACHED:
             self._failures.popitem(last=False)
         yield record
 
@@ -84,7 +84,7 @@ class Repeats:
         server = self._servers.get(url)
         if server is None or self._clock() - server.since >= WINDOW_SECONDS:
             return False
-        return server.failures > MOST_OF_A_SERVER
+        return server.failures > MAX_FAILURES
 
     def _count_failure(self, url: str, moment: float) -> int:
         """Count another failure of a server. Return the count of its present ten minutes."""
@@ -92,7 +92,7 @@ class Repeats:
         if server is None or moment - server.since >= WINDOW_SECONDS:
             self._servers.pop(url, None)
             server = self._servers[url] = _Server(moment)
-            if len(self._servers) > _REMEMBERED:
+            if len(self._servers) > _MAX_CACHED:
                 self._servers.popitem(last=False)
         server.failures += 1
         return server.failures
@@ -122,7 +122,7 @@ def _limit_record(record: logging.LogRecord, url: str) -> logging.LogRecord:
     """Return the line that is written instead of all further failures of a server."""
     minutes = f"{WINDOW_SECONDS / 60:.0f}m"
     text = (
-        f"{url}: more than {MOST_OF_A_SERVER} different failures in {minutes}; further ones are "
+        f"{url}: more than {MAX_FAILURES} different failures in {minutes}; further ones are "
         "not logged"
     )
     return _with_text(record, text)
@@ -142,8 +142,14 @@ def _with_text(record: logging.LogRecord, text: str) -> logging.LogRecord:
 
 def _key(record: logging.LogRecord) -> Hashable:
     fields = {} if getattr(record, "any_object", False) else getattr(record, "caphv_fields", {})
-    text = record.getMessage()[:_COMPARED]
-    return record.name, record.levelno, text, _error(record)[:_COMPARED], tuple(fields.items())
+    text = record.getMessage()[:_MAX_COMPARED_LENGTH]
+    return (
+        record.name,
+        record.levelno,
+        text,
+        _error(record)[:_MAX_COMPARED_LENGTH],
+        tuple(fields.items()),
+    )
 
 
 def _error(record: logging.LogRecord) -> str:

@@ -1,9 +1,9 @@
 """Resolve the host names of one untrusted server.
 
 An event loop resolves names in a few threads, with uvloop two at a time. A few host names whose
-name server does not answer would occupy them, and no other connection could be made. Therefore each
-lookup here has its own thread, and a server has one lookup of a name at a time. Connections wait
-some seconds for the answer, and the thread ends with it.
+name server does not answer would occupy them, and no other connection could be opened. Therefore
+each lookup here has its own thread, and a server has one lookup of a name at a time. Connections
+wait some seconds for the answer, and the thread ends with it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Resolver(AbstractResolver):
             del self._running[question]
             if isinstance(answer, Exception):
                 future.set_exception(answer)
-                future.exception()  # mark it as retrieved, in case nothing awaits it any more
+                future.exception()  # mark it as retrieved, in case nothing awaits it
             else:
                 future.set_result(answer)
 

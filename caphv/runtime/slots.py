@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-# If a request has to wait for other ones for so many seconds, that is reported for some minutes.
+# A request that waits this many seconds for others is reported, for some minutes.
 _LONG_WAIT_SECONDS = 5.0
 _REPORTED_SECONDS = 600.0
 
@@ -18,7 +18,7 @@ class RequestSlots:
     `on_limit` is called when a request has waited for long, unless that was reported already.
     """
 
-    def __init__(self, limit: int, *, on_limit: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, limit: int, *, on_limit: Callable[[], None]) -> None:
         self._limit = limit
         self._on_limit = on_limit
         self._free = asyncio.Semaphore(limit)

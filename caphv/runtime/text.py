@@ -1,9 +1,9 @@
 """Parse YAML and JSON that others wrote. All such text enters here and is bounded first.
 
 libyaml's composer recurses on the C stack: 30,000 brackets end the process, and no `except` sees
-it. Aliases make gigabytes of a few lines, and a number of a million digits blocks for minutes. This
-module first counts the parser's events, which needs neither recursion nor memory, and composes only
-text within its limits. A lint forbids every other parser for text that is not our own
+it. Aliases expand a few lines to gigabytes, and a number of a million digits blocks for minutes.
+This module first counts the parser's events, which needs neither recursion nor memory, and composes
+only text within its limits. A lint forbids every other parser for text that is not our own
 (`pyproject.toml`, TID251).
 
 No error of this module quotes the text, because it may be a Secret.
@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 # The C parser is an optional part of PyYAML. Without it, everything takes twenty times as long.
 _PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Nothing calculates with longer numbers, and converting them takes quadratic time.
-_LONGEST_NUMBER = 400
+_MAX_NUMBER_LENGTH = 400
 _EVENTS_BETWEEN_CLOCK_CHECKS = 1024
 # Everything up to the beginning of the next value, which is a bracket or comma outside of strings.
 # The expression never backtracks, so its time is linear.
@@ -37,7 +37,7 @@ _JSON_VALUE = re.compile(
 )
 # Shorter texts may be read on the event loop, because YAML takes 5 to 20 microseconds a value, and
 # a value has two characters or more.
-_SMALL = 4 * 1024
+_MAX_ON_LOOP_LENGTH = 4 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class _Constructor(yaml.constructor.SafeConstructor):
 
 
 def _number(constructor: Any, node: yaml.ScalarNode) -> Any:
-    if len(str(node.value)) > _LONGEST_NUMBER:
+    if len(str(node.value)) > _MAX_NUMBER_LENGTH:
         raise yaml.constructor.ConstructorError(
             None, None, "a number that is too long", node.start_mark
         )
@@ -105,8 +105,7 @@ for _class in (_Loader, _Constructor):
 def load_yaml(text: str | bytes, limits: Limits = DEFAULT) -> Any:
     """Return the value of a text with one YAML document; None for an empty one.
 
-    Raises:
-        TextError: the text is not YAML, or exceeds the limits.
+    Raises `TextError` if the text is not YAML or exceeds the limits.
     """
 
     def load(checked: str) -> Any:
@@ -116,7 +115,7 @@ def load_yaml(text: str | bytes, limits: Limits = DEFAULT) -> Any:
 
 
 def load_yaml_all(text: str | bytes, limits: Limits = DEFAULT) -> list[Any]:
-    """Return the values of all documents of a YAML stream. Raises TextError."""
+    """Return the values of all documents of a YAML stream. Raises `TextError`."""
 
     def load(checked: str) -> list[Any]:
         return list(yaml.load_all(checked, Loader=_Loader))  # noqa: TID251 - bounded
@@ -127,7 +126,7 @@ def load_yaml_all(text: str | bytes, limits: Limits = DEFAULT) -> list[Any]:
 def compose_yaml(text: str, limits: Limits = DEFAULT) -> yaml.Node | None:
     """Return the nodes of a text with one YAML document, with their positions.
 
-    Raises TextError.
+    Raises `TextError`.
     """
 
     def compose(checked: str) -> yaml.Node | None:
@@ -137,12 +136,12 @@ def compose_yaml(text: str, limits: Limits = DEFAULT) -> yaml.Node | None:
 
 
 def construct_yaml(root: yaml.Node) -> Any:
-    """Return the value of nodes of `compose_yaml`. Raises TextError."""
+    """Return the value of nodes of `compose_yaml`. Raises `TextError`."""
     return _translate_errors(lambda: _Constructor().construct_document(root))
 
 
 def load_json(text: str | bytes | bytearray, limits: Limits = DEFAULT) -> Any:
-    """Return the value of a JSON text. Raises TextError."""
+    """Return the value of a JSON text. Raises `TextError`."""
     if len(text) > limits.size:
         raise TextError(_too_large(limits))
     content = text.encode(errors="surrogatepass") if isinstance(text, str) else text
@@ -167,15 +166,13 @@ async def off_loop(size: int, work: Callable[[], Value]) -> Value:
 
     Work on a large text runs in a thread, because it would block the event loop.
     """
-    return work() if size <= _SMALL else await asyncio.to_thread(work)
+    return work() if size <= _MAX_ON_LOOP_LENGTH else await asyncio.to_thread(work)
 
 
-def events(text: str, limits: Limits = DEFAULT) -> Iterator[yaml.Event]:
+def events(text: str, limits: Limits) -> Iterator[yaml.Event]:
     """Yield the events of a YAML stream within the limits.
 
-    Raises:
-        TextError: the text exceeds the limits.
-        yaml.YAMLError: the text is not YAML.
+    Raises `TextError` if the text exceeds the limits, and `yaml.YAMLError` if it is not YAML.
     """
     if len(text) > limits.size:
         raise TextError(_too_large(limits))
@@ -199,7 +196,7 @@ class _Bounds:
         self._parsed = 0
 
     def count(self, event: yaml.Event) -> None:
-        """Count the next event. Raises TextError."""
+        """Count the next event. Raises `TextError`."""
         if not self._limits.anchors and getattr(event, "anchor", None):
             raise _at(event, "must not use YAML anchors and aliases: write the values out")
 
@@ -223,7 +220,7 @@ class _Bounds:
             self._add_value(None, 1, event)
 
     def check_clock(self) -> None:
-        """Raise TextError when reading takes too long."""
+        """Raise `TextError` when reading takes too long."""
         if time.monotonic() > self._deadline:
             raise TextError(f"takes more than {self._limits.seconds:g} s to read: make it smaller")
 
@@ -256,7 +253,7 @@ class _Bounds:
 
 
 def _build(text: str | bytes, limits: Limits, build: Callable[[str], Value]) -> Value:
-    """Return the result of `build` for a text within the limits. Raises TextError."""
+    """Return the result of `build` for a text within the limits. Raises `TextError`."""
 
     def check_and_build() -> Value:
         decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
@@ -270,7 +267,7 @@ def _build(text: str | bytes, limits: Limits, build: Callable[[str], Value]) -> 
 
 
 def _translate_errors(build: Callable[[], Value]) -> Value:
-    """Run a function of PyYAML, and turn all its errors into a TextError that quotes nothing."""
+    """Run a function of PyYAML, and turn all its errors into a `TextError` that quotes nothing."""
     try:
         return build()
     except TextError:

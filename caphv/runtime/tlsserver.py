@@ -40,7 +40,7 @@ class TLSServer(Runnable):
     drain_seconds: ClassVar[float] = 0.0
 
     def __init__(self, address: str, folder: Path, client_authority: Path | None = None) -> None:
-        """Raise ValueError for an address without a port.
+        """Raise `ValueError` for an address without a port.
 
         :param client_authority: file with the authorities whose certificates clients must show,
             None to accept all clients
@@ -55,7 +55,7 @@ class TLSServer(Runnable):
 
     @abstractmethod
     async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Return the answer to a request. Errors have answers, too."""
+        """Return the answer to a request, also if it fails."""
 
     async def read_body(self, request: web.BaseRequest) -> bytearray:
         """Return the body of a request. Raises `web.HTTPException`."""
@@ -68,7 +68,7 @@ class TLSServer(Runnable):
         return [f"{self.name}: {self._certificates.problem or 'starting'}"]
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises `OSError` when it cannot listen on the address."""
+        """Serve until cancelled. Raises `OSError` if it cannot listen on the address."""
         async with contextlib.AsyncExitStack() as stack:
             while True:
                 # Listen only with a certificate. Without one, the probe reports the reason.

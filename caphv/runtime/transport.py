@@ -1,8 +1,8 @@
 """HTTP to one API server, with time-outs and bounds for responses.
 
-A user's identity leads to a server outside of the provider's control. Compressed responses of such
+A user's identity may name a server outside of the provider's control. Compressed responses of such
 a server are refused, because a few KiB could expand to hundreds of MiB. The memory that one
-connection may use at a time is limited, too.
+connection may use at a time is also limited.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _MAX_LINE = 16 * MIB
 # Few bodies and events above _LARGE are read at a time. The others wait, and TCP slows their server
 # down.
 _LARGE = 256 * 1024
-_LARGE_AT_ONCE = 2
+_MAX_LARGE_BODIES = 2
 # JSON of many small lists and objects takes fifty times its size once it is parsed. A VM has about
 # 300 of them.
 _MAX_CONTAINERS = 60_000
 # A value of one object takes up to 200 bytes. An IPPool has as many addresses as etcd can store,
 # about 40,000.
 _MAX_VALUES_OF_LINE = 60_000
-# The values of VMs have 40 bytes each; so many of them fit into the largest response. 350,000 short
-# values in 2.8 MB took 44 ms on the event loop and 34 MiB.
+# The values of VMs have 40 bytes each; this many of them fit into the largest response. 350,000
+# short values in 2.8 MB took 44 ms on the event loop and 34 MiB.
 _MAX_VALUES_OF_RESPONSE = 100_000
 # A watch event is one object, which etcd limits to 1.5 MiB.
 _MAX_UNTRUSTED_LINE = 4 * MIB
@@ -69,7 +69,7 @@ class Transport:
         self._rest = RestClient(connection, headers, self._resolver if untrusted else None)
 
         self._max_response = MAX_RESPONSE if untrusted else _MAX_TRUSTED_RESPONSE
-        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
+        self._large = asyncio.Semaphore(_MAX_LARGE_BODIES)
         self._target_checked = -_TARGET_CHECK_SECONDS
         self._streams: set[aiohttp.ClientResponse] = set()
 
@@ -209,7 +209,7 @@ class Transport:
     def _check_values(self, text: bytes | bytearray, most: int, what: str) -> None:
         """Refuse JSON that would take much memory once it is parsed. Raises `TooLarge`.
 
-        Punctuation inside of strings counts, too, which only makes the bounds stricter. Comparing
+        Punctuation inside of strings also counts, which only makes the bounds stricter. Comparing
         the length first saves counting in short texts.
         """
         if len(text) > _MAX_CONTAINERS and text.count(b"[") + text.count(b"{") > _MAX_CONTAINERS:

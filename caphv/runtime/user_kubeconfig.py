@@ -1,18 +1,16 @@
-"""Load a user's own kubeconfig.
+"""Load a user's own kubeconfig, which is trusted.
 
-It may name files and credential plugins, span several files, or use plain HTTP. The module is not
-part of `caphv.runtime.kubeconfig`, whose readers never need the loaders of the `kubernetes`
-package.
+It may name files and credential plugins, span several files, or use plain HTTP.
+`caphv.runtime.kubeconfig` reads kubeconfigs of others and accepts none of this. Its users do not
+need the loaders of the `kubernetes` package, so this is a module of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -20,9 +18,14 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config.kube_config import load_kube_config
 
-from caphv.runtime.clientconfig import own_namespace, uses_service_account
+from caphv.runtime.clientconfig import (
+    kubeconfig_files,
+    kubeconfig_paths,
+    own_namespace,
+    uses_service_account,
+)
 from caphv.runtime.connection import Connection
-from caphv.runtime.kubeconfig import KubeconfigError
+from caphv.runtime.kubeconfig import KubeconfigError, load
 from caphv.runtime.proxy import environment_proxy
 from caphv.runtime.text import Limits, load_yaml
 
@@ -32,21 +35,40 @@ _LIMITS = Limits(size=32 * 1024 * 1024, nodes=1_000_000, seconds=60.0)
 _HEADER_NAME = "!#$&'*+-.^_`|~"
 
 
-async def connection(where: str, context: str = "") -> Connection:
-    """Return the connection in the files of `where`, which has the format of `KUBECONFIG`.
+async def connection(paths: str, context: str) -> Connection:
+    """Return the connection of kubeconfig files. Raises `KubeconfigError`.
 
-    `context` overrides their current context. Credentials are refreshed as configured there.
-    Raises `KubeconfigError` and whatever the `kubernetes` package raises.
+    Credentials are refreshed as the files say.
+
+    :param paths: list of files in the format of `KUBECONFIG`
+    :param context: name of the context; the current one if empty
     """
-    files = _read(where)
+    try:
+        return await _load(paths, context)
+    except KubeconfigError:
+        raise
+    except Exception as error:
+        # The `kubernetes` package raises errors of many types for a malformed file.
+        reason = _explain(paths, context) or f"{type(error).__name__}: {error}"
+        raise KubeconfigError(reason) from None
+
+
+async def _load(paths: str, context: str) -> Connection:
+    """Return the connection of kubeconfig files. Raises errors of any type."""
+    if not any(file.exists() for file in kubeconfig_files(paths)):
+        raise KubeconfigError("the file does not exist; set --kubeconfig or KUBECONFIG")
+
+    files = _read(paths)
     # Name the context, because the loader would use the current context of the last file.
     context = context or files.current
     configuration = Configuration()
-    await load_kube_config(where, context or None, configuration)
+    await load_kube_config(paths, context or None, configuration)
 
     async def authorization() -> str:
         token = await configuration.get_api_key_with_prefix("BearerToken") or ""
-        return token if " " in token or not token else f"Bearer {token}"
+        if not token or " " in token:  # the token already has its scheme
+            return token
+        return f"Bearer {token}"
 
     tls = RESTClientObject(configuration).ssl_context
     # Python 3.13 sets this flag, but neither kubectl nor `caphv.runtime.kubeconfig` does.
@@ -62,6 +84,30 @@ async def connection(where: str, context: str = "") -> Connection:
     )
 
 
+def _explain(paths: str, context: str) -> str:
+    """Return the user's mistake in a kubeconfig that cannot be loaded; empty if unknown."""
+    files = kubeconfig_files(paths)
+    if len(files) != 1:
+        return ""
+    try:
+        config = load(files[0].read_bytes())
+    except KubeconfigError as error:
+        return str(error)
+    except OSError as error:
+        return str(error.strerror)
+
+    name = context or config.get("current-context")
+    if not name:
+        return (
+            "it has no current-context; set one with `kubectl config use-context`, or pass "
+            "--context"
+        )
+    names = list(_entries(config, "context"))
+    if name in names:
+        return ""
+    return f"it has no context {name!r}; its contexts are: {', '.join(names) or 'none'}"
+
+
 def context_namespace(kubeconfig: str, context: str) -> str:
     """Return the namespace of the context, as kubectl does.
 
@@ -70,14 +116,14 @@ def context_namespace(kubeconfig: str, context: str) -> str:
     if uses_service_account(kubeconfig, context):
         return own_namespace("default")
     with contextlib.suppress(OSError, ValueError):
-        files = _read(kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config")
+        files = _read(kubeconfig_paths(kubeconfig))
         return str(files.contexts.get(context or files.current, {}).get("namespace") or "default")
     return "default"
 
 
 @dataclass(slots=True)
 class _Files:
-    """Several files as kubectl merges them, where the first file with a name decides."""
+    """Several files as kubectl merges them: the first file with a name defines it."""
 
     current: str = ""
     contexts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -88,12 +134,12 @@ class _Files:
         return self.users.get(str(self.contexts.get(context, {}).get("user")), {})
 
 
-def _read(where: str) -> _Files:
-    """Read the files that exist. Raises `OSError`, `ValueError`."""
+def _read(paths: str) -> _Files:
+    """Read the files that exist. Raises `OSError` and `ValueError`."""
     files = _Files()
-    for name in filter(None, where.split(os.pathsep)):
+    for file in kubeconfig_files(paths):
         try:
-            config = load_yaml(Path(name).expanduser().read_text(encoding="utf-8"), _LIMITS)
+            config = load_yaml(file.read_text(encoding="utf-8"), _LIMITS)
         except FileNotFoundError:
             continue
         if isinstance(config, dict):
@@ -113,9 +159,9 @@ def _entries(config: Mapping[str, Any], kind: str) -> dict[str, Mapping[str, Any
 
 
 def _impersonation(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the headers of impersonation, which the loader ignores.
+    """Yield the headers of impersonation, which the loader ignores. Raises `KubeconfigError`.
 
-    Without them, a context would have the user's own rights. Raises `KubeconfigError`.
+    Without them, requests would have the rights of the user, not of the impersonated account.
     """
     name = user.get("as") or ""
     uid = user.get("as-uid") or ""
@@ -128,18 +174,18 @@ def _impersonation(user: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not isinstance(groups, list) or not isinstance(extra, dict):
         raise KubeconfigError("as-groups must be a list, and as-user-extra an object with lists")
 
-    yield "Impersonate-User", _text("as", name)
+    yield "Impersonate-User", _header_text("as", name)
     if uid:
-        yield "Impersonate-Uid", _text("as-uid", uid)
+        yield "Impersonate-Uid", _header_text("as-uid", uid)
     for group in groups:
-        yield "Impersonate-Group", _text("as-groups", group)
+        yield "Impersonate-Group", _header_text("as-groups", group)
     for key, values in extra.items():
         header = f"Impersonate-Extra-{quote(str(key), safe=_HEADER_NAME)}"
         for value in values if isinstance(values, list) else [values]:
-            yield header, _text("as-user-extra", value)
+            yield header, _header_text("as-user-extra", value)
 
 
-def _text(where: str, value: Any) -> str:
+def _header_text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable():
-        raise KubeconfigError(f"{where}: must be text on one line, in quotes")
+        raise KubeconfigError(f"{name}: must be text on one line, in quotes")
     return value

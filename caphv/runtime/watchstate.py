@@ -1,7 +1,7 @@
 """Tell whether the watch behind a cache is connected.
 
 `synced` only means that a list was read once. While its watch is disconnected, a cache is outdated,
-and a reconciler that takes "not in the cache" for "does not exist" would release an address or
+and a reconciler that reads "not in the cache" as "does not exist" would release an address or
 remove a finalizer that is still needed. A watch that has just connected may still have events on
 their way, and a connection that breaks silently is noticed only within
 `caphv.runtime.connection.DEAD_CONNECTION_SECONDS`. So read the object itself

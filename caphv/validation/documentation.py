@@ -42,8 +42,7 @@ def section(rule: Rule, example: str) -> Iterator[str]:
 def render(page: str, parts: Mapping[str, Part], *, mark: str = COMMITTED) -> tuple[str, list[str]]:
     """Return a page with its generated lists, and the names of these lists.
 
-    Raises:
-        ValueError: the page has a mark of a list that does not exist.
+    Raises `ValueError` if the page has a mark of a list that does not exist.
     """
     names: list[str] = []
 
@@ -67,8 +66,7 @@ def render(page: str, parts: Mapping[str, Part], *, mark: str = COMMITTED) -> tu
 def stale(folder: Path, parts: Mapping[str, Part]) -> dict[Path, str]:
     """Return the pages below a folder with outdated lists, with their new text.
 
-    Raises:
-        ValueError: a list is on no page or on several, or a mark names none.
+    Raises `ValueError` if a list is on no page or on several, or if a mark names none.
     """
     texts: dict[Path, str] = {}
     pages_of: dict[str, list[str]] = {name: [] for name in parts}

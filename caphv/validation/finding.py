@@ -16,9 +16,9 @@ FieldPath = tuple[str | int, ...]
 """Keys and indices from the root of the object: `("spec", "volumes", 1, "storageClass")`."""
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_LONGEST_VALUE = 120
+_MAX_VALUE_LENGTH = 120
 # Longer names are cut, because comparing takes time quadratic in the length.
-_LONGEST_NAME = 64
+_MAX_NAME_LENGTH = 64
 
 
 class Fault(StrEnum):
@@ -70,8 +70,8 @@ class Finding:
             return f"{self.field}: {self.fault}: {self.detail}"
 
         value = json.dumps(self.value, ensure_ascii=True, sort_keys=True, default=str)
-        if len(value) > _LONGEST_VALUE:
-            value = f"{value[:_LONGEST_VALUE]}…"
+        if len(value) > _MAX_VALUE_LENGTH:
+            value = f"{value[:_MAX_VALUE_LENGTH]}…"
         return f"{self.field}: {self.fault}: {value}: {self.detail}"
 
 
@@ -108,7 +108,7 @@ def path_text(path: FieldPath) -> str:
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return `; did you mean "x"?` for the most similar name, empty if no name is similar."""
-    close = difflib.get_close_matches(name[:_LONGEST_NAME], sorted(set(names)), n=1, cutoff=0.75)
+    close = difflib.get_close_matches(name[:_MAX_NAME_LENGTH], sorted(set(names)), n=1, cutoff=0.75)
     return f'; did you mean "{close[0]}"?' if close else ""
 
 

@@ -24,7 +24,7 @@ class Rule:
     :param check: function that yields findings; the rule set decides about its arguments
     :param advice: the rule only warns
     :param before: for a rule about changes, the object of the example before the change
-    :param refused_by_go: the Go provider refuses objects that break the rule, too
+    :param refused_by_go: the Go provider also refuses objects that break the rule
     """
 
     name: str
@@ -53,7 +53,15 @@ class Rule:
         remedy: str = "",
     ) -> Finding:
         """Return a finding of this rule, with the members of `Finding`."""
-        return Finding(path, fault, detail, self.name, value, self.advice or advice, remedy)
+        return Finding(
+            path,
+            fault,
+            detail,
+            rule=self.name,
+            value=value,
+            advice=self.advice or advice,
+            remedy=remedy,
+        )
 
     def sign(self, finding: Finding) -> Finding:
         """Return the finding of a check with the rule's name and severity."""

@@ -91,8 +91,8 @@ _TEXTS = {
 }
 
 
-# Further errors are not reported, because each costs time, and a user does not read so many.
-_MOST_ERRORS = 1000
+# Further errors are not reported, because each costs time, and no user reads a thousand.
+_MAX_ERRORS = 1000
 
 
 def _match_pattern(
@@ -156,7 +156,7 @@ class Schema:
             return []
 
         findings: list[Finding] = []
-        for error in islice(explaining.iter_errors(obj), _MOST_ERRORS):
+        for error in islice(explaining.iter_errors(obj), _MAX_ERRORS):
             findings += _error_findings(error, root)
         if not findings:
             # If the validators disagree, refuse the object, because it is too unusual.
@@ -169,7 +169,7 @@ class Schema:
 
 @cache
 def load(file: str) -> Schema:
-    """Return the schema in `schemas/<file>`. Raises KeyError when there is no such file."""
+    """Return the schema in `schemas/<file>`. Raises `KeyError` if there is no such file."""
     return Schema(file)
 
 

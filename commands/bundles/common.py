@@ -90,7 +90,8 @@ def rendered_clusters(
     Yields also the repository, from which files are read in the block; None without one.
     """
     given = read_clusters(options, step)
-    bundler, snapshot = bundler_of(options, step), None
+    bundler = bundler_of(options, step)
+    snapshot = None
     with contextlib.ExitStack() as stack:
         if names_repository(options):
             snapshot = stack.enter_context(open_store(options)).sync()

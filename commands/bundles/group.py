@@ -95,7 +95,7 @@ bundles.add_command(vendor)
 
 @dataclass(frozen=True, kw_only=True)
 class PrintOptions(BundleOptions):
-    """Where to write bundles to, and how the GitRepos for them are."""
+    """Options for the output of bundles, and for the GitRepos that read them."""
 
     to: Path | None
     client_secret: str
@@ -211,7 +211,8 @@ def _render(options: PrintOptions, given: SelectedClusters, step: Step) -> Batch
             batch = bundler.render(given.clusters, target.sync().tree if target else {})
         if target:
             pruning = Pruning(complete=True, budget=EVERYTHING, scope=batch.trees)
-            folders, policies = {CLUSTER_ROOT: bundler.folders(batch)}, policies_of(batch.rendered)
+            folders = {CLUSTER_ROOT: bundler.folders(batch)}
+            policies = policies_of(batch.rendered)
             target.commit(
                 lambda snapshot: compare_folders(
                     snapshot, folders, pruning, staging(policies, snapshot, None)
@@ -241,7 +242,7 @@ def _gitrepos(options: PrintOptions, given: SelectedClusters) -> tuple[str, Batc
             for key, settings, findings in results
         )
     )
-    # A folder, or a path on this machine, is nothing that Fleet could read.
+    # Fleet cannot read a folder, or a path on this machine.
     try:
         check_is_remote(options.repo or "")
         repos = GitRepoOptions(
@@ -279,7 +280,7 @@ Examples:
 @render_options
 @repository_options
 @PRUNE
-# What it asked for is the default now.
+# The flag remains for old scripts; what it requested is now the default.
 @click.option("--partial", is_flag=True, hidden=True)
 @output_option("diff", "table", "json", "yaml")
 @fill(options=DiffOptions)
@@ -380,11 +381,11 @@ def list_(*, output: str, options: RepositoryOptions) -> None:
     files.
     """
     from commands.output import bundles as out
-    from packager.addons.versions import table
+    from packager.addons.versions import load_table
     from packager.contents.inventory import inventory
 
     with progress() as step, open_store(options) as store:
         step("reading the repository")
         listing = inventory(store.sync())
-    click.echo(out.LISTED[output](listing, table().newest), nl=False)
+    click.echo(out.LISTED[output](listing, load_table().newest), nl=False)
     sys.exit(DIFFERENT if any(cluster.fault for cluster in listing) else DONE)

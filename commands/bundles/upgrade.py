@@ -170,7 +170,8 @@ def _upgrade(
     else:
         reason = Reason(options.message or f"Upgrade to release {target.release} of the bundles.")
         planned, result = publish(store, Planner(bundler), state, reason=reason)
-        text, plan = out.PUSHED[options.output](result), result.plan
+        text = out.PUSHED[options.output](result)
+        plan = result.plan
     return text, out.wave(chosen, target), planned, bool(plan.held or plan.refused)
 
 

@@ -113,7 +113,8 @@ def _charts(
         if release.by_fleet and release.chart.repo
     ]
     # Clusters share charts, and each chart is read only once.
-    charts, missing = {}, []
+    charts = {}
+    missing = []
     for release in sorted(
         {release.chart: release for release in releases}.values(),
         key=lambda chart: str(chart.chart),
@@ -125,7 +126,7 @@ def _charts(
                 missing.append(str(ref))
                 continue
             charts[ref.name, ref.version] = VendoredChart(
-                ref.name, ref.version, ref.repo, files_of(chart)
+                name=ref.name, version=ref.version, repository=ref.repo, files=files_of(chart)
             )
         except HelmError as error:
             raise InputError(f"{ref}: {error}") from None

@@ -142,7 +142,8 @@ def upgrade(options: UpgradeOptions) -> int:
     from packager.upgrade import request as upgrade_request
     from packager.upgrade import rollout, rolloutfile
 
-    request, file = request_of(options), upgrade_request.file_of(options.packager)
+    request = request_of(options)
+    file = upgrade_request.file_of(options.packager)
     with progress() as step:
         target = release_of(bundler_of(options, step), request.release)
         if options.dry_run:
@@ -242,7 +243,8 @@ def _wait(store: Store, request: Request, file: str, deadline: float, step: Step
             # The next read may succeed.
             failure = f"; the repository cannot be read: {error}"
         else:
-            content, rollout = snapshot.read(file), _status(snapshot, file)
+            content = snapshot.read(file)
+            rollout = _status(snapshot, file)
             if content is not None and content != upgrade_request.serialize(request):
                 raise CommandError(
                     f"{file} asks for another upgrade now: this one is not awaited any more"
@@ -250,7 +252,8 @@ def _wait(store: Store, request: Request, file: str, deadline: float, step: Step
             if rollout and rollout.request == request:
                 if rollout.is_active:
                     count = counted(len(rollout.before), "cluster")
-                    state, continues = f"{printable(rollout.title)}, {count}", "; it continues"
+                    state = f"{printable(rollout.title)}, {count}"
+                    continues = "; it continues"
                 elif content is None:
                     # While the request file exists, a final status is that of an equal request.
                     return rollout

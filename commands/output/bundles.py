@@ -298,7 +298,8 @@ def _commit_text(result: Result) -> str:
         f"  {click.style('foreign', fg='red')} {printable(path)} {FOREIGN_FILE}"
         for path in plan.foreign
     ]
-    lines += [f"  review  {printable(str(result.merge_request))}"] if result.merge_request else []
+    if result.merge_request:
+        lines.append(f"  review  {printable(str(result.merge_request))}")
 
     head = "nothing changed"
     if not plan.is_empty:
@@ -344,11 +345,11 @@ def _inventory_table(clusters: Sequence[RepositoryCluster], newest: Versions) ->
     rows = [
         (
             cluster.name,
-            cluster.record.versions.release if cluster.record else "-",
+            cluster.lockfile.versions.release if cluster.lockfile else "-",
             _newer(cluster, newest),
-            str(cluster.record.network.get("cni", "-")) if cluster.record else "-",
+            str(cluster.lockfile.network.get("cni", "-")) if cluster.lockfile else "-",
             ",".join(cluster.bundles),
-            cluster.record.content_hash[:12] if cluster.record else cluster.fault,
+            cluster.lockfile.content_hash[:12] if cluster.lockfile else cluster.fault,
         )
         for cluster in clusters
     ]
@@ -356,26 +357,20 @@ def _inventory_table(clusters: Sequence[RepositoryCluster], newest: Versions) ->
 
 
 def _inventory(clusters: Sequence[RepositoryCluster], newest: Versions) -> Obj:
-    return {
-        "newest": newest.as_data(),
-        "clusters": [
-            {"name": cluster.name, "bundles": list(cluster.bundles), "fault": cluster.fault}
-            | (
-                {
-                    "versions": cluster.record.versions.as_data(),
-                    "network": dict(cluster.record.network),
-                    "hash": cluster.record.content_hash,
-                }
-                if cluster.record
-                else {}
-            )
-            for cluster in clusters
-        ],
-    }
+    return {"newest": newest.as_data(), "clusters": list(map(_cluster_row, clusters))}
+
+
+def _cluster_row(cluster: RepositoryCluster) -> Obj:
+    row: Obj = {"name": cluster.name, "bundles": list(cluster.bundles), "fault": cluster.fault}
+    if cluster.lockfile:
+        row["versions"] = cluster.lockfile.versions.as_data()
+        row["network"] = dict(cluster.lockfile.network)
+        row["hash"] = cluster.lockfile.content_hash
+    return row
 
 
 def _newer(cluster: RepositoryCluster, newest: Versions) -> str:
-    return newest.release if cluster.record and cluster.record.versions != newest else "-"
+    return newest.release if cluster.lockfile and cluster.lockfile.versions != newest else "-"
 
 
 # Forms

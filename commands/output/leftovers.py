@@ -1,4 +1,4 @@
-"""How leftovers look: a line an object, with its owner and why it is or is not left over."""
+"""Format leftovers: one line per object, with its owner and why it is or is not left over."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def show(
 
 
 def filtered(report: LeftoverReport, *, only_wrong: bool) -> LeftoverReport:
-    """Return a report without what others made, if only leftovers are asked for."""
+    """Return a report without the objects of others, if only leftovers are requested."""
     objects = (*report.leaked, *report.in_use)
     return replace(report, objects=objects) if only_wrong else report
 

@@ -34,10 +34,9 @@ def _lines(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> Iter
 
 def _line(stage: Stage) -> str:
     word, colour = _MARKS[stage.ok]
-    parts = [part for part in (stage.place, stage.detail) if part]
-    return (
-        f"  {click.style(f'{word:<8}', fg=colour)} {stage.name:<17} {printable(': '.join(parts))}"
-    )
+    mark = click.style(f"{word:<8}", fg=colour)
+    detail = ": ".join(part for part in (stage.place, stage.detail) if part)
+    return f"  {mark} {stage.name:<17} {printable(detail)}"
 
 
 def _content(cluster: Key, setting: Stage | None, traces: Sequence[Trace]) -> Any:

@@ -19,7 +19,7 @@ from caphv.validation.yaml.loader import Source
 from caphv.validation.yaml.tree import Document, FieldPath
 from caphv.validation.yaml.yaml_rules import Position, TextFinding, text_finding
 
-_WIDEST_EXCERPT = 120
+_MAX_EXCERPT_WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,15 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherPlace:
+    """Another object that a finding concerns, with its place."""
+
+    file: str
+    position: Position
+    object: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """A finding as it is reported. `help` says what to do; `other` is a second affected place."""
 
@@ -50,7 +59,7 @@ class Line:
     help: str = ""
     field: str = ""
     object: str = ""
-    other: tuple[str, Position, str] | None = None
+    other: OtherPlace | None = None
     excerpt: str = ""
 
 
@@ -77,12 +86,15 @@ class Report:
 
     def add_text(self, source: Source, problem: TextFinding) -> None:
         """Add a finding about the text of a file."""
-        at, finding = problem.place, problem.finding
-        severity = "warning" if finding.advice else "error"
-        text = source.excerpt(at.line)
         self.lines.append(
             Line(
-                source.name, at, severity, finding.rule, str(finding), finding.remedy, excerpt=text
+                file=source.name,
+                position=problem.place,
+                severity=_severity(problem.finding),
+                rule=problem.finding.rule,
+                message=str(problem.finding),
+                help=problem.finding.remedy,
+                excerpt=source.excerpt(problem.place.line),
             )
         )
 
@@ -99,17 +111,13 @@ class Report:
             Line(
                 file=item.source.name,
                 position=at,
-                severity="warning" if finding.advice else "error",
+                severity=_severity(finding),
                 rule=finding.rule,
                 message=str(finding),
                 help=_hint(item.document, path, finding),
                 field=finding.field,
                 object=str(item),
-                other=(
-                    (other.source.name, other.document.position(other.base), str(other))
-                    if other
-                    else None
-                ),
+                other=_other_place(other) if other else None,
                 excerpt=item.source.excerpt(at.line),
             )
         )
@@ -118,6 +126,14 @@ class Report:
         """Bring the lines into the order of files and places."""
         order = {name: index for index, name in enumerate(self.files)}
         self.lines.sort(key=lambda line: (order[line.file], line.position, line.rule, line.message))
+
+
+def _severity(finding: Finding) -> str:
+    return "warning" if finding.advice else "error"
+
+
+def _other_place(item: Item) -> OtherPlace:
+    return OtherPlace(item.source.name, item.document.position(item.base), str(item))
 
 
 def items(source: Source, document: Document, report: Report) -> Iterator[Item]:
@@ -134,7 +150,7 @@ def items(source: Source, document: Document, report: Report) -> Iterator[Item]:
                     ((*base, "items", index), item) for index, item in enumerate(listed)
                 ] + waiting
             else:
-                yield Item(source, document, base, value)
+                yield Item(source=source, document=document, base=base, obj=value)
 
 
 def _looks_like_object(value: Mapping[str, Any]) -> bool:
@@ -149,7 +165,7 @@ def _object_problem(
     None if it is an object, or if a file in a folder belongs to another program.
     """
     at = document.position(base)
-    # A file that the user did not name is in a folder, perhaps next to files of other programs.
+    # A file that the user did not name is in a folder, which may also hold files of other programs.
     may_be_other = not source.named and not base
     if may_be_other and isinstance(value, list):
         mappings = [item for item in value if isinstance(item, dict)]
@@ -157,12 +173,12 @@ def _object_problem(
             return None
 
     if not isinstance(value, dict):
-        sort = "a list" if isinstance(value, list) else "a single value"
+        form = "a list" if isinstance(value, list) else "a single value"
         remedy = (
             "begin a mapping with apiVersion and kind; several objects are separated by lines ---"
         )
         return text_finding(
-            yaml_rules.DOCUMENT, at, f"this is {sort}, and not a Kubernetes object", remedy
+            yaml_rules.DOCUMENT, at, f"this is {form}, and not a Kubernetes object", remedy
         )
     if may_be_other and not _looks_like_object(value):
         return None
@@ -234,20 +250,20 @@ def _block(line: Line) -> str:
     if line.help:
         rows.append(f"  {click.style('help:', fg='cyan')} {printable(line.help)}")
     if line.other:
-        name, at, subject = line.other
+        at = line.other.position
         rows.append(
-            f"  {click.style('see:', fg='cyan')} {printable(name)}:{at.line}:{at.column} "
-            f"{printable(subject)}"
+            f"  {click.style('see:', fg='cyan')} {printable(line.other.file)}:{at.line}:"
+            f"{at.column} {printable(line.other.object)}"
         )
     return "\n".join(rows)
 
 
 def _excerpt(text: str, column: int) -> tuple[str, int]:
     """Return the part of a line around a column, and the offset of the column in it."""
-    start = max(0, column - _WIDEST_EXCERPT // 2) if len(text) > _WIDEST_EXCERPT else 0
-    cut = text[start : start + _WIDEST_EXCERPT].replace("\t", " ")
+    start = max(0, column - _MAX_EXCERPT_WIDTH // 2) if len(text) > _MAX_EXCERPT_WIDTH else 0
+    cut = text[start : start + _MAX_EXCERPT_WIDTH].replace("\t", " ")
     ahead = "…" if start else ""
-    behind = "…" if start + _WIDEST_EXCERPT < len(text) else ""
+    behind = "…" if start + _MAX_EXCERPT_WIDTH < len(text) else ""
     before = printable(cut[: column - 1 - start])
     return f"{ahead}{printable(cut)}{behind}".rstrip(), len(ahead) + len(before)
 
@@ -289,8 +305,12 @@ def _finding(line: Line) -> Obj:
     }
     content |= {key: value for key in ("field", "object", "help") if (value := getattr(line, key))}
     if line.other:
-        name, at, what = line.other
-        content["related"] = {"file": name, "line": at.line, "column": at.column, "object": what}
+        content["related"] = {
+            "file": line.other.file,
+            "line": line.other.position.line,
+            "column": line.other.position.column,
+            "object": line.other.object,
+        }
     return content
 
 
@@ -331,8 +351,9 @@ def _result(line: Line, names: list[str]) -> Obj:
         "locations": [_location(line.file, line.position)],
     }
     if line.other:
-        name, at, what = line.other
-        result["relatedLocations"] = [{"id": 1, "message": {"text": what}} | _location(name, at)]
+        related = {"id": 1, "message": {"text": line.other.object}}
+        related |= _location(line.other.file, line.other.position)
+        result["relatedLocations"] = [related]
     return result
 
 

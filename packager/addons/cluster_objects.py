@@ -38,22 +38,25 @@ def facts_of(objs: Iterable[Obj]) -> list[ClusterFacts]:
     return sorted(clusters, key=lambda facts: facts.key)
 
 
-def facts_of_cluster(
-    cluster: Obj, find: Find, imported: frozenset[FleetCluster] = frozenset()
-) -> ClusterFacts:
+def facts_of_cluster(cluster: Obj, find: Find, imported: frozenset[FleetCluster]) -> ClusterFacts:
     """Return one Cluster with the objects it references; `imported` are its Fleet Clusters."""
     control_plane = _follow_ref(cluster, "controlPlaneRef", find)
     harvester_cluster = _follow_ref(cluster, "infrastructureRef", find)
     if at(cluster, "spec", "topology"):
         control_plane = control_plane or _control_plane_of_class(cluster, find)
         harvester_cluster = harvester_cluster or _harvester_cluster_of_class(cluster, find)
-    return ClusterFacts(cluster, harvester_cluster, control_plane, imported)
+    return ClusterFacts(
+        cluster=cluster,
+        harvester_cluster=harvester_cluster,
+        control_plane=control_plane,
+        fleet_clusters=imported,
+    )
 
 
 def is_on_harvester(cluster: Obj, find: Find) -> bool:
-    """Whether a Cluster is on Harvester, or may be because its ClusterClass is missing.
+    """Return whether a Cluster is on Harvester, or may be, because its ClusterClass is missing.
 
-    One that Rancher provisions does not count: Rancher installs its add-ons.
+    A Cluster that Rancher provisions does not count, because Rancher installs its add-ons.
     """
     if clusterapi.is_of_rancher(cluster):
         return False
@@ -170,7 +173,7 @@ def _template_ref(cluster: Obj, part: str, find: Find) -> Obj:
 
 
 def _part_of_class(cluster: Obj, part: str, find: Find) -> Obj:
-    """Return the object that the class makes for a part of a Cluster, without its patches."""
+    """Return the object that a class creates for a part of a Cluster, before any patches."""
     ref = _template_ref(cluster, part, find)
     namespace = str(at(_class(cluster, find), "metadata", "namespace") or _key(cluster).namespace)
     template = _find(ref, namespace, find) if ref else None

@@ -23,8 +23,8 @@ _Kind = tuple[str, str]
 async def objects(client: ApiClient, namespace: str = "") -> list[Obj]:
     """Return Clusters of one namespace or all, with objects that `facts_of` needs.
 
-    Fleet Clusters are left out if Fleet is not installed or they may not be read. Raises ApiError
-    and Unreachable; NotFound means that Cluster API is not installed.
+    Fleet Clusters are left out if Fleet is not installed or they may not be read. Raises `ApiError`
+    and `Unreachable`; `NotFound` means that Cluster API is not installed.
     """
     kinds = _Kinds(client)
     clusters = await kinds.list((CLUSTER_API_GROUP, "Cluster"), namespace)

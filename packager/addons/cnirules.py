@@ -100,7 +100,8 @@ def _check_bgp(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
 
 @RULES.rule("cidr", ("Cluster",), "Networks must be IP networks, at most one per family.")
 def _check_networks(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    cni, ccm = values["cni"], values.get("ccm", {})
+    cni = values["cni"]
+    ccm = values.get("ccm", {})
     texts: dict[FieldPath, str] = {}
     for name in _CIDRS:
         texts |= {("cni", name, index): text for index, text in enumerate(cni[name])}
@@ -110,9 +111,11 @@ def _check_networks(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
         texts["ccm", "nodeExcludeIPRanges", index] = text
 
     for path, text in texts.items():
-        network, fault = _network(text)
-        if not network:
-            yield Finding(path, Fault.INVALID, fault, value=text)
+        if not _network(text):
+            detail = (
+                "must be an IP network with no bits set behind its prefix, for example 10.42.0.0/16"
+            )
+            yield Finding(path, Fault.INVALID, detail, value=text)
 
     for name, networks in _cni_networks(values).items():
         if len({network.version for network in networks}) < len(networks):
@@ -138,11 +141,11 @@ def _check_overlap(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     "Networks of the CNI must be within `spec.clusterNetwork` of the Cluster.",
 )
 def _check_within_cluster(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    """Compare networks with `spec.clusterNetwork`, which API server and controllers use."""
+    """Yield networks outside of `spec.clusterNetwork`, which API server and controllers use."""
     networks = _cni_networks(values)
     for name, kind in _CIDRS.items():
         texts = at(facts.cluster, "spec", "clusterNetwork", kind, "cidrBlocks")
-        blocks = [_network(str(text))[0] for text in (texts if isinstance(texts, list) else ())]
+        blocks = [_network(str(text)) for text in (texts if isinstance(texts, list) else ())]
         # Rule `cidr` and the API server report blocks that cannot be parsed.
         valid_blocks = [block for block in blocks if block]
         if not valid_blocks:
@@ -176,7 +179,7 @@ def _check_cni_of_distribution(_: ClusterFacts, values: Obj) -> Iterator[Finding
     "each node a network.",
 )
 def _check_pod_network(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    """Require the network that Cilium with `ipam.mode: kubernetes` waits for.
+    """Yield a finding if Cilium with `ipam.mode: kubernetes` would wait for its network.
 
     Kubernetes sets it as `spec.podCIDR` of each Node. RKE2 and K3s have a default.
     """
@@ -201,9 +204,9 @@ def _check_pod_network(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     "host's network.",
 )
 def _check_fleet_agent(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    """Check that Fleet can install the CNI of a cluster without a Helm controller.
+    """Yield a finding if Fleet cannot install the CNI of a cluster without a Helm controller.
 
-    Fleet's agent must then need no CNI itself.
+    Fleet's agent must be able to run without a CNI.
     """
     distribution, cni = values["distribution"], values["cni"]
     if distribution in WITH_HELM_CONTROLLER or cni["name"] == "none":
@@ -224,8 +227,9 @@ def _check_fleet_agent(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     advice=True,
 )
 def _check_workers(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    """Require workers, because Fleet's agent does not tolerate the taint of control planes."""
-    distribution, cni = values["distribution"], values["cni"]["name"]
+    """Yield advice to add workers: Fleet's agent does not tolerate the taint of control planes."""
+    distribution = values["distribution"]
+    cni = values["cni"]["name"]
     if distribution in WITH_HELM_CONTROLLER or cni == "none":
         return
     # Without a topology the number of workers is unknown, because MachineDeployments are not among
@@ -248,7 +252,7 @@ def _check_workers(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
     "cni-installed", ("Cluster",), "The CNI must be the one that the control plane installs."
 )
 def _check_installed_cni(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    """Check that bundles configure the CNI that RKE2's control plane installs."""
+    """Yield a finding if bundles configure another CNI than RKE2's control plane installs."""
     installed = at(facts.control_plane, "spec", "serverConfig", "cni")
     name = values["cni"]["name"]
     if values["distribution"] == "rke2" and installed and name not in (installed, "none"):
@@ -261,19 +265,18 @@ def _check_installed_cni(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
 def _cni_networks(values: Obj) -> Mapping[str, list[_Network]]:
     """Return the valid networks of the CNI by setting."""
     return {
-        name: [network for text in values["cni"][name] if (network := _network(text)[0])]
+        name: [network for text in values["cni"][name] if (network := _network(text))]
         for name in _CIDRS
     }
 
 
 @lru_cache(maxsize=4096)
-def _network(text: str) -> tuple[_Network | None, str]:
-    """Return the parsed network and no fault, or no network and the fault."""
+def _network(text: str) -> _Network | None:
+    """Return the network of a CIDR, None for an invalid one or one with host bits."""
     try:
-        return ipaddress.ip_network(text), ""
+        return ipaddress.ip_network(text)
     except ValueError:
-        fault = "must be an IP network with no bits set behind its prefix, for example 10.42.0.0/16"
-        return None, fault
+        return None
 
 
 def _is_within(network: _Network, block: _Network) -> bool:

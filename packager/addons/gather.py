@@ -1,13 +1,14 @@
-"""Gathers the settings of a cluster from these sources. Later sources override earlier ones.
+"""Gathers the settings of a cluster's add-ons from several sources.
+
+Later sources override earlier ones:
 
 1. Fields of the cluster's objects: networks of the Cluster, kind and fields of its control plane,
    and the place of the cloud config in its HarvesterCluster.
-2. Labels `cni` and `csi`, and the annotations `caphv.io/cni-*` that the Go provider's generator
-   wrote.
+2. Labels `cni` and `csi`, then the annotations `caphv.io/cni-*` of the Go provider's generator.
 3. Topology variable `imageRegistry`, then topology variable `addons`.
-4. Annotation `addons.caphv.io/values`: YAML.
+4. Annotation `addons.caphv.io/values`, whose text is YAML.
 
-Each source is checked by itself, so that a finding names the place to edit.
+Each source is checked by itself, so that a finding names the field to edit.
 """
 
 from __future__ import annotations
@@ -41,13 +42,21 @@ CSI_LABEL = RULES.declare(
 )
 
 SCHEMA = "cluster-addons.json"
+# Annotation of the Go provider's generator → setting of the CNI.
+_LEGACY_ANNOTATIONS = {
+    names.OLD_CNI_MTU_ANNOTATION: "mtu",
+    names.OLD_CNI_ENCAPSULATION_ANNOTATION: "encapsulation",
+    names.OLD_CNI_BGP_ANNOTATION: "bgp",
+}
 _DEFAULT_POD_CIDRS = ["10.42.0.0/16"]
 _DEFAULT_SERVICE_CIDRS = ["10.43.0.0/16"]
-# The Secret that the controller keeps in the workload cluster (`cloudConfig.delivery: Secret`), and
-# the file it writes on each node (`File`).
-DELIVERED_SECRET = _SECRET_NAME, _SECRET_KEY = "harvester-cloud-config", "cloud-config"
+# With `cloudConfig.delivery: Secret`, the controller keeps this Secret in the workload cluster.
+_DELIVERED_NAME = "harvester-cloud-config"
+_DELIVERED_KEY = "cloud-config"
+DELIVERED_SECRET = (_DELIVERED_NAME, _DELIVERED_KEY)
+# With `cloudConfig.delivery: File`, each node has the cloud config in this file.
 _HOST_PATH = "/etc/kubernetes/cloud-config"
-# The class variable and the setting have the same name.
+# Name of both the topology variable and the setting.
 _REGISTRY = "imageRegistry"
 _SERVER_CONFIG: FieldPath = ("spec", "serverConfig")
 _CLOUD_CONFIG: FieldPath = ("spec", "cloudConfig")
@@ -62,8 +71,13 @@ _DISTRIBUTIONS = {
 _CLASSES = {"harvester-k3s": "k3s", "harvester-kubeadm": "kubeadm"}
 
 
-# Path of each setting → its value and the path of its source field.
-_Settings = dict[FieldPath, tuple[Any, FieldPath]]
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """A setting at `path` with its value, and the path of the field that it was derived from."""
+
+    path: FieldPath
+    value: Any
+    source: FieldPath
 
 
 @dataclass
@@ -74,45 +88,49 @@ class Gathered:
     origins: Origins = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
-    def add_one(self, path: FieldPath, value: Any, source: FieldPath) -> None:
-        """Merge one field, whose value is at `source`."""
+    def add_setting(self, path: FieldPath, value: Any, source: FieldPath) -> None:
+        """Override one setting; `source` is the path of the field that it comes from."""
         self.add(nest(path, value), lambda _: source)
 
-    def add(self, values: Obj, source: Callable[[FieldPath], FieldPath]) -> None:
-        """Merge one source over the earlier ones; `source` maps a setting to its place there."""
+    def add(self, values: Obj, source_of: Callable[[FieldPath], FieldPath]) -> None:
+        """Override settings; `source_of` maps the path of a setting to that of its source field."""
         self.values = merge(self.values, values)
         for path in leaves(values):
-            # A list or scalar that replaces an object leaves no trace of its parts, and vice versa.
+            # A list or scalar replaces an object with all its fields, and an object a scalar.
             replaced = [
                 old for old in self.origins if old[: len(path)] == path or path[: len(old)] == old
             ]
             for old in replaced:
                 del self.origins[old]
-            self.origins[path] = source(path)
+            self.origins[path] = source_of(path)
 
 
 def gather(facts: ClusterFacts) -> Gathered:
-    """Read all sources of a cluster, except sources with a finding."""
+    """Merge all sources of a cluster. What has a finding is left out."""
     gathered = Gathered()
     gathered.findings += _check_metadata(facts)
-    # Without labels and annotations that are text, no source can be read.
+    # All sources but the first are read by labels and annotations, which have to be text.
     if gathered.findings:
         return gathered
 
     _read_objects(facts, gathered)
     _read_labels(facts, gathered)
+    _read_legacy_annotations(facts, gathered)
     _read_variables(facts, gathered)
     _read_annotation(facts, gathered)
 
-    # The default comes last, because every source may name a CNI.
+    # The default comes last, because any source may name a CNI.
     if not gathered.findings and "name" not in gathered.values["cni"]:
         default = "calico" if gathered.values["distribution"] == "rke2" else "none"
-        gathered.add_one(("cni", "name"), default, (*_SERVER_CONFIG, "cni"))
+        gathered.add_setting(("cni", "name"), default, (*_SERVER_CONFIG, "cni"))
     return gathered
 
 
 def _check_metadata(facts: ClusterFacts) -> Iterator[Finding]:
-    """Yield labels and annotations that an API server would refuse, which files may hold."""
+    """Yield a finding for each label or annotation that is not text.
+
+    An API server would refuse them, but files may hold anything.
+    """
     for field_name in ("labels", "annotations"):
         path: FieldPath = ("metadata", field_name)
         values = at(facts.cluster, *path)
@@ -127,8 +145,8 @@ def _check_metadata(facts: ClusterFacts) -> Iterator[Finding]:
                 yield METADATA.finding((*path, name), Fault.WRONG_TYPE, detail)
 
 
-def holder(path: FieldPath, facts: ClusterFacts) -> Obj | None:
-    """Return the object to edit for a finding about the cluster at `path`."""
+def object_of_field(path: FieldPath, facts: ClusterFacts) -> Obj | None:
+    """Return the object with the field at the path of a finding: the one to edit."""
     if path[:2] == _SERVER_CONFIG:
         return facts.control_plane
     if path[:2] in (_CLOUD_CONFIG, _MANIFEST):
@@ -136,80 +154,75 @@ def holder(path: FieldPath, facts: ClusterFacts) -> Obj | None:
     return facts.cluster
 
 
-# The sources
-
-
 def _read_objects(facts: ClusterFacts, gathered: Gathered) -> None:
-    """Merge settings from the fields of the cluster's objects."""
-    settings = {
-        **_control_plane_settings(facts),
-        **_network_settings(facts),
-        **_cloud_config_settings(facts),
-        ("fleet", "importedBy"): (
-            _importer(facts),
-            ("metadata", "labels", names.AUTO_IMPORT_LABEL),
-        ),
-    }
+    """Merge settings that follow from the fields of the cluster's objects."""
+    settings = [
+        *_control_plane_settings(facts),
+        *_network_settings(facts),
+        *_cloud_config_settings(facts),
+        _importer_setting(facts),
+    ]
     values: Obj = {}
-    for path, (value, _) in settings.items():
-        values = merge(values, nest(path, value))
+    for setting in settings:
+        values = merge(values, nest(setting.path, setting.value))
 
-    # The objects have schemas of their own, but files may hold anything.
+    # The objects have their own schemas, but files may hold anything.
     findings = schema.load(SCHEMA).findings(values)
-    # A finding names the setting, but the user has to edit its source field.
-    faults = {finding.path[: len(path)]: finding for finding in findings for path in settings}
-    for path, (value, source) in settings.items():
-        fault = faults.get(path)
-        if fault is None:
-            gathered.add_one(path, value, source)
-        else:
-            place = (*source, *fault.path[len(path) :])
-            gathered.findings.append(replace(fault, path=place))
+    for setting in settings:
+        depth = len(setting.path)
+        faults = [finding for finding in findings if finding.path[:depth] == setting.path]
+        if not faults:
+            gathered.add_setting(setting.path, setting.value, setting.source)
+        # The findings are about the setting, but the user has to edit its source field.
+        gathered.findings += [
+            replace(fault, path=(*setting.source, *fault.path[depth:])) for fault in faults
+        ]
 
 
-def _importer(facts: ClusterFacts) -> str:
+def _importer_setting(facts: ClusterFacts) -> _Setting:
     """Return the manager that imports the cluster into Fleet.
 
-    If only one manager has a Fleet Cluster, it is that one. The label alone does not decide,
-    because with Turtles' feature `use-caapf` only CAAPF creates a Fleet Cluster, and Turtles also
-    imports clusters of labelled namespaces.
+    If only one manager has a Fleet Cluster, it is that one. The label is not enough, because with
+    Turtles' feature `use-caapf` only CAAPF creates a Fleet Cluster, and Turtles also imports
+    clusters of labelled namespaces.
     """
     managers = {fleet_cluster.manager for fleet_cluster in facts.fleet_clusters}
     if len(managers) == 1:
-        return managers.pop()
-    # Both managers have a Fleet Cluster, or it does not exist yet, so only the label is left.
-    is_labelled = labels_of_cluster(facts).get(names.AUTO_IMPORT_LABEL) == "true"
-    return RANCHER if is_labelled else CAAPF
+        importer = managers.pop()
+    else:
+        # Both managers have a Fleet Cluster, or none has one yet, so only the label is left.
+        is_labelled = labels_of_cluster(facts).get(names.AUTO_IMPORT_LABEL) == "true"
+        importer = RANCHER if is_labelled else CAAPF
+    source = ("metadata", "labels", names.AUTO_IMPORT_LABEL)
+    return _Setting(("fleet", "importedBy"), importer, source)
 
 
-def _control_plane_settings(facts: ClusterFacts) -> _Settings:
+def _control_plane_settings(facts: ClusterFacts) -> Iterator[_Setting]:
     reference: FieldPath = ("spec", "controlPlaneRef", "kind")
     kind = at(facts.control_plane, "kind") or at(facts.cluster, *reference)
     distribution = _distribution(facts, str(kind or ""))
-
-    replicas_path: FieldPath = ("spec", "topology", "controlPlane", "replicas")
-    replicas = at(facts.cluster, *replicas_path) or at(facts.control_plane, "spec", "replicas")
+    yield _Setting(("distribution",), distribution, reference)
 
     provider_path = (*_SERVER_CONFIG, "cloudProviderName")
     is_harvester = at(facts.control_plane, *provider_path) == "harvester"
     provider = "harvester" if distribution == "rke2" and is_harvester else "external"
+    yield _Setting(("cloudProviderName",), provider, provider_path)
 
-    settings: _Settings = {
-        ("distribution",): (distribution, reference),
-        ("cloudProviderName",): (provider, provider_path),
-        ("singleNode",): (replicas == 1, replicas_path),
-    }
-    cni = at(facts.control_plane, *_SERVER_CONFIG, "cni")
+    replicas_path: FieldPath = ("spec", "topology", "controlPlane", "replicas")
+    replicas = at(facts.cluster, *replicas_path) or at(facts.control_plane, "spec", "replicas")
+    yield _Setting(("singleNode",), replicas == 1, replicas_path)
+
+    cni_path = (*_SERVER_CONFIG, "cni")
+    cni = at(facts.control_plane, *cni_path)
     if distribution == "rke2" and cni:
-        settings["cni", "name"] = cni, (*_SERVER_CONFIG, "cni")
-    return settings
+        yield _Setting(("cni", "name"), cni, cni_path)
 
 
 def _distribution(facts: ClusterFacts, kind: str) -> str:
-    """Return the distribution of a kind of control plane.
+    """Return the distribution of a cluster whose control plane is of this kind.
 
-    An unknown kind counts as kubeadm, which brings no charts. Without a kind, the version of
-    Kubernetes or the name of the ClusterClass decides.
+    An unknown kind counts as kubeadm, which installs no charts. Without a kind, the version of
+    Kubernetes decides, or else the name of the ClusterClass.
     """
     if kind:
         return _DISTRIBUTIONS.get(kind, "kubeadm")
@@ -219,55 +232,53 @@ def _distribution(facts: ClusterFacts, kind: str) -> str:
     return _CLASSES.get(str(at(topology, "classRef", "name") or at(topology, "class")), "rke2")
 
 
-def _network_settings(facts: ClusterFacts) -> _Settings:
+def _network_settings(facts: ClusterFacts) -> Iterator[_Setting]:
     pods: FieldPath = ("spec", "clusterNetwork", "pods", "cidrBlocks")
     services: FieldPath = ("spec", "clusterNetwork", "services", "cidrBlocks")
     pod_cidrs = at(facts.cluster, *pods) or _DEFAULT_POD_CIDRS
     service_cidrs = at(facts.cluster, *services) or _DEFAULT_SERVICE_CIDRS
-    return {
-        ("cni", "podCIDRs"): (pod_cidrs, pods),
-        ("cni", "serviceCIDRs"): (service_cidrs, services),
-    }
+    yield _Setting(("cni", "podCIDRs"), pod_cidrs, pods)
+    yield _Setting(("cni", "serviceCIDRs"), service_cidrs, services)
 
 
-def _cloud_config_settings(facts: ClusterFacts) -> _Settings:
-    """Return the place of the cloud config: the user's own Secret, a file, or the default."""
+def _cloud_config_settings(facts: ClusterFacts) -> Iterator[_Setting]:
+    """Yield the place of the cloud config: the user's own Secret, a file, or the default."""
     manifest = at(facts.harvester_cluster, *_MANIFEST)
     if manifest and not at(facts.harvester_cluster, *_CLOUD_CONFIG):
-        name, key = "cloudConfigCredentialsSecretName", "cloudConfigCredentialsSecretKey"
-        return {
-            ("cloudConfig", "secretName"): (at(manifest, name), (*_MANIFEST, name)),
-            ("cloudConfig", "secretKey"): (at(manifest, key), (*_MANIFEST, key)),
-        }
+        for setting, field_name in (
+            ("secretName", "cloudConfigCredentialsSecretName"),
+            ("secretKey", "cloudConfigCredentialsSecretKey"),
+        ):
+            source = (*_MANIFEST, field_name)
+            yield _Setting(("cloudConfig", setting), at(manifest, field_name), source)
+        return
 
     delivery: FieldPath = (*_CLOUD_CONFIG, "delivery")
     if at(facts.harvester_cluster, *delivery) == "File":
-        return {("cloudConfig", "hostPath"): (_HOST_PATH, delivery)}
-    return {
-        ("cloudConfig", "secretName"): (_SECRET_NAME, delivery),
-        ("cloudConfig", "secretKey"): (_SECRET_KEY, delivery),
-    }
+        yield _Setting(("cloudConfig", "hostPath"), _HOST_PATH, delivery)
+        return
+    yield _Setting(("cloudConfig", "secretName"), _DELIVERED_NAME, delivery)
+    yield _Setting(("cloudConfig", "secretKey"), _DELIVERED_KEY, delivery)
 
 
 def _read_labels(facts: ClusterFacts, gathered: Gathered) -> None:
-    """Merge labels, and the annotations of the Go provider's generator."""
+    """Merge labels `cni` and `csi`."""
     labels = labels_of_cluster(facts)
-    annotations = annotations_of_cluster(facts)
     if names.CNI_LABEL in labels:
         source = ("metadata", "labels", names.CNI_LABEL)
         _add_field(gathered, ("cni", "name"), labels[names.CNI_LABEL], source)
     if names.CSI_LABEL in labels:
         _read_csi_label(gathered, labels[names.CSI_LABEL])
 
-    for name, setting in (
-        (names.OLD_CNI_MTU_ANNOTATION, "mtu"),
-        (names.OLD_CNI_ENCAPSULATION_ANNOTATION, "encapsulation"),
-        (names.OLD_CNI_BGP_ANNOTATION, "bgp"),
-    ):
+
+def _read_legacy_annotations(facts: ClusterFacts, gathered: Gathered) -> None:
+    """Merge the annotations that the Go provider's generator wrote."""
+    annotations = annotations_of_cluster(facts)
+    for name, setting in _LEGACY_ANNOTATIONS.items():
         if name not in annotations:
             continue
-        # Annotations are text, but the MTU is a number.
         value: str | int = annotations[name]
+        # An annotation is text, but the MTU is a number. The schema refuses all other texts.
         if setting == "mtu" and re.fullmatch("[0-9]{1,8}", annotations[name]):
             value = int(annotations[name])
         _add_field(gathered, ("cni", setting), value, ("metadata", "annotations", name))
@@ -283,7 +294,7 @@ def _read_csi_label(gathered: Gathered, label: str) -> None:
 
 
 def _read_variables(facts: ClusterFacts, gathered: Gathered) -> None:
-    """Merge topology variables. `addons` overrides `imageRegistry` in any order."""
+    """Merge topology variables. `addons` overrides `imageRegistry`, whatever their order."""
     variables = at(facts.cluster, "spec", "topology", "variables")
     if not isinstance(variables, list):
         return
@@ -303,32 +314,31 @@ def _read_annotation(facts: ClusterFacts, gathered: Gathered) -> None:
     if text is None:
         return
     root: FieldPath = ("metadata", "annotations", names.ADDON_VALUES_ANNOTATION)
-    value, fault = parse_yaml(text)
-    if fault:
-        gathered.findings.append(YAML.finding(root, Fault.INVALID, fault))
-    elif value is not None:
+    try:
+        value = parse_yaml(text)
+    except ValueError as error:
+        gathered.findings.append(YAML.finding(root, Fault.INVALID, str(error)))
+        return
+    if value is not None:
         _add_values(gathered, value, root)
 
 
-# Inside
-
-
 def _add_field(gathered: Gathered, path: FieldPath, value: Any, source: FieldPath) -> None:
-    """Merge one field if the schema allows its value. Findings name the place of the value.
+    """Merge one setting if the schema allows its value. Findings have the path of its source.
 
     :param gathered: settings of earlier sources
     :param path: path of the setting
     :param value: value of the setting, of any type
-    :param source: path of the value in its object
+    :param source: path of the field that it comes from
     """
     findings = schema.load(SCHEMA).findings(nest(path, value))
     gathered.findings += [replace(finding, path=source) for finding in findings]
     if not findings:
-        gathered.add_one(path, value, source)
+        gathered.add_setting(path, value, source)
 
 
 def _add_values(gathered: Gathered, values: Any, root: FieldPath) -> None:
-    """Merge an object of settings, whose place is `root`, if the schema allows it."""
+    """Merge an object of settings, which is at `root`, if the schema allows it."""
     findings = check_json(values, root) or schema.load(SCHEMA).findings(values, root=root)
     gathered.findings += findings
     if not findings:

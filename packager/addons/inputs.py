@@ -17,7 +17,7 @@ from caphv.validation.yaml.loader import Source, read_all
 from caphv.validation.yaml.tree import Document
 from packager.addons.cluster_objects import facts_of
 from packager.addons.facts import ClusterFacts
-from packager.addons.gather import holder
+from packager.addons.gather import object_of_field
 
 _Place = tuple[Source, Document, FieldPath]
 
@@ -38,9 +38,9 @@ class Input:
         named = [facts for facts in self.clusters if facts.key == cluster]
         if number >= len(named):
             return ""
-        place = self._places.get(id(holder(finding.path, named[number])))
+        place = self._places.get(id(object_of_field(finding.path, named[number])))
         if place is None:
-            # The object is not in a file, because a ClusterClass makes it, or it was derived.
+            # The object is in no file, because a ClusterClass creates it, or it was derived.
             return ""
 
         source, document, base = place
@@ -65,13 +65,13 @@ def read_files(paths: Sequence[str], stdin: BinaryIO) -> Input:
     unreadable += tuple(_report_nameless(objects))
 
     clusters = facts_of(obj for obj, _ in objects)
-    # The keys are identities, because objects are not hashable and the facts hold the same objects.
+    # Use identities as keys, because objects are not hashable and the facts hold the same objects.
     places = {id(obj): place for obj, place in objects}
     return Input(tuple(clusters), tuple(unreadable), places)
 
 
 def _report_nameless(objects: Sequence[tuple[Obj, _Place]]) -> Iterator[str]:
-    """Report Clusters with an invalid name, which an API server would reject."""
+    """Yield a message for each Cluster whose name an API server would reject."""
     for obj, (source, document, base) in objects:
         is_cluster = obj.get("kind") == "Cluster" and str(obj.get("apiVersion")).startswith(
             f"{CLUSTER_API_GROUP}/"

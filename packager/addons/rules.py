@@ -154,7 +154,7 @@ def _check_kube_vip(_: ClusterFacts, values: Obj) -> Iterator[Finding]:
     advice=True,
 )
 def _check_csi_key(facts: ClusterFacts, values: Obj) -> Iterator[Finding]:
-    """Check the key of the cloud config's Secret.
+    """Yield a finding if the CSI driver would not find its key in the cloud config's Secret.
 
     Users of chart harvester-csi-driver can choose the Secret, but the driver mounts the whole
     Secret and opens a file of this name.

@@ -19,7 +19,7 @@ _REQUIREMENT = re.compile(
 
 
 def selector(text: str) -> Selector:
-    """Parse `team=a,tier!=edge,wave in (1,2),canary,!legacy`. Raises ValueError if invalid."""
+    """Parse `team=a,tier!=edge,wave in (1,2),canary,!legacy`. Raises `ValueError` if invalid."""
     requirements = [_parse_requirement(part) for part in _split(text)]
     return lambda labels: all(requirement(labels) for requirement in requirements)
 

@@ -61,7 +61,7 @@ class CloudConfig:
 
 @dataclass(frozen=True)
 class Cni:
-    """The Pod network: `calico`, `canal`, `cilium` or `none`. The CNI detects an `mtu` of 0."""
+    """The Pod network: `calico`, `canal`, `cilium` or `none`. With `mtu` 0, it detects the MTU."""
 
     name: str
     packaging: Packaging
@@ -153,7 +153,7 @@ class AddonSettings:
 
     @property
     def installer(self) -> str:
-        """Installer of charts if users chose another one than the default, else empty."""
+        """The installer of charts if the user chose one, empty for the default."""
         is_chosen = self.distribution == "rke2" and self.packaging is Packaging.HELM_CHART
         return HELM_CONTROLLER if is_chosen else ""
 
@@ -219,7 +219,7 @@ def _packaging(values: Obj) -> Packaging:
     installer = values.get("charts", {}).get("installedBy")
     if values["distribution"] == "k3s" or installer == HELM_CONTROLLER:
         return Packaging.HELM_CHART
-    # RKE2 brings a Harvester cloud provider and CSI driver of its own.
+    # RKE2 ships its own Harvester cloud provider and CSI driver.
     if values["cloudProviderName"] == "harvester":
         return Packaging.HELM_CHART_CONFIG
     return Packaging.CHART

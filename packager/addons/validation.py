@@ -16,7 +16,7 @@ from packager.addons import cnirules, fleetrules, gather, services, yamlvalues
 from packager.addons import rules as settings_rules
 from packager.addons.cluster_objects import facts_of
 from packager.addons.facts import ClusterFacts
-from packager.addons.gather import holder
+from packager.addons.gather import object_of_field
 from packager.addons.services import IPAM_ANNOTATION, PRIMARY_ANNOTATION, check_services
 from packager.addons.settings import settings_of
 
@@ -64,9 +64,9 @@ def _cluster_findings(objs: Sequence[Obj], places: Mapping[int, int]) -> Iterato
 def _place(finding: Finding, facts: ClusterFacts, places: Mapping[int, int]) -> int:
     """Return the index of the object to edit for a finding, by default the Cluster's.
 
-    Objects that a ClusterClass makes are not among the checked objects.
+    Objects that a ClusterClass creates are not among the checked objects.
     """
-    return places.get(id(holder(finding.path, facts)), places[id(facts.cluster)])
+    return places.get(id(object_of_field(finding.path, facts)), places[id(facts.cluster)])
 
 
 def _service_findings(objs: Sequence[Obj]) -> Iterator[Located]:

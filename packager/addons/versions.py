@@ -71,7 +71,7 @@ class Table:
         return self.releases[0]
 
     def release(self, name: str) -> Versions:
-        """Return the set of this name. Raises ValueError that lists the names of all sets."""
+        """Return the set of this name. Raises `ValueError` that lists the names of all sets."""
         for versions in self.releases:
             if versions.release == name:
                 return versions
@@ -80,7 +80,10 @@ class Table:
         raise ValueError(msg)
 
     def advise_on_kubernetes(self, versions: Versions, kubernetes_version: str) -> list[Finding]:
-        """Advise if a set is not made for a version of Kubernetes. An unknown version is fine."""
+        """Return advice if a set does not support a version of Kubernetes.
+
+        Any set supports an unknown version.
+        """
         version = minor_version(kubernetes_version)
         supported = self.supports.get(versions.release, {}).get("kubernetes")
         if not version or not supported:
@@ -94,13 +97,14 @@ class Table:
             f"to {supported['to']}, not {kubernetes_version}: upgrade the bundles or set the "
             "versions of the charts"
         )
-        path, rule = ("spec", "topology", "version"), "bundles-kubernetes"
+        path = ("spec", "topology", "version")
+        rule = "bundles-kubernetes"
         return [
             Finding(path, Fault.UNSUPPORTED, detail, rule, kubernetes_version, advice=True),
         ]
 
     def lacks(self, chart: str, version: str) -> bool:
-        """Whether the repository of a chart does not have a version, as far as the table knows."""
+        """Return whether the repository of a chart is known not to have a version."""
         versions = self.known.get(chart)
         return versions is not None and version not in versions
 
@@ -112,18 +116,17 @@ def shipped_templates() -> str:
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*/*.j2")):
         content = file.read_bytes()
-        # The length makes sure that no content can look like the head of the next file.
+        # Include the length, so that no content can look like the head of the next file.
         digest.update(f"{file.relative_to(folder).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
 
 
 @cache
-def table(path: Path | None = None) -> Table:
+def load_table(path: Path | None = None) -> Table:
     """Return the table of versions, the shipped one without a path.
 
-    Raises:
-        FileNotFoundError: the file is not there.
-        ValueError: it has not the form of the shipped one.
+    Raises `FileNotFoundError` if the file does not exist, and `ValueError` if it does not have the
+    form of the shipped one.
     """
     file = path or data.folder(BUNDLES_FOLDER) / TABLE
     text = file.read_text(encoding="utf-8")
@@ -139,14 +142,16 @@ def table(path: Path | None = None) -> Table:
         # New clusters need a newest release, so `releases[0]` fails if the table has none.
         known = content.get("known", {})
         ordered = (releases[0], *releases[1:])
-        return Table(ordered, supports, content["repositories"], known)
+        return Table(
+            releases=ordered, supports=supports, repositories=content["repositories"], known=known
+        )
     except (KeyError, TypeError, AttributeError, IndexError, json.JSONDecodeError) as error:
         msg = f"{file.name} is not a table of versions: {type(error).__name__} {error}"
         raise ValueError(msg) from None
 
 
 def parse_versions(content: Any) -> Versions:
-    """Return the versions of a lockfile. Raises ValueError for an invalid one."""
+    """Return the versions of a lockfile. Raises `ValueError` for an invalid one."""
     try:
         charts = {str(name): str(version) for name, version in content["charts"].items()}
         return Versions(str(content["release"]), str(content["templates"]), charts)
@@ -172,7 +177,10 @@ def chart(name: str, version: str, *, table: Table, mirror: str = "") -> Chart:
 
 
 def validate_repository(url: str) -> str:
-    """Return a URL of https:// or oci://. Raises ValueError for others, or with credentials."""
+    """Return a URL.
+
+    Raises `ValueError` unless it begins with https:// or oci:// and has no credentials.
+    """
     if not _REPOSITORY.fullmatch(url) or ".." in url:
         msg = (
             f"{url.partition('@')[2] or url!r} is not a chart repository: use "

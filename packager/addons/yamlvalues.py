@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from caphv.runtime.text import Limits, TextError, load_yaml
+from caphv.runtime.text import Limits, load_yaml
 from caphv.validation.finding import Fault, FieldPath, Finding
 from caphv.validation.rule import Rules
 
@@ -15,22 +15,19 @@ YAML = RULES.declare(
     "Annotation `addons.caphv.io/values` must be YAML without aliases, of types that JSON has.",
     kinds=("Cluster",),
 )
-_LONGEST_ANNOTATION = 64 * 1024
-_LIMITS = Limits(size=_LONGEST_ANNOTATION, aliases=False)
-_DEEPEST = 64
+_MAX_ANNOTATION_LENGTH = 64 * 1024
+_LIMITS = Limits(size=_MAX_ANNOTATION_LENGTH, aliases=False)
+_MAX_DEPTH = 64
 
 
-def parse_yaml(text: str) -> tuple[Any, str]:
-    """Return the value of a user's YAML and no fault, or None and the fault.
+def parse_yaml(text: str) -> Any:
+    """Return the value of a user's YAML. Raises `ValueError` with the fault.
 
-    Aliases are refused, because a few of them make gigabytes.
+    Aliases are refused, because a few of them can expand to gigabytes.
     """
-    if len(text) > _LONGEST_ANNOTATION:
-        return None, f"must have at most {_LONGEST_ANNOTATION} characters"
-    try:
-        return load_yaml(text, _LIMITS), ""
-    except TextError as error:
-        return None, str(error)
+    if len(text) > _MAX_ANNOTATION_LENGTH:
+        raise ValueError(f"must have at most {_MAX_ANNOTATION_LENGTH} characters")
+    return load_yaml(text, _LIMITS)
 
 
 def check_json(value: Any, path: FieldPath) -> list[Finding]:
@@ -39,8 +36,8 @@ def check_json(value: Any, path: FieldPath) -> list[Finding]:
     JSON cannot hold dates, keys that are not text, and infinite numbers.
     """
     # End the recursion before Python's own limit, which would raise an error without a place.
-    if len(path) > _DEEPEST:
-        detail = f"must not be nested deeper than {_DEEPEST} levels"
+    if len(path) > _MAX_DEPTH:
+        detail = f"must not be nested deeper than {_MAX_DEPTH} levels"
         return [YAML.finding(path[:8], Fault.INVALID, detail)]
     if isinstance(value, Mapping):
         if invalid := [key for key in value if not isinstance(key, str)]:

@@ -16,8 +16,8 @@ from packager.checks.helm import Helm, HelmError
 from packager.tree import Tree, content_hash
 
 _LIMITS = Limits(size=4 * 1024 * 1024)
-_LARGEST = 64 * 1024 * 1024
-_DEEPEST = 4
+_MAX_BYTES = 64 * 1024 * 1024
+_MAX_DEPTH = 4
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class Charts:
     """Finds charts in `folder`, else pulls them if `download`; reads each once. Thread-safe."""
 
     def __init__(self, helm: Helm, folder: Path | None = None, *, download: bool = False) -> None:
-        self._helm, self._folder, self._download = helm, folder, download
+        self._helm = helm
+        self._folder = folder
+        self._download = download
         self._charts: dict[ChartRef, Chart | None] = {}
         self._written: dict[str, Chart] = {}
         self._lock = threading.Lock()
@@ -45,7 +47,7 @@ class Charts:
         return self._download or self._folder is not None
 
     def bundled_chart(self, files: Tree) -> Chart:
-        """Return a chart that a bundle holds itself. Raises HelmError if it cannot be read."""
+        """Return a chart that a bundle holds itself. Raises `HelmError` if it cannot be read."""
         digest = content_hash(files)
         with self._lock:
             if digest not in self._written:
@@ -53,7 +55,7 @@ class Charts:
             return self._written[digest]
 
     def find(self, ref: ChartRef) -> Chart | None:
-        """Return a chart or None. Raises HelmError if it cannot be pulled or read."""
+        """Return a chart or None. Raises `HelmError` if it cannot be pulled or read."""
         with self._lock:
             if ref not in self._charts:
                 self._charts[ref] = self._find(ref)
@@ -75,7 +77,7 @@ class Charts:
 
 
 def files_of(chart: Chart) -> dict[str, bytes]:
-    """Return all files of a chart that are not hidden, by path in the chart. Raises HelmError."""
+    """Return all files of a chart that are not hidden, by path in the chart. Raises `HelmError`."""
     if chart.path.is_dir():
         # Skip links, because they could bring in files from outside the chart.
         paths = [
@@ -113,10 +115,10 @@ def _read(path: Path) -> Chart:
     files = _read_folder(path) if path.is_dir() else _read_archive(path)
     metadata = _yaml(files.get("Chart.yaml", b""), f"{path.name}: Chart.yaml")
     return Chart(
-        path,
-        str(metadata.get("version") or ""),
-        _values(files, "", metadata),
-        str(metadata.get("appVersion") or ""),
+        path=path,
+        version=str(metadata.get("version") or ""),
+        values=_values(files, "", metadata),
+        app_version=str(metadata.get("appVersion") or ""),
     )
 
 
@@ -132,7 +134,7 @@ def _values(
     }
     dependencies = [row for row in metadata.get("dependencies") or () if isinstance(row, dict)]
 
-    for name in sorted(subcharts) if depth < _DEEPEST else ():
+    for name in sorted(subcharts) if depth < _MAX_DEPTH else ():
         inner = f"{top}charts/{name}/"
         chart = _yaml(files.get(f"{inner}Chart.yaml", b""), f"{inner}Chart.yaml")
         aliases = [
@@ -176,11 +178,11 @@ def _read_archive(
     files: dict[str, bytes] = {}
     try:
         with tarfile.open(path) as archive:
-            remaining = _LARGEST
+            remaining = _MAX_BYTES
             for member in archive:
                 remaining -= member.size
                 if remaining < 0:
-                    raise HelmError(f"{path.name} unpacks to more than {_LARGEST >> 20} MiB")
+                    raise HelmError(f"{path.name} unpacks to more than {_MAX_BYTES >> 20} MiB")
 
                 # All paths in the archive of a chart begin with the chart's name.
                 content = archive.extractfile(member) if member.isfile() else None

@@ -1,4 +1,4 @@
-"""Checks the objects that a cluster's bundles would install, and compares them with today's."""
+"""Checks the objects that bundles would install, and compares them with the current ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Object:
     obj: Obj
     file: str
     source: str
-    """Chart and template that made the object, for messages; empty for a manifest."""
+    """Chart and template that the object comes from, for messages; empty for a manifest."""
     namespace: str
     early: bool = False
     """Whether Helm creates it before the others: a CRD of a chart's folder `crds`."""
@@ -80,14 +80,15 @@ class Checker:
     """Checks clusters, and remembers rendered charts for all of them. Thread-safe."""
 
     def __init__(self, helm: Helm | None, charts: Charts | None) -> None:
-        self._helm, self._charts = helm, charts
+        self._helm = helm
+        self._charts = charts
         self._rendered: dict[bytes, list[tuple[str, Obj]]] = {}
 
     def check(self, tree: Tree, settings: AddonSettings, before: Tree) -> Checked:
         """Check the files of a cluster.
 
         `before` holds the cluster's files in the repository, and is empty for a new cluster. Raises
-        ValueError with the path of a file that is not YAML.
+        `ValueError` with the path of a file that is not YAML.
         """
         # The run finds faults of charts, and the checks below find faults of objects.
         run = _Run(self, settings)
@@ -118,7 +119,7 @@ class Checker:
         return Checked(str(settings.cluster), tuple(findings), charts)
 
     def find(self, release: Release) -> Chart | None:
-        """Return the chart of a release, None when it is not available. Raises HelmError."""
+        """Return the chart of a release, None when it is not available. Raises `HelmError`."""
         if self._charts is None:
             return None
         if release.chart_files is None:
@@ -133,7 +134,7 @@ class Checker:
     def render(
         self, release: Release, values: Obj, settings: AddonSettings
     ) -> list[tuple[str, Obj]]:
-        """Return the objects of a release, each with its template. Raises HelmError."""
+        """Return the objects of a release, each with its template. Raises `HelmError`."""
         chart = self.find(release)
         if self._helm is None or chart is None:
             return []
@@ -151,7 +152,8 @@ class _Run:
     """One pass over the bundles of a cluster."""
 
     def __init__(self, checker: Checker, settings: AddonSettings) -> None:
-        self._checker, self._settings = checker, settings
+        self._checker = checker
+        self._settings = settings
         self.compares_charts = checker.needs_charts
         self.findings: list[Located] = []
         self.charts: list[CheckedChart] = []
@@ -160,7 +162,8 @@ class _Run:
         """Return the objects of a bundle; charts that are not available contribute none."""
         content = _Content(bundle)
         content.objects += (
-            _Object(obj, file, "", bundle.namespace) for file, obj in bundle.manifests
+            _Object(obj=obj, file=file, source="", namespace=bundle.namespace)
+            for file, obj in bundle.manifests
         )
         for release in bundle.releases:
             try:
@@ -176,8 +179,7 @@ class _Run:
     def _add_release_objects(self, release: Release, content: _Content) -> bool:
         """Add the objects of a release to its bundle, and return whether its chart is available.
 
-        Raises:
-            HelmError: the chart cannot be rendered.
+        Raises `HelmError` if the chart cannot be rendered.
         """
         chart = self._checker.find(release)
         if chart is None:
@@ -194,7 +196,15 @@ class _Run:
         for file, obj in self._checker.render(release, values, self._settings):
             source = f"{release.chart}, {file}"
             early = file.startswith("crds/") or "/crds/" in file
-            content.objects.append(_Object(obj, release.file, source, release.namespace, early))
+            content.objects.append(
+                _Object(
+                    obj=obj,
+                    file=release.file,
+                    source=source,
+                    namespace=release.namespace,
+                    early=early,
+                )
+            )
 
         for finding in unknown_values(
             values, chart.values, lambda changed: self._try_render(release, changed), release.chart
@@ -230,7 +240,7 @@ def _check_kinds(contents: Sequence[_Content], settings: AddonSettings) -> Itera
         # A chart that was not rendered may hold the CRD that is missed.
         unsure = any(dependency.unknown for dependency in dependencies)
 
-        # The Helm controller tries again until the kinds of other charts are there.
+        # The Helm controller retries until the kinds of other charts exist.
         retried = {release.file for release in content.bundle.releases if not release.by_fleet}
         distribution_files = content.distribution_files
         for item in content.objects:

@@ -72,7 +72,10 @@ class Bundle:
 
 
 def bundles_of(tree: Tree) -> list[Bundle]:
-    """Return the bundles of a cluster by folder. Raises ValueError with the path of a bad file."""
+    """Return the bundles of a cluster by folder.
+
+    Raises `ValueError` with the path of a bad file.
+    """
     folders = sorted(path.rpartition("/")[0] for path in tree if path.endswith(f"/{FLEET_YAML}"))
     return [_bundle(tree, folder) for folder in folders]
 

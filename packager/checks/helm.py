@@ -22,8 +22,8 @@ from packager.git.paths import fault_of
 from packager.tree import Tree
 
 _TIMEOUT_SECONDS = 120.0
-_LARGEST = 32 * 1024 * 1024
-_LIMITS = Limits(size=_LARGEST, nodes=1_000_000, seconds=30.0)
+_MAX_BYTES = 32 * 1024 * 1024
+_LIMITS = Limits(size=_MAX_BYTES, nodes=1_000_000, seconds=30.0)
 _SOURCE = re.compile(r"^# Source: [^/\n]*/(.*)$", re.MULTILINE)
 _SEPARATOR = re.compile(r"^---\s*$", re.MULTILINE)
 _PASSED_ON = (
@@ -46,10 +46,11 @@ class Helm:
     """One program `helm`, and a folder for charts that it pulls. Thread-safe."""
 
     def __init__(self, program: Path, scratch: Path) -> None:
-        self._program, self._scratch = program, scratch
+        self._program = program
+        self._scratch = scratch
 
     def pull(self, chart: ChartRef) -> Path:
-        """Download a chart, and return its archive. Raises HelmError."""
+        """Download a chart, and return its archive. Raises `HelmError`."""
         with tempfile.TemporaryDirectory(dir=self._scratch) as folder:
             address = [f"{chart.repo}/{chart.name}"]
             if not chart.repo.startswith("oci://"):
@@ -61,7 +62,10 @@ class Helm:
             return archive.rename(self._scratch / f"{archive.name}-{Path(folder).name}.tgz")
 
     def write(self, files: Tree, name: str) -> Path:
-        """Write a chart into a folder for `template`. Raises HelmError for a path outside of it."""
+        """Write a chart into a folder for `template`.
+
+        Raises `HelmError` for a path outside of it.
+        """
         top = self._scratch / name
         for path, content in files.items():
             if fault := fault_of(path):
@@ -114,8 +118,8 @@ class Helm:
 
             if process.returncode:
                 raise HelmError(_message(process.stderr.decode(errors="replace")))
-            if output.tell() > _LARGEST:
-                raise HelmError(f"the chart renders to more than {_LARGEST >> 20} MiB")
+            if output.tell() > _MAX_BYTES:
+                raise HelmError(f"the chart renders to more than {_MAX_BYTES >> 20} MiB")
             output.seek(0)
             return output.read().decode(errors="replace")
 
@@ -130,6 +134,7 @@ def _message(text: str) -> str:
 
 
 def _objects(text: str) -> Iterator[tuple[str, Obj]]:
+    """Yield the objects in Helm's output, each with the file of its template."""
     for part in _SEPARATOR.split(text):
         source = _SOURCE.search(part)
         file = source[1] if source else ""
@@ -138,7 +143,7 @@ def _objects(text: str) -> Iterator[tuple[str, Obj]]:
         except TextError as error:
             raise HelmError(f"{file if source else 'the output'} {error}") from None
         if isinstance(obj, dict) and obj.get("kind"):
-            # Charts may also write a List.
+            # A chart may also write a List of objects.
             items = obj.get("items") if str(obj["kind"]).endswith("List") else None
             for item in items if isinstance(items, list) else [obj]:
                 yield file, item

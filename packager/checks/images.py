@@ -19,7 +19,7 @@ from packager.tree import Tree
 # Values with the registry of a site. Images are rendered without them, so that they have the names
 # of their origin.
 _REGISTRIES = [("global", "systemDefaultRegistry"), ("global", "cattle", "systemDefaultRegistry")]
-_DEEPEST = 12
+_MAX_DEPTH = 12
 
 
 @dataclass
@@ -40,7 +40,7 @@ def charts_of(
 ) -> list[ChartImages]:
     """Return all charts of clusters, by name and version, without those that RKE2 brings itself.
 
-    Raises ValueError with the path of a file that is not YAML.
+    Raises `ValueError` with the path of a file that is not YAML.
     """
     charts: dict[ChartRef, ChartImages] = {}
     for tree, settings in clusters:
@@ -87,7 +87,7 @@ def images_of(objects: Iterable[Obj]) -> Iterator[str]:
 
 def documented_images(values: Any, version: str, depth: int = 0) -> Iterator[str]:
     """Yield images (`repository` and `tag`) in values; `version` replaces an empty tag."""
-    if depth > _DEEPEST or not isinstance(values, Mapping):
+    if depth > _MAX_DEPTH or not isinstance(values, Mapping):
         return
     # Most charts follow this convention. Others name an image in one text, and only rendering finds
     # it.

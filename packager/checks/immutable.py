@@ -101,7 +101,7 @@ def changes(
 
 
 def _value(obj: Obj, path: Sequence[str], default: Any) -> Any:
-    # The API server sets the default for an empty field, too.
+    # The API server also sets the default for an empty field.
     value = at(obj, *path)
     return default if value in (None, "", {}, []) else value
 

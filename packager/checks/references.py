@@ -63,7 +63,7 @@ def references(obj: Obj, namespace: str) -> Iterator[Reference]:
     for path, target_kind in _NAMES.get(kind, ()):
         name = at(obj, *path)
         if isinstance(name, str) and name:
-            yield Reference(path, target_kind, "", name)
+            yield Reference(path=path, kind=target_kind, namespace="", name=name)
 
     if kind in POD_TEMPLATES:
         path = POD_TEMPLATES[kind]
@@ -82,19 +82,29 @@ def _binding_references(obj: Obj, namespace: str) -> Iterator[Reference]:
     role = at(obj, "roleRef", "kind")
     if role in ("Role", "ClusterRole"):
         place = namespace if role == "Role" else ""
-        yield Reference(("roleRef", "name"), role, place, str(at(obj, "roleRef", "name")))
+        yield Reference(
+            path=("roleRef", "name"),
+            kind=role,
+            namespace=place,
+            name=str(at(obj, "roleRef", "name")),
+        )
     for index, subject in _rows(obj.get("subjects")):
         if subject.get("kind") == "ServiceAccount":
             place = str(subject.get("namespace") or namespace)
             yield Reference(
-                ("subjects", index, "name"), "ServiceAccount", place, str(subject.get("name"))
+                path=("subjects", index, "name"),
+                kind="ServiceAccount",
+                namespace=place,
+                name=str(subject.get("name")),
             )
 
 
 def _service_reference(service: Any, path: FieldPath) -> Iterator[Reference]:
     if isinstance(service, dict) and service.get("name"):
         namespace = str(service.get("namespace") or "default")
-        yield Reference((*path, "name"), "Service", namespace, str(service["name"]))
+        yield Reference(
+            path=(*path, "name"), kind="Service", namespace=namespace, name=str(service["name"])
+        )
 
 
 def _pod_references(spec: Any, path: FieldPath, namespace: str) -> Iterator[Reference]:
@@ -108,10 +118,10 @@ def _pod_references(spec: Any, path: FieldPath, namespace: str) -> Iterator[Refe
         if isinstance(spec.get(field), str) and spec[field]:
             # PriorityClasses have no namespace.
             owner = namespace if kind == "ServiceAccount" else ""
-            yield Reference((*path, field), kind, owner, spec[field])
+            yield Reference(path=(*path, field), kind=kind, namespace=owner, name=spec[field])
     for index, row in _rows(spec.get("imagePullSecrets")):
         place = (*path, "imagePullSecrets", index, "name")
-        yield Reference(place, "Secret", namespace, str(row.get("name")))
+        yield Reference(path=place, kind="Secret", namespace=namespace, name=str(row.get("name")))
 
     for index, volume in _rows(spec.get("volumes")):
         inner = (*path, "volumes", index)
@@ -143,7 +153,7 @@ def _volume_references(volume: Obj, path: FieldPath, namespace: str) -> Iterator
     claim = at(volume, "persistentVolumeClaim", "claimName")
     if isinstance(claim, str):
         place = (*path, "persistentVolumeClaim", "claimName")
-        yield Reference(place, "PersistentVolumeClaim", namespace, claim)
+        yield Reference(path=place, kind="PersistentVolumeClaim", namespace=namespace, name=claim)
 
 
 def _field_references(
@@ -157,7 +167,9 @@ def _field_references(
         # Volumes name a Secret in `secretName`, and all other references use `name`.
         key = "secretName" if "secretName" in source else "name"
         if isinstance(source.get(key), str):
-            yield Reference((*path, field, key), kind, namespace, source[key])
+            yield Reference(
+                path=(*path, field, key), kind=kind, namespace=namespace, name=source[key]
+            )
 
 
 def _rows(rows: Any) -> Iterator[tuple[int, Obj]]:

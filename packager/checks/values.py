@@ -43,7 +43,8 @@ def copy_without(values: Mapping[str, Any], paths: Sequence[FieldPath]) -> Obj:
     """Return a copy of the values without the keys at these paths."""
     result = dict(values)
     for path in paths:
-        key, subpath = str(path[0]), path[1:]
+        key = str(path[0])
+        subpath = path[1:]
         if not subpath:
             result.pop(key, None)
         elif isinstance(result.get(key), Mapping):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from packager.git.folder import RECORD
+from packager.git.folder import FILE_LIST
 from packager.git.prune import Plan
 from packager.git.snapshot import Snapshot
 from packager.rendering.bundler import Batch
@@ -77,7 +77,7 @@ class ClusterDiff:
 
 
 def diff_clusters(batch: Batch, plan: Plan, snapshot: Snapshot) -> list[ClusterDiff]:
-    """Return each cluster of a batch or plan by name; the plan was made for `snapshot`."""
+    """Return each cluster of a batch or plan by name; the plan changes `snapshot`."""
     states = {str(key): State.SUSPENDED for key in batch.suspended}
     reasons: dict[str, list[str]] = {}
     for result in batch.rendered:
@@ -113,7 +113,12 @@ def diff_clusters(batch: Batch, plan: Plan, snapshot: Snapshot) -> list[ClusterD
 
     changes = _changes(plan, snapshot)
     return [
-        ClusterDiff(name, states[name], tuple(changes.get(name, ())), tuple(reasons.get(name, ())))
+        ClusterDiff(
+            name=name,
+            state=states[name],
+            changes=tuple(changes.get(name, ())),
+            why=tuple(reasons.get(name, ())),
+        )
         for name in sorted(states)
     ]
 
@@ -127,7 +132,7 @@ def _changes(plan: Plan, snapshot: Snapshot) -> dict[str, list[FileChange]]:
     changes: dict[str, list[FileChange]] = {}
     for name, paths in paths_of.items():
         # The list of files is redundant, unless it was edited.
-        shown = [path for path in paths if not path.endswith(f"/{RECORD}")] or paths
+        shown = [path for path in paths if not path.endswith(f"/{FILE_LIST}")] or paths
         changes[name] = [
             FileChange(path, snapshot.read(path), plan.write.get(path)) for path in shown
         ]

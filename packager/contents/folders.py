@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from packager.git.folder import RECORD, Folder, Root, parse_record
+from packager.git.folder import FILE_LIST, Folder, Root, parse_file_list
 from packager.git.paths import join_path
 from packager.git.prune import Current, Plan, Pruning, Staging, difference
 from packager.git.snapshot import Snapshot
@@ -16,7 +16,7 @@ Wanted = Mapping[Root, Mapping[str, Folder]]
 def compare_folders(
     snapshot: Snapshot, wanted: Wanted, pruning: Pruning, staging: Staging = lambda _: None
 ) -> Plan:
-    """Return the changes that make a snapshot match the wanted folders. Raises CorruptClone.
+    """Return the changes that make a snapshot match the wanted folders. Raises `CorruptClone`.
 
     :param snapshot: the repository
     :param wanted: all folders that it should hold
@@ -57,22 +57,22 @@ def _folder_ids(snapshot: Snapshot, root: str) -> dict[str, str]:
 
 def _current(snapshot: Snapshot, path: str) -> Current:
     """Return the existing folder at a path of the repository."""
-    record_path = join_path(path, RECORD)
-    if obstacle := snapshot.obstacle(record_path):
+    list_path = join_path(path, FILE_LIST)
+    if obstacle := snapshot.obstacle(list_path):
         return Current(obstacle=f"{obstacle} is not a folder")
-    listing = snapshot.entry(record_path)
+    listing = snapshot.entry(list_path)
     if listing and not listing.is_file:
-        return Current(obstacle=f"{record_path} is not a regular file")
+        return Current(obstacle=f"{list_path} is not a regular file")
 
-    names = parse_record(snapshot.read(record_path))
+    names = parse_file_list(snapshot.read(list_path))
     owned: dict[str, str] = {}
     foreign: dict[str, str] = {}
     for name, entry in snapshot.files(path).items():
-        if name == RECORD:
+        if name == FILE_LIST:
             continue
         # A link or submodule is never the packager's, even if the list of files has its path.
         if entry.is_file and name in names:
             owned[name] = entry.id
         else:
             foreign[name] = entry.id if entry.is_file else ""
-    return Current(owned=owned, foreign=foreign, record=listing.id if listing else "")
+    return Current(owned=owned, foreign=foreign, file_list=listing.id if listing else "")

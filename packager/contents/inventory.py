@@ -11,6 +11,7 @@ from packager.addons.versions import Versions
 from packager.git.paths import join_path
 from packager.git.snapshot import Snapshot
 from packager.rendering import lockfile
+from packager.rendering.lockfile import Lockfile
 from packager.tree import CLUSTERS, Tree, cluster_folder
 
 
@@ -18,12 +19,12 @@ from packager.tree import CLUSTERS, Tree, cluster_folder
 class RepositoryCluster:
     """One cluster of a repository, named `<namespace>/<name>`.
 
-    `fault` is why there is no readable lockfile.
+    `fault` says why `lockfile` is None.
     """
 
     name: str
     bundles: tuple[str, ...]
-    record: lockfile.Record | None
+    lockfile: Lockfile | None
     fault: str = ""
 
 
@@ -46,11 +47,15 @@ def _read_cluster(snapshot: Snapshot, name: str) -> RepositoryCluster:
     )
     content = snapshot.read(join_path(folder, lockfile.FILE))
     if content is None:
-        return RepositoryCluster(name, bundles, None, f"{lockfile.FILE} is missing")
+        return RepositoryCluster(
+            name=name, bundles=bundles, lockfile=None, fault=f"{lockfile.FILE} is missing"
+        )
     try:
         return RepositoryCluster(name, bundles, lockfile.parse(content))
     except ValueError as error:
-        return RepositoryCluster(name, bundles, None, f"{lockfile.FILE} {error}")
+        return RepositoryCluster(
+            name=name, bundles=bundles, lockfile=None, fault=f"{lockfile.FILE} {error}"
+        )
 
 
 @dataclass(frozen=True)

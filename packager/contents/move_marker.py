@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from packager.git.folder import MARK, RECORD, parse_record, record
+from packager.git.folder import FILE_LIST, MARK, file_list, parse_file_list
 from packager.git.prune import Plan, Skipped
 from packager.git.snapshot import Snapshot
 
@@ -30,7 +30,7 @@ def moved_folders(folders: Iterable[str], paused: Collection[str], snapshot: Sna
         folder
         for folder in folders
         if snapshot.entry(f"{folder}/{MARK}")
-        or (folder in paused and snapshot.read(f"{folder}/{RECORD}") is not None)
+        or (folder in paused and snapshot.read(f"{folder}/{FILE_LIST}") is not None)
     )
 
 
@@ -46,7 +46,7 @@ def add_marks(plan: Plan, folders: Iterable[str], snapshot: Snapshot) -> Plan:
         held.append(Skipped(folder, reason))
         # A mark that exists is not written again, so that it causes no further commit.
         if snapshot.entry(f"{folder}/{MARK}") is None:
-            names = parse_record(snapshot.read(f"{folder}/{RECORD}"))
+            names = parse_file_list(snapshot.read(f"{folder}/{FILE_LIST}"))
             write[f"{folder}/{MARK}"] = _TEXT
-            write[f"{folder}/{RECORD}"] = record([*names, MARK])
+            write[f"{folder}/{FILE_LIST}"] = file_list([*names, MARK])
     return replace(plan, write=write, held=tuple(held))

@@ -133,7 +133,7 @@ class Waiting:
         self._since: dict[str, tuple[str, float]] = {}
 
     def uninstallable_bundles(self) -> frozenset[str]:
-        """Return the names of the Fleet bundles that need not wait any longer."""
+        """Return the names of the Fleet bundles that no longer have to wait."""
         visible = self._uninstallable()
         if visible is not None:
             return visible

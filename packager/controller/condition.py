@@ -1,4 +1,4 @@
-"""Pure functions that compute the outcome of a sync for each cluster, and its condition."""
+"""Computes the outcome of a sync for each cluster, and its condition. No I/O."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from packager.git.prune import Plan
 from packager.rendering.rendered import Rendered
 from packager.tree import cluster_folder
 
-_MOST_NAMED = 3
-_MOST_CHANGED = 5
+_MAX_LISTED = 3
+_MAX_CHANGED = 5
 _COMMIT = re.compile(r"\bcommit ([0-9a-f]{40}|[0-9a-f]{64})\b")
 
 
@@ -100,7 +100,13 @@ def _outcome(
     # reach later commits.
     commit = published.awaited.get(key) or known.get(key) or result.head
     expected = expected_bundles(rendered, rendered.settings, commit, path)
-    return Outcome(None, "; ".join(_notes(rendered, published)), commit, expected, is_changed)
+    return Outcome(
+        reason=None,
+        message="; ".join(_notes(rendered, published)),
+        commit=commit,
+        expected=expected,
+        changed=is_changed,
+    )
 
 
 def _invalid_outcome(rendered: Rendered, published: Published) -> Outcome:
@@ -132,11 +138,11 @@ def _notes(rendered: Rendered, published: Published) -> list[str]:
 
 
 def _foreign_notes(plan: Plan, key: Key) -> list[str]:
-    """Return a note about files of others that Fleet deploys with the bundles of a cluster."""
+    """Return a note about unmanaged files that Fleet deploys with the bundles of a cluster."""
     paths = [path for path in plan.foreign if Key(*path.split("/")[1:3]) == key]
     if not paths:
         return []
-    shown = name_some(paths, _MOST_NAMED)
+    shown = name_some(paths, _MAX_LISTED)
     return [f"Fleet also deploys files that caphv did not write: {shown}"]
 
 
@@ -179,7 +185,7 @@ def commit_reason(changed: Iterable[Key]) -> str:
     if not names:
         # A poll found a difference, and no cluster has changed.
         return "Repository was out of sync."
-    return f"Changed on the management cluster: {name_some(names, _MOST_CHANGED)}."
+    return f"Changed on the management cluster: {name_some(names, _MAX_CHANGED)}."
 
 
 def _owner(folder: str) -> Key:

@@ -72,14 +72,14 @@ class PackagerFlags:
     def options(self, cache: Path, validate: Validator) -> PackagerOptions:
         """Return the parsed options; clones are below `cache`, and `validate` checks manifests.
 
-        Raises ValueError or InvalidRemote for invalid values.
+        Raises `ValueError` or `InvalidRemote` for invalid values.
         """
         remote = Remote(
-            self.repo,
-            self.branch,
-            self.inner,
-            self.review,
-            self.git_timeout,
+            url=self.repo,
+            branch=self.branch,
+            path=self.inner,
+            review=self.review,
+            timeout=self.git_timeout,
             create_branch=self.create_branch,
             max_size=self.git_max_size,
         )
@@ -88,7 +88,9 @@ class PackagerFlags:
             self.templates, self.chart_repo, fleet_version=self.fleet_version
         )
         publisher = PublisherOptions(
-            place=RepositoryConfig(remote, cache, secret, self._identity()),
+            place=RepositoryConfig(
+                remote=remote, cache=cache, secret_folder=secret, identity=self._identity()
+            ),
             rendering=rendering,
             max_prune=self.max_prune,
             namespace=self.namespace,

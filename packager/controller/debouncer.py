@@ -22,7 +22,9 @@ class Debouncer:
     def __init__(
         self, quiet: float, longest: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._quiet, self._longest, self._clock = quiet, longest, clock
+        self._quiet = quiet
+        self._longest = longest
+        self._clock = clock
         self._waiting: dict[Key, float] = {}
         self._in_progress: dict[Key, float] = {}
         self._last = 0.0

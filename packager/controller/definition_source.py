@@ -46,15 +46,16 @@ class DefinitionSource:
         self._signers: Signers | None = None
         self._reader = Reader(options.validate)
         self._repository = RepositoryHandle(options.place)
-        self._current: tuple[str, DefinitionCommit] | None = None
+        self._last: DefinitionCommit | None = None
+        self._last_commit = ""
 
     @property
     def last(self) -> DefinitionCommit | None:
         """The last commit that could be read. It stays in use until a newer one can be read."""
-        return self._current[1] if self._current else None
+        return self._last
 
     def refresh(self) -> None:
-        """Read the newest commit if it was not read yet. Raises GitErrors.
+        """Read the newest commit if it was not read yet. Raises `GitError`.
 
         A commit that no listed signer signed is not read. A commit that was read is verified again
         when the list of signers changes.
@@ -63,7 +64,7 @@ class DefinitionSource:
         remote = self._place.remote
         repository = self._repository.open()
         snapshot = repository.sync()
-        is_read = self._current is not None and self._current[0] == snapshot.commit
+        is_read = self._last is not None and self._last_commit == snapshot.commit
         if is_read and signers == self._signers:
             return
 
@@ -81,7 +82,8 @@ class DefinitionSource:
 
         source = self._reader.read(snapshot.tree, snapshot.unread(), name=ownership.name_of(remote))
         origin = f"{remote.shown}@{snapshot.commit}"
-        self._current = snapshot.commit, DefinitionCommit(origin, source, snapshot.message)
+        self._last = DefinitionCommit(origin, source, snapshot.message)
+        self._last_commit = snapshot.commit
 
     def close(self) -> None:
         """Release the clone."""

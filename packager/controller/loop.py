@@ -68,8 +68,12 @@ class SyncLoop:
         upgrades: Upgrades,
     ) -> None:
         self.debouncer = Debouncer(intervals.debounce, intervals.longest)
-        self._clusters, self._publisher, self._reporter = clusters, publisher, reporter
-        self._intervals, self._path, self._waiting = intervals, path, waiting
+        self._clusters = clusters
+        self._publisher = publisher
+        self._reporter = reporter
+        self._intervals = intervals
+        self._path = path
+        self._waiting = waiting
         self._upgrades = upgrades
         self._thread = ThreadPoolExecutor(1, "git")
         self._rendered: dict[Key, Rendered] = {}
@@ -250,7 +254,7 @@ class SyncLoop:
 
 
 def backoff(failures: int) -> float:
-    """Return the seconds to wait after so many failures in a row, with a jitter of a quarter."""
+    """Return the seconds to wait after failures in a row, with a jitter of a quarter."""
     first, longest = _BACKOFF_SECONDS
     # Without this limit, the power would overflow.
     doublings = min(failures - 1, 30)

@@ -43,7 +43,7 @@ from packager.upgrade import request as upgrade_request
 log = logging.getLogger(__name__)
 
 COMPONENT = "caphv-packager"
-_LONGEST_DELAY_SECONDS = 15.0
+_MAX_DELAY_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -122,38 +122,48 @@ class Process:
         if election:
             # Writes fail as soon as the lease is lost.
             client.fence = election.fence
-        is_secure, folder = options.secure_metrics, options.metrics_certificate
+        metrics_auth = None
+        if options.secure_metrics:
+            metrics_auth = MetricsAuth(client, options.metrics_certificate)
         self.manager = Manager(
             addresses=options.addresses,
             election=election,
             health=health,
-            metrics_auth=MetricsAuth(client, folder) if is_secure else None,
+            metrics_auth=metrics_auth,
         )
 
         self._events = EventRecorder(client, COMPONENT)
         publisher = Publisher(options.publisher)
         self._clusters = ClusterCache(
-            client, version, selection, self._on_cluster_change, self._on_kind_read
+            client=client,
+            version=version,
+            options=selection,
+            changed=self._on_cluster_change,
+            settled=self._on_kind_read,
         )
         self._fleet = Fleet(self._clusters.kinds, self._on_fleet_change)
         self._reporter = Reporter(
-            client, self._clusters, self._fleet, self._events, publisher.is_before
+            client=client,
+            clusters=self._clusters,
+            fleet=self._fleet,
+            events=self._events,
+            is_before=publisher.is_before,
         )
         self._upgrades = Upgrades(
-            publisher,
-            self._fleet,
-            self._reporter,
-            self._events,
+            publisher=publisher,
+            fleet=self._fleet,
+            reporter=self._reporter,
+            events=self._events,
             election=election,
             file=upgrade_request.file_of(selection.share),
             due=self._on_upgrade_due,
         )
         self.loop = SyncLoop(
-            self._clusters,
-            publisher,
-            self._reporter,
-            options.intervals,
-            options.publisher.place.remote.path,
+            clusters=self._clusters,
+            publisher=publisher,
+            reporter=self._reporter,
+            intervals=options.intervals,
+            path=options.publisher.place.remote.path,
             waiting=Waiting(self._fleet.uninstallable),
             upgrades=self._upgrades,
         )
@@ -188,7 +198,7 @@ class Process:
             except (NotFound, Unreachable) as error:
                 log.warning("management cluster is not ready, retrying in %.1f s: %s", delay, error)
             await asyncio.sleep(delay)
-            delay = min(delay * 2, _LONGEST_DELAY_SECONDS)
+            delay = min(delay * 2, _MAX_DELAY_SECONDS)
 
     # Handlers are methods of the process, because the sync loop is created after the caches that
     # call them.

@@ -39,7 +39,7 @@ class RepositoryHandle:
     def open(self) -> Repository:
         """Return the repository, opened again after its credentials changed.
 
-        Raises GitErrors for credentials that cannot be read, and for a clone in use.
+        Raises `GitError` for credentials that cannot be read, and for a clone in use.
         """
         secret_folder = self._place.secret_folder
         # Read the files each time, because kubelets replace them when the Secret changes.
@@ -54,7 +54,12 @@ class RepositoryHandle:
 
         if self._repository is None:
             place = self._place
-            repository = Repository(place.remote, place.cache, credentials, place.identity)
+            repository = Repository(
+                remote=place.remote,
+                folder=place.cache,
+                credentials=credentials,
+                identity=place.identity,
+            )
             self._repository = repository.__enter__()
             self._credentials = credentials
         return self._repository

@@ -30,7 +30,7 @@ from packager.rendering.options import RenderOptions
 from packager.tree import CLUSTERS, cluster_folder
 from packager.upgrade.decision import Decision
 
-_REMEMBERED = 1000
+_MAX_KNOWN_COMMITS = 1000
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PublisherOptions:
     git_repos: GitRepoOptions | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Published:
     """The result of a publication.
 
@@ -93,7 +93,12 @@ class Publisher:
         bundler = Bundler(options.rendering)
         builder = Builder(bundler.renderer, options.git_repos)
         self._options = options
-        self._planner = Planner(bundler, builder, options.max_prune, options.namespace)
+        self._planner = Planner(
+            bundler=bundler,
+            builder=builder,
+            max_prune=options.max_prune,
+            namespace=options.namespace,
+        )
         self._target = RepositoryHandle(options.place)
         self._source = DefinitionSource(options.source) if options.source else None
         self._last_origin = ""
@@ -110,7 +115,7 @@ class Publisher:
 
         `known` maps clusters to the commit that was awaited before this process started. If the
         source cannot be read, the result has the error, and the last definitions stay in use.
-        Raises GitErrors.
+        Raises `GitError`.
         """
         repository = self._target.open()
         if not self._order:
@@ -138,14 +143,14 @@ class Publisher:
             planned.batch, replace(result, head=merged.commit), _folders(merged), unmerged
         )
         return Published(
-            planned.batch,
-            result,
-            unmerged,
-            planned.built,
-            error,
-            self._unverified_clusters(merged, error),
-            planned.waves,
-            dict(self._awaited),
+            batch=planned.batch,
+            result=result,
+            unmerged=unmerged,
+            built=planned.built,
+            source_error=error,
+            unverified=self._unverified_clusters(merged, error),
+            waves=planned.waves,
+            awaited=dict(self._awaited),
         )
 
     @property
@@ -231,7 +236,7 @@ class Publisher:
         """Remember the commit that Fleet must reach, for each cluster whose files have changed.
 
         The files themselves are compared, because an earlier call may have failed after a push, and
-        other clients commit, too.
+        other clients also commit.
 
         :param batch: the rendered clusters
         :param result: result of the commit; its head is the head of the branch that Fleet reads
@@ -254,11 +259,11 @@ class Publisher:
                 del memory[key]
 
     def _note_order(self, commit: str) -> None:
-        """Remember the order of commits that this process has seen."""
+        """Remember the order of the commits that this process has read."""
         if commit not in self._order:
             numbers = list(self._order.values())
             self._order[commit] = numbers[-1] + 1 if numbers else 0
-        while len(self._order) > _REMEMBERED:
+        while len(self._order) > _MAX_KNOWN_COMMITS:
             self._order.popitem(last=False)
 
 

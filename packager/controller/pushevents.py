@@ -38,12 +38,12 @@ _TOKEN = "X-Gitlab-Token"  # noqa: S105 - the name of a header
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 # GitHub sends up to 25 MiB. Larger events than this are rejected, and the next poll finds the push
 # anyway.
-_LARGEST = 1024 * 1024
+_MAX_BODY_BYTES = 1024 * 1024
 # Bytes of a body that a connection takes before they are read. aiohttp's default is 256 KiB.
 _READ_AHEAD = 16 * 1024
 _BODY_SECONDS = 10.0
-_SHORTEST_SECRET = 16
-_EVENTS_REMEMBERED = 4096
+_MIN_SECRET_BYTES = 16
+_MAX_KNOWN_EVENTS = 4096
 _GRACE_SECONDS = 5.0
 
 
@@ -54,7 +54,7 @@ class Receiver(Runnable):
     """
 
     def __init__(self, address: str, secret_file: Path, pushed: Callable[[], None]) -> None:
-        """Raise ValueError for an address without a port, or a secret that is missing or short."""
+        """Raise `ValueError` for an address without a port, or a missing or short secret."""
         place = listening_address(address)
         if place is None:
             raise ValueError(f"{address!r} is not of the form [host]:port")
@@ -69,7 +69,7 @@ class Receiver(Runnable):
         async with listen(
             self._address,
             self._receive,
-            max_body=_LARGEST,
+            max_body=_MAX_BODY_BYTES,
             read_ahead=_READ_AHEAD,
             grace_seconds=_GRACE_SECONDS,
         ):
@@ -119,7 +119,7 @@ class Receiver(Runnable):
         repeated = digest in self._seen
         self._seen[digest] = None
         self._seen.move_to_end(digest)
-        if len(self._seen) > _EVENTS_REMEMBERED:
+        if len(self._seen) > _MAX_KNOWN_EVENTS:
             self._seen.popitem(last=False)
         return repeated
 
@@ -140,10 +140,11 @@ async def _read_body(request: web.BaseRequest, proof: Proof) -> None:
         async with asyncio.timeout(_BODY_SECONDS):
             async for chunk in request.content.iter_any():
                 size += len(chunk)
-                if size > _LARGEST:
+                if size > _MAX_BODY_BYTES:
                     raise Refused(
                         413,
-                        f"the event is larger than {_LARGEST} bytes; the next poll finds the push",
+                        f"the event is larger than {_MAX_BODY_BYTES} bytes; the next poll finds "
+                        "the push",
                     )
                 proof.update(chunk)
     except TimeoutError:
@@ -195,21 +196,21 @@ class Proof:
             raise Refused(401, "the signature is not that of the shared secret")
 
     def body_digest(self) -> bytes:
-        """Return the digest of the body, which tells one event from another."""
+        """Return the digest of the body, which identifies the event."""
         return self._body.digest()
 
 
 def read_secret(file: Path) -> bytes:
-    """Return the secret in a file. Raises ValueError, whose message never holds the content."""
+    """Return the secret in a file. Raises `ValueError`, whose message never holds the content."""
     try:
         secret = file.read_bytes().rstrip(b"\r\n")
     except OSError as error:
         raise ValueError(
             f"cannot read the secret of push events from {file}: {error.strerror}"
         ) from None
-    if len(secret) < _SHORTEST_SECRET:
+    if len(secret) < _MIN_SECRET_BYTES:
         raise ValueError(
-            f"the secret of push events in {file} has less than {_SHORTEST_SECRET} bytes: create a "
-            "longer one"
+            f"the secret of push events in {file} has less than {_MIN_SECRET_BYTES} bytes: create "
+            "a longer one"
         )
     return secret

@@ -158,7 +158,7 @@ class ClusterCache:
         self._moved.difference_update(keys)
 
     def deleted_clusters(self) -> set[Key]:
-        """Return the Clusters whose whole deletion was seen, until they exist again.
+        """Return the Clusters whose complete deletion was observed, until they exist again.
 
         A Cluster that is merely absent, for example after the restore of an older backup, may still
         be running.
@@ -216,7 +216,14 @@ class ClusterCache:
         if not self.kinds.is_settled(*_FLEET_CLUSTER):
             problem = self.kinds.problem(*_FLEET_CLUSTER)
             return ClusterState(why=problem or "waiting for the list of Fleet Clusters")
-        return ClusterState(ClusterFacts(cluster, harvester_cluster, control_plane, imported))
+        return ClusterState(
+            ClusterFacts(
+                cluster=cluster,
+                harvester_cluster=harvester_cluster,
+                control_plane=control_plane,
+                fleet_clusters=imported,
+            )
+        )
 
     def _missing(
         self, cluster: Obj, harvester_cluster: Obj | None, control_plane: Obj | None
@@ -241,7 +248,8 @@ class ClusterCache:
         if informer is None or not isinstance(informer.last_error, Forbidden):
             return ""
 
-        resource, namespace = informer.resource, self.options.namespace
+        resource = informer.resource
+        namespace = self.options.namespace
         role = f"Role in namespace {namespace}" if namespace else "ClusterRole"
         rule = f"{{apiGroups: [{group}], resources: [{resource.plural}], verbs: [list, watch]}}"
         return (

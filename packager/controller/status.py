@@ -62,8 +62,8 @@ class Reporter:
         for cluster in self._clusters.clusters.store:
             key = key_of(cluster)
             outcome = self._outcomes.get(key)
-            commit = outcome.commit if outcome else ""
-            if commit := commit or self._commit_of_condition(key):
+            commit = (outcome.commit if outcome else "") or self._commit_of_condition(key)
+            if commit:
                 commits[key] = commit
         return commits
 

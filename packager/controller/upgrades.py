@@ -1,4 +1,4 @@
-"""Observes Fleet's reports about the last wave of an upgrade, and calls for the next commit.
+"""Observes Fleet's reports about the last wave of an upgrade, and requests the next commit.
 
 `packager.upgrade.decision` decides about the content of the next commit. Request and progress are
 in the repository.
@@ -52,8 +52,12 @@ class Upgrades:
         due: Callable[[], None],
     ) -> None:
         self._file = file
-        self._election, self._publisher, self._fleet = election, publisher, fleet
-        self._reporter, self._events, self._due = reporter, events, due
+        self._election = election
+        self._publisher = publisher
+        self._fleet = fleet
+        self._reporter = reporter
+        self._events = events
+        self._due = due
         self._known = False
         self._problem = ""
         self._current: rollout.Rollout | None = None
@@ -66,7 +70,13 @@ class Upgrades:
             blocked = _REVIEW_BLOCKS
         elif self._fleet.uninstallable() is None:
             blocked = _FLEET_IS_INVISIBLE
-        return Observed(present, self._reports(), blocked, time.time(), self._file)
+        return Observed(
+            present=present,
+            reports=self._reports(),
+            blocked=blocked,
+            now=time.time(),
+            file=self._file,
+        )
 
     def seconds_left(self) -> float:
         """Return the seconds until the gate of the last wave closes; infinite if none waits."""

@@ -25,13 +25,13 @@ from packager.tree import cluster_folder
 _RESOURCE_SETS = "addons.cluster.x-k8s.io/v1beta2"
 
 
-def labels(definition: Definition, boot: NodeConfig) -> dict[str, str]:
+def labels(definition: Definition, node_config: NodeConfig) -> dict[str, str]:
     """Return labels of the Cluster by which add-ons and Rancher find it."""
     csi = definition.addons.get("csi", {}).get("enabled", True)
     addons_label = {ADDONS_LABEL: definition.key.name}
 
     return {
-        names.CNI_LABEL: boot.cni,
+        names.CNI_LABEL: node_config.cni,
         names.CSI_LABEL: "harvester" if csi else "none",
         **({names.AUTO_IMPORT_LABEL: "true"} if definition.rancher_auto_import else {}),
         **(addons_label if definition.delivery == CLUSTER_RESOURCE_SET else {}),

@@ -35,7 +35,7 @@ def describe(obj: Obj) -> str:
 
 
 class Applier:
-    """Applies to one management cluster. Methods raise Unreachable when it does not answer."""
+    """Applies to one management cluster. Methods raise `Unreachable` when it does not answer."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -61,7 +61,7 @@ class Applier:
     async def delete_cluster(self, name: str, *, dry_run: bool = False) -> list[ApplyFailure]:
         """Delete a Cluster, `<namespace>/<name>`, if it exists; `dry_run` only tries it.
 
-        Like `delete`, it keeps a Cluster that another client made.
+        Like `delete`, it keeps a Cluster that another client created.
         """
         namespace, _, plain = name.partition("/")
         cluster = {
@@ -75,8 +75,8 @@ class Applier:
     async def delete(self, objects: Iterable[Obj], namespace: str = "") -> list[ApplyFailure]:
         """Delete objects that this client applied; return the objects that were not deleted.
 
-        An object stays if the server refuses, or if another client made it. A MachineDeployment is
-        deleted only while it has no replicas. `namespace` is for objects that name none.
+        An object stays if the server refuses, or if another client created it. A MachineDeployment
+        is deleted only while it has no replicas. `namespace` is for objects that name none.
         """
         return [
             ApplyFailure(obj, reason)
@@ -97,7 +97,7 @@ class Applier:
             live = await self._client.get(resource, key.name, key.namespace)
             if reason := _obstacle(live):
                 return reason
-            # The uid makes sure that a new object of the same name is not deleted.
+            # With the uid, a new object of the same name is not deleted.
             uid = live["metadata"]["uid"]
             await self._client.delete(resource, key.name, key.namespace, uid=uid, dry_run=dry_run)
         except NotFound:

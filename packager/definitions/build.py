@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from caphv.api import names
@@ -118,7 +118,13 @@ def build(obj: Any, renderer: Renderer, previous: Tree, existing: Sequence[Obj] 
     for extra in (_health_check(definition), addons.git_repo(definition, rendered.settings)):
         if extra:
             objects.append(extra)
-    return Built(definition, shared.shared_groups(definition), objects, rendered, findings)
+    return Built(
+        definition=definition,
+        shared=shared.shared_groups(definition),
+        objects=objects,
+        rendered=rendered,
+        findings=findings,
+    )
 
 
 def _cluster_objects(definition: Definition, node_config: NodeConfig) -> list[Obj]:
@@ -129,14 +135,14 @@ def _cluster_objects(definition: Definition, node_config: NodeConfig) -> list[Ob
     return objects
 
 
-def cluster(definition: Definition, boot: NodeConfig) -> Obj:
+def cluster(definition: Definition, node_config: NodeConfig) -> Obj:
     """Return the Cluster; the packager reads settings of its add-ons from an annotation."""
     network = {
         "pods": {"cidrBlocks": list(definition.pod_cidrs)},
         "services": {"cidrBlocks": list(definition.service_cidrs)},
     }
     if definition.cluster_class:
-        references: Obj = {"topology": topology(definition, boot)}
+        references: Obj = {"topology": topology(definition, node_config)}
     else:
         references = individual.references(definition)
 
@@ -150,7 +156,7 @@ def cluster(definition: Definition, boot: NodeConfig) -> Obj:
     metadata: Obj = {
         "name": definition.key.name,
         "namespace": definition.key.namespace,
-        "labels": {**definition.labels, **addons.labels(definition, boot)},
+        "labels": {**definition.labels, **addons.labels(definition, node_config)},
     }
     if annotations:
         metadata["annotations"] = annotations
@@ -158,11 +164,11 @@ def cluster(definition: Definition, boot: NodeConfig) -> Obj:
     return {"apiVersion": individual.CORE, "kind": "Cluster", "metadata": metadata, "spec": spec}
 
 
-def _facts(definition: Definition, boot: NodeConfig) -> ClusterFacts:
+def _facts(definition: Definition, node_config: NodeConfig) -> ClusterFacts:
     return ClusterFacts(
-        cluster(definition, boot),
-        individual.harvester_cluster(definition, boot),
-        individual.control_plane(definition, boot),
+        cluster(definition, node_config),
+        individual.harvester_cluster(definition, node_config),
+        individual.control_plane(definition, node_config),
     )
 
 
@@ -203,4 +209,4 @@ def at_definition(finding: Finding) -> Finding:
     else:
         if path and path[0] in _SETTINGS:
             path = ("spec", "addons", *path)
-    return Finding(path, finding.fault, finding.detail, finding.rule, finding.value, finding.advice)
+    return replace(finding, path=path)

@@ -1,14 +1,14 @@
-"""Builds the wanted content of a repository for the clusters of a source, and reports problems.
+"""Builds the content that a repository should have for the clusters of a source.
 
-Most definitions do not change between two builds. So a `Builder` remembers for each cluster its
-last result and input, and one changed definition among a thousand costs as much as one alone.
+Most definitions do not change between two builds. A `Builder` keeps the last result of each cluster
+with its input, so one changed definition among a thousand costs as much as one alone.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from caphv.api.object import Key, Obj, at
 from caphv.validation.finding import Fault, Finding
@@ -37,12 +37,20 @@ from packager.git.snapshot import Snapshot
 from packager.rendering import vendored
 from packager.rendering.bundles import FLEET_YAML, workspace
 from packager.rendering.gitrepo import GitRepoOptions
-from packager.rendering.lockfile import FILE as RECORD
 from packager.rendering.rendered import Rendered
 from packager.rendering.renderer import Renderer
 from packager.tree import CLUSTER_ROOT, CLUSTERS, path_of
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedBuild:
+    """The result of building a source on top of a commit of the repository."""
+
+    source: Source
+    commit: str
+    result: BuildResult
 
 
 class Builder:
@@ -59,7 +67,8 @@ class Builder:
         self._git_repos = git_repos
         self._bundles = bundles
         self._memos: dict[Key, Memo] = {}
-        self._last: tuple[Source, str, BuildResult] | None = None
+        self._last: _CachedBuild | None = None
+        # Git's id of the folder of vendored charts, on which all memos depend.
         self._charts = ""
 
     def build(self, source: Source, snapshot: Snapshot) -> BuildResult:
@@ -68,9 +77,11 @@ class Builder:
         Pinned versions stay, and so do the files of running nodes.
         """
         # One commit is planned several times, for a review and to find changes that wait for it.
-        if self._last is None or self._last[0] is not source or self._last[1] != snapshot.commit:
-            self._last = (source, snapshot.commit, self._build(source, snapshot))
-        return self._last[2]
+        last = self._last
+        if last is None or last.source is not source or last.commit != snapshot.commit:
+            last = _CachedBuild(source, snapshot.commit, self._build(source, snapshot))
+            self._last = last
+        return last.result
 
     def _build(self, source: Source, snapshot: Snapshot) -> BuildResult:
         # Begin with the problems of reading, to which builds add theirs.
@@ -83,8 +94,7 @@ class Builder:
             self._share(built, snapshot, namespace, name, objects)
         classes = [obj for group in source.groups.values() for obj in group]
 
-        # Every cluster depends on the vendored charts.
-        charts = _entry_id(snapshot, vendored.INDEX)
+        charts = _entry_id(snapshot, vendored.TOP)
         memos = self._memos if charts == self._charts else {}
         self._charts = charts
         self._memos = {}
@@ -129,18 +139,27 @@ class Builder:
         :param source: source of the cluster to record in the repository
         :param memo: the last result
         """
-        read: tuple[object, ...] = (entry.head, *entry.others)
+        inputs: tuple[object, ...] = (entry.head, *entry.others)
         if not entry.is_definition:
-            read = (*read, *classes)
+            inputs = (*inputs, *classes)
         manifest = _entry_id(snapshot, manifest_path(entry.key))
-        record = _entry_id(snapshot, f"{CLUSTERS}/{entry.key}/{RECORD}")
-        if memo is not None and memo.matches(read, source, manifest, record):
+        bundles = _entry_id(snapshot, f"{CLUSTERS}/{entry.key}")
+        if memo is not None and memo.matches(inputs, source, manifest, bundles):
             return memo
 
         result = self._try_to_build(entry, classes, snapshot, source)
-        built_manifest, built_record = _built_ids(result)
-        manifests = frozenset((manifest, built_manifest))
-        return Memo(read, source, manifests, frozenset((record, built_record)), result)
+        manifests, folders = {manifest}, {bundles}
+        if result.manifest:
+            manifests.add(blob_id(result.manifest.files[MANIFEST]))
+        if result.bundles:
+            folders.add(result.bundles.id)
+        return Memo(
+            inputs=inputs,
+            source=source,
+            manifests=frozenset(manifests),
+            bundles=frozenset(folders),
+            result=result,
+        )
 
     def _try_to_build(
         self, entry: ClusterEntry, classes: Sequence[Obj], snapshot: Snapshot, source: str
@@ -306,15 +325,6 @@ def _find_empty_pools(
 def _entry_id(snapshot: Snapshot, path: str) -> str:
     entry = snapshot.entry(path)
     return entry.id if entry else ""
-
-
-def _built_ids(result: ClusterBuild) -> tuple[str, str]:
-    """Return Git's ids of the built manifest and lockfile of a cluster, empty if not built."""
-    manifest = result.manifest.files[MANIFEST] if result.manifest else b""
-    record = result.bundles.files[RECORD] if result.bundles else b""
-    manifest_id = blob_id(manifest) if manifest else ""
-    record_id = blob_id(record) if record else ""
-    return manifest_id, record_id
 
 
 def _other_source_problem(entry: ClusterEntry, source: str) -> SourceProblem:

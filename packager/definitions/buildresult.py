@@ -84,27 +84,28 @@ class ClusterBuild:
     uninstall: UninstallPolicy = field(default_factory=UninstallPolicy)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Memo:
-    """The result for these input objects, on top of repository files with one of these ids.
+    """The last result of a cluster, and the input for which it holds.
 
-    Once a cluster's own manifest and lockfile are written, the same input builds to the same
-    result.
+    `inputs` are the objects from the source. `manifests` and `bundles` are Git's ids of the
+    cluster's manifest and of its folder of bundles, as they were when the result was built and as
+    the result writes them: building on top of its own result gives the same result.
     """
 
-    read: tuple[object, ...]
+    inputs: tuple[object, ...]
     source: str
     manifests: frozenset[str]
-    records: frozenset[str]
+    bundles: frozenset[str]
     result: ClusterBuild
 
-    def matches(self, read: tuple[object, ...], source: str, manifest: str, record: str) -> bool:
-        """Whether the result is valid for an input and the ids of manifest and lockfile."""
+    def matches(self, inputs: tuple[object, ...], source: str, manifest: str, bundles: str) -> bool:
+        """Return whether the result holds for these inputs and ids."""
         # Compare by identity, because the reader returns the same objects for an unchanged file.
         return (
-            len(read) == len(self.read)
-            and all(map(operator.is_, read, self.read))
+            len(inputs) == len(self.inputs)
+            and all(map(operator.is_, inputs, self.inputs))
             and source == self.source
             and manifest in self.manifests
-            and record in self.records
+            and bundles in self.bundles
         )

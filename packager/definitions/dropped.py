@@ -106,7 +106,7 @@ def _is_empty(deployment: Obj) -> bool:
 def _selected_cluster(resource_set: Obj) -> str:
     """Return the only Cluster that the ClusterResourceSet of a definition selects.
 
-    The name is empty if another client made the ClusterResourceSet.
+    The name is empty if another client created the ClusterResourceSet.
     """
     labels = at(resource_set, "spec", "clusterSelector", "matchLabels")
     if not isinstance(labels, dict) or [*labels] != [ADDONS_LABEL]:

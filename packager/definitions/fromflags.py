@@ -1,4 +1,4 @@
-"""Makes a definition from flags of `caphv generate`, and finds the flag of a field."""
+"""Builds a definition from flags of `caphv generate`, and finds the flag of a field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from packager.definitions.model import API_VERSION, KIND, SCHEMA
 
 
 def definition_of(values: Mapping[str, str], base: Obj | None = None) -> Obj:
-    """Return the definition that flags make, over a `base` or over the old defaults.
+    """Return the definition of flags, on top of `base` or of the old generator's defaults.
 
     `values` are the values of given flags, by flag. The result is not checked.
     """
@@ -23,7 +23,7 @@ def definition_of(values: Mapping[str, str], base: Obj | None = None) -> Obj:
         if values.get(flag.name):
             value = flag.value(values[flag.name])
             if flag.joined_by:
-                value = _joined(at(obj, *flag.path) or [], value, flag.joined_by)
+                value = _join_items(at(obj, *flag.path) or [], value, flag.joined_by)
             obj = _set(obj, flag.path, value)
     return obj if base is not None else merge(_defaults(obj), obj)
 
@@ -71,14 +71,14 @@ def flag_of(finding: Finding, values: Mapping[str, str]) -> str:
 
 
 def _is_below(path: FieldPath, top: FieldPath) -> bool:
-    """Whether a path leads to the field of a flag, or below it."""
+    """Return whether a path is that of a flag's field, or below it."""
     upper = path[: len(top)]
     return len(upper) == len(top) and all(
         pattern in (part, EACH) for part, pattern in zip(upper, top, strict=True)
     )
 
 
-def _joined(items: Any, more: list[Obj], key: str) -> Any:
+def _join_items(items: Any, more: list[Obj], key: str) -> Any:
     """Return items of a list with the fields that a flag sets, known by the value of a key.
 
     A flag that names one twice has two items for it, which rules refuse.

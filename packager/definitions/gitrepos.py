@@ -18,7 +18,7 @@ from caphv.runtime.text import Limits
 from packager.definitions.files import GITREPOS
 from packager.definitions.manifest import manifest_path, parse_manifest
 from packager.definitions.protection import protect
-from packager.git.folder import RECORD, Folder, parse_record
+from packager.git.folder import FILE_LIST, Folder, parse_file_list
 from packager.git.paths import join_path
 from packager.git.snapshot import Snapshot
 from packager.rendering import yaml
@@ -32,7 +32,7 @@ _NOTHING = f"{CLUSTERS}/.none"
 # A GitRepo reports problems of its bundles, which have their own conditions elsewhere. So the
 # bundle that delivers the GitRepo ignores them, except an error that Fleet also shows in
 # `status.display`. Forced drift correction recreates a GitRepo that was deleted, and takes over one
-# made by hand. Otherwise Fleet would do so only when the bundle changes next, and report the
+# created by hand. Otherwise Fleet would do so only when the bundle changes next, and report the
 # GitRepo as not its own until then.
 _CONDITIONS = ("Ready", "GitPolling", "Reconciling", "Stalled", "Accepted")
 _SETTINGS = yaml.dump(
@@ -159,7 +159,7 @@ def _former_repos(
     """
     for name in snapshot.entries(f"{GITREPOS}/{workspace}"):
         place = f"{workspace}/{name}"
-        if _FILE not in parse_record(snapshot.read(f"{GITREPOS}/{place}/{RECORD}")):
+        if _FILE not in parse_file_list(snapshot.read(f"{GITREPOS}/{place}/{FILE_LIST}")):
             continue
         for repo in parse_manifest(snapshot.read(f"{GITREPOS}/{place}/{_FILE}"), _LIMITS):
             paths = list_at(repo, "spec", "paths")

@@ -72,7 +72,7 @@ class FleetSource:
 
 @dataclass(frozen=True)
 class Definition:
-    """A wanted cluster. `cluster_class` is empty if objects are made one by one.
+    """A wanted cluster. `cluster_class` is empty if objects are created individually.
 
     `identity` is field `identitySecret` or `identityRef` of the HarvesterCluster.
     """
@@ -220,7 +220,7 @@ def _load_balancer(spec: Obj) -> Obj:
 
 
 def cluster_class(spec: Obj) -> str:
-    """Return the ClusterClass of a definition's spec; empty if objects are made one by one."""
+    """Return the ClusterClass of a definition's spec; empty if it names none."""
     if spec.get("individualObjects"):
         return ""
     return str(spec.get("clusterClass") or f"harvester-{spec.get('distribution', 'rke2')}")

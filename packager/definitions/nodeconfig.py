@@ -59,7 +59,7 @@ def _server_config(addons: Mapping[str, Any]) -> Obj:
 
 
 def config_after_rendering(
-    definition: Definition, rendered: Rendered, existing: Sequence[Obj] = ()
+    definition: Definition, rendered: Rendered, existing: Sequence[Obj]
 ) -> NodeConfig:
     """Return the whole configuration of the nodes of a rendered cluster.
 
@@ -113,8 +113,10 @@ _MACHINE_VARIABLES = (
 )
 
 
-def keep_files(boot: NodeConfig, existing: Sequence[Obj], desired: Sequence[Obj]) -> NodeConfig:
-    """Return `boot` with the files that the nodes of existing objects started with.
+def keep_files(
+    node_config: NodeConfig, existing: Sequence[Obj], desired: Sequence[Obj]
+) -> NodeConfig:
+    """Return `node_config` with the files that the nodes of existing objects started with.
 
     Absent files stay absent. New files would replace machines, only for a setting that the bundles
     change in place. So files stay until another change replaces the machines anyway, such as
@@ -123,13 +125,13 @@ def keep_files(boot: NodeConfig, existing: Sequence[Obj], desired: Sequence[Obj]
     servers = _servers(existing)
     new_servers = _servers(desired)
     if servers and _contains(servers, new_servers):
-        boot = replace(boot, server_files=_server_files(existing))
+        node_config = replace(node_config, server_files=_server_files(existing))
 
     workers = _workers(existing)
     for name, fields in _workers(desired).items():
         if name in workers and _contains(workers[name], fields):
-            return replace(boot, agent_files=_agent_files(existing))
-    return boot
+            return replace(node_config, agent_files=_agent_files(existing))
+    return node_config
 
 
 def _servers(objects: Iterable[Obj]) -> list[Any]:

@@ -1,9 +1,9 @@
-"""Makes the objects of a cluster without a ClusterClass, for RKE2, K3s and kubeadm.
+"""Builds the objects of a cluster without a ClusterClass, for RKE2, K3s and kubeadm.
 
 Machine templates cannot be changed, so their names hold a hash over content, cluster and pool. A
-change of the size makes another template, which rolls the machines, and two clusters of a namespace
-never share a template. The name of a pool has no dash, so no other cluster and pool can make the
-same `<cluster>-<pool>`.
+change of the size creates another template, which rolls the machines, and two clusters of a
+namespace never share a template. The name of a pool has no dash, so no other cluster and pool have
+the same `<cluster>-<pool>`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = {
     "k3s": ("KThreesControlPlane", "KThreesConfigTemplate"),
     "kubeadm": ("KubeadmControlPlane", "KubeadmConfigTemplate"),
 }
-_HASH = 8
+_HASH_LENGTH = 8
 _API_PORT = 6443
 # Nodes of RKE2 register here.
 _RKE2_LISTENER = {"name": "rke2-server", "port": 9345, "protocol": "TCP", "backendPort": 9345}
@@ -51,19 +51,23 @@ def references(definition: Definition) -> Obj:
     }
 
 
-def objects(definition: Definition, boot: NodeConfig) -> list[Obj]:
+def objects(definition: Definition, node_config: NodeConfig) -> list[Obj]:
     """Return HarvesterCluster, control plane, MachineDeployments and their templates."""
     pools = (definition.control_plane, *definition.workers)
     # The order matters, because each object is applied after the objects that it refers to.
     templates = [_machine_template(definition, pool) for pool in pools]
-    result = [harvester_cluster(definition, boot), *templates, control_plane(definition, boot)]
+    result = [
+        harvester_cluster(definition, node_config),
+        *templates,
+        control_plane(definition, node_config),
+    ]
     for pool, template in zip(definition.workers, templates[1:], strict=True):
-        result.append(_bootstrap_template(definition, pool, boot))
+        result.append(_bootstrap_template(definition, pool, node_config))
         result.append(_machine_deployment(definition, pool, template))
     return result
 
 
-def harvester_cluster(definition: Definition, boot: NodeConfig) -> Obj:
+def harvester_cluster(definition: Definition, node_config: NodeConfig) -> Obj:
     """Return the HarvesterCluster, which describes everything on Harvester but the machines."""
     balancer: Obj = dict(definition.load_balancer)
     endpoint = balancer.pop("endpoint", None)
@@ -80,7 +84,7 @@ def harvester_cluster(definition: Definition, boot: NodeConfig) -> Obj:
         spec["controlPlaneEndpoint"] = {"port": _API_PORT, **endpoint}
     if definition.addresses:
         spec["vmNetworkConfig"] = dict(definition.addresses)
-    spec["cloudConfig"] = {"delivery": boot.cloud_config_delivery}
+    spec["cloudConfig"] = {"delivery": node_config.cloud_config_delivery}
     if definition.failure_domains:
         spec["controlPlaneFailureDomains"] = list(definition.failure_domains)
     if definition.images:
@@ -92,20 +96,20 @@ def harvester_cluster(definition: Definition, boot: NodeConfig) -> Obj:
     return _obj(definition, API_VERSION, "HarvesterCluster", definition.key.name, spec)
 
 
-def control_plane(definition: Definition, boot: NodeConfig) -> Obj:
+def control_plane(definition: Definition, node_config: NodeConfig) -> Obj:
     """Return the control plane object of the distribution."""
     template = _machine_template(definition, definition.control_plane)["metadata"]["name"]
     reference = {"kind": "HarvesterMachineTemplate", "name": template}
     machine: Obj = {"spec": {"infrastructureRef": {"apiGroup": GROUP, **reference}}}
 
     if definition.distribution == "k3s":
-        settings = _k3s(definition, boot)
+        settings = _k3s(definition, node_config)
         # Only this provider names the template by version and not below `spec`.
         machine = {"infrastructureRef": {"apiVersion": API_VERSION, **reference}}
     elif definition.distribution == "rke2":
-        settings = _rke2(definition, boot)
+        settings = _rke2(definition, node_config)
     else:
-        settings = _kubeadm(definition, boot)
+        settings = _kubeadm(definition, node_config)
 
     spec = {
         "version": definition.version,
@@ -118,15 +122,15 @@ def control_plane(definition: Definition, boot: NodeConfig) -> Obj:
     return _obj(definition, f"{_CONTROL_PLANE}/v1beta2", kind, name, spec)
 
 
-def _rke2(definition: Definition, boot: NodeConfig) -> Obj:
+def _rke2(definition: Definition, node_config: NodeConfig) -> Obj:
     hardening = definition.hardening
-    server = merge({"cni": boot.cni}, boot.server_config)
+    server = merge({"cni": node_config.cni}, node_config.server_config)
     if hardening.api_server_arguments:
         server["kubeAPIServer"] = {"extraArgs": list(hardening.api_server_arguments)}
     if etcd := etcdsnapshots.rke2_etcd(definition.etcd_snapshots, definition.key):
         server["etcd"] = etcd
 
-    node = _rke2_node(definition, boot)
+    node = _rke2_node(definition, node_config)
     # Only servers read the file, because agents have no API server.
     if hardening.cis_profile:
         node = merge(node, {"agentConfig": {"podSecurityAdmissionConfigFile": POD_SECURITY_FILE}})
@@ -135,14 +139,14 @@ def _rke2(definition: Definition, boot: NodeConfig) -> Obj:
         "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}},
         "serverConfig": server,
         **node,
-        **({"files": list(boot.server_files)} if boot.server_files else {}),
+        **({"files": list(node_config.server_files)} if node_config.server_files else {}),
     }
 
 
-def _rke2_node(definition: Definition, boot: NodeConfig) -> Obj:
+def _rke2_node(definition: Definition, node_config: NodeConfig) -> Obj:
     """Return the fields that servers and agents have in common."""
     hardening = definition.hardening
-    arguments = ["cloud-provider=external"] if boot.external else []
+    arguments = ["cloud-provider=external"] if node_config.external else []
     arguments += hardening.kubelet_arguments
     agent: Obj = {}
     if arguments:
@@ -161,11 +165,11 @@ def _commands(definition: Definition, field: str) -> Obj:
     return {field: list(commands)} if (commands := definition.hardening.commands) else {}
 
 
-def _k3s(definition: Definition, boot: NodeConfig) -> Obj:
+def _k3s(definition: Definition, node_config: NodeConfig) -> Obj:
     # Most settings of the server are in a file, because not all of them have fields.
-    files = {"files": list(boot.server_files)} if boot.server_files else {}
+    files = {"files": list(node_config.server_files)} if node_config.server_files else {}
     server: Obj = {}
-    if boot.without_cloud_controller:
+    if node_config.without_cloud_controller:
         server = {"disableCloudController": True, "disableComponents": ["servicelb"]}
     return {
         "kthreesConfigSpec": {
@@ -182,15 +186,15 @@ def _k3s_server_commands(definition: Definition) -> Obj:
     return {"preK3sCommands": commands} if commands else {}
 
 
-def _kubeadm(definition: Definition, boot: NodeConfig) -> Obj:
-    registration = _registration(boot)
+def _kubeadm(definition: Definition, node_config: NodeConfig) -> Obj:
+    registration = _registration(node_config)
     spec: Obj = {
         "format": "cloud-config",
         "initConfiguration": registration,
         "joinConfiguration": registration,
     }
-    if boot.server_files:
-        spec["files"] = list(boot.server_files)
+    if node_config.server_files:
+        spec["files"] = list(node_config.server_files)
 
     before, after = kubevip.kubeadm_commands(definition.load_balancer)
     if commands := [*definition.hardening.commands, *before]:
@@ -200,28 +204,28 @@ def _kubeadm(definition: Definition, boot: NodeConfig) -> Obj:
     return {"kubeadmConfigSpec": spec}
 
 
-def _registration(boot: NodeConfig) -> Obj:
+def _registration(node_config: NodeConfig) -> Obj:
     # cloud-init replaces the expression on each machine.
     registration: Obj = {"name": "{{ ds.meta_data.local_hostname }}"}
-    if boot.external:
+    if node_config.external:
         registration["kubeletExtraArgs"] = [{"name": "cloud-provider", "value": "external"}]
     return {"nodeRegistration": registration}
 
 
-def _bootstrap_template(definition: Definition, pool: Pool, boot: NodeConfig) -> Obj:
-    files = {"files": list(boot.agent_files)} if boot.agent_files else {}
+def _bootstrap_template(definition: Definition, pool: Pool, node_config: NodeConfig) -> Obj:
+    files = {"files": list(node_config.agent_files)} if node_config.agent_files else {}
     # Each bootstrap provider has fields of its own.
     if definition.distribution == "kubeadm":
         spec: Obj = {
             "format": "cloud-config",
-            "joinConfiguration": _registration(boot),
+            "joinConfiguration": _registration(node_config),
             **_commands(definition, "preKubeadmCommands"),
         }
     elif definition.distribution == "k3s":
-        agent = {"kubeletArgs": ["cloud-provider=external"]} if boot.external else {}
+        agent = {"kubeletArgs": ["cloud-provider=external"]} if node_config.external else {}
         spec = {"agentConfig": agent, **files, **_commands(definition, "preK3sCommands")}
     else:
-        spec = {**_rke2_node(definition, boot), **files}
+        spec = {**_rke2_node(definition, node_config), **files}
 
     kind = _KINDS[definition.distribution][1]
     name = f"{definition.key.name}-{pool.name}"
@@ -276,7 +280,7 @@ def _machine_template(definition: Definition, pool: Pool) -> Obj:
     spec |= pool.affinities
 
     content = orjson.dumps([definition.key.name, pool.name, spec], option=orjson.OPT_SORT_KEYS)
-    digest = hashlib.sha256(content).hexdigest()[:_HASH]
+    digest = hashlib.sha256(content).hexdigest()[:_HASH_LENGTH]
     name = f"{definition.key.name}-{pool.name}-{digest}"
     template = {"template": {"spec": spec}}
     return _obj(definition, API_VERSION, "HarvesterMachineTemplate", name, template)

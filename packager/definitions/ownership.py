@@ -50,7 +50,7 @@ def name_of(remote: Remote) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Return a name that a user gave. Raises ValueError if the name cannot be stored."""
+    """Return a name that a user gave. Raises `ValueError` if the name cannot be stored."""
     if not _NAME.fullmatch(name) or name != name.strip() or name == DIRECTORY:
         raise ValueError(
             f"{name!r}: must be one line of text, not {DIRECTORY!r}, and not begin with '#' or a "
@@ -78,7 +78,8 @@ class Owners:
     """The sources of the manifests in a snapshot, as `source` sees them."""
 
     def __init__(self, snapshot: Snapshot, source: str) -> None:
-        self._snapshot, self._source = snapshot, source
+        self._snapshot = snapshot
+        self._source = source
 
     def owner_of(self, cluster: str) -> str:
         """Return the recorded source of a cluster, empty if none is recorded."""
@@ -116,7 +117,7 @@ class Owners:
 
     @cached_property
     def unclaimed(self) -> frozenset[str]:
-        """Clusters that no source has claimed, in a repository that another source uses, too."""
+        """Clusters that no source has claimed, in a repository that another source also uses."""
         return frozenset(name for name, source in self._sources.items() if not source) - self.own
 
     @cached_property

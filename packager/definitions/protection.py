@@ -6,7 +6,7 @@ Helm leaves objects alone that carry annotation `helm.sh/resource-policy: keep`,
 well as in the cluster.
 
 So removing a cluster takes two commits. The first removes the annotation, and after Fleet has
-applied it, the second removes the folder. The first commit is made when the Cluster carries the
+applied it, the second removes the folder. The first commit follows once the Cluster carries the
 annotation that confirms its removal.
 
 Helm also deletes a dropped object only if it does not carry the annotation. So objects on which

@@ -34,8 +34,8 @@ from packager.git.errors import UnusableContent
 from packager.git.snapshot import Unread
 from packager.tree import Tree, path_of
 
-_MOST_VALUES = 1_000_000
-_MOST_NAMED = 3
+_MAX_VALUES = 1_000_000
+_MAX_LISTED = 3
 
 Validator = Callable[[Obj], list[Finding]]
 """Returns all findings of one object of any kind."""
@@ -76,13 +76,20 @@ class Source:
     name: str = DIRECTORY
 
 
+@dataclass(frozen=True, slots=True)
+class _CachedFile:
+    """A parsed file, and the digest of the content that it was parsed from."""
+
+    digest: bytes
+    file: SourceFile
+
+
 class Reader:
-    """Reads sources, and remembers each file, because most do not change between two reads."""
+    """Reads sources, and keeps each parsed file, because most do not change between two reads."""
 
     def __init__(self, validate: Validator) -> None:
         self._validate = validate
-        # Parsed files by name, with the digest of the content.
-        self._last: dict[str, tuple[bytes, SourceFile]] = {}
+        self._cached: dict[str, _CachedFile] = {}
 
     def read(
         self,
@@ -94,26 +101,26 @@ class Reader:
         """Read all YAML and JSON files except hidden ones.
 
         `unread` are links and submodules next to the files, and `name` is the name of the source.
-        Raises UnusableContent if the files are larger than the packager can hold, and no other
+        Raises `UnusableContent` if the files are larger than the packager can hold, and no other
         error for any content.
         """
-        read: dict[str, tuple[bytes, SourceFile]] = {}
+        read: dict[str, _CachedFile] = {}
         values = 0
         for path, content in sorted(manifests(files).items()):
             read[path] = self._read_file(path, content)
-            values += read[path][1].values
-            if values > _MOST_VALUES:
+            values += read[path].file.values
+            if values > _MAX_VALUES:
                 raise UnusableContent(
-                    f"the definitions have more than {_MOST_VALUES:,} values: {SPLIT}"
+                    f"the definitions have more than {_MAX_VALUES:,} values: {SPLIT}"
                 )
-        # This forgets files that no longer exist.
-        self._last = read
+        # Forget files that no longer exist.
+        self._cached = read
 
         source = Source(name=name)
         for path, other in unread.items():
             _report_unread(path, other, source, followed=path in read)
 
-        items = {path: _items(file, source) for path, (_, file) in read.items()}
+        items = {path: _items(cached.file, source) for path, cached in read.items()}
         _split_clusters(items, source)
         for entry in source.clusters:
             _check(entry, source, self._validate)
@@ -124,13 +131,13 @@ class Reader:
         source.problems.sort()
         return source
 
-    def _read_file(self, name: str, content: bytes) -> tuple[bytes, SourceFile]:
-        """Return a parsed file with its digest, the same object as before if it did not change."""
+    def _read_file(self, name: str, content: bytes) -> _CachedFile:
+        """Return a parsed file, the same object as before if it did not change."""
         digest = hashlib.sha256(content).digest()
-        last = self._last.get(name)
-        if last is not None and last[0] == digest:
-            return last
-        return digest, read_file(name, content)
+        cached = self._cached.get(name)
+        if cached is not None and cached.digest == digest:
+            return cached
+        return _CachedFile(digest, read_file(name, content))
 
 
 def _report_unread(name: str, entry: Unread, source: Source, *, followed: bool) -> None:
@@ -272,11 +279,11 @@ def _refuse_duplicates(source: Source) -> None:
         if len(entries) == 1:
             continue
         # Take one name more than is shown, because a message leaves out the file itself.
-        names = sorted({entry.head.file for entry in entries})[: _MOST_NAMED + 1]
+        names = sorted({entry.head.file for entry in entries})[: _MAX_LISTED + 1]
         for entry in entries:
             others = [name for name in names if name != entry.head.file] or names
             detail = (
-                f"cluster is also defined in {', '.join(others[:_MOST_NAMED])}: remove one of them"
+                f"cluster is also defined in {', '.join(others[:_MAX_LISTED])}: remove one of them"
             )
             finding = Finding(
                 ("metadata", "name"), Fault.DUPLICATE, detail, "definition-twice", key.name

@@ -15,16 +15,16 @@ from packager.git.errors import UnusableContent
 from packager.tree import Tree
 
 # No API server takes an object of this size.
-_LARGEST = 2 * 1024 * 1024
+_MAX_FILE_BYTES = 2 * 1024 * 1024
 # In Python, each character of a text takes four bytes if one of them needs four, as an emoji does.
-_LARGEST_WIDE = _LARGEST // 2
+_MAX_WIDE_BYTES = _MAX_FILE_BYTES // 2
 _WIDE = re.compile(b"[\xf0-\xf4]")
-_MOST_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
 # Each value takes up to 400 bytes, and no file may take 16 MiB. A definition has about 60 values,
 # the manifests of a cluster a few hundred, a ClusterClass with its templates some thousand.
-_MOST_VALUES_OF_FILE = 30_000
-_MOST_DOCUMENTS_OF_FILE = 1_000
-_MOST_PROBLEMS_OF_FILE = 100
+_MAX_VALUES = 30_000
+_MAX_DOCUMENTS = 1_000
+_MAX_PROBLEMS = 100
 _LFS_POINTER = b"version https://git-lfs"
 SPLIT = "split them between several repositories, or move other files out"
 
@@ -54,7 +54,7 @@ class Item:
     def problem(self, finding: Finding) -> SourceProblem:
         """Return a finding about this object with its place."""
         line = self.document.position((*self.base, *finding.path)).line
-        return SourceProblem(self.file, line, str(finding), finding.advice)
+        return SourceProblem(file=self.file, line=line, message=str(finding), advice=finding.advice)
 
     @property
     def key(self) -> Key:
@@ -85,17 +85,17 @@ def manifests(files: Tree) -> dict[str, bytes]:
     """Return the files that may hold definitions, without reading any other files.
 
     Files that are too large are cut, but stay too large. Git stores equal files once, so a small
-    commit can hold any number of them. Raises UnusableContent when all files together are too
+    commit can hold any number of them. Raises `UnusableContent` if all files together are too
     large.
     """
     contents: dict[str, bytes] = {}
     size = 0
     for name in filter(is_manifest, files):
-        contents[name] = files[name][: _LARGEST + 1]
+        contents[name] = files[name][: _MAX_FILE_BYTES + 1]
         size += len(contents[name])
-        if size > _MOST_BYTES:
+        if size > _MAX_BYTES:
             raise UnusableContent(
-                f"YAML and JSON files have more than {_MOST_BYTES:,} bytes: {SPLIT}"
+                f"YAML and JSON files have more than {_MAX_BYTES:,} bytes: {SPLIT}"
             )
     return contents
 
@@ -113,15 +113,16 @@ def is_hidden(name: str) -> bool:
 
 def read_file(name: str, content: bytes) -> SourceFile:
     """Parse a file within the bounds of one file."""
-    if len(content) > _LARGEST:
-        return _too_large(name, f"more than {_LARGEST:,} bytes")
-    if len(content) > _LARGEST_WIDE and _WIDE.search(content):
+    if len(content) > _MAX_FILE_BYTES:
+        return _too_large(name, f"more than {_MAX_FILE_BYTES:,} bytes")
+    if len(content) > _MAX_WIDE_BYTES and _WIDE.search(content):
         return _too_large(
             name,
-            f"{len(content):,} bytes; with characters such as emoji it may have {_LARGEST_WIDE:,}",
+            f"{len(content):,} bytes; with characters such as emoji it may have "
+            f"{_MAX_WIDE_BYTES:,}",
         )
 
-    bounds = Bounds(_MOST_VALUES_OF_FILE, _MOST_DOCUMENTS_OF_FILE, _MOST_PROBLEMS_OF_FILE)
+    bounds = Bounds(_MAX_VALUES, _MAX_DOCUMENTS, _MAX_PROBLEMS)
     file = parse(name, content, named=False, bounds=bounds, excerpts=False)
     items = []
     located = [*file.problems]
@@ -129,7 +130,7 @@ def read_file(name: str, content: bytes) -> SourceFile:
         located += document.problems
         for obj, base in _objects(document):
             if obj.keys() & {"apiVersion", "kind"} or obj.keys() >= {"metadata", "spec"}:
-                items.append(Item(name, document, base, obj))
+                items.append(Item(file=name, document=document, base=base, obj=obj))
 
     problems = [
         SourceProblem(

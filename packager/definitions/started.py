@@ -23,7 +23,7 @@ _NETWORKS = {"podCIDRs": "pods", "serviceCIDRs": "services"}
 def lacks_cloud_controller(existing: Sequence[Obj]) -> bool | None:
     """Whether servers run without their distribution's cloud controller; None if unknown.
 
-    ClusterClasses turn it off, too. With a ClusterClass, only a file of K3s tells.
+    ClusterClasses also turn it off. With one, only the configuration file of K3s shows it.
     """
     for obj in existing:
         if obj.get("kind") == "KThreesControlPlane":

@@ -1,6 +1,6 @@
 """The file `caphv-status.yaml` of a repository, with all defined clusters and their problems.
 
-The same source and repository make the same file, so it never causes a commit by itself. Sources
+The same source and repository give the same file, so it never causes a commit by itself. Sources
 that share a repository share the file. Each source writes the rows with its name, and leaves all
 other rows as they are.
 """
@@ -99,7 +99,7 @@ def _clusters_of_others(
     """Return the rows of other sources, except for clusters that this source writes or removes.
 
     Rows of directories name no source. Another source takes over such a row if it knows the
-    cluster, or if the cluster does not exist any more.
+    cluster, or if the cluster no longer exists.
     """
     states = {str(key) for key in _states(built, plan)} if own else set()
     present = {*ownership.clusters(snapshot)}

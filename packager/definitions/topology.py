@@ -13,12 +13,12 @@ from packager.definitions.model import Definition, Pool, interfaces_of
 from packager.definitions.nodeconfig import NodeConfig
 
 _WORKER_CLASS = "default-worker"
-# One MachineHealthCheck for the cluster replaces the health checks that the class makes for each
+# One MachineHealthCheck for the cluster replaces the health checks that the class creates for each
 # group of machines.
 _NO_HEALTH_CHECK = {"enabled": False}
 
 
-def topology(definition: Definition, boot: NodeConfig) -> Obj:
+def topology(definition: Definition, node_config: NodeConfig) -> Obj:
     """Return `spec.topology` of the Cluster."""
     control_plane: Obj = {
         "replicas": definition.control_plane.replicas,
@@ -31,7 +31,7 @@ def topology(definition: Definition, boot: NodeConfig) -> Obj:
         "version": definition.version,
         "controlPlane": control_plane,
         "workers": {"machineDeployments": [_workers(pool) for pool in definition.workers]},
-        "variables": _as_list(_variables(definition, boot)),
+        "variables": _as_list(_variables(definition, node_config)),
     }
 
 
@@ -46,11 +46,11 @@ def _workers(pool: Pool) -> Obj:
     }
 
 
-def _variables(definition: Definition, boot: NodeConfig) -> Obj:
+def _variables(definition: Definition, node_config: NodeConfig) -> Obj:
     """Return the variables by name. Variables without a value are left to the ClusterClass."""
     variables: Obj = {
         "targetNamespace": definition.target_namespace,
-        "cloudConfigDelivery": boot.cloud_config_delivery,
+        "cloudConfigDelivery": node_config.cloud_config_delivery,
         "loadBalancer": dict(definition.load_balancer),
         "vmNetworks": list(definition.networks),
         "sshUser": definition.ssh_user,
@@ -75,22 +75,22 @@ def _variables(definition: Definition, boot: NodeConfig) -> Obj:
 
     variables |= definition.hardening.variables
     variables |= definition.addresses
-    variables |= _cni(definition, boot)
-    if boot.server_files:
-        variables["controlPlaneFiles"] = list(boot.server_files)
-    if boot.agent_files:
-        variables["workerFiles"] = list(boot.agent_files)
+    variables |= _cni(definition, node_config)
+    if node_config.server_files:
+        variables["controlPlaneFiles"] = list(node_config.server_files)
+    if node_config.agent_files:
+        variables["workerFiles"] = list(node_config.agent_files)
     return variables
 
 
-def _cni(definition: Definition, boot: NodeConfig) -> Obj:
+def _cni(definition: Definition, node_config: NodeConfig) -> Obj:
     """Return the variable for the CNI that the distribution installs by itself, if any."""
     if definition.distribution == "kubeadm":
         return {}
     # K3s itself installs only flannel. Any other CNI comes with the bundles.
     if definition.distribution == "k3s":
-        return {"cni": "flannel" if boot.cni == "none" else "none"}
-    return {"cni": boot.cni}
+        return {"cni": "flannel" if node_config.cni == "none" else "none"}
+    return {"cni": node_config.cni}
 
 
 def _sizes(pool: Pool) -> Obj:

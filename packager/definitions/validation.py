@@ -62,7 +62,7 @@ def key_of(obj: Obj) -> tuple[str, str]:
 class ForFleet:
     """The same rule set, for clusters whose bundles this release of Fleet reads.
 
-    Raises ValueError for anything but a release.
+    Raises `ValueError` for anything but a release.
     """
 
     release: str

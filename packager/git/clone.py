@@ -47,7 +47,7 @@ class Clone:
     def __init__(self, remote: Remote, folder: Path, credentials: Credentials) -> None:
         self.remote = remote
         self.credentials = credentials
-        # Git runs in folders of its own, where a relative path would lead elsewhere.
+        # Git runs in other folders, where a relative path would point elsewhere.
         self._folder = folder.absolute()
         self._path = self._folder / _CLONE
         self._variables = environment(self._folder, self._path, remote.scheme)
@@ -57,7 +57,7 @@ class Clone:
         self._objects: Objects | None = None
 
     def open(self) -> None:
-        """Take the lock and remove what killed processes left. Raises CloneLocked."""
+        """Take the lock and remove what killed processes left. Raises `CloneLocked`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = _take_lock(self._folder / "lock", self.remote.timeout)
         for leftover in self._folder.glob(f"{PRIVATE}*"):
@@ -78,7 +78,10 @@ class Clone:
 
     @property
     def objects(self) -> Objects:
-        """The objects of the clone, which is created if it does not exist. Raises CorruptClone."""
+        """The objects of the clone, which is created if it does not exist.
+
+        Raises `CorruptClone`.
+        """
         if self._objects is not None:
             return self._objects
 
@@ -134,7 +137,10 @@ class Clone:
         stdin: bytes = b"",
         variables: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Run Git without the remote. Raises DiskFull, or CorruptClone for any other failure."""
+        """Run Git without the remote.
+
+        Raises `DiskFull`, or `CorruptClone` for any other failure.
+        """
         return self._run(action, arguments, stdin, (), variables or {}, local=True)
 
     def run_with_remote(
@@ -142,7 +148,8 @@ class Clone:
     ) -> bytes:
         """Run Git with credentials for the remote, and limit the size of the files that it writes.
 
-        `with_messages` adds the messages of Git and the remote on standard error. Raises GitErrors.
+        `with_messages` adds the messages of Git and the remote on standard error. Raises
+        `GitError`.
         """
         try:
             with hand_over(self.remote, self.credentials, self._folder) as (variables, settings):
@@ -173,7 +180,7 @@ class Clone:
     def commit_same_tree(
         self, commit: str, text: str, variables: Mapping[str, str], parent: str = ""
     ) -> str:
-        """Write a commit with the files of another commit, and return its id. Raises GitError.
+        """Write a commit with the files of another commit, and return its id. Raises `GitError`.
 
         The new commit is signed if the credentials have a signing key.
 
@@ -198,7 +205,7 @@ class Clone:
         return out.decode().strip()
 
     def verify(self, commit: str, signers: Signers) -> str:
-        """Return who signed a commit. Raises UnverifiedCommit unless it was a listed signer."""
+        """Return who signed a commit. Raises `UnverifiedCommit` unless it was a listed signer."""
         # gpg creates sockets in its home, and the path of a socket must be short. The cache folder
         # may be too deep.
         with tempfile.TemporaryDirectory(prefix="caphv-signers-") as private:
@@ -266,7 +273,7 @@ class Clone:
             local=local,
             most_bytes=0 if local else self.remote.max_size * _MIB,
             with_messages=with_messages,
-            # Children of a killed process may still write for a while, so they hold the lock, too.
+            # Children of a killed process may still write for a while, so they inherit the lock.
             inherit=(self._lock,),
         )
 

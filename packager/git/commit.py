@@ -19,13 +19,13 @@ from packager.git.snapshot import Snapshot
 
 WORK_REF = "refs/caphv/work"
 BASE_TRAILER = "Caphv-Base"
-_LINES = 1000
+_MAX_LINES = 1000
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]+")
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Author and committer. Raises ValueError for values that Git cannot store."""
+    """Author and committer. Raises `ValueError` for values that Git cannot store."""
 
     name: str = "caphv"
     email: str = "caphv@localhost"
@@ -77,7 +77,7 @@ def message(plan: Plan, reason: Reason) -> str:
 
 
 def check(plan: Plan, base: Snapshot) -> None:
-    """Raise UnmanagedFiles if a plan would replace more than regular files.
+    """Raise `UnmanagedFiles` if a plan would replace more than regular files.
 
     Git and file systems do so silently.
     """
@@ -94,7 +94,7 @@ def restore_former_files(
     """Add files to the extension of a review that the review had removed, and return the extension.
 
     The files are as in the plan for the target. A removed folder of a cluster held the cluster's
-    pinned versions, and a plan for the review no longer sees those.
+    pinned versions, which a plan for the review no longer has.
     """
     former = {
         path: content
@@ -134,9 +134,9 @@ def _subject(plan: Plan) -> str:
 
 
 def _bullets(rows: Sequence[str]) -> Iterator[str]:
-    yield from (f"- {row}" for row in rows[:_LINES])
-    if len(rows) > _LINES:
-        yield f"- and {len(rows) - _LINES} more"
+    yield from (f"- {row}" for row in rows[:_MAX_LINES])
+    if len(rows) > _MAX_LINES:
+        yield f"- and {len(rows) - _MAX_LINES} more"
 
 
 def _line(text: str) -> str:

@@ -7,11 +7,11 @@ from packager.git.clone import Clone
 from packager.git.errors import MissingBranch
 from packager.git.remote import Remote
 
-_MOST_NAMED = 5
+_MAX_LISTED = 5
 
 
 def check_creation(clone: Clone, remote: Remote) -> None:
-    """Raise MissingBranch if only other branches exist and this one may not be created."""
+    """Raise `MissingBranch` if only other branches exist and this one may not be created."""
     if remote.create_branch:
         return
     out = clone.run_with_remote(
@@ -25,16 +25,16 @@ def check_creation(clone: Clone, remote: Remote) -> None:
 
     raise MissingBranch(
         f"{remote.shown} has no branch {remote.branch}, only "
-        f"{name_some(branches, _MOST_NAMED)}: correct --branch, or create the branch with "
+        f"{name_some(branches, _MAX_LISTED)}: correct --branch, or create the branch with "
         "--create-branch"
     )
 
 
 def last_known_commit(clone: Clone, remote: Remote, ref: str) -> str:
-    """Return the commit from which a missing branch continues, empty if it was never seen.
+    """Return the commit from which a missing branch continues, empty if the branch is unknown.
 
     A branch that began without it would give all clusters bundles of the newest release at once,
-    and would lose files of others. Raises MissingBranch for a branch that was seen and may not be
+    and would lose unmanaged files. Raises `MissingBranch` for a known branch that may not be
     created.
     """
     commit = clone.ref(ref)

@@ -74,7 +74,7 @@ class Credentials:
     def from_secret(cls, data: Mapping[str, str]) -> Credentials:
         """Read the `data` of a Secret (base64) of type basic-auth or ssh-auth, as Fleet does.
 
-        Raises InvalidRemote that names the keys, never their values.
+        Raises `InvalidRemote` that names the keys, never their values.
         """
         values: dict[str, str] = {}
         findings: list[Finding] = []
@@ -96,7 +96,7 @@ class Credentials:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Credentials:
-        """Read the files of a mounted Secret, named by its keys. Raises InvalidRemote."""
+        """Read the files of a mounted Secret, named by its keys. Raises `InvalidRemote`."""
         data: dict[str, str] = {}
         findings: list[Finding] = []
         for key in _SECRET_KEYS:
@@ -117,7 +117,10 @@ class Credentials:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Credentials:
-        """Read variables `CAPHV_GIT_*`; the user's known hosts by default. Raises InvalidRemote."""
+        """Read variables `CAPHV_GIT_*`; the user's known hosts by default.
+
+        Raises `InvalidRemote`.
+        """
         values = {field: environ[name] for name, field in _VARIABLES.items() if environ.get(name)}
         findings: list[Finding] = []
         for name, field in _FILE_VARIABLES.items():
@@ -156,7 +159,7 @@ def hand_over(
     """Yield environment variables and Git settings (`key=value`) for calls to a remote.
 
     They are valid inside the block only, because their files are deleted at its end. The files are
-    below `folder`. Raises InvalidRemote when ssh has no known hosts.
+    below `folder`. Raises `InvalidRemote` if ssh has no known hosts.
     """
     private = Path(tempfile.mkdtemp(prefix=PRIVATE, dir=folder))  # with mode 0700
     variables: dict[str, str] = {}
@@ -203,7 +206,7 @@ def _http_settings(remote: Remote, credentials: Credentials, private: Path) -> I
 def _ssh_command(remote: Remote, credentials: Credentials, private: Path) -> str:
     """Write the files for ssh to a folder, and return a command that reads no other configuration.
 
-    Raises InvalidRemote without known hosts.
+    Raises `InvalidRemote` without known hosts.
     """
     if not credentials.known_hosts:
         detail = (

@@ -35,7 +35,7 @@ class Directory:
         self._names = names
 
     def sync(self) -> Snapshot:
-        """Return a snapshot of the folder, empty if it does not exist. Raises UnmanagedFiles."""
+        """Return a snapshot of the folder, empty if it does not exist. Raises `UnmanagedFiles`."""
         return Snapshot(_OnDisk(self._root, self._path, self._names), _COMMIT, self._path)
 
     def last_change(self, path: str) -> Change | None:
@@ -45,7 +45,7 @@ class Directory:
     def commit(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result:
         """Write the plan for the current folder. There is no commit, and `reason` is not stored.
 
-        Raises UnmanagedFiles when something cannot be written.
+        Raises `UnmanagedFiles` if something cannot be written.
         """
         base = self.sync()
         planned = plan(base)

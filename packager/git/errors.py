@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from caphv.validation.finding import Finding
 
-_LONGEST = 2000
+_MAX_LENGTH = 2000
 _USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
 _AUTHORIZATION = re.compile(r"(?i)\b(basic|bearer|token)\s+[A-Za-z0-9+/=._~-]{8,}")
 _UNPRINTABLE = re.compile(
@@ -98,7 +98,7 @@ class Redactor:
         text = _AUTHORIZATION.sub(r"\1 ***", _USERINFO.sub("***@", text))
         lines = (_UNPRINTABLE.sub("", line).rstrip() for line in text.splitlines())
         text = "\n".join(line for line in lines if line and not line.startswith("hint:"))
-        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+        return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
 
 
 def _forms(secret: str) -> Iterable[str]:

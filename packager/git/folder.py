@@ -17,7 +17,7 @@ from packager.git.paths import check_path, fault_of
 Tree = Mapping[str, bytes]
 """POSIX path relative to a repository or folder → content of the file."""
 
-RECORD = ".caphv-files"
+FILE_LIST = ".caphv-files"
 MARK = ".caphv-moved"
 """Marks a folder whose cluster may run elsewhere (`packager.contents.move_marker`)."""
 # Modes in Git's trees.
@@ -38,35 +38,35 @@ class Root:
 
 @dataclass(frozen=True)
 class Folder:
-    """Files of one cluster, by relative path. Raises ValueError for an invalid path."""
+    """Files of one cluster, by relative path. Raises `ValueError` for an invalid path."""
 
     files: Tree
 
     def __post_init__(self) -> None:
         for path in self.files:
             parents = path.split("/")[:-1]
-            if check_path(path) == RECORD or any(
+            if check_path(path) == FILE_LIST or any(
                 "/".join(parents[:end]) in self.files for end in range(1, len(parents) + 1)
             ):
                 raise ValueError(f"path {path!r}: is also a folder of another file")
 
     @cached_property
-    def with_record(self) -> Tree:
-        """The files and their record."""
-        return {**self.files, RECORD: record(self.files)}
+    def with_file_list(self) -> Tree:
+        """The files and their list."""
+        return {**self.files, FILE_LIST: file_list(self.files)}
 
     @cached_property
     def id(self) -> str:
         """Git's id of a folder with exactly these files and their list."""
-        return tree_id(self.with_record)
+        return tree_id(self.with_file_list)
 
 
-def record(paths: Iterable[str]) -> bytes:
+def file_list(paths: Iterable[str]) -> bytes:
     """Return the list of these paths: one per line, sorted."""
     return (_HEADER + "".join(f"{path}\n" for path in sorted(paths))).encode()
 
 
-def parse_record(content: bytes | None) -> frozenset[str]:
+def parse_file_list(content: bytes | None) -> frozenset[str]:
     """Parse a list of files; lines that are not paths inside the folder are ignored."""
     lines = (content or b"").decode(errors="replace").splitlines()
     return frozenset(line for line in lines if not line.startswith("#") and not fault_of(line))

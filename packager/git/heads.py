@@ -17,7 +17,7 @@ class BranchHeads:
 
 
 def read_heads(clone: Clone, remote: Remote) -> BranchHeads:
-    """Return the heads at the remote in one short exchange, without a fetch. Raises GitErrors."""
+    """Return the heads at the remote in one short exchange, without a fetch. Raises `GitError`."""
     refs = [f"refs/heads/{branch}" for branch in (remote.branch, remote.review) if branch]
     output = clone.run_with_remote(
         "reading branches", ["ls-remote", "--", remote.url, *refs]

@@ -75,7 +75,7 @@ def of_line(file: Path, line: int) -> Change | None:
 def of_branch(clone: Clone, remote: Remote, ref: str, path: str) -> Change | None:
     """Return the newest commit of a branch that changed a path, or None.
 
-    Fetches more history until the commit is found. Raises GitErrors.
+    Fetches more history until the commit is found. Raises `GitError`.
 
     :param clone: the clone, whose history may be cut
     :param remote: the repository and its branch

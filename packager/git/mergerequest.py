@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from packager.git.remote import Remote
 
 NO_PUSH_OPTIONS = "does not support push options"
-_LONGEST_TITLE = 200
+_MAX_TITLE_LENGTH = 200
 _ADDRESS = re.compile(r"https?://[!-~]{1,500}")
 _REQUEST_PATH = re.compile(
     r"/(?:merge_requests|pulls?|pull-requests)/(?P<number>\d{1,12})?|/compare/"
@@ -44,7 +44,7 @@ def push_options(remote: Remote, text: str, *, is_new: bool) -> list[str]:
     values = ["merge_request.create", f"merge_request.target={remote.branch}"]
     if is_new:
         subject = text.partition("\n")[0]
-        values.append(f"merge_request.title={subject[:_LONGEST_TITLE]}")
+        values.append(f"merge_request.title={subject[:_MAX_TITLE_LENGTH]}")
     return [f"--push-option={value}" for value in values]
 
 

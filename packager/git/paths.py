@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-LONGEST = 1024
+_MAX_LENGTH = 1024
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 # Names that some file systems take for `.git`, or that Git reads from a work tree.
 _RESERVED = re.compile(r"\.git|git~\d+|\.gitmodules|\.gitattributes|\.gitignore|\.lfsconfig", re.I)
@@ -12,8 +12,8 @@ _RESERVED = re.compile(r"\.git|git~\d+|\.gitmodules|\.gitattributes|\.gitignore|
 
 def fault_of(path: str) -> str:
     """Return the fault of a relative POSIX path, empty if it can be written."""
-    if len(path) > LONGEST:
-        return f"must have at most {LONGEST} characters"
+    if len(path) > _MAX_LENGTH:
+        return f"must have at most {_MAX_LENGTH} characters"
     for segment in path.split("/"):
         if not _SEGMENT.fullmatch(segment) or segment.strip(".") == "":
             return (
@@ -43,7 +43,7 @@ def may_be_checked_out(name: str) -> bool:
 
 
 def check_path(path: str) -> str:
-    """Return the path. Raises ValueError if it cannot be written."""
+    """Return the path. Raises `ValueError` if it cannot be written."""
     if fault := fault_of(path):
         raise ValueError(f"path {path!r}: {fault}")
     return path

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 # Enough for the list of 200,000 files or branches.
-_LONGEST_OUTPUT = 64 * _MIB
+_MAX_OUTPUT_BYTES = 64 * _MIB
 # Deltas of some KiB can describe objects of some GiB.
-_MOST_MEMORY = 1024 * _MIB
+_MAX_MEMORY_BYTES = 1024 * _MIB
 
 _PASSED_ON = ("PATH", "TMPDIR", "SSH_AUTH_SOCK", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _PROXIES = (
@@ -45,7 +45,7 @@ _SETTINGS = (
     # Git streams larger files to disk, so that a small pack cannot fill the memory.
     "core.bigFileThreshold=16m",
     "core.hooksPath=/dev/null",
-    # One commit may write 1,000 clusters, and Git packs the repository again later anyhow.
+    # One commit may write 1,000 clusters, and Git packs the repository again later anyway.
     "core.compression=1",
     "core.fsmonitor=false",
     "credential.helper=",  # an empty value forgets the helpers before it
@@ -94,8 +94,8 @@ def run(
 ) -> bytes:
     """Run `git` with arguments and return its output.
 
-    Raises the GitError that fits the output of Git, Unreachable after `timeout` seconds, and
-    UnusableContent when Git prints too much. Git and all its children are then killed.
+    Raises the `GitError` that fits the output of Git, `Unreachable` after `timeout` seconds, and
+    `UnusableContent` when Git prints too much. Git and all its children are then killed.
 
     :param action: description of the call for messages
     :param arguments: arguments of `git`
@@ -136,9 +136,9 @@ def run(
             raise
     log.debug("git %s took %.0f ms", arguments[0], (time.monotonic() - started) * 1000)
 
-    if max(len(out), len(messages)) > _LONGEST_OUTPUT:
+    if max(len(out), len(messages)) > _MAX_OUTPUT_BYTES:
         raise UnusableContent(
-            f"{action} failed: the remote lists or prints more than {_LONGEST_OUTPUT // _MIB} MiB"
+            f"{action} failed: the remote lists or prints more than {_MAX_OUTPUT_BYTES // _MIB} MiB"
         )
     text = messages.decode(errors="replace")
     if process.returncode != 0:
@@ -166,7 +166,7 @@ def _limit(pid: int, most_bytes: int) -> None:
     Limits that are lower already stay.
     """
     if sys.platform == "linux":
-        limits = ((resource.RLIMIT_FSIZE, most_bytes), (resource.RLIMIT_DATA, _MOST_MEMORY))
+        limits = ((resource.RLIMIT_FSIZE, most_bytes), (resource.RLIMIT_DATA, _MAX_MEMORY_BYTES))
         for kind, most in limits:
             with contextlib.suppress(ProcessLookupError):
                 soft, hard = resource.prlimit(pid, kind)
@@ -177,13 +177,13 @@ def _limit(pid: int, most_bytes: int) -> None:
 def _exchange(
     process: subprocess.Popen[bytes], stdin: bytes, timeout: float
 ) -> tuple[bytes, bytes]:
-    """Do as `communicate`, but kill a process whose output would fill the memory."""
+    """Like `communicate`, but kill a process whose output would fill the memory."""
     out, messages = bytearray(), bytearray()
 
     def read(stream: IO[bytes], output: bytearray) -> None:
         while chunk := stream.read1(64 * 1024):  # type: ignore[attr-defined]
             output += chunk
-            if len(output) > _LONGEST_OUTPUT:
+            if len(output) > _MAX_OUTPUT_BYTES:
                 _kill(process)
                 return
 

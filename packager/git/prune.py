@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from caphv.api import names
-from packager.git.folder import RECORD, Folder, blob_id, record
+from packager.git.folder import FILE_LIST, Folder, blob_id, file_list
 from packager.git.paths import join_path
 
 _NOT_DEPLOYED = (".md", "/.gitkeep")
@@ -28,14 +28,14 @@ class Current:
 
     owned: Mapping[str, str] = field(default_factory=dict)
     foreign: Mapping[str, str] = field(default_factory=dict)
-    record: str = ""
+    file_list: str = ""
     obstacle: str = ""
     """Message about an entry that is in the place of the folder, or of its list of files."""
 
     @property
     def own_files(self) -> list[str]:
         """The packager's files, with their list."""
-        return [*self.owned, RECORD] if self.record else [*self.owned]
+        return [*self.owned, FILE_LIST] if self.file_list else [*self.owned]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Pruning:
     number of bundles and definitions that one commit may remove. `scope`: folders that may be
     removed; None for all. `keep`: unwanted folders that stay, because their cluster exists and
     cannot be rendered now. `confirmed`: folders of definitions whose removal the user confirmed.
-    `deleted`: folders of clusters that were seen to be deleted, which need no budget.
+    `deleted`: folders of clusters whose deletion was observed, which need no budget.
     """
 
     complete: bool
@@ -59,7 +59,7 @@ class Pruning:
 
 @dataclass(frozen=True, order=True)
 class Removal:
-    """A bundle of a folder, or the whole folder where `bundle` is empty.
+    """A bundle of a folder, or the whole folder if `bundle` is empty.
 
     `files` are paths relative to the folder.
     """
@@ -147,7 +147,7 @@ def difference(
     :param definitions: the folders, desired or not, whose removal deletes a cluster
     :param staging: delays the removal of single bundles
     """
-    # Folders that cannot be written without harm to files of others are not removed either.
+    # Folders that cannot be written without overwriting unmanaged files are not removed either.
     refused: dict[str, str] = {}
     for folder, content in desired.items():
         if reason := _clash(current.get(folder), content):
@@ -209,7 +209,7 @@ def difference(
 def _foreign(
     current: Mapping[str, Current], desired: Mapping[str, Folder], pruning: Pruning
 ) -> Iterator[str]:
-    """Yield files of others in the packager's bundles, and in other folders next to these.
+    """Yield unmanaged files in the packager's bundles, and in other folders next to these.
 
     Fleet deploys every folder in a cluster's folder, and ignores files next to them.
     """
@@ -245,8 +245,13 @@ def _removals(
         if folder in refused:
             continue
         if folder not in desired:
-            if (existing.owned or existing.record) and _is_in_scope(folder, pruning):
-                yield Removal(folder, "", tuple(sorted(existing.owned)), folder in definitions)
+            if (existing.owned or existing.file_list) and _is_in_scope(folder, pruning):
+                yield Removal(
+                    folder=folder,
+                    bundle="",
+                    files=tuple(sorted(existing.owned)),
+                    definition=folder in definitions,
+                )
             continue
 
         staying = {path.split("/")[0] for path in desired[folder].files}
@@ -304,9 +309,9 @@ def _difference(
         path: content for path, content in folder.files.items() if ids.get(path) != blob_id(content)
     }
     # Files that are held back stay on the list, so that a later commit can remove them.
-    listing = record([*folder.files, *kept])
-    if existing.record != blob_id(listing):
-        files[RECORD] = listing
+    listing = file_list([*folder.files, *kept])
+    if existing.file_list != blob_id(listing):
+        files[FILE_LIST] = listing
     deleted = [path for path in existing.owned if path not in folder.files and path not in kept]
     return files, deleted
 
@@ -321,8 +326,8 @@ def _clash(existing: Current | None, folder: Folder) -> str:
     for path, content in folder.files.items():
         if path in existing.foreign and existing.foreign[path] != blob_id(content):
             return (
-                f"{path} was not written by caphv; move it away, or add it to {RECORD} to hand it "
-                "over"
+                f"{path} was not written by caphv; move it away, or add it to {FILE_LIST} to hand "
+                "it over"
             )
 
     parents = {parent for path in folder.files for parent in _parents(path)}

@@ -33,7 +33,8 @@ class Pusher:
     """Pushes commits of a clone; `merge_request` belongs to the last push to the review branch."""
 
     def __init__(self, clone: Clone, remote: Remote) -> None:
-        self._clone, self._remote = clone, remote
+        self._clone = clone
+        self._remote = remote
         self.merge_request: MergeRequest | None = None
 
     def push(self, commit: str, branch: str, lease: str, text: str = "") -> bool:

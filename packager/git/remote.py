@@ -1,4 +1,4 @@
-"""The address, branch and folder of a repository, checked so that Git takes none for an option."""
+"""The URL, branch and folder of a repository, checked so that Git parses none as an option."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Remote:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
     def _findings(self) -> Iterator[Finding]:
-        """Yield faults of all fields but the address."""
+        """Yield a finding for each invalid field except the URL."""
 
         def invalid(field: str, detail: str, value: object) -> Finding:
             return Finding((field,), Fault.INVALID, detail, f"git-{field.replace('_', '-')}", value)
@@ -90,14 +90,17 @@ class Remote:
 
         if self.path and (fault := fault_of(self.path)):
             yield invalid("path", fault, self.path)
-        if not 0 < self.timeout <= 3600:
-            yield invalid("timeout", "must be within 1 and 3600 s", self.timeout)
+        if not 1 <= self.timeout <= 3600:
+            yield invalid("timeout", "must be between 1 and 3600 s", self.timeout)
         if self.max_size < 1:
             yield invalid("max_size", "must be at least 1 MiB", self.max_size)
 
 
 def _url_findings(url: str) -> Iterator[Finding]:
-    """Yield faults of an address, without the address itself, which may hold a password."""
+    """Yield a finding for each fault of a URL.
+
+    Findings never contain the URL, which may hold a password.
+    """
 
     def finding(detail: str) -> Finding:
         return Finding(("url",), Fault.INVALID, detail, "git-url")
@@ -105,7 +108,9 @@ def _url_findings(url: str) -> Iterator[Finding]:
     if not url or _UNSAFE.search(url):
         yield finding("must be an address without blanks and control characters")
         return
-    if url.startswith("/") or ("://" not in url and "::" not in url and _SCP.fullmatch(url)):
+    # With `::` after a name, Git would run the remote helper of this name (gitremote-helpers).
+    is_scp_form = "://" not in url and "::" not in url and _SCP.fullmatch(url)
+    if url.startswith("/") or is_scp_form:
         return
     try:
         parts = urllib.parse.urlsplit(url)
@@ -115,10 +120,8 @@ def _url_findings(url: str) -> Iterator[Finding]:
         yield finding("must be an address with a valid host and port")
         return
     if parts.scheme not in _SCHEMES or not url.startswith(f"{parts.scheme}://"):
-        yield finding(
-            f"must begin with {', '.join(f'{scheme}://' for scheme in _SCHEMES)} or be "
-            "user@host:path"
-        )
+        prefixes = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+        yield finding(f"must begin with {prefixes} or be user@host:path")
         return
 
     if parts.password is not None:

@@ -59,8 +59,8 @@ T = TypeVar("T")
 
 _TARGET_REFS = "refs/caphv/target-"
 _REVIEW_REF = "refs/caphv/review"
-_ATTEMPTS = 40
-_LONGEST_PAUSE_SECONDS = 1.0
+_MAX_ATTEMPTS = 40
+_MAX_PAUSE_SECONDS = 1.0
 # Git says this when the clone holds only the newest commits and the remote lacks the older ones.
 _NO_HISTORY = "shallow update not allowed"
 
@@ -133,7 +133,7 @@ class Repository:
     def verify(self, commit: str, signers: Signers) -> str:
         """Return the name of the signer of a commit.
 
-        Raises UnverifiedCommit with a remedy unless a listed signer signed it.
+        Raises `UnverifiedCommit` with a remedy unless a listed signer signed it.
         """
         try:
             return self._clone.verify(commit, signers)
@@ -154,7 +154,7 @@ class Repository:
         `plan` is called again for each newer snapshot until a push succeeds. Nothing is written for
         an empty plan.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
             result = self._retry_corrupt(lambda: self._attempt(plan, reason))
             if result is not None:
                 merge_request = self._merge_request_of(result)
@@ -162,10 +162,10 @@ class Repository:
 
             log.info("another client pushed first; planning again on the new head")
             # Random pauses let two packagers that race fall out of step.
-            longest_pause = min(_LONGEST_PAUSE_SECONDS, 0.05 * 2**attempt)
+            longest_pause = min(_MAX_PAUSE_SECONDS, 0.05 * 2**attempt)
             time.sleep(random.uniform(0, longest_pause))
         raise PushConflict(
-            f"other clients pushed to {self.remote.branch} first, {_ATTEMPTS} times; "
+            f"other clients pushed to {self.remote.branch} first, {_MAX_ATTEMPTS} times; "
             "try again later"
         )
 
@@ -213,7 +213,7 @@ class Repository:
                 "fetching", ["fetch", *options, "--", self.remote.url, *refs]
             )
 
-        # A branch may have moved since its head was read, so take the fetched commits.
+        # A branch may have moved since its head was read, so use the fetched commits.
         target = self._clone.ref(self._target_ref) if heads.target else ""
         review = self._clone.ref(_REVIEW_REF) if heads.review else ""
         base = target or last_known_commit(self._clone, self.remote, self._target_ref)
@@ -221,7 +221,7 @@ class Repository:
         return _State(
             BranchHeads(target, review),
             merged,
-            Snapshot(objects, review, self.remote.path, merged),
+            Snapshot(objects=objects, commit=review, path=self.remote.path, merged=merged),
         )
 
     def _attempt(self, plan: Callable[[Snapshot], Plan], reason: Reason) -> Result | None:
@@ -315,7 +315,7 @@ class Repository:
     def _reviewed_base(self, review: Snapshot) -> str:
         """Return the commit that the review branch is based on.
 
-        Raises UnmanagedFiles if the packager did not write the last commit of the branch.
+        Raises `UnmanagedFiles` if the packager did not write the last commit of the branch.
         """
         if base := base_of(review.message):
             return base
@@ -358,7 +358,12 @@ class Repository:
     def _remember(self, state: _State, commit: str) -> None:
         """Take the pushed commit as the remote's head, without fetching it."""
         if self.remote.review:
-            snapshot = Snapshot(self._clone.objects, commit, self.remote.path, state.target)
+            snapshot = Snapshot(
+                objects=self._clone.objects,
+                commit=commit,
+                path=self.remote.path,
+                merged=state.target,
+            )
             self._state = replace(state, heads=replace(state.heads, review=commit), review=snapshot)
         else:
             snapshot = Snapshot(self._clone.objects, commit, self.remote.path)

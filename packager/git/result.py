@@ -10,7 +10,9 @@ from packager.git.prune import Plan
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a call. `commit` on `branch` is empty if nothing had to change.
+    """The result of planning and committing.
+
+    `commit` on `branch` is empty if nothing had to change.
 
     `merge_request` is for the review branch, and None if nothing waits to be merged.
     """

@@ -16,7 +16,7 @@ from packager.git.errors import InvalidRemote
 _PGP = "-----BEGIN PGP PUBLIC KEY BLOCK-----"
 SIGNATURE_HEADER = "\ngpgsig"
 _KEY_TYPE = re.compile(r"(?:sk-)?(?:ssh|ecdsa)-[A-Za-z0-9@.-]{1,64}")
-_LARGEST = 1024 * 1024
+_MAX_BYTES = 1024 * 1024
 _GPG_SECONDS = 60.0
 # The list decides who is trusted, not a web of trust. Only secret keys would need an agent.
 _GPG_SETTINGS = "trust-model always\nno-autostart\nbatch\nno-tty\n"
@@ -42,14 +42,14 @@ class Signers:
 
     @classmethod
     def read(cls, path: Path) -> Signers:
-        """Read a file, or all files of a mounted Secret or ConfigMap. Raises InvalidRemote."""
+        """Read a file, or all files of a mounted Secret or ConfigMap. Raises `InvalidRemote`."""
         # Text of each file by its name.
         texts: dict[str, str] = {}
         findings = []
         try:
             for file in _files(path):
-                if file.stat().st_size > _LARGEST:
-                    findings.append(_finding(file.name, f"has more than {_LARGEST:,} bytes"))
+                if file.stat().st_size > _MAX_BYTES:
+                    findings.append(_finding(file.name, f"has more than {_MAX_BYTES:,} bytes"))
                 else:
                     texts[file.name] = file.read_text(encoding="utf-8")
         except OSError as error:
@@ -74,7 +74,7 @@ class Signers:
     def write_settings(self, private: Path) -> tuple[dict[str, str], list[str]]:
         """Write the keys to a private folder; return variables and settings that trust only them.
 
-        Raises InvalidRemote if a program that verifies is missing, or gpg refuses the keys.
+        Raises `InvalidRemote` if a program that verifies is missing, or gpg refuses the keys.
         """
         # Git calls each signature that it has no program for one of an unknown key.
         if self.ssh and shutil.which("ssh-keygen") is None:
@@ -136,7 +136,7 @@ def _finding(name: str, detail: str) -> Finding:
 
 
 def _import(keys: str, home: Path) -> None:
-    """Import OpenPGP keys to a home of gpg. Raises InvalidRemote."""
+    """Import OpenPGP keys to a home of gpg. Raises `InvalidRemote`."""
     command = ["gpg", "--homedir", str(home), "--quiet", "--import"]
     environment = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C"}
 

@@ -21,10 +21,10 @@ from packager.git.errors import CorruptClone, UnusableContent
 from packager.git.folder import FOLDER, LINK, Tree
 from packager.git.paths import join_path, may_be_checked_out
 
-_FORMAT = 0o170000
+_FORMAT_MASK = 0o170000
 _FILE = 0o100000
-_MOST_REMEMBERED = 20_000
-_LONGEST_REMEMBERED = 4096
+_MAX_CACHED = 20_000
+_MAX_CACHED_BYTES = 4096
 # A repository of 1,000 clusters has some 10,000 files in folders that are five levels deep.
 MAX_DEPTH = 64
 MAX_FILES = 200_000
@@ -41,12 +41,12 @@ class Entry:
     @property
     def is_folder(self) -> bool:
         """Whether it is a folder, and neither a file, a link nor a submodule."""
-        return self.mode & _FORMAT == FOLDER
+        return self.mode & _FORMAT_MASK == FOLDER
 
     @property
     def is_file(self) -> bool:
         """Whether it is a regular file."""
-        return self.mode & _FORMAT == _FILE
+        return self.mode & _FORMAT_MASK == _FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Unread:
 class Store(Protocol):
     """Objects by id: entries of folders, and contents of files and commits.
 
-    Methods raise CorruptClone, and UnusableContent.
+    Methods raise `CorruptClone` and `UnusableContent`.
     """
 
     def tree(self, name: str) -> Mapping[str, Entry]: ...  # noqa: D102
@@ -68,7 +68,7 @@ class Store(Protocol):
 
 
 class Objects:
-    """Objects of a clone by id, cached for all snapshots because ids never change their meaning."""
+    """Objects of a clone by id, cached for all snapshots: an id always means the same content."""
 
     def __init__(self, repository: git.Repo) -> None:
         self._repository = repository
@@ -76,7 +76,7 @@ class Objects:
         self._contents: dict[str, bytes] = {}
 
     def tree(self, name: str) -> Mapping[str, Entry]:
-        """Return the entries of a folder by name. Raises CorruptClone, UnusableContent."""
+        """Return the entries of a folder by name. Raises `CorruptClone`, `UnusableContent`."""
         if name not in self._trees:
             entries = _entries(name, self._read(name))
             _make_room(self._trees)
@@ -86,11 +86,11 @@ class Objects:
     def content(self, name: str) -> bytes:
         """Return the content of a file, or a commit as Git stores it.
 
-        Raises CorruptClone, UnusableContent.
+        Raises `CorruptClone`, `UnusableContent`.
         """
         if name not in self._contents:
             content = self._read(name)
-            if len(content) > _LONGEST_REMEMBERED:
+            if len(content) > _MAX_CACHED_BYTES:
                 return content
             _make_room(self._contents)
             self._contents[name] = content
@@ -113,7 +113,7 @@ class Objects:
 
 
 def _entries(tree: str, content: bytes) -> Mapping[str, Entry]:
-    """Parse a tree object. Raises UnusableContent for names that no checkout allows."""
+    """Parse a tree object. Raises `UnusableContent` for names that no checkout allows."""
     try:
         rows = tree_entries_from_data(content)
         entries = {str(key): Entry(mode, binary.hex()) for binary, mode, key in rows}
@@ -134,14 +134,14 @@ def _entries(tree: str, content: bytes) -> Mapping[str, Entry]:
 
 
 def _make_room(remembered: dict[str, Any]) -> None:
-    if len(remembered) >= _MOST_REMEMBERED:
+    if len(remembered) >= _MAX_CACHED:
         remembered.clear()
 
 
 class Snapshot:
     """A commit below the remote's path; `commit` is empty for a missing branch.
 
-    Reading raises CorruptClone, and UnusableContent for content that exceeds the limits above.
+    Reading raises `CorruptClone`, and `UnusableContent` for content that exceeds the limits above.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Snapshot:
 
         files: dict[str, Entry] = {}
         for count, (name, entry) in enumerate(self._walk(top.id, "", 1)):
-            # Count folders, too, because a tree without any file can have millions of folders.
+            # Also count folders, because a tree without any file can have millions of them.
             if count == MAX_FILES:
                 raise UnusableContent(
                     f"{path or 'the repository'} has more than {MAX_FILES:,} files: remove some"
@@ -217,7 +217,7 @@ class Snapshot:
         }
 
     def _unread(self, path: str, entry: Entry) -> Unread:
-        if entry.mode & _FORMAT != LINK:
+        if entry.mode & _FORMAT_MASK != LINK:
             return Unread("is a submodule, which is not read", is_folder=True)
         link = self._objects.content(entry.id).decode(errors="replace")
         # A link to a folder may hide definitions below it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from caphv.api.object import Key, Obj
 from packager.addons.facts import ClusterFacts
@@ -12,17 +13,40 @@ from packager.definitions.manifest import existing, manifest_path
 from packager.git.snapshot import Snapshot
 
 
-class AppliedClusters:
-    """Applies manifests to the facts of clusters, and remembers each result.
+@dataclass(frozen=True, slots=True)
+class _CachedManifest:
+    """The objects of a manifest, and the id of its file."""
 
-    Caches and builds replace an object when it changes, so the same objects are the same input.
-    """
+    file_id: str
+    objects: Sequence[Obj]
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedResult:
+    """The predicted facts of a cluster, and the facts and objects that they follow from."""
+
+    facts: ClusterFacts
+    objects: Sequence[Obj]
+    predicted: ClusterFacts
+
+    def is_current(self, facts: ClusterFacts, objects: Sequence[Obj]) -> bool:
+        """Return whether the input consists of the very same objects."""
+        # Caches and builds replace an object when it changes.
+        return (
+            objects is self.objects
+            and facts.cluster is self.facts.cluster
+            and facts.harvester_cluster is self.facts.harvester_cluster
+            and facts.control_plane is self.facts.control_plane
+            and facts.fleet_clusters == self.facts.fleet_clusters
+        )
+
+
+class AppliedClusters:
+    """Applies manifests to the facts of clusters, and keeps each result."""
 
     def __init__(self) -> None:
-        # Objects of a manifest, with the id of its file.
-        self._manifests: dict[Key, tuple[str, Sequence[Obj]]] = {}
-        # Facts and objects of the input, and the result.
-        self._results: dict[Key, tuple[ClusterFacts, Sequence[Obj], ClusterFacts]] = {}
+        self._manifests: dict[Key, _CachedManifest] = {}
+        self._results: dict[Key, _CachedResult] = {}
 
     def predict(
         self, facts: ClusterFacts, snapshot: Snapshot, built: BuildResult | None
@@ -32,18 +56,14 @@ class AppliedClusters:
         if not objects:
             return facts
 
-        remembered = self._results.get(facts.key)
-        if remembered is not None:
-            old_facts, old_objects, result = remembered
-            if old_objects is objects and _is_same(old_facts, facts):
-                return result
-
-        result = apply_manifest(facts, objects)
-        self._results[facts.key] = facts, objects, result
-        return result
+        cached = self._results.get(facts.key)
+        if cached is None or not cached.is_current(facts, objects):
+            cached = _CachedResult(facts, objects, apply_manifest(facts, objects))
+            self._results[facts.key] = cached
+        return cached.predicted
 
     def forget(self, keep: Collection[Key]) -> None:
-        """Forget all clusters but these, because deleted ones would stay in memory."""
+        """Forget all other clusters, which would stay in memory after their deletion."""
         for memory in (self._manifests, self._results):
             for key in memory.keys() - keep:
                 del memory[key]
@@ -56,18 +76,8 @@ class AppliedClusters:
         if entry is None:
             return ()
 
-        remembered = self._manifests.get(key)
-        if remembered is None or remembered[0] != entry.id:
-            remembered = (entry.id, existing(snapshot, key))
-            self._manifests[key] = remembered
-        return remembered[1]
-
-
-def _is_same(old: ClusterFacts, new: ClusterFacts) -> bool:
-    """Whether facts hold the very same objects. Caches replace an object when it changes."""
-    return (
-        old.cluster is new.cluster
-        and old.harvester_cluster is new.harvester_cluster
-        and old.control_plane is new.control_plane
-        and old.fleet_clusters == new.fleet_clusters
-    )
+        cached = self._manifests.get(key)
+        if cached is None or cached.file_id != entry.id:
+            cached = _CachedManifest(entry.id, existing(snapshot, key))
+            self._manifests[key] = cached
+        return cached.objects

@@ -2,7 +2,7 @@
 
 For example `team-a/production: workers 2→5, cpuCount 8→16`. People read the subject of a commit in
 lists, mails and alerts, so it names clusters and settings, not folders. Files are compared before
-and after, so that the summary is right however bundles and manifests were made.
+and after, so that the summary does not depend on how bundles and manifests were built.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from caphv.api.counting import name_some
 from caphv.runtime.text import Limits, TextError, load_yaml, load_yaml_all
 from packager.definitions import ownership
 from packager.definitions.files import MANIFESTS
-from packager.git.folder import RECORD
+from packager.git.folder import FILE_LIST
 from packager.git.prune import Plan
 from packager.git.snapshot import Snapshot
 from packager.rendering.lockfile import FILE as LOCKFILE
 from packager.tree import CLUSTERS
 
 # Files are compared for this number of clusters. A commit for more clusters only lists names.
-_MOST_CLUSTERS = 10
-_MOST_CHANGES = 50
-_LONGEST_SUBJECT = 72
-_LONGEST_VALUE = 24
+_MAX_CLUSTERS = 10
+_MAX_CHANGES = 50
+_MAX_SUBJECT_LENGTH = 72
+_MAX_VALUE_LENGTH = 24
 _LIMITS = Limits(aliases=False)
 # Values of settings with such names are never shown, because they may be confidential.
 _CONFIDENTIAL = re.compile(
@@ -53,13 +53,13 @@ class _Change:
 def summarize(plan: Plan, snapshot: Snapshot) -> Plan:
     """Return a plan with subject and details of its commit.
 
-    `snapshot` is the repository that the plan was made for.
+    `snapshot` is the repository that the plan changes.
     """
     verbs = _verbs(plan)
     if not verbs:
         return plan
     details: dict[str, tuple[str, ...]] = {}
-    if len(verbs) <= _MOST_CLUSTERS:
+    if len(verbs) <= _MAX_CLUSTERS:
         for name in verbs:
             if changes := _changes_of(name, plan, snapshot):
                 details[name] = tuple(map(str, changes))
@@ -75,7 +75,7 @@ def _verbs(plan: Plan) -> dict[str, str]:
         for folder in folders:
             root, _, name = folder.partition("/")
             if root in (MANIFESTS, CLUSTERS):
-                # A cluster whose manifest stays is updated, whatever happens to its bundles.
+                # A cluster whose manifest stays is updated, even if it gains or loses bundles.
                 verbs[name] = verb if verbs.get(name, verb) == verb else "update"
     return dict(sorted(verbs.items()))
 
@@ -100,7 +100,7 @@ def _shorten(head: str, parts: Sequence[str]) -> str:
     """Return as many parts as a subject may hold, with the number of omitted parts."""
     for count in range(len(parts), 0, -1):
         text = head + name_some(parts, count)
-        if len(text) <= _LONGEST_SUBJECT:
+        if len(text) <= _MAX_SUBJECT_LENGTH:
             return text
     return f"{head}{len(parts)} changes" if head[0].islower() else head.removesuffix(": ")
 
@@ -112,14 +112,14 @@ def _changes_of(name: str, plan: Plan, snapshot: Snapshot) -> list[_Change]:
     for root in (MANIFESTS, CLUSTERS):
         folder = f"{root}/{name}/"
         for path in sorted(path for path in plan.write if path.startswith(folder)):
-            if path.endswith((f"/{RECORD}", f"/{ownership.FILE}")):
+            if path.endswith((f"/{FILE_LIST}", f"/{ownership.FILE}")):
                 continue
             before = snapshot.read(path)
             if before is None:
                 continue
             for change in _compare(path.removeprefix(folder), before, plan.write[path]):
                 changes.setdefault((_name(change.path), change.before, change.after), change)
-                if len(changes) == _MOST_CHANGES:
+                if len(changes) == _MAX_CHANGES:
                     return list(changes.values())
     return list(changes.values())
 
@@ -218,7 +218,7 @@ def _format_value(path: _Path, value: Any) -> str:
     if not isinstance(value, int | float | str):
         return "…"
     text = str(value)
-    is_plain = 0 < len(text) <= _LONGEST_VALUE and text.isprintable()
+    is_plain = 0 < len(text) <= _MAX_VALUE_LENGTH and text.isprintable()
     is_confidential = _CONFIDENTIAL.search(".".join(path[-2:]))
     return text if is_plain and not is_confidential else "…"
 

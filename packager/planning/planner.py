@@ -46,8 +46,10 @@ class Planner:
         max_prune: int = 0,
         namespace: str = "",
     ) -> None:
-        self._bundler, self._builder = bundler, builder
-        self._max_prune, self._namespace = max_prune, namespace
+        self._bundler = bundler
+        self._builder = builder
+        self._max_prune = max_prune
+        self._namespace = namespace
         self._applied_clusters = AppliedClusters()
 
         # Each phase needs the results of earlier phases in the draft.
@@ -66,7 +68,7 @@ class Planner:
     def plan(
         self, snapshot: Snapshot, state: ManagementState, source: Source | None = None
     ) -> Planned:
-        """Return the plan that makes a repository follow state and source. Raises CorruptClone.
+        """Return the plan that makes a repository follow state and source. Raises `CorruptClone`.
 
         Without a source the definitions are unknown, and manifests stay as they are. The commit of
         a wave has no other change, so it is planned when nothing else is to be committed.
@@ -142,12 +144,12 @@ class Planner:
         state = draft.state
         draft.built = self._builder.build(draft.source, draft.snapshot)
         draft.removals = Removals(
-            draft.built,
-            draft.source,
-            draft.snapshot,
-            state.live,
-            state.confirmed,
-            state.protected,
+            built=draft.built,
+            source=draft.source,
+            snapshot=draft.snapshot,
+            live=state.live,
+            confirmed=state.confirmed,
+            protected=state.protected,
         )
 
     def _render_bundles(self, draft: Draft) -> None:
@@ -205,7 +207,7 @@ class Planner:
         scope = {
             folder for folder in pruning.scope or () if folder.startswith(f"{files.MANIFESTS}/")
         }
-        # Clusters that were made without a definition have bundles, too.
+        # Clusters that were created without a definition also have bundles.
         scope |= self._bundles(draft.snapshot)
         staying = {f"{CLUSTERS}/{key}" for key in state.keep | state.incomplete} | batch.kept
         for name in ownership.clusters(draft.snapshot):
@@ -244,7 +246,7 @@ class Planner:
         draft.pruning = replace(draft.pruning, keep={*draft.pruning.keep, *draft.moved})
 
     def _compare_files(self, draft: Draft) -> None:
-        """Compare `folders` with the snapshot. Leaves `plan`. Raises CorruptClone.
+        """Compare `folders` with the snapshot. Leaves `plan`. Raises `CorruptClone`.
 
         The plan has only removals that `pruning` allows, and of no bundle that Fleet cannot
         uninstall yet.

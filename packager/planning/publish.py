@@ -18,7 +18,7 @@ from packager.rendering.bundler import Batch
 
 log = logging.getLogger(__name__)
 
-_LONGEST_SUBJECT = 100
+_MAX_SUBJECT_LENGTH = 100
 
 
 class Store(Protocol):
@@ -38,12 +38,12 @@ def publish(
     reason: Reason | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Planned, Result]:
-    """Make a repository match the plan in one commit, or none if it matches. Raises GitErrors.
+    """Make a repository match the plan in one commit, or none if it matches. Raises `GitError`.
 
     Plans again for the newer snapshot when another client pushed first.
 
     :param store: the place to write the plan to
-    :param planner: makes the plan
+    :param planner: computes the plan
     :param state: state of clusters
     :param source: the cluster definitions, None if they are unknown
     :param reason: the reason for the commit, by default the reason in the state
@@ -69,8 +69,8 @@ def definitions_reason(origin: str, message: str = "") -> Reason:
     """
     # Take only the subject of that message, because its body may be long.
     subject = message.strip().partition("\n")[0].strip()
-    if len(subject) > _LONGEST_SUBJECT:
-        subject = f"{subject[:_LONGEST_SUBJECT]}…"
+    if len(subject) > _MAX_SUBJECT_LENGTH:
+        subject = f"{subject[:_MAX_SUBJECT_LENGTH]}…"
     why = "Clusters follow their definitions" + (f": {subject}" if subject else ".")
     return Reason(why, {"Source": origin})
 

@@ -28,8 +28,7 @@ class Removals:
 
     Clusters are named `<namespace>/<name>`. `confirmed` are clusters whose removal a user confirmed
     outside of the repository. `protected` are clusters that Fleet keeps even without their
-    manifest. `live`: Fleet applies the repository to the management cluster that the plan is made
-    on.
+    manifest. `live`: Fleet applies the repository to the management cluster whose state was read.
     """
 
     built: BuildResult
@@ -69,7 +68,7 @@ class Removals:
         """Lift the protection of clusters whose removal is confirmed, and report the next step.
 
         Puts the released manifests into `folders`. A change that is not merged lifts no protection,
-        because otherwise it could carry the removal, too.
+        because otherwise the same merge could include the removal.
         """
         why = "its protection is lifted; confirm again and sync once Fleet has applied that"
         if self.live:

@@ -28,7 +28,7 @@ class ManagementState:
     """The state of clusters besides their definitions.
 
     - `facts`: the clusters to render.
-    - `keep`: other existing clusters, which stay as they are whatever their definition says.
+    - `keep`: other existing clusters, which stay as they are regardless of their definition.
     - `incomplete`: other existing clusters, which get the bundles of their definition only.
     - `moved`: clusters that were deleted while paused.
     - `confirmed`: clusters whose definition may be removed.

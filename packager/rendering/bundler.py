@@ -34,7 +34,7 @@ class Batch:
 
     @property
     def failed(self) -> list[Rendered]:
-        """Clusters with an error: their files in the repository stay."""
+        """Clusters with an error, whose files in the repository stay."""
         return [result for result in self.rendered if not result.ok]
 
     @property
@@ -50,28 +50,36 @@ class Batch:
         return frozenset(f"{CLUSTERS}/{key}" for key in keys)
 
 
+@dataclass(frozen=True, slots=True)
+class _CachedFolder:
+    """A folder and the tree that it was built from."""
+
+    tree: Tree
+    folder: Folder
+
+
 class Folders:
-    """Makes folders of rendered trees, and reuses a folder while its tree is the same object."""
+    """Builds folders from rendered trees; reuses a folder while its tree is the same object."""
 
     def __init__(self) -> None:
-        self._folders: dict[str, tuple[Tree, Folder]] = {}
+        self._folders: dict[str, _CachedFolder] = {}
 
     def of(self, trees: Mapping[str, Tree]) -> dict[str, Folder]:
         """Return folders by `<namespace>/<name>` of a cluster.
 
         Paths in the trees, which have the same keys, begin with `clusters/<namespace>/<name>/`.
-        Raises ValueError for any other path.
+        Raises `ValueError` for any other path.
         """
-        entries: dict[str, tuple[Tree, Folder]] = {}
+        entries: dict[str, _CachedFolder] = {}
         for name, tree in trees.items():
             entry = self._folders.get(name)
-            if entry is None or entry[0] is not tree:
-                entry = (tree, _folder(name, tree))
+            if entry is None or entry.tree is not tree:
+                entry = _CachedFolder(tree, _folder(name, tree))
             entries[name] = entry
 
-        # This forgets the folders of clusters that no longer exist.
+        # Forget the folders of clusters that no longer exist.
         self._folders = entries
-        return {name: folder for name, (_, folder) in entries.items()}
+        return {name: entry.folder for name, entry in entries.items()}
 
 
 def _folder(name: str, tree: Tree) -> Folder:
@@ -91,14 +99,14 @@ class Bundler:
     def __init__(
         self,
         options: RenderOptions | None = None,
-        versions: Path | None = None,
+        versions_file: Path | None = None,
         report: Callable[[int, int], None] = lambda _count, _total: None,
     ) -> None:
-        """Take the options of rendering and the table of versions. Raises as `Renderer` does.
+        """Create the renderer, whose options these are. Raises as `Renderer` does.
 
         `report` is called with the number of rendered clusters and their total.
         """
-        self.renderer = Renderer(options or RenderOptions(), versions)
+        self.renderer = Renderer(options, versions_file)
         self._report = report
         self._folders = Folders()
 
@@ -131,5 +139,5 @@ class Bundler:
         return self._folders.of(batch.trees)
 
     def forget(self, keep: Iterable[Key]) -> None:
-        """Forget all clusters but these, because deleted ones would stay in memory."""
+        """Forget all other clusters, which would stay in memory after their deletion."""
         self.renderer.forget(keep)

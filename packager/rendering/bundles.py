@@ -27,8 +27,8 @@ FLEET_YAML = "fleet.yaml"
 BUNDLE_LABEL = "caphv.io/bundle"
 _VALUES = f"values.yaml{SUFFIX}"
 _FLEET = f"{FLEET_YAML}{SUFFIX}"
-_LONGEST_NAME = 53
-_NAME_HASH = 10
+_MAX_NAME_LENGTH = 53
+_HASH_LENGTH = 10
 
 
 def bundle_name(cluster: Key, bundle: str) -> str:
@@ -38,9 +38,9 @@ def bundle_name(cluster: Key, bundle: str) -> str:
     two cut names apart.
     """
     identity = f"{cluster.namespace}/{cluster.name}/{bundle}"
-    digest = hashlib.sha256(identity.encode()).hexdigest()[:_NAME_HASH]
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:_HASH_LENGTH]
     readable = f"{bundle}-{cluster.name}".replace(".", "-").lower()
-    return f"{readable[: _LONGEST_NAME - _NAME_HASH - 1].rstrip('-')}-{digest}"
+    return f"{readable[: _MAX_NAME_LENGTH - _HASH_LENGTH - 1].rstrip('-')}-{digest}"
 
 
 def targets(settings: AddonSettings) -> list[Obj]:
@@ -84,8 +84,8 @@ def context(
         return bundle_name(cluster, bundle)
 
     def labels(bundle: str) -> dict[str, str]:
-        # A label holds 63 characters. The bundle of a cluster with a longer name has no such label,
-        # and is identified by its own name.
+        # A label value has at most 63 characters. A bundle of a cluster with a longer name has no
+        # such label, and is identified by its own name.
         if len(cluster.name) > 63:
             return {BUNDLE_LABEL: bundle}
         return {BUNDLE_LABEL: bundle, names.CLUSTER_NAME_LABEL: cluster.name}
@@ -151,7 +151,7 @@ def render(
 
 
 def _chart_values(templates: Templates, bundle: str, context: Obj, settings: AddonSettings) -> Obj:
-    """Return the values of a bundle's chart, from its template and the user's values over them.
+    """Return the values of a bundle's chart: those of its template, overridden by the user's.
 
     :param templates: compiled templates
     :param bundle: name of the bundle
@@ -202,12 +202,13 @@ def check_fleet_yaml(
 
 
 def _check_chart(helm: Mapping[str, Any], path: FieldPath) -> list[Finding]:
-    """Check how a chart is named.
+    """Return a finding if a chart is not named as Fleet expects.
 
     Fleet takes a chart by name from an https repository, or by its whole address from an OCI
     registry.
     """
-    repo, chart = str(helm.get("repo") or ""), helm.get("chart")
+    repo = str(helm.get("repo") or "")
+    chart = helm.get("chart")
     field = (*path, "chart")
     if repo.startswith("oci://") and chart:
         detail = "must be left out: repo is the whole address of the chart"

@@ -17,7 +17,10 @@ _DRIFT = re.compile(rb"^correctDrift:", re.MULTILINE)
 
 
 def validate_release(release: str) -> str:
-    """Return a release of Fleet, or nothing for the oldest supported one. Raises ValueError."""
+    """Return a release of Fleet, empty for the oldest supported one.
+
+    Raises `ValueError` for other texts.
+    """
     if release and not _RELEASE.fullmatch(release):
         raise ValueError(
             f"{release[:40]!r} is not a release of Fleet: use one such as v0.16.1, the tag of its "
@@ -27,7 +30,7 @@ def validate_release(release: str) -> str:
 
 
 def check_release(tree: Tree, release: str) -> list[Finding]:
-    """Refuse charts that this Fleet cannot read, and advise where it ignores a field.
+    """Return findings about charts that Fleet cannot read, and advice about fields that it ignores.
 
     `tree` are the files of one cluster. Without a release, Fleet is the oldest supported one.
     """

@@ -53,7 +53,7 @@ class GitRepoOptions:
     helm_repo_regex: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an invalid field, or a URL with credentials or unknown scheme."""
+        """Raise `ValueError` for an invalid field, or a URL with credentials or unknown scheme."""
         parts = urlsplit(self.repo) if "://" in self.repo else None
         has_known_scheme = parts and parts.scheme in ("https", "http", "ssh", "git", "file")
         if not (has_known_scheme or _SCP.fullmatch(self.repo)):
@@ -123,10 +123,10 @@ class GitRepoFlags(Protocol):
 
 
 def git_repo_options(flags: GitRepoFlags) -> GitRepoOptions | None:
-    """Return the settings of GitRepos; None for a repository that Fleet could not read.
+    """Return the settings of GitRepos; None for a folder, or for a path on this machine.
 
-    Only the user knows the address of one that is a folder or a path on this machine. Raises
-    ValueError if flags ask for GitRepos all the same.
+    Fleet reads a remote, whose address only the user knows. Raises `ValueError` if flags request
+    GitRepos nevertheless.
     """
     try:
         return GitRepoOptions(
@@ -144,7 +144,7 @@ def git_repo_options(flags: GitRepoFlags) -> GitRepoOptions | None:
 
 
 def check_is_remote(repo: str) -> None:
-    """Raise ValueError for a repository on this machine, which Fleet cannot read."""
+    """Raise `ValueError` for a repository on this machine, which Fleet cannot read."""
     if repo.startswith("file:"):
         msg = (
             f"repo {repo} is a folder of this machine, which Fleet cannot read: give its https:// "

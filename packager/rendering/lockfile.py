@@ -1,14 +1,14 @@
 """The lockfile of a cluster's bundles, `caphv.yaml`, with which later renderings compare.
 
 It holds the pinned versions, the settings that cannot change in a live cluster, and a hash over all
-other files of the cluster. It is next to the folders that Fleet reads, so Fleet does not take it
-for a manifest.
+other files of the cluster. Fleet reads the folders of the bundles only, so it never deploys the
+lockfile, which is next to them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -19,7 +19,7 @@ from packager.addons.merge import origin
 from packager.addons.settings import HELM_CONTROLLER, AddonSettings
 from packager.addons.versions import Versions, parse_versions
 from packager.addons.yamlvalues import parse_yaml
-from packager.git.folder import RECORD, Tree, parse_record
+from packager.git.folder import FILE_LIST, Tree, parse_file_list
 from packager.rendering import sources
 from packager.rendering import yaml as yamltext
 from packager.tree import cluster_folder
@@ -37,51 +37,44 @@ _NETWORKS = ("podCIDRs", "serviceCIDRs")
 
 
 @dataclass(frozen=True)
-class Record:
+class Lockfile:
     """Content of a lockfile.
 
     `network` holds the settings that cannot change, and `content_hash` covers the other files of
-    the cluster. `sources` are the mirror and the templates that these files were rendered with.
+    the cluster, which were rendered with `sources`. `installer` is as in `AddonSettings`.
     """
 
     versions: Versions
     network: Mapping[str, Any]
     content_hash: str
-    sources: sources.Sources = field(default_factory=sources.Sources)
-    installer: str = ""
-    """Installer of charts, as `AddonSettings.installer`."""
+    sources: sources.Sources
+    installer: str
 
 
-def record_path(settings: AddonSettings) -> str:
-    """Return the path of a cluster's lockfile in the repository."""
-    return f"{cluster_folder(*settings.cluster)}/{FILE}"
-
-
-def serialize(settings: AddonSettings, record: Record) -> bytes:
+def serialize(settings: AddonSettings, lockfile: Lockfile) -> bytes:
     """Return the content of a lockfile."""
     content: Obj = {
         "cluster": {"namespace": settings.cluster.namespace, "name": settings.cluster.name},
-        "contentHash": record.content_hash,
+        "contentHash": lockfile.content_hash,
     }
-    # Record only a choice of the user, so that lockfiles of older releases stay as they are.
-    if record.installer:
-        content["installedBy"] = record.installer
-    content["network"] = dict(record.network)
-    if pinned_sources := record.sources.as_data():
+    # Write the installer only if the user chose one: lockfiles of older releases lack the field.
+    if lockfile.installer:
+        content["installedBy"] = lockfile.installer
+    content["network"] = dict(lockfile.network)
+    if pinned_sources := lockfile.sources.as_data():
         content["sources"] = pinned_sources
-    content["versions"] = record.versions.as_data()
+    content["versions"] = lockfile.versions.as_data()
     return yamltext.dump(content).encode()
 
 
-def parse(content: bytes) -> Record:
-    """Parse the content of a lockfile. Raises ValueError if it is damaged."""
+def parse(content: bytes) -> Lockfile:
+    """Parse the content of a lockfile. Raises `ValueError` if it is invalid."""
     try:
-        value, fault = parse_yaml(content.decode())
-        if fault or not isinstance(value, dict):
-            msg = fault or "must be an object"
-            raise ValueError(msg)
+        value = parse_yaml(content.decode())
+        if not isinstance(value, dict):
+            raise ValueError("must be an object")
 
-        return Record(
+        return Lockfile(
             versions=parse_versions(value["versions"]),
             network=dict(value["network"]),
             content_hash=str(value["contentHash"]),
@@ -93,26 +86,25 @@ def parse(content: bytes) -> Record:
         raise ValueError(msg) from None
 
 
-def find_record(previous: Tree, folder: str) -> Record | None:
+def read(previous: Tree, folder: str) -> Lockfile | None:
     """Return the lockfile in a cluster's folder, None for a new cluster.
 
-    Raises:
-        ValueError: the lockfile is damaged, or it is missing although the list of the cluster's
-            files has it. Such a cluster must not count as new, because it would get the newest
-            versions without any check.
+    Raises `ValueError` if the lockfile is invalid, or if it is missing although the cluster's list
+    of files names it. Such a cluster must not count as new, because it would get the newest
+    versions without any check.
     """
     content = previous.get(f"{folder}/{FILE}")
-    if content is None and FILE in parse_record(previous.get(f"{folder}/{RECORD}")):
+    if content is None and FILE in parse_file_list(previous.get(f"{folder}/{FILE_LIST}")):
         raise ValueError("is missing")
     return None if content is None else parse(content)
 
 
 def check_network(settings: AddonSettings, before: Mapping[str, Any]) -> list[Finding]:
-    """Refuse each change that would break the network of a live cluster."""
+    """Return a finding for each change that would break the network of a live cluster."""
     new: Obj = settings.network
     changed = [name for name, value in new.items() if name in before and before[name] != value]
     if new["cni"] == "none" or before.get("cni") in (None, "none"):
-        # The bundles install no CNI. But API server and controllers also use the networks, and K3s
+        # The bundles install no CNI, but API server and controllers still use the networks. K3s
         # runs flannel if no CNI is chosen.
         fixed = ("cni", *_NETWORKS) if settings.distribution == "k3s" else _NETWORKS
         changed = [name for name in changed if name in fixed]
@@ -130,10 +122,8 @@ def check_network(settings: AddonSettings, before: Mapping[str, Any]) -> list[Fi
 
 
 def _effect(distribution: str, field: str) -> str:
-    """Return the effect of a change.
-
-    K3s and RKE2 compare the settings of servers (`CriticalControlArgs`) when a server joins.
-    """
+    """Return what the change of a setting would break."""
+    # A server joins only if its `CriticalControlArgs` are those of the existing servers.
     compared = ("cni", *_NETWORKS) if distribution == "k3s" else _NETWORKS
     if distribution in ("k3s", "rke2") and field in compared:
         return f"{_EFFECTS[field]}, and new servers could not join"
@@ -149,7 +139,7 @@ def _advise_on_new(settings: AddonSettings) -> str:
 
 
 def check_installer(settings: AddonSettings, before: str) -> list[Finding]:
-    """Refuse another installer of charts, because Fleet would uninstall the existing releases."""
+    """Return a finding for another installer, under which existing releases would be removed."""
     if settings.installer == before:
         return []
     names = {"": "Fleet", HELM_CONTROLLER: "RKE2's Helm controller"}

@@ -4,9 +4,9 @@ RKE2 and K3s install their network before Fleet can reach the cluster. With the 
 disk, Fleet finds the objects that it would create, and does not reconfigure a running network a
 minute later.
 
-But a server applies its manifests folder again at each start, whatever Fleet has changed since. So
-a script makes servers skip our files. Joining servers skip them from the beginning, and the first
-server does as soon as the cluster has them.
+However, a server applies its manifests folder again at each start, which would undo later changes
+by Fleet. So a script makes servers skip our files. Joining servers skip them from the beginning,
+and the first server does as soon as the cluster has them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NodeFiles:
 
 
 def node_files(rendered: Rendered, *, without_cloud_controller: bool = False) -> NodeFiles:
-    """Return the boot files of a rendered cluster. Raises ValueError if it could not be rendered.
+    """Return the boot files of a rendered cluster. Raises `ValueError` if it could not be rendered.
 
     `without_cloud_controller`: servers run without the cloud controller of the distribution. No
     server can join with it, even if the add-on is disabled.

@@ -13,10 +13,10 @@ class RenderOptions:
     """Options of rendering.
 
     `templates` is a user's folder that overrides the shipped templates, and `chart_repository` is
-    the URL of a mirror of all charts. If the lockfile of a cluster pins one of them, it must not be
-    left out. `default` as the repository asks for the charts' own repositories, and `shipped` asks
-    for the shipped templates. `force` allows changes that break the network of a live cluster.
-    `fleet_version` is the release of Fleet that reads the bundles, empty for the oldest supported.
+    the URL of a mirror of all charts. Leaving one out is refused while a lockfile pins it:
+    `default` as the repository restores the charts' own repositories, and `shipped` the shipped
+    templates. `force` allows changes that break the network of a live cluster. `fleet_version` is
+    the release of Fleet that reads the bundles, empty for the oldest supported.
     """
 
     templates: Path | None = None
@@ -38,4 +38,10 @@ def render_options(
     # An empty value keeps the choice in the lockfile, and `default` asks for the shipped templates.
     shipped = templates == sources.DEFAULT
     folder = Path(templates) if templates and not shipped else None
-    return RenderOptions(folder, chart_repository, force, shipped, fleet_version)
+    return RenderOptions(
+        templates=folder,
+        chart_repository=chart_repository,
+        force=force,
+        shipped=shipped,
+        fleet_version=fleet_version,
+    )

@@ -1,7 +1,7 @@
 """Renders clusters with equal settings once, and gives each cluster its own names.
 
 Most fleets have few sets of settings and many clusters. Templates that only write a cluster's name,
-and never test it, make the same files for clusters with equal settings, except for the name. So
+and never test it, produce the same files for clusters with equal settings, except for the name. So
 they are rendered once for a stand-in, whose names are then replaced. This must give the same bytes
 as rendering the cluster itself. `only_writes_names` proves that for the templates, and `is_plain`
 for the names.
@@ -44,7 +44,7 @@ def cache_key(settings: AddonSettings, versions: Versions) -> bytes | None:
         content = orjson.dumps(
             [replace(settings, cluster=_NO_CLUSTER, origins={}), versions], default=list
         )
-    except TypeError:  # a number that is too large for it
+    except TypeError:  # an integer of more than 64 bits
         return None
     return None if any(name.encode() in content for name in STAND_IN) else content
 

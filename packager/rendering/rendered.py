@@ -71,7 +71,7 @@ def other_templates_finding(versions: Versions, *, is_asked: bool) -> Finding:
 
 
 def lockfile_finding(folder: str, error: ValueError) -> Finding:
-    """Return the finding of a cluster whose lockfile is missing or damaged."""
+    """Return the finding of a cluster whose lockfile is missing or invalid."""
     detail = (
         f"{error}: restore it from the history of the repository, or remove the folder {folder}"
     )
@@ -84,7 +84,7 @@ def template_finding(error: TemplateError) -> Finding:
 
 
 def refuse_duplicate(result: Rendered) -> Rendered:
-    """Return a refusal for a cluster whose namespace and name another cluster has, too."""
+    """Return the refusal of a cluster that shares its namespace and name with another one."""
     detail = "two clusters have this namespace and name: give each its own"
     path = ("metadata", "name")
     finding = Finding(path, Fault.DUPLICATE, detail, _DUPLICATE_RULE, result.cluster.name)

@@ -1,8 +1,8 @@
 """Renders the bundles of clusters, so that the same input gives the same bytes.
 
-The files of a cluster depend on its objects, its lockfile in the repository and the options, and on
-nothing else. So a changed setting renders one cluster, and a faulty cluster does not affect others.
-A `Renderer` remembers the last result of each cluster with a fingerprint of its input.
+The bundles of a cluster depend on its objects, the options, the vendored charts and the cluster's
+own files in the repository, above all its lockfile. So a changed setting renders one cluster again,
+and a faulty cluster does not affect others.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,11 +28,11 @@ from packager.addons.versions import (
     BUNDLES_FOLDER,
     Table,
     Versions,
+    load_table,
     shipped_templates,
-    table,
     validate_repository,
 )
-from packager.git.folder import MARK, RECORD, parse_record
+from packager.git.folder import FILE_LIST, MARK, parse_file_list
 from packager.rendering import (
     bundles,
     fleetrelease,
@@ -53,20 +53,81 @@ from packager.rendering.rendered import (
 from packager.rendering.templates import TemplateError, Templates, check_folder
 from packager.tree import Tree, cluster_folder, content_hash
 
-# Number of sets of settings whose files stay in memory. Each takes some ten kilobytes.
-_COMMON = 512
+# Sets of settings whose files stay in memory. Each takes some ten kilobytes.
+_MAX_COMMON = 512
+
+
+class _RecordedTree(Mapping[str, bytes]):
+    """The files of a repository, which records what is read of them.
+
+    `digests` has the SHA-256 digest of each file that was read, None for a missing file.
+    """
+
+    def __init__(self, files: Tree) -> None:
+        self.files = files
+        self.digests: dict[str, bytes | None] = {}
+
+    def __getitem__(self, path: str) -> bytes:
+        content = self.files.get(path)
+        self.digests[path] = _digest(content)
+        if content is None:
+            raise KeyError(path)
+        return content
+
+    def __iter__(self) -> Iterator[str]:
+        raise NotImplementedError("rendering reads files by path")
+
+    def __len__(self) -> int:
+        raise NotImplementedError("rendering reads files by path")
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedResult:
+    """The last result of a cluster, with the fingerprint and the files that it depends on."""
+
+    fingerprint: bytes
+    digests: Mapping[str, bytes | None]
+    rendered: Rendered
+
+    def is_current(self, fingerprint: bytes, previous: Tree) -> bool:
+        """Return whether rendering would read the same input again."""
+        return fingerprint == self.fingerprint and all(
+            _digest(previous.get(path)) == digest for path, digest in self.digests.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _VendoredCharts:
+    """The vendored charts, and the content of their index."""
+
+    index: bytes
+    charts: vendored.Charts
+
+
+@dataclass(frozen=True, slots=True)
+class _ChartReference:
+    """The chart of an add-on, as Fleet would download it; `version` is empty without one."""
+
+    addon: str
+    chart: str
+    version: str
+    packaging: Packaging
 
 
 class Renderer:
     """Renders with one set of options; keeps compiled templates and the last result per cluster."""
 
-    def __init__(self, options: RenderOptions | None = None, versions: Path | None = None) -> None:
-        """Load the table of versions from a file, the shipped table without one.
+    def __init__(
+        self, options: RenderOptions | None = None, versions_file: Path | None = None
+    ) -> None:
+        """Check the options and load the table of chart versions.
 
-        Raises:
-            ValueError: the chart repository, the release of Fleet or the table is invalid, or the
-                folder of templates has files that would not be read.
-            FileNotFoundError: the folder of templates does not exist.
+        Raises `ValueError` if the mirror, the release of Fleet or the table is invalid, or if the
+        folder of templates has files that would not be read, and `FileNotFoundError` if that folder
+        does not exist.
+
+        :param options: defaults to the shipped templates and the charts' own repositories
+        :param versions_file: table of chart versions, defaults to the shipped one
         """
         options = options or RenderOptions()
         if options.mirror:
@@ -76,15 +137,11 @@ class Renderer:
         fleetrelease.validate_release(options.fleet_version)
 
         self.options = options
-        self.table: Table = table(versions)
-
-        # Content of the index of vendored charts, and the charts read from it.
-        self._vendored: tuple[bytes, vendored.Charts] = b"", {}
-        # Last result of each cluster, with the fingerprint of its input.
-        self._results: dict[Key, tuple[bytes, Rendered]] = {}
-        # Whether clusters with equal settings share files; None until the templates are checked.
-        self.shareable: bool | None = None
-        self.common: OrderedDict[bytes, dict[str, bytes] | None] = OrderedDict()
+        self.table: Table = load_table(versions_file)
+        self._vendored = _VendoredCharts(index=b"", charts={})
+        self._results: dict[Key, _CachedResult] = {}
+        # Files by set of settings; None for a set that has to be rendered for each cluster.
+        self.common_files: OrderedDict[bytes, dict[str, bytes] | None] = OrderedDict()
 
     def render(
         self,
@@ -94,13 +151,12 @@ class Renderer:
     ) -> list[Rendered]:
         """Render clusters.
 
-        A cluster keeps the versions of its lockfile, unless `pins` has others for it; without both
-        it gets the newest. Two clusters with one key are both refused, because one would overwrite
-        the other.
+        A cluster gets its versions from `pins`, else from its lockfile, else the newest. Two
+        clusters with the same key are both refused, because one would overwrite the other.
 
         :param facts: objects of each cluster
-        :param previous: the repository as it is; only files in the folders of clusters are read
-        :param pins: versions to use instead of those of lockfiles
+        :param previous: current files of the repository
+        :param pins: versions to use instead of those in lockfiles
         """
         results = [self.render_one(cluster, previous, pins.get(cluster.key)) for cluster in facts]
         counts = Counter(result.cluster for result in results)
@@ -111,7 +167,7 @@ class Renderer:
     def render_one(
         self, facts: ClusterFacts, previous: Tree, pin: Versions | None = None
     ) -> Rendered:
-        """Render one cluster, or return the last result when its input is the same."""
+        """Render one cluster, or return its last result if the input is the same."""
         try:
             folder = cluster_folder(*facts.key)
         except ValueError as error:
@@ -119,44 +175,40 @@ class Renderer:
             finding = Finding(path, Fault.INVALID, str(error), "cluster-name", facts.key.name)
             return Rendered(facts.key, findings=(finding,))
 
-        record = previous.get(f"{folder}/{lockfile.FILE}")
-        inputs = _fingerprint(facts, record, pin)
-        if record is None:
-            # A missing lockfile is an error when the list of the cluster's files has it.
-            inputs += hashlib.sha256(previous.get(f"{folder}/{RECORD}") or b"").digest()
-        inputs += hashlib.sha256(previous.get(vendored.INDEX) or b"").digest()
-
+        fingerprint = _fingerprint(facts, pin)
         last = self._results.get(facts.key)
-        if last and last[0] == inputs:
-            return last[1]
-        result = self._render(facts, folder, previous, pin)
-        self._results[facts.key] = (inputs, result)
-        return result
+        if last and last.is_current(fingerprint, previous):
+            return last.rendered
+        files = _RecordedTree(previous)
+        rendered = self._render(facts, folder, files, pin)
+        self._results[facts.key] = _CachedResult(fingerprint, files.digests, rendered)
+        return rendered
 
     def forget(self, keep: Iterable[Key]) -> None:
-        """Forget all clusters but these, because results of deleted ones would stay in memory."""
+        """Forget the results of all other clusters, which would stay in memory after deletion."""
         kept = set(keep)
         self._results = {key: result for key, result in self._results.items() if key in kept}
 
     def _render(
-        self, facts: ClusterFacts, folder: str, previous: Tree, pin: Versions | None
+        self, facts: ClusterFacts, folder: str, previous: _RecordedTree, pin: Versions | None
     ) -> Rendered:
-        """Merge the settings, compare them with the lockfile, render files and write a lockfile."""
+        """Merge the settings, compare them with the lockfile, and render files and a lockfile."""
         settings, findings = settings_of(facts)
         if settings is None:
             return Rendered(facts.key, findings=tuple(findings))
 
         try:
-            old = lockfile.find_record(previous, folder)
+            old = lockfile.read(previous, folder)
         except ValueError as error:
             return Rendered(facts.key, findings=(*findings, lockfile_finding(folder, error)))
-        # An upgrade or a revert names versions. All other renderings keep the lockfile's versions.
+        # Only an upgrade or a revert pins versions; otherwise a cluster keeps those it has.
         locked_versions = old.versions if old else None
         versions = pin or locked_versions or self.table.newest
+
         annotation = annotations_of_cluster(facts).get(names.ALLOW_NETWORK_CHANGE_ANNOTATION)
         forced = self.options.force or annotation == "true"
         if old:
-            findings = findings + self._compare(settings, old, forced=forced)
+            findings = findings + self._check_changes(settings, old, forced=forced)
         findings = findings + self.table.advise_on_kubernetes(versions, settings.kubernetes_version)
 
         try:
@@ -164,10 +216,9 @@ class Renderer:
         except ValueError as error:
             findings = [*findings, vendored.changed_chart_finding(error)]
             return Rendered(facts.key, settings=settings, findings=tuple(findings))
-        findings = findings + self._unavailable(settings, charts)
+        findings = findings + self._check_chart_versions(settings, charts)
 
-        # Only templates of this release are available, so bundles of another release stay as they
-        # are.
+        # Bundles of another release's templates stay, because only this release's are available.
         is_current = versions.templates == shipped_templates()
         if is_current:
             tree, template_findings = self._files(settings, versions, folder, charts)
@@ -186,19 +237,34 @@ class Renderer:
                 facts.key, settings=settings, versions=versions, findings=tuple(findings)
             )
 
-        # Compute the hash before the lockfile is added, because the lockfile holds the hash.
+        # The lockfile holds the hash of the other files, so it comes last.
         digest = content_hash(tree)
-        record = lockfile.Record(
-            versions, settings.network, digest, self._sources, settings.installer
+        path = f"{folder}/{lockfile.FILE}"
+        if is_current:
+            locked = lockfile.Lockfile(
+                versions=versions,
+                network=settings.network,
+                content_hash=digest,
+                sources=self._sources,
+                installer=settings.installer,
+            )
+            tree[path] = lockfile.serialize(settings, locked)
+        else:
+            tree[path] = previous[path]
+        return Rendered(
+            facts.key,
+            tree=tree,
+            hash=digest,
+            settings=settings,
+            versions=versions,
+            findings=tuple(findings),
+            forced=forced,
         )
-        path = lockfile.record_path(settings)
-        tree[path] = lockfile.serialize(settings, record) if is_current else previous[path]
-        return Rendered(facts.key, tree, digest, settings, versions, tuple(findings), forced)
 
-    def _compare(
-        self, settings: AddonSettings, old: lockfile.Record, *, forced: bool
+    def _check_changes(
+        self, settings: AddonSettings, old: lockfile.Lockfile, *, forced: bool
     ) -> list[Finding]:
-        """Return refusals of changes since the last rendering that would break a live cluster."""
+        """Return a finding for each change that would break a live cluster."""
         options = self.options
         network = [] if forced else lockfile.check_network(settings, old.network)
         omitted = sources.check_left_out(
@@ -206,19 +272,26 @@ class Renderer:
         )
         return [*network, *omitted, *lockfile.check_installer(settings, old.installer)]
 
-    def _charts(self, previous: Tree) -> vendored.Charts:
-        """Return the charts in the repository, read again only after their index changed.
+    def _charts(self, previous: _RecordedTree) -> vendored.Charts:
+        """Return the vendored charts. Raises `ValueError` if the index or a chart is invalid.
 
-        Raises:
-            ValueError: the index or a chart was changed by hand.
+        Valid charts are read again only after a change of their index, which has their digests.
         """
         index = previous.get(vendored.INDEX) or b""
-        if index != self._vendored[0]:
-            self._vendored = index, vendored.read(previous)
-        return self._vendored[1]
+        if index != self._vendored.index:
+            files = _RecordedTree(previous.files)
+            try:
+                self._vendored = _VendoredCharts(index, vendored.read(files))
+            except ValueError:
+                # An invalid chart may be restored while the index stays the same.
+                previous.digests |= files.digests
+                raise
+        return self._vendored.charts
 
-    def _unavailable(self, settings: AddonSettings, charts: vendored.Charts) -> list[Finding]:
-        """Refuse versions of charts that Fleet would not find.
+    def _check_chart_versions(
+        self, settings: AddonSettings, charts: vendored.Charts
+    ) -> list[Finding]:
+        """Return a finding for each chart version that Fleet could not download.
 
         One such chart stops all clusters of a GitRepo. Charts from a mirror are not checked,
         because a mirror may have other versions. Vendored charts are not checked, because Fleet
@@ -227,29 +300,34 @@ class Renderer:
         """
         if self.options.mirror:
             return []
-        addons = {
-            "cni": (f"rke2-{settings.cni.name}", settings.cni.version, settings.cni.packaging),
-            "ccm": ("harvester-cloud-provider", settings.ccm.version, settings.packaging),
-            "csi": ("harvester-csi-driver", settings.csi.version, settings.packaging),
-        }
+        cni, ccm, csi = settings.cni, settings.ccm, settings.csi
+        packaging = settings.packaging
+        references = (
+            _ChartReference("cni", f"rke2-{cni.name}", cni.version, cni.packaging),
+            _ChartReference("ccm", "harvester-cloud-provider", ccm.version, packaging),
+            _ChartReference("csi", "harvester-csi-driver", csi.version, packaging),
+        )
+        return [
+            self._missing_version_finding(settings, reference)
+            for reference in references
+            if reference.version
+            and reference.packaging is Packaging.CHART
+            and (reference.chart, reference.version) not in charts
+            and self.table.lacks(reference.chart, reference.version)
+        ]
 
-        findings = []
-        for addon, (chart, version, packaging) in addons.items():
-            if not version or packaging is not Packaging.CHART or (chart, version) in charts:
-                continue
-            if not self.table.lacks(chart, version):
-                continue
-            detail = (
-                f"{self.table.repositories[chart]} is not known to have this version of "
-                f"{chart}, and Fleet would update no cluster of the GitRepo without it: "
-                "choose one of fleet-bundles/versions.json, such as "
-                f"{self.table.known[chart][0]}, or add the chart to the repository with caphv "
-                "bundles vendor"
-            )
-            path = origin(settings.origins, (addon, "version"))
-            rule = "bundles-chart-version"
-            findings.append(Finding(path, Fault.UNSUPPORTED, detail, rule, version))
-        return findings
+    def _missing_version_finding(
+        self, settings: AddonSettings, reference: _ChartReference
+    ) -> Finding:
+        chart = reference.chart
+        detail = (
+            f"{self.table.repositories[chart]} is not known to have this version of {chart}, and "
+            "Fleet would update no cluster of the GitRepo without it: choose one of "
+            f"fleet-bundles/versions.json, such as {self.table.known[chart][0]}, or add the chart "
+            "to the repository with caphv bundles vendor"
+        )
+        path = origin(settings.origins, (reference.addon, "version"))
+        return Finding(path, Fault.UNSUPPORTED, detail, "bundles-chart-version", reference.version)
 
     @functools.cached_property
     def _sources(self) -> sources.Sources:
@@ -258,7 +336,7 @@ class Renderer:
 
     @functools.cached_property
     def templates(self) -> Templates:
-        """The shipped templates, with the user's over them. Raises as `Templates` does."""
+        """The shipped templates, overridden by the user's. Raises as `Templates` does."""
         folders = [data.folder(BUNDLES_FOLDER)]
         if self.options.templates:
             folders.append(self.options.templates)
@@ -267,7 +345,7 @@ class Renderer:
     def files(
         self, settings: AddonSettings, versions: Versions
     ) -> tuple[dict[str, bytes], list[Finding]]:
-        """Return files and findings for settings and versions, whatever the repository holds."""
+        """Return the files and findings of a cluster that the repository does not have yet."""
         return self._files(settings, versions, cluster_folder(*settings.cluster))
 
     def _files(
@@ -282,7 +360,7 @@ class Renderer:
         :param settings: merged settings of the cluster
         :param versions: versions of charts and templates
         :param folder: the cluster's folder in the repository
-        :param charts: vendored charts, which replace addresses of charts
+        :param charts: vendored charts, which bundles hold instead of a chart's address
         """
         try:
             templates = self.templates
@@ -297,32 +375,35 @@ class Renderer:
             files = vendored.embed(files, charts)
         return {f"{folder}/{path}": content for path, content in files.items()}, findings
 
+    @functools.cached_property
+    def is_shareable(self) -> bool:
+        """Whether clusters with equal settings share files. Raises as `Templates` does."""
+        return render_cache.only_writes_names(
+            self.templates.syntax_trees.values(), self.templates.bundles
+        )
+
     def _render_common(
         self, templates: Templates, settings: AddonSettings, versions: Versions
     ) -> dict[str, bytes] | None:
-        """Return the files that clusters with equal settings share, with this cluster's names.
+        """Return the files of all clusters with these settings, with this cluster's names.
 
         Returns None if the cluster has to be rendered alone. This is a fast path for fleets with
         many clusters and few sets of settings.
         """
-        if self.shareable is None:
-            self.shareable = render_cache.only_writes_names(
-                templates.syntax_trees.values(), templates.bundles
-            )
-        if not (self.shareable and render_cache.is_plain(settings.cluster)):
+        if not (self.is_shareable and render_cache.is_plain(settings.cluster)):
             return None
         key = render_cache.cache_key(settings, versions)
         if key is None:
             return None
 
-        if key not in self.common:
+        if key not in self.common_files:
             stand_in = replace(settings, cluster=render_cache.STAND_IN)
             files, findings = self._render_bundles(templates, stand_in, versions)
-            self.common[key] = None if findings else files
-            if len(self.common) > _COMMON:
-                self.common.popitem(last=False)
+            self.common_files[key] = None if findings else files
+            if len(self.common_files) > _MAX_COMMON:
+                self.common_files.popitem(last=False)
 
-        common = self.common[key]
+        common = self.common_files[key]
         if common is None:
             return None
         return render_cache.rename(common, settings.cluster, templates.bundles)
@@ -348,15 +429,20 @@ class Renderer:
 def _files_in(previous: Tree, folder: str) -> dict[str, bytes]:
     """Return the files of a cluster's bundles in the repository.
 
-    The lockfile, the list of files, and the mark of a moved cluster are not among them.
+    They do not include the lockfile, the list of files and the mark of a moved cluster.
     """
-    listed = parse_record(previous.get(f"{folder}/{RECORD}")) - {lockfile.FILE, RECORD, MARK}
-    contents = {f"{folder}/{name}": previous.get(f"{folder}/{name}") for name in sorted(listed)}
+    listed = parse_file_list(previous.get(f"{folder}/{FILE_LIST}"))
+    bundle_files = sorted(listed - {lockfile.FILE, FILE_LIST, MARK})
+    contents = {f"{folder}/{name}": previous.get(f"{folder}/{name}") for name in bundle_files}
     return {path: content for path, content in contents.items() if content is not None}
 
 
-def _fingerprint(facts: ClusterFacts, record: bytes | None, pin: Versions | None) -> bytes:
-    """Return a hash over all that rendering reads: fields of objects, the lockfile and the pin."""
+def _digest(content: bytes | None) -> bytes | None:
+    return None if content is None else hashlib.sha256(content).digest()
+
+
+def _fingerprint(facts: ClusterFacts, pin: Versions | None) -> bytes:
+    """Return a hash over the pinned versions and all fields of objects that rendering reads."""
     parts = [
         [
             at(facts.cluster, "metadata", "labels"),
@@ -366,7 +452,6 @@ def _fingerprint(facts: ClusterFacts, record: bytes | None, pin: Versions | None
         at(facts.harvester_cluster, "spec"),
         [at(facts.control_plane, "kind"), at(facts.control_plane, "spec")],
         sorted(facts.fleet_clusters),
-        record.decode(errors="replace") if record is not None else None,
         pin.as_data() if pin else None,
     ]
 
@@ -374,6 +459,6 @@ def _fingerprint(facts: ClusterFacts, record: bytes | None, pin: Versions | None
         content = orjson.dumps(
             parts, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS, default=repr
         )
-    except TypeError:  # a number that is too large for it
+    except TypeError:  # an integer of more than 64 bits
         content = repr(parts).encode()
     return hashlib.sha256(content).digest()

@@ -35,7 +35,7 @@ class Sources:
 
 
 def parse_sources(content: Any) -> Sources:
-    """Return the sources of a lockfile. Raises ValueError."""
+    """Return the sources of a lockfile. Raises `ValueError`."""
     is_object = isinstance(content, Mapping)
     if not is_object or not all(isinstance(value, str) for value in content.values()):
         raise ValueError("sources must be an object of texts")
@@ -62,7 +62,7 @@ def hash_of(folder: Path | None, shipped: Path) -> str:
 def check_left_out(
     before: Sources, chart_repository: str, templates: Path | None, *, shipped: bool
 ) -> list[Finding]:
-    """Refuse to leave out a source that the lockfile has.
+    """Return a finding for each source that a lockfile pins and the options leave out.
 
     `shipped` drops the templates on purpose.
     """

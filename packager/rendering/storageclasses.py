@@ -20,7 +20,7 @@ _LIMITS = Limits(aliases=False)
 def check_changes(
     settings: AddonSettings, before: bytes | None, after: bytes | None
 ) -> list[Finding]:
-    """Refuse each changed field of a class that exists in the cluster and is immutable there."""
+    """Return a finding for each changed field of an existing StorageClass that is immutable."""
     if before is None or after is None or before == after:
         return []
     old, new = _classes(before), _classes(after)

@@ -1,9 +1,9 @@
 """Templates that produce data, so that no value ever passes through the text of a document.
 
 A template is YAML with Jinja2. Each `{{ expression }}` leaves a hole in the text and puts its value
-aside. The text is parsed as YAML, and only then the values fill the holes. So a value is one value
-whatever characters it holds, and an object or list keeps its type. The text is the same for all
-clusters that take the same branches, so it is parsed once.
+aside. The text is parsed as YAML, and only then do the values fill the holes. So a value stays one
+value, whatever characters it holds, and an object or list keeps its type. The text is the same for
+all clusters that take the same branches, so it is parsed once.
 
 Templates run in Jinja2's sandbox, and a name that is not defined fails. Time and memory of a
 rendering are bounded, so that a wrong or hostile template stops its own cluster only.
@@ -36,13 +36,13 @@ SUFFIX = ".j2"
 _HOLES = "_holes"
 _HOLE = re.compile("\ue000([0-9]+)\ue001")
 _BUDGET = "_budget"
-_SHAPES = 4096
-_PROGRAMS = 1024
+_MAX_SHAPES = 4096
+_MAX_PROGRAMS = 1024
 # A bundle has some hundred lines, and the largest shipped bundle goes through some dozen items.
-_MOST_ITERATIONS = 100_000
-_LONGEST_TEXT = 4 * 1024 * 1024
-_LIMITS = Limits(size=_LONGEST_TEXT, nodes=1_000_000)
-# Filters that make a text of any length from a short text.
+_MAX_ITERATIONS = 100_000
+_MAX_TEXT_LENGTH = 4 * 1024 * 1024
+_LIMITS = Limits(size=_MAX_TEXT_LENGTH, nodes=1_000_000)
+# Filters that can turn a short text into one of any length.
 _GROWING_FILTERS = ("center", "format", "indent", "wordwrap")
 
 
@@ -65,9 +65,8 @@ class Templates:
     def __init__(self, folders: list[Path]) -> None:
         """Read all files.
 
-        Raises:
-            TemplateError: a name cannot be part of a path, or a template is no Jinja2.
-            FileNotFoundError: a folder is not there.
+        Raises `TemplateError` if a name cannot be part of a path or a template is not Jinja2, and
+        `FileNotFoundError` if a folder does not exist.
         """
         files = template_files(folders)
         self.fingerprint = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()
@@ -90,12 +89,13 @@ class Templates:
         return {file: _parse(text) for file, text in self._files.items()}
 
     def render(self, file: str, context: Mapping[str, Any]) -> list[Any]:
-        """Return the documents that `<bundle>/<name>.yaml.j2` makes, without empty ones.
+        """Return the documents of `<bundle>/<name>.yaml.j2`, without empty ones.
 
-        Raises TemplateError: a name is not defined, the sandbox refuses, or the result is not YAML.
+        Raises `TemplateError` if a name is not defined, the sandbox refuses, or the result is not
+        YAML.
         """
         holes: list[Any] = []
-        names = {_HOLES: holes, _BUDGET: [_MOST_ITERATIONS]}
+        names = {_HOLES: holes, _BUDGET: [_MAX_ITERATIONS]}
         try:
             text = _join(self._compiled[file].generate(context, **names))
         except (
@@ -121,7 +121,7 @@ class Templates:
         shape = self._shapes.get(text)
         if shape is None:
             shape = self._shapes[text] = load_yaml_all(text, _LIMITS)
-            if len(self._shapes) > _SHAPES:
+            if len(self._shapes) > _MAX_SHAPES:
                 self._shapes.popitem(last=False)
         return shape
 
@@ -138,7 +138,7 @@ class _Programs(jinja2.BytecodeCache):
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         """Keep compiled code."""
-        if len(self._programs) >= _PROGRAMS:
+        if len(self._programs) >= _MAX_PROGRAMS:
             self._programs.clear()
         if bucket.code is not None:
             self._programs[bucket.key, bucket.checksum] = bucket.code
@@ -156,7 +156,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(
         self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any
     ) -> Any:
-        """Refuse operations that make large values of small ones."""
+        """Refuse operations that turn small values into a large one."""
         if operator != "**" and isinstance(left, int | float) and isinstance(right, int | float):
             return super().call_binop(context, operator, left, right)
         raise SecurityError(f"{operator} is for numbers only, and ** is not available")
@@ -183,14 +183,13 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 def check_folder(folder: Path) -> None:
     """Refuse a user's folder in which templates would be overlooked, or that has no templates.
 
-    Raises:
-        FileNotFoundError: the folder is not there.
-        ValueError: no file is `<bundle>/<name>.yaml.j2`, or one is not.
+    Raises `FileNotFoundError` if the folder does not exist, and `ValueError` unless its files, at
+    least one, are `<bundle>/<name>.yaml.j2`.
     """
     if not folder.is_dir():
         msg = f"{folder} is not a folder with templates"
         raise FileNotFoundError(msg)
-    # A file at another depth would be ignored without a word.
+    # A file at another depth would be silently ignored.
     wrong = [
         path
         for path in sorted(folder.rglob(f"*{SUFFIX}"))
@@ -259,11 +258,11 @@ def _environment(files: dict[str, str]) -> _Sandbox:
 
 @jinja2.pass_context
 def _count_iterations(context: jinja2.runtime.Context, items: Any) -> list[Any]:
-    """Return the items of a loop. Raises SecurityError when all loops have too many items."""
+    """Return the items of a loop. Raises `SecurityError` if all loops have too many items."""
     budget = context[_BUDGET]
     counted = list(itertools.islice(items, budget[0] + 1))
     if len(counted) > budget[0]:
-        raise SecurityError(f"loops go through more than {_MOST_ITERATIONS} items")
+        raise SecurityError(f"loops go through more than {_MAX_ITERATIONS} items")
     budget[0] -= len(counted)
     return counted
 
@@ -274,14 +273,14 @@ def _join(pieces: Iterator[str]) -> str:
 
     for piece in pieces:
         length += len(piece)
-        if length > _LONGEST_TEXT:
-            raise SecurityError(f"makes more than {_LONGEST_TEXT} characters")
+        if length > _MAX_TEXT_LENGTH:
+            raise SecurityError(f"makes more than {_MAX_TEXT_LENGTH} characters")
         text.append(piece)
 
     return "".join(text)
 
 
-@functools.lru_cache(maxsize=_PROGRAMS)
+@functools.lru_cache(maxsize=_MAX_PROGRAMS)
 def _parse(text: str) -> nodes.Template:
     """Parse a template; callers read the tree and do not change it."""
     return _environment({}).parse(text)
@@ -330,7 +329,7 @@ def _part(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as plain types that YAML knows. Raises TypeError for any other value."""
+    """Return a value as plain types that YAML knows. Raises `TypeError` for any other value."""
     if value is None or isinstance(value, str | int | float):
         return str(value) if isinstance(value, str) else value
     if isinstance(value, Mapping):

@@ -26,7 +26,7 @@ CHART_FOLDER = "chart"
 CHART_FILE = f"{CHART_FOLDER}/Chart.yaml"
 RULE = "bundles-vendored-chart"
 _LIMITS = Limits(size=4 * 1024 * 1024)
-_MOST_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class VendoredChart:
 
 
 _TOO_LARGE = (
-    f"charts in {TOP} have more than {_MOST_BYTES:,} bytes: remove the folder, and vendor those in "
+    f"charts in {TOP} have more than {_MAX_BYTES:,} bytes: remove the folder, and vendor those in "
     "use again"
 )
 
@@ -55,9 +55,9 @@ Charts = Mapping[tuple[str, str], VendoredChart]
 
 
 def folder_of(charts: Iterable[VendoredChart]) -> dict[Root, dict[str, Folder]]:
-    """Return the folder of the repository with vendored charts and their index.
+    """Return the folder of a repository that holds these charts and their index.
 
-    Raises ValueError for a file that cannot be written, and for more bytes than `read` accepts.
+    Raises `ValueError` if a file cannot be written, or if they have more bytes than `read` accepts.
     """
     rows: list[dict[str, object]] = []
     files: dict[str, bytes] = {}
@@ -74,7 +74,7 @@ def folder_of(charts: Iterable[VendoredChart]) -> dict[Root, dict[str, Folder]]:
         )
         files |= {f"{chart.folder}/{path}": content for path, content in chart.files.items()}
         total += sum(map(len, chart.files.values()))
-    if total > _MOST_BYTES:
+    if total > _MAX_BYTES:
         raise ValueError(_TOO_LARGE)
 
     files["index.yaml"] = yaml.dump({"charts": rows}).encode()
@@ -84,13 +84,13 @@ def folder_of(charts: Iterable[VendoredChart]) -> dict[Root, dict[str, Folder]]:
 def read(tree: Tree) -> dict[tuple[str, str], VendoredChart]:
     """Return the charts of a repository by name and version.
 
-    Raises ValueError when the index or a chart was changed by hand.
+    Raises `ValueError` if the index or a chart was changed by hand.
     """
     content = tree.get(INDEX)
     if content is None:
         return {}
     charts = []
-    budget = _MOST_BYTES
+    budget = _MAX_BYTES
     try:
         rows: Any = load_yaml(content, _LIMITS)["charts"]
         for row in rows:
@@ -121,7 +121,9 @@ def _chart(row: Mapping[str, Any], tree: Tree, budget: int) -> VendoredChart:
             f"{top} does not match its digest: restore it, or run caphv bundles vendor again"
         )
     repository = str(row.get("repository", ""))
-    return VendoredChart(str(row["name"]), str(row["version"]), repository, files)
+    return VendoredChart(
+        name=str(row["name"]), version=str(row["version"]), repository=repository, files=files
+    )
 
 
 def embed(files: Mapping[str, bytes], charts: Charts) -> dict[str, bytes]:

@@ -1,8 +1,8 @@
 """Writes YAML for review: the same bytes for the same data, and one line per changed value.
 
-PyYAML does not fit, because it spends more time on a document than all the rest of a rendering, and
-breaks long lines at places that move. This writer knows the types of JSON, and quotes everything
-that is not plainly a word. Readers of YAML 1.1 and 1.2 read the same data.
+PyYAML is not used: it takes longer than all the rest of a rendering, and breaks long lines at
+places that move. This writer knows the types of JSON, and quotes everything that is not plainly a
+word. Readers of YAML 1.1 and 1.2 read the same data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-# Words that need no quotes, because no reader takes them for a number, date, boolean or merge.
+# Words that need no quotes, because no reader parses them as a number, date, boolean or merge.
 _WORD = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*")
 _AMBIGUOUS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 # A literal block can hold a text of several lines that is printable, begins with a word, and ends
@@ -26,8 +26,8 @@ _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff
 def dump(value: Any) -> str:
     """Return a document with a line feed at its end; keys stay in their order.
 
-    Raises TypeError for types that JSON does not have, and ValueError for lone surrogates, NaN and
-    infinity.
+    Raises `TypeError` for types that JSON does not have, and `ValueError` for lone surrogates, NaN
+    and infinity.
     """
     lines: list[str] = []
     _node(value, "", lines)

@@ -116,7 +116,9 @@ def decide(
 
     request, problem = _read_request(snapshot, observed.file)
     is_pending = request is not None and not (active and active.request == request)
-    decision = Decision(current, request, None, problem, is_pending)
+    decision = Decision(
+        current=current, request=request, step=None, problem=problem, is_pending=is_pending
+    )
     if observed.blocked:
         if is_pending:
             decision = replace(decision, problem=f"{observed.file}: {observed.blocked}")
@@ -156,13 +158,14 @@ def _start(
 ) -> Step | None:
     """Return the first wave.
 
+    Raises `ValueError` if the release is unknown, or if no cluster can be upgraded.
+
     :param snapshot: the repository
     :param request: the request for the upgrade
     :param facts: objects of all clusters that are not suspended
     :param table: table of versions, with all releases
     :param now: time of the commit
     :param left_out: clusters whose bundles cannot be upgraded
-    :raises ValueError: the release is unknown, or no cluster can be upgraded
     """
     target = table.release(request.release) if request.release else table.newest
 

@@ -25,14 +25,14 @@ _HEADER = (
 )
 
 _LIMITS = Limits(size=64 * 1024, depth=4, nodes=1000, seconds=1, aliases=False)
-_MOST_WAVES = 100
-_LONGEST_SELECTOR = 1000
-_LONGEST_VALUE = 60
+_MAX_WAVES = 100
+_MAX_SELECTOR_LENGTH = 1000
+_MAX_VALUE_LENGTH = 60
 
 _TIME = re.compile(r"([1-9]\d{0,5})([smh])")
 _RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
-LONGEST_GATE = 7 * 24 * 3600.0
+MAX_GATE_SECONDS = 7 * 24 * 3600.0
 """Seconds. Users would forget about a wave that is awaited for longer."""
 
 
@@ -72,7 +72,7 @@ def serialize(request: Request) -> bytes:
 def parse_file(content: bytes) -> Request:
     """Parse the content of the file.
 
-    Raises ValueError with field, value and remedy of all problems.
+    Raises `ValueError` with field, value and remedy of all problems.
     """
     try:
         value = load_yaml(content, _LIMITS)
@@ -82,7 +82,7 @@ def parse_file(content: bytes) -> Request:
 
 
 def parse(value: Any) -> Request:
-    """Return the request of parsed YAML. Raises ValueError as `parse_file` does."""
+    """Return the request of parsed YAML. Raises `ValueError` as `parse_file` does."""
     if not isinstance(value, Mapping):
         raise ValueError(f"must have fields {', '.join(_FIELDS)}, not be {_shown(value)}")
 
@@ -105,15 +105,18 @@ def parse(value: Any) -> Request:
 
     waves = tuple(map(str, value["waves"]))
     return Request(
-        waves, _seconds(value["ready"]), value.get("release") or "", value.get("selector") or ""
+        waves=waves,
+        gate=_seconds(value["ready"]),
+        release=value.get("release") or "",
+        selector=value.get("selector") or "",
     )
 
 
 def _check_waves(value: Any) -> Iterator[str]:
     if not isinstance(value, list) or not value:
         yield f"must be a list such as [canary, 10%, rest], not {_shown(value)}"
-    elif len(value) > _MOST_WAVES:
-        yield f"has {len(value)} waves; use at most {_MOST_WAVES}"
+    elif len(value) > _MAX_WAVES:
+        yield f"has {len(value)} waves; use at most {_MAX_WAVES}"
     elif wrong := [wave for wave in value if not _is_text_or_number(wave)]:
         yield (
             f"must have text and numbers, not {', '.join(map(_shown, wrong))}; put quotes around "
@@ -134,8 +137,8 @@ def _is_text_or_number(value: Any) -> bool:
 def _check_ready(value: Any) -> Iterator[str]:
     if not isinstance(value, str) or not _TIME.fullmatch(value):
         yield f"must be a time such as 90s, 45m or 2h, not {_shown(value)}"
-    elif _seconds(value) > LONGEST_GATE:
-        yield f"must be at most {_time(LONGEST_GATE)}, not {_shown(value)}"
+    elif _seconds(value) > MAX_GATE_SECONDS:
+        yield f"must be at most {_time(MAX_GATE_SECONDS)}, not {_shown(value)}"
 
 
 def _check_release(value: Any) -> Iterator[str]:
@@ -147,9 +150,9 @@ def _check_release(value: Any) -> Iterator[str]:
 def _check_selector(value: Any) -> Iterator[str]:
     if value is None:
         return
-    if not isinstance(value, str) or len(value) > _LONGEST_SELECTOR:
+    if not isinstance(value, str) or len(value) > _MAX_SELECTOR_LENGTH:
         yield (
-            f"must be a label selector of at most {_LONGEST_SELECTOR} characters, not "
+            f"must be a label selector of at most {_MAX_SELECTOR_LENGTH} characters, not "
             f"{_shown(value)}"
         )
         return
@@ -182,4 +185,4 @@ def _shown(value: Any) -> str:
     if value is None:
         return "missing"
     text = repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH]}…"

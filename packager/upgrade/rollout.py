@@ -24,7 +24,7 @@ from packager.upgrade.waves import Wave
 
 log = logging.getLogger(__name__)
 
-_MOST_NAMED = 5
+_MAX_LISTED = 5
 S = TypeVar("S")
 
 LeftOut = Mapping[Key, tuple[str, ...]]
@@ -259,8 +259,8 @@ def exclude(outdated: Outdated, left_out: Collection[Key]) -> Outdated:
 def describe(left_out: LeftOut) -> str:
     """Return a text for messages that lists clusters and why they are left out."""
     rows = [f"{key}: {'; '.join(reasons)}" for key, reasons in sorted(left_out.items())]
-    more = and_more(len(rows) - _MOST_NAMED)
-    return "; ".join(rows[:_MOST_NAMED]) + (f";{more}" if more else "")
+    more = and_more(len(rows) - _MAX_LISTED)
+    return "; ".join(rows[:_MAX_LISTED]) + (f";{more}" if more else "")
 
 
 def note_left_out(step: Step | None, left_out: LeftOut, outdated: Outdated) -> Step | None:

@@ -72,7 +72,7 @@ def _grouped_versions(before: Mapping[Key, Versions]) -> list[Any]:
 
 
 def parse(content: bytes | None) -> Rollout | None:
-    """Parse the content of the file; None if there is no file. Raises ValueError if damaged."""
+    """Parse the content of the file; None if there is no file. Raises `ValueError` if damaged."""
     if content is None:
         return None
     try:

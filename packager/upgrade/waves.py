@@ -11,7 +11,7 @@ from caphv.api import names
 from packager.addons.facts import ClusterFacts, labels_of_cluster
 
 REST = "rest"
-_MOST_CLUSTERS = 1_000_000
+_MAX_CLUSTERS = 1_000_000
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
@@ -24,12 +24,12 @@ class Wave:
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """Parse a list of waves such as `canary,10%,rest`. Raises ValueError with all problems."""
+    """Parse a list of waves such as `canary,10%,rest`. Raises `ValueError` with all problems."""
     return check_waves([part.strip() for part in text.split(",")])
 
 
 def check_waves(waves: Sequence[str]) -> tuple[str, ...]:
-    """Return the waves if they are valid. Raises ValueError with all problems."""
+    """Return the waves if they are valid. Raises `ValueError` with all problems."""
     problems = [
         f"{_format(wave)} is no wave: use a value of label {names.WAVE_LABEL}, a number, a "
         f"percentage such as 10%, or {REST}"
@@ -59,7 +59,7 @@ def _is_valid(wave: str) -> bool:
         return 1 <= int(wave[:-1]) <= 100
     if not _LABEL_VALUE.fullmatch(wave):
         return False
-    return not wave.isdigit() or 1 <= int(wave) <= _MOST_CLUSTERS
+    return not wave.isdigit() or 1 <= int(wave) <= _MAX_CLUSTERS
 
 
 def _is_share(wave: str) -> bool:

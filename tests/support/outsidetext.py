@@ -60,7 +60,7 @@ OWN_TEXTS = frozenset(
     }
 )
 # Parameters that name files of the process.
-FILES = frozenset({"folder", "kubeconfig", "where", "file"})
+FILES = frozenset({"folder", "kubeconfig", "paths", "where", "file"})
 
 
 @dataclass(frozen=True)

@@ -51,14 +51,16 @@ def check(obj: Obj) -> list[Finding]:
     if _group(obj) != GROUP:
         return []
 
-    kind, version = obj.get("kind"), str(obj["apiVersion"]).partition("/")[2]
+    kind = obj.get("kind")
+    version = str(obj["apiVersion"]).partition("/")[2]
     if not isinstance(kind, str) or kind not in (*KINDS, CLUSTER_IDENTITY):
         suggestion = did_you_mean(str(kind), (*KINDS, CLUSTER_IDENTITY))
         detail = f"group {GROUP} of this provider has no such kind{suggestion}"
         return [Finding(("kind",), Fault.UNSUPPORTED, detail, "kind", kind)]
     if version not in VERSIONS:
         served = " or ".join(f"{GROUP}/{served}" for served in reversed(VERSIONS))
-        path, value = ("apiVersion",), obj["apiVersion"]
+        path = ("apiVersion",)
+        value = obj["apiVersion"]
         return [Finding(path, Fault.UNSUPPORTED, f"must be {served}", "api-version", value)]
 
     if kind == CLUSTER_IDENTITY:
@@ -70,7 +72,9 @@ def check(obj: Obj) -> list[Finding]:
     unknown = [finding for finding in strict if finding.fault is Fault.UNKNOWN]
     # The webhook skips objects that are being deleted. An object in a file is not being deleted,
     # but may have been printed from a cluster in this state.
-    verdict = validate(Review("CREATE", kind, version, _without_deletion(obj)))
+    verdict = validate(
+        Review(operation="CREATE", kind=kind, version=version, object=_without_deletion(obj))
+    )
     return in_order([*verdict.errors, *verdict.warnings, *unknown])
 
 

@@ -27,7 +27,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 def network(text: str) -> Network | None:
     """Return the network of a CIDR without its host bits, None for an invalid CIDR.
 
-    Kubernetes drops the host bits, too.
+    Kubernetes also drops the host bits.
     """
     try:
         return ipaddress.ip_network(text, strict=False) if "/" in text else None
@@ -141,7 +141,7 @@ def _with_infrastructure(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
 
 
 def _check_routes(entry: Entry, infrastructure: Entry) -> Iterator[Located]:
-    """Report routes of a first interface that has DHCP because the cluster gives no addresses."""
+    """Yield routes of a first interface that has DHCP because the cluster gives no addresses."""
     if infrastructure.spec.at("vmNetworkConfig").present:
         return
     # The rules about one object report all others.
@@ -153,12 +153,19 @@ def _check_routes(entry: Entry, infrastructure: Entry) -> Iterator[Located]:
             yield LocatedFinding(entry, finding, infrastructure)
 
 
+class _Link(NamedTuple):
+    """A VM network and its Harvester; either is empty if unknown."""
+
+    harvester: str
+    vm_network: str
+
+
 class _Range(NamedTuple):
-    """Addresses of a pool. `where` is its Harvester, empty if unknown, and its VM network."""
+    """Addresses of a pool."""
 
     entry: Entry
     field: Field
-    where: tuple[str, str]
+    link: _Link
     first: ipaddress.IPv4Address
     last: ipaddress.IPv4Address
 
@@ -183,39 +190,36 @@ def _ranges(inventory: Inventory) -> Iterator[_Range]:
     for entry in inventory.of_kind(CLUSTER):
         for config in ("loadBalancerConfig", "vmNetworkConfig"):
             pool = entry.spec.at(config, "ipPool")
-            where = (harvester(entry), qualify(pool.at("vmNetwork").text, entry))
-            yield from _range(entry, pool, where)
+            link = _Link(harvester(entry), qualify(pool.at("vmNetwork").text, entry))
+            yield from _range(entry, pool, link)
 
     for entry in inventory.of_kind("IPPool", POOL_GROUP):
         vm_network = entry.spec.at("selector", "network").text
         for part in entry.spec.at("ranges").each():
-            yield from _range(entry, part, ("", vm_network))
+            yield from _range(entry, part, _Link("", vm_network))
 
 
-def _range(entry: Entry, field: Field, where: tuple[str, str]) -> Iterator[_Range]:
+def _range(entry: Entry, field: Field, link: _Link) -> Iterator[_Range]:
     """Yield the addresses of a pool, unless its subnet is invalid."""
     subnet = network(field.at("subnet").text)
     if not isinstance(subnet, ipaddress.IPv4Network):
         return
     first = address(field.at("rangeStart").text) or subnet.network_address
     last = address(field.at("rangeEnd").text) or subnet.broadcast_address
-    yield _Range(entry, field, where, first, last)
+    yield _Range(entry, field, link, first, last)
 
 
-def _share_network(first: tuple[str, str], second: tuple[str, str]) -> bool:
+def _may_share_network(first: _Link, second: _Link) -> bool:
+    if not first.vm_network or first.vm_network != second.vm_network:
+        return False
     # An IPPool does not name its Harvester, but the files usually describe only one.
-    first_harvester, first_network = first
-    second_harvester, second_network = second
-    may_share_harvester = (
-        first_harvester == second_harvester or not first_harvester or not second_harvester
-    )
-    return bool(first_network) and first_network == second_network and may_share_harvester
+    return first.harvester == second.harvester or not first.harvester or not second.harvester
 
 
-def _need_separate_ranges(first: tuple[str, str], second: tuple[str, str]) -> bool:
+def _need_separate_ranges(first: _Link, second: _Link) -> bool:
     """Return whether two pools share a Harvester or may share a VM network."""
-    share_harvester = bool(first[0]) and first[0] == second[0]
-    return share_harvester or _share_network(first, second)
+    share_harvester = bool(first.harvester) and first.harvester == second.harvester
+    return share_harvester or _may_share_network(first, second)
 
 
 @RULES.rule(
@@ -235,7 +239,7 @@ def _pool_overlap(inventory: Inventory) -> Iterator[Located]:
     for pool in ordered:
         open_pools = [other for other in open_pools if other.last >= pool.first]
         other = _conflicting(pool, open_pools)
-        # A pool that overlaps stays open, too, because a later one may overlap only this pool.
+        # A pool that overlaps also stays open, because a later one may overlap only this pool.
         open_pools.append(pool)
         if other is None:
             continue
@@ -255,7 +259,7 @@ def _conflicting(pool: _Range, others: list[_Range]) -> _Range | None:
     Other rules compare the pools of the same object.
     """
     for other in others:
-        if other.entry is not pool.entry and _need_separate_ranges(other.where, pool.where):
+        if other.entry is not pool.entry and _need_separate_ranges(other.link, pool.link):
             return other
     return None
 
@@ -284,11 +288,11 @@ def _pool_subnet(inventory: Inventory) -> Iterator[Located]:
 
 
 class _Static(NamedTuple):
-    """The static address of a machine. `_Range` explains `where`."""
+    """The static address of a machine."""
 
     entry: Entry
     field: Field
-    where: tuple[str, str]
+    link: _Link
     address: interfaceaddresses.Address
 
 
@@ -304,14 +308,14 @@ def _statics(inventory: Inventory) -> Iterator[_Static]:
         field = entry.spec.at("networkConfig", "address")
         if static_address := address(field.text):
             # The first interface has the static address.
-            where = (place, qualify(networks[0].text, infrastructure))
-            yield _Static(entry, field, where, static_address)
+            link = _Link(place, qualify(networks[0].text, infrastructure))
+            yield _Static(entry=entry, field=field, link=link, address=static_address)
         for interface in entry.spec.at("networkInterfaces").each():
-            where = (place, qualify(interface.at("network").text, infrastructure))
+            link = _Link(place, qualify(interface.at("network").text, infrastructure))
             for item in interface.at("addresses").each():
                 field = item.at("address")
                 if parsed := interfaceaddresses.interface_of(field.text):
-                    yield _Static(entry, field, where, parsed.ip)
+                    yield _Static(entry=entry, field=field, link=link, address=parsed.ip)
 
 
 @RULES.rule(
@@ -325,11 +329,10 @@ def _static_duplicate(inventory: Inventory) -> Iterator[Located]:
     for static in _statics(inventory):
         others = by_address.setdefault(static.address, [])
         for other in others:
-            if _share_network(other.where, static.where):
-                vm_network = static.where[1]
+            if _may_share_network(other.link, static.link):
                 detail = (
-                    f"{other.entry} has this address on VM network {vm_network}, too: give each "
-                    "its own"
+                    f"{other.entry} has this address on VM network {static.link.vm_network}, too: "
+                    "give each its own"
                 )
                 finding = static.field.problem(Fault.DUPLICATE, detail)
                 yield LocatedFinding(static.entry, finding, other.entry)
@@ -356,7 +359,7 @@ def _static_in_pool(inventory: Inventory) -> Iterator[Located]:
                 isinstance(static.address, ipaddress.IPv4Address)
                 and pool.first <= static.address <= pool.last
             )
-            if is_inside and _share_network(pool.where, static.where):
+            if is_inside and _may_share_network(pool.link, static.link):
                 detail = (
                     f"lies in range {pool.first}-{pool.last} of {pool.entry}: take an address "
                     "outside of it"
@@ -398,7 +401,7 @@ def _static_network(inventory: Inventory) -> Iterator[Located]:
 
 
 def _check_gateway(entry: Entry, infrastructure: Entry) -> Iterator[Located]:
-    """Report a static gateway outside of the machine's network by the mask of its cluster."""
+    """Yield a static gateway outside of the machine's network by the mask of its cluster."""
     static = entry.spec.at("networkConfig")
     host, gateway = address(static.at("address").text), address(static.at("gateway").text)
     mask = infrastructure.spec.at("vmNetworkConfig", "subnetMask").text

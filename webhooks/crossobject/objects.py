@@ -21,7 +21,7 @@ RULES = Rules()
 GROUPS = frozenset({GROUP, CLUSTER_API_GROUP, CONTROL_PLANE_GROUP})
 API_SERVER_PORT = 6443
 # Similarity of misspelt groups. Groups of Cluster API are less similar to one another.
-_NEARLY = 0.93
+_MIN_SIMILARITY = 0.93
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _NAMESPACE = re.compile(_LABEL)
@@ -57,7 +57,7 @@ def _api_group(inventory: Inventory) -> Iterator[Located]:
 
 def _near_groups(group: str) -> list[str]:
     # The length is bounded, because a comparison takes quadratic time.
-    return get_close_matches(group[:64], GROUPS, 1, _NEARLY)
+    return get_close_matches(group[:64], GROUPS, 1, _MIN_SIMILARITY)
 
 
 @RULES.rule(
@@ -96,7 +96,7 @@ def _check_metadata(metadata: Field) -> Iterator[Finding]:
 
 
 def _check_texts(values: Field, *, labels: bool) -> Iterator[Finding]:
-    """Report keys and values that labels or annotations must not have."""
+    """Yield a finding for each key or value that labels or annotations must not have."""
     if values.value is not None and not isinstance(values.value, dict):
         yield values.problem(Fault.WRONG_TYPE, "must be a mapping of keys to texts")
 

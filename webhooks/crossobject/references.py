@@ -54,7 +54,7 @@ def references(inventory: Inventory) -> tuple[tuple[Entry, Field], ...]:
             continue
         for field in _refs(entry.field.at("spec")):
             group = field.at("apiGroup").text or field.at("apiVersion").text.rpartition("/")[0]
-            # A reference with a mistake in either field still leads to this provider.
+            # A reference with a mistake in either field still refers to this provider.
             if group == GROUP or field.at("kind").text.startswith("Harvester"):
                 pairs.append((entry, field))
     return tuple(pairs)
@@ -94,7 +94,8 @@ def expected_kind(entry: Entry, field: Field) -> str | None:
 )
 def _kind(inventory: Inventory) -> Iterator[Located]:
     for entry, field in references(inventory):
-        kind, expected = field.at("kind"), expected_kind(entry, field)
+        kind = field.at("kind")
+        expected = expected_kind(entry, field)
         if expected is None:
             detail = (
                 "this provider has no machine pools: use a MachineDeployment with a "
@@ -118,10 +119,11 @@ def _kind(inventory: Inventory) -> Iterator[Located]:
 )
 def _api(inventory: Inventory) -> Iterator[Located]:
     for entry, field in references(inventory):
-        # A `templateRef` of a ClusterClass has an apiVersion in v1beta2, too.
+        # In v1beta2, a `templateRef` of a ClusterClass still has an apiVersion.
         if entry.api == (CLUSTER_API_GROUP, "v1beta2") and entry.kind != "ClusterClass":
             api, other = field.at("apiGroup"), field.at("apiVersion")
-            expected, allowed = GROUP, [GROUP]
+            expected = GROUP
+            allowed = [GROUP]
         else:
             api, other = field.at("apiVersion"), field.at("apiGroup")
             expected = f"{GROUP}/{VERSIONS[-1]}"
@@ -168,7 +170,8 @@ def _namespace(inventory: Inventory) -> Iterator[Located]:
 )
 def _absent(inventory: Inventory) -> Iterator[Located]:
     for entry, field in references(inventory):
-        kind, name = field.at("kind").text, field.at("name")
+        kind = field.at("kind").text
+        name = field.at("name")
         namespace = field.at("namespace").text or entry.namespace
         if kind not in KINDS or not name.text or inventory.find(kind, namespace, name.text):
             continue
@@ -270,7 +273,8 @@ def _identities(inventory: Inventory) -> Iterator[tuple[Entry, Field, Entry | No
     """Yield clusters with the name of their identity Secret, and the Secret if it is known."""
     for entry in inventory.of_kind(CLUSTER):
         ref = entry.spec.at("identitySecret")
-        name, namespace = ref.at("name"), ref.at("namespace").text
+        name = ref.at("name")
+        namespace = ref.at("namespace").text
         if name.text:
             yield entry, name, inventory.find("Secret", namespace, name.text, "")
 

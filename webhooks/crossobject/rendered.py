@@ -75,7 +75,7 @@ def _shipped_templates(name: str) -> dict[ObjectId, Obj]:
     return {id_of(obj): obj for obj in load_yaml_all(path.read_bytes())}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _PlannedObject:
     """An object that a ClusterClass creates for a Cluster.
 
@@ -152,7 +152,7 @@ class _PlannedObject:
             "metadata": self.cluster["metadata"],
             "spec": spec if self.kind == CLUSTER else {"template": {"spec": spec}},
         }
-        verdict = validate(Review("CREATE", self.kind, version, obj))
+        verdict = validate(Review(operation="CREATE", kind=self.kind, version=version, object=obj))
         findings = [*verdict.errors, *verdict.warnings]
         return [finding for finding in findings if finding.path[0] == "spec"]
 
@@ -213,7 +213,8 @@ def _findings(inventory: Inventory, cluster: Entry, cluster_class: Entry) -> Ite
     reported = set()
     for planned in _planned_objects(cluster, cluster_class, Class(cluster_class.obj, templates)):
         try:
-            findings, unpatched = planned.findings(), planned.unpatched_findings()
+            findings = planned.findings()
+            unpatched = planned.unpatched_findings()
         except _UNPREDICTABLE:
             continue
 
@@ -261,7 +262,15 @@ def _planned_objects(
         def part() -> Part:
             return cluster_class.part(role, place.mapping, worker)
 
-        return _PlannedObject(title, kind, part, cluster_class, cluster_facts, given, builtin)
+        return _PlannedObject(
+            title=title,
+            kind=kind,
+            part=part,
+            cluster_class=cluster_class,
+            cluster=cluster_facts,
+            given=given,
+            builtin=builtin,
+        )
 
     common = topology_field.at("variables").each()
     yield plan("the HarvesterCluster", CLUSTER, spec.at("infrastructure"), common)

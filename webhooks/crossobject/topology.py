@@ -21,7 +21,7 @@ from webhooks.crossobject.references import references
 from webhooks.rules.model import Field
 
 RULES = Rules()
-_TOPOLOGIES = ("machineDeployments", "machinePools")
+_WORKER_KINDS = ("machineDeployments", "machinePools")
 
 
 def clusters_with_class(inventory: Inventory) -> Iterator[tuple[Entry, Entry]]:
@@ -68,12 +68,12 @@ def shipped_class(name: str) -> Entry | None:
 )
 def _classes(inventory: Inventory) -> Iterator[Located]:
     for cluster, cluster_class in clusters_with_class(inventory):
-        for part in _TOPOLOGIES:
-            classes = cluster_class.field.at("spec", "workers", part).each()
+        for kind in _WORKER_KINDS:
+            classes = cluster_class.field.at("spec", "workers", kind).each()
             names = {worker_class.at("class").text for worker_class in classes}
 
-            for topology in cluster.field.at("spec", "topology", "workers", part).each():
-                name = topology.at("class")
+            for pool in cluster.field.at("spec", "topology", "workers", kind).each():
+                name = pool.at("class")
                 if name.text and name.text not in names:
                     detail = f"{cluster_class} has no such class{did_you_mean(name.text, names)}"
                     finding = name.problem(Fault.UNSUPPORTED, detail)
@@ -98,17 +98,17 @@ def _variables(inventory: Inventory) -> Iterator[Located]:
 
 
 def _check_variables(topology: Field, definitions: dict[str, Field]) -> Iterator[Finding]:
-    """Report missing and invalid variables of a topology, and invalid overrides for machines."""
+    """Yield findings about variables of a topology, and about overrides for its machine pools."""
     variables = topology.at("variables")
     yield from _report_missing(variables, definitions)
     for variable in variables.each():
         yield from _check_variable(variable, definitions)
 
-    machines = [topology.at("controlPlane")]
-    for part in _TOPOLOGIES:
-        machines += topology.at("workers", part).each()
-    for place in machines:
-        for variable in place.at("variables", "overrides").each():
+    pools = [topology.at("controlPlane")]
+    for kind in _WORKER_KINDS:
+        pools += topology.at("workers", kind).each()
+    for pool in pools:
+        for variable in pool.at("variables", "overrides").each():
             yield from _check_variable(variable, definitions)
 
 
@@ -193,14 +193,15 @@ _LIMITS = {
 
 
 def _report_unknown(value: Field, schema: Any) -> Iterator[Finding]:
-    """Report fields that the schema of a variable lacks, unless it preserves unknown fields."""
+    """Yield fields that the schema of a variable lacks, unless it preserves unknown fields."""
     if not isinstance(schema, dict) or schema.get("x-kubernetes-preserve-unknown-fields"):
         return
 
     for item in value.each():
         yield from _report_unknown(item, schema.get("items"))
 
-    properties, others = schema.get("properties", {}), schema.get("additionalProperties")
+    properties = schema.get("properties", {})
+    others = schema.get("additionalProperties")
     for key in value.mapping:
         if key in properties:
             yield from _report_unknown(value.at(key), properties[key])

@@ -249,7 +249,7 @@ def _check_addresses(*fields: Field) -> Iterator[Finding]:
 
 
 def _check_host(field: Field, mask: Field, *, default: bool) -> Iterator[Finding]:
-    """Report an address that no host in the network of the mask, or no host at all, can have."""
+    """Yield a finding for an address that no host, or no host in the mask's network, can have."""
     host = address(field)
     if host is None:
         return
@@ -275,7 +275,7 @@ def _host_network(host: IPv4, mask: Field, *, default: bool) -> IPv4Network | No
 
 @lru_cache(maxsize=256)
 def _is_special(host: IPv4) -> bool:
-    # Only these loopback addresses always lead to the machine itself, because a sandbox has
+    # Only these loopback addresses always belong to the machine itself, because a sandbox has
     # networks in the others.
     is_loopback = host in _LOOPBACK
     is_broadcast = host == IPv4("255.255.255.255")

@@ -34,7 +34,7 @@ _SYSTEM = frozenset(
 )
 def _identity(subject: Subject) -> Iterator[Finding]:
     secret, reference = subject.spec.at("identitySecret"), subject.spec.at("identityRef")
-    # An object without a spec is the schema's.
+    # The schema reports an object without a spec.
     if subject.spec.mapping and secret.value is None and reference.value is None:
         yield secret.required(
             "name the Secret with the kubeconfig for Harvester, or a HarvesterClusterIdentity in "
@@ -147,7 +147,7 @@ def _external_endpoint(subject: Subject) -> Iterator[Finding]:
 
 
 def has_external_endpoint(spec: Field) -> bool:
-    """Return whether the spec of a cluster says that its endpoint is no one of Harvester's."""
+    """Return whether the spec of a cluster says that Harvester does not provide its endpoint."""
     return spec.at("loadBalancerConfig", "ipamType").value == "none"
 
 
@@ -225,7 +225,7 @@ def _listener_port_unique(subject: Subject) -> Iterator[Finding]:
     ),
 )
 def _listener_backend_port_unique(subject: Subject) -> Iterator[Finding]:
-    """Report the backend ports that Harvester refuses.
+    """Yield a finding for each backend port that Harvester refuses.
 
     See `pkg/webhook/loadbalancer/validator.go` of load-balancer-harvester, whose old releases
     ignore the protocol.
@@ -238,7 +238,7 @@ def _listener_backend_port_unique(subject: Subject) -> Iterator[Finding]:
 def _report_duplicates(
     subject: Subject, field_name: str, *, reserved: str, taken: str
 ) -> Iterator[Finding]:
-    """Report listeners that have the port and protocol of another one, or of the API server.
+    """Yield listeners with the port and protocol of another one, or of the API server.
 
     :param field_name: name of the port field in a listener
     :param reserved: message about the port of the API server
@@ -246,7 +246,8 @@ def _report_duplicates(
     """
     details = {(API_PORT, "TCP"): reserved}
     for listener in subject.spec.at("loadBalancerConfig", "listeners").each():
-        port, protocol = listener.at(field_name), listener.at("protocol").text
+        port = listener.at(field_name)
+        protocol = listener.at("protocol").text
         if port.number is None:
             continue
 

@@ -19,7 +19,7 @@ from webhooks.rules.values import KI
 
 RULES = Rules()
 
-_LONGEST = 128 * KI
+_MAX_LENGTH = 128 * KI
 _LISTS = ("packages", "runcmd", "ssh_authorized_keys", "groups", "users", "write_files", "bootcmd")
 _TEMPLATE = re.compile(r"##\s*template:\s*jinja\s*", re.IGNORECASE)
 # Beginnings by which cloud-init and Ignition tell formats apart. The last byte begins a gzip file.
@@ -49,11 +49,11 @@ _SECRET_WORDS = (
 )
 def _user_data_length(subject: Subject) -> Iterator[Finding]:
     data = subject.spec.at("guestConfig", "userData")
-    if len(data.text) > _LONGEST:
+    if len(data.text) > _MAX_LENGTH:
         yield Finding(
             data.path,
             Fault.TOO_LONG,
-            f"must have at most {_LONGEST} characters: put files into the image",
+            f"must have at most {_MAX_LENGTH} characters: put files into the image",
         )
 
 
@@ -67,7 +67,7 @@ def _user_data_length(subject: Subject) -> Iterator[Finding]:
 )
 def _user_data_format(subject: Subject) -> Iterator[Finding]:
     data = subject.spec.at("guestConfig", "userData")
-    if 0 < len(data.text) <= _LONGEST and (fault := _fault(data.text)):
+    if 0 < len(data.text) <= _MAX_LENGTH and (fault := _fault(data.text)):
         yield Finding(
             data.path, Fault.INVALID, f"{fault}: write plain cloud-config, a YAML mapping"
         )
@@ -84,7 +84,7 @@ def _user_data_format(subject: Subject) -> Iterator[Finding]:
 )
 def _user_data_secret(subject: Subject) -> Iterator[Finding]:
     data = subject.spec.at("guestConfig", "userData")
-    if len(data.text) <= _LONGEST and any(f"{word}:" in data.text for word in _SECRET_WORDS):
+    if len(data.text) <= _MAX_LENGTH and any(f"{word}:" in data.text for word in _SECRET_WORDS):
         detail = (
             "seems to hold a secret, and everyone who may read this object can read it: put it "
             "into the bootstrap data"

@@ -105,7 +105,8 @@ def _target_namespace_immutable(subject: Subject) -> Iterator[Finding]:
     if subject.old is None:
         return
 
-    new, old = subject.spec.at("targetNamespace"), subject.old.spec.at("targetNamespace")
+    new = subject.spec.at("targetNamespace")
+    old = subject.old.spec.at("targetNamespace")
     if old.text and new.value != old.value:
         yield new.forbidden(f"is immutable: the cluster's VMs are in {old.text}")
 
@@ -123,7 +124,8 @@ def _endpoint_immutable(subject: Subject) -> Iterator[Finding]:
     if subject.old is None or not _is_provisioned(subject.old):
         return
 
-    new, old = subject.spec.at("controlPlaneEndpoint"), subject.old.spec.at("controlPlaneEndpoint")
+    new = subject.spec.at("controlPlaneEndpoint")
+    old = subject.old.spec.at("controlPlaneEndpoint")
     is_set = old.at("host").text not in ("", UNSET_HOST)
     if is_set and _endpoint(new) != _endpoint(old):
         yield new.forbidden(
@@ -207,7 +209,8 @@ def _provider_id_immutable(subject: Subject) -> Iterator[Finding]:
     if subject.old is None or names.ADOPT_ANNOTATION in subject.annotations:
         return
 
-    new, old = subject.spec.at("providerID"), subject.old.spec.at("providerID")
+    new = subject.spec.at("providerID")
+    old = subject.old.spec.at("providerID")
     # After the controller has derived an ID from the VM's UID, the cloud provider in the workload
     # cluster may give the Node another ID.
     vm_uid = subject.old.obj.at("status", "virtualMachine", "uid").text
@@ -250,7 +253,7 @@ def _machine_immutable(subject: Subject) -> Iterator[Finding]:
         if name == "devices" and _device_set(new_field.value) == _device_set(old_field.value):
             continue
 
-        # A spec that differs from the VM may be made equal to it again.
+        # A spec that differs from the VM may be set back to the values of the VM.
         if _differs_from_vm(old, name):
             finding = new_field.forbidden(
                 "is not applied to the VM: set what the VM has, as condition VMUpToDate says, or "
@@ -293,7 +296,7 @@ def _address_source(spec: Field) -> Field:
 
 
 def _has_unused_source(subject: Subject) -> bool:
-    """Return whether the controller reports such a change already, which the next may revert."""
+    """Return whether the controller reports such a change, which the next one may revert."""
     ready = _condition(subject, names.ConditionType.LOAD_BALANCER_READY)
     return ready.at("status").text == "True" and ready.at("message").present
 

@@ -29,7 +29,7 @@ _MAX_MEMORY = 16 * TI
 _MIN_GROWING_MEMORY = 1024 * MI
 _MEMORY_BLOCK = 2 * MI
 _MAX_ITEMS = {"networks": 16, "dnsServers": 16, "dnsSearch": 16, "values": 64}
-_MAX = 32
+_DEFAULT_MAX_ITEMS = 32
 _USER = re.compile(r"[A-Za-z_][-A-Za-z0-9_.]{0,31}")
 _PROVIDER_ID = re.compile(r"[A-Za-z][-A-Za-z0-9+.]*://\S+")
 
@@ -110,7 +110,8 @@ def _memory_size(subject: Subject) -> Iterator[Finding]:
 )
 def _memory_max(subject: Subject) -> Iterator[Finding]:
     most = subject.spec.at("memoryMax")
-    size, largest = quantity(subject.spec.at("memory").text), quantity(most.text)
+    size = quantity(subject.spec.at("memory").text)
+    largest = quantity(most.text)
     if size is None or largest is None:
         return
 
@@ -296,8 +297,8 @@ def _static_address_of_template(subject: Subject) -> Iterator[Finding]:
 
 
 def _report_long_lists(value: Any, path: FieldPath, name: str) -> Iterator[Finding]:
-    """Report lists and selectors that are too long, in the value of a field and below it."""
-    limit = _MAX_ITEMS.get(name, _MAX)
+    """Yield lists and selectors that are too long, in the value of a field and below it."""
+    limit = _MAX_ITEMS.get(name, _DEFAULT_MAX_ITEMS)
     # Any other mapping is an object of the API, whose fields the schema limits.
     has_limit = isinstance(value, list) or (name == "matchLabels" and isinstance(value, dict))
     if has_limit and len(value) > limit:

@@ -68,7 +68,7 @@ class Field:
         """The integer, None for none. JSON may have large integers as fractions."""
         if isinstance(self.value, float) and self.value.is_integer():
             return int(self.value)
-        # In Python, True is an integer, too.
+        # In Python, booleans are integers.
         if isinstance(self.value, int) and not isinstance(self.value, bool):
             return self.value
         return None

@@ -28,7 +28,7 @@ from webhooks.rules.values import (
 RULES = Rules()
 
 _REFERENCE = "must be namespace/name, or a bare name in the target namespace"
-_MOST_LABELS = 64
+_MAX_LABELS = 64
 # Example of the suffix that an API server appends to metadata.generateName.
 _GENERATED = "xxxxx"
 
@@ -169,8 +169,8 @@ def _pool_network_reference(subject: Subject) -> Iterator[Finding]:
 )
 def _template_labels(subject: Subject) -> Iterator[Finding]:
     labels = subject.obj.at("spec", "template", "metadata", "labels")
-    if len(labels.mapping) > _MOST_LABELS:
-        yield Finding(labels.path, Fault.TOO_MANY, f"must have at most {_MOST_LABELS} labels")
+    if len(labels.mapping) > _MAX_LABELS:
+        yield Finding(labels.path, Fault.TOO_MANY, f"must have at most {_MAX_LABELS} labels")
     for key, value in labels.mapping.items():
         if not is_label_key(key):
             yield labels.at(key).invalid(

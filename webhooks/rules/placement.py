@@ -56,7 +56,8 @@ def _affinity_operator(subject: Subject) -> Iterator[Finding]:
 )
 def _affinity_values(subject: Subject) -> Iterator[Finding]:
     for demand, _ in _demands(subject):
-        operator, values = demand.at("operator").text, demand.at("values")
+        operator = demand.at("operator").text
+        values = demand.at("values")
         texts = [value.text for value in values.each()]
 
         # ValidateNodeSelectorRequirement of Kubernetes has the same checks.

@@ -243,7 +243,8 @@ def _ip_pool_range_order(subject: Subject) -> Iterator[Finding]:
 )
 def _ip_pool_empty(subject: Subject) -> Iterator[Finding]:
     for pool in pools(subject):
-        addresses, gateway = pool_range(pool), address(pool.at("gateway"))
+        addresses = pool_range(pool)
+        gateway = address(pool.at("gateway"))
         if addresses is None or gateway is None:
             continue
         if addresses.first == addresses.last == gateway:
@@ -318,7 +319,8 @@ def _ip_pools_overlap(subject: Subject) -> Iterator[Finding]:
 )
 def _vm_network_fits_pool(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
-    addresses, gateway = pool_range(config.at("ipPool")), address(config.at("gateway"))
+    addresses = pool_range(config.at("ipPool"))
+    gateway = address(config.at("gateway"))
     if addresses is None or gateway is None:
         return
 
@@ -346,14 +348,17 @@ def _vm_network_fits_pool(subject: Subject) -> Iterator[Finding]:
 )
 def _vm_network_gateway_free(subject: Subject) -> Iterator[Finding]:
     config = subject.spec.at("vmNetworkConfig")
-    pool, gateway = config.at("ipPool"), address(config.at("gateway"))
-    addresses, pool_gateway = pool_range(pool), address(pool.at("gateway"))
+    pool = config.at("ipPool")
+    gateway = address(config.at("gateway"))
+    addresses = pool_range(pool)
+    pool_gateway = address(pool.at("gateway"))
     if addresses is None or gateway is None or pool_gateway in (None, gateway):
         return
 
-    # Another rule reports a pool whose own gateway is wrong.
-    is_valid = not list(_check_host(pool.at("gateway"), subnet(pool.at("subnet"))))
-    if is_valid and addresses.first <= gateway <= addresses.last:
+    # Another rule reports a pool whose own gateway is invalid.
+    if any(_check_host(pool.at("gateway"), subnet(pool.at("subnet")))):
+        return
+    if addresses.first <= gateway <= addresses.last:
         yield config.at("gateway").invalid(
             f"ipPool would give this address to a machine ({addresses.first} to {addresses.last}): "
             "make it the gateway of ipPool, too, or leave it out of the range"
@@ -383,7 +388,8 @@ def _vm_network_like_pool(subject: Subject) -> Iterator[Finding]:
             f"ipPool has gateway {pool_gateway}: write the one that VMs have in both places"
         )
 
-    mask, pool_subnet = address(config.at("subnetMask")), subnet(pool.at("subnet"))
+    mask = address(config.at("subnetMask"))
+    pool_subnet = subnet(pool.at("subnet"))
     if mask is not None and pool_subnet is not None and mask != pool_subnet.netmask:
         yield config.at("subnetMask").invalid(
             f"ipPool has subnet {pool_subnet}: write the network's own, and a range"
@@ -416,7 +422,7 @@ def _is_own_pool(subject: Subject, name: str) -> bool:
 
 
 def _check_host(field: Field, pool_subnet: IPv4Network | None) -> Iterator[Finding]:
-    """Report an address that no host of the subnet can have."""
+    """Yield a finding if no host of the subnet can have the address."""
     host = address(field)
     if host is None or pool_subnet is None:
         return

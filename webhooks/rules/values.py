@@ -23,18 +23,18 @@ _LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?)?
 _LABEL_NAME = re.compile(r"[A-Za-z0-9](?:[-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 _SUBDOMAIN_LENGTH = 253
 # Length of an IPv6 address with an IPv4 address at its end.
-_LONGEST_ADDRESS = 45
-_REMEMBERED = 256
+_MAX_ADDRESS_LENGTH = 45
+_MAX_CACHED = 256
 
 
 def address(field: Field) -> IPv4 | None:
     """Return the IPv4 address in a field, None when it has none."""
-    return _ipv4(field.text) if 0 < len(field.text) <= _LONGEST_ADDRESS else None
+    return _ipv4(field.text) if 0 < len(field.text) <= _MAX_ADDRESS_LENGTH else None
 
 
 # Results are cached, because several rules read each address, and the machines of a cluster share
 # most addresses.
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_MAX_CACHED)
 def _ipv4(text: str) -> IPv4 | None:
     try:
         return IPv4(text)
@@ -44,10 +44,10 @@ def _ipv4(text: str) -> IPv4 | None:
 
 def is_ip(text: str) -> bool:
     """Return whether a text is an IPv4 or IPv6 address."""
-    return len(text) <= _LONGEST_ADDRESS and _is_ip(text)
+    return len(text) <= _MAX_ADDRESS_LENGTH and _is_ip(text)
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_MAX_CACHED)
 def _is_ip(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
@@ -60,7 +60,7 @@ def _is_ip(text: str) -> bool:
 def subnet(field: Field) -> IPv4Network | None:
     """Return the IPv4 subnet in a field, None when it has none.
 
-    `172.17.1.5/24` is a subnet, too, because its host bits are dropped.
+    `172.17.1.5/24` counts as a subnet, because its host bits are dropped.
     """
     # Require a number, because `ipaddress` would also accept a mask instead of the length.
     if not field.text.rpartition("/")[2].isdecimal() or "/" not in field.text:
@@ -80,7 +80,7 @@ def network(host: IPv4, mask: Field) -> IPv4Network | None:
     return None if prefix is None else network_of(host, prefix)
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_MAX_CACHED)
 def network_of(host: IPv4, prefix: int) -> IPv4Network:
     """Return the network of a host by the length of its prefix."""
     return IPv4Network((host, prefix), strict=False)

@@ -14,10 +14,10 @@ RULES = Rules()
 
 IMAGE = "image"
 STORAGE_CLASS = "storageClass"
-_MIN = 10 * MI
-_MAX = 100 * TI
+_MIN_SIZE = 10 * MI
+_MAX_SIZE = 100 * TI
 # 20G in decimal units are a little less than 20Gi, and enough.
-_BOOT_DISK = 20 * 1000**3
+_MIN_BOOT_DISK_SIZE = 20 * 1000**3
 
 
 @RULES.rule(
@@ -116,7 +116,7 @@ def _volume_size(subject: Subject) -> Iterator[Finding]:
         number = quantity(size.value)
         if number is None and size.text:
             yield size.invalid(NO_QUANTITY)
-        elif number is not None and not _MIN <= number <= _MAX:
+        elif number is not None and not _MIN_SIZE <= number <= _MAX_SIZE:
             yield size.invalid(
                 "must be from 10Mi to 100Ti; without a suffix it counts bytes, so write for "
                 "example 40Gi"
@@ -190,7 +190,7 @@ def _boot_disk(subject: Subject) -> Iterator[Finding]:
         return
 
     size = quantity(first.at("volumeSize").value)
-    if size is not None and _MIN <= size < _BOOT_DISK:
+    if size is not None and _MIN_SIZE <= size < _MIN_BOOT_DISK_SIZE:
         yield first.at("volumeSize").invalid(
             "a node needs 20Gi or more for its system, container images and logs"
         )

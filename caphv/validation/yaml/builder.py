@@ -12,8 +12,8 @@ from caphv.validation.yaml import yaml11, yaml_rules
 from caphv.validation.yaml.tree import Document, Node
 from caphv.validation.yaml.yaml_rules import Position, TextFinding, text_finding
 
-MOST_ALIASED = 100_000
-DEEPEST = 100
+MAX_ALIASED = 100_000
+MAX_DEPTH = 100
 _TAGS = "tag:yaml.org,2002:"
 
 
@@ -61,8 +61,8 @@ class Builder:
 
     def _start(self, event: Any) -> None:
         position = self.position(event)
-        if len(self._open) >= DEEPEST:
-            message = f"more than {DEEPEST} mappings and lists inside one another"
+        if len(self._open) >= MAX_DEPTH:
+            message = f"more than {MAX_DEPTH} mappings and lists inside one another"
             remedy = "an object of Kubernetes is far less deep"
             raise Broken(text_finding(yaml_rules.DEPTH, position, message, remedy))
 
@@ -119,8 +119,8 @@ class Builder:
 
         node = self._anchors[event.anchor]
         self._aliased += node.size
-        if self._aliased > MOST_ALIASED:
-            message = f"aliases stand for more than {MOST_ALIASED:,} values"
+        if self._aliased > MAX_ALIASED:
+            message = f"aliases stand for more than {MAX_ALIASED:,} values"
             remedy = "write the values out, in several documents"
             raise Broken(text_finding(yaml_rules.ALIAS, position, message, remedy))
         return node
@@ -172,7 +172,8 @@ class _Mapping:
         if self._key is None:
             self._key = node
             return
-        key, self._key = self._key, None
+        key = self._key
+        self._key = None
         if key.plain == "<<":
             self._merge(key, node)
         else:
@@ -188,7 +189,8 @@ class _Mapping:
                     self._keys.setdefault(name, merged.keys[name])
 
         node = Node(self._position, {name: item.value for name, item in self._items.items()})
-        node.children, node.keys = self._items, self._keys
+        node.children = self._items
+        node.keys = self._keys
         node.size += sum(item.size for item in self._items.values())
         return node
 

@@ -12,21 +12,21 @@ import yaml
 
 from caphv.runtime.text import AliasError, Limits, TextError, TooManyValues, events
 from caphv.validation.yaml import yaml_rules
-from caphv.validation.yaml.builder import DEEPEST, Broken, Builder
+from caphv.validation.yaml.builder import MAX_DEPTH, Broken, Builder
 from caphv.validation.yaml.syntax import LINE_BREAK, syntax_finding
 from caphv.validation.yaml.tree import Document
 from caphv.validation.yaml.yaml_rules import Position, TextFinding, text_finding
 
-MOST_VALUES = 10_000_000
+MAX_VALUES = 10_000_000
 # Each broken document costs a restart of the parser. A file with more of them is the wrong file.
-MOST_BROKEN = 50
+MAX_BROKEN = 50
 
 _FORBIDDEN = re.compile(
     "[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
 _SEPARATOR = re.compile("(?:^|(?<=[\r\n]))---(?=[ \t\r\n]|$)")
 # Limits of a stream of many documents. Each document has the bounds above.
-_LIMITS = Limits(size=32 * 1024 * 1024, depth=2 * DEEPEST, nodes=MOST_VALUES, seconds=120)
+_LIMITS = Limits(size=32 * 1024 * 1024, depth=2 * MAX_DEPTH, nodes=MAX_VALUES, seconds=120)
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Bounds:
     `problems` counts problems of readable documents, such as duplicate keys.
     """
 
-    values: int = MOST_VALUES
-    documents: int = MOST_VALUES
-    problems: int = MOST_VALUES
+    values: int = MAX_VALUES
+    documents: int = MAX_VALUES
+    problems: int = MAX_VALUES
 
 
 class _Exceeded(Broken):
@@ -74,7 +74,7 @@ def documents(text: str, bounds: Bounds = Bounds()) -> Iterator[Document | TextF
     tally = _Tally(bounds)
     start = line = 0
     last = None
-    for _ in range(MOST_BROKEN):
+    for _ in range(MAX_BROKEN):
         try:
             yield from _parse(text[start:], line, tally)
         except _Exceeded as exceeded:
@@ -93,7 +93,7 @@ def documents(text: str, bounds: Bounds = Bounds()) -> Iterator[Document | TextF
         start, line = separator
 
     position = Position(line + 1, 1)
-    message = f"{MOST_BROKEN} documents before this one cannot be read"
+    message = f"{MAX_BROKEN} documents before this one cannot be read"
     remedy = "correct them; the rest was not checked"
     yield text_finding(yaml_rules.SYNTAX, position, message, remedy)
 
@@ -190,5 +190,6 @@ def _parse(text: str, first_line: int, tally: _Tally) -> Iterator[Document]:
 def _end(text: str) -> Position:
     line, start = 1, 0
     for match in LINE_BREAK.finditer(text):
-        line, start = line + 1, match.end()
+        line = line + 1
+        start = match.end()
     return Position(line, len(text) - start + 1)

@@ -16,7 +16,7 @@ from caphv.validation.yaml.yaml_rules import TextFinding
 
 SUFFIXES = (".yaml", ".yml", ".json")
 STDIN = "-"
-LARGEST_FILE = 16 * 1024 * 1024
+MAX_FILE_BYTES = 16 * 1024 * 1024
 # Settings of Kustomize, which are not objects and need no kind.
 _KUSTOMIZATIONS = frozenset({"kustomization.yaml", "kustomization.yml"})
 _SECRET = re.compile(r"""["']?kind["']?\s*:\s*["']?Secret\b""")
@@ -55,9 +55,8 @@ def files(
     Yields with each file whether a path names the file itself. Skips hidden files and folders. With
     `skip_others`, named files count as found in a folder.
 
-    Raises:
-        Unreadable: there is no such file or folder, or a folder holds none of these files, unless
-            it `may_be_empty`.
+    Raises `Unreadable` if a path does not exist, or if a folder holds none of these files, unless
+    it `may_be_empty`.
     """
     for path in paths:
         if path != STDIN and os.path.isdir(path):
@@ -120,21 +119,20 @@ def _is_chosen(name: str) -> bool:
 def read(name: str, stdin: BinaryIO, *, named: bool = True) -> Source:
     """Read and parse one file, or the stream for `-`.
 
-    Raises:
-        Unreadable: the file is absent, forbidden, or larger than `LARGEST_FILE`.
+    Raises `Unreadable` if the file is absent, forbidden, or larger than `MAX_FILE_BYTES`.
     """
     try:
         if name == STDIN:
-            data = stdin.read(LARGEST_FILE + 1)
+            data = stdin.read(MAX_FILE_BYTES + 1)
         else:
             with Path(name).open("rb") as file:
-                data = file.read(LARGEST_FILE + 1)
+                data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         msg = f"{name}: {error.strerror}"
         raise Unreadable(msg) from error
 
-    if len(data) > LARGEST_FILE:
-        msg = f"{name}: larger than {LARGEST_FILE // 1024**2} MiB: split it"
+    if len(data) > MAX_FILE_BYTES:
+        msg = f"{name}: larger than {MAX_FILE_BYTES // 1024**2} MiB: split it"
         raise Unreadable(msg)
     return parse("<stdin>" if name == STDIN else name, data, named=named)
 

@@ -52,7 +52,8 @@ class Document:
         This is the place of the value if it begins on the line of its key, else the place of the
         key.
         """
-        node, position = self.root, self.root.position
+        node = self.root
+        position = self.root.position
         for part in path:
             below = node.child(part)
             if below is None:

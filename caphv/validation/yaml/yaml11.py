@@ -30,10 +30,9 @@ _FIRST_OF_NUMBERS = frozenset("+-.0123456789")
 def resolve(text: str) -> Any:
     """Return the value of a plain scalar: None, bool, int, float or the text itself.
 
-    Whole numbers become integers however they are written, as after a conversion to JSON.
+    Whole numbers become integers in any notation, as after a conversion to JSON.
 
-    Raises:
-        ValueError: JSON has no such number (`.inf`, `.nan`, or too large); the message says so.
+    Raises `ValueError` if JSON has no such number (`.inf`, `.nan`, or too large).
     """
     if text in _BOOLEANS:
         return _BOOLEANS[text]
@@ -53,7 +52,7 @@ def _number(text: str) -> Any:
         msg = f"{text} is not a number that JSON can hold"
         raise ValueError(msg)
     plain = text.replace("_", "")
-    if len(plain) > _LONGEST_NUMBER:
+    if len(plain) > _MAX_NUMBER_LENGTH:
         return text
 
     if match := _INTEGER.fullmatch(plain):
@@ -68,9 +67,9 @@ def _number(text: str) -> Any:
     if number in (float("inf"), float("-inf")):
         msg = f"{text} is not a number that JSON can hold"
         raise ValueError(msg)
-    return int(number) if number.is_integer() and abs(number) < _LARGEST_WHOLE else number
+    return int(number) if number.is_integer() and abs(number) < _MAX_WHOLE else number
 
 
 # Longer numbers stay text, because nothing calculates with them, and converting costs time.
-_LONGEST_NUMBER = 400
-_LARGEST_WHOLE = 1e21
+_MAX_NUMBER_LENGTH = 400
+_MAX_WHOLE = 1e21

@@ -68,6 +68,6 @@ class Position:
 TextFinding = LocatedFinding[Position]
 
 
-def text_finding(rule: Rule, position: Position, message: str, remedy: str = "") -> TextFinding:
+def text_finding(rule: Rule, position: Position, message: str, remedy: str) -> TextFinding:
     """Return a finding at a place of a file: what is wrong, and how to correct it."""
     return LocatedFinding(position, rule.finding((), Fault.SYNTAX, message, remedy=remedy))

@@ -1,7 +1,7 @@
 """The flags of `caphv generate`, most of them of the old generator, as fields of a definition.
 
 The order of all flags is that of the questions in the interactive mode, and of the fields in a
-definition that flags make.
+definition that flags describe.
 """
 
 from packager.definitions.flags import cluster, harvester, machines, network, services

@@ -30,7 +30,7 @@ class Flag:
     help: str
     ask: str = ""
     default: str | None = ""
-    value: Callable[[str], Any] = values.unchanged
+    value: Callable[[str], Any] = values.as_typed
     choices: tuple[str, ...] = ()
     joined_by: str = ""
 

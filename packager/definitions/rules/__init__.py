@@ -91,6 +91,6 @@ def check_valid_parts(obj: Any, reported: Iterable[Finding]) -> list[Finding]:
 
 
 def _is_same_place(path: FieldPath, other: FieldPath) -> bool:
-    """Whether two paths are the same, or one leads to the other."""
+    """Return whether two paths are equal, or one is below the other."""
     shorter = min(len(path), len(other))
     return path[:shorter] == other[:shorter]

@@ -21,7 +21,8 @@ RULES = Rules()
 )
 def _check_addons(obj: Obj) -> Iterator[Finding]:
     spec = obj["spec"]
-    addons, distribution = spec.get("addons", {}), spec.get("distribution", "rke2")
+    addons = spec.get("addons", {})
+    distribution = spec.get("distribution", "rke2")
     root: FieldPath = ("spec", "addons")
 
     def finding(path: FieldPath, detail: str, value: Any) -> Finding:

@@ -26,7 +26,7 @@ def _check_class(obj: Obj) -> Iterator[Finding]:
     if name and spec.get("individualObjects"):
         detail = "must not be set with individualObjects: remove one of them"
         yield Finding(path, Fault.FORBIDDEN, detail)
-    # A user's own class may have any name, and make clusters of any distribution.
+    # A user's own class may have any name, and create clusters of any distribution.
     others = {f"harvester-{other}" for other in DISTRIBUTIONS if other != distribution}
     if name in others:
         detail = (
@@ -41,7 +41,8 @@ def _check_class(obj: Obj) -> Iterator[Finding]:
 )
 def _check_version(obj: Obj) -> Iterator[Finding]:
     spec = obj["spec"]
-    version, distribution = spec["kubernetesVersion"], spec.get("distribution", "rke2")
+    version = spec["kubernetesVersion"]
+    distribution = spec.get("distribution", "rke2")
     # `rke2r1` and `rke2r2` are releases of one distribution, so the number is no part of its name.
     suffix = version.partition("+")[2].rstrip("0123456789")
     expected = {"rke2": "rke2r", "k3s": "k3s", "kubeadm": ""}[distribution]

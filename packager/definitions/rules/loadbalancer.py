@@ -36,7 +36,7 @@ def _check_load_balancer(obj: Obj) -> Iterator[Finding]:
 
 
 def _check_external_endpoint(balancer: Obj) -> Iterator[Finding]:
-    """Check the fields that depend on `ipamType: none`."""
+    """Yield findings about fields that depend on `ipamType: none`."""
     path: FieldPath = ("spec", "loadBalancer")
     if balancer.get("ipamType") != "none":
         if "endpoint" in balancer:

@@ -40,7 +40,8 @@ def _check_images(obj: Obj) -> Iterator[Finding]:
 
 
 def _check_imports(spec: dict[str, Any]) -> Iterator[Finding]:
-    target, names_before = spec.get("targetNamespace", "default"), set[str]()
+    target = spec.get("targetNamespace", "default")
+    names_before = set[str]()
     for index, image in enumerate(spec.get("images", ())):
         place: FieldPath = ("spec", "images", index)
         # Findings leave out the URL, because its query may grant a download.
@@ -72,7 +73,8 @@ def _check_firmware(obj: Obj) -> Iterator[Finding]:
 )
 def _check_hardening(obj: Obj) -> Iterator[Finding]:
     spec = obj["spec"]
-    hardening, distribution = spec.get("hardening", {}), spec.get("distribution", "rke2")
+    hardening = spec.get("hardening", {})
+    distribution = spec.get("distribution", "rke2")
     path: FieldPath = ("spec", "hardening")
 
     for name in ("cisProfile", "stig"):

@@ -19,7 +19,8 @@ RULES = Rules()
 )
 def _check_registries(obj: Obj) -> Iterator[Finding]:
     spec = obj["spec"]
-    registries, distribution = spec.get("registries"), spec.get("distribution", "rke2")
+    registries = spec.get("registries")
+    distribution = spec.get("distribution", "rke2")
     path: FieldPath = ("spec", "registries")
     if registries and distribution == "kubeadm":
         detail = "is for RKE2 and K3s: configure containerd in the machine image, and remove this"
@@ -43,7 +44,8 @@ def _check_registries(obj: Obj) -> Iterator[Finding]:
 )
 def _check_etcd_snapshots(obj: Obj) -> Iterator[Finding]:
     spec = obj["spec"]
-    snapshots, path = spec.get("etcdSnapshots"), ("spec", "etcdSnapshots")
+    snapshots = spec.get("etcdSnapshots")
+    path = ("spec", "etcdSnapshots")
     if snapshots and spec.get("distribution", "rke2") == "kubeadm":
         detail = "is for RKE2 and K3s: kubeadm takes no snapshots, so run etcdctl, and remove this"
         yield Finding(path, Fault.FORBIDDEN, detail)

@@ -32,7 +32,8 @@ def _check_maxima(obj: Obj) -> Iterator[Finding]:
     for path, pool in _pools(obj):
         sizes = {**DEFAULT_SIZES, **machines, **pool}
         for field, maximum in (("cpu", "cpuMax"), ("memory", "memoryMax")):
-            size, largest = quantity(sizes[field]), quantity(sizes.get(maximum))
+            size = quantity(sizes[field])
+            largest = quantity(sizes.get(maximum))
             if size is None or largest is None or largest >= size:
                 continue
             detail = f"must be at least {field}, which is {sizes[field]} here"

@@ -130,7 +130,7 @@ async def test_add_ons_from_nothing_to_their_end(
     cni: str,
     real: bool,
 ) -> None:
-    older, newest = Planner(Bundler(versions=older_table(tmp_path))), Planner(Bundler())
+    older, newest = Planner(Bundler(versions_file=older_table(tmp_path))), Planner(Bundler())
     repository = Repository(tmp_path / "repository", distribution, cni)
     # HelmCharts of the real controller have finalizers, which nothing removes once it has ended.
     server = await new_api_server() if real else empty_api_server

@@ -11,7 +11,7 @@ import pytest
 
 from caphv.api.object import CONFIG_MAPS, CUSTOM_RESOURCE_DEFINITIONS, Obj, Resource
 from caphv.api.resources import HELM_CHART_CONFIGS
-from packager.addons.versions import table
+from packager.addons.versions import load_table
 from packager.git.directory import Directory
 from packager.git.prune import Pruning
 from packager.planning.planner import Planner
@@ -44,7 +44,7 @@ GIT_REPO = {"spec": {"paths": ["clusters/*/*/*"]}}
 def rendered(distribution: str, release: str, addons: Obj | None = None) -> Rendered:
     classes = [{"name": "fast", "hostStorageClass": "nvme"}]
     facts = cluster("a", {"distribution": distribution, "csi": {"storageClasses": classes}, **(addons or {})})
-    result = Renderer().render_one(facts, {}, table().release(release))
+    result = Renderer().render_one(facts, {}, load_table().release(release))
     assert result.ok, result.findings
     return result
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from caphv.api.object import Key
-from packager.addons.versions import table
+from packager.addons.versions import load_table
 from packager.controller import condition
 from packager.controller.open_repository import RepositoryConfig
 from packager.controller.publisher import Publisher, PublisherOptions
@@ -49,10 +49,10 @@ class Waves:
 @pytest.mark.parametrize("is_cached", [True, False])
 def test_a_cluster_waits_for_a_commit_that_its_condition_does_not_name_yet(tmp_path: Path, is_cached: bool) -> None:
     waves = Waves(tmp_path)
-    older = table().releases[1]
+    older = load_table().releases[1]
     first = waves.publish(pins={Key("clusters", name): older for name in "ab"})
     before = waves.known
-    waves.publish(pins={Key("clusters", "a"): table().newest})
+    waves.publish(pins={Key("clusters", "a"): load_table().newest})
     # The process ends before it writes the conditions.
     waves.known = before
     waves.publisher.close()
@@ -69,7 +69,7 @@ def test_a_cluster_waits_for_a_commit_that_its_condition_does_not_name_yet(tmp_p
 
 def test_a_cluster_waits_for_the_commit_of_another_client(tmp_path: Path) -> None:
     waves = Waves(tmp_path)
-    older = table().releases[1]
+    older = load_table().releases[1]
     first = waves.publish()
     with Repository(Remote(waves.origin.url), tmp_path / "other") as other:
         chosen = (cluster("a"),)

@@ -243,8 +243,8 @@ def test_many_files_of_one_large_blob_take_little_memory(
 def test_values_of_all_definitions_are_bounded(
     forge: Forge, followed: DefinitionSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "_MOST_VALUES", 3000)
-    monkeypatch.setattr(sourcefile, "_MOST_VALUES_OF_FILE", 2000)
+    monkeypatch.setattr(source, "_MAX_VALUES", 3000)
+    monkeypatch.setattr(sourcefile, "_MAX_VALUES", 2000)
     before = followed.last
     forge.commit(forge.tree(*files_of_one(forge.object("blob", GOOD.replace(b"{}", b"[" + b"a," * 900 + b"]")), 4)))
     with pytest.raises(UnusableContent, match="more than 3,000 values"):

@@ -352,7 +352,7 @@ def test_a_source_without_its_branch_is_no_source_without_definitions(case: Case
 
 
 def test_a_large_file_is_refused_and_others_are_not_read(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sourcefile, "_LARGEST", 4000)
+    monkeypatch.setattr(sourcefile, "_MAX_FILE_BYTES", 4000)
     case.define(calico(1450))
     case.source.push({"large.yaml": "a: " + "x" * 5000, "picture.png": "x" * 5000, ".hidden.yaml": "kind: ["})
     published = case.publish()

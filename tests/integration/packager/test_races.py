@@ -101,7 +101,7 @@ def test_a_branch_that_is_taken_away_while_it_is_decided(history: str, origin: O
 
 
 def test_it_gives_up_after_many_lost_races(origin: Origin, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ATTEMPTS", 3)
+    monkeypatch.setattr(module, "_MAX_ATTEMPTS", 3)
 
     def decide(snapshot: Snapshot) -> Plan:
         origin.push({"other": snapshot.commit})

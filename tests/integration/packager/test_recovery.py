@@ -244,7 +244,7 @@ def test_no_room(origin: Origin, cache: Path) -> None:
 
 def test_a_cache_folder_is_for_one_process(origin: Origin, cache: Path) -> None:
     with Repository(Remote(origin.url), cache):
-        other = Repository(Remote(origin.url, timeout=0.2), cache)
+        other = Repository(Remote(origin.url, timeout=1), cache)
         with pytest.raises(CloneLocked, match="its own cache folder"):
             other.__enter__()
     publish(origin, cache, 1500)

@@ -50,9 +50,9 @@ def two_releases(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     file.write_text(json.dumps(_with_an_older_release()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(versions, "TABLE", str(file))
-        versions.table.cache_clear()
+        versions.load_table.cache_clear()
         yield
-    versions.table.cache_clear()
+    versions.load_table.cache_clear()
 
 
 def main() -> None:

@@ -109,7 +109,7 @@ def state(facts: Iterable[ClusterFacts]) -> ManagementState:
 
 def publish(table: Path, target: Path, *facts: ClusterFacts) -> None:
     """Have a folder hold what an earlier release rendered."""
-    publish_bundles(Directory(target, names=("clusters",)), Planner(Bundler(versions=table)), state(facts))
+    publish_bundles(Directory(target, names=("clusters",)), Planner(Bundler(versions_file=table)), state(facts))
 
 
 def test_gitrepos_are_made_for_all_clusters_or_not_at_all(clusters: Path) -> None:
@@ -313,7 +313,7 @@ def test_list_shows_pinned_versions_and_hashes(clusters: Path, tmp_path: Path) -
 
 
 def test_upgrades_go_in_waves(clusters: Path, origin: Origin, tmp_path: Path) -> None:
-    older = Bundler(versions=older_table(tmp_path))
+    older = Bundler(versions_file=older_table(tmp_path))
     with Repository(Remote(origin.url), tmp_path / "first") as repository:
         facts = [cluster(name, namespace="team") for name in "abcd"]
         publish_bundles(repository, Planner(older), state(facts))

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.support.generate import LEAST, call
-from tests.support.packager.repositories import Origin
+from tests.support.packager.repositories import Origin, git
 
 pytestmark = pytest.mark.unit
 
@@ -39,6 +39,47 @@ def test_push_puts_the_bundles_where_the_gitrepo_reads_them(tmp_path: Path, monk
     assert refused.exit_code == 1
     assert "live-network" in refused.stderr or "was rendered as" in refused.stderr
     assert origin.count() == 2
+
+
+def test_push_follows_the_environment_as_bundles_push_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = Origin.make(tmp_path / "fleet.git")
+    origin.push({"README.md": "bundles of clusters"})
+    monkeypatch.setenv("CAPHV_GIT_CACHE", str(tmp_path / "clone"))
+    monkeypatch.setenv("CAPHV_GIT_AUTHOR", "Platform <platform@example.com>")
+    monkeypatch.setenv("CAPHV_GIT_REVIEW", "caphv/new-cluster")
+    # These name the repository of other commands.
+    monkeypatch.setenv("CAPHV_GIT_REPO", "https://other.example.com/fleet.git")
+    monkeypatch.setenv("CAPHV_GIT_BRANCH", "other")
+    monkeypatch.setenv("CAPHV_GIT_PATH", "other")
+    result = call(*LEAST, "--fleet-addon-repo", origin.url, "--push")
+    assert result.exit_code == 0, result.stderr
+    assert f"{origin.url}, branch caphv/new-cluster" in result.stderr
+    assert origin.branches() == ["caphv/new-cluster", "main"]
+    assert origin.count() == 1
+    assert (
+        git(origin.folder, "log", "-1", "--format=%an <%ae>", "caphv/new-cluster") == "Platform <platform@example.com>"
+    )
+    assert list((tmp_path / "clone").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("CAPHV_GIT_TIMEOUT", "0.5", "0.5 is not in the range"),
+        ("CAPHV_GIT_MAX_SIZE", "0", "0 is not in the range"),
+        ("CAPHV_GIT_CREDENTIALS", "/missing", "Directory '/missing' does not exist"),
+    ],
+)
+def test_a_variable_with_an_invalid_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    origin = Origin.make(tmp_path / "fleet.git")
+    result = call(*LEAST, "--fleet-addon-repo", origin.url, "--push")
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert variable in result.stderr
+    assert origin.branches() == []
 
 
 def test_push_needs_a_repository() -> None:

@@ -357,7 +357,10 @@ def test_a_summary_counts_what_was_read_and_found() -> None:
     def summary(**fields: Any) -> str:
         return validate.FORMATS["text"](validate.Report(**fields)).splitlines()[-1]
 
-    error, warning = (validate.Line("a.yaml", Position(1, 1), each, "rule", "text") for each in ("error", "warning"))
+    error, warning = (
+        validate.Line(file="a.yaml", position=Position(1, 1), severity=each, rule="rule", message="text")
+        for each in ("error", "warning")
+    )
     assert summary(files=["a.yaml"], objects=1) == "1 object in 1 file: valid"
     assert summary(files=["a.yaml"], objects=2, passed_over=1).startswith("2 objects in 1 file, 1 of them of other")
     unread = "0 objects in 0 files: nothing was found in what could be read"

@@ -18,7 +18,7 @@ from commands.output import bundles
 from commands.output.sync import print_result
 from packager.addons.inputs import Input
 from packager.addons.settings import settings_of
-from packager.addons.versions import table as versions
+from packager.addons.versions import load_table as versions
 from packager.contents.diff import FOREIGN_FILE, ClusterDiff, FileChange, State
 from packager.contents.inventory import UpgradeWave
 from packager.definitions.apply import ApplyFailure

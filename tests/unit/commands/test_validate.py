@@ -18,7 +18,7 @@ from jsonschema import Draft7Validator
 
 from caphv import data
 from caphv.api.names import API_VERSION
-from caphv.validation.yaml.loader import LARGEST_FILE
+from caphv.validation.yaml.loader import MAX_FILE_BYTES
 from commands.main import cli
 from commands.output import validate
 from commands.schema import combine_schemas
@@ -268,7 +268,7 @@ def test_what_cannot_be_read_ends_with_2_and_hides_nothing(tmp_path: Path) -> No
 def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     huge = tmp_path / "huge.yaml"
     with huge.open("wb") as file:
-        file.truncate(LARGEST_FILE + 1)
+        file.truncate(MAX_FILE_BYTES + 1)
     result = call(str(huge))
     assert result.exit_code == 2
     assert "larger than 16 MiB" in result.stderr

@@ -9,7 +9,7 @@ import pytest
 
 from caphv.validation.yaml.yaml_rules import Position
 from commands.output import validate
-from commands.output.validate import Line, Report
+from commands.output.validate import Line, OtherPlace, Report
 
 pytestmark = pytest.mark.unit
 
@@ -33,24 +33,28 @@ DIGITS = "".join(str(number % 10) for number in range(300))
     ],
 )
 def test_a_long_line_is_cut_around_the_column(text: str, column: int, shown: str, caret: int) -> None:
-    report = Report(lines=[Line("a", Position(1, column), "error", "rule", "wrong", excerpt=text)])
+    report = Report(lines=[reported("a", Position(1, column), "error", "rule", "wrong", excerpt=text)])
     _, line, mark, *_ = click.unstyle(validate.FORMATS["text"](report)).splitlines()
     assert (line, mark) == (f"  1 | {shown}", f"    | {' ' * caret}^")
 
 
+def reported(file: str, position: Position, severity: str, rule: str, message: str, excerpt: str = "") -> Line:
+    return Line(file=file, position=position, severity=severity, rule=rule, message=message, excerpt=excerpt)
+
+
 ERROR = Line(
-    "a.yaml",
-    Position(3, 5),
-    "error",
-    "rule",
-    "spec.x: wrong",
-    "correct it",
-    "spec.x",
-    "Cluster team/a",
-    ("b.yaml", Position(1, 2), "Cluster team/b"),
-    "    x: 1",
+    file="a.yaml",
+    position=Position(3, 5),
+    severity="error",
+    rule="rule",
+    message="spec.x: wrong",
+    help="correct it",
+    field="spec.x",
+    object="Cluster team/a",
+    other=OtherPlace("b.yaml", Position(1, 2), "Cluster team/b"),
+    excerpt="    x: 1",
 )
-WARNING = Line("c d.yaml", Position(1, 1), "warning", "other", "odd: 10%, or\nso")
+WARNING = reported("c d.yaml", Position(1, 1), "warning", "other", "odd: 10%, or\nso")
 REPORT = Report(["a.yaml", "c d.yaml"], [], [ERROR, WARNING], {"rule": "About it"}, 2, 0)
 
 
@@ -121,8 +125,8 @@ def test_code_scanners_get_rules_results_and_what_could_not_be_read() -> None:
 
 
 def test_an_absolute_path_is_a_uri() -> None:
-    line = Line("/srv/a b.yaml", Position(1, 1), "error", "rule", "wrong")
-    (run,) = json.loads(validate.FORMATS["sarif"](Report(lines=[line])))["runs"]
+    absolute = reported("/srv/a b.yaml", Position(1, 1), "error", "rule", "wrong")
+    (run,) = json.loads(validate.FORMATS["sarif"](Report(lines=[absolute])))["runs"]
     place = run["results"][0]["locations"][0]["physicalLocation"]
     assert place["artifactLocation"] == {"uri": "file:///srv/a%20b.yaml"}
 
@@ -133,14 +137,14 @@ def test_annotations_of_a_workflow_escape_what_would_end_them() -> None:
         "::warning file=c d.yaml,line=1,col=1,title=other::odd: 10%25, or%0Aso",
         "2 objects in 2 files: 1 error, 1 warning",
     ]
-    odd = Line("a,b:c%.yaml", Position(1, 1), "error", "rule", "x\ry")
+    odd = reported("a,b:c%.yaml", Position(1, 1), "error", "rule", "x\ry")
     (line, _) = validate.FORMATS["github"](Report(lines=[odd])).splitlines()
     assert line == "::error file=a%2Cb%3Ac%25.yaml,line=1,col=1,title=rule::x%0Dy"
 
 
 def test_lines_are_in_the_order_of_files_and_places() -> None:
     def at(file: str, line: int, column: int = 1, rule: str = "r", message: str = "m") -> Line:
-        return Line(file, Position(line, column), "error", rule, message)
+        return Line(file=file, position=Position(line, column), severity="error", rule=rule, message=message)
 
     wanted = [at("b", 1), at("b", 2), at("b", 2, 2), at("b", 2, 2, "s"), at("b", 2, 2, "s", "n"), at("a", 1)]
     report = Report(["b", "a"], lines=wanted[::-1])

@@ -81,7 +81,7 @@ def stopped(found: Trace) -> tuple[str, str]:
 
 
 def test_a_setting_that_arrived_stops_nowhere(rendered: Rendered, snapshot: Snapshot) -> None:
-    setting = setting_stage(gather(FACTS), ("cni", "mtu"), "demo.yaml:7")
+    setting = setting_stage(gather(FACTS), ("cni", "mtu"), "demo.yaml:7", None)
     assert (setting.ok, setting.place) == (True, "demo.yaml:7")
     assert setting.detail.startswith("cni.mtu = 1400, from metadata.annotations.addons.caphv.io/values.cni.mtu")
     assert bundles_of(rendered, ("cni", "mtu")) == ["cni"]

@@ -127,7 +127,7 @@ def signature(body: bytes) -> dict[str, str]:
 
 
 PATH = handler.path_of("validate", "v1beta1", "HarvesterMachine")
-EVENT = b" " * pushevents._LARGEST
+EVENT = b" " * pushevents._MAX_BODY_BYTES
 PROOFS = {"no signature": {}, "wrong signature": {SIGNATURE: f"sha256={'0' * 64}"}, "right signature": signature(EVENT)}
 
 

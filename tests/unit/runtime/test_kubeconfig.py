@@ -346,6 +346,7 @@ def test_client_key_is_on_disk_only_while_it_is_loaded(tmp_path: Path, monkeypat
         ("{ no yaml", "", "is not valid YAML"),
         ("", "", "must be a kubeconfig file"),
         ("contexts: [{name: here}]", "", "no current-context"),
+        ("{contexts: 5, current-context: a}", "", "no context 'a'; its contexts are: none"),
         (yaml.safe_dump(valid()), "there", "no context 'there'; its contexts are: here"),
     ],
 )
@@ -378,7 +379,7 @@ def test_own_kubeconfig_with_inline_credentials(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     (tmp_path / "config").write_text(yaml.safe_dump(valid()))
-    connection = asyncio.run(own_configuration())
+    connection = asyncio.run(own_configuration(""))
     assert asyncio.run(authorization(connection)) == f"Bearer {CANARY}"
     assert CANARY not in repr(connection)
 
@@ -390,7 +391,7 @@ def test_service_account_of_the_pod_with_a_renewed_token(tmp_path: Path, monkeyp
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     (tmp_path / "ca.crt").write_text(CA.certificate.decode())
     (tmp_path / "token").write_text("first\n")
-    connection = asyncio.run(own_configuration())
+    connection = asyncio.run(own_configuration(""))
     assert connection.server == "https://[fd00::1]:443"
     assert asyncio.run(authorization(connection)) == "Bearer first"
     (tmp_path / "token").write_text("second\n")
@@ -404,7 +405,7 @@ def test_pod_without_its_service_account_says_so(tmp_path: Path, monkeypatch: py
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     with pytest.raises(KubeconfigError, match=r"service account.*ca\.crt"):
-        asyncio.run(own_configuration())
+        asyncio.run(own_configuration(""))
 
 
 async def authorization(connection: Connection) -> str:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caphv.runtime.repeats import FAILURE_OF_ANY_OBJECT, MOST_OF_A_SERVER, WINDOW_SECONDS, Repeats
+from caphv.runtime.repeats import FAILURE_OF_ANY_OBJECT, MAX_FAILURES, WINDOW_SECONDS, Repeats
 
 pytestmark = pytest.mark.unit
 
@@ -149,7 +149,7 @@ def test_different_failures_of_one_server_are_limited_and_those_of_others_are_no
     for number in range(1000):
         log.line(f"invalid response {number}", server="https://hostile.example.com")
     log.line("invalid response 1", server="https://hostile.example.com")
-    assert len(log.written) == MOST_OF_A_SERVER + 1
+    assert len(log.written) == MAX_FAILURES + 1
     assert log.written[-1] == (
         "https://hostile.example.com: more than 60 different failures in 10m; further ones are not logged"
     )
@@ -163,7 +163,7 @@ def test_different_failures_of_one_server_are_limited_and_those_of_others_are_no
 
 def test_server_whose_failures_are_left_out_is_known_until_its_ten_minutes_have_passed() -> None:
     log = Log()
-    for number in range(MOST_OF_A_SERVER + 1):
+    for number in range(MAX_FAILURES + 1):
         assert not log.repeats.is_limited("https://hostile")
         log.line(f"failure {number}", server="https://hostile")
     assert log.repeats.is_limited("https://hostile")

@@ -109,7 +109,7 @@ def test_the_first_file_chooses_the_context_for_server_and_namespace(
     (tmp_path / "a").write_text(config_of("one", "https://one:6443", "team-one"))
     (tmp_path / "b").write_text(config_of("two", "https://two:6443", "team-two"))
     monkeypatch.setenv("KUBECONFIG", f"{tmp_path}/a:{tmp_path}/absent:{tmp_path}/b")
-    assert asyncio.run(own_configuration()).server == "https://one:6443"
+    assert asyncio.run(own_configuration("")).server == "https://one:6443"
     assert context_namespace("", "") == "team-one"
     assert asyncio.run(own_configuration("", "two")).server == "https://two:6443"
     assert context_namespace("", "two") == "team-two"
@@ -128,13 +128,13 @@ def test_in_a_pod_a_command_takes_kubeconfig_first_and_a_controller_the_service_
     (tmp_path / "config").write_text(config_of("one", "https://one:6443", "team"))
 
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    assert asyncio.run(own_configuration()).server == "https://one:6443"
+    assert asyncio.run(own_configuration("")).server == "https://one:6443"
     assert context_namespace("", "") == "team"
-    assert asyncio.run(process_configuration()).server == "https://10.0.0.1:443"
+    assert asyncio.run(process_configuration("")).server == "https://10.0.0.1:443"
 
     for nothing in ("", str(tmp_path / "absent")):
         monkeypatch.setenv("KUBECONFIG", nothing)
-        assert asyncio.run(own_configuration()).server == "https://10.0.0.1:443"
+        assert asyncio.run(own_configuration("")).server == "https://10.0.0.1:443"
         assert context_namespace("", "") == "runners"
     for read in (own_configuration, process_configuration):
         assert asyncio.run(read(str(tmp_path / "config"))).server == "https://one:6443"

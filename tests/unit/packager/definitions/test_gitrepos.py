@@ -42,7 +42,7 @@ class Site:
             manifest.write_text(f"apiVersion: fleet.cattle.io/v1alpha1\nkind: {kind}\n")
         found = folders(OPTIONS, members, Directory(self.folder, names=NAMES).sync())
         for place, folder in found.items():
-            for name, content in folder.with_record.items():
+            for name, content in folder.with_file_list.items():
                 path = self.folder / GITREPOS / place / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)

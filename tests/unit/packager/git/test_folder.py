@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packager.git.folder import RECORD, Folder, blob_id, parse_record, record, tree_id
+from packager.git.folder import FILE_LIST, Folder, blob_id, file_list, parse_file_list, tree_id
 
 pytestmark = pytest.mark.unit
 SEGMENTS = st.text("abcAB.-_01", min_size=1, max_size=4).filter(lambda name: name.strip("."))
@@ -21,16 +21,16 @@ def test_ids_are_those_of_git() -> None:
 
 @given(st.sets(PATHS))
 def test_records_say_what_they_were_made_of(paths: set[str]) -> None:
-    assert parse_record(record(paths)) == paths
-    assert record(sorted(paths)) == record(sorted(paths, reverse=True))
+    assert parse_file_list(file_list(paths)) == paths
+    assert file_list(sorted(paths)) == file_list(sorted(paths, reverse=True))
 
 
 def test_strange_records() -> None:
-    assert parse_record(None) == frozenset()
-    assert parse_record(b"# x\n../a\n/etc/passwd\n\n\xff\nok\n.git/config\n") == {"ok"}
+    assert parse_file_list(None) == frozenset()
+    assert parse_file_list(b"# x\n../a\n/etc/passwd\n\n\xff\nok\n.git/config\n") == {"ok"}
 
 
-@pytest.mark.parametrize("path", ["../a", "/a", "a/../../b", RECORD, ".git/config", "", "a\nb"])
+@pytest.mark.parametrize("path", ["../a", "/a", "a/../../b", FILE_LIST, ".git/config", "", "a\nb"])
 def test_paths_outside_are_refused(path: str) -> None:
     with pytest.raises(ValueError, match="path"):
         Folder({path: b""})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packager.git.folder import RECORD, Folder, blob_id, parse_record, record
+from packager.git.folder import FILE_LIST, Folder, blob_id, file_list, parse_file_list
 from packager.git.prune import Current, Plan, Pruning, difference
 
 pytestmark = pytest.mark.unit
@@ -22,7 +22,7 @@ def there(files: dict[str, bytes], foreign: dict[str, bytes] | None = None) -> C
     """A folder as the packager has written it, with files of others next to."""
     others = {path: blob_id(content) for path, content in (foreign or {}).items() if path not in files}
     owned = {path: blob_id(content) for path, content in files.items()}
-    return Current(owned, others, blob_id(record(files)) if files else "")
+    return Current(owned, others, blob_id(file_list(files)) if files else "")
 
 
 def apply(state: dict[str, bytes], planned: Plan) -> dict[str, bytes]:
@@ -33,7 +33,7 @@ def flat(folders: dict[str, dict[str, bytes]]) -> dict[str, bytes]:
     return {
         f"{folder}/{path}": content
         for folder, files in folders.items()
-        for path, content in ({**files, RECORD: record(files)} if files else {}).items()
+        for path, content in ({**files, FILE_LIST: file_list(files)} if files else {}).items()
     }
 
 
@@ -59,7 +59,7 @@ def test_rules(before: dict[str, dict[str, bytes]], after: dict[str, dict[str, b
     # What is wanted is there.
     for folder, files in after.items():
         assert all(state[f"{folder}/{path}"] == content for path, content in files.items())
-        assert parse_record(state[f"{folder}/{RECORD}"]) >= set(files)
+        assert parse_file_list(state[f"{folder}/{FILE_LIST}"]) >= set(files)
     # Nothing is deleted that may not.
     gone = {path.rsplit("/", 1)[0] for path in flat(before).keys() - state.keys()}
     bundles = {bundle for bundle in gone if not any(path.startswith(f"{bundle}/") for path in state)}
@@ -76,9 +76,9 @@ def test_rules(before: dict[str, dict[str, bytes]], after: dict[str, dict[str, b
         assert removed <= set(rules.scope)
     # What is recorded is there, so nothing is forgotten.
     for path, content in state.items():
-        if path.endswith(RECORD):
-            folder = path.removesuffix(f"/{RECORD}")
-            assert {f"{folder}/{name}" for name in parse_record(content)} <= state.keys()
+        if path.endswith(FILE_LIST):
+            folder = path.removesuffix(f"/{FILE_LIST}")
+            assert {f"{folder}/{name}" for name in parse_file_list(content)} <= state.keys()
     # The same again changes nothing, and what was held back is held back again.
     again = difference(
         {folder: found(state, folder) for folder in {*before, *after}}, wanted, rules, definitions(before)
@@ -89,8 +89,8 @@ def test_rules(before: dict[str, dict[str, bytes]], after: dict[str, dict[str, b
 
 def found(state: dict[str, bytes], folder: str) -> Current:
     files = {path[len(folder) + 1 :]: content for path, content in state.items() if path.startswith(f"{folder}/")}
-    listed = files.pop(RECORD, None)
-    own = parse_record(listed)
+    listed = files.pop(FILE_LIST, None)
+    own = parse_file_list(listed)
     ids = {path: blob_id(content) for path, content in files.items()}
     owned = {path: id_ for path, id_ in ids.items() if path in own}
     return Current(
@@ -186,7 +186,7 @@ def test_what_others_have_at_the_same_place_is_left(foreign: dict[str, str], nam
 
 def test_equal_files_of_others_are_taken_over() -> None:
     current = Current(foreign={path: blob_id(content) for path, content in BEFORE.items()})
-    assert set(difference({ONE: current}, {ONE: Folder(BEFORE)}, SYNCED).write) == {f"{ONE}/{RECORD}"}
+    assert set(difference({ONE: current}, {ONE: Folder(BEFORE)}, SYNCED).write) == {f"{ONE}/{FILE_LIST}"}
 
 
 def test_a_link_in_the_way_is_left() -> None:

@@ -93,6 +93,17 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
     assert {finding.field for finding in error.value.findings} == {"url", "branch", "path", "review", "timeout"}
 
 
+@pytest.mark.parametrize("timeout", [-1, 0, 0.5, 3600.1, float("inf"), float("nan")])
+def test_a_timeout_outside_of_the_limits_that_the_message_names(timeout: float) -> None:
+    with pytest.raises(InvalidRemote, match="must be between 1 and 3600 s"):
+        Remote(GOOD, timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", [1, 1.5, 3600])
+def test_timeouts_within_the_limits(timeout: float) -> None:
+    assert Remote(GOOD, timeout=timeout).timeout == timeout
+
+
 @pytest.mark.parametrize(
     "path",
     ["", "/a", "a/", "a//b", "..", "a/../b", "./a", ".git/hooks/x", "a/.GIT/x", "git~1/x", ".git./x", "a/.gitmodules",

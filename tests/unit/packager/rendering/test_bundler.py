@@ -47,7 +47,7 @@ def test_a_faulty_and_a_suspended_cluster_keep_what_they_have(tmp_path: Path) ->
 def test_versions_stay_with_those_that_have_no_pin(tmp_path: Path) -> None:
     origin = Origin.make(tmp_path / "origin")
     with Repository(Remote(origin.url), tmp_path / "cache") as repository:
-        publish(repository, Planner(Bundler(versions=older_table(tmp_path))), given([cluster("a"), cluster("b")]))
+        publish(repository, Planner(Bundler(versions_file=older_table(tmp_path))), given([cluster("a"), cluster("b")]))
         bundler = Bundler()
         planner = Planner(bundler)
         facts = [cluster("a"), cluster("b")]

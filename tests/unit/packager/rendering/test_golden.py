@@ -95,7 +95,7 @@ def unseen(file: str, mutant: str) -> bool:
     renderers = {mirror: Renderer(RenderOptions(chart_repository=mirror)) for mirror in ("", MIRROR)}
     for renderer in renderers.values():
         renderer.__dict__["templates"] = templates
-        renderer.shareable = SHAREABLE
+        renderer.__dict__["is_shareable"] = SHAREABLE
     clusters = clusters_of(file)
     for number, (example, mirror) in enumerate(clusters):
         if differs(renderers[mirror].render_one(example, {}), "mirrored/" if mirror else ""):

@@ -12,7 +12,7 @@ from caphv import data
 from caphv.api.object import Obj
 from packager.addons.facts import ClusterFacts
 from packager.addons.versions import Versions, shipped_templates
-from packager.git.folder import MARK, RECORD, record
+from packager.git.folder import FILE_LIST, MARK, file_list
 from packager.rendering import lockfile
 from packager.rendering.renderer import Renderer
 from tests.support.packager.examples import K3S, KUBEADM, cluster
@@ -36,9 +36,9 @@ def table(path: Path, *, charts: str) -> Path:
 def test_versions_stay_until_an_upgrade_is_asked_for(tmp_path: Path) -> None:
     first = files(cluster("a"))
     newer = table(tmp_path / "versions.json", charts="9.9.9")
-    kept = Renderer(versions=newer).render_one(cluster("a"), first)
+    kept = Renderer(versions_file=newer).render_one(cluster("a"), first)
     assert dict(kept.tree) == first
-    renderer = Renderer(versions=newer)
+    renderer = Renderer(versions_file=newer)
     renderer.render_one(cluster("a"), first)
     upgraded = renderer.render_one(cluster("a"), first, renderer.table.newest)
     assert 'version: "9.9.9"' in upgraded.tree["clusters/clusters/a/ccm/fleet.yaml"].decode()
@@ -52,7 +52,7 @@ def by_other_templates(facts: ClusterFacts) -> tuple[dict[str, bytes], Versions]
     name = f"{FOLDER}/caphv.yaml"
     tree[name] = tree[name].replace(shipped_templates().encode(), b"other")
     tree[f"{FOLDER}/ccm/fleet.yaml"] += b"# of those templates\n"
-    tree[f"{FOLDER}/{RECORD}"] = record(path.removeprefix(f"{FOLDER}/") for path in tree)
+    tree[f"{FOLDER}/{FILE_LIST}"] = file_list(path.removeprefix(f"{FOLDER}/") for path in tree)
     return tree, lockfile.parse(tree[name]).versions
 
 
@@ -61,7 +61,7 @@ def test_bundles_of_other_templates_stay_until_an_upgrade_is_asked_for() -> None
     assert versions.templates == "other"
     for facts in (cluster("a"), cluster("a", {"cni": {"mtu": 1400}})):
         kept = Renderer().render_one(facts, before)
-        assert {path: content for path, content in before.items() if not path.endswith(RECORD)} == kept.tree
+        assert {path: content for path, content in before.items() if not path.endswith(FILE_LIST)} == kept.tree
         (advice,) = kept.findings
         assert (advice.rule, advice.advice, kept.versions) == ("bundles-templates", True, versions)
         assert "caphv bundles upgrade, which shows the difference" in advice.detail
@@ -72,18 +72,26 @@ def test_bundles_of_other_templates_stay_until_an_upgrade_is_asked_for() -> None
     assert (upgraded.tree, upgraded.findings) == (files(changed), ())
 
 
+def test_files_that_stay_are_those_of_the_repository_after_an_edit_by_hand() -> None:
+    before, _ = by_other_templates(cluster("a"))
+    edited = {**before, f"{FOLDER}/ccm/fleet.yaml": b"edited"}
+    renderer = Renderer()
+    renderer.render_one(cluster("a"), before)
+    assert renderer.render_one(cluster("a"), edited).tree == Renderer().render_one(cluster("a"), edited).tree
+
+
 def test_marks_of_the_packager_are_no_files_of_bundles_of_other_templates() -> None:
     before, _ = by_other_templates(cluster("a"))
     folder = next(path.rpartition("/")[0] for path in before if path.endswith(f"/{lockfile.FILE}"))
-    names = [path.removeprefix(f"{folder}/") for path in before if not path.endswith(RECORD)]
+    names = [path.removeprefix(f"{folder}/") for path in before if not path.endswith(FILE_LIST)]
     marked = {
         **before,
         f"{folder}/{MARK}": b"moved",
-        f"{folder}/{RECORD}": record([*names, MARK, RECORD]),
+        f"{folder}/{FILE_LIST}": file_list([*names, MARK, FILE_LIST]),
     }
     kept = Renderer().render_one(cluster("a"), marked)
     assert kept.ok
-    assert {path for path in kept.tree if path.endswith((MARK, RECORD))} == set()
+    assert {path for path in kept.tree if path.endswith((MARK, FILE_LIST))} == set()
 
 
 def test_a_refused_change_is_refused_for_bundles_of_other_templates_too() -> None:
@@ -135,6 +143,17 @@ def test_what_cannot_be_changed_in_a_storage_class_is_refused_before_helm_fails(
     refused = Renderer().render_one(cluster("a", storage(**{setting: value})), first)
     assert not refused.tree
     assert [(one.rule, one.field.rpartition(".")[2]) for one in refused.findings] == [("live-storage-class", setting)]
+
+
+def test_a_storage_class_that_is_edited_by_hand_is_compared_again() -> None:
+    facts = cluster("a", storage())
+    before, other = files(facts), files(cluster("a", storage(reclaimPolicy="Retain")))
+    path = f"{FOLDER}/storage-classes/storageclasses.yaml"
+    renderer = Renderer()
+    assert renderer.render_one(facts, before).ok
+    refused = renderer.render_one(facts, {**before, path: other[path]})
+    assert [finding.rule for finding in refused.findings] == ["live-storage-class"]
+    assert renderer.render_one(facts, before).ok
     assert "add a class of another name" in refused.findings[0].detail
 
 
@@ -207,19 +226,19 @@ def test_a_refusal_names_the_folder_of_a_deleted_cluster_of_the_same_name() -> N
 
 def test_a_lost_lockfile_makes_no_new_cluster() -> None:
     before = files(cluster("a"))
-    listed = record(path.removeprefix(f"{FOLDER}/") for path in before)
+    listed = file_list(path.removeprefix(f"{FOLDER}/") for path in before)
     left = {path: content for path, content in before.items() if not path.endswith("/caphv.yaml")}
     renderer = Renderer()
-    (finding,) = renderer.render_one(cluster("a"), {**left, f"{FOLDER}/{RECORD}": listed}).findings
+    (finding,) = renderer.render_one(cluster("a"), {**left, f"{FOLDER}/{FILE_LIST}": listed}).findings
     assert (finding.rule, finding.path) == ("bundles-record", (f"{FOLDER}/caphv.yaml",))
     assert "restore it from the history of the repository" in finding.detail
     # The same renderer notices that it is restored, or that the folder was removed.
-    assert renderer.render_one(cluster("a"), {**before, f"{FOLDER}/{RECORD}": listed}).ok
+    assert renderer.render_one(cluster("a"), {**before, f"{FOLDER}/{FILE_LIST}": listed}).ok
     assert renderer.render_one(cluster("a"), {}).ok
     # An upgrade of its versions would not know what it changes, either.
     pin = renderer.table.newest
-    assert not renderer.render_one(cluster("a"), {**left, f"{FOLDER}/{RECORD}": listed}, pin).ok
+    assert not renderer.render_one(cluster("a"), {**left, f"{FOLDER}/{FILE_LIST}": listed}, pin).ok
 
 
 def test_files_of_others_in_a_folder_are_no_lost_cluster() -> None:
-    assert files(cluster("a"), {f"{FOLDER}/README.md": b"", f"{FOLDER}/{RECORD}": record([])})
+    assert files(cluster("a"), {f"{FOLDER}/README.md": b"", f"{FOLDER}/{FILE_LIST}": file_list([])})

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
 @cache
 def never_sharing(templates: Path | None) -> Renderer:
     renderer = Renderer(RenderOptions(templates))
-    renderer.shareable = False
+    vars(renderer)["is_shareable"] = False
     return renderer
 
 
@@ -39,8 +39,8 @@ def warm() -> Renderer:
     """A renderer that has the files of all examples in common."""
     renderer = Renderer()
     renderer.render(EXAMPLES, {})
-    assert renderer.shareable is True
-    assert None not in renderer.common.values()
+    assert renderer.is_shareable
+    assert None not in renderer.common_files.values()
     return renderer
 
 
@@ -96,7 +96,7 @@ def test_templates_that_ask_for_a_name_are_rendered_for_each_cluster(tmp_path: P
         shared, own = renderer.render_one(cluster(name), {}), alone(cluster(name), templates=tmp_path)
         assert dict(shared.tree) == dict(own.tree)
         assert shared.findings == own.findings
-    assert renderer.shareable is False
+    assert not renderer.is_shareable
 
 
 def test_a_name_in_the_place_of_a_credential_is_validated_for_each_cluster(tmp_path: Path) -> None:

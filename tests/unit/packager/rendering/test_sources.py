@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from packager.addons.versions import table
+from packager.addons.versions import load_table
 from packager.rendering.options import render_options
 from packager.rendering.rendered import Rendered
 from packager.rendering.renderer import Renderer
@@ -75,7 +75,7 @@ def test_forgotten_templates_are_refused(own: Path) -> None:
 def test_an_upgrade_forgets_neither(own: Path) -> None:
     tree = render({}, own, HTTPS).tree
     facts = cluster("a")
-    upgraded = Renderer().render_one(facts, tree, table().releases[-1])
+    upgraded = Renderer().render_one(facts, tree, load_table().releases[-1])
     assert faults(upgraded) == ["sources.chartRepository", "sources.templates"]
 
 

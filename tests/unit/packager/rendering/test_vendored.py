@@ -118,6 +118,14 @@ def test_a_changed_chart_is_refused() -> None:
         assert ([finding.rule for finding in result.findings], result.tree) == (["bundles-vendored-chart"], {})
 
 
+def test_a_restored_chart_is_accepted_again() -> None:
+    renderer = Renderer()
+    valid = repository(CCM)
+    changed = {**valid, f"{TOP}/harvester-cloud-provider-0.2.15/Chart.yaml": b"name: other\n"}
+    assert not renderer.render_one(cluster("a"), changed).ok
+    assert renderer.render_one(cluster("a"), valid).ok
+
+
 def test_charts_are_read_as_they_were_written() -> None:
     assert read(repository(CCM)) == {(CCM.name, CCM.version): CCM}
     assert read({}) == {}

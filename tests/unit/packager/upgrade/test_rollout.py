@@ -11,7 +11,7 @@ import pytest
 
 from caphv.api.object import Key
 from packager.addons.facts import ClusterFacts
-from packager.addons.versions import Versions, table
+from packager.addons.versions import Versions, load_table
 from packager.contents.inventory import pinned_versions
 from packager.controller.state import ClusterFilter
 from packager.fleet import Report
@@ -147,7 +147,7 @@ class Site:
 
     def upgraded(self) -> set[str]:
         """The clusters with the newest release."""
-        newest = table().newest
+        newest = load_table().newest
         return {name for name in "abc" if pinned_versions(cluster(name), self.store.sync().tree) == newest}
 
     def status(self) -> bytes | None:
@@ -160,7 +160,7 @@ def site(tmp_path: Path) -> Site:
     files = (CLUSTERS, *requests, *map(status_file_of, requests))
     made = Site(Directory(tmp_path, names=files), Planner(Bundler()), tmp_path)
     facts = tuple(map(cluster, "abc"))
-    older = table().releases[1]
+    older = load_table().releases[1]
     publish(made.store, made.planner, ManagementState(facts, pins={one.key: older for one in facts}))
     made.request(REQUEST)
     made.sync(*"abc", now=100.0)
@@ -212,7 +212,7 @@ def test_clusters_that_cannot_be_rendered_are_left_out_of_their_wave(site: Site)
     assert begun.step.why == f"Upgrade to release {begun.upgrade.release}: wave 1 of 1 (rest). Left out: {C}: {why}."
     assert begun.upgrade.notes(C) == [f"left out of the upgrade to release {begun.upgrade.release}: {why}"]
     # Until it has another release, by whatever way.
-    older = table().releases[1].release
+    older = load_table().releases[1].release
     assert begun.upgrade.notes(C, older) == begun.upgrade.notes(C)
     assert [begun.upgrade.notes(C, release) for release in (begun.upgrade.release, "2099.01")] == [[], []]
     assert site.upgraded() == {"a", "b"}

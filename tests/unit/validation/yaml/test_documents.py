@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caphv.validation.yaml import yaml_rules
-from caphv.validation.yaml.builder import DEEPEST, MOST_ALIASED
-from caphv.validation.yaml.documents import MOST_BROKEN
+from caphv.validation.yaml.builder import MAX_ALIASED, MAX_DEPTH
+from caphv.validation.yaml.documents import MAX_BROKEN
 from caphv.validation.yaml.loader import parse
 from caphv.validation.yaml.yaml_rules import Position, TextFinding
 
@@ -30,7 +30,7 @@ WRONG = {
     "alias of nothing": ("a: 1\nb: *nothing\n", "yaml-alias", 2, 4),
     "alias of itself": ("a: &a\n  - *a\n", "yaml-alias", 2, 5),
     "alias bomb": (BOMB, "yaml-alias", 5, 45),
-    "depth": ("[" * (DEEPEST + 50), "yaml-depth", 1, DEEPEST + 1),
+    "depth": ("[" * (MAX_DEPTH + 50), "yaml-depth", 1, MAX_DEPTH + 1),
     "boolean key": ("metadata:\n  on: x\n", "yaml-key", 2, 3),
     "empty key": ("? \n: x\n", "yaml-key", 1, 2),
     "key that is a list": ("? [a]\n: x\n", "yaml-key", 1, 3),
@@ -90,7 +90,7 @@ def test_anchors_are_fine_and_merged_as_kubectl_does() -> None:
     assert values("a: &a {d: 1, e: 2}\nb: *a\nc: {<<: *a, e: 3}\n") == [
         {"a": {"d": 1, "e": 2}, "b": {"d": 1, "e": 2}, "c": {"d": 1, "e": 3}}
     ]
-    many = "a: &a x\nb:\n" + "- *a\n" * MOST_ALIASED
+    many = "a: &a x\nb:\n" + "- *a\n" * MAX_ALIASED
     assert problems(many) == []
 
 
@@ -149,9 +149,9 @@ def test_a_broken_document_does_not_hide_the_others() -> None:
 
 
 def test_many_broken_documents_end() -> None:
-    found = problems("a: ]\n---\n" * (MOST_BROKEN * 3))
-    assert len(found) == MOST_BROKEN + 1
-    assert str(MOST_BROKEN) in found[-1].finding.detail
+    found = problems("a: ]\n---\n" * (MAX_BROKEN * 3))
+    assert len(found) == MAX_BROKEN + 1
+    assert str(MAX_BROKEN) in found[-1].finding.detail
 
 
 @pytest.mark.parametrize(
