@@ -209,7 +209,7 @@ async def test_secrets_of_others_are_neither_used_nor_written(case: Case) -> Non
 
         uid = (await case.management.get(HARVESTER_CLUSTER_IDENTITIES, case.name))["metadata"]["uid"]
         management = (await case.management.get(NAMESPACES, "kube-system"))["metadata"]["uid"]
-        name, space = bound_name(uid, management), f"{case.name}-account"
+        name, space = bound_name(uid, management, case.name), f"{case.name}-account"
         await case.harvester.create(NAMESPACES, {"metadata": {"name": space}})
         await case.harvester.create(SECRETS, {"metadata": {"name": name, "namespace": space}})
         await case.management.delete(SECRETS, secret_of(case), PROVIDER)
