@@ -264,9 +264,10 @@ async def test_clusters_that_are_deleted_together_with_their_identity_leave_noth
 async def test_the_crd_refuses_what_could_be_misread(case: Case, version: str) -> None:
     identities = Resource("infrastructure.cluster.x-k8s.io", version, "harvesterclusteridentities", "", False)
 
-    async def check(renewal: object) -> object:
+    async def check(renewal: object, secret: str = "shared") -> object:
         obj = {**shared_identity(case.name, None), "apiVersion": f"{identities.group}/{version}"}
         obj["spec"]["tokenRenewal"] = renewal
+        obj["spec"]["secretRef"]["name"] = secret
         answer = await case.management.create(identities, {**obj, "kind": "HarvesterClusterIdentity"}, dry_run=True)
         return answer["spec"]["tokenRenewal"]
 
@@ -284,3 +285,5 @@ async def test_the_crd_refuses_what_could_be_misread(case: Case, version: str) -
     ):
         with pytest.raises(Invalid, match="tokenRenewal"):
             await check(wrong)
+    with pytest.raises(Invalid, match=r"secretRef.name: .* is the name of a token that the provider renews"):
+        await check({}, "renewed-token.other")

@@ -220,5 +220,5 @@ def test_wrong_is_reported(objects: dict[str, Obj], rule: str, name: str, change
 
 def test_every_check_is_tested() -> None:
     others = {"machine-name-taken", "cluster-name-taken", "static-address-duplicate", "identity-namespace"}
-    others |= {"identity-account", "interface-route-dhcp"}
+    others |= {"identity-account", "identity-renewed-secret", "interface-route-dhcp"}
     assert {check.name for check in CROSS_OBJECT_RULES} == {row[0] for row in WRONG} | others
